@@ -152,10 +152,12 @@ def run(arguments: list[str], fault: str) -> int:
     entry = catalog.CATALOG["vit_digits"]
     shape = dataclasses.replace(entry.shape, width=16, depth=1, heads=2, patch=32)
     catalog.CATALOG["vit_digits"] = dataclasses.replace(entry, shape=shape)
+    from mlmoe_jax.apps.cli.process import quiet_libraries
     from mlmoe_jax.main import main
 
     if fault and fault.split()[0] not in ("clock", "import"):
         _prepare(fault.split()[0], _striker(fault))
+    quiet_libraries()
     return main(arguments)
 
 

@@ -51,9 +51,10 @@ class Side:
 
 
 def our_side(name: str, python: str = sys.executable, checkout: Path = ROOT) -> Side:
-    """Return this package in an interpreter, of a checkout."""
+    """Return this package in an interpreter, of a checkout, whose own worker drives it: modules may have moved."""
     added = {"PYTHONPATH": os.pathsep.join([str(checkout), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
-    return Side(name, (python, str(PEERS / "jax_worker.py")), _environment() | added, {}, checkout)
+    worker = checkout / "benchmarks" / "peers" / "jax_worker.py"
+    return Side(name, (python, str(worker)), _environment() | added, {}, checkout)
 
 
 def torch_side(python: str, *, compiled: bool) -> Side:

@@ -29,8 +29,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.apps.cli.large_pages import use_large_pages
-from mlmoe_jax.config import load_config
-from mlmoe_jax.data.sources.voc import open_voc
+from mlmoe_jax.config import default_config, load_config
+from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, percentile_interval
 from mlmoe_jax.evaluation.results import SplitScores, read_labels, read_scores
 from mlmoe_jax.runs.assemble import assemble, preprocess_for
@@ -161,7 +161,9 @@ def measure(scored: SplitScores) -> WeightedMetrics:
 
 def frequent(root: str) -> np.ndarray:
     """Return the columns of the classes with enough positives in `val`."""
-    labels = open_voc(root, 2012, "val").labels
+    data = default_config().data
+    data.name, data.root = "voc2012", root
+    labels = open_split(data, "val").labels
     return np.flatnonzero((labels == 1).sum(axis=0) >= LEAST_POSITIVES)
 
 

@@ -15,12 +15,13 @@ batches of 32 (16 on VOC), random resized crops, flips and color jitter. The pap
 jitter: 0.4, and 0.1 for the hue, in random order, are our choice.
 """
 
-from mlmoe_jax.config.recipes.feature_map import DRMOE_PRESETS, feature_map, small, train_batch_norm, use_routed_experts
+from mlmoe_jax.config.recipes.feature_map import feature_map, small, train_batch_norm, use_routed_experts
 from mlmoe_jax.config.recipes.shared import evaluate_like
+from mlmoe_jax.models.heads.routed_experts import SETTINGS
 
 
 def get_config(arg=""):
-    config, options = feature_map(arg, presets=DRMOE_PRESETS)
+    config, options = feature_map(arg, presets=tuple(SETTINGS))
     use_routed_experts(config, options.preset)
     if options.dataset == "digits":
         return small(config, rate=1e-3)

@@ -12,11 +12,19 @@ selection=honest, or preset=honest: select weights and fit thresholds on a tenth
 precision: auto (the default: float32 on a CPU, else bfloat16) | float32 | authors (bfloat16, evaluation in float16).
 """
 
-from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning, use_group_prompts
+from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning, use_ml_vpt
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.adapters.groups import SIDES
 
 
 def get_config(arg=""):
     config, options = prompt_tuning(arg, digits_rate=1e-2, sides="both", per_group=0)
-    use_group_prompts(config, sides=options.sides, preset=options.preset)
+    if options.sides not in SIDES:
+        raise UserError(f"sides={options.sides} is not one of {', '.join(SIDES)}")
+    use_ml_vpt(config, preset=options.preset)
+    config.model.prompts.sides = options.sides
     config.model.prompts.per_group = options.per_group or (3 if options.sides == "both" else 2)
+    config.model.head.kind = "group_linear"
+    config.loss.terms = {"logits": 0.0, **dict.fromkeys(SIDES[options.sides], 1.0)}
+    config.optim.decay_rules = ()
     return config

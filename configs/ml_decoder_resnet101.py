@@ -14,20 +14,26 @@ the asymmetric loss with 4, 0 and 0.05 summed over images and labels, cutout and
 imports. A backbone that is trained gets pixels in 0 … 1 without mean and standard deviation, as the authors' TResNet.
 """
 
-from mlmoe_jax.config.recipes.feature_map import feature_map, small, train_batch_norm, use_ml_decoder, use_unit_input
-from mlmoe_jax.config.recipes.shared import evaluate_like
+from mlmoe_jax.config.recipes.feature_map import feature_map, is_tuned, small, train_batch_norm
+from mlmoe_jax.config.recipes.shared import evaluate_like, follow
+from mlmoe_jax.models.heads.query import ML_DECODER
 
 
 def get_config(arg=""):
     config, options = feature_map(arg, groups=100)
-    use_ml_decoder(config, groups=options.groups)
+    config.model.head.kind = "query"
+    config.model.head.decoder.update({"queries": options.groups, **ML_DECODER})
     config.loss.kind, config.loss.reduce, config.loss.scale = "asymmetric", "sum", 1.0
     config.loss.gamma_neg, config.loss.clip, config.loss.eps = 4.0, 0.05, 1e-8
     if options.dataset == "digits":
         return small(config, rate=1e-3)
+
+    def normalization(backbone):
+        return "unit" if is_tuned(options.tune, backbone) else "auto"
+
     evaluate_like(config, "asl")
     config.augment.cutout, config.augment.randaugment = 0.5, "uda"
-    use_unit_input(config, options.tune)
+    follow(config, "model.backbone.normalization", normalization, "model.backbone.name")
     config.data.exif = "ignore"
     config.optim.name, config.optim.learning_rate, config.optim.weight_decay = "adam", 1e-4, 1e-4
     config.optim.decay_rules = ((r"(bias|scale|gamma)$", 0.0),)

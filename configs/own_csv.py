@@ -19,19 +19,24 @@ For a table with one column per class (1, 0, or empty for unknown), pass label_c
 root: the folder. table: the CSV (or .jsonl) file in it. label_column: see above. backbone: any name in
 models.backbones.catalog; by default DINOv2 if its weights are on this machine, else EfficientNet-Lite0, which needs no
 download. A run keeps its backbone. resolution: side of the images in pixels; for a ViT a multiple of its patch size.
-epochs: number of passes over the training images.
+
+On a CNN, a linear classifier is fitted to the features of all images, to convergence; nothing is held out, and the
+metrics are of cross-validation. With fit=steps it is trained by steps instead, as a ViT always is, with a tenth of the
+images held out. epochs: for training by steps, the number of passes over the training images, 20 if it is 0.
 """
 
 from ml_collections import ConfigDict
 
 from mlmoe_jax.config import default_config, parse_arg
 from mlmoe_jax.config.recipes.prompt_tuning import use_ml_vpt
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.build import backbone_shape
 from mlmoe_jax.pretrained.weights import has_weights
 from mlmoe_jax.runtime.progress import status
 
 PREFERRED = ("dinov2_vitb14", "dinov2_vits14")  # the best first
 ALWAYS_THERE = "efficientnet_lite0"
+FITS = ("logistic", "steps")
 
 
 def get_config(arg="", run=None):
@@ -42,8 +47,11 @@ def get_config(arg="", run=None):
         label_column="labels",
         backbone="",
         resolution=224,
-        epochs=20,
+        fit="logistic",  # or "steps"
+        epochs=0,
     )
+    if options.fit not in FITS:
+        raise UserError(f"fit={options.fit} is not one of {', '.join(FITS)}")
     config = default_config()
 
     # ---- the data set
@@ -51,7 +59,6 @@ def get_config(arg="", run=None):
     config.data.root = options.root
     config.data.table = options.table  # "{split}.csv" if each split has a table of its own
     config.data.label_column = options.label_column
-    config.data.val_fraction = 0.1  # held out to choose the best epoch; 0 if there is a split "val"
     config.data.test_splits = ()  # ("test",) if a column "split" or a table test.csv defines this split
     config.data.bad_images = "skip"  # unreadable images are left out and listed in the run folder
     config.data.image_size = options.resolution
@@ -62,12 +69,12 @@ def get_config(arg="", run=None):
         use_prompts(config)
     else:
         use_cached_features(config)
-
-    config.report.samples = 16  # images that --mode=report shows with attention and gates; 0 for none
-    config.ema.decay = 0.995  # averages about 200 steps
-    config.train.epochs = options.epochs
-    config.train.batch_size = 32
-    config.train.patience = 5  # epochs without a better validation mAP
+    if config.data.cache_features != "no" and options.fit == "logistic":
+        use_logistic_regression(config)
+        if options.epochs:
+            status("epochs has no effect on a fit to convergence; fit=steps trains by steps")
+    else:
+        use_steps(config, options.epochs or 20)
     config.eval.batch_size = 32
     return config
 
@@ -94,11 +101,29 @@ def use_prompts(config: ConfigDict) -> None:
 
 
 def use_cached_features(config: ConfigDict) -> None:
-    """Set a linear probe for a CNN, whose features are computed once: every epoch then takes a second or two.
+    """Set a linear probe for a CNN, whose features are computed once.
 
     On two thousand photographs no other head was better (docs/methods.md, "On photographs").
     """
     config.model.head.kind = "linear"
-    config.data.cache_features = "float32"  # "no" to augment the images, with config.augment
+    config.data.cache_features = "float32"  # with fit=steps, "no" to augment the images, with config.augment
     config.loss.kind, config.loss.reduce, config.loss.scale = "bce", "mean", 1.0
     config.optim.learning_rate, config.optim.weight_decay = 1e-2, 1e-2
+
+
+def use_logistic_regression(config: ConfigDict) -> None:
+    """Set the fit to convergence, whose thresholds and metrics are those of cross-validation."""
+    config.train.fit = "logistic"
+    config.data.val_split = ""  # "val", if a column "split" or a table val.csv defines it, to score it too
+    config.eval.select_on = "none"
+    config.thresholds.at_end = True
+
+
+def use_steps(config: ConfigDict, epochs: int) -> None:
+    """Set training by steps, which holds out images to choose the best epoch."""
+    config.data.val_fraction = 0.1  # 0 if there is a split "val"
+    config.train.epochs = epochs
+    config.train.batch_size = 32
+    config.train.patience = 5  # epochs without a better validation mAP
+    config.ema.decay = 0.995  # averages about 200 steps
+    config.report.samples = 16  # images that --mode=report shows with attention and gates; 0 for none

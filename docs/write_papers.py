@@ -6,7 +6,7 @@ python docs/write_papers.py
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from mlmoe_jax.apps.papers.paper import MISSING, PAPERS, Paper, Result, Row, load, markdown_table
@@ -56,26 +56,25 @@ def page() -> str:
 
 
 def _paper(paper: Paper) -> Iterator[str]:
-    numbers = {note: number for number, note in enumerate(paper.notes, start=1)}
     yield f"## {paper.name}\n"
     yield _wrapped(f"{paper.source}. Metrics as by `metrics.preset={paper.data['evaluator']}`.") + "\n"
     for kind, notes in (("How numbers were read", paper.readings), ("Why numbers may differ", paper.caveats)):
         yield f"{kind}:\n"
         for note, text in notes.items():
-            yield _wrapped(f"{numbers[note]}. {text}", indent="   ")
+            yield _wrapped(f"{paper.numbers[note]}. {text}", indent="   ")
         yield ""
     for result in paper.results():
-        yield from _result(paper, result, numbers)
+        yield from _result(paper, result)
 
 
-def _result(paper: Paper, result: Result, numbers: Mapping[str, int]) -> Iterator[str]:
+def _result(paper: Paper, result: Result) -> Iterator[str]:
     yield f"### {paper.name}, {result.title}\n"
-    everywhere = f" Notes on all rows: {_marks(result.notes, numbers)}." if result.notes else ""
+    everywhere = f" Notes on all rows: {paper.marks(result.notes)}." if result.notes else ""
     shared = {key: text for key, text in result.rows[0].settings.items() if key not in _varying(result)}
     same = f"{', '.join(shared.values())}. " if shared else ""
     yield f"{same}`--mode=reproduce --table={result.id}`.{everywhere}\n"
     if result.columns:
-        table = [_head(result), *(_line(paper, result, row, numbers) for row in result.rows)]
+        table = [_head(result), *(_line(paper, result, row) for row in result.rows)]
         if len(result.columns) > _WIDEST:
             table = [list(cells) for cells in zip(*table, strict=True)]
         texts = len(_varying(result)) if len(result.columns) <= _WIDEST else 1
@@ -95,14 +94,10 @@ def _head(result: Result) -> list[str]:
     return [*shown, *result.columns, "ours", "notes"]
 
 
-def _line(paper: Paper, result: Result, row: Row, numbers: Mapping[str, int]) -> list[str]:
-    cells = [paper.printed(number, row, result) for number in row.numbers.values()]
+def _line(paper: Paper, result: Result, row: Row) -> list[str]:
+    cells = map(str, row.numbers.values())
     ours = " / ".join(MISSING if value is None else f"{value:.6g}" for value in row.ours.values()) or MISSING
-    return [*(row.settings[key] for key in _varying(result)), *cells, ours, _marks(row.all_notes, numbers)]
-
-
-def _marks(notes: Iterable[str], numbers: Mapping[str, int]) -> str:
-    return ", ".join(map(str, sorted(numbers[note] for note in notes)))
+    return [*(row.settings[key] for key in _varying(result)), *cells, ours, paper.marks(row.all_notes)]
 
 
 def _wrapped(text: str, indent: str = "") -> str:

@@ -12,7 +12,7 @@ export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}"
 "$python_in_environment" -m ruff check .
 "$python_in_environment" -m ruff format --check --quiet .
 # Tree mode may become Flax's default, so the models must work in it: with --all, all model tests run in it, else one head.
-in_tree_mode=(tests/models/test_linear_head.py)
+in_tree_mode=(tests/models/test_heads.py)
 [[ " $* " != *" --all "* ]] || in_tree_mode=(tests/models)
 NNX_GRAPH_MODE=false NNX_GRAPH_UPDATES=false "$python_in_environment" -m pytest -n 2 --dist loadfile "${in_tree_mode[@]}"
 # Keep the order of the files: the slowest have few tests and would otherwise run last, with one worker idle.

@@ -117,6 +117,7 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, dict[str,
       UserError: a config, data set or run folder that does not fit.
       KeyboardInterrupt: after Ctrl-C or SIGTERM, once a checkpoint is saved; the same call then resumes.
     """
+    _require_config(config)
     from mlmoe_jax.inference.explain import write_requested_samples
     from mlmoe_jax.runs.folder import RunFolder
     from mlmoe_jax.training import loop
@@ -193,6 +194,7 @@ def build_model(
     Raises:
       UserError: no labels, a head or prompts that do not fit the backbone, or weights that cannot be found.
     """
+    _require_config(config)
     from mlmoe_jax.runs.assemble import initial_model
 
     space = _label_space(labels, config)
@@ -217,7 +219,7 @@ def load_backbone(name: str, *, weights: str | os.PathLike = "auto") -> nnx.Modu
 
     from mlmoe_jax.data.prepare import Preprocess
     from mlmoe_jax.models.backbones import catalog
-    from mlmoe_jax.models.initial_values import draw_missing
+    from mlmoe_jax.models.params import draw_missing
     from mlmoe_jax.runs.assemble import load_pretrained
 
     entry = catalog.entry(name)
@@ -246,6 +248,7 @@ def open_split(config: ConfigDict, split: str = "") -> Split:
     Raises:
       UserError: a data set that is missing or damaged, or a split that it does not have.
     """
+    _require_config(config)
     from mlmoe_jax.data.sources.open import open_splits
 
     name = split or config.data.train_split
@@ -268,6 +271,7 @@ def load_batches(
     Raises:
       UserError: from the iterator, for an image that cannot be read, unless `data.bad_images` is "skip".
     """
+    _require_config(config)
     from mlmoe_jax.data.pipeline import build_loader
 
     augment = config.augment if training else None
@@ -289,6 +293,7 @@ def make_loss(
     Raises:
       UserError: labels are needed but not given.
     """
+    _require_config(config)
     from mlmoe_jax.training.objective import make_objective, training_objective
 
     if labels is None and config.loss.kind == "bce" and not config.loss.positive_weight:
@@ -305,13 +310,26 @@ def trainable_filter(config: ConfigDict) -> Callable[[tuple, Any], bool]:
     Raises:
       UserError: from the filter, for a parameter that no rule of `config.trainable` matches.
     """
+    _require_config(config)
     from flax import nnx
 
-    from mlmoe_jax.models.rules import first_match
+    from mlmoe_jax.models.rules import assign
     from mlmoe_jax.runs.assemble import trainable_rules
 
     rules = trainable_rules(config)
-    return nnx.filterlib.All(nnx.Param, lambda path, value: first_match(rules, "/".join(map(str, path))))
+
+    def trains(path: tuple, value: Any) -> bool:
+        name = "/".join(map(str, path))
+        return assign(rules, [name])[name]
+
+    return nnx.filterlib.All(nnx.Param, trains)
+
+
+def _require_config(config: object) -> None:
+    from ml_collections import ConfigDict
+
+    if not isinstance(config, ConfigDict):
+        raise UserError(f"config is {config!r}; give the config that mm.load_config returns")
 
 
 def _label_space(labels: Sequence[str] | LabelSpace | Split | int, config: ConfigDict) -> LabelSpace:

@@ -1,9 +1,12 @@
 """The program: `python -m mlmoe_jax.main --config=… --mode=… --workdir=…`; see `apps.cli.commands`."""
 
+import os
+import signal
 import sys
 from collections.abc import Sequence
 
 from mlmoe_jax.apps.cli.large_pages import use_large_pages
+from mlmoe_jax.errors import INTERRUPTED
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -15,7 +18,12 @@ def main(arguments: Sequence[str]) -> int:
 
 def console() -> None:
     """Entry point of the installed `mlmoe` command."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # while no command is in progress, and nothing needs to be saved
+        signal.signal(number, lambda number, frame: os._exit(INTERRUPTED))
     use_large_pages()
+    from mlmoe_jax.apps.cli.process import quiet_libraries
+
+    quiet_libraries()
     sys.exit(main(sys.argv[1:]))
 
 

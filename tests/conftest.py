@@ -103,6 +103,23 @@ def tiny_vit(monkeypatch):
 
 
 @pytest.fixture
+def unreadable_image(monkeypatch):
+    """Image 3 of every split in memory cannot be read, until this function is called."""
+    from mlmoe_jax.data.images import ArrayImages, BadImage
+
+    read = ArrayImages.read
+
+    def sometimes(self, row, decoding=None):
+        if row == 3:
+            raise BadImage("cannot read image 3 as an image: it is empty")
+        return read(self, row)
+
+    monkeypatch.setattr(ArrayImages, "stamp", lambda self, row: str(row))
+    monkeypatch.setattr(ArrayImages, "read", sometimes)
+    return lambda: monkeypatch.setattr(ArrayImages, "read", read)
+
+
+@pytest.fixture
 def drawn_parts():
     """A function that builds the model of a config with values drawn in numpy, which compiles nothing."""
     from helpers.bench import drawn_model

@@ -170,8 +170,6 @@ def test_overrides_are_python_values_or_texts():
     ("overrides", "part"),
     [
         ({"train.epoch": 1}, "did you mean 'train.epochs'"),
-        ({"train.epochs": "many"}, "train.epochs"),
-        ({"train.epochs": 1.5}, "train.epochs"),
         ({"train.epochs": 0}, "epochs"),
         ({"train.epochs": None}, "cannot be set to None"),
         ({"train": {"epochs": 1}}, "one key for each value"),
@@ -179,6 +177,31 @@ def test_overrides_are_python_values_or_texts():
 )
 def test_what_does_not_fit_is_refused(overrides, part, refusal):
     assert part in refusal(mm.load_config, "linear_probe:dataset=digits", overrides)
+
+
+@pytest.mark.parametrize(
+    "name", ["train", "build_model", "open_split", "load_batches", "make_loss", "trainable_filter"]
+)
+def test_a_name_in_place_of_a_config_is_refused(name, refusal):
+    function = getattr(mm, name)
+    others = [one for one in inspect.signature(function).parameters.values() if one.default is inspect.Parameter.empty]
+    keyword = {one.name: 1 for one in others if one.kind is inspect.Parameter.KEYWORD_ONLY}
+    positional = ["x" for one in others[1:] if one.name not in keyword]
+    sentence = refusal(function, "mlvpt_digits", *positional, **keyword)
+    assert sentence == "config is 'mlvpt_digits'; give the config that mm.load_config returns"
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"num_groups": 3}, mm.UserError), ({"tau": 0.0}, ValueError), ({"side": "x"}, ValueError)],
+    ids=["num_groups", "tau", "side"],
+)
+def test_label_groups_raise_what_the_page_says(options, error):
+    with pytest.raises(error):
+        mm.group_labels(np.eye(2), np.ones(2), **{"num_groups": 1, "tau": 2.0, "side": "co", "seed": 0} | options)
+    (sentence,) = re.findall(r"^Raises .*`num_groups`.*$", PAGE.read_text(), re.MULTILINE)
+    raised = {name: part for part in sentence.split(", and ") for name in options if f"`{name}`" in part}
+    assert error.__name__ in raised[next(iter(options))]
 
 
 def test_the_predictor_takes_the_same_overrides(page, refusal):

@@ -187,7 +187,7 @@ def changes_of(tree: ast.Module) -> list[str]:
 
 def test_only_the_command_line_changes_the_whole_process():
     changing = {name: changes for name, tree in TREES.items() if (changes := changes_of(tree))}
-    assert changing.keys() == {"apps.cli.quiet", "apps.cli.large_pages"}, changing
+    assert changing.keys() == {"apps.cli.process", "apps.cli.large_pages"}, changing
 
 
 def test_changes_of_the_whole_process_are_found():

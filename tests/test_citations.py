@@ -78,35 +78,24 @@ def test_every_source_that_is_listed_is_cited(sources):
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "(A, eq. 3)",
-        "as printed: A, eq. 3–5, and A,\n    sec. 2.3–2.4",
-        "A and B, table 1; A, figure 3b",
-        "# (A,\n#   eq. 4)",
-        "table 3 3 3",
-    ],
-)
-def test_citations_in_the_form_are_accepted(text):
-    sources = {"A": {"eq. 3", "eq. 4", "eq. 5", "sec. 2.3", "sec. 2.4", "figure 3b"}, "A and B": {"table 1"}}
-    assert wrong(text, sources) == []
-
-
-@pytest.mark.parametrize(
     ("text", "problem"),
     [
+        ("(A, eq. 3)", ""),
+        ("as printed: A, eq. 3–5, and A,\n    sec. 2.3–2.4", ""),
+        ("A and B, table 1; A, figure 3b", ""),
+        ("# (A,\n#   eq. 4)", ""),
+        ("table 3 3 3", ""),
         ("(eq. 3)", "'eq. 3' is not of the form"),
-        ("(its sec. 3)", "'sec. 3' is not of the form"),
-        ("(C, eq. 3)", "'eq. 3' is not of the form"),
         ("(AA, eq. 3)", "'eq. 3' is not of the form"),
         ("(A, eqs. 3-4)", "'eqs. 3-4' is not of the form"),
         ("(A, eq. 3 and 4)", "'eq. 3 and 4' is not of the form"),
         ("A's equation 3", "'equation 3' is not of the form"),
-        ("(A, eq. 4)", "does not list A, eq. 4"),
-        ("(A, eq. 3–4)", "does not list A, eq. 4"),
+        ("(A, eq. 4–6)", "does not list A, eq. 6"),
         ("(A, sec. 3)", "does not list A, sec. 3"),
     ],
 )
-def test_other_citations_are_found(text, problem):
-    (found,) = wrong(text, {"A": {"eq. 3"}})
-    assert problem in found
+def test_citations_of_another_form_or_place_are_found(text, problem):
+    sources = {"A": {"eq. 3", "eq. 4", "eq. 5", "sec. 2.3", "sec. 2.4", "figure 3b"}, "A and B": {"table 1"}}
+    found = wrong(text, sources)
+    assert len(found) == bool(problem)
+    assert all(problem in one for one in found)

@@ -20,9 +20,10 @@ from helpers.documents import CONFIGS, PAGES, Block, blocks, commands_in_text, p
 from helpers.paths import REPOSITORY
 from PIL import Image
 
+from mlmoe_jax.apps.cli.flags import named_mode
 from mlmoe_jax.apps.cli.flags import parse_flags as parse
 from mlmoe_jax.apps.papers import grid
-from mlmoe_jax.apps.papers.engine import planned
+from mlmoe_jax.apps.papers.grid import planned
 from mlmoe_jax.apps.papers.request import requested
 from mlmoe_jax.config import default_config, load_config, split_references, validate
 from mlmoe_jax.runs.folder import RunFolder
@@ -43,6 +44,9 @@ PYTHON = [block for page in PAGES if page.name not in FOLLOWED_ELSEWHERE for blo
 # ------------------------------------------------------------------------------------------------------- as parsed
 def check_main(arguments: list[str]) -> None:
     """Assert that the program takes these arguments, and that their config loads and is valid."""
+    if "--help" in arguments:
+        named_mode(arguments)
+        return
     filled = [word.replace(f"={BLANK}", "=mlvpt_digits" if word.startswith("--config") else "=x") for word in arguments]
     flags, overrides = parse(filled)
     for reference in filter(None, [flags.config, *split_references(flags.configs)]):
@@ -58,26 +62,6 @@ def check_main(arguments: list[str]) -> None:
     if flags.sweep and not flags.config:
         for reference in grid.parse(flags.sweep, default_config())[grid.METHOD]:
             validate(load_config(reference, overrides))
-    needs_no_folder = flags.mode in (
-        "summary",
-        "compile",
-        "data",
-        "pack",
-        "features",
-        "train",
-        "prune",
-        "import",
-        "reproduce",
-    )
-    assert flags.workdir or needs_no_folder
-    assert (
-        flags.config
-        or flags.configs
-        or flags.sweep
-        or flags.mode not in ("train", "import", "prune", "compile", "data", "pack")
-    )
-    assert flags.images or flags.mode != "predict"
-    assert flags.output or flags.mode not in ("pack", "export", "features")
 
 
 def check_module(name: str, arguments: list[str]) -> None:

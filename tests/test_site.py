@@ -96,7 +96,7 @@ def test_the_messages_of_the_troubleshooting_page_are_those_of_the_program():
     first_cells = re.findall(r"^\| ([^|]*) \| [^|]* \|$", page, re.MULTILINE)
     quoted = [text for cell in first_cells for text in re.findall(r"`([^`]+)`", cell)]
     quoted = [text for text in quoted if " " in text]
-    assert len(quoted) > 30
+    assert len(quoted) > 20
     assert not [text for text in quoted if not any(text in one for one in texts)]
 
 

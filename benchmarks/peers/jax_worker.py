@@ -2,8 +2,7 @@
 
     python benchmarks/peers/jax_worker.py
 
-Models have random values and batches random pixels; nothing is downloaded. The package is the one on PYTHONPATH, which
-may be another checkout than the one that holds this file.
+Models have random values and batches random pixels; nothing is downloaded. The package is the one on PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -37,8 +36,11 @@ from mlmoe_jax.runtime.sharding import place, shard_batch
 from mlmoe_jax.training.setup import ANY_LENGTH, build_steps
 
 CONFIGS = {
-    **{"ml-vpt": "mlvpt_dinov2", "q2l": "q2l_resnet101", "dr-moe": "drmoe_resnet101"},
-    **{"vpt": "vpt", "lora": "lora"},
+    "ml-vpt": "mlvpt_dinov2",
+    "q2l": "q2l_resnet101",
+    "dr-moe": "drmoe_resnet101",
+    "vpt": "vpt",
+    "lora": "lora",
 }
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "pillow", "libtpu")
 

@@ -25,7 +25,7 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
             trainings["drawn"] = (*small_training(folder), LABELS)
         elif settings.photos:
             folder = stack.enter_context(labeled_folder(settings, 2000))
-            trainings["photographs"] = (f"own_csv:root={folder}", EPOCHS, LABELS)
+            trainings["photographs"] = (f"own_csv:root={folder},fit=steps", EPOCHS, LABELS)
         for name, training in trainings.items():
             for side in workers.sides:
                 if not side.ours:

@@ -1,13 +1,26 @@
-"""The table of all config keys, and the config with their defaults."""
+"""The table of all config keys, the keys that adapters declare in their own files, and the config with the defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.config.adapters import PLACE, adapter_key
-from mlmoe_jax.config.keys import Integer, Key, Rules, Section, Text, section, walk
+from mlmoe_jax.config.keys import Integer, Key, Number, Rules, Section, Text, key_like, section, walk
 from mlmoe_jax.config.tables.data import AUGMENT, DATA, PACK
 from mlmoe_jax.config.tables.evaluation import EVAL, LOG, METRICS, PRUNE, REPORT, SERVE, THRESHOLDS
 from mlmoe_jax.config.tables.model import MODEL
 from mlmoe_jax.config.tables.training import CHECKPOINT, EMA, LOSS, MESH, OPTIM, TRAIN
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.catalog import ADAPTERS
+from mlmoe_jax.runtime.registry import nearest, suggestion
+
+if TYPE_CHECKING:
+    from mlmoe_jax.models.contracts import Setting
+
+PLACE = "model.adapters"
 
 CONFIG = section(
     "Everything that a run depends on.",
@@ -55,7 +68,8 @@ def key_named(name: str) -> Key | None:
     if name in KEYS or name in SECTIONS:
         return KEYS.get(name)
     if name.startswith(f"{PLACE}."):
-        return adapter_key(name)
+        adapter, leaf = _adapter_and_leaf(name)
+        return adapter_section(adapter).entries.get(leaf) if adapter in ADAPTERS else None
     return SECTIONS[name.rpartition(".")[0]].further if in_open_section(name) else None
 
 
@@ -74,3 +88,73 @@ def _defaults(table: Section) -> ConfigDict:
     return ConfigDict(
         {name: _defaults(one) if isinstance(one, Section) else one.default for name, one in table.entries.items()}
     )
+
+
+def adapter_section(name: str) -> Section:
+    """Return the keys of an adapter; UserError with the nearest name for an unknown one."""
+    adapter = ADAPTERS[name]
+    doc = inspect.getdoc(adapter).partition("\n")[0]
+    return Section(doc, {leaf: _adapter_key(setting) for leaf, setting in adapter.settings.items()})
+
+
+def _adapter_key(setting: Setting) -> Key:
+    key = dataclasses.replace(key_like(setting.default), doc=setting.doc)
+    if isinstance(key, Number) and setting.least is not None:
+        return dataclasses.replace(key, least=setting.least, most=setting.most)
+    return key
+
+
+def _adapter_and_leaf(name: str) -> tuple[str, str]:
+    adapter, _, leaf = name.removeprefix(f"{PLACE}.").partition(".")
+    return adapter, leaf
+
+
+def use_adapter(config: ConfigDict, name: str, **settings: Any) -> None:
+    """Add an adapter to a config, with the defaults of its settings unless `settings` has other values.
+
+    An adapter that the config already has keeps its other settings. Raises UserError for an unknown adapter or setting.
+    """
+    entries = adapter_section(name).entries
+    if unknown := settings.keys() - entries.keys():
+        raise UserError(f"{PLACE}.{name} has no {min(unknown)}{suggestion(min(unknown), entries)}")
+    present = config.model.adapters.get(name, {})
+    config.model.adapters[name] = ConfigDict(
+        {leaf: key.default for leaf, key in entries.items()} | dict(present) | settings
+    )
+
+
+def why_unknown(name: str) -> str:
+    """Return the end of an error about a `name` that is no key, with the nearest key."""
+    if name in SECTIONS:
+        return f"is a section; set one of {', '.join(f'{name}.{one}' for one in SECTIONS[name].entries)}"
+    if name.startswith(f"{PLACE}."):
+        return _why_unknown_adapter(name)
+    if (place := name.rpartition(".")[0]) in KEYS:
+        return f"does not exist: '{place}' is a key, not a section"
+    # A key with the same last part, or one with these initials, is nearer than another key of the same section.
+    leaf = name.rpartition(".")[2]
+    lasts = {known: known.rpartition(".")[2] for known in KEYS}
+    same = [known for known, last in lasts.items() if last == leaf or ("_" in last and _initials(last) == leaf)]
+    known = [*KEYS, *(section for section in SECTIONS if not name.startswith(f"{section}."))]
+    if close := nearest(name, same or known, cutoff=0 if same else 0.6):
+        return f"does not exist{close}"
+    while place not in SECTIONS and place:
+        place = place.rpartition(".")[0]
+    if place:
+        return f"does not exist; '{place}' has {', '.join(SECTIONS[place].entries)}"
+    return f"does not exist; the config has {', '.join(CONFIG.entries)}"
+
+
+def _initials(name: str) -> str:
+    """Return the first letters of the words: lr for learning_rate."""
+    return "".join(word[:1] for word in name.split("_"))
+
+
+def _why_unknown_adapter(name: str) -> str:
+    adapter, leaf = _adapter_and_leaf(name)
+    if adapter not in ADAPTERS:
+        return f"does not exist{suggestion(adapter, ADAPTERS)}"
+    entries = adapter_section(adapter).entries
+    if not leaf:
+        return f"is a section; set one of {', '.join(f'{PLACE}.{adapter}.{one}' for one in entries)}"
+    return f"does not exist{suggestion(leaf, entries)}"

@@ -5,40 +5,40 @@ The tables in `config.tables` consist of these keys. Defaults, validation, help 
 
 from __future__ import annotations
 
+import abc
 import ast
-import difflib
 import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar
 
-from mlmoe_jax.runtime.registry import Registry
+from mlmoe_jax.runtime.registry import Registry, nearest
 
 ANY = -math.inf  # the lower limit of a number that has none
 
 
 @dataclass(frozen=True)
-class Key:
-    """One key of the config. `doc` is one sentence; `unit` is that of a number, empty if it has none."""
+class Key(abc.ABC):
+    """One key of the config. `doc` is one sentence; `unit` is that of a number, empty if it has none.
+
+    takes: the values in words, such as "an integer above 0".
+    """
+
+    takes: ClassVar[str]
 
     default: Any
     doc: str
     _: KW_ONLY
     unit: str = ""
 
-    @property
-    def takes(self) -> str:
-        """The values in words, such as "an integer above 0"."""
-        raise NotImplementedError
-
+    @abc.abstractmethod
     def read(self, text: str) -> Any:
         """Return the value that `text` stands for; ValueError, SyntaxError or KeyError if there is none."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def allows(self, value: Any) -> bool:
         """Return whether `value` is one that the key takes."""
-        raise NotImplementedError
 
     def nearest(self, value: Any) -> str:
         """Return the end of an error about a `value` that is not allowed: the allowed one it resembles, if any."""
@@ -77,8 +77,7 @@ class Choice(Text):
         return value in self.of
 
     def nearest(self, value: Any) -> str:
-        close = difflib.get_close_matches(str(value), list(self.of), n=1)
-        return f"; did you mean '{close[0]}'?" if close else ""
+        return nearest(str(value), self.of)
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class Flag(Key):
 class Number(Key):
     """A finite number with a lower limit, `above` or `least` (ANY = none), and an upper limit, `below` or `most`.
 
-    Without one, `LARGEST` is the limit of its magnitude: beyond it, a number is a mistake of typing or an attack.
+    Without one, `LARGEST` is the limit of its magnitude: beyond it, a number is a typo.
     """
 
     _: KW_ONLY
@@ -185,7 +184,6 @@ class _Tuple(Key):
         return tuples(value) if isinstance(value, tuple | list) else (value,)
 
     def read_one(self, text: str) -> Any:
-        """Read one of the bare values."""
         return text
 
 

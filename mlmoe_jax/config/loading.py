@@ -6,95 +6,27 @@ machine has defines `get_config(arg="", run=None)`: run is the config of the run
 run keeps its choice.
 """
 
-import difflib
-import importlib.util
 import inspect
 import json
 import os
+import runpy
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.config.adapters import PLACE, use_adapter, why_unknown_adapter
-from mlmoe_jax.config.defaults import CONFIG, KEYS, SECTIONS, default_config, key_named
+from mlmoe_jax.config.defaults import KEYS, PLACE, SECTIONS, default_config, key_named, use_adapter, why_unknown
+from mlmoe_jax.config.earlier import in_keys_of_today
 from mlmoe_jax.config.keys import Key, key_like, tuples
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.registry import suggestion
+from mlmoe_jax.runtime.registry import nearest, suggestion
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-
-
 # An installed package contains the configs; a checkout has them next to the package.
 CONFIG_FOLDER = next((f for f in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if f.is_dir()), _PACKAGE)
-
-# Keys of earlier versions that are constants now: key -> the value that stayed. A stored config may still have them.
-CONSTANT: dict[str, Any] = {
-    "compile.cache": 1.0,
-    "prune.keep_segments": 4,
-    "augment.crop_ratio": (0.75, 1.3333333333333333),
-    "augment.where": "host",
-    "optim.eps": 1e-8,
-    "optim.milestone_factor": 0.1,
-    "serve.queue": 128,
-    "serve.seconds": 30.0,
-    "serve.wait": 0.005,
-    "thresholds.least_positives": 10,
-    "train.divergence_limit": 1000.0,
-    "train.find_nonfinite": False,
-    "metrics.calibration_bins": 15,
-    "metrics.pair_images": 10,
-    "metrics.pair_level": 0.4,
-    "metrics.pair_support": 20,
-    "metrics.top_k_minimum": 0.5,
-    "report.sample_side": 224,
-    "model.prompts.segments": 16,
-    "model.prompts.tau_co": 2.0,
-    "model.prompts.tau_dc": 3.0,
-    "model.head.graph.share": 0.2,
-    "model.head.graph.threshold": 0.4,
-    "model.head.routing.spread": "compiler",
-    "model.head.sequence.beam_width": 4,
-    "model.head.sequence.dropout": 0.5,
-    "pack.processes": 0,
-    "pack.quality": 95,
-    "pack.shard_images": 1024,
-}
-# The keys that `model.head.decoder.style` has replaced, and their values for each style.
-_STYLE = "model.head.decoder.style"
-_STYLE_KEYS = (
-    *("self_attention", "query_role", "fixed_queries", "positions", "pre_norm"),
-    *("decoder_norm", "activation", "project", "init"),
-)
-_STYLES = {
-    ("all", "input", False, "once", False, True, "relu", "auto", "xavier"): "dr_moe",
-    ("none", "input", False, "once", False, True, "relu", "auto", "xavier"): "independent",
-    ("none", "added", False, "detr", False, True, "relu", "auto", "xavier"): "q2l",
-    ("identity", "input", True, "none", False, False, "relu", "linear_relu", "torch"): "ml_decoder",
-}
-# Sections whose keys do not change a trained model, so that a stored value other than the constant is only reported.
-_HARMLESS = (
-    "data",
-    "augment",
-    "eval",
-    "thresholds",
-    "model.prompts.tau_co",  # a run has its label groups
-    "model.prompts.tau_dc",
-    "train.divergence_limit",
-    "train.find_nonfinite",
-    "metrics",
-    "report",
-    "serve",
-    "mesh",
-    "compile",
-    "pack",
-    "prune",
-    "checkpoint",
-    "log",
-)
 
 Overrides = Mapping[str, Any] | Sequence[tuple[str, Any]]
 
@@ -115,9 +47,7 @@ def parse_arg(arg: str, **defaults: Any) -> ConfigDict:
             raise UserError(f"config argument '{key}' is given twice")
         seen.add(key)
         if key not in defaults:
-            close = difflib.get_close_matches(key, defaults, n=1)
-            hint = f"did you mean '{close[0]}'?" if close else takes
-            raise UserError(f"config argument '{key}' does not exist; {hint}")
+            raise UserError(f"config argument '{key}' does not exist{nearest(key, defaults) or f'; {takes}'}")
         options[key] = _read(key_like(defaults[key]), text, f"config argument '{key}'")
     return options
 
@@ -143,18 +73,14 @@ def load_config(
     """
     location, _, arg = reference.partition(":")
     path = find_config(location)
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise UserError(f"config {path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
+        get_config = runpy.run_path(str(path)).get("get_config") if path.suffix == ".py" else None
     except SyntaxError as error:
         raise UserError(f"config {path} is not valid Python: line {error.lineno}, {error.msg}") from error
-    if not hasattr(module, "get_config"):
+    if get_config is None:
         raise UserError(f"config {path} defines no get_config(arg) function")
-    further = {"run": run()} if "run" in inspect.signature(module.get_config).parameters else {}
-    return apply_overrides(module.get_config(arg, **further), overrides)
+    further = {"run": run()} if "run" in inspect.signature(get_config).parameters else {}
+    return apply_overrides(get_config(arg, **further), overrides)
 
 
 def split_references(text: str) -> list[str]:
@@ -214,9 +140,6 @@ def set_key(config: ConfigDict, key: str, text: str, *, what: str) -> None:
         for name in filter(None, text.split(",")):
             use_adapter(config, name)
         return
-    if key in SECTIONS:
-        inside = ", ".join(f"{key}.{name}" for name in SECTIONS[key].entries)
-        raise UserError(f"{what} '{key}' is a section; set one of {inside}")
     declared = key_named(key)
     if declared is None:
         raise UserError(f"{what} '{key}' {why_unknown(key)}")
@@ -242,101 +165,32 @@ def _read(key: Key, text: str, what: str) -> Any:
         raise UserError(f"{what} takes {key.takes}{such}, not '{text}'") from error
 
 
-def why_unknown(name: str) -> str:
-    """Return the end of an error about an unknown key `name`, with the nearest known key."""
-    if name in CONSTANT:
-        return f"is no longer a key: its value is always {CONSTANT[name]!r}"
-    if name.startswith(f"{PLACE}."):
-        return why_unknown_adapter(name)
-    if (place := name.rpartition(".")[0]) in KEYS:
-        return f"does not exist: '{place}' is a key, not a section"
-    # A key with the same last part in another section is nearer than another key of the same section.
-    leaf = name.rpartition(".")[2]
-    same = [known for known in KEYS if known.rpartition(".")[2] == leaf]
-    known = [*KEYS, *(section for section in SECTIONS if not name.startswith(f"{section}."))]
-    close = difflib.get_close_matches(name, same or known, n=1, cutoff=0 if same else 0.6)
-    if close:
-        return f"does not exist; did you mean '{close[0]}'?"
-    while place not in SECTIONS and place:
-        place = place.rpartition(".")[0]
-    if place:
-        return f"does not exist; '{place}' has {', '.join(SECTIONS[place].entries)}"
-    return f"does not exist; the config has {', '.join(CONFIG.entries)}"
-
-
 def to_json(config: ConfigDict) -> str:
     """Return the config as JSON text; `from_json` returns the same config."""
     return json.dumps(config.to_dict(), indent=2)
 
 
-def from_json(text: str, source: str = "the stored config") -> ConfigDict:
+def from_json(text: str, source: str = "the stored config", *, required: Sequence[str] = ()) -> ConfigDict:
     """Read a stored config over the defaults, so that keys added later have their default.
 
-    Unknown keys, such as those of a later version, are ignored with a warning.
-
-    Args:
-      text: the JSON text.
-      source: its name in messages.
-
-    Raises:
-      UserError: a value of another type, with its key; or damaged JSON.
+    Unknown keys, such as those of another version, are ignored with a warning. Raises UserError, which names `source`,
+    for damaged JSON, for a value of another type, and without one of the `required` dotted keys.
     """
-    with damage_explained(source):
-        stored = _with_style(_without_constants(flatten(json.loads(text)), source), source)
-    if stored.get("data.cache") == "ram":
-        stored["data.cache"] = "disk"  # the cache of images that is left
-    # Terms of weight 0 that no head gives had no effect, and were accepted once.
-    stored = {name: v for name, v in stored.items() if v or not name.startswith("loss.terms.") or name in KEYS}
     config, unknown = default_config(), []
-    for name, value in stored.items():
-        if name in SECTIONS:
-            raise UserError(f"{source} is damaged: '{name}' is a section, not a key")
-        if (key := key_named(name)) is None:
-            unknown.append(name)
-            continue
-        try:
-            _assign(config, name, tuples(value))
-        except TypeError as error:
-            must = f"'{name}' is {value!r} and must be {key.takes}"
-            raise UserError(f"{source} is damaged: its key {must}") from error
+    with damage_explained(source):
+        stored = in_keys_of_today(flatten(json.loads(text)), source)
+        for name in required:
+            stored[name]  # a KeyError names it
+        for name, value in stored.items():
+            if name.startswith("loss.terms.") and name not in KEYS and not value:
+                continue  # a term of weight 0 that no head gives has no effect, and was accepted once
+            if name in SECTIONS or key_named(name) is not None:
+                _assign(config, name, tuples(value))
+            else:
+                unknown.append(name)
     if unknown:
         status(f"warning: {source} has unknown keys, which are ignored: {', '.join(unknown)}")
     return config
-
-
-def _without_constants(stored: dict[str, Any], source: str) -> dict[str, Any]:
-    """Return a stored config without the keys of CONSTANT.
-
-    Another value than the constant is reported; raises UserError if the trained model depends on it.
-    """
-    for name, value in stored.items():
-        if name not in CONSTANT or tuples(value) == CONSTANT[name]:
-            continue
-        differs = f"{source} has {name}={value!r}, which is always {CONSTANT[name]!r} in this version"
-        if not {name, name.partition(".")[0]} & set(_HARMLESS):
-            raise UserError(f"{differs}; use the version that trained the run")
-        status(f"warning: {differs}")
-    return {name: value for name, value in stored.items() if name not in CONSTANT}
-
-
-def _with_style(stored: dict[str, Any], source: str) -> dict[str, Any]:
-    """Return a stored config with `model.head.decoder.style` in place of the keys of which it was composed.
-
-    Raises UserError for a combination that is none of the styles, if the head has a decoder.
-    """
-    names = [f"model.head.decoder.{name}" for name in _STYLE_KEYS]
-    first = dict(zip(names, next(iter(_STYLES)), strict=True))
-    if not first.keys() & stored.keys():
-        return stored
-    values = tuple(stored.get(name, first[name]) for name in names)
-    style = next((style for earlier, style in _STYLES.items() if earlier == values), "")
-    if not style and stored.get("model.head.kind") in ("query", "routed_experts"):
-        raise UserError(
-            f"{source} has a query decoder ({', '.join(map(str, values))}) that is none of the styles of this version, "
-            f"{', '.join(_STYLES.values())}; use the version that trained the run"
-        )
-    rest = {name: value for name, value in stored.items() if name not in first}
-    return rest | {_STYLE: style or "dr_moe"}
 
 
 def flatten(config: ConfigDict | dict[str, Any], prefix: str = "") -> dict[str, Any]:

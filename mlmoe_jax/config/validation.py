@@ -4,13 +4,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.config.adapters import missing_settings
-from mlmoe_jax.config.defaults import KEYS, default_config, in_open_section, key_named
-from mlmoe_jax.config.loading import flatten, why_unknown
+from mlmoe_jax.config.defaults import KEYS, PLACE, default_config, in_open_section, key_named, why_unknown
+from mlmoe_jax.config.loading import flatten
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.adapters.catalog import ADAPTERS, PROMPTS, adapters_of, described, prompts_of
-from mlmoe_jax.models.backbones.catalog import CATALOG
-from mlmoe_jax.models.heads.catalog import HEADS, head_of
+from mlmoe_jax.models.catalog import ADAPTERS, HEADS, PROMPTS, adapters_of, described, head_of, prompts_of
 
 # The keys of `config.augment` that change an image unless they have their default.
 AUGMENTS = ("geometry", "flip", "shift", "contrast", "brightness", "saturation", "hue", "cutout", "randaugment")
@@ -19,11 +16,13 @@ AUGMENTS = ("geometry", "flip", "shift", "contrast", "brightness", "saturation",
 def validate(config: ConfigDict) -> None:
     """Raise one UserError that lists every mistake in the config."""
     flat = flatten(config)
-    if missing := [name for name in KEYS if name not in flat and not in_open_section(name)]:
-        raise UserError(f"the config lacks {', '.join(missing)}; let it start from default_config()")
-    if missing := missing_settings(config):
-        raise UserError(f"the config lacks {', '.join(missing)}; use_adapter adds an adapter with all its settings")
-    if wrong := [*_key_mistakes(flat), *_model_mistakes(config), *_data_mistakes(config), *_cache_mistakes(config)]:
+    adapters = {name: ADAPTERS[name].settings for name in config.model.adapters if name in ADAPTERS}
+    required = [name for name in KEYS if not in_open_section(name)]
+    required += [f"{PLACE}.{name}.{leaf}" for name, settings in adapters.items() for leaf in settings]
+    if missing := [name for name in required if name not in flat]:
+        raise UserError(f"the config lacks {', '.join(missing)}; let it start from default_config() and use_adapter")
+    of_sections = (_model_mistakes, _data_mistakes, _cache_mistakes, _fit_mistakes)
+    if wrong := [*_key_mistakes(flat), *(mistake for check in of_sections for mistake in check(config))]:
         raise UserError("the config has mistakes: " + "; ".join(wrong))
 
 
@@ -55,13 +54,14 @@ def has_batch_statistics(config: ConfigDict) -> bool:
 
 def _trains_batch_norm(config: ConfigDict) -> bool:
     """Return whether the backbone has batch normalization and trains it; False for an unknown backbone."""
+    from mlmoe_jax.models.backbones.catalog import CATALOG  # imports jax, which --help does without
+
     settings = config.model.backbone
     entry = CATALOG.get(settings.name)
     return settings.batch_norm == "trainable" and entry is not None and entry.shape.batch_norm_rule is not None
 
 
 def _key_mistakes(flat: dict[str, Any]) -> list[str]:
-    """Return the unknown keys, and the keys with a value that they do not allow."""
     wrong = []
     for name in [*KEYS, *sorted(flat.keys() - KEYS.keys())]:
         key = key_named(name)
@@ -73,7 +73,6 @@ def _key_mistakes(flat: dict[str, Any]) -> list[str]:
 
 
 def _data_mistakes(config: ConfigDict) -> list[str]:
-    """Return the settings of splits, images and selection that do not fit together."""
     data, select_on, wrong = config.data, config.eval.select_on, []
     if data.val_fraction and not data.val_split:
         wrong.append("data.val_fraction holds out data.val_split, which is empty")
@@ -81,7 +80,7 @@ def _data_mistakes(config: ConfigDict) -> list[str]:
         wrong.append("eval.select_on=val needs data.val_split")
     if select_on == "test" and not data.test_splits:
         wrong.append("eval.select_on=test needs data.test_splits")
-    if not data.val_split and not data.test_splits:
+    if not data.val_split and not data.test_splits and config.train.fit != "logistic":
         wrong.append("data.val_split and data.test_splits are both empty, so that there is nothing to evaluate")
     return wrong
 
@@ -116,8 +115,21 @@ def _cache_mistakes(config: ConfigDict) -> list[str]:
     return wrong
 
 
+def _fit_mistakes(config: ConfigDict) -> list[str]:
+    """Return the settings with which training is no logistic regression, although `train.fit` says so."""
+    if config.train.fit != "logistic":
+        return []
+    head, wrong, otherwise = config.model.head, [], ", or train.fit=steps"
+    if head.kind != "linear" or head.pool not in ("cls", "mean"):
+        wrong.append(f"train.fit=logistic fits one linear classifier: set model.head.kind=linear, pool=cls{otherwise}")
+    if config.data.cache_features == "no":
+        wrong.append(f"train.fit=logistic needs fixed features: set data.cache_features=float32{otherwise}")
+    if config.loss.kind != "bce" or config.loss.positive_weight != 1:
+        wrong.append(f"train.fit=logistic minimizes bce: set loss.kind=bce and loss.positive_weight=1{otherwise}")
+    return wrong
+
+
 def _model_mistakes(config: ConfigDict) -> list[str]:
-    """Return the settings of adapters, head and loss that do not fit together."""
     if config.model.prompts.kind not in PROMPTS or any(name not in ADAPTERS for name in config.model.adapters):
         return []  # which the keys themselves report
     wrong = _head_mistakes(config) if config.model.head.kind in HEADS else []
@@ -127,7 +139,6 @@ def _model_mistakes(config: ConfigDict) -> list[str]:
 
 
 def _head_mistakes(config: ConfigDict) -> list[str]:
-    """Return the settings of prompts, loss and head that the head of a config cannot work with."""
     kind, head, wrong = config.model.head.kind, head_of(config), []
     if head.needs_group_prompts and not prompts_of(config).uses_groups:
         wrong.append(f"model.head.kind={kind} reads group prompts: set model.prompts.kind=group")

@@ -22,6 +22,7 @@ from etils import epath
 from mlmoe_jax.data.images import Images
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import cache_folder, damage_explained
+from mlmoe_jax.runtime.progress import megabytes
 from mlmoe_jax.runtime.storage import whole_file
 
 PART_BYTES = 2**27  # the most that is computed again after an interruption, and that a part needs in memory
@@ -34,8 +35,8 @@ Kinds = Mapping[str, tuple[tuple[int, ...], str]]  # kind of feature -> shape an
 class FeatureTable:
     """The features of N = `rows` images.
 
-    kinds: name -> (shape, type) of the features of one image, as the backbone computes them: `cls` [D] and `patches`
-    [h,w,D]. stored: the type in the files, float32 or float16; uint8 for pixels.
+    kinds: name -> (shape, type) of the features of one image: `cls` [D] and `patches` [h,w,D]. stored: the type in the
+    files, float32 or float16; uint8 for pixels.
     """
 
     folder: Path
@@ -45,7 +46,7 @@ class FeatureTable:
 
     @property
     def row_bytes(self) -> int:
-        """The number of bytes per image."""
+        """Bytes per image."""
         return sum(math.prod(shape) for shape, _ in self.kinds.values()) * np.dtype(self.stored).itemsize
 
     @property
@@ -58,13 +59,10 @@ class FeatureTable:
         parts = range(math.ceil(self.rows / self.part_rows))
         return [part for part in parts if not self._file(part, READ).exists()]
 
-    def unread(self) -> np.ndarray:
-        """Return the rows i64[n] that are stored as images that could not be read."""
-        unread = [np.zeros(0, np.int64)]
-        for part in range(math.ceil(self.rows / self.part_rows)):
-            if self._file(part, READ).exists():
-                unread.append(self.rows_of(part)[~self._open(part, READ)])
-        return np.concatenate(unread)
+    def unread(self) -> list[int]:
+        """Return the rows that are stored as images that could not be read."""
+        stored = set(range(math.ceil(self.rows / self.part_rows))) - set(self.missing())
+        return [row for part in sorted(stored) for row in self.rows_of(part)[~self._open(part, READ)].tolist()]
 
     def parts_of(self, rows: Sequence[int]) -> list[int]:
         """Return the numbers of the parts with these rows."""
@@ -81,7 +79,7 @@ class FeatureTable:
     def require_space(self, needed: int, what: str, otherwise: str) -> None:
         """Create the folder; UserError if it cannot be created, or its disk has no space for `needed` bytes.
 
-        what, otherwise: for the sentence, what needs them, and the setting that does not.
+        what, otherwise: what needs them, and the setting that does not.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -138,11 +136,6 @@ def _mapped(path: Path) -> np.ndarray:
         return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
-def megabytes(count: int) -> str:
-    """Return a number of bytes in megabytes, as text."""
-    return f"{count / 1e6:,.1f} MB" if count < 1e7 else f"{count / 1e6:,.0f} MB"
-
-
 def table_of(
     images: Images,
     ids: Sequence[str],
@@ -154,8 +147,7 @@ def table_of(
 ) -> FeatureTable:
     """Return the table of the images of a split, which may have no part yet.
 
-    settings: all that the features depend on besides the images. Another setting, other images, or an image that has
-    changed lead to another table. place: the folder of such tables in the cache folder.
+    settings: all that the features depend on besides the images. place: the folder of such tables in the cache folder.
     """
     digest = hashlib.sha256(json.dumps([kinds, stored, PART_BYTES, settings], sort_keys=True).encode())
     for row, name in enumerate(ids):

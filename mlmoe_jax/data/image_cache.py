@@ -11,17 +11,17 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from ml_collections import ConfigDict
 from PIL import Image, features
 
-from mlmoe_jax.data.features import FeatureTable, megabytes, table_of
+from mlmoe_jax.data.features import FeatureTable, table_of
 from mlmoe_jax.data.image_reader import ImageReader
-from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.machine import cores
-from mlmoe_jax.runtime.progress import Progress, status
+from mlmoe_jax.runtime.progress import Progress, megabytes, status
 
 AT_ONCE = 64  # images that are read together
 
@@ -42,13 +42,12 @@ def with_cache(splits: Sequence[tuple[Split, ConfigDict | None]], data_config: C
     needed = {table.folder: table.bytes_of(table.missing()) for table in tables}
     for table in tables:
         table.require_space(sum(needed.values()), "the images of data.cache=disk", "data.cache=none")
-    skip = data_config.bad_images == "skip"
     for (split, _), reader, table in zip(splits, readers, tables, strict=True):
         missing = table.missing()  # a split before may have had the same images
         size = f"{len(split):,} images, {megabytes(len(split) * table.row_bytes)} in {table.folder}"
         status(f"cache of {split.name}: {size}{'' if missing else ', already there'}")
         if missing:
-            _fill(table, missing, split, reader, skip)
+            _fill(table, missing, split, reader)
     return [replace(split, cached=table) for (split, _), table in zip(splits, tables, strict=True)]
 
 
@@ -64,20 +63,10 @@ def _table(split: Split, reader: ImageReader, data_config: ConfigDict) -> Featur
     return table_of(split.images, split.ids, {"image": ((side, side, 3), "uint8")}, "uint8", settings, place="images")
 
 
-def _fill(table: FeatureTable, missing: list[int], split: Split, reader: ImageReader, skip: bool) -> None:
-    """Read and store the parts `missing` of a table."""
-
-    def read(row: int) -> np.ndarray | None:
-        try:
-            return reader.fixed(split.images, row)
-        except BadImage:
-            if not skip:
-                raise
-            return None
-
+def _fill(table: FeatureTable, missing: list[int], split: Split, reader: ImageReader) -> None:
     def read_all(rows: list[int]) -> Iterator[np.ndarray | None]:
         for first in range(0, len(rows), AT_ONCE):
-            yield from pool.map(read, rows[first : first + AT_ONCE])
+            yield from pool.map(partial(reader.fixed, split.images), rows[first : first + AT_ONCE])
             progress.advance()
 
     blank = table.blank()["image"]

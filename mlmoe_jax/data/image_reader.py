@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from mlmoe_jax.data import randaugment, transforms
-from mlmoe_jax.data.images import Decoding, Images, open_image
+from mlmoe_jax.data.images import BadImage, Decoding, Images, open_image
 from mlmoe_jax.data.randaugment import Policy
 
 CROP_RATIOS = (3 / 4, 4 / 3)  # of width to height, the range of the Inception crop
@@ -106,6 +106,7 @@ class ImageReader:
     decoding: Decoding
     geometry: Geometry
     pixels: PixelTransforms = PixelTransforms()
+    skip: bool = False  # return None for an image that cannot be read, instead of raising BadImage
 
     @classmethod
     def of(cls, data_config: ConfigDict, augment: ConfigDict | None = None) -> ImageReader:
@@ -118,15 +119,21 @@ class ImageReader:
             strengths = {field.name: augment[field.name] for field in fields(PixelTransforms) if field.name in augment}
             pixels = PixelTransforms(**strengths, policy=randaugment.make_policy(augment))
         least = geometry.smallest_useful_side if data_config.reduced_decoding else 0
-        return cls(Decoding.of(data_config, least), geometry, pixels)
+        return cls(Decoding.of(data_config, least), geometry, pixels, data_config.bad_images == "skip")
 
-    def __call__(self, images: Images, row: int, random: np.random.Generator | None = None) -> np.ndarray:
-        """Read an image; evaluation needs no generator. Raises BadImage."""
-        return self.varied(self.fixed(images, row), random)
+    def __call__(self, images: Images, row: int, random: np.random.Generator | None = None) -> np.ndarray | None:
+        """Read an image; evaluation needs no generator."""
+        image = self.fixed(images, row)
+        return None if image is None else self.varied(image, random)
 
-    def fixed(self, images: Images, row: int) -> np.ndarray:
-        """Decode an image, and resize it unless its size is drawn. Raises BadImage."""
-        return self.geometry.fixed(images.open(row, self.decoding))
+    def fixed(self, images: Images, row: int) -> np.ndarray | None:
+        """Decode an image, and resize it unless its size is drawn."""
+        try:
+            return self.geometry.fixed(images.open(row, self.decoding))
+        except BadImage:
+            if not self.skip:
+                raise
+            return None
 
     def varied(self, image: np.ndarray, random: np.random.Generator | None = None) -> np.ndarray:
         """Return u8[S,S,3] for an image that `fixed` returned."""

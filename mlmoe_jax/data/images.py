@@ -9,13 +9,12 @@ import io
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
-from PIL import Image, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.Image import Transpose
 
 from mlmoe_jax.errors import UserError
@@ -37,7 +36,7 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 
 JPEG_START, JPEG_END = b"\xff\xd8", b"\xff\xd9"
-EXIF_ORIENTATION = 0x0112
+_HEIC = tuple(b"ftyp" + brand for brand in (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"))
 UPRIGHT = {
     2: Transpose.FLIP_LEFT_RIGHT,
     3: Transpose.ROTATE_180,
@@ -58,10 +57,9 @@ class Decoding:
     """How image files are decoded.
 
     at_least: if above 0, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, as long as both sides keep at least this
-    number of pixels. truncated: of a JPEG that is cut short, `read` what is there and leave the rest gray, as Pillow
-    does with LOAD_TRUNCATED_IMAGES, or `refuse` it; other formats, and a cut in a header, are always refused. exif:
-    `apply` the orientation in the EXIF data, so that the image is upright, or `ignore` it. most_pixels: images with
-    more are refused before they are decoded.
+    number of pixels. truncated: of a JPEG that is cut short, `read` what is there and leave the rest gray, or `refuse`
+    it; other formats, and a cut in a header, are always refused. exif: `apply` the orientation in the EXIF data, or
+    `ignore` it. most_pixels: images with more are refused before they are decoded.
     """
 
     at_least: int = 0
@@ -93,8 +91,15 @@ def read_image(source: str | os.PathLike | bytes, *, name: str = "", decoding: D
     return pixels_of(open_image(source, name=name, decoding=decoding))
 
 
-def open_image(source: str | os.PathLike | bytes, *, name: str = "", decoding: Decoding = STRICT) -> Image.Image:
-    """Decode like `read_image`, to a Pillow image, which saves two copies if it is only resized next."""
+def open_image(
+    source: str | os.PathLike | bytes | Image.Image, *, name: str = "", decoding: Decoding = STRICT
+) -> Image.Image:
+    """Decode like `read_image`, to a Pillow image, which saves two copies if it is only resized next.
+
+    A Pillow image is read at its full size, with its mode, transparency and EXIF data handled as in a file.
+    """
+    if isinstance(source, Image.Image):
+        return _decode(source, name, replace(decoding, at_least=0))
     if not isinstance(source, bytes):
         name, source = name or os.fspath(source), read_file(source)
     name = name or f"{len(source):,} bytes"
@@ -137,10 +142,10 @@ class _UnknownWhite(ValueError):
     """A gray image whose values do not say which one is white."""
 
 
-def _decode(data: bytes, name: str, decoding: Decoding) -> Image.Image:
+def _decode(data: bytes | Image.Image, name: str, decoding: Decoding) -> Image.Image:
     most = MAX_DECODED // _OTHERS
     try:
-        image = Image.open(io.BytesIO(data), formats=_formats())
+        image = Image.open(io.BytesIO(data), formats=_formats()) if isinstance(data, bytes) else data
         most = min(decoding.most_pixels, MAX_DECODED // _bytes_per_pixel(image))
         if image.width * image.height > most:
             raise Image.DecompressionBombError
@@ -151,11 +156,17 @@ def _decode(data: bytes, name: str, decoding: Decoding) -> Image.Image:
     except Exception as error:  # Pillow's decoders raise many types for damaged data, such as SyntaxError, IndexError
         reasons = {
             Image.DecompressionBombError: f"it has more than {most:,} pixels; store it smaller",
-            UnidentifiedImageError: f"its content is none of {', '.join(_formats())}" if data else "it is empty",
+            UnidentifiedImageError: _why_unknown(data) if isinstance(data, bytes) else "",
             _UnknownWhite: str(error),
         }
         reason = reasons.get(type(error), f"it is damaged or cut short ({error or type(error).__name__})")
         raise BadImage(f"cannot read {name} as an image: {reason}") from error
+
+
+def _why_unknown(data: bytes) -> str:
+    if data.startswith(_HEIC, 4):
+        return "it is HEIC, the format of phones, which is not read; convert it to JPEG, as with heif-convert or sips"
+    return f"its content is none of {', '.join(_formats())}" if data else "it is empty"
 
 
 @functools.cache
@@ -165,7 +176,6 @@ def _formats() -> tuple[str, ...]:
 
 
 def _bytes_per_pixel(image: Image.Image) -> int:
-    """Return the memory that decoding takes at most, of an image of which only the header has been read."""
     if image.mode == "F" or image.mode.startswith("I"):
         return _DEEP
     return _PROGRESSIVE if image.info.get("progressive") else _BYTES_PER_PIXEL.get(image.format, _OTHERS)
@@ -173,7 +183,7 @@ def _bytes_per_pixel(image: Image.Image) -> int:
 
 def _upright(image: Image.Image) -> Image.Image:
     try:
-        orientation = image.getexif().get(EXIF_ORIENTATION)
+        orientation = image.getexif().get(ExifTags.Base.Orientation)
     except Exception:  # damaged metadata do not make an image unreadable
         return image
     return image.transpose(UPRIGHT[orientation]) if orientation in UPRIGHT else image
@@ -183,7 +193,7 @@ def _rgb(image: Image.Image) -> Image.Image:
     if image.mode == "F" or image.mode.startswith("I"):
         return _from_deep(np.asarray(image))
     if image.has_transparency_data:
-        return _on_white(image)
+        return _on_white(image.convert("LA") if image.mode == "La" else image)
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
@@ -228,9 +238,21 @@ class Images(abc.ABC):
         Image.fromarray(self.read(row)).save(buffer, "PNG")
         return buffer.getvalue()
 
+    def problem(self, row: int, decoding: Decoding = STRICT) -> str:
+        """Return why image `row` cannot be read; "" if it can."""
+        try:
+            self.open(row, decoding)
+        except BadImage as error:
+            return str(error)
+        return ""
+
     def name(self, row: int) -> str:
         """Return the name of image `row` in errors: the path of its file, if it has one of its own."""
         return f"image {row}"
+
+    def line(self, row: int) -> tuple[str, int] | None:
+        """Return the name of the table that lists image `row` and its line there, from 1; None without a table."""
+        return None
 
     def missing(self) -> np.ndarray:
         """Return the rows i64[n] of the images that have no file, without reading any file."""
@@ -251,9 +273,10 @@ class Images(abc.ABC):
         return (self.read(row) for row in range(len(self)))
 
 
+@dataclass(eq=False)
 class _Taken(Images):
-    def __init__(self, whole: Images, rows: np.ndarray):
-        self.whole, self.rows = whole, rows
+    whole: Images
+    rows: np.ndarray
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -270,6 +293,9 @@ class _Taken(Images):
     def name(self, row: int) -> str:
         return self.whole.name(int(self.rows[row]))
 
+    def line(self, row: int) -> tuple[str, int] | None:
+        return self.whole.line(int(self.rows[row]))
+
     def missing(self) -> np.ndarray:
         return np.flatnonzero(np.isin(self.rows, self.whole.missing()))
 
@@ -277,11 +303,11 @@ class _Taken(Images):
         return self.whole.stamp(int(self.rows[row]))
 
 
+@dataclass(eq=False)
 class ArrayImages(Images):
     """Images of one size in memory, u8[N,h,w,3]."""
 
-    def __init__(self, array: np.ndarray):
-        self.array = array
+    array: np.ndarray
 
     def __len__(self) -> int:
         return len(self.array)
@@ -304,10 +330,10 @@ class EncodedImages(Images):
 
 
 class ImageFiles(EncodedImages):
-    """Images in files `names` below `folder`, read on access."""
+    """Images in files `names` below `folder`, read on access; lines: those of the file `table` that list them."""
 
-    def __init__(self, folder: str | os.PathLike, names: Sequence[str]):
-        self.folder, self.names = os.fspath(folder), names
+    def __init__(self, folder: str | os.PathLike, names: Sequence[str], table: str = "", lines: Sequence[int] = ()):
+        self.folder, self.names, self.table, self.lines = os.fspath(folder), names, table, lines
 
     def __len__(self) -> int:
         return len(self.names)
@@ -315,17 +341,21 @@ class ImageFiles(EncodedImages):
     def name(self, row: int) -> str:
         return f"{self.folder}/{self.names[row]}"
 
+    def line(self, row: int) -> tuple[str, int] | None:
+        return (self.table, self.lines[row]) if self.lines else None
+
     def encoded(self, row: int) -> bytes:
         return read_file(self.name(row))
 
     def missing(self) -> np.ndarray:
-        """Return the rows of the files that do not exist, by listing each of their folders once."""
         places = [os.path.split(name) for name in self.names]
-        present = {parent: _listing(Path(self.folder, parent)) for parent in {parent for parent, _ in places}}
+        present = {}
+        for parent in {parent for parent, _ in places}:  # each folder is listed once
+            folder = os.path.join(self.folder, parent)
+            present[parent] = set(os.listdir(folder)) if os.path.isdir(folder) else set()
         return np.flatnonzero([name not in present[parent] for parent, name in places])
 
     def stamp(self, row: int) -> str:
-        """Return size and time of the file of image `row`; "missing" if there is none."""
         name = self.name(row)
         try:
             if "://" in name:
@@ -335,36 +365,3 @@ class ImageFiles(EncodedImages):
         except OSError:
             return "missing"
         return f"{local.st_size} {local.st_mtime_ns}"
-
-
-def image_files(folder: Path, names: Sequence[str], *, check: bool = True) -> ImageFiles:
-    """Return the files `names`, which may be in subfolders of `folder`.
-
-    check: verify that all exist (see `ImageFiles.missing`); otherwise a missing file raises when it is read.
-    Raises UserError if the folder or, with `check`, any of the files is missing.
-    """
-    if not folder.is_dir():
-        raise UserError(f"there is no folder {folder} with the {len(names):,} listed images; unpack the images there")
-    images = ImageFiles(folder, names)
-    if check and len(missing := images.missing()):
-        raise UserError(
-            f"{len(missing):,} of the {len(names):,} listed images are not in {folder}, the first is "
-            f"{names[missing[0]]}; unpack the images there, or leave the missing ones out with data.bad_images=skip"
-        )
-    return images
-
-
-def _listing(folder: Path) -> set[str]:
-    return set(os.listdir(folder)) if os.path.isdir(folder) else set()  # also for a name that no folder can have
-
-
-def data_folder(root: str | os.PathLike, data_set: str, holds: str) -> Path:
-    """Return the user's folder `root` for `data_set`; `holds` describes its content in errors.
-
-    Raises UserError if `root` is empty or not a folder.
-    """
-    folder = Path(root).expanduser()
-    if not os.fspath(root) or not folder.is_dir():
-        what = f"'{folder}', which is not a folder" if os.fspath(root) else "empty"
-        raise UserError(f"data.root is {what}; set it to the folder that holds {holds} of {data_set}")
-    return folder

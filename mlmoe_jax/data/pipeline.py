@@ -1,5 +1,9 @@
 """Batches from a split, built on Grain: the data position is a function of the step.
 
+A batch is `image u8[B,H,W,3]`, `mask f32[B]` (0 = padding) and `id i32[B]`, the row of the split; in training
+also `label f32[B,K]` in {0,1} and `label_mask f32[B,K]` (0 = unknown or ignored). If the features of the images are
+cached, `cls f32[B,D]` and `patches f32[B,h,w,D]`, as far as the head reads them, replace `image`.
+
 The global data set is shuffled and repeated before a process takes its part. The global batch of a step, including its
 order, is therefore the same for any number of processes and workers, and training resumes at any step by slicing. (The
 order matters because augmentation draws random numbers by step and position in the global batch.)
@@ -16,25 +20,24 @@ import numpy as np
 from absl import flags
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.batch import targets
 from mlmoe_jax.data.image_reader import ImageReader
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.readers import FOR_FEATURES, Readers, choose
-from mlmoe_jax.data.split import UNKNOWN, Split
+from mlmoe_jax.data.split import UNKNOWN, Split, targets
 from mlmoe_jax.runtime import distributed
 
 Batch = dict[str, np.ndarray]
 
 
 class _Examples(grain.transforms.MapWithIndex):
-    """Map (step, rows of a global batch) to the examples of this process; rows beyond the split are padding.
+    """Map (step, rows of a global batch) to the examples of this process; pickled for worker processes.
 
-    This is an object, not a closure, because it is pickled for worker processes.
+    Rows beyond the split are padding.
     """
 
     def __init__(self, split: Split, data_config, augment, seed: int, labels: bool, process: tuple[int, int]):
         self.split, self.seed, self.labels, self.process = split, seed, labels, process
-        self.skip, self.difficult = data_config.bad_images == "skip", data_config.difficult_train
+        self.difficult = data_config.difficult_train
         image = {"image": np.zeros((data_config.image_size, data_config.image_size, 3), np.uint8)}
         self.no_input = image if split.features is None else split.features.blank()
         self.no_labels = np.full(len(split.classes), UNKNOWN, np.int8)
@@ -53,29 +56,25 @@ class _Examples(grain.transforms.MapWithIndex):
         arrays = None if row < 0 else self._input(row, random)
         codes = self.no_labels if arrays is None else self.split.labels[row]
         mask = np.float32(arrays is not None)
-        return {**(arrays or self.no_input), **self._targets(codes), "mask": mask, "id": np.int32(row)}
+        example = {**(arrays or self.no_input), "mask": mask, "id": np.int32(row)}
+        if self.labels:
+            example["label"], example["label_mask"] = targets(codes, self.difficult)
+        return example
 
     def _input(self, row: int, random: np.random.Generator) -> Batch | None:
-        """Return what the model gets of an image; None for one that cannot be read and is left out."""
+        """Return the model input; None for an image that cannot be read and is left out."""
         if self.split.features is not None:
-            if (features := self.split.features[row]) is None and not self.skip:
+            if (features := self.split.features[row]) is None and not self.reader.skip:
                 raise BadImage(f"{self.split.ids[row]} could not be read as an image when its features were computed")
             return features
         if self.split.cached is not None and (stored := self.split.cached[row]) is not None:
             return {"image": self.reader.varied(stored["image"], random)}
-        try:
-            return {"image": self.reader(self.split.images, row, random)}
-        except BadImage:
-            if not self.skip:
-                raise
-            return None
+        image = self.reader(self.split.images, row, random)
+        return None if image is None else {"image": image}
 
     def timed(self, row: int) -> None:
         """Read and transform an image as for a batch, to time it."""
         self._input(row, np.random.default_rng(row))
-
-    def _targets(self, codes: np.ndarray) -> Batch:
-        return dict(zip(("label", "label_mask"), targets(codes, self.difficult), strict=True)) if self.labels else {}
 
 
 def steps_per_epoch(images: int, batch_size: int) -> int:
@@ -171,12 +170,5 @@ class SkippedImages:
 
 
 def _reasons(split: Split, rows: Iterable[int]) -> list[list[str]]:
-    return [[split.name, str(split.ids[row]), _reason(split, row)] for row in rows]
-
-
-def _reason(split: Split, row: int) -> str:
-    try:
-        split.images.read(row)
-    except BadImage as error:
-        return str(error)
-    return "it could not be read before, but now it can"
+    later = "it could not be read before, but now it can"
+    return [[split.name, str(split.ids[row]), split.images.problem(row) or later] for row in rows]

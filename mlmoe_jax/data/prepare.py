@@ -1,6 +1,5 @@
 """Convert a batch of images to the input of the network."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import jax
@@ -14,7 +13,10 @@ Batch = dict[str, jax.Array]
 
 @dataclass(frozen=True)
 class Preprocess:
-    """The input format of a backbone: image side in pixels, and mean and standard deviation per channel in 0…1."""
+    """The input format of a backbone: image side in pixels, and mean and standard deviation per channel in 0…1.
+
+    Training, evaluation and prediction all use it, so that their inputs cannot differ.
+    """
 
     image_size: int
     mean: tuple[float, float, float]
@@ -24,11 +26,3 @@ class Preprocess:
         """Return the network's input from images with values in 0…255."""
         scaled = jnp.asarray(image).astype(jnp.float32) / 255
         return (scaled - jnp.asarray(self.mean)) / jnp.asarray(self.std)
-
-
-def prepare(batch: Mapping[str, ArrayLike], preprocess: Preprocess) -> Float32[Array, "b h w 3"]:
-    """Return the network's input from `batch["image"]`.
-
-    Training, evaluation and prediction all use this function, so that their inputs cannot differ.
-    """
-    return preprocess(batch["image"])

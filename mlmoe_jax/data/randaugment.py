@@ -1,17 +1,8 @@
 """RandAugment with Pillow: its operations and its two policies.
 
-An image gets `count` operations in sequence, each drawn independently and uniformly from the policy's list. The ranges
-are given below, from the lowest level to the highest.
-
-    shear_x shear_y               0 … 0.3 of the other coordinate; bicubic
-    translate_x translate_y       0 … 150/331 of the side; nearest pixel
-    rotate                        0 … 30 degrees counter-clockwise around the center; nearest pixel
-    color contrast brightness sharpness    factor 1 ± (0 … 0.9)
-    posterize                     8 … 4 bits kept, rounded
-    solarize                      values of at least 256 … 0 are inverted
-    cutout                        a square of 0 … 20 pixels, rounded, then made even, in one fixed color
-    invert autocontrast equalize identity  no magnitude
-
+An image gets `count` operations in sequence, each drawn independently and uniformly from the policy's list. OPERATIONS
+has the ranges of their magnitudes, from the lowest level to the highest: shears as shares of the other coordinate,
+translations as shares of the side, degrees counter-clockwise, changes of a factor from 1, bits, a level, and pixels.
 Areas uncovered by a geometric operation are filled with gray 128.
 
 `uda` is the variant of ASL, Q2L and ML-VPT: two of 15 operations, levels 1, 2 … 9 of 9 equally often, each applied
@@ -93,18 +84,14 @@ EITHER_WAY = frozenset(
 # ----------------------------------------------------------------------------------------------------------- policies
 @dataclass(frozen=True)
 class Policy:
-    """The distribution of operations; see the module's docstring.
-
-    levels: of 0…`highest`, equally likely. probability: that a drawn operation is applied. signed: the operations
-    whose magnitude is negative with probability 1/2.
-    """
+    """The distribution of operations; see the module's docstring."""
 
     operations: tuple[str, ...]
-    levels: tuple[float, ...]
+    levels: tuple[float, ...]  # of 0…`highest`, equally likely
     highest: int
     count: int
-    probability: float
-    signed: frozenset[str]
+    probability: float  # that a drawn operation is applied
+    signed: frozenset[str]  # operations whose magnitude is negative with probability 1/2
 
 
 UDA = Policy(
@@ -117,32 +104,27 @@ UDA = Policy(
 )
 
 
-def standard(count: int, magnitude: float) -> Policy:
-    """Return the policy of Cubuk et al.: `count` operations at `magnitude` of 10."""
+def make_policy(augment) -> Policy | None:
+    """Return the policy of `config.augment`, None for `none`."""
+    if augment.randaugment != "standard":
+        return {"none": None, "uda": UDA}[augment.randaugment]
     return Policy(
         operations=tuple(name for name in OPERATIONS if name not in ("invert", "cutout")),
-        levels=(magnitude,),
+        levels=(augment.randaugment_magnitude,),
         highest=10,
-        count=count,
+        count=augment.randaugment_ops,
         probability=1.0,
         signed=EITHER_WAY | {"rotate"},
     )
 
 
-def make_policy(augment) -> Policy | None:
-    """Return the policy of `config.augment`, None for `none`."""
-    if augment.randaugment == "standard":
-        return standard(augment.randaugment_ops, augment.randaugment_magnitude)
-    return {"none": None, "uda": UDA}[augment.randaugment]
-
-
 # ------------------------------------------------------------------------------------------------------------ drawing
 class Drawn(NamedTuple):
-    """One operation to apply: signed magnitude in its own units, and position `at` as fractions of height and width."""
+    """One operation to apply."""
 
     name: str
-    magnitude: float
-    at: tuple[float, float]
+    magnitude: float  # signed, in the units of the operation
+    at: tuple[float, float]  # fractions of height and width
 
 
 def sample(policy: Policy, random: np.random.Generator) -> list[Drawn]:

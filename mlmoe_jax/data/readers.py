@@ -58,13 +58,8 @@ def timed(read: Callable[[int], Any], rows: Sequence[int]) -> float:
 def chosen(seconds: float, usable: int, batch_bytes: int, *, accelerator: bool, threads: int, workers: int) -> Readers:
     """Return the number of threads and processes; `threads` and `workers` stay unless they are negative (auto).
 
-    Args:
-      seconds: for an image, in one thread.
-      usable: the number of cores.
-      batch_bytes: of the images of a batch, this process's part.
-      accelerator: whether the model runs on one.
-      threads: `data.threads`.
-      workers: `data.workers`.
+    seconds: for an image, in one thread. usable: the number of cores. batch_bytes: of the images of a batch, this
+    process's part. accelerator: whether the model runs on one.
     """
     ahead = max(1, MOST_AHEAD // (2 * batch_bytes))  # threads in all processes together
     if threads < 0:
@@ -82,8 +77,7 @@ _TIMED: dict[Any, float] = {}  # a split is evaluated many times
 def choose(read: Callable[[int], Any], images: int, key: Any, batch_bytes: int, threads: int, workers: int) -> Readers:
     """Return the readers for `images` images, which are timed, and said in one line, if any number is auto.
 
-    key: what the time of an image depends on; images with the same key are timed once per process. batch_bytes,
-    threads, workers: as in `chosen`.
+    key: what the time of an image depends on; images with the same key are timed once per process.
     """
     if threads >= 0 and workers >= 0:
         return Readers(threads, workers)
@@ -98,7 +92,7 @@ def choose(read: Callable[[int], Any], images: int, key: Any, batch_bytes: int, 
 
 
 def untimed(threads: int, workers: int) -> dict[str, int]:
-    """Return `threads` and `workers` with numbers for auto that need no timing, for few images of unknown sizes."""
+    """Return `threads` and `workers` with numbers for auto that need no timing, for few images."""
     return {"threads": threads if threads > 0 else min(cores(), 2 * THREADS), "workers": max(0, workers)}
 
 

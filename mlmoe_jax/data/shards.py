@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import multiprocessing
 import os
@@ -19,6 +18,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from PIL import Image
 
 from mlmoe_jax.data.images import STRICT, BadImage, Decoding, Images, read_image
+from mlmoe_jax.data.sources.packed import sha256_of
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.storage import Folder, whole_file
 
@@ -51,10 +51,7 @@ class Packer:
     decoding: Decoding = STRICT
 
     def __call__(self, shard: Shard) -> dict[str, Any]:
-        """Write a shard and return its entry for the manifest.
-
-        Raises BadImage for an unreadable image, unless these are left out, and OSError or NoRoom if writing fails.
-        """
+        """Write a shard and return its entry for the manifest."""
         images, ids = self.splits[shard.split]
         left_out = []
         with whole_file(Folder(self.folder) / shard.file) as partial:
@@ -66,9 +63,7 @@ class Packer:
                         if not self.skip_bad:
                             raise
                         left_out.append({"row": row, "id": ids[row], "why": str(error)})
-            size = partial.stat().st_size
-            with open(partial, "rb") as file:
-                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            size, sha256 = partial.stat().st_size, sha256_of(partial)
         records = len(shard.rows) - len(left_out)
         return {"file": shard.file, "records": records, "bytes": size, "sha256": sha256, "left_out": left_out}
 
@@ -96,7 +91,6 @@ def written(packer: Packer, shards: Sequence[Shard], processes: int) -> Iterator
     """Write shards in `processes` processes; yield each with its entry for the manifest once it is complete.
 
     If the caller closes the iterator, the shards that are being written are completed, and no others are begun.
-    Raises UserError if a worker process was killed, and the errors of `Packer`.
     """
     # Not threads: reading a small photograph holds the GIL for a fifth of the time, which limits threads to five cores.
     if min(processes, len(shards)) <= 1:

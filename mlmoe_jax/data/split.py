@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Bool, Integer
+from jaxtyping import Bool, Float32, Integer
 
 from mlmoe_jax.data.images import Images
 from mlmoe_jax.errors import UserError
@@ -22,10 +22,26 @@ FEW_POSITIVES = 10  # of a label; its metrics are rough with fewer
 def has_positive(labels: Integer[np.ndarray, "n k"], difficult: str = "negative") -> Bool[np.ndarray, " n"]:
     """Return whether each image with these label codes has a label that is present.
 
-    difficult: as in `data.batch.targets`; a difficult label is enough unless it counts as `negative`.
+    difficult: as in `targets`; a difficult label is enough unless it counts as `negative`.
     """
     enough = (POSITIVE,) if difficult == "negative" else (POSITIVE, DIFFICULT)
     return np.any(np.isin(labels, enough), axis=1)
+
+
+def targets(
+    labels: Integer[np.ndarray, "*rows"], difficult: str
+) -> tuple[Float32[np.ndarray, "*rows"], Float32[np.ndarray, "*rows"]]:
+    """Convert label codes to (label, label_mask).
+
+    difficult: the treatment of DIFFICULT: `negative`, `ignore` or `positive`.
+    """
+    positive = labels == POSITIVE
+    known = labels != UNKNOWN
+    if difficult == "positive":
+        positive |= labels == DIFFICULT
+    elif difficult == "ignore":
+        known &= labels != DIFFICULT
+    return positive.astype(np.float32), known.astype(np.float32)
 
 
 def few_positives(labels: Integer[np.ndarray, "n k"]) -> str:

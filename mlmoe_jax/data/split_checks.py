@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Sequence
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.images import BadImage, Decoding
+from mlmoe_jax.data.images import Decoding
 from mlmoe_jax.data.split import POSITIVE, Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import distributed
@@ -51,20 +51,12 @@ def require_readable(splits: Iterable[Split], data_config: ConfigDict) -> None:
                 f"{where}; correct data.root, data.images or the paths in the table"
             )
         rows = sorted(set(np.linspace(0, len(split) - 1, TRIED).round().astype(int).tolist())) if len(split) else []
-        errors = [error for row in rows if (error := _why_unreadable(split, row, decoding))]
+        errors = [error for row in rows if (error := split.images.problem(row, decoding))]
         if 2 * len(errors) > len(rows):
             raise UserError(
                 f"{len(errors)} of {len(rows)} images of split {split.name} that were tried cannot be read, the first "
                 f"because {errors[0]}"
             )
-
-
-def _why_unreadable(split: Split, row: int, decoding: Decoding) -> str:
-    try:
-        split.images.read(row, decoding)
-    except BadImage as error:
-        return str(error)
-    return ""
 
 
 def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
@@ -75,8 +67,6 @@ def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
     """
     splits = list({split.name: split for split in (train, *others)}.values())
     for split in splits:
-        if not len(split):
-            raise UserError(f"split {split.name} has no images; check the data set or name another split")
         if not (split.labels == POSITIVE).any():
             raise UserError(
                 f"split {split.name} has no image with a positive label, so nothing can be learned from it or measured "

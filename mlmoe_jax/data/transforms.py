@@ -78,9 +78,7 @@ def random_resized_crop(
     scale: tuple[float, float],
     ratio: tuple[float, float],
 ) -> Pixels:
-    """Crop a random rectangle and resize it to `size` × `size` pixels.
-
-    This is the Inception crop, rounded as in torchvision.
+    """Crop a random rectangle and resize it to `size` × `size` pixels: the Inception crop, rounded as in torchvision.
 
     scale: range of its share of the area. ratio: range of its width / height, which is uniform in the logarithm. After
     ten draws that do not fit, the crop is the largest central rectangle within `ratio`.
@@ -122,7 +120,6 @@ def multi_scale_crop(image: Pixels, random: np.random.Generator, size: int) -> P
 
 
 def _resize(image: np.ndarray | Image.Image, size: tuple[int, int]) -> np.ndarray:
-    """Resize an image to `size` (width, height)."""
     if isinstance(image, np.ndarray):
         if image.shape[1::-1] == size:
             return image

@@ -10,17 +10,17 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
-from mlmoe_jax.data.batch import targets
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader
 from mlmoe_jax.data.sources.open import open_split
-from mlmoe_jax.data.split import Split, few_positives
+from mlmoe_jax.data.split import Split, few_positives, targets
 from mlmoe_jax.data.split_checks import require_readable
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation import gate_shares
-from mlmoe_jax.evaluation.metrics import cooccurrence, multilabel, thresholds
+from mlmoe_jax.evaluation.metrics import cooccurrence, multilabel
 from mlmoe_jax.evaluation.metrics import published as metric_presets
 from mlmoe_jax.evaluation.metrics.groups import evaluate_scores
+from mlmoe_jax.evaluation.metrics.thresholds import prior_matched
 from mlmoe_jax.evaluation.results import EVALUATED, FALL, SplitScores
 from mlmoe_jax.inference.explain import write_requested_samples
 from mlmoe_jax.models.apply import make_eval_step, probabilities
@@ -56,24 +56,13 @@ def score_split(
     config: ConfigDict,
     mesh: Mesh,
 ) -> dict[str, SplitScores]:
-    """Score each image of a split exactly once per candidate, on any number of processes.
+    """Score each image of a split exactly once per candidate, on any number of processes; return name -> scores.
 
     Every image is read, decoded and transferred once for all candidates; unreadable images score NaN.
     `config.eval.batch_size` is per device, so that scores are the same to the last bit for any number of devices.
 
-    Args:
-      eval_step: of `make_eval_step`.
-      candidates: name -> values of the model, such as `raw` and `ema`.
-      frozen: frozen values of the model.
-      split: the images.
-      config: the sections `data` and `eval` are read.
-      mesh: where the values are placed.
-
-    Returns:
-      name -> scores.
-
-    Raises:
-      UserError: a score is not finite, or a device is out of memory.
+    candidates: name -> values of the model, such as `raw` and `ema`. Raises UserError if a score is not finite, or a
+    device is out of memory.
     """
     size = config.eval.batch_size * mesh.size
     loader = build_loader(config.data, split, batch_size=size, labels=False, process=distributed.process())
@@ -90,7 +79,6 @@ def score_split(
 
 
 def _scores(outputs: Sequence[Mapping], split: Split) -> SplitScores:
-    """Return the scores of a split from the outputs of the step for its batches."""
     logits, row, mask = (np.concatenate([o[name] for o in outputs]) for name in ("logits", "id", "mask"))
     scores = np.full((len(split), logits.shape[1]), np.nan)
     if diverged := int((~np.isfinite(logits[mask > 0])).any(axis=1).sum()):
@@ -115,7 +103,10 @@ def measure(
         raise UserError(f"no image of {scored.name} can be read")
     scores, codes = scored.scores[read], scored.codes[read]
     label, mask = targets(codes, config.data.difficult_eval)
-    cuts = thresholds.reported(scores, label_space.frequency, threshold=config.eval.threshold, mask=mask)
+    cuts: dict[str, float | np.ndarray] = {
+        f"{config.eval.threshold:g}": config.eval.threshold,
+        "prior_matched_transductive": prior_matched(scores, label_space.frequency, mask=mask),
+    }
     if fitted is not None:
         cuts |= fitted.cuts_for(scored.name, label_space.names)
     measured = evaluate_scores(scores, label, mask, cuts, k=settings.top_k)
@@ -125,10 +116,9 @@ def measure(
     return measured
 
 
-def measure_pairs(
+def _measure_pairs(
     scored: Mapping[str, SplitScores], label_space: LabelSpace, config: ConfigDict
 ) -> dict[str, list[cooccurrence.PairRow]]:
-    """Return the co-occurrence overfitting of each split on the pairs of labels that co-occur in training."""
     found = {}
     pairs = cooccurrence.training_pairs(label_space.together, label_space.positives, label_space.images)
     for name, item in scored.items() if pairs else ():
@@ -154,7 +144,7 @@ def measure_and_write(
     The metrics include the means over these pairs, and the drop of mAP from `test` to `test_shift`.
     """
     results = {name: measure(item, label_space, config, fitted) for name, item in scored.items()}
-    pairs = measure_pairs(scored, label_space, config)
+    pairs = _measure_pairs(scored, label_space, config)
     for name, means in _mean_pairs(pairs, config.data.test_splits).items():
         figures = {figure: value for figure, value in means.items() if not figure.startswith("pairs")}
         results[name] |= {f"cooccurrence/{figure}": value for figure, value in figures.items() if not np.isnan(value)}
@@ -187,7 +177,7 @@ def write_results(
 
     results.json is the last file of a training, so that a run that has it is finished. If the splits have shares of
     gates, gates.npz too, see `gate_shares`.
-    names: those of the K labels. difficult: as in `data.batch.targets`.
+    names: those of the K labels. difficult: as in `data.split.targets`.
     """
     joined = {
         "ids": np.concatenate([s.ids for s in scored.values()]),
@@ -277,13 +267,9 @@ def evaluate_opened(folder: RunFolder, run: Run, fitted: Thresholds | None) -> d
 
 def headlines(results: Mapping[str, Metrics]) -> list[str]:
     """Return the names of the main metrics among those of any split."""
-    names = _names(results)
+    names = dict.fromkeys(name for values in results.values() for name in values)
     found = (next((name for name in names if re.fullmatch(pattern, name)), None) for pattern in _HEADLINES)
     return list(filter(None, found))
-
-
-def _names(results: Mapping[str, Metrics]) -> list[str]:
-    return list(dict.fromkeys(name for values in results.values() for name in values))
 
 
 def format_results(results: Mapping[str, Metrics], *, every: bool = False) -> str:
@@ -292,7 +278,8 @@ def format_results(results: Mapping[str, Metrics], *, every: bool = False) -> st
     every: put all other metrics above them.
     """
     shown = headlines(results)
+    others = dict.fromkeys(name for values in results.values() for name in values if every and name not in shown)
     rows = [["metric, %", *results]]
-    for name in [*(name for name in _names(results) if every and name not in shown), *shown]:
+    for name in [*others, *shown]:
         rows.append([name, *(f"{100 * values[name]:.2f}" if name in values else "" for values in results.values())])
     return text_table(rows, least=(0, 10))

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.multilabel import precision_recall_f1
 from mlmoe_jax.evaluation.metrics.thresholds import fit
-from mlmoe_jax.evaluation.results import SplitScores
+from mlmoe_jax.evaluation.results import OUT_OF_FOLD, SplitScores
 from mlmoe_jax.runs.thresholds import Thresholds
 from mlmoe_jax.runtime.progress import status
 
@@ -21,7 +21,8 @@ LEAST_POSITIVES = 10
 
 def split_to_fit(config: ConfigDict) -> str:
     """Return the split that `thresholds.split` names; UserError if there is none, or if it is a reported one."""
-    split = config.thresholds.split or config.data.val_split
+    usual = OUT_OF_FOLD if config.train.fit == "logistic" else config.data.val_split
+    split = config.thresholds.split or usual
     if not split:
         raise UserError(
             "the run has no validation split to fit thresholds on; name one with --config.thresholds.split, or train "
@@ -41,17 +42,8 @@ def fit_split(table: SplitScores, names: Sequence[str], config: ConfigDict) -> T
     With one threshold per label, labels with fewer than LEAST_POSITIVES positives share the threshold that is fitted to
     all labels together.
 
-    Args:
-      table: the scores of the split.
-      names: names of its labels.
-      config: `thresholds.*`, `data.difficult_eval` and `eval.threshold` are used.
-
-    Returns:
-      the thresholds. Their source describes the fit, with the results of `metrics.precision_recall_f1` at the fixed and
-      at the fitted thresholds.
-
-    Raises:
-      UserError: no label has a positive, or no threshold reaches the goal.
+    The source of the thresholds describes the fit, with the results of `metrics.precision_recall_f1` at the fixed and
+    at the fitted thresholds. Raises UserError if no label has a positive, or no threshold reaches the goal.
     """
     settings, fixed = config.thresholds, config.eval.threshold
     if table.name == config.data.train_split:

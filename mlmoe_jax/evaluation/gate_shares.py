@@ -16,9 +16,9 @@ import numpy as np
 from ml_collections import ConfigDict
 from numpy.typing import NDArray
 
-from mlmoe_jax.data.batch import targets
+from mlmoe_jax.data.split import targets
 from mlmoe_jax.evaluation.results import PREFIXES, SplitScores
-from mlmoe_jax.models.heads.catalog import head_of
+from mlmoe_jax.models.catalog import head_of
 from mlmoe_jax.runs.folder import GATES, SCORES, RunFolder
 from mlmoe_jax.runtime.formats import PACKED, USUAL
 
@@ -39,11 +39,7 @@ def shared_entries(config: ConfigDict) -> dict[str, tuple[int, ...]]:
 def collect(outputs: Sequence[Mapping[str, Any]], images: int) -> dict[str, np.ndarray]:
     """Return gate -> f32[N,K] (static gates: f32[1,K]) from the outputs of the evaluation step for all batches.
 
-    Rows of images that could not be read are nan.
-
-    Args:
-      outputs: each with `id`, `mask` and perhaps `shares`, see `models.apply.make_eval_step`.
-      images: N.
+    Rows of images that could not be read are nan. outputs: of `models.apply.make_eval_step`. images: N.
     """
     shares = {}
     for gate in outputs[0].get("shares", {}):
@@ -78,7 +74,7 @@ class LabelShares(NamedTuple):
 def label_shares(folder: RunFolder, split: str, *, difficult: str) -> dict[str, LabelShares]:
     """Return gate -> f64[K] twice, from gates.npz of the training or else of --mode=eval; {} without the split.
 
-    difficult: as in `data.batch.targets`. Raises UserError if the file is damaged.
+    difficult: as in `data.split.targets`. Raises UserError if the file is damaged.
     """
     for prefix in PREFIXES:
         name, scores = f"{prefix}{GATES}", folder / f"{prefix}{SCORES}"

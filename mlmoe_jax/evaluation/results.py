@@ -13,15 +13,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.batch import targets
 from mlmoe_jax.data.pipeline import SkippedImages
-from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.split import Split, targets
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import CONFIG, LABELS, RESULTS, SCORES, RunFolder
 from mlmoe_jax.runs.restore import read_config
 
 EVALUATED = "eval/"  # what --mode=eval writes
 FALL = "mAP_fall_from_test"  # of test_shift, a difference from the results of test
+OUT_OF_FOLD = "out_of_fold"  # the training images, each scored by a fit without it (train.fit=logistic)
 PREFIXES = ("", EVALUATED)  # the first that has a split takes precedence
 _CODES = (-1, 0, 1, 2)  # of data.split: unknown, negative, positive, difficult
 
@@ -71,11 +71,10 @@ class SplitScores:
 
     def with_labels(self, columns: np.ndarray) -> SplitScores:
         """Return the labels i64[k] `columns`, in that order."""
-        scores, codes = self.scores[:, columns], self.codes[:, columns]
-        return SplitScores(self.name, self.ids, scores, codes, prefix=self.prefix)
+        return replace(self, scores=self.scores[:, columns], codes=self.codes[:, columns], source=None, shares={})
 
     def targets(self, difficult: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return (label, mask), both f32[N,K]; `difficult` as in `data.batch.targets`."""
+        """Return (label, mask), both f32[N,K]; `difficult` as in `data.split.targets`."""
         return targets(self.codes, difficult)
 
 
@@ -94,7 +93,7 @@ def read_settings(folder: RunFolder, prefix: str) -> ConfigDict:
 
 
 def require_split(folder: RunFolder, splits: dict[str, SplitScores], name: str) -> SplitScores:
-    """Return one of the splits that `read_scores` found; UserError if it is not among them."""
+    """Return one of the splits that `read_scores` found."""
     if name not in splits:
         raise UserError(
             f"{folder} has scores of {', '.join(splits)}, not of {name}; run --mode=eval --workdir={folder} "
@@ -107,7 +106,6 @@ def read_results(folder: RunFolder) -> Results:
     """Return split -> metric -> fraction, nan if a metric is undefined; precedence as in `read_scores`.
 
     A difference from the results of another split that are not among those returned is left out.
-
     Raises UserError if there are none, or if a file is damaged.
     """
     found: Results = {}

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -32,11 +31,10 @@ from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import POSITIVE, Split
 from mlmoe_jax.data.transforms import evaluated_part
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.adapters.catalog import prompts_of
 from mlmoe_jax.models.adapters.groups import SIDES
 from mlmoe_jax.models.adapters.groups import prompt_places as places_of
 from mlmoe_jax.models.apply import apply
-from mlmoe_jax.models.heads.catalog import head_of
+from mlmoe_jax.models.catalog import head_of, prompts_of
 from mlmoe_jax.models.params import ModelDef, Params
 from mlmoe_jax.runs.folder import SAMPLE_ARRAYS, SAMPLE_INDEX, SAMPLES, RunFolder
 from mlmoe_jax.runs.restore import Run, open_run
@@ -62,8 +60,8 @@ def make_explain_step(
 ) -> Callable[[Params, Params, Batch], dict[str, Any]]:
     """Return the step (values, frozen, batch) -> `prediction` (see Prediction), and the batch's `image`, `id`, `mask`.
 
-    label_axes: those with which values and frozen were placed. attention: return attention maps and their grid in
-    addition to gates. Every process receives the results of the whole global batch.
+    attention: return attention maps and their grid in addition to gates. Every process receives the results of the
+    whole global batch.
     """
 
     def step(values: Params, frozen: Params, batch: Batch) -> dict[str, Any]:
@@ -113,19 +111,13 @@ def choose_samples(codes: np.ndarray, count: int) -> np.ndarray:
     return np.sort(np.array(chosen, np.int64))
 
 
-@dataclass(frozen=True)
-class Explained:
-    """Explained images of a split.
+class Explained(NamedTuple):
+    """Explained images of a split; left_out: names of arrays that are too large."""
 
-    rows: i64[S], those that could be read. images: u8[S,H,W,3] as the model received them. scores: f32[S,K].
-    arrays: the arrays of explained.npz. grid: (rows, columns) of the patches. left_out: names of arrays that are too
-    large.
-    """
-
-    rows: np.ndarray
-    images: np.ndarray
-    scores: np.ndarray
-    arrays: dict[str, np.ndarray]
+    rows: np.ndarray  # i64[S], those that could be read
+    images: np.ndarray  # u8[S,H,W,3], as the model received them
+    scores: np.ndarray  # f32[S,K]
+    arrays: dict[str, np.ndarray]  # of explained.npz
     grid: tuple[int, int]
     left_out: tuple[str, ...]
 
@@ -174,7 +166,11 @@ def write_samples(folder: RunFolder, run: Run, split: Split, *, count: int) -> N
         status(
             f"{name} of {len(chosen)} samples has more than {MOST_NUMBERS:,} entries and is left out of {SAMPLE_ARRAYS}"
         )
-    _remove(folder)
+    folder.inside(SAMPLES)  # nothing is removed through a link
+    for name in (SAMPLE_INDEX, SAMPLE_ARRAYS):
+        (folder / name).unlink(missing_ok=True)
+    for path in (folder / SAMPLES).glob("*.jpg") if (folder / SAMPLES).exists() else ():
+        path.unlink()
     listed = []
     data_config = run.config.data
     decoding = Decoding.of(data_config, at_least=2 * MOST_SIDE)
@@ -215,15 +211,6 @@ def thumbnail(image: np.ndarray, side: int) -> bytes:
     small.thumbnail((side, side))
     small.save(buffer, "JPEG", quality=QUALITY)
     return buffer.getvalue()
-
-
-def _remove(folder: RunFolder) -> None:
-    """Remove the samples of a folder, the index first."""
-    folder.inside(SAMPLES)  # nothing is removed through a link
-    (folder / SAMPLE_INDEX).unlink(missing_ok=True)
-    (folder / SAMPLE_ARRAYS).unlink(missing_ok=True)
-    for path in (folder / SAMPLES).glob("*.jpg") if (folder / SAMPLES).exists() else ():
-        path.unlink()
 
 
 def predictions(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,8 +11,8 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.features import FeatureTable, Kinds, megabytes, table_of
-from mlmoe_jax.data.images import BadImage, Decoding
+from mlmoe_jax.data.features import FeatureTable, Kinds, table_of
+from mlmoe_jax.data.images import Decoding
 from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.split import Split
@@ -23,7 +22,7 @@ from mlmoe_jax.models.params import Params, fingerprint
 from mlmoe_jax.runs.assemble import Parts
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.batches import run_batches
-from mlmoe_jax.runtime.progress import Progress, status
+from mlmoe_jax.runtime.progress import Progress, megabytes, status
 from mlmoe_jax.runtime.sharding import place
 from mlmoe_jax.runtime.version import __version__
 
@@ -42,7 +41,7 @@ class FeatureExtractor:
         self.settings = self._settings({path: v for path, v in backbone.items() if path not in parts.trainable})
 
     def _settings(self, fixed: Params) -> dict[str, Any]:
-        """Return all that features depend on besides the images; fixed: the values of the backbone."""
+        """Return all that features depend on besides the images."""
         data, model = self.config.data, self.config.model
         preprocess = [self.preprocess.image_size, *self.preprocess.mean, *self.preprocess.std]
         return {
@@ -97,15 +96,10 @@ class FeatureExtractor:
 
     def _readable_again(self, table: FeatureTable, split: Split) -> list[int]:
         """Return the parts with images that could not be read when they were stored, as in a failure of the network."""
-        readable, decoding = [], Decoding.of(self.config.data)
-        for row in map(int, table.unread()):
-            with contextlib.suppress(BadImage):
-                split.images.open(row, decoding)
-                readable.append(row)
-        return table.parts_of(readable)
+        decoding = Decoding.of(self.config.data)
+        return table.parts_of([row for row in table.unread() if not split.images.problem(row, decoding)])
 
     def _fill(self, table: FeatureTable, missing: list[int], split: Split) -> None:
-        """Compute and write the parts `missing` of a table."""
         rows = {part: table.rows_of(part) for part in missing}
         batches, waiting = self.batches(split.take(np.concatenate(list(rows.values())), split.name)), []
         for part, its_rows in rows.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Sequence
 from typing import cast
@@ -12,7 +11,7 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from mlmoe_jax.data.image_reader import ImageReader
-from mlmoe_jax.data.images import EXIF_ORIENTATION, STRICT, BadImage, Decoding, Images, open_image
+from mlmoe_jax.data.images import STRICT, BadImage, Decoding, Images, open_image
 
 ImageLike = str | os.PathLike | bytes | np.ndarray | Image.Image
 
@@ -37,9 +36,9 @@ def read_images(images: ImageLike | Sequence[ImageLike], config: ConfigDict) -> 
     """
     given = GivenImages(cast("Sequence[ImageLike]", [images] if is_one_image(images) else images))
     data_config = config.data.copy_and_resolve_references()
-    data_config.exif = "apply"
+    data_config.exif, data_config.bad_images = "apply", "error"
     reader = ImageReader.of(data_config)
-    return np.stack([reader(given, row) for row in range(len(given))])
+    return np.stack(cast("list[np.ndarray]", [reader(given, row) for row in range(len(given))]))
 
 
 class GivenImages(Images):
@@ -67,33 +66,6 @@ class GivenImages(Images):
             if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
                 raise BadImage(f"{name} is an array {image.dtype}{list(image.shape)} and should be uint8[h,w,3]")
             return image
-        if isinstance(image, Image.Image):
-            image = _encoded(image, name)
-        elif not isinstance(image, str | os.PathLike | bytes):
+        if not isinstance(image, str | os.PathLike | bytes | Image.Image):
             raise BadImage(f"{name} is a {type(image).__name__}, not a path, bytes, an array or a Pillow image")
         return open_image(image, name=name, decoding=decoding)
-
-
-def _encoded(image: Image.Image, name: str) -> bytes:
-    """Encode a Pillow image, so that mode, transparency and EXIF are handled as in image files."""
-    buffer = io.BytesIO()
-    try:
-        image.load()  # also applies the orientation of a TIFF
-        exif = Image.Exif()
-        exif.update({tag: value for tag, value in image.getexif().items() if tag == EXIF_ORIENTATION})
-        _in_png(image).save(buffer, "PNG", compress_level=0, exif=exif)
-    except Exception as error:  # Pillow's decoders raise many types for damaged data
-        raise BadImage(f"cannot read {name} as an image: {error or type(error).__name__}") from error
-    return buffer.getvalue()
-
-
-def _in_png(image: Image.Image) -> Image.Image:
-    """Return an image in a mode that Pillow writes as PNG."""
-    if image.mode == "I":
-        values = np.asarray(image)
-        if values.min() < 0 or values.max() >= 2**16:
-            raise ValueError("its pixels are not from 0 to 65,535")
-        return Image.fromarray(values.astype(np.uint16))
-    rgb = dict.fromkeys(("CMYK", "YCbCr", "LAB", "HSV", "RGBX"), "RGB")
-    mode = {"PA": "RGBA", "RGBa": "RGBA", "La": "LA", **rgb}.get(image.mode)
-    return image.convert(mode) if mode else image

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from mlmoe_jax.config.loading import Overrides, as_pairs
+from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader
 from mlmoe_jax.data.readers import untimed
 from mlmoe_jax.data.split import Split
@@ -107,9 +108,13 @@ class Predictor:
         """Label images given as paths, encoded bytes, u8[h,w,3] arrays or Pillow images; see `stream`.
 
         Returns a list of results in the order of the images; for one image that is not in a sequence, its result.
+        Raises UserError (BadImage) if one image cannot be read; in a list, the `error` of its result says so.
         """
         if is_one_image(images):
-            return self([images], batch_size=batch_size, top_k=top_k, gates=gates)[0]
+            (result,) = self([images], batch_size=batch_size, top_k=top_k, gates=gates)
+            if result.error:
+                raise BadImage(result.error)
+            return result
         return list(self.stream(images, batch_size=batch_size, top_k=top_k, gates=gates))
 
     def stream(
@@ -150,7 +155,7 @@ class Predictor:
         return self._results(images, batch_size, top_k, gates, progress) if len(images) else iter(())
 
     def check_top_k(self, top_k: int | None) -> None:
-        """Raise UserError for a number of best labels that is not from 1 to K; None stands for thresholds."""
+        """Raise UserError for a number of best labels that is not from 1 to K."""
         if top_k is not None and not 1 <= top_k <= len(self.names):
             raise UserError(f"top_k is {top_k} and should be from 1 to the {len(self.names)} labels of the model")
 
@@ -191,14 +196,10 @@ class Predictor:
     ) -> Result:
         """Return the result for an image, given its logits f32[K] and, if requested, its gates f32[K,E]."""
         scores = probabilities(logits)
-        labels = tuple(self.names[k] for k in self._chosen(scores, top_k))
+        # Of equal scores, the first label ranks higher.
+        best = np.argsort(-scores, kind="stable")[:top_k] if top_k else np.flatnonzero(scores >= self.thresholds)
+        labels = tuple(self.names[k] for k in best)
         return Result(name, labels, dict(zip(self.names, scores.tolist(), strict=True)), gates=gates)
-
-    def _chosen(self, scores: np.ndarray, top_k: int | None) -> np.ndarray:
-        """Return the indices of the labels to assign; of equal scores, the first label ranks higher."""
-        if top_k is None:
-            return np.flatnonzero(scores >= self.thresholds)
-        return np.argsort(-scores, kind="stable")[:top_k]
 
 
 def fitting_size(images: int, sizes: Sequence[int]) -> int:

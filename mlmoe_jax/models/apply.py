@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
-from mlmoe_jax.data.prepare import Batch, Preprocess, prepare
+from mlmoe_jax.data.prepare import Batch, Preprocess
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import Features, Prediction
 from mlmoe_jax.models.params import ModelDef, Params
@@ -40,7 +40,7 @@ def apply(
     and activations are sharded in the same way for all of them.
 
     values: all values of the model, placed on `mesh` with `label_axes`; without a mesh, nothing is sharded. batch: as
-    in `data.batch`; if it has features, the backbone is not applied. Evaluation needs no labels. key: None for
+    in `data.pipeline`; if it has features, the backbone is not applied. Evaluation needs no labels. key: None for
     evaluation. With a key the model is in training mode: heads that learn from the labels read `batch["label"]`, and
     all random numbers are drawn from the key. return_attention: include attention maps in the prediction.
     """
@@ -52,7 +52,7 @@ def apply(
         options |= {"labels": batch["label"], "rngs": nnx.Rngs(model_key)}
     with partition.over(mesh):
         if "image" in batch:
-            prediction = model(prepare(batch, preprocess), **options)
+            prediction = model(preprocess(batch["image"]), **options)
         else:
             prediction = model.classify(Features.of_arrays(batch), **options)
     return prediction, definition.stats_of(model)
@@ -96,7 +96,7 @@ def make_feature_step(
     """
 
     def step(values: Params, batch: Batch) -> dict[str, jax.Array]:
-        features = definition.merge(definition.shapes(), values).encode(prepare(batch, preprocess))
+        features = definition.merge(definition.shapes(), values).encode(preprocess(batch["image"]))
         return {**features.arrays(), "mask": batch["mask"], "id": batch["id"]}
 
     return jax.jit(step, out_shardings=NamedSharding(mesh, REPLICATED))

@@ -15,8 +15,8 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import partition
-from mlmoe_jax.models.adapters.catalog import ADAPTERS, described, prompts_of
 from mlmoe_jax.models.backbones import catalog
+from mlmoe_jax.models.catalog import ADAPTERS, described, head_of, prompts_of
 from mlmoe_jax.models.contracts import (
     PROMPTS,
     Adapter,
@@ -28,7 +28,6 @@ from mlmoe_jax.models.contracts import (
     Head,
     Prediction,
 )
-from mlmoe_jax.models.heads.catalog import head_of
 from mlmoe_jax.runtime.setup import dtypes
 
 
@@ -144,5 +143,6 @@ def build_model(config: ConfigDict, label_space: LabelSpace, *, rngs: nnx.Rngs) 
     backbone = shape.build(dtype=dtype, remat=settings.remat, batch_norm=settings.backbone.batch_norm, rngs=rngs)
     head = head_of(config).from_config(config, shape.width, label_space, dtype=dtype, rngs=rngs)
     adapters = {name: ADAPTERS[name].from_config(of_it, shape, **given) for name, of_it in settings.adapters.items()}
+    adapters = {name: adapter for name, adapter in adapters.items() if adapter is not None}
     final_norm = reads_final_norm(settings.backbone, prompts=PROMPTS in head.read)
     return Classifier(backbone, prompts, head, final_norm=final_norm, adapters=adapters)

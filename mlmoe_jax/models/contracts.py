@@ -1,8 +1,8 @@
 """The contracts of backbones, adapters and heads, and the values that pass between them and the loss.
 
-A new head is a subclass of `Head` in a new file, and a line in `heads/catalog.py`. A new adapter is a subclass of
-`Adapter`, and a line in `adapters/catalog.py`. A new backbone family is a module with the interface of `Backbone`, its
-`BackboneShape`, and a line in `backbones/catalog.py`. `docs/extending.md` has an example of each.
+A new head or adapter is a subclass of `Head` or `Adapter` in a new file, and a line in `catalog.py`. A new backbone
+family is a module with the interface of `Backbone`, its `BackboneShape`, and a line in `backbones/catalog.py`.
+`docs/extending.md` has an example of each.
 
 Shape letters: B batch, H W image, N patch tokens, D width, L blocks, P prompts per block, G groups per side,
 M prompts (= experts) per group, K labels, E entries of a gate.
@@ -91,9 +91,9 @@ class Features:
         """Return the features whose `arrays` these are, among other entries; the grid is (0, 0) without patches."""
         patches, grid = arrays.get(PATCHES), (0, 0)
         if patches is not None:
-            batch, *grid, width = patches.shape
-            patches = patches.reshape(batch, -1, width)
-        return cls(arrays.get(CLS), None, patches, tuple(grid), mean=arrays.get(MEAN))
+            batch, rows, columns, width = patches.shape
+            patches, grid = patches.reshape(batch, -1, width), (rows, columns)
+        return cls(arrays.get(CLS), None, patches, grid, mean=arrays.get(MEAN))
 
 
 @jax.tree_util.register_dataclass
@@ -178,8 +178,9 @@ class BackboneShape(abc.ABC):
 
     width: int  # D, the channels of a feature
     patch: int  # the pixels between two patch tokens
-    # Whether the backbone accepts `Prompts` and `Deltas`. If so, the shape also has `tokens` and the next three.
+    # Whether the backbone accepts `Prompts` and `Deltas`. If so, the shape also has the next four.
     takes_adapters = False
+    tokens: Callable[[int, nnx.Module | None], int]  # (side of the image, prompts) -> the number of tokens in a block
     depth: int  # the number of blocks
     heads: int  # of the attention of a block
     layers: Mapping[str, tuple[int, int]]  # the linear layers of a block that take deltas: name -> (inputs, outputs)
@@ -218,10 +219,6 @@ class BackboneShape(abc.ABC):
     def norm_macs(self, side: int, prompts: nnx.Module | None) -> int:
         """Return how much of the first count of `published_macs` is norms; the default counts none."""
         return 0
-
-    def tokens(self, side: int, prompts: nnx.Module | None) -> int:
-        """Return the number of tokens in a block; only for shapes with `takes_adapters`."""
-        raise NotImplementedError
 
 
 # ------------------------------------------------------------------------------------------------------------- adapters

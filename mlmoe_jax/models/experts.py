@@ -19,14 +19,14 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
-from mlmoe_jax.models.layers.activations import ACTIVATIONS
-from mlmoe_jax.models.layers.initializers import torch_linear
+from mlmoe_jax.models.layers.recompute import gelu
+from mlmoe_jax.models.layers.values import torch_linear
 from mlmoe_jax.models.losses import _as_float
 from mlmoe_jax.models.partition import LABEL, PROMPT, axes
 
+# The choices of heads.
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {"gelu": gelu, "relu": jax.nn.relu}
 GATES = ("static", "linear", "mlp")
-
-SHARES = ("per_label", "shared")
 
 
 class BottleneckExpert(nnx.Module):
@@ -165,7 +165,8 @@ class LabelExperts(nnx.Module):
 
         self.out_width = hidden if kind == "relu_linear" else width
         self.entries = shared + task
-        self._macs = labels * self.entries * width * hidden * (1 if kind == "relu_linear" else 2)
+        # multiply-adds per image
+        self.macs = labels * self.entries * width * hidden * (1 if kind == "relu_linear" else 2)
         self.shared = make_bank(expert, shared, rngs) if shared else None
         self.task = make_bank(label_experts, labels, rngs, LABEL) if task else None
 
@@ -177,10 +178,6 @@ class LabelExperts(nnx.Module):
         if self.task is not None:
             outputs.append(jax.vmap(_apply_each, in_axes=(0, 1), out_axes=1)(self.task, features))
         return tuple(outputs)
-
-    def macs(self) -> int:
-        """Return the multiply-adds per image, K·E·width·hidden per layer."""
-        return self._macs
 
 
 def _apply_each(bank: nnx.Module, features: jax.Array) -> jax.Array:
@@ -238,7 +235,7 @@ class Gates(nnx.Module):
 
         self.kind, self.per_label, self.labels = kind, share == "per_label", labels
         layers = {"static": 0, "linear": width * entries, "mlp": width * hidden + hidden * entries}
-        self._macs = labels * layers[kind]
+        self.macs = labels * layers[kind]  # multiply-adds per image
         if kind == "static":
             rows, names = (labels, axes(LABEL, None)) if self.per_label else (1, {})
             self.free_logits = nnx.Param(jnp.zeros((rows, entries)), **names)
@@ -254,10 +251,6 @@ class Gates(nnx.Module):
     def __call__(self, features: Float[ArrayLike, "b k d"]) -> Float[Array, "#b k e"]:
         """Return weights that sum to 1 over the experts, of one image for static gates."""
         return jax.nn.softmax(self.logits(features), axis=-1)
-
-    def macs(self) -> int:
-        """Return the multiply-adds per image, 0 for static gates."""
-        return self._macs
 
 
 def combine(

@@ -1,6 +1,6 @@
 """Losses per element, their builders, and their reduction.
 
-Axes: b images, k labels. Labels are in [0, 1]. `loss_kinds` lists the builders and documents their interface.
+Axes: b images, k labels. Labels are in [0, 1]. `catalog` lists the builders and documents their interface.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jaxtyping import Float, Integer, Num
 from ml_collections import ConfigDict
 
 if TYPE_CHECKING:
-    from mlmoe_jax.models.loss_kinds import Balance, PerElement
+    from mlmoe_jax.models.catalog import Balance, PerElement
 
 
 def asymmetric_loss(

@@ -31,7 +31,7 @@ def count_macs(jaxpr) -> int:
     return total
 
 
-def forward_macs(module: nnx.Module, *inputs: Any) -> tuple[int, Any]:
+def forward_macs(module: Any, *inputs: Any) -> tuple[int, Any]:
     """Return the multiply-adds of a module on `inputs`, and its abstract output.
 
     Values and inputs may be abstract. The module is traced only: nothing is computed or allocated.

@@ -7,16 +7,23 @@ checkpoints, tables and messages use the same paths.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from flax import nnx
+from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
 
 from mlmoe_jax.models import partition, rules
 
 Params = dict[str, jax.Array]
+
+
+def variables_of(module: nnx.Module, *kinds: type[nnx.Variable]) -> dict[str, tuple[tuple, nnx.Variable]]:
+    """Return {path: (position, variable)} of the variables of a module; kinds: none for all kinds."""
+    state = nnx.state(module, kinds) if kinds else nnx.state(module)
+    return {"/".join(map(str, place)): (place, variable) for place, variable in nnx.to_flat_state(state)}
 
 
 class ModelDef:
@@ -28,8 +35,7 @@ class ModelDef:
     @classmethod
     def split(cls, model: nnx.Module) -> tuple[ModelDef, Params, Params]:
         """Return the structure, the parameters and the statistics of a module, which may be abstract (eval_shape)."""
-        graphdef, state = nnx.split(model)
-        variables = {"/".join(map(str, path)): (path, variable) for path, variable in nnx.to_flat_state(state)}
+        graphdef, variables = nnx.graphdef(model), variables_of(model)
         params = {path: v.get_value() for path, (_, v) in variables.items() if isinstance(v, nnx.Param)}
         stats = {path: v.get_value() for path, (_, v) in variables.items() if isinstance(v, nnx.BatchStat)}
         if other := set(variables) - set(params) - set(stats):
@@ -55,8 +61,7 @@ class ModelDef:
 
     def stats_of(self, model: nnx.Module) -> Params:
         """Return the current statistics of a module that `merge` returned."""
-        state = nnx.state(model, nnx.BatchStat)
-        return {"/".join(map(str, path)): variable[...] for path, variable in nnx.to_flat_state(state)}
+        return {path: variable[...] for path, (_, variable) in variables_of(model, nnx.BatchStat).items()}
 
 
 def split_trainable(params: Params, trainable_rules: Sequence[tuple[str, bool]]) -> tuple[Params, Params]:
@@ -99,3 +104,44 @@ def parameter_table(trainable: Params, frozen: Params) -> str:
     lines += [f"{name:<{width}}  {row[0]:>13,}  {row[1]:>13,}" for name, row in rows.items()]
     lines.append(f"{learned:,} of {total:,} parameters trainable ({100 * learned / total:.2f} %)")
     return "\n".join(lines)
+
+
+# ---------------------------------------------------------------------------------------------------- initial values
+def draw_missing(module: nnx.Module, build: Callable[[], nnx.Module], among: Collection[str] | None = None) -> None:
+    """Give the values of a module that are ShapeDtypeStructs those that `build()` would give them, to the last bit.
+
+    `nnx.eval_shape(build)` returns a module whose values are all of this type. A file fills those that it holds, and
+    this function draws the others.
+
+    build: returns a new module with the same parameter paths. among: the paths of values that may be drawn; None = all.
+    """
+    missing = {
+        path: (place, variable)
+        for path, (place, variable) in variables_of(module).items()
+        if isinstance(variable.get_value(), jax.ShapeDtypeStruct) and (among is None or path in among)
+    }
+    if not missing:
+        return
+
+    def initial() -> dict[str, jax.Array]:
+        return {path: found.get_value() for path, (_, found) in variables_of(build()).items() if path in missing}
+
+    drawn = _without_dead_code(initial)
+    values = {place: variable.replace(drawn[path]) for path, (place, variable) in missing.items()}
+    nnx.update(module, nnx.from_flat_state(values))
+
+
+def _without_dead_code(function: Callable[[], Any]) -> Any:
+    """Return the result of a function without the operations that do not contribute to it.
+
+    They run one after another, as in a call of the function: a single program of all could round in other places.
+    """
+    traced, shapes = jax.make_jaxpr(function, return_shape=True)()
+    needed = {result for result in traced.jaxpr.outvars if isinstance(result, Var)}
+    live = []
+    for equation in reversed(traced.jaxpr.eqns):
+        if not needed.isdisjoint(equation.outvars):
+            live.append(equation)
+            needed.update(value for value in equation.invars if isinstance(value, Var))
+    used = ClosedJaxpr(traced.jaxpr.replace(eqns=live[::-1]), traced.consts)
+    return jax.tree.unflatten(jax.tree.structure(shapes), jaxpr_as_fun(used)())

@@ -22,9 +22,9 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import PATCHES, Features
 from mlmoe_jax.models.layers.detr import EPSILON, DecoderLayer, EncoderLayer
-from mlmoe_jax.models.layers.initializers import torch_linear
 from mlmoe_jax.models.layers.positions import detr_positions
-from mlmoe_jax.models.layers.transformer import layer_norm
+from mlmoe_jax.models.layers.recompute import LayerNorm
+from mlmoe_jax.models.layers.values import torch_linear
 
 # Precedes the trainable rules if queries are fixed: they are counted as parameters but must not change.
 FIXED_QUERIES = (r"^head/decoder/queries$", False)
@@ -60,6 +60,7 @@ STYLES = {
     "dr_moe": Style(),
     "independent": Style(self_attention="off"),
     "q2l": Style(self_attention="off", added_queries=True, positions="detr"),
+    "q2l_self_attention": Style(added_queries=True, positions="detr"),  # of its --keep_first/other_self_attn_dec
     "ml_decoder": Style(
         self_attention="identity",
         fixed_queries=True,
@@ -129,7 +130,7 @@ class QueryDecoder(nnx.Module):
             DecoderLayer(width, heads, hidden, self_attention=self.style.self_attention, **shared)
             for _ in range(decoder_layers)
         )
-        self.norm = layer_norm(width, EPSILON, rngs) if self.style.norm else None
+        self.norm = LayerNorm(width, epsilon=EPSILON, rngs=rngs) if self.style.norm else None
 
     def __call__(
         self,
@@ -213,10 +214,7 @@ class QueryDecoder(nnx.Module):
         """Return the features of the queries for memory tokens.
 
         positions: added to the keys; None = no positions. mask: True if a query may attend to a token; None = all may.
-        Raises ValueError for a mask that hides all tokens from a query.
         """
-        if mask is not None and not mask.any(axis=1).all():
-            raise ValueError(f"the mask hides all tokens from query {int(np.argmin(mask.any(axis=1)))}")
         tokens, added, keys = self._start(memory, positions)
         for layer in self.layers:
             tokens = layer(tokens, added, memory, keys, mask=mask, rngs=rngs)

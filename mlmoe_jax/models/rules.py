@@ -11,13 +11,13 @@ from mlmoe_jax.errors import UserError
 
 Rules = Sequence[tuple[str, Any]]
 
-_REQUIRED, _UNMATCHED = object(), object()
+_UNMATCHED = object()
 
 
-def first_match(rules: Rules, path: str, default: Any = _REQUIRED) -> Any:
-    """Return the value of the first rule whose regex matches anywhere in `path` (`re.search`).
+def first_match(rules: Rules, path: str, default: Any) -> Any:
+    """Return the value of the first rule whose regex matches anywhere in `path` (`re.search`), or else `default`.
 
-    Without a match: `default`, or UserError if no default is given. Raises UserError for a regex that does not compile.
+    Raises UserError for a regex that does not compile.
     """
     for pattern, value in rules:
         try:
@@ -26,8 +26,6 @@ def first_match(rules: Rules, path: str, default: Any = _REQUIRED) -> Any:
             raise UserError(f"the rule {pattern!r} is not a regular expression: {error}") from error
         if found:
             return value
-    if default is _REQUIRED:
-        raise UserError(f"no rule matches {path}; add one, or end the rules with ('.*', value)")
     return default
 
 
@@ -35,5 +33,5 @@ def assign(rules: Rules, paths: Iterable[str]) -> dict[str, Any]:
     """Return the value per path; UserError lists all paths without a rule."""
     values = {path: first_match(rules, path, _UNMATCHED) for path in paths}
     if unmatched := [path for path, value in values.items() if value is _UNMATCHED]:
-        first_match((), ", ".join(unmatched))
+        raise UserError(f"no rule matches {', '.join(unmatched)}; add one, or end the rules with ('.*', value)")
     return values

@@ -19,6 +19,7 @@ from typing import Any
 
 from mlmoe_jax.errors import NoRoom, UserError
 from mlmoe_jax.pretrained import hub
+from mlmoe_jax.pretrained.hub import NoAnswer, Refused
 from mlmoe_jax.runtime.files import full_disk_explained
 from mlmoe_jax.runtime.progress import Meter, megabytes, status
 from mlmoe_jax.runtime.storage import Folder
@@ -36,19 +37,7 @@ class Unreachable(UserError):
     """The file cannot be downloaded; a copy that the user puts in its place works as well."""
 
 
-class _Refused(Exception):
-    """The transfer failed for a reason that a retry does not change."""
-
-
-class _Lost(Exception):
-    """The transfer failed for a reason that may be temporary. wait: seconds that the server asks the client to wait."""
-
-    def __init__(self, reason: str, wait: str = ""):
-        super().__init__(reason)
-        self.wait = float(wait) if wait.isdigit() else 0.0
-
-
-class _Changed(_Lost):
+class _Changed(NoAnswer):
     """The bytes of an earlier attempt are not a part of the file that the server has now."""
 
 
@@ -135,15 +124,15 @@ def _download(address: str, target: Path, sha256: str) -> None:
             expected = _expected(target, sha256) or published
             _receive(location, headers, target, checked=bool(expected))
             break
-        except (hub.Refused, _Refused) as refused:
+        except Refused as refused:
             raise _unreachable(address, target, str(refused)) from refused
-        except (hub.NoAnswer, _Lost) as lost:
+        except NoAnswer as lost:
             if isinstance(lost, _Changed):
                 _drop(part)
             tries = 0 if part.exists() and part.stat().st_size >= before + CHUNK else tries
             if tries == len(PAUSES):
                 raise _unreachable(address, target, f"{lost}, and retrying did not help") from lost
-            wait = max(PAUSES[tries], min(getattr(lost, "wait", 0.0), LONGEST_PAUSE))
+            wait = max(PAUSES[tries], min(lost.wait, LONGEST_PAUSE))
             tries += 1
             status(f"{target.name}: {lost}; retrying in {wait:.0f} s")
             pause(wait)
@@ -186,9 +175,9 @@ def _receive(location: str, headers: Mapping[str, str], target: Path, *, checked
             length = notes["length"]
         else:
             if response.headers.get_content_type() == "text/html":
-                raise _Refused("the response is a web page and not a file (perhaps the login page of a network)")
+                raise Refused("the response is a web page and not a file (perhaps the login page of a network)")
             if not length and not checked:
-                raise _Refused("the server does not give the length of the file, so damage could not be detected")
+                raise Refused("the server does not give the length of the file, so damage could not be detected")
             # The old bytes are deleted first, so that they never coexist with the new notes.
             offset = part.write_bytes(b"")
             notes = {"address": location, "version": version, "length": length}
@@ -200,7 +189,7 @@ def _receive(location: str, headers: Mapping[str, str], target: Path, *, checked
                 file.write(chunk)
                 meter.add(len(chunk))
     if length and (size := part.stat().st_size) != length:
-        raise _Lost(f"the connection was lost after {megabytes(size)} of {megabytes(length)}")
+        raise NoAnswer(f"the connection was lost after {megabytes(size)} of {megabytes(length)}")
 
 
 def _resumable(part: Path, location: str) -> tuple[dict[str, Any], int]:
@@ -233,7 +222,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 def _require_safe(address: str) -> None:
     if not hub.is_safe(address):
-        raise _Refused(f"'{address}' is not an https address")
+        raise Refused(f"'{address}' is not an https address")
 
 
 def _open(location: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
@@ -249,11 +238,11 @@ def _open(location: str, headers: Mapping[str, str]) -> http.client.HTTPResponse
             if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
                 raise _Changed("the file has changed") from error
             if error.code in _MAY_PASS:
-                raise _Lost(reason, error.headers.get("Retry-After") or "") from error
-            raise _Refused(reason) from error
+                raise NoAnswer(reason, error.headers.get("Retry-After") or "") from error
+            raise Refused(reason) from error
     except (OSError, http.client.HTTPException) as error:
         host = urllib.parse.urlsplit(location).hostname
-        raise _Lost(f"{host} cannot be reached ({hub.brief(error)})") from error
+        raise NoAnswer(f"{host} cannot be reached ({hub.brief(error)})") from error
 
 
 def _read(response: http.client.HTTPResponse) -> bytes:
@@ -261,4 +250,4 @@ def _read(response: http.client.HTTPResponse) -> bytes:
     try:
         return response.read1(CHUNK)
     except (OSError, http.client.HTTPException) as error:
-        raise _Lost(f"the connection was lost ({hub.brief(error)})") from error
+        raise NoAnswer(f"the connection was lost ({hub.brief(error)})") from error

@@ -47,11 +47,15 @@ class Address:
 
 
 class NoAnswer(Exception):
-    """The hub could not be asked."""
+    """A server did not answer, or not completely. wait: the number of seconds that it asks the client to wait."""
+
+    def __init__(self, reason: str, wait: str = ""):
+        super().__init__(reason)
+        self.wait = float(wait) if wait.isdigit() else 0.0
 
 
 class Refused(UserError):
-    """The hub does not show or accept a model."""
+    """A server refuses a request; a retry does not change that."""
 
 
 def require_repository(name: str) -> str:
@@ -237,8 +241,6 @@ def _explained(address: Address, *, writes: bool = False) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except errors.OfflineModeIsEnabled as error:
-        raise NoAnswer("HF_HUB_OFFLINE is set") from error
     except errors.HfHubHTTPError as error:
         code, do = getattr(error.response, "status_code", 0), "write to" if writes else "read"
         if code >= 500 or code in (408, 429):

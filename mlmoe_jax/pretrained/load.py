@@ -17,8 +17,9 @@ from safetensors.numpy import load_file
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones.catalog import CATALOG
-from mlmoe_jax.pretrained.rules import query
+from mlmoe_jax.models.params import variables_of
 from mlmoe_jax.pretrained.rules.base import BACKBONE, Rule, Source
+from mlmoe_jax.pretrained.rules.heads import refuse_unknown_backbone
 from mlmoe_jax.pretrained.torch_file import SUFFIXES as TORCH_SUFFIXES
 from mlmoe_jax.pretrained.torch_file import read_torch_file
 from mlmoe_jax.pretrained.torch_pickle import Unreadable
@@ -32,10 +33,7 @@ RULES: Registry[tuple[Source, ...]] = Registry(
     "rules file",
     {
         "mlvpt": "mlmoe_jax.pretrained.rules.mlvpt:SOURCES",
-        "query": "mlmoe_jax.pretrained.rules.query:SOURCES",
-        "graph": "mlmoe_jax.pretrained.rules.graph:SOURCES",
-        "dinov3": "mlmoe_jax.pretrained.rules.dinov3:SOURCES",
-        "clip": "mlmoe_jax.pretrained.rules.clip:SOURCES",
+        "heads": "mlmoe_jax.pretrained.rules.heads:SOURCES",
         "vit": "mlmoe_jax.pretrained.rules.vit:SOURCES",
         "cnn": "mlmoe_jax.pretrained.rules.cnn:SOURCES",
     },
@@ -45,7 +43,7 @@ SOURCES = tuple(source for file in RULES for source in RULES[file])
 # backbone in MoCo v3, in a classifier of Hugging Face, or beside a tower for texts.
 _WRAPPERS = re.compile(
     r"(?:opt/target/|state_dict\.|model\.|module\.|base_encoder\.|vision_model\."
-    r"|vit\.|dinov2\.|dinov2_with_registers\.|dinov3_vit\.)*"
+    r"|vit\.|dinov2\.|dinov2_with_registers\.|dinov3_vit\.|resnet\.|convnext\.)*"
 )
 _TYPES = {
     **{f"F{8 * size}": f"<f{size}" for size in (2, 4, 8)},
@@ -130,7 +128,7 @@ def load_weights(module: nnx.Module, path_or_name: str | Path, *, source: Source
     module is then unchanged.
     """
     path = find_weights(path_or_name) if path_or_name in CATALOG else Path(path_or_name)
-    whole = any(target.startswith(BACKBONE) for target in _variables(module))
+    whole = any(target.startswith(BACKBONE) for target in variables_of(module, nnx.Param, nnx.BatchStat))
     return fill(module, map_file(path, whole=whole, source=source))
 
 
@@ -142,7 +140,7 @@ def map_file(path: Path, *, whole: bool, source: Source | None = None) -> Mapped
     layout or backbone, a file without a head if `whole`, and a file with a head alone if not.
     """
     tensors = read_tensors(path)
-    query.refuse_unknown_backbone(tensors)
+    refuse_unknown_backbone(tensors)
     if source is None:
         if (source := recognise(tensors)) is None:
             some = ", ".join(sorted(tensors)[:3]) or "none"
@@ -161,7 +159,7 @@ def map_file(path: Path, *, whole: bool, source: Source | None = None) -> Mapped
 
 def fill(module: nnx.Module, mapped: Mapped) -> LoadReport:
     """Fill a module with the values of a file; UserError lists mismatches, and the module is then unchanged."""
-    source, variables = mapped.source, _variables(module)
+    source, variables = mapped.source, variables_of(module, nnx.Param, nnx.BatchStat)
     shapes = {target: variable.shape for target, (_, variable) in variables.items()}
     values = dict(mapped.values)
     for target in mapped.may_reshape & set(shapes):
@@ -179,12 +177,6 @@ def fill(module: nnx.Module, mapped: Mapped) -> LoadReport:
     nnx.update(module, nnx.from_flat_state(filled))
     missing = tuple(sorted(set(shapes) - set(values)))
     return LoadReport(source.name, tuple(sorted(values)), mapped.unused, missing, source.sorted_labels)
-
-
-def _variables(module: nnx.Module) -> dict[str, tuple[tuple, nnx.Variable]]:
-    """Return {path: (position, variable)} of the parameters and batch statistics of a module."""
-    state = nnx.state(module, (nnx.Param, nnx.BatchStat))
-    return {"/".join(map(str, place)): (place, variable) for place, variable in nnx.to_flat_state(state)}
 
 
 def recognise(names: Collection[str]) -> Source | None:

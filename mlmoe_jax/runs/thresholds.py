@@ -16,7 +16,6 @@ from mlmoe_jax.runs.folder import RESULTS, THRESHOLDS, RunFolder
 Floats = NDArray[np.float64]
 
 
-# ---------------------------------------------------------------------------------------------------------- the file
 @dataclass(frozen=True)
 class Thresholds:
     """The thresholds of a run: label -> the lowest probability at which it is predicted; infinity = never.
@@ -55,16 +54,14 @@ def read_thresholds(folder: RunFolder) -> Thresholds:
     if isinstance(stored.get("thresholds"), dict):
         values, source = stored["thresholds"], {key: value for key, value in stored.items() if key != "thresholds"}
     with folder.reading(THRESHOLDS):
-        return Thresholds({name: _threshold(name, value) for name, value in values.items()}, source)
+        return Thresholds({name: _threshold(value) for name, value in values.items()}, source)
 
 
-def _threshold(name: str, value: object) -> float:
-    """Return a value of JSON as a number that prediction, exports and servers all understand."""
-    number = math.inf if value is None else value
-    is_number = isinstance(number, int | float) and not isinstance(number, bool)
-    if not is_number or not (abs(number) < 2**53 or number == math.inf):
-        raise ValueError(f"it gives {name} the threshold {number!r:.80}, which should be a number")
-    return float(number)
+def _threshold(value: Any) -> float:
+    number = math.inf if value is None else float(value)
+    if math.isnan(number):
+        raise ValueError("nan is no threshold")
+    return number
 
 
 def write_thresholds(folder: RunFolder, thresholds: Thresholds) -> None:

@@ -1,4 +1,4 @@
-"""The batch loop of evaluation, prediction, features, explanations and pruning."""
+"""Batches on the device, and the batch loop of evaluation, prediction, features, explanations and pruning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from mlmoe_jax.runtime.memory import shortage_explained
 from mlmoe_jax.runtime.progress import Progress
-from mlmoe_jax.runtime.sharding import on_device
+from mlmoe_jax.runtime.sharding import shard_batch
 
 BEHIND = 1  # steps between the dispatch of a step and the transfer of its output, so that the device is never idle
 
@@ -21,8 +21,35 @@ BEHIND = 1  # steps between the dispatch of a step and the transfer of its outpu
 def device_batches(
     loader: Iterator[dict[str, np.ndarray]], mesh: Mesh, progress: Progress | None = None
 ) -> Iterator[dict[str, jax.Array]]:
-    """Yield the batches of a loader as global arrays on the mesh, and measure in `progress` the wait for each."""
-    return on_device(loader if progress is None else progress.waiting(loader), mesh)
+    """Yield the batches of a loader as global arrays on the mesh, and measure in `progress` the wait for each.
+
+    The next batch is transferred while the current one is used.
+    """
+    present = None
+    for batch in loader if progress is None else progress.waiting(loader):
+        following = shard_batch(batch, mesh)
+        if present is not None:
+            yield present
+        present = following
+    if present is not None:
+        yield present
+
+
+class RunAhead:
+    """Keeps the host at most `steps` steps ahead of the device, which is then never idle.
+
+    Without it the host would queue steps until something asks for a result: their batches would fill the memory of an
+    accelerator, and the time that it then waits for data would not be time in which the device waits.
+    """
+
+    def __init__(self, steps: int = 2):
+        self._most, self._results = steps, deque()
+
+    def add(self, result: Any) -> None:
+        """Note the result of a step that was just dispatched, and wait for the one `steps` steps before it."""
+        self._results.append(result)
+        if len(self._results) > self._most:
+            jax.block_until_ready(self._results.popleft())
 
 
 def run_batches(

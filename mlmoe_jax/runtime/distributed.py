@@ -69,18 +69,14 @@ def _job(method: str, index: str | int, count: str | int) -> Job | None:
 
 
 def _job_of_variables(environment: Mapping[str, str]) -> Job | None:
-    if missing := [name for name in VARIABLES if not environment.get(name)]:
-        raise UserError(f"{missing[0]} is not set; set all of {', '.join(VARIABLES)}, or none")
-    address, *numbers = (environment[name] for name in VARIABLES)
+    address, count, index = (environment.get(name, "") for name in VARIABLES)
     host, _, port = address.rpartition(":")
-    if not (host and port.isdigit() and 0 < int(port) < 65536):
-        raise UserError(f"MLMOE_COORDINATOR={address} is not HOST:PORT, such as 10.0.0.1:5000")
-    if not all(number.isdigit() for number in numbers) or not int(numbers[1]) < int(numbers[0]):
-        count, index = numbers
-        raise UserError(f"MLMOE_PROCESS={index} is not one of the {count} processes, which count from 0")
-    count, index = map(int, numbers)
-    names = {"coordinator_address": address, "num_processes": count, "process_id": index}
-    return Job(index, {**names, "cluster_detection_method": "deactivate"}) if count > 1 else None
+    are_numbers = all(text.isdecimal() for text in (port, count, index))
+    if not (host and are_numbers and 0 < int(port) < 65536 and int(index) < int(count)):
+        given = ", ".join(f"{name}={environment.get(name, '')}" for name in VARIABLES)
+        raise UserError(f"{given} should be HOST:PORT, such as 10.0.0.1:5000, a number N and a number from 0 to N - 1")
+    names = {"coordinator_address": address, "num_processes": int(count), "process_id": int(index)}
+    return Job(int(index), {**names, "cluster_detection_method": "deactivate"}) if int(count) > 1 else None
 
 
 def _has_tpu(environment: Mapping[str, str]) -> bool:
@@ -101,7 +97,7 @@ def _metadata(name: str) -> str:
         return answer.read().decode()
 
 
-def join(job: Job) -> None:
+def connect(job: Job) -> None:
     """Connect to the other processes of a job; UserError if the first one cannot be reached in time."""
     import jax
 
@@ -135,7 +131,7 @@ def _wait_for(address: str, seconds: float) -> None:
         time.sleep(0.2)
 
 
-def leave() -> None:
+def disconnect() -> None:
     """Wait for the other processes, then disconnect."""
     import jax
 

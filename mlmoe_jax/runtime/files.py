@@ -114,17 +114,14 @@ def open_to_append(path: str | os.PathLike) -> TextIO:
 
     Appending is the only way in which a file is changed in place, so a link of the same name must not be followed.
     """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        return open(path, "a", opener=_open_without_links)
+        # O_NONBLOCK: opening a pipe that has no reader fails instead of waiting for one.
+        return os.fdopen(os.open(path, flags | os.O_NONBLOCK, 0o666), "a")
     except OSError as error:
         if error.errno in _NOT_A_FILE:
             raise UserError(f"{path} is not a regular file, and only such a file is written to; remove it") from error
         raise
-
-
-def _open_without_links(path: str, flags: int) -> int:
-    # O_NONBLOCK: opening a pipe that has no reader fails instead of waiting for one.
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
 
 
 @contextlib.contextmanager

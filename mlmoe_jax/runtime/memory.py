@@ -8,8 +8,8 @@ from typing import Any
 import jax
 
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.files import GIB
 
-GIB = 2**30
 # Advice for a training run that does not fit.
 FOR_TRAINING = (
     "lower train.batch_size, raise train.accumulate, set model.remat=true, or model.dtype and model.frozen_dtype to "

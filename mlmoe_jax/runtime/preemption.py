@@ -6,6 +6,7 @@ received on any of them.
 
 import contextlib
 import itertools
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -60,15 +61,47 @@ def asked_to_stop() -> Iterator[StopRequest]:
         yield asked
 
 
+# --------------------------------------------------------------------------------------------------- outside the steps
+_signals = 0  # received in `interruptible`; 1 = KeyboardInterrupt is due at the next safe point
+
+
 @contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does, with KeyboardInterrupt: files are closed and partial ones removed."""
+def interruptible(code: int, patience: float = 2.0) -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C end the block with KeyboardInterrupt: files are closed and partial ones removed.
+
+    The handler of the first signal only records it, because an exception of a handler is lost wherever Python cannot
+    propagate it, such as in a callback of the garbage collector; `stop_if_requested` raises it. After `patience`
+    seconds, or at a second signal, the handler raises it; after as long again, or at a third one, the process ends with
+    the exit code `code`.
+    """
+    global _signals
 
     def handle(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
+        global _signals
+        _signals += 1
+        if _signals == 1:
+            signal.setitimer(signal.ITIMER_REAL, patience, patience)
+        elif _signals == 2:
+            raise KeyboardInterrupt
+        else:
+            os._exit(code)
 
-    with _handling(handle, signal.SIGTERM):
-        yield
+    with _handling(handle, signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
+        try:
+            yield
+            if _signals:  # also if Python ignored what the handler raised
+                raise KeyboardInterrupt
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            _signals = 0
+
+
+def stop_if_requested() -> None:
+    """Raise KeyboardInterrupt once in the main thread after a signal in `interruptible`; called where this is safe."""
+    global _signals
+    if _signals == 1 and threading.current_thread() is threading.main_thread():
+        _signals = 2
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager

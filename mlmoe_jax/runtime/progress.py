@@ -17,6 +17,7 @@ from datetime import timedelta
 from tqdm import tqdm
 
 from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.preemption import stop_if_requested
 
 # Seconds between lines if stderr is not a terminal, during the first minute and afterwards.
 SOON, LINE_EVERY = 5.0, 15.0
@@ -59,7 +60,6 @@ class Progress:
         heartbeat()
 
     def waiting(self, batches: Iterable) -> Iterator:
-        """Yield the batches and measure the time spent waiting for each."""
         batches = iter(batches)
         try:
             while True:
@@ -114,7 +114,6 @@ class Progress:
         return f"{images:,.{0 if images >= 10 else 1}f} images/s, {100 * speed['data_wait']:.0f} % data wait"
 
     def close(self) -> None:
-        """Remove the bar."""
         self._silence.cancel()
         self.bar.close()
         heartbeat()
@@ -144,7 +143,6 @@ class Meter:
         )
 
     def add(self, count: int) -> None:
-        """Count bytes that have arrived."""
         self.done += count
         heartbeat()
         self.bar.update(count)
@@ -157,12 +155,15 @@ class Meter:
             status(f"{self.name} {megabytes(self.done)}{of_all}, {megabytes(rate)}/s, {left} left")
 
     def close(self) -> None:
-        """Remove the bar."""
         self.bar.close()
 
 
 def heartbeat() -> None:
-    """Touch the file that MLMOE_HEARTBEAT names, by whose age `launch/supervise.sh` detects a process that hangs."""
+    """Touch the file that MLMOE_HEARTBEAT names, by whose age `launch/supervise.sh` detects a process that hangs.
+
+    Raises KeyboardInterrupt if the command was asked to stop.
+    """
+    stop_if_requested()
     path = os.environ.get("MLMOE_HEARTBEAT")
     if path and os.path.exists(path):  # only on the machine that looks at it
         os.utime(path)
@@ -174,6 +175,10 @@ def megabytes(count: float) -> str:
 
 
 def status(text: str) -> None:
-    """Log a message, by default to stderr, so that stdout carries results only; the first process logs for all."""
+    """Log a message, by default to stderr, so that stdout carries results only; the first process logs for all.
+
+    Raises KeyboardInterrupt if the command was asked to stop.
+    """
+    stop_if_requested()
     if distributed.is_first():
         _LOGGER.info(text)

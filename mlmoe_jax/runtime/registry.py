@@ -54,7 +54,10 @@ def _entry(name: str, entries: Container[str]) -> str:
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Return the end of an error about an unknown `name`: the nearest known name, or all of them if none is near."""
     known = list(known)
-    close = difflib.get_close_matches(name, known, n=1)
-    if close:
-        return f"; did you mean '{close[0]}'?"
-    return f"; there are {', '.join(known)}" if known else ""
+    return nearest(name, known) or (f"; there are {', '.join(known)}" if known else "")
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return the end of an error about an unknown `name`: the nearest known name; "" if none is near."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return f"; did you mean '{close[0]}'?" if close else ""

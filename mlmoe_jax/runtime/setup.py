@@ -23,7 +23,6 @@ from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import make_mesh
 
 AUTO = "auto"
-DTYPES = ("model.dtype", "model.frozen_dtype")  # the keys that may be `auto`
 MOST_KEPT = GIB
 SHORTEST = 0.1  # seconds; programs that compile faster than this are not kept
 
@@ -82,12 +81,6 @@ def dtypes(config: ConfigDict, platform: str = "") -> tuple[str, str]:
         return matmuls, model.frozen_dtype
     rounded = matmuls == "bfloat16" and config.eval.dtype in ("same", "bfloat16")
     return matmuls, "bfloat16" if rounded else "float32"
-
-
-def stored_dtypes(config: ConfigDict, stored: ConfigDict) -> dict[str, str]:
-    """Return the keys whose type is `auto` in a config, with the types of a stored one."""
-    names = (key.removeprefix("model.") for key in DTYPES)
-    return {f"model.{name}": stored.model[name] for name in names if config.model[name] == AUTO}
 
 
 # ---------------------------------------------------------------------------------------------------- compiled programs

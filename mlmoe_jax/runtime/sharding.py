@@ -9,12 +9,10 @@ zeros. The step removes the padding before any computation: it has no effect on 
 Checkpoints contain no padding.
 """
 
-import collections
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -103,8 +101,7 @@ def without_padding(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) 
 
 @functools.cache  # a new function would be compiled at every checkpoint
 def _cutter(axis: int, size: int, sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
-    """Return a compiled function that keeps the first `size` entries of an axis."""
-    return jax.jit(partial(jax.lax.slice_in_dim, start_index=0, limit_index=size, axis=axis), out_shardings=sharding)
+    return jax.jit(lambda leaf: jax.lax.slice_in_dim(leaf, 0, size, axis=axis), out_shardings=sharding)
 
 
 def abstract(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
@@ -175,32 +172,3 @@ def interleaved(batch: dict[str, jax.Array], parts: int, mesh: Mesh) -> dict[str
         return jax.lax.with_sharding_constraint(values, spread)
 
     return {name: split(values) for name, values in batch.items()}
-
-
-def on_device(batches: Iterator[dict[str, np.ndarray]], mesh: Mesh) -> Iterator[dict[str, jax.Array]]:
-    """Yield batches as made by `shard_batch`; the next one is transferred while the current one is used."""
-    present = None
-    for batch in batches:
-        following = shard_batch(batch, mesh)
-        if present is not None:
-            yield present
-        present = following
-    if present is not None:
-        yield present
-
-
-class RunAhead:
-    """Keeps the host at most `steps` steps ahead of the device, which is then never idle.
-
-    Without it the host would queue steps until something asks for a result: their batches would fill the memory of an
-    accelerator, and the time that it then waits for data would not be time in which the device waits.
-    """
-
-    def __init__(self, steps: int = 2):
-        self._most, self._results = steps, collections.deque()
-
-    def add(self, result: Any) -> None:
-        """Note the result of a step that was just dispatched, and wait for the one `steps` steps before it."""
-        self._results.append(result)
-        if len(self._results) > self._most:
-            jax.block_until_ready(self._results.popleft())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import importlib.util
 import io
@@ -23,11 +22,11 @@ from etils import epath
 
 from mlmoe_jax.errors import NoRoom, UserError
 from mlmoe_jax.runtime.files import (
+    MOST_DATA,
     MOST_TEXT,
     damage_explained,
     full_disk_explained,
     is_file_name,
-    open_regular,
     open_to_append,
     read_bytes,
 )
@@ -35,7 +34,6 @@ from mlmoe_jax.runtime.formats import read_npz, row_writer, to_json
 
 STANDARD_OUTPUT = "-"
 _LIBRARIES = {"gs": "gcsfs", "s3": "s3fs"}  # required by etils for an object store
-_JSON_KINDS = {dict: "an object", list: "a list"}
 
 
 class InUse(UserError):
@@ -81,11 +79,10 @@ class Folder:
         """Raise UserError if the folder could not be created; called before long computations."""
         self._require_library()
         if self.is_local:
-            path = Path(self.path)
-            with self._being_made():
-                there = next(place for place in (path, *path.absolute().parents) if place.exists())
-                if not there.is_dir():
-                    raise NotADirectoryError(errno.ENOTDIR, f"{there} is a file")
+            path = Path(self.path).absolute()
+            there = next(place for place in (path, *path.parents) if os.path.exists(place))  # also for too long names
+            if not there.is_dir():
+                raise UserError(f"cannot make the {self.kind} {self}: {there} is a file")
             if not os.access(there, os.W_OK):
                 raise NoRoom(f"cannot make the {self.kind} {self}: {there} is not writable")
 
@@ -95,30 +92,20 @@ class Folder:
 
         If another process holds the lock, raises InUse, or waits for it with `wait`.
         """
-        with self._being_made(), full_disk_explained(self):
-            self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            with full_disk_explained(self):
+                self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make the {self.kind} {str(self)[:200]}: {error.strerror or error}") from error
         if not self.is_local:  # object stores have no locks
             yield
             return
-        with full_disk_explained(self.path / ".lock"):
-            lock = open_to_append(self.path / ".lock")
-        with lock:
+        with open_to_append(self.path / ".lock") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except OSError as error:
                 raise InUse(f"another process is writing to {self}; wait for it or name another folder") from error
-            for partial in Path(self.path).glob(".*.tmp"):  # of processes that were killed
-                without_lock = partial.stem.rpartition(".")[2].isdigit()  # see `whole_file`; a folder: `whole_folder`
-                if not without_lock and (partial.is_symlink() or not partial.is_dir()):
-                    partial.unlink(missing_ok=True)
             yield
-
-    @contextlib.contextmanager
-    def _being_made(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise UserError(f"cannot make the {self.kind} {str(self)[:200]}: {error.strerror or error}") from error
 
     def is_in_use(self) -> bool:
         """Return whether another process holds the lock of the folder; False in an object store, which has no locks."""
@@ -155,15 +142,12 @@ class Folder:
             partial.write_bytes(content)
 
     def write_text(self, name: str, text: str) -> None:
-        """Replace a text file whole."""
         self.write_bytes(name, text.encode(errors="backslashreplace"))  # characters that only paths can have
 
     def write_json(self, name: str, value: Any) -> None:
-        """Replace a JSON file whole."""
         self.write_text(name, to_json(value, indent=2) + "\n")
 
     def write_npz(self, name: str, **arrays: np.ndarray) -> None:
-        """Replace a compressed npz file whole."""
         buffer = io.BytesIO()
         np.savez_compressed(buffer, **arrays)
         self.write_bytes(name, buffer.getvalue())
@@ -198,24 +182,18 @@ class Folder:
             return read_bytes(self / name, most)
 
     def read_text(self, name: str) -> str:
-        """Return a text file; UserError if it is not UTF-8."""
         with self.reading(name):
             return self.read_bytes(name).decode()
 
     def read_npz(self, name: str, **limits: int) -> dict[str, np.ndarray]:
-        """Return the arrays of an npz file; limits: as in `npz.read_npz`. UserError if it is damaged."""
         with self.reading(name):
-            if not self.is_local:
-                return read_npz(io.BytesIO((self / name).read_bytes()), **limits)
-            with open_regular(self / name) as file:
-                return read_npz(file, **limits)
+            return read_npz(io.BytesIO(self.read_bytes(name, MOST_DATA)), **limits)
 
-    def read_json(self, name: str, kind: type = dict) -> Any:
-        """Return a JSON file; UserError if it is damaged, or its content is not of `kind`."""
+    def read_json(self, name: str) -> dict[str, Any]:
         with self.reading(name):
             content = json.loads(self.read_text(name))
-            if not isinstance(content, kind):
-                raise ValueError(f"it should hold {_JSON_KINDS[kind]}")
+            if not isinstance(content, dict):
+                raise ValueError("it should hold an object")
             return content
 
 
@@ -276,6 +254,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
     try:
         yield partial
         for file in partial.iterdir():
+            file.chmod(partial.stat().st_mode & 0o666)  # libraries write files for their owner only
             with open(file, "rb") as written:
                 os.fsync(written.fileno())
         partial.rename(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 
 def some(names: Sequence[str], most: int = 8) -> str:
@@ -37,14 +38,15 @@ def text_table(rows: Sequence[Sequence[str]], *, align: str = "<>", least: Seque
       align: "<" or ">" for each column; the last one is for all further ones.
       least: the smallest width of each column; the last one is for all further ones.
     """
+
+    def at(values: Sequence[Any], column: int) -> Any:
+        return values[min(column, len(values) - 1)]
+
     columns = max(map(len, rows), default=0)
-    widths = [least[min(column, len(least) - 1)] for column in range(columns)]
-    sides = [align[min(column, len(align) - 1)] for column in range(columns)]
-    aligned = [list(row) if len(row) == columns else list(row[:-1]) for row in rows]
-    for cells in aligned:
-        widths = [max(width, len(cell)) for width, cell in zip(widths, cells, strict=False)] + widths[len(cells) :]
+    aligned = [row if len(row) == columns else row[:-1] for row in rows]
+    widths = [max(at(least, k), *(len(row[k]) for row in aligned if k < len(row))) for k in range(columns)]
     lines = []
     for row, cells in zip(rows, aligned, strict=True):
-        shown = [f"{cell:{side}{width}}" for cell, side, width in zip(cells, sides, widths, strict=False)]
-        lines.append("  ".join([*shown, *row[len(cells) :]]).rstrip())
+        padded = [f"{cell:{at(align, k)}{widths[k]}}" for k, cell in enumerate(cells)]
+        lines.append("  ".join([*padded, *row[len(cells) :]]).rstrip())
     return "\n".join(lines)

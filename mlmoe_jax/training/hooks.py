@@ -15,11 +15,10 @@ from mlmoe_jax.data.pipeline import rows_of_step
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.metric_log import MetricLog
-from mlmoe_jax.runs.trackers import open_trackers
+from mlmoe_jax.runs.metric_log import MetricLog, open_trackers
 from mlmoe_jax.runtime import distributed, memory
+from mlmoe_jax.runtime.batches import RunAhead
 from mlmoe_jax.runtime.progress import Progress, status
-from mlmoe_jax.runtime.sharding import RunAhead
 from mlmoe_jax.training.profiling import FOLDER, Window, print_trace
 from mlmoe_jax.training.setup import Experiment
 from mlmoe_jax.training.step import TrainState, TrainStep

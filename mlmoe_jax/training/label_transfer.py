@@ -11,7 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
-from mlmoe_jax.models.adapters.catalog import prompts_of
+from mlmoe_jax.models.catalog import prompts_of
 from mlmoe_jax.models.params import ModelDef, Params
 from mlmoe_jax.models.partition import LABEL, LABEL_GROUP, PROMPT, WORD_VECTOR, label_axes
 from mlmoe_jax.pretrained.official import POSITION_TABLE

@@ -18,16 +18,17 @@ from mlmoe_jax.evaluation.fit_thresholds import fit_split, split_to_fit
 from mlmoe_jax.evaluation.results import Results, SplitScores
 from mlmoe_jax.models.params import Params, parameter_table
 from mlmoe_jax.runs import checkpoint
-from mlmoe_jax.runs.assemble import assemble, preprocess_for
+from mlmoe_jax.runs.assemble import preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.restore import has_checkpoint, parts_of_run, require_same_frozen, write_run_metadata
+from mlmoe_jax.runs.restore import require_same_frozen, write_run_metadata
 from mlmoe_jax.runs.thresholds import write_thresholds
 from mlmoe_jax.runtime import distributed, memory
 from mlmoe_jax.runtime.preemption import asked_to_stop
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.setup import setup_jax
+from mlmoe_jax.training.classifier import fit_classifier, require_only_classifier
 from mlmoe_jax.training.hooks import training_hooks
-from mlmoe_jax.training.initialization import initial_parts, require_source
+from mlmoe_jax.training.initialization import origin_of
 from mlmoe_jax.training.profiling import Window
 from mlmoe_jax.training.resume import config_of_run, restore_progress, save_progress
 from mlmoe_jax.training.selection import Selection, require_metric, selection_split
@@ -42,8 +43,7 @@ class Stopped(Exception):
 def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = None) -> Results:
     """Train, or resume training, in a run folder.
 
-    A training starts from the first of these that exists: (1) the newest good checkpoint in the folder, (2)
-    `config.init_from`, (3) the pretrained backbone, (4) random values.
+    A training starts from the values of `origin_of`.
 
     Args:
       config: of the training; it is not changed.
@@ -62,33 +62,32 @@ def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = Non
     require_metric(config)
     folder.require_place()
     config = config_of_run(config, folder)
-    resumes = has_checkpoint(folder)
-    if not resumes:
-        root_of(config.data)  # before weights, which may have to be downloaded
-        require_source(config)
+    root_of(config.data)  # before weights, which may have to be downloaded
+    origin = origin_of(config, folder)
 
     preprocess, mesh = preprocess_for(config), setup_jax(config)
-    experiment = open_experiment(config, folder, resumes=resumes, profile=profile)
+    experiment = open_experiment(config, folder, resumes=origin.resumes, profile=profile)
     status("building the model")
-    if resumes:  # (1): the frozen weights of the run; its checkpoint is restored below
-        parts = parts_of_run(folder, config, experiment.label_space)
-    elif config.init_from:  # (2)
-        parts = initial_parts(config, experiment.label_space)
-    else:  # (3), or (4) if model.backbone.weights=none
-        parts = assemble(config, experiment.label_space)
+    parts = origin.parts(experiment.label_space)
+    if config.train.fit == "logistic":
+        require_only_classifier(parts.trainable, profile)
     status(parameter_table(parts.trainable, parts.frozen))
     require_same_frozen(folder, parts.frozen)
-    experiment = with_caches(with_steps(experiment, parts, preprocess, mesh), parts, resumes=resumes)
+    experiment = with_caches(with_steps(experiment, parts, preprocess, mesh), parts, resumes=origin.resumes)
 
     with memory.shortage_explained(memory.FOR_TRAINING), folder.writing_by_first():
         if distributed.is_first():
             write_run_metadata(folder, config, experiment.label_space, preprocess, parts.frozen, parts.unpublished)
-        state = experiment.steps.start(parts, resumes=resumes)
+        state = experiment.steps.start(parts, resumes=origin.resumes)
         del parts  # its values would occupy memory in addition to those of the state
         with checkpoint.open_manager(folder, keep=config.checkpoint.keep) as manager:
-            state, selection = restore_progress(experiment, state, manager)  # (1)
-            run_steps(experiment, state, selection, manager)
-        return finish(experiment, selection, state.frozen)
+            state, selection = restore_progress(experiment, state, manager)
+            outside = None
+            if config.train.fit == "logistic":
+                outside = fit_classifier(experiment, state, selection, manager)
+            else:
+                run_steps(experiment, state, selection, manager)
+        return finish(experiment, selection, state.frozen, outside)
 
 
 def run_steps(experiment: Experiment, state: TrainState, selection: Selection, manager: ocp.CheckpointManager) -> None:
@@ -128,7 +127,9 @@ def evaluate(experiment: Experiment, state: TrainState, selection: Selection, st
     scored = score(experiment, kinds, state.frozen, experiment.eval_splits[name]) if name else {}
     measured = {kind: measure(scores, experiment.label_space, config) for kind, scores in scored.items()}
     results = {kind: values[metric] for kind, values in measured.items()}
-    if config.eval.select_on == "none":
+    # A run of an earlier version, which has selected already, continues as it began.
+    few = few_positives(experiment.eval_splits[name].labels) if name and not selection.best else ""
+    if config.eval.select_on == "none" or few:
         kind = list(kinds)[-1]
         selection.keep(step, kind, "", copied(kinds[kind]))
     else:
@@ -136,32 +137,36 @@ def evaluate(experiment: Experiment, state: TrainState, selection: Selection, st
         selection.consider(step, name, candidates, patience=config.train.patience * epoch)
     if results:
         shown = ", ".join(f"{kind} {100 * result:.2f}" for kind, result in results.items())
-        few = few_positives(experiment.eval_splits[name].labels)
-        rough = f" (rough: {few})" if few else ""
+        rough = f" (rough, so it selects nothing: {few})" if few else ""
         status(f"step {step}, epoch {step / epoch:g}: {name} {metric} {shown} %{rough}")
     if selection.finished:
         status(f"stopping early: the best {metric} is more than train.patience={config.train.patience} epochs old")
     return {f"{name}/{kind}/{metric}": value for kind, values in measured.items() for metric, value in values.items()}
 
 
-def finish(experiment: Experiment, selection: Selection, frozen: Params) -> Results:
-    """Evaluate the selected values on every evaluation split, fit thresholds if requested, and write all results."""
+def finish(experiment: Experiment, selection: Selection, frozen: Params, outside: SplitScores | None = None) -> Results:
+    """Evaluate the selected values on every evaluation split, fit thresholds if requested, and write all results.
+
+    outside: the scores of the training images by fits without them, a split of their own.
+    """
     config, folder, names = experiment.config, experiment.folder, experiment.label_space.names
-    status(f"evaluating the {selection}")
+    if outside is None:
+        status(f"evaluating the {selection}")
     selected, fitted = {selection.kind: selection.values}, None
     scored = {
         name: score(experiment, selected, frozen, split)[selection.kind]
         for name, split in experiment.eval_splits.items()
     }
+    listed = [experiment.skipped.everywhere(), *(item.skipped for item in scored.values())]
+    scored |= {outside.name: outside} if outside is not None else {}
     if config.thresholds.at_end:
         fitted = fit_split(scored[split_to_fit(config)], names, config)
         status(f"thresholds fitted on {fitted.source['split']}; --mode=predict uses them")
-    skipped = experiment.skipped.everywhere()
     backbone = _backbone_file({**selection.values, **frozen}) if config.train.save_backbone else None
     if distributed.is_first():
         if fitted is not None:
             write_thresholds(folder, fitted)
-        list_skipped(folder, [skipped, *(item.skipped for item in scored.values())])
+        list_skipped(folder, listed)
         if backbone is not None:
             folder.write_bytes("backbone.safetensors", backbone)
     results = measure_and_write(folder, scored, experiment.label_space, config, fitted=fitted)

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.batch import targets
 from mlmoe_jax.data.prepare import Batch
+from mlmoe_jax.data.split import targets
 from mlmoe_jax.models import losses
+from mlmoe_jax.models.catalog import LOSSES
 from mlmoe_jax.models.contracts import Prediction
-from mlmoe_jax.models.loss_kinds import LOSSES
 
 Metrics = dict[str, jax.Array]
 Objective = Callable[..., tuple[jax.Array, Metrics]]  # (prediction, batch, whole batch), see make_objective

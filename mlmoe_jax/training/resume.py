@@ -12,13 +12,13 @@ from ml_collections import ConfigDict
 import mlmoe_jax.config as configuration
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs import checkpoint
-from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.history import record_start
+from mlmoe_jax.runs.folder import RESULTS, RunFolder
+from mlmoe_jax.runs.metric_log import record_start
 from mlmoe_jax.runs.naming import TOLD_KEYS, is_free
 from mlmoe_jax.runs.restore import stored_config
 from mlmoe_jax.runtime import distributed, machine
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.setup import stored_dtypes
+from mlmoe_jax.runtime.setup import AUTO
 from mlmoe_jax.training.selection import Selection
 from mlmoe_jax.training.setup import Experiment
 from mlmoe_jax.training.step import TrainState, copied
@@ -44,7 +44,7 @@ def restore_progress(
     Raises UserError if all checkpoints are damaged.
     """
     steps, like = experiment.steps, {"selected": state.ema, "state": state.replace(frozen={})}
-    restored = checkpoint.restore_newest(manager, **steps.stored_form(like), check=_require_progress)
+    restored = checkpoint.restore(manager, **steps.stored_form(like), check=_require_progress)
     if restored is None:
         selection = Selection(copied(state.ema), experiment.config.eval.select_metric)
     else:
@@ -79,9 +79,12 @@ def config_of_run(config: ConfigDict, folder: RunFolder) -> ConfigDict:
     config = _with_values(config, stored)
     differences = _differences(config, stored)
     if changed := [text for key, text in differences.items() if key not in TOLD_KEYS and not is_free(key)]:
+        instead = "choose another --workdir"
+        if config.train.epochs > stored.train.epochs and (folder / RESULTS).exists():
+            instead += f", where --init-from={folder} (config.init_from) starts a new run from it"
         raise UserError(
             f"{folder} was trained with a different config ({'; '.join(changed)}); rerun the original command to "
-            "resume, or choose another --workdir"
+            f"resume, or {instead}"
         )
     if texts := [text for key, text in differences.items() if key in TOLD_KEYS]:
         status(f"{'; '.join(texts)}: the numbers can differ from those of a run without this change")
@@ -109,5 +112,7 @@ def _differences(config: ConfigDict, stored: ConfigDict) -> dict[str, str]:
 
 def _with_values(config: ConfigDict, stored: ConfigDict) -> ConfigDict:
     config = copy.deepcopy(config)
-    config.update_from_flattened_dict(stored_dtypes(config, stored))
+    for name in ("dtype", "frozen_dtype"):
+        if config.model[name] == AUTO:
+            config.model[name] = stored.model[name]
     return config

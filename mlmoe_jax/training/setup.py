@@ -24,10 +24,10 @@ from mlmoe_jax.data.split_checks import check_splits, require_readable, require_
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.fit_thresholds import split_to_fit
 from mlmoe_jax.evaluation.gate_shares import shared_entries
+from mlmoe_jax.evaluation.results import OUT_OF_FOLD
 from mlmoe_jax.inference.features import FeatureExtractor, require_frozen
-from mlmoe_jax.models.adapters.catalog import prompts_of
 from mlmoe_jax.models.apply import make_eval_step
-from mlmoe_jax.models.heads.catalog import head_of
+from mlmoe_jax.models.catalog import head_of, prompts_of
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.runs.assemble import Parts, abstract_parts, evaluated_definition, label_axes_for, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
@@ -72,8 +72,8 @@ class Experiment:
 
     @property
     def total_steps(self) -> int:
-        """The number of steps of the whole training."""
-        return self.config.train.epochs * self.steps_per_epoch
+        """The number of steps of the whole training; a fit to convergence counts as one."""
+        return 1 if self.config.train.fit == "logistic" else self.config.train.epochs * self.steps_per_epoch
 
     def batches(self, first: int, progress: Progress) -> Iterator[tuple[int, dict[str, jax.Array]]]:
         """Yield the number and the batch, on the devices, of each step after the first `first` steps."""
@@ -101,7 +101,8 @@ def open_experiment(
     Raises UserError if the data cannot be used for training, or if its labels are not those of the run.
     """
     fitting = split_to_fit(config) if config.thresholds.at_end else ""
-    names = [name for name in (selection_split(config), fitting, *config.data.test_splits) if name]
+    names = [selection_split(config), fitting, *config.data.test_splits]
+    names = [name for name in names if name not in ("", OUT_OF_FOLD)]
     head, name = head_of(config), config.data.name
     status(f"reading {name}")
     splits = open_splits(config.data, names, seed=config.seed)

@@ -1,16 +1,14 @@
 """The methods that read a feature map, from their config files: counts, costs, trained parameters and penalties."""
 
 import jax
-import numpy as np
 import pytest
-from flax import nnx
+from helpers.methods import abstract, assert_frozen_values_stay_and_others_move, counts, on_digits, split
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.tools.preflight import cost
 from mlmoe_jax.config import load_config
-from mlmoe_jax.data.labels.space import synthetic_label_space
-from mlmoe_jax.models.build import build_model, reads_final_norm
-from mlmoe_jax.models.params import ModelDef, split_trainable
+from mlmoe_jax.models.build import reads_final_norm
+from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.runs.assemble import trainable_rules
 
 METHODS = [
@@ -35,19 +33,6 @@ COUNTS = {
     "mlgcn_resnet101": (80, 44_904_512, 44_904_512),
     "addgcn_resnet101": (80, 48_165_344, 48_165_344),
 }
-
-
-def abstract(reference, labels, overrides=()):
-    config = load_config(reference, list(overrides))
-    configuration.validate(config)
-    space = synthetic_label_space(labels, config.model.prompts.num_groups)
-    return config, nnx.eval_shape(lambda: build_model(config, space, rngs=nnx.Rngs(0)))
-
-
-def counts(config, model):
-    _, params, _ = ModelDef.split(model)
-    trainable, _ = split_trainable(params, trainable_rules(config))
-    return sum(p.size for p in params.values()), sum(p.size for p in trainable.values())
 
 
 @pytest.mark.parametrize("reference", COUNTS)
@@ -115,36 +100,14 @@ def test_multiply_adds_of_dr_moe():
     ],
 )
 def test_trained_values_move_and_all_others_stay(name, two_steps):
-    name, _, arguments = name.partition(":")
-    config = load_config(f"{name}:dataset=digits{',' if arguments else ''}{arguments}", [])
-    configuration.validate(config)
-    config.model.head.decoder.encoder_layers = min(1, config.model.head.decoder.encoder_layers)
-    config.model.head.decoder.decoder_layers = 1  # one layer is like the next
-    before, after, metrics = two_steps(config)
+    before, after, metrics = two_steps(on_digits(name))
     assert before.frozen
-    for path, value in before.frozen.items():
-        np.testing.assert_array_equal(after.frozen[path], value, err_msg=path)
-    # A query of zeros scores all keys alike; biases before a batch norm and of keys have no effect.
-    for path, value in before.trainable.items():
-        if not path.endswith("bias"):
-            assert (np.asarray(after.trainable[path]) != value).any(), path
+    assert_frozen_values_stay_and_others_move(before, after)
+    name = name.partition(":")[0]
     penalties = {"cnn_rnn_resnet101": "loss/sequence"} | dict.fromkeys(("drmoe_resnet101", "drmoe_20k"), "loss/entropy")
     assert {key for key in metrics if key not in ("loss", "loss/logits", "gradient_norm")} == (
         {penalties[name]} if name in penalties else set()
     )
-
-
-@pytest.mark.usefixtures("tiny_vit")
-def test_gates_of_dr_moe_depend_on_the_image_and_static_ones_do_not(drawn_parts):
-    images = np.random.default_rng(0).normal(size=(3, 64, 64, 3)).astype(np.float32)
-    for arguments, differ in (("", True), (",preset=static", False)):
-        config = load_config(f"drmoe_resnet101:dataset=digits{arguments}", [])
-        config.model.head.decoder.encoder_layers = config.model.head.decoder.decoder_layers = 1
-        parts = drawn_parts(config, synthetic_label_space(4, 2))
-        model = parts.definition.merge(parts.trainable, parts.frozen, parts.stats)
-        gates = jax.jit(lambda model: model(images).gates["experts"])(model)
-        assert gates.shape == (3 if differ else 1, 4, 5)
-        assert bool(np.ptp(np.asarray(gates), axis=0).max() > 1e-4) == differ
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -153,20 +116,10 @@ def test_every_method_takes_other_backbones(name, backbone):
     if name == "mlmoe_dinov2" and backbone == "convnext_tiny":
         pytest.skip("group prompts need a ViT")
     config, model = abstract(f"{name}:backbone={backbone},resolution=224", 80)
-    _, params, _ = ModelDef.split(model)
-    trainable, _ = split_trainable(params, trainable_rules(config))
+    _, trainable = split(config, model)
     learns = any(path.startswith("backbone/") for path in trainable)
     assert learns == (backbone == "convnext_tiny" and name != "cnn_rnn_resnet101"), "a CNN is tuned, as published"
     assert any(path.startswith("head/") for path in trainable)
-
-
-def test_twenty_thousand_labels_need_nothing_of_their_square():
-    overrides = [("model.head.decoder.width", "64"), ("model.head.decoder.hidden", "64")]
-    config, model = abstract("ml_decoder_resnet101", 20_000, overrides)
-    _, params, _ = ModelDef.split(model)
-    assert params["head/decoder/queries"].shape == (100, 64)
-    assert max(p.size for path, p in params.items() if path.startswith("head/")) < 20_000 * 64 * 2
-    assert config.model.head.decoder.style == "ml_decoder"
 
 
 def test_fixed_queries_do_not_learn_in_any_head_or_under_any_rules():
@@ -186,35 +139,11 @@ def test_only_prompts_are_read_before_the_last_norm():
     assert reads_final_norm(load_config("mlvpt_dinov2", []).model.backbone, prompts=True)
 
 
-@pytest.mark.parametrize(
-    ("reference", "overrides", "complaint"),
-    [
-        ("hsq_resnet101:task=0,shared=0", {}, "a label needs an expert"),
-        ("drmoe_resnet101", {"model.head.decoder.queries": "5"}, "routed_experts has one query per label"),
-        ("vpt", {"model.prompts.count": "0"}, "set model.prompts.kind=none"),
-    ],
-)
-def test_settings_that_do_nothing_or_cannot_work_are_named(reference, overrides, complaint, refusal):
-    assert complaint in refusal(configuration.validate, load_config(reference, list(overrides.items())))
-
-
 def test_the_printed_sign_warns():
     (warning,) = configuration.warnings(load_config("drmoe_resnet101:preset=literal", []))
     assert "drives each gate to one expert" in warning
     assert not configuration.warnings(load_config("drmoe_resnet101", []))
     assert not configuration.warnings(load_config("q2l_resnet101", []))
-
-
-@pytest.mark.parametrize(
-    ("reference", "complaint"),
-    [
-        ("drmoe_resnet101:preset=best", "preset=best is not one of recommended, literal, static, hsq, honest"),
-        ("q2l_resnet101:tune=perhaps", "tune=perhaps is not one of auto, yes, no"),
-        ("mlgcn_resnet101:schedule=mine", "schedule=mine is not one of code, paper"),
-    ],
-)
-def test_wrong_arguments_are_named(reference, complaint, refusal):
-    assert refusal(load_config, reference, []) == complaint
 
 
 def test_published_recipes():

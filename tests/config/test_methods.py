@@ -1,18 +1,14 @@
 """Each method of the ML-VPT paper from its config file: trained and frozen parameters, and cost."""
 
-import numpy as np
 import pytest
-from flax import nnx
+from helpers.methods import abstract, assert_frozen_values_stay_and_others_move, counts, on_digits
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.tools.preflight import cost
 from mlmoe_jax.config import load_config
 from mlmoe_jax.config.recipes.shared import ema_decay
-from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models.backbones.catalog import CATALOG
-from mlmoe_jax.models.build import build_model
-from mlmoe_jax.models.params import ModelDef, split_trainable
-from mlmoe_jax.runs.assemble import preprocess_for, trainable_rules
+from mlmoe_jax.runs.assemble import preprocess_for
 
 BACKBONE = 86_580_480  # DINOv2-B
 
@@ -43,24 +39,13 @@ PUBLISHED = {
 }
 
 
-def abstract(reference, labels=None, overrides=()):
-    """The config and its model, without values."""
-    config = load_config(reference, list(overrides))
-    configuration.validate(config)
-    names = {"voc2007": 20, "nuswide": 81, "vg256": 256, "digits": 10}
-    space = synthetic_label_space(labels or names.get(config.data.name, 80), config.model.prompts.num_groups)
-    return config, nnx.eval_shape(lambda: build_model(config, space, rngs=nnx.Rngs(0)))
-
-
-def counts(config, model):
-    _, params, _ = ModelDef.split(model)
-    trainable, _ = split_trainable(params, trainable_rules(config))
-    return sum(p.size for p in params.values()), sum(p.size for p in trainable.values())
+LABELS = {"voc2007": 20, "nuswide": 81, "vg256": 256}
 
 
 @pytest.mark.parametrize("reference", PUBLISHED)
 def test_trainable_parameters_are_those_of_the_paper(reference):
-    total, trainable = counts(*abstract(reference))
+    labels = next((count for name, count in LABELS.items() if name in reference), 80)
+    total, trainable = counts(*abstract(reference, labels))
     assert trainable == PUBLISHED[reference]
     if "finetune" in reference:
         assert total == trainable
@@ -130,15 +115,10 @@ VARIANTS = (
 @pytest.mark.usefixtures("tiny_vit")
 @pytest.mark.parametrize("reference", [*METHODS, *(pytest.param(one, marks=pytest.mark.slow) for one in VARIANTS)])
 def test_frozen_values_stay_and_all_others_move(reference, two_steps):
-    name, _, arguments = reference.partition(":")
-    config = load_config(f"{name}:dataset=digits{',' if arguments else ''}{arguments}", [])
-    before, after, _ = two_steps(config)
-    assert (name == "finetune") == (not before.frozen)
-    for path, value in before.frozen.items():
-        np.testing.assert_array_equal(after.frozen[path], value, err_msg=path)
+    before, after, _ = two_steps(on_digits(reference))
+    assert (reference == "finetune") == (not before.frozen)
     rests = {"head/co/gate/bias", "head/dc/gate/bias"} if reference == "mlvpt_dinov2" else set()  # the code's own
-    for path, value in before.trainable.items():
-        assert (np.asarray(after.trainable[path]) != value).any() == (path not in rests), path
+    assert_frozen_values_stay_and_others_move(before, after, biases=True, rests=rests)
 
 
 @pytest.mark.parametrize(
@@ -207,6 +187,16 @@ def test_dinov3_is_the_default_of_its_configs():
         ("gvpt:sides=left", "sides=left is not one of both, co, dc"),
         ("mlvpt_vit:backbone=vit_b16_mae", "backbone=vit_b16_mae is not one of in1k, in21k, mae, mocov3"),
         ("e2vpt:preset=mine", "preset=mine is not one of code, paper, honest"),
+        ("mlvpt_digits:preset=mine", "preset=mine is not one of code, paper, honest"),
+        ("drmoe_resnet101:preset=best", "preset=best is not one of recommended, literal, static, hsq, honest"),
+        ("q2l_resnet101:tune=perhaps", "tune=perhaps is not one of auto, yes, no"),
+        ("mlgcn_resnet101:schedule=mine", "schedule=mine is not one of code, paper"),
+        ("vpt:selection=fair", "selection=fair is not one of published, honest"),
+        ("q2l_resnet101:preset=code", "preset=code is not one of published, honest"),
+        (
+            "gvpt:preset=honest,selection=published",
+            "preset=honest means selection=honest; leave selection=published out",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(reference, complaint, refusal):
@@ -214,14 +204,15 @@ def test_wrong_arguments_are_named(reference, complaint, refusal):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "complaint"),
+    ("reference", "overrides", "complaint"),
     [
-        ({"model.prompts.kept_tokens": "12"}, "digits 0 and 1"),
-        ({"model.prompts.kept_tokens": "101"}, "must have 30 digits"),
-        ({"model.head.kind": "group_linear"}, "reads group prompts"),
-        ({"loss.terms.co": "1"}, "which head linear does not give"),
-        ({"model.prompts.count": "-1"}, "from 0 to 10,000"),
+        ("e2vpt", {"model.prompts.kept_tokens": "12"}, "digits 0 and 1"),
+        ("e2vpt", {"model.prompts.kept_tokens": "101"}, "must have 30 digits"),
+        ("e2vpt", {"model.head.kind": "group_linear"}, "reads group prompts"),
+        ("vpt", {"model.prompts.count": "0"}, "set model.prompts.kind=none"),
+        ("hsq_resnet101:task=0,shared=0", {}, "a label needs an expert"),
+        ("drmoe_resnet101", {"model.head.decoder.queries": "5"}, "routed_experts has one query per label"),
     ],
 )
-def test_settings_that_do_not_fit_are_named(overrides, complaint, refusal):
-    assert complaint in refusal(configuration.validate, load_config("e2vpt", list(overrides.items())))
+def test_settings_that_do_not_fit_are_named(reference, overrides, complaint, refusal):
+    assert complaint in refusal(configuration.validate, load_config(reference, list(overrides.items())))

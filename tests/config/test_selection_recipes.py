@@ -75,19 +75,3 @@ def test_a_data_set_with_validation_images_keeps_them(name):
 @pytest.mark.parametrize("preset", ["mlvpt_dinov2:preset=paper", "drmoe_resnet101:preset=static"])
 def test_honest_selection_combines_with_every_preset(preset):
     assert changes(f"{preset},selection=honest", of=preset) == HELD_OUT
-
-
-@pytest.mark.parametrize(
-    ("reference", "complaint"),
-    [
-        ("vpt:selection=fair", "selection=fair is not one of published, honest"),
-        ("q2l_resnet101:preset=code", "preset=code is not one of published, honest"),
-        (
-            "gvpt:preset=honest,selection=published",
-            "preset=honest means selection=honest; leave selection=published out",
-        ),
-        ("mlvpt_digits:preset=mine", "preset=mine is not one of code, paper, honest"),
-    ],
-)
-def test_other_selections_are_refused(reference, complaint, refusal):
-    assert refusal(load_config, reference, []) == complaint

@@ -2,9 +2,10 @@ import json
 
 import numpy as np
 import pytest
+from helpers.tables import data_settings
 from PIL import Image
 
-from mlmoe_jax.data.sources.coco import open_coco
+from mlmoe_jax.data.sources.open import open_split
 
 # ids with gaps and out of order, as in the real file
 CATEGORIES = [{"id": 1, "name": "person"}, {"id": 44, "name": "bottle"}, {"id": 13, "name": "stop sign"}]
@@ -13,6 +14,10 @@ ANNOTATIONS = {
     "train": [(30, 44, 0), (30, 44, 0), (9, 13, 0), (100, 1, 1), (100, 13, 0)],  # image, category, crowd
     "val": [(42, 1, 0)],
 }
+
+
+def open_coco(root, split, **keys):
+    return open_split(data_settings("coco2014", root, **keys), split)
 
 
 def file_name(split, number):
@@ -66,23 +71,12 @@ def test_images_without_annotations_are_dropped_unless_kept(coco):
     np.testing.assert_array_equal(kept.labels[1], [0, 0, 0])
 
 
-def test_root_without_coco(coco, tmp_path, refusal):
-    assert "no folder" in refusal(open_coco, tmp_path / "no", "train")
-    sentence = refusal(open_coco, tmp_path, "train")
-    assert sentence.startswith(
-        f"there is no file {tmp_path}/annotations/instances_train2014.json; coco2014 needs annotations, train2014 and "
-    )
-    assert refusal(open_coco, coco, "test") == "data set coco2014 has no split 'test'; it has train, val"
-
-
 @pytest.mark.parametrize(
     "content",
     [
         [],
-        None,
         '{"images": [',
         {"images": [], "annotations": []},
-        {"images": [{"id": 1}], "annotations": [], "categories": []},
         {"images": {}, "annotations": [1], "categories": []},
         {"images": [], "annotations": [{"image_id": 1, "caption": "a dog"}], "categories": []},
         {"images": [{"id": 1, "file_name": 5}], "annotations": [], "categories": []},
@@ -94,16 +88,10 @@ def test_json_of_another_kind(coco, refusal, content):
     write_instances(coco, "train", content)
     path = coco / "annotations" / "instances_train2014.json"
     assert refusal(open_coco, coco, "train").startswith(f"{path} is damaged: ")
-
-
-@pytest.mark.parametrize("key", ["image_id", "category_id"])
-def test_annotations_of_unknown_ids(coco, refusal, key):
     content = instances("train")
-    content["annotations"][2][key] = 7
+    content["annotations"][2]["image_id"] = 7
     write_instances(coco, "train", content)
-    sentence = refusal(open_coco, coco, "train")
-    assert "instances_train2014.json is damaged: it annotates image " in sentence
-    assert " 7" in sentence
+    assert refusal(open_coco, coco, "train").startswith(f"{path} is damaged: it annotates image 7 with category ")
 
 
 @pytest.mark.parametrize(
@@ -136,3 +124,86 @@ def test_real_coco_labels_agree_with_the_official_ones(shared_data):
         assert numbers == sorted(numbers, key=str)
         np.testing.assert_array_equal(split.labels, [official[number] for number in numbers])
         assert split.images[0].shape[2] == 3
+
+
+# ------------------------------------------------------------------------------------------------------ your own images
+def own_settings(root, **keys):
+    return data_settings("coco_json", root, **{"table": "annotations/{split}.json", "images": "images", **keys})
+
+
+def write_own(folder, split, categories, images):
+    """Write an annotation file for images {name: categories}, and the images."""
+    ids = {name: 7 * k + 3 for k, name in enumerate(categories)}
+    content = {
+        "images": [{"id": row + 8, "file_name": file} for row, file in enumerate(images)],
+        "annotations": [
+            {"image_id": row + 8, "category_id": ids[name], "bbox": [0, 0, 1, 1]}
+            for row, names in enumerate(images.values())
+            for name in names
+        ],
+        "categories": [{"id": number, "name": name} for name, number in ids.items()],
+    }
+    (folder / "annotations").mkdir(exist_ok=True)
+    (folder / "annotations" / f"{split}.json").write_text(json.dumps(content))
+    for row, file in enumerate(images):
+        path = folder / "images" / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (row + 1, 2)).save(path)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    write_own(tmp_path, "train", ["dog", "cat"], {"a.png": ["cat"], "b.png": [], "x/c.png": ["dog", "cat"]})
+    write_own(tmp_path, "val", ["cat", "elk", "dog"], {"d.png": ["cat", "cat"]})
+    return tmp_path
+
+
+def test_own_images_and_their_labels(photos):
+    split = open_split(own_settings(photos), "train")
+    assert split.name == "train"
+    assert split.classes == ("dog", "cat")
+    assert split.ids == ["x/c.png", "a.png"]  # by the ids 10 and 8 as text
+    assert split.labels.dtype == np.int8
+    np.testing.assert_array_equal(split.labels, [[1, 1], [0, 1]])
+    assert [image.shape[1] for image in split.images] == [3, 1]
+    kept = open_split(own_settings(photos, keep_empty=True), "train")
+    assert kept.ids == ["x/c.png", "a.png", "b.png"]
+
+
+def test_categories_in_another_order_are_read_by_name(photos, refusal):
+    split = open_split(own_settings(photos), "val", classes=("dog", "cat", "cow"))
+    assert split.classes == ("dog", "cat", "cow")
+    assert split.labels.tolist() == [[0, 1, 0]]  # elk is listed but never annotated
+    sentence = refusal(open_split, own_settings(photos), "val", classes=("dog", "elk"))
+    assert sentence == (
+        f"{photos}/annotations/val.json annotates the category 'cat', which is not a class of the training split; "
+        "remove it or train with it"
+    )
+
+
+def test_one_file_is_the_training_split(photos, refusal):
+    data = own_settings(photos, table="annotations/train.json")
+    assert len(open_split(data, "train")) == 2
+    sentence = refusal(open_split, data, "test")
+    assert sentence.startswith(
+        f"{photos}/annotations/train.json has no {{split}} in its name, so all its images are in split train and "
+        "none in test; "
+    )
+
+
+def test_images_in_one_folder_per_split(photos):
+    (photos / "images").rename(photos / "train")
+    split = open_split(own_settings(photos, images="{split}"), "train")
+    assert split.images[1].shape[1] == 1
+
+
+def test_missing_and_damaged_files_are_refused(photos, refusal):
+    path = photos / "annotations" / "train.json"
+    assert refusal(open_split, own_settings(photos), "test") == (
+        f"there is no table {photos}/annotations/test.json for split test; correct data.table, which is "
+        "annotations/{split}.json (found train.json, val.json)"
+    )
+    write_own(photos, "train", ["dog"], {"a.png": []})
+    assert refusal(open_split, own_settings(photos), "train").startswith(f"no image of {path} has a positive label; ")
+    path.write_text("{}")
+    assert refusal(open_split, own_settings(photos), "train").startswith(f"{path} is damaged: it has no ")

@@ -10,7 +10,7 @@ import pytest
 
 from mlmoe_jax.data.images import read_image
 from mlmoe_jax.data.sources import digits
-from mlmoe_jax.data.sources.digits import COMPANION, EXCLUSIVE, SCENES, SINGLES, open_scenes, open_single
+from mlmoe_jax.data.sources.digits import SCENES, SINGLES, open_scenes, open_single
 
 LABEL_CHECKSUM = {"train": 4131376806, "val": 4095059040, "test": 3475433322, "test_shift": 1978861616}
 MEAN_COLOR = {
@@ -24,23 +24,11 @@ SINGLE_MEAN_COLOR = {  # of the first 200
     "val": (127.8201, 126.8999, 125.2185),
     "test": (123.9579, 128.6307, 131.4893),
 }
-EXCLUSIVE_PAIRS = [(a, b) for group in EXCLUSIVE for a in group for b in group if a < b]
-CORRELATED = ("train", "val", "test")
-
-
-@pytest.fixture(scope="module")
-def labels():
-    return {name: digits.scene_labels(name) for name in SCENES}
 
 
 @pytest.fixture(scope="module")
 def val():
     return open_scenes("val")
-
-
-def together(labels: np.ndarray, a: int, b: int) -> float:
-    """Return p(b|a)."""
-    return labels[labels[:, a], b].mean()
 
 
 # ------------------------------------------------------------------------------------------------------------ cache
@@ -71,9 +59,7 @@ def test_a_cache_that_cannot_be_written_is_reported(few, tmp_path, capsys):
 
 
 # ----------------------------------------------------------------------------------------------------------- labels
-def test_split_sizes_and_values(labels, val):
-    assert {name: len(of_split) for name, of_split in labels.items()} == SCENES
-    assert SCENES == {"train": 6_000, "val": 1_000, "test": 2_000, "test_shift": 2_000}
+def test_a_split_has_the_documented_arrays(val):
     assert val.classes == tuple("0123456789")
     assert val.labels.dtype == np.int8
     assert set(np.unique(val.labels)) == {0, 1}
@@ -83,16 +69,10 @@ def test_split_sizes_and_values(labels, val):
 
 
 @pytest.mark.parametrize("name", SCENES)
-def test_labels_have_not_changed(labels, name):
-    assert zlib.crc32(labels[name].astype(np.int8).tobytes()) == LABEL_CHECKSUM[name]
-
-
-def test_the_shifted_test_keeps_every_sum_and_breaks_every_correlation(labels):
-    test, shifted = labels["test"], labels["test_shift"]
-    np.testing.assert_array_equal(shifted.sum(axis=0), test.sum(axis=0))
-    np.testing.assert_array_equal(shifted.sum(axis=1), test.sum(axis=1))
-    assert all(together(shifted, a, b) < 0.6 for a, b in COMPANION.items())
-    assert all((shifted[:, a] & shifted[:, b]).sum() > 20 for a, b in EXCLUSIVE_PAIRS)
+def test_labels_have_not_changed(name):
+    labels = digits.scene_labels(name)
+    assert len(labels) == SCENES[name]
+    assert zlib.crc32(labels.astype(np.int8).tobytes()) == LABEL_CHECKSUM[name]
 
 
 # ----------------------------------------------------------------------------------------------------- source scans
@@ -103,8 +83,6 @@ def test_scans_are_disjoint_between_parts_and_complete():
 
 
 # ----------------------------------------------------------------------------------------------------------- pixels
-
-
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name == "val" else pytest.mark.slow) for name in SCENES]
 )
@@ -135,9 +113,8 @@ def few_scenes(monkeypatch):
 
 
 @pytest.mark.usefixtures("few_scenes")
-@pytest.mark.parametrize("image_format", ["png", "jpg"])
-def test_written_files_hold_the_scenes(tmp_path, capsys, image_format):
-    digits.write_files(tmp_path, image_format)
+def test_written_files_hold_the_scenes(tmp_path, capsys):
+    digits.write_files(tmp_path)
     assert f"{tmp_path}/train.csv: 12 images" in capsys.readouterr().err.splitlines()
     for name, count in digits.SCENES.items():
         split = open_scenes(name)
@@ -146,11 +123,7 @@ def test_written_files_hold_the_scenes(tmp_path, capsys, image_format):
         assert len(rows) == count
         for row, image, labels in zip(rows, split.images, split.labels, strict=True):
             assert row["labels"].split(";") == [str(digit) for digit in np.flatnonzero(labels)]
-            written = read_image(tmp_path / row["image"])
-            if image_format == "png":
-                np.testing.assert_array_equal(written, image)
-            else:
-                assert np.abs(written.astype(int) - image).mean() < 12
+            np.testing.assert_array_equal(read_image(tmp_path / row["image"]), image)
 
 
 def command(*arguments) -> subprocess.CompletedProcess:

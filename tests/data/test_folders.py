@@ -1,16 +1,13 @@
 import numpy as np
 import pytest
+from helpers.tables import data_settings
 from PIL import Image
 
-from mlmoe_jax.config import default_config
-from mlmoe_jax.data.sources.folders import open_folders
 from mlmoe_jax.data.sources.open import open_split
 
 
 def settings(root, **keys):
-    data = default_config().data
-    data.update({"name": "folders", "root": str(root), **keys})
-    return data
+    return data_settings("folders", root, **keys)
 
 
 def write(folder, *files):
@@ -29,7 +26,7 @@ def photos(tmp_path):
 
 
 def test_one_folder_per_split_and_class(photos):
-    split = open_folders(settings(photos), "train")
+    split = open_split(settings(photos), "train")
     assert split.name == "train"
     assert split.classes == ("cat", "dog")
     assert split.ids == ["train/cat/c.webp", "train/dog/2021/a.PNG", "train/dog/b.jpg"]
@@ -39,38 +36,44 @@ def test_one_folder_per_split_and_class(photos):
 
 
 def test_classes_of_the_training_split(photos, refusal):
-    assert open_folders(settings(photos), "test").classes == ("dog",)
-    split = open_folders(settings(photos), "test", classes=("cat", "dog"))
+    assert open_split(settings(photos), "test").classes == ("dog",)
+    split = open_split(settings(photos), "test", classes=("cat", "dog"))
     assert split.classes == ("cat", "dog")
     assert split.labels.tolist() == [[0, 1]]
-    sentence = refusal(open_folders, settings(photos), "train", classes=("dog",))
+    sentence = refusal(open_split, settings(photos), "train", classes=("dog",))
     assert sentence == (
         f"{photos}/train holds the folder cat, which is not a class of the training split; rename or remove it"
     )
 
 
-def test_linked_folders(photos, tmp_path_factory):
+def test_links_are_followed_unless_they_lead_to_a_folder_above(photos, tmp_path_factory):
+    """Its images would be counted again and again, and two such links would never end."""
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     write(elsewhere, "e.jpg")
     (photos / "test" / "elk").symlink_to(elsewhere, target_is_directory=True)
-    assert open_folders(settings(photos), "test").ids == ["test/dog/d.jpg", "test/elk/e.jpg"]
-
-
-def test_a_link_to_a_folder_above_is_not_followed(photos):
-    """Its images would be counted again and again, and two such links would never end."""
-    before = open_folders(settings(photos), "test").ids
+    before = open_split(settings(photos), "test").ids
+    assert before == ["test/dog/d.jpg", "test/elk/e.jpg"]
     for name, target in (("again", photos / "test" / "dog"), ("all", photos), ("here", "."), ("up", photos.parent)):
         (photos / "test" / "dog" / name).symlink_to(target, target_is_directory=True)
-    assert open_folders(settings(photos), "test").ids == before
+    assert open_split(settings(photos), "test").ids == before
 
 
 def test_classes_directly_below_the_root(tmp_path):
     write(tmp_path, *(f"{name}/{k}.png" for name in ("a", "b") for k in range(10)))
+    alone = open_split(settings(tmp_path, val_split="", test_splits=()), "train")
+    assert (alone.classes, len(alone)) == (("a", "b"), 20), "no other split is asked for"
     data = settings(tmp_path, val_fraction=0.2, test_splits=())
     train, val = open_split(data, "train"), open_split(data, "val")
     assert train.classes == val.classes == ("a", "b")
     assert (len(train), len(val)) == (16, 4)
     assert sorted([*train.ids, *val.ids]) == sorted(f"{name}/{k}.png" for name in ("a", "b") for k in range(10))
+
+
+def test_images_of_phones_are_named_instead_of_left_out(photos):
+    (photos / "test" / "dog" / "IMG_1.HEIC").write_bytes(b"\0\0\0\x24ftypheic\0\0\0\0mif1heic")
+    split = open_split(settings(photos), "test")
+    assert split.ids == ["test/dog/IMG_1.HEIC", "test/dog/d.jpg"]
+    assert "it is HEIC, the format of phones, which is not read; convert it to JPEG" in split.images.problem(0)
 
 
 def test_missing_folder_of_a_split(tmp_path, refusal):
@@ -79,22 +82,21 @@ def test_missing_folder_of_a_split(tmp_path, refusal):
         f"there is no folder {tmp_path}/train (folders there: a, b); sort the images into {tmp_path}/SPLIT/CLASS, or "
         f"into {tmp_path}/CLASS with data.val_fraction above 0 and data.test_splits cleared"
     )
-    assert refusal(open_folders, settings(tmp_path), "train") == expected
-    sentence = refusal(open_folders, settings(tmp_path, val_fraction=0.5), "test")
+    assert refusal(open_split, settings(tmp_path), "train") == expected
+    sentence = refusal(open_split, settings(tmp_path, val_fraction=0.5), "test")
     assert sentence == expected.replace("/train", "/test")
     write(tmp_path, "test/a/0.png")  # a folder of a split would be read as a class
-    sentence = refusal(open_folders, settings(tmp_path, val_fraction=0.5), "train")
+    sentence = refusal(open_split, settings(tmp_path, val_fraction=0.5), "train")
     assert sentence.startswith(f"there is no folder {tmp_path}/train (folders there: a, b, test); ")
 
 
 def test_folders_without_images(tmp_path, refusal):
-    assert refusal(open_folders, settings(""), "train") == (
+    assert refusal(open_split, settings(""), "train") == (
         "data.root is empty; set it to the folder that holds the folders of your images"
     )
     (tmp_path / "train").mkdir()
     write(tmp_path / "train", "a.jpg")
-    sentence = refusal(open_folders, settings(tmp_path), "train")
-    assert sentence == f"{tmp_path}/train holds no folders; sort the images into one folder per class"
-    (tmp_path / "train" / "a").mkdir()
-    sentence = refusal(open_folders, settings(tmp_path), "train")
-    assert sentence.startswith(f"the folders in {tmp_path}/train hold no images (.jpg, .jpeg, ")
+    for folder in ("", "a"):
+        (tmp_path / "train" / folder).mkdir(exist_ok=True)
+        sentence = refusal(open_split, settings(tmp_path), "train")
+        assert sentence.startswith(f"{tmp_path}/train holds no folders with images (.jpg, .jpeg, ")

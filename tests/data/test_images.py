@@ -9,11 +9,10 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image, ImageFile
+from PIL import ExifTags, Image, ImageFile
 
 from mlmoe_jax.data import images
-from mlmoe_jax.data.images import BadImage, Decoding, ImageFiles, data_folder, image_files, read_image
-from mlmoe_jax.data.transforms import resize_square
+from mlmoe_jax.data.images import BadImage, Decoding, ImageFiles, read_image
 from mlmoe_jax.errors import UserError
 
 LOSSLESS = ("PNG", "TIFF", "BMP", "PPM", "WEBP", "JPEG2000")
@@ -32,14 +31,9 @@ def encoded(image, file_format="PNG", **options) -> bytes:
 
 # --------------------------------------------------------------------------------------------------------- decoding
 @pytest.mark.parametrize("file_format", LOSSLESS)
-def test_lossless_formats_give_the_stored_pixels(file_format):
-    options = {"lossless": True} if file_format == "WEBP" else {}
-    np.testing.assert_array_equal(read_image(encoded(random_image(), file_format, **options)), random_image())
-
-
-def test_paths_strings_and_bytes_are_read_alike(tmp_path):
-    path = tmp_path / "really_a_png.jpg"
-    path.write_bytes(encoded(random_image()))
+def test_lossless_formats_give_the_stored_pixels(file_format, tmp_path):
+    path, options = tmp_path / "of_any_name.jpg", {"lossless": True} if file_format == "WEBP" else {}
+    path.write_bytes(encoded(random_image(), file_format, **options))
     for source in (path, str(path), path.read_bytes()):
         image = read_image(source)
         assert image.dtype == np.uint8
@@ -54,13 +48,8 @@ def test_paths_strings_and_bytes_are_read_alike(tmp_path):
 def test_every_opaque_mode_becomes_rgb_as_pillow_converts_it(mode, file_format):
     data = encoded(Image.fromarray(random_image()).convert(mode), file_format)
     np.testing.assert_array_equal(read_image(data), np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
-
-
-def test_cmyk_jpeg_keeps_its_colors():
     red = Image.new("RGB", (16, 16), (200, 30, 30)).convert("CMYK")
-    np.testing.assert_allclose(
-        read_image(encoded(red, "JPEG")).astype(int), np.full((16, 16, 3), (200, 30, 30)), atol=4
-    )
+    np.testing.assert_allclose(read_image(encoded(red, "JPEG"))[5, 5].astype(int), (200, 30, 30), atol=4)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA"])
@@ -118,7 +107,7 @@ def test_exif_orientation_is_applied_once(file_format, orientation, stored_from_
     upright[:8, :8] = 255  # a corner, so that each of the eight differs
     upright[:8, 8:16] = 128
     exif = Image.Exif()
-    exif[images.EXIF_ORIENTATION] = orientation
+    exif[ExifTags.Base.Orientation] = orientation
     stored = np.ascontiguousarray(stored_from_upright(upright))
     data = encoded(stored, file_format, exif=exif)
     np.testing.assert_allclose(read_image(data).astype(int), upright, atol=12)  # JPEG and WEBP are lossy
@@ -146,6 +135,8 @@ def test_files_that_are_not_images_are_refused_with_the_reason(tmp_path, refusal
 
     assert text("empty.jpg", b"") == "it is empty"
     assert text("text.jpg", b"not an image at all").startswith("its content is none of JPEG, PNG, WEBP")
+    heic = "it is HEIC, the format of phones, which is not read; convert it to JPEG, as with heif-convert or sips"
+    assert text("phone.jpg", b"\0\0\0\x24ftypheic\0\0\0\0mif1heic") == heic
     assert text("vector.jpg", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n").startswith("its content is none of")
     float_gray = encoded(np.ones((2, 2), np.float32), "TIFF")
     assert text("float.tif", float_gray).startswith("its pixels are float32 without a known white; store it")
@@ -196,17 +187,6 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(monkeypatch, refusa
     assert "more than 54 pixels" in refusal(read_image, encoded(random_image(6, 10)), error=BadImage)
 
 
-def test_a_large_image_below_the_limit_is_read_without_a_warning(tmp_path):
-    path = tmp_path / "a.png"
-    path.write_bytes(encoded(random_image(6, 9)))
-    code = (  # in a separate process, since pytest resets the filter that the import sets
-        "import sys, PIL.Image; PIL.Image.MAX_IMAGE_PIXELS = 40\n"
-        "from mlmoe_jax.data.images import read_image; print(read_image(sys.argv[1]).shape)"
-    )
-    finished = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)
-    assert (finished.stdout, finished.stderr) == ("(6, 9, 3)\n", "")
-
-
 # --------------------------------------------------------------------------------------------------------- image files
 def test_image_files_are_random_access_and_picklable(tmp_path):
     for row in range(3):
@@ -217,45 +197,13 @@ def test_image_files_are_random_access_and_picklable(tmp_path):
         np.testing.assert_array_equal(files[row], random_image(4 + row, 5, seed=row))
 
 
-def test_image_files_report_the_number_of_missing_files_and_the_first(tmp_path, refusal):
+def test_image_files_that_are_missing(tmp_path):
     (tmp_path / "b.jpg").write_bytes(b"")
-    assert len(image_files(tmp_path, ["b.jpg"])) == 1
     (tmp_path / "below").mkdir()
     (tmp_path / "below" / "a.jpg").write_bytes(b"")
-    names = ["a.jpg", "below/a.jpg", "b.jpg", "below/b.jpg", "no/a.jpg"]
-    listed = image_files(tmp_path, names, check=False)
+    listed = ImageFiles(tmp_path, ["a.jpg", "below/a.jpg", "b.jpg", "below/b.jpg", "no/a.jpg"])
     assert listed.missing().tolist() == [0, 3, 4]
     assert listed.take(np.array([3, 2, 4])).missing().tolist() == [0, 2]
-    sentence = refusal(image_files, tmp_path, ["a.jpg", "b.jpg", "c.jpg"])
-    assert sentence == f"2 of the 3 listed images are not in {tmp_path}, the first is a.jpg; " + (
-        "unpack the images there, or leave the missing ones out with data.bad_images=skip"
-    )
-    sentence = refusal(image_files, tmp_path / "no", ["a.jpg"])
-    assert sentence == f"there is no folder {tmp_path}/no with the 1 listed images; unpack the images there"
-
-
-def test_data_folder(tmp_path, refusal, monkeypatch):
-    assert data_folder(str(tmp_path), "coco2014", "annotations") == tmp_path
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert data_folder("~", "coco2014", "annotations") == tmp_path
-    sentence = refusal(data_folder, "", "coco2014", "annotations")
-    assert sentence == "data.root is empty; set it to the folder that holds annotations of coco2014"
-    sentence = refusal(data_folder, tmp_path / "no", "coco2014", "annotations")
-    assert sentence.startswith(f"data.root is '{tmp_path}/no', which is not a folder; set it to")
-
-
-# --------------------------------------------------------------------------------------------------------- transforms
-
-
-def test_real_images_are_read(shared_data):
-    files = sorted((shared_data / "VOCdevkit" / "VOC2012" / "JPEGImages").iterdir())[::80]
-    files += sorted((shared_data / "coco" / "val2014").iterdir())[::10]
-    for path in files:
-        image = ImageFiles(path.parent, [path.name])[0]
-        with Image.open(path) as stored:
-            assert image.shape == (stored.height, stored.width, 3)
-            np.testing.assert_array_equal(image, np.asarray(stored.convert("RGB")))
-        assert resize_square(image, 224).shape == (224, 224, 3)
 
 
 # --------------------------------------------------------------------------------------------------- files without end

@@ -2,8 +2,8 @@ import time
 
 import numpy as np
 import pytest
+from helpers.tables import data_settings
 
-from mlmoe_jax.config import default_config
 from mlmoe_jax.data import readers
 from mlmoe_jax.data.images import ArrayImages, BadImage
 from mlmoe_jax.data.pipeline import build_loader
@@ -69,8 +69,7 @@ def split_of(count: int) -> Split:
 
 
 def load(count: int = 5, **changes) -> list:
-    data = default_config().data
-    data.update({"image_size": 2, **changes})
+    data = data_settings("made", image_size=2, **changes)
     return list(build_loader(data, split_of(count), batch_size=4))
 
 
@@ -86,10 +85,6 @@ def test_a_loader_says_once_how_it_reads(capsys, monkeypatch):
             assert all(np.array_equal(batch[name], other[name]) for name in other)
     assert not capsys.readouterr().err, "nothing is chosen"
     assert load(count=0) == []
-
-
-def test_the_line_names_worker_processes():
-    assert str(Readers(1, 0)) == "1 thread, no worker processes"
     assert str(Readers(5, 3)) == "3 worker processes with 5 threads each"
 
 

@@ -8,7 +8,6 @@ from helpers.tables import jsonl, lines, settings, write
 from PIL import Image
 
 from mlmoe_jax.apps.tools.predict import row_writer
-from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.sources.tables import open_table, read_classes
@@ -28,10 +27,13 @@ def test_one_column_of_names(tmp_path):
     assert [image.shape[1] for image in split.images] == [1, 3, 2]
 
 
-def test_other_columns_separators_paths_and_a_byte_order_mark(tmp_path):
+def test_other_columns_separators_paths_and_a_byte_order_mark(tmp_path, refusal):
     write(tmp_path, "tables/all train.csv", '\ufeff"photo", id ,tags\r\n\r\nc.png,5,"a, b|c"\r\n')
     keys = {"table": "tables/all {split}.csv", "images": "sub", "image_column": "photo", "label_column": "tags"}
     split = open_table(settings(tmp_path, separator="|", **keys), "train")
+    assert refusal(open_table, settings(tmp_path, separator="", **keys), "train").startswith(
+        "data.separator is empty; "
+    )
     assert split.classes == ("a, b", "c")
     assert split.ids == ["c.png"]
     assert split.images[0].shape[1] == 3
@@ -64,7 +66,7 @@ def test_labels_with_line_breaks_are_refused(tmp_path, refusal, name):
 
 
 def test_one_image_folder_per_split(tmp_path):
-    write(tmp_path, "sub.csv", "image,labels\nc.png,x\n")
+    write(tmp_path, "sub.csv", "image,labels,split\nc.png,x,ignored\n")
     of_sub = open_table(settings(tmp_path, images="{split}"), "sub")
     assert of_sub.images[0].shape[1] == 3
     assert all(name.startswith("sub/") for name in of_sub.ids), "ids differ between splits with equal file names"
@@ -99,35 +101,22 @@ def test_labels_are_lists_or_objects_of_names(tmp_path):
     np.testing.assert_array_equal(split.labels, [[1, 0, 1], [0, 1, -1], [0, 0, 0]])
     split = open_table(jsonl(tmp_path), "train", classes=["dog", "cow", "cat", "elk"])
     np.testing.assert_array_equal(split.labels, [[1, 0, 1, 0], [-1, 1, 0, -1], [0, 0, 0, 0]])
-
-
-def test_other_keys_can_be_set(tmp_path):
     write(tmp_path, "train.jsonl", lines({"file": "a.png", "tags": {"x": True, "y": 0.0}}))
     split = open_table(jsonl(tmp_path, image_column="file", label_column="tags"), "train")
     assert split.labels.tolist() == [[1, 0]]
 
 
 @pytest.mark.parametrize(
-    "row",
+    "text",
     [
-        {"image": 5, "labels": []},
-        {"image": "b.png", "labels": "dog"},
-        {"image": "b.png", "labels": None},
-        {"image": "b.png", "labels": [1]},
-        {"image": "b.png", "labels": [""]},
-        {"image": "b.png", "labels": {"dog": 2}},
-        {"image": "b.png", "labels": {"dog": "1"}},
-        {"image": "b.png", "labels": {"dog": []}},
+        *('{"image": ', '{"image": "a.png"}', "[]", "5", '"a"', "[" * 100_000, '{"image": 5, "labels": []}'),
+        *(
+            f'{{"image": "b.png", "labels": {labels}}}'
+            for labels in ('"dog"', "null", "[1]", '[""]', '{"dog": 2}', '{"dog": "1"}', '{"dog": []}')
+        ),
     ],
 )
-def test_objects_of_another_form_are_refused(tmp_path, refusal, row):
-    write(tmp_path, "train.jsonl", lines({"image": "a.png", "labels": ["dog"]}, row))
-    sentence = refusal(open_table, jsonl(tmp_path), "train")
-    assert sentence.startswith(f"{tmp_path}/train.jsonl line 2 should be a JSON object with a path under 'image', ")
-
-
-@pytest.mark.parametrize("text", ['{"image": ', '{"image": "a.png"}', "[]", "5", '"a"', "[" * 100_000])
-def test_lines_that_are_not_objects_are_refused(tmp_path, refusal, text):
+def test_lines_of_another_form_are_refused(tmp_path, refusal, text):
     write(tmp_path, "train.jsonl", f'{{"image": "a.png", "labels": []}}\n{text}\n')
     sentence = refusal(open_table, jsonl(tmp_path), "train")
     assert sentence.startswith(f"{tmp_path}/train.jsonl line 2 should be a JSON object with a path under 'image', and ")
@@ -149,11 +138,6 @@ def test_the_class_file_selects_columns(tmp_path, refusal):
     split = open_table(settings(tmp_path, label_column="", classes="names.txt"), "train")
     assert split.classes == ("dog", "cat")
     assert split.labels.tolist() == [[1, 0]]
-    sentence = refusal(open_table, settings(tmp_path, label_column=""), "train")
-    assert sentence == (
-        f"{tmp_path}/train.csv line 2, column 'width' should be 1, 0 or empty, not '640'; correct it, or set "
-        "data.label_column if one column contains all names"
-    )
     sentence = refusal(open_table, settings(tmp_path, label_column=""), "train", classes=["dog", "cat"])
     assert sentence == (
         f"{tmp_path}/train.csv has the column 'width', which is not one of the 2 classes; remove it, or list the "
@@ -165,27 +149,20 @@ def test_the_class_file_selects_columns(tmp_path, refusal):
     )
 
 
-def test_a_table_without_class_columns_is_refused(tmp_path, refusal):
-    write(tmp_path, "train.csv", "image\na.png\n")
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("image\na.png\n", " has no column of a class; "),
+        ("image,cat,dog,\na.png,1,1,1\n", " has a column without a name (column 4); "),  # as spreadsheets write it
+        (",image,cat,dog\n1,a.png,1,1\n", " has a column without a name (column 1); "),  # the index of a table
+        ("image,dog,cat\na.png,1,0\nb.png,1,yes\n", " line 3, column 'cat' should be 1, 0 or empty, not 'yes'; "),
+        ("image,dog,cat\na.png,1,0\nb.png,1,-1\n", " line 3, column 'cat' should be 1, 0 or empty, not '-1'; "),
+    ],
+)
+def test_invalid_columns_of_classes_are_refused(tmp_path, refusal, text, error):
+    write(tmp_path, "train.csv", text)
     sentence = refusal(open_table, settings(tmp_path, label_column=""), "train")
-    assert sentence.startswith(f"{tmp_path}/train.csv has no column of a class; ")
-
-
-@pytest.mark.parametrize(("header", "column"), [("image,cat,dog,", 4), (",image,cat,dog", 1)])
-def test_a_column_without_a_name_is_refused(tmp_path, refusal, header, column):
-    """As spreadsheets and the index of a table write it."""
-    cells = ["1"] * 4
-    cells[header.split(",").index("image")] = "a.png"
-    write(tmp_path, "train.csv", f"{header}\n{','.join(cells)}\n")
-    sentence = refusal(open_table, settings(tmp_path, label_column=""), "train")
-    assert sentence.startswith(f"{tmp_path}/train.csv has a column without a name (column {column}); ")
-
-
-@pytest.mark.parametrize("cell", ["2", "yes", "-1", "1 0", "nan"])
-def test_invalid_cells_are_refused(tmp_path, refusal, cell):
-    write(tmp_path, "train.csv", f"image,dog,cat\na.png,1,0\nb.png,1,{cell}\n")
-    sentence = refusal(open_table, settings(tmp_path, label_column=""), "train")
-    assert sentence.startswith(f"{tmp_path}/train.csv line 3, column 'cat' should be 1, 0 or empty, not '{cell}'; ")
+    assert sentence.startswith(f"{tmp_path}/train.csv{error}")
 
 
 # -------------------------------------------------------------------------------------------------------------- splits
@@ -236,13 +213,6 @@ def test_mixed_lines_with_and_without_a_split_are_refused(tmp_path, refusal):
         assert sentence.startswith(f"{tmp_path}/all.jsonl line 2 should be a JSON object with a path under ")
 
 
-def test_a_split_column_is_ignored_with_one_table_per_split(tmp_path):
-    write(tmp_path, "train.csv", "image,split,dog\na.png,whatever,1\n")
-    split = open_table(settings(tmp_path, label_column=""), "train")
-    assert split.classes == ("dog",)
-    assert split.ids == ["a.png"]
-
-
 # ------------------------------------------------------------------------------------------------------------- classes
 def test_labels_that_are_not_classes_are_refused(tmp_path, refusal):
     write(tmp_path, "train.csv", "image,labels\na.png,dog\nb.png,dog;kat\nsub/c.png,kat;elk\n")
@@ -277,15 +247,18 @@ def test_class_files_have_one_name_per_line(tmp_path, refusal):
     path.write_text(" \n")
     assert refusal(read_classes, path) == f"{path} contains no class names; write one class name per line"
     path.write_bytes(b"caf\xe9\n")
-    assert refusal(read_classes, path).startswith(f"{path} is not a text in UTF-8 (")
+    assert refusal(read_classes, path).startswith(f"{path} is damaged: 'utf-8' codec can't decode byte")
     path.unlink()
-    assert refusal(read_classes, path).startswith(f"cannot read {path} (No such file or directory); ")
+    assert refusal(read_classes, path) == f"cannot read {path}: No such file or directory"
 
 
 # -------------------------------------------------------------------------------------------------------- wrong tables
 def test_missing_tables_are_refused(tmp_path, refusal):
     assert refusal(open_table, settings(""), "train") == (
         "data.root is empty; set it to the folder that holds the table {split}.csv of your images"
+    )
+    assert refusal(open_table, settings(tmp_path / "no"), "train").startswith(
+        f"data.root is '{tmp_path}/no', which is not a folder; set it to"
     )
     sentence = refusal(open_table, settings(tmp_path), "train")
     assert sentence == (
@@ -294,6 +267,38 @@ def test_missing_tables_are_refused(tmp_path, refusal):
     write(tmp_path, "labels.csv", "image,labels\n")
     write(tmp_path, "a.jsonl", "")
     assert refusal(open_table, settings(tmp_path), "train").endswith("which is {split}.csv (found a.jsonl, labels.csv)")
+
+
+def test_without_a_table_it_is_said_what_the_folder_has_instead(tmp_path, refusal):
+    for name in ("cat", "dog", ".git"):
+        (tmp_path / name).mkdir()
+    missing = f"there is no table {tmp_path}/train.csv for split train; "
+    assert refusal(open_table, settings(tmp_path), "train").startswith(f"{missing}correct data.table"), "no images"
+    (tmp_path / "dog" / "1.jpg").touch()
+    assert refusal(open_table, settings(tmp_path), "train") == (
+        f"{missing}write it, or, if the folders there are the classes (cat, dog), set data.name=folders"
+    )
+    (tmp_path / "mine.xlsx").touch()
+    save = "save it as CSV UTF-8, comma delimited, and name it"
+    assert refusal(open_table, settings(tmp_path), "train") == f"{missing}mine.xlsx is a spreadsheet: {save} train.csv"
+    named = settings(tmp_path, table="mine.xlsx")
+    assert refusal(open_table, named, "train") == (
+        f"{tmp_path}/mine.xlsx is a spreadsheet, which is not read; {save} mine.csv"
+    )
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_images_know_their_line_in_the_table(tmp_path, kind):
+    rows = [("a.png", "x", "train"), ("b.png", "y", "val"), ("c.png", "x", "train")]
+    if kind == "csv":
+        write(tmp_path, "t.csv", "image,labels,split\n\n" + "".join(f"{','.join(row)}\n" for row in rows))
+    else:
+        records = [json.dumps({"image": image, "labels": [name], "split": split}) for image, name, split in rows]
+        write(tmp_path, "t.jsonl", "\n\n" + "\n".join(records))
+    data = settings(tmp_path, table="t.csv") if kind == "csv" else jsonl(tmp_path, table="t.jsonl")
+    images = open_table(data, "train").images
+    assert [images.line(row) for row in range(2)] == [(f"t.{kind}", 3), (f"t.{kind}", 5)]
+    assert images.take(np.array([1])).line(0) == (f"t.{kind}", 5)
 
 
 @pytest.mark.parametrize(
@@ -308,6 +313,16 @@ def test_missing_tables_are_refused(tmp_path, refusal):
             " has no column 'labels', which data.label_column names (columns: image, tags); correct one of the two, or "
             "clear data.label_column if there is one column per class",
         ),
+        (
+            "Image,Labels\na.png,x\n",
+            " has no column 'image', which data.image_column names (columns: Image, Labels); the case of letters "
+            "counts: rename 'Image' to 'image', or set data.image_column to Image",
+        ),
+        (
+            "image;labels\na.png;x\n",
+            " has no column 'image', which data.image_column names (columns: image;labels); its columns are separated "
+            "by ';': save it as a CSV with commas",
+        ),
         ("image,labels,image\na.png,x,y\n", " has two columns 'image'; write a line with the column names"),
         ("image,labels\na.png,x,y\n", " line 2 has 3 cells, but there are 2 columns; "),
         ("image,labels\na.png\n", " line 2 has 1 cells, but there are 2 columns; "),
@@ -315,37 +330,13 @@ def test_missing_tables_are_refused(tmp_path, refusal):
         ("image,labels\na.png,x\nb.png,\na.png,y\n", " line 4 lists a.png again; delete one of the lines"),
         (
             f"image,labels\na.png,{'x' * 200_000}\n",
-            " line 2 is not valid CSV (field larger than field limit (131072)); ",
+            " is damaged: field larger than field limit (131072)",
         ),
     ],
 )
 def test_invalid_tables_are_refused(tmp_path, refusal, text, error):
     write(tmp_path, "train.csv", text)
     assert refusal(open_table, settings(tmp_path), "train").startswith(f"{tmp_path}/train.csv{error}")
-
-
-def test_tables_that_are_not_utf8_are_refused(tmp_path, refusal):
-    path = tmp_path / "train.csv"
-    path.write_bytes(b"image,labels\na.png,caf\xe9\n")
-    assert refusal(open_table, settings(tmp_path), "train").startswith(f"{path} is not a text in UTF-8 (")
-    path = tmp_path / "train.jsonl"
-    path.write_bytes(b'{"image": "a.png", "labels": ["caf\xe9"]}\n')
-    assert refusal(open_table, jsonl(tmp_path), "train").startswith(f"{path} is not a text in UTF-8 (")
-
-
-def test_an_empty_separator_is_refused(tmp_path, refusal):
-    write(tmp_path, "train.csv", "image,labels\na.png,x\n")
-    sentence = refusal(open_table, settings(tmp_path, separator=""), "train")
-    assert sentence.startswith("data.separator is empty; ")
-
-
-def test_missing_images_are_refused_unless_skipped(tmp_path, refusal):
-    write(tmp_path, "train.csv", "image,labels\na.png,x\nno.png,x\n")
-    sentence = refusal(open_table, settings(tmp_path), "train")
-    assert sentence.startswith(f"1 of the 2 listed images are not in {tmp_path}, the first is no.png; ")
-    assert len(open_table(settings(tmp_path, bad_images="skip"), "train")) == 2
-    sentence = refusal(open_table, settings(tmp_path, images="photos"), "train")
-    assert sentence.startswith(f"there is no folder {tmp_path}/photos with the 2 listed images; ")
 
 
 # ---------------------------------------------------------------------------------------------------------------- size
@@ -376,13 +367,11 @@ def test_rows_whose_paths_no_file_can_have_are_skipped(tmp_path):
     names = ["a.png", "a.png\0", "\ud800.png", "x" * 5000, "b/" * 3000]
     rows = [json.dumps({"image": name, "labels": ["x"]}) for name in names]
     (tmp_path / "t.jsonl").write_text("\n".join(rows))
-    data = default_config().data
-    data.name, data.root, data.table, data.images, data.bad_images = "jsonl", str(tmp_path), "t.jsonl", "", "skip"
+    data = jsonl(tmp_path, table="t.jsonl")
     images = open_table(data, "train").images
     assert images.read(0).shape == (4, 4, 3)
     for row in range(1, len(names)):
         with pytest.raises(BadImage):
             images.read(row)
-    data.bad_images = "error"
-    with pytest.raises(UserError, match="4 of the 5 listed images are not in"):
-        open_table(data, "train")
+    with pytest.raises(UserError, match="4 of the 5 images of train have no file"):
+        open_split(data, "train")

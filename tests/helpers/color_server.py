@@ -8,8 +8,8 @@ import numpy as np
 from PIL import Image
 
 from helpers.color_model import HALVES, make_run
-from mlmoe_jax.apps.serving.app import make_app
 from mlmoe_jax.apps.serving.labeler import Labeler
+from mlmoe_jax.apps.serving.server import make_app
 from mlmoe_jax.apps.serving.service import READY, Service
 from mlmoe_jax.inference.predict import Predictor
 

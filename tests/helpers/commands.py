@@ -1,6 +1,12 @@
-"""The outcome of a command, and the check that it was refused in one sentence."""
+"""The outcome of a command: it succeeded, or it was refused in one sentence."""
 
 import subprocess
+
+
+def succeeded(done: subprocess.CompletedProcess) -> subprocess.CompletedProcess:
+    """Assert exit code 0 and return the command."""
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def refused(done: subprocess.CompletedProcess, *parts: str) -> str:

@@ -2,8 +2,6 @@
 
 It has what an object store has: whole objects are written, read in part, listed and deleted. It has no append and no
 rename: asking for either is an error 501, and is remembered in `refused`.
-
-    python fake_store.py 9023      # serves until it is killed
 """
 
 import itertools
@@ -234,12 +232,8 @@ class Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-def serve(port: int) -> tuple[Server, Store]:
-    """Return a server at a port of this machine (0 = any free one), not yet running, and its content."""
+def serve() -> tuple[Server, Store]:
+    """Return a server at a free port of this machine, not yet running, and its content."""
     store = Store()
-    server = Server(("localhost", port), type("OfStore", (Handler,), {"store": store}))
+    server = Server(("localhost", 0), type("OfStore", (Handler,), {"store": store}))
     return server, store
-
-
-if __name__ == "__main__":
-    serve(int(sys.argv[1]))[0].serve_forever()

@@ -1,7 +1,6 @@
 """Models and state dicts of the authors' code, small and with random values."""
 
 import functools
-import importlib.util
 import json
 from dataclasses import replace
 
@@ -12,6 +11,7 @@ import pytest
 from flax import nnx
 
 from helpers.paths import PARITY
+from helpers.twins import parity_script
 from mlmoe_jax.config import default_config
 from mlmoe_jax.config.recipes.prompt_tuning import use_ml_vpt
 from mlmoe_jax.data.labels.space import synthetic_label_space
@@ -32,14 +32,7 @@ LAYOUTS = {
 }
 
 
-def _script(name: str):
-    spec = importlib.util.spec_from_file_location(name, PARITY / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-family = _script("make_prompt_family")
+family = parity_script("make_prompt_family")
 
 
 def listed(name: str) -> dict:

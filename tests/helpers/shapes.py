@@ -6,7 +6,6 @@ from beartype import BeartypeConf, beartype
 from jaxtyping import install_import_hook
 
 CHECKED = (
-    "mlmoe_jax.data.batch",
     "mlmoe_jax.data.labels",
     "mlmoe_jax.data.prepare",
     "mlmoe_jax.data.split",

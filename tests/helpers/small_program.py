@@ -22,11 +22,11 @@ SMALL = (
 )
 _BACKBONE = {"patch": 16, "file": "tiny.safetensors"}
 _RUNNER = f"""
-import os, sys
+import os
 from helpers import tiny
 tiny.use_scenes()
 tiny.use_vit(**{_BACKBONE})
-from mlmoe_jax.main import main
+from mlmoe_jax.main import console
 from mlmoe_jax.runs.folder import RunFolder
 
 def signal_itself(number, step, append=RunFolder.append_row):
@@ -39,7 +39,7 @@ def signal_itself(number, step, append=RunFolder.append_row):
 if __name__ == "__main__":
     if "SIGNAL_AFTER" in os.environ:
         signal_itself(*map(int, os.environ["SIGNAL_AFTER"].split()))
-    sys.exit(main(sys.argv[1:]))
+    console()
 """
 
 

@@ -1,4 +1,4 @@
-"""Tables of labels with small images, and the settings that read them."""
+"""Tables of labels with small images, and the settings of data sets."""
 
 import json
 
@@ -7,10 +7,15 @@ from PIL import Image
 from mlmoe_jax.config import default_config
 
 
-def settings(root, **keys):
+def data_settings(name, root="", **keys):
+    """Return `config.data` for a data set."""
     data = default_config().data
-    data.update({"name": "csv", "root": str(root), **keys})
+    data.update({"name": name, "root": str(root), **keys})
     return data
+
+
+def settings(root, **keys):
+    return data_settings(**{"name": "csv", "root": root, **keys})
 
 
 def write(folder, name, text, images=("a.png", "b.png", "sub/c.png")):

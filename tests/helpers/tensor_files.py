@@ -26,6 +26,12 @@ def params_of(module: nnx.Module) -> dict[str, np.ndarray]:
     return {path: np.asarray(value) for path, value in ModelDef.split(module)[1].items()}
 
 
+def values_of(module: nnx.Module) -> dict[str, np.ndarray]:
+    """Return the parameters and statistics by path."""
+    _, params, stats = ModelDef.split(module)
+    return {path: np.asarray(value) for path, value in {**params, **stats}.items()}
+
+
 def write(path: Path, tensors: dict[str, np.ndarray]) -> Path:
     """Write tensors to a file of the type that its name says, .npz or .safetensors."""
     if path.suffix == ".npz":

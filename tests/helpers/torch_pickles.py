@@ -15,6 +15,7 @@ LAYOUTS = ("zip", "legacy")
 MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 SYSTEM = {"protocol_version": PROTOCOL, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
 FOUR = np.arange(4, dtype=np.float32)
+DAMAGED = "damaged"
 
 
 def text(value: str) -> bytes:
@@ -86,4 +87,12 @@ def outcome(path: Path) -> dict[str, np.ndarray] | str:
     try:
         return read_tensors(path)
     except UserError as error:
-        return str(error).removeprefix(f"cannot read weights from {path}: ")
+        return reason_of(str(error), path)
+
+
+def reason_of(sentence: str, path: Path) -> str:
+    """Return the reason in the sentence about a file that is refused; DAMAGED for whatever a parser raises."""
+    if sentence.startswith(f"{path} is damaged: "):
+        return DAMAGED
+    assert sentence.startswith(f"cannot read weights from {path}: ")
+    return sentence.removeprefix(f"cannot read weights from {path}: ")

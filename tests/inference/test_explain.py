@@ -27,7 +27,8 @@ from mlmoe_jax.models.adapters.groups import prompt_groups
 from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import Run
-from mlmoe_jax.runtime.sharding import make_mesh, on_device
+from mlmoe_jax.runtime.batches import device_batches
+from mlmoe_jax.runtime.sharding import make_mesh
 
 K, IMAGES = 4, 11
 CLASSES = ("a", "b", "c", "d")
@@ -105,18 +106,8 @@ def predicted(run, split):
     step = explain.make_explain_step(run.definition, run.preprocess, run.mesh, run.label_axes, attention=False)
     images = np.zeros((2, 8, 64, 64, 3), np.uint8)
     images.reshape(-1, 64, 64, 3)[:IMAGES] = split.images.array
-    zeros = np.zeros(8, np.int32)
-    batches = [
-        {
-            "image": x,
-            "label": np.zeros((8, K), np.float32),
-            "label_mask": np.zeros((8, K), np.float32),
-            "mask": zeros.astype(np.float32),
-            "id": zeros,
-        }
-        for x in images
-    ]
-    found = [step(run.values, run.frozen, batch)["prediction"] for batch in on_device(iter(batches), run.mesh)]
+    batches = [{"image": x, "mask": np.zeros(8, np.float32), "id": np.zeros(8, np.int32)} for x in images]
+    found = [step(run.values, run.frozen, batch)["prediction"] for batch in device_batches(iter(batches), run.mesh)]
     return jax.tree.map(lambda *parts: np.concatenate(parts)[:IMAGES], *found)
 
 

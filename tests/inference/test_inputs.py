@@ -21,13 +21,13 @@ def test_one_image_in_every_form(tmp_path):
     assert [given.name(row) for row in range(4)] == [str(path), str(path), "image 2", "image 3"]
 
 
-def test_modes_that_pillow_does_not_write_as_png(tmp_path, refusal):
+def test_modes_that_few_files_have(tmp_path, refusal):
     values = np.random.default_rng(0).integers(0, 2**16, (4, 6), np.int32)
     Image.fromarray(values).save(tmp_path / "a.tiff")
     wide = Image.open(tmp_path / "a.tiff")
     assert wide.mode == "I"
     np.testing.assert_array_equal(GivenImages([wide]).read(0), read_image(tmp_path / "a.tiff"))
-    assert "its pixels are not from 0 to 65,535" in refusal(GivenImages([Image.fromarray(-values - 1)]).read, 0)
+    assert "its pixels are int32 without a known white" in refusal(GivenImages([Image.fromarray(-values - 1)]).read, 0)
     palette = Image.fromarray(np.zeros((4, 6, 4), np.uint8)).convert("LA").convert("PA")
     others = [Image.new(mode, (6, 4)).convert(to) for mode, to in (("LA", "La"), ("RGBA", "RGBa"), ("RGB", "RGBX"))]
     for image in (palette, *others):
@@ -78,7 +78,7 @@ def test_pillow_images_are_read_like_their_files(tmp_path, mode, suffix):
         (None, "image 0 is a NoneType"),
         (b"", "cannot read image 0 as an image: it is empty"),
         ("missing.jpg", "cannot read missing.jpg as an image: No such file"),
-        (Image.new("F", (2, 2)), "cannot read image 0 as an image: cannot write mode F"),
+        (Image.new("F", (2, 2)), "cannot read image 0 as an image: its pixels are float32 without"),
     ],
 )
 def test_unreadable_values_are_bad_images(refusal, given, part):
@@ -90,8 +90,3 @@ def test_a_truncated_pillow_image_is_a_bad_image(refusal):
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)).save(buffer, "JPEG")
     cut = Image.open(io.BytesIO(buffer.getvalue()[:1500]))
     assert "truncated" in refusal(GivenImages([cut]).open, 0, error=BadImage)
-
-
-def test_a_jpeg_may_be_decoded_smaller(tmp_path):
-    Image.new("RGB", (64, 48), "red").save(tmp_path / "a.jpg")
-    assert GivenImages([tmp_path / "a.jpg"]).read(0, Decoding(10)).shape == (12, 16, 3)

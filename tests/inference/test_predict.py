@@ -88,15 +88,7 @@ def test_results_are_yielded_while_images_are_read(predictor):
     assert len(accessed) - named < 100
 
 
-def test_the_model_is_compiled_once(predictor):
-    step = predictor._steps[False]
-    before = step._cache_size()
-    predictor([color(1)] * 5, batch_size=3)
-    predictor([color(1)], batch_size=3)
-    assert step._cache_size() == before + 1
-
-
-def test_one_image_gives_its_result(predictor, tmp_path):
+def test_one_image_gives_its_result_or_raises(predictor, tmp_path, refusal):
     path = tmp_path / "a.png"
     Image.fromarray(color(200)).save(path)
     (of_list,) = predictor([str(path)])
@@ -106,7 +98,9 @@ def test_one_image_gives_its_result(predictor, tmp_path):
         assert predictor(image, top_k=1).labels == ("red",)
     batch = predictor(np.stack([color(200), color(0)]))
     assert [result.image for result in batch] == ["image 0", "image 1"]
-    assert predictor("gone.jpg").error.startswith("cannot read gone.jpg as an image")
+    (in_list,) = predictor(["gone.jpg"])
+    assert in_list.error == refusal(predictor, "gone.jpg"), "not a result without labels"
+    assert in_list.error.startswith("cannot read gone.jpg as an image")
 
 
 def test_few_images_are_not_padded_to_many():
@@ -122,8 +116,11 @@ def test_few_images_are_not_padded_to_many():
     for images in (1, 2, 5, 33):
         assert len(predictor([color(1)] * images)) == images
     assert sizes == [1, 4, 16, 32, 32]
-    predictor(color(1), batch_size=2)
-    assert sizes[-1] == 2
+    before = step._cache_size()
+    for images in (3, 1):
+        predictor([color(1)] * images, batch_size=2)
+    assert sizes[-3:] == [2, 2, 2]
+    assert step._cache_size() == before + 1, "the model is compiled once per size"
 
 
 def test_impossible_requests_are_user_errors(predictor, refusal):

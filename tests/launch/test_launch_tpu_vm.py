@@ -6,6 +6,7 @@ import time
 
 import psutil
 import pytest
+from helpers.commands import succeeded
 
 SLICE = "--name=my-slice --zone=us-west4-a"
 NEW = f"{SLICE} --type=v5litepod-16"
@@ -23,8 +24,7 @@ def until(true, seconds=20):
 @pytest.fixture
 def ready(machines):
     """A slice with the code and the environment on it."""
-    done = machines(f"bash launch/tpu_vm.sh up sync setup {NEW}")
-    assert done.returncode == 0, done.stderr
+    succeeded(machines(f"bash launch/tpu_vm.sh up sync setup {NEW}"))
     return machines
 
 
@@ -46,8 +46,7 @@ def verbs(machines):
 )
 def test_up_creates_waits_for_reuses_or_replaces_the_slice(machines, states, asked):
     (machines.fake / "states").write_text(states)
-    done = machines(f"bash launch/tpu_vm.sh up {NEW}")
-    assert done.returncode == 0, done.stderr
+    succeeded(machines(f"bash launch/tpu_vm.sh up {NEW}"))
     assert verbs(machines) == asked
 
 
@@ -72,8 +71,7 @@ def test_default_image_of_each_generation(machines, kind, image):
 
 def test_up_waits_in_the_queue(machines):
     queue = r"\tWAITING_FOR_RESOURCES\n\tPROVISIONING\nv6e-256\tACTIVE\n"
-    done = machines(f"bash launch/tpu_vm.sh up {SLICE} --type=v6e-256 --queued", CREATED=queue)
-    assert done.returncode == 0, done.stderr
+    done = succeeded(machines(f"bash launch/tpu_vm.sh up {SLICE} --type=v6e-256 --queued", CREATED=queue))
     assert "WAITING_FOR_RESOURCES" in done.stderr
     assert [call[3:5] for call in machines.calls("gcloud")] == [
         ["queued-resources", action] for action in ("describe", "create", "describe", "describe", "describe")
@@ -162,8 +160,7 @@ def test_setup_creates_an_environment_with_its_own_python_once(machines):
 
 
 def test_flags_reach_the_program_unchanged(ready):
-    done = ready(f"bash launch/tpu_vm.sh run logs {SLICE} -- {RUN}")
-    assert done.returncode == 0, done.stderr
+    done = succeeded(ready(f"bash launch/tpu_vm.sh run logs {SLICE} -- {RUN}"))
     assert "trained" in done.stdout
     until(lambda: len(ready.calls("python")) == 2)
     program = ["python", "-m", "mlmoe_jax.main", "--config=configs/a.py:x=1,y=2", "--workdir=gs://my bucket/it's"]
@@ -205,13 +202,14 @@ def test_a_crash_is_restarted_and_a_user_error_is_not(ready):
 
 def test_missing_parts_on_a_worker_are_reported(machines):
     machines(f"bash launch/tpu_vm.sh up sync {NEW}")
-    done = machines(f"bash launch/tpu_vm.sh run {SLICE} -- --config=a")
-    assert done.returncode == 2
-    assert "has no environment yet; run setup first" in done.stderr
+    for action, reason in {
+        "run": "has no environment yet; run setup first",
+        "logs": "no training has been started",
+    }.items():
+        done = machines(f"bash launch/tpu_vm.sh {action} {SLICE} -- --config=a")
+        assert done.returncode == 2
+        assert reason in done.stderr
     assert machines(f"bash launch/tpu_vm.sh status {SLICE}").stdout.count("not started yet") == 2
-    done = machines(f"bash launch/tpu_vm.sh logs {SLICE}")
-    assert done.returncode == 2
-    assert "no training has been started" in done.stderr
 
 
 def test_a_killed_training_is_not_reported_as_done(ready):

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from mlmoe_jax.config import default_config
-from mlmoe_jax.data.prepare import Preprocess, prepare
+from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.models.apply import apply
 from mlmoe_jax.models.contracts import Prediction
 from mlmoe_jax.models.params import ModelDef
@@ -57,7 +57,7 @@ def mesh():
 def test_without_a_key_the_model_evaluates(parts, batch, mesh):
     definition, values = parts
     prediction, stats = apply(definition, values, {"image": batch["image"]}, PREPROCESS, mesh)
-    image = prepare(batch, PREPROCESS).reshape(B, -1)
+    image = PREPROCESS(batch["image"]).reshape(B, -1)
     expected = image / np.sqrt(1 + 1e-5) @ values["head/kernel"] + values["head/bias"]
     np.testing.assert_allclose(prediction.logits, expected, rtol=1e-4, atol=1e-5)
     assert stats.keys() == {"norm/mean", "norm/var"}
@@ -77,7 +77,7 @@ def test_with_a_key_the_model_trains(parts, batch, mesh):
     np.testing.assert_array_equal(one.logits, again.logits)
     assert not np.allclose(one.logits, other.logits), "dropout is drawn from the key"
     assert not np.allclose(stats["norm/mean"], values["norm/mean"]), "batch norm takes the statistics of the batch"
-    np.testing.assert_allclose(stats["norm/mean"], 0.01 * prepare(batch, PREPROCESS).mean((0, 1, 2)), rtol=1e-4)
+    np.testing.assert_allclose(stats["norm/mean"], 0.01 * PREPROCESS(batch["image"]).mean((0, 1, 2)), rtol=1e-4)
 
 
 def test_the_padding_of_labels_is_removed(parts, batch, mesh):

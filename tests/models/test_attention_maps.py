@@ -11,14 +11,12 @@ from flax import nnx
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models.adapters.groups import prompt_groups, prompt_mask
-from mlmoe_jax.models.backbones.convnext import ConvNeXt, ConvNeXtShape
-from mlmoe_jax.models.backbones.resnet import ResNet, ResNetShape
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import build_model
 from mlmoe_jax.models.contracts import Features, Prompts
 from mlmoe_jax.models.heads.graph import ADDGCNHead
-from mlmoe_jax.models.heads.mlmoe import GroupTokenDecoder, own_prompts
 from mlmoe_jax.models.heads.query import QueryHead
+from mlmoe_jax.models.heads.routed_experts import GroupTokenDecoder, own_prompts
 from mlmoe_jax.models.layers.attention import Attention
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.models.query_decoder import QueryDecoder
@@ -121,25 +119,6 @@ def test_class_token_and_prompts_against_softmax_by_hand(vit, kind, read):
     for name, found in features.attention.items():
         np.testing.assert_allclose(found, expected[name], atol=2e-6)
         assert (np.asarray(found).sum(axis=-1) < 1).all(), "the remaining weight is on other tokens"
-
-
-def test_weights_of_a_block_sum_to_1_over_all_keys(vit):
-    tokens, context = draw(1, 3, D, seed=6), [draw(B, 5, D, seed=7)]
-    weights = jax.jit(lambda *given: vit.blocks[0].weights(*given))(tokens, context)
-    assert weights.shape == (B, H, 3, 8)
-    np.testing.assert_allclose(weights.sum(axis=-1), 1, atol=1e-6)
-
-
-def test_convolutions_have_no_attention_maps():
-    image = jax.ShapeDtypeStruct((B, 8, 12, 3), jnp.float32)
-    for make in (
-        lambda: ResNet(ResNetShape((1,)), rngs=nnx.Rngs(0)),
-        lambda: ConvNeXt(ConvNeXtShape((1,), (4,)), rngs=nnx.Rngs(0)),
-    ):
-        features = jax.eval_shape(
-            lambda image, make=make: make()(image, read=("patches",), return_attention=True), image
-        )
-        assert (features.attention, features.grid) == ({}, (2, 3))
 
 
 # -------------------------------------------------------------------------------------------------- of label queries

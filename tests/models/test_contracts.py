@@ -14,8 +14,8 @@ from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.build import Classifier, build_model
+from mlmoe_jax.models.catalog import HEADS, head_of
 from mlmoe_jax.models.contracts import Features, Head, Prediction
-from mlmoe_jax.models.heads.catalog import HEADS, head_of
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.models.partition import LABEL, LABEL_GROUP, PROMPT, WORD_VECTOR, label_axes
 from mlmoe_jax.runs.assemble import label_axes_for
@@ -153,17 +153,8 @@ def test_entries_of_gates_have_names():
     assert head_of(without).gate_entries(without) == {}
 
 
-def test_heads_declare_their_requirements():
-    def those(attribute):
-        return {kind for kind in HEADS if getattr(HEADS[kind], attribute)}
-
-    assert those("needs_group_prompts") == {"group_experts", "group_linear"}
-    assert those("needs_vectors") == {"ml_gcn"}
-    assert those("unknown_labels") == {"cnn_rnn"}
-
-
 def test_the_names_of_heads_are_available_without_jax():
-    code = "import sys; from mlmoe_jax.models.heads.catalog import HEADS; print(*HEADS, 'jax' in sys.modules)"
+    code = "import sys; from mlmoe_jax.models.catalog import HEADS; print(*HEADS, 'jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [*HEADS, "False"]
 
@@ -212,16 +203,7 @@ def test_a_head_that_is_sharded_by_label_must_gather_its_inputs(monkeypatch):
     assert classify(gathers=False, by_label=False) == (2, 3), "a head whose labels interact is replicated"
 
 
-def test_without_a_mesh_a_head_need_not_gather():
-    assert Classifier(Still(), None, Careless(False), final_norm=True)(jnp.ones((2, 4, 4, 3))).logits.shape == (2, 3)
-
-
 # --------------------------------------------------------------------------------------------------------- backbones
-def test_every_family_has_entries():
-    assert [name for family in catalog.FAMILIES for name in catalog.FAMILIES[family]] == list(catalog.CATALOG)
-    assert len(catalog.CATALOG) == 43
-
-
 @pytest.mark.parametrize("name", ["dinov2_vits14", "resnet50", "convnext_tiny", "efficientnet_lite0"])
 def test_a_shape_has_the_properties_of_its_family(name):
     shape, side = catalog.entry(name).shape, 70

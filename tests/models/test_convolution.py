@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from mlmoe_jax.models.layers.convolution import _depthwise, _pointwise, convolve
+from mlmoe_jax.models.layers.convolution import _depthwise, convolve
 from mlmoe_jax.models.macs import count_macs
 
 ONE = {"lhs_dilation": (1, 1), "rhs_dilation": (1, 1)}
@@ -18,26 +18,24 @@ def drawn(size, height, width, dtype=np.float32):
     return draw.normal(size=(2, height, width, 4)).astype(dtype), draw.normal(size=(size, size, 1, 4)).astype(dtype)
 
 
+def assert_general(x, kernel, stride, padding, layout):
+    """Assert that outputs and gradients are those of XLA's convolution."""
+    forms = (lax.conv_general_dilated, convolve)
+    (theirs, back), (ours, our_back) = (
+        jax.vjp(lambda x, kernel, form=form: form(x, kernel, (stride, stride), padding, **layout), x, kernel)
+        for form in forms
+    )
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    cotangent = np.random.default_rng(0).normal(size=theirs.shape).astype(np.float32)
+    for ours, theirs in zip(our_back(cotangent), back(cotangent), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
 @pytest.mark.parametrize("size", [1, 3, 5])
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("side", [(7, 7), (8, 5)])
 def test_a_depthwise_one_equals_the_grouped_convolution_and_so_do_its_gradients(size, stride, side):
-    x, kernel = drawn(size, *side)
-
-    def grouped(x, kernel):
-        return lax.conv_general_dilated(x, kernel, (stride, stride), "SAME", **LAYOUT)
-
-    def ours(x, kernel):
-        return convolve(x, kernel, (stride, stride), "SAME", **LAYOUT)
-
-    expected, back = jax.vjp(grouped, x, kernel)
-    found, our_back = jax.vjp(ours, x, kernel)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-    draw = np.random.default_rng(0).normal(size=expected.shape).astype(np.float32)
-    for ours, theirs in zip(our_back(draw), back(draw), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-4)
-    by_hand = _depthwise(x, kernel, strides=(stride, stride), padding="SAME")  # the form for a CPU, on any platform
-    np.testing.assert_allclose(by_hand, expected, atol=1e-5)
+    assert_general(*drawn(size, *side), stride, "SAME", LAYOUT)
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -45,22 +43,7 @@ def test_a_depthwise_one_equals_the_grouped_convolution_and_so_do_its_gradients(
 def test_a_pointwise_one_equals_the_general_convolution_and_so_do_its_gradients(stride, padding):
     draw = np.random.default_rng(stride)
     x, kernel = draw.normal(size=(2, 7, 4, 6)).astype(np.float32), draw.normal(size=(1, 1, 6, 5)).astype(np.float32)
-    layout = {**LAYOUT, "feature_group_count": 1}
-
-    def general(x, kernel):
-        return lax.conv_general_dilated(x, kernel, (stride, stride), padding, **layout)
-
-    def ours(x, kernel):
-        return convolve(x, kernel, (stride, stride), padding, **layout)
-
-    expected, back = jax.vjp(general, x, kernel)
-    found, our_back = jax.vjp(ours, x, kernel)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-    cotangent = draw.normal(size=expected.shape).astype(np.float32)
-    for ours, theirs in zip(our_back(cotangent), back(cotangent), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-4)
-    by_hand = _pointwise(x, kernel, strides=(stride, stride), precision=None)  # the form for a CPU, on any platform
-    np.testing.assert_allclose(by_hand, expected, atol=1e-5)
+    assert_general(x, kernel, stride, padding, {**LAYOUT, "feature_group_count": 1})
 
 
 @pytest.mark.parametrize(("kernel", "padding"), [((3, 3, 4, 5), "SAME"), ((1, 1, 4, 5), ((1, 1), (1, 1)))])
@@ -73,10 +56,10 @@ def test_any_other_convolution_is_the_general_one(kernel, padding):
 
 def test_narrow_numbers_are_summed_in_float32():
     x, kernel = drawn(5, 6, 6)
-    narrow = _depthwise(x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16), strides=(1, 1), padding="SAME")
+    narrow = _depthwise(x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16), (1, 1), ((2, 2), (2, 2)))
     assert narrow.dtype == jnp.bfloat16
     wide = (v.astype(jnp.bfloat16).astype(np.float32) for v in (x, kernel))
-    exact = _depthwise(*wide, strides=(1, 1), padding="SAME")
+    exact = _depthwise(*wide, (1, 1), ((2, 2), (2, 2)))
     np.testing.assert_array_equal(narrow, exact.astype(jnp.bfloat16))
 
 

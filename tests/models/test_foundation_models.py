@@ -1,6 +1,5 @@
-"""DINOv3, SigLIP 2 and CLIP with prompts, against a textbook transformer that runs all tokens through all blocks."""
+"""ViTs with prompts, by the exact fast path, against a textbook transformer that runs all tokens through all blocks."""
 
-import importlib.util
 import json
 import math
 import re
@@ -12,23 +11,21 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers.paths import PARITY
+from helpers.twins import parity_script
 
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.contracts import Prompts
 from mlmoe_jax.models.layers.attention import FusedProjection, rotated
-from mlmoe_jax.models.layers.attention_pool import AttentionPool
 from mlmoe_jax.models.layers.positions import rotary_angles
 from mlmoe_jax.pretrained.load import apply_rules, recognise
 
-_SPEC = importlib.util.spec_from_file_location("make_vit", PARITY / "make_vit.py")
-make_vit = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(make_vit)
-
-NAMES = ("dinov3", "siglip2", "clip")
+make_vit = parity_script("make_vit")
+NAMES = ("dinov2_small", "dinov3", "siglip2", "clip")
 SHAPES = {name: ViTShape(**make_vit.SHAPES[name] | {"depth": 2}) for name in NAMES}
+PLAIN = SHAPES["dinov2_small"]
 GRID, P, BATCH = (3, 2), 4, 2
-EVERY = ("cls", "prompts", "patches")
+EVERY = ("cls", "prompts", "patches", "mean")
 TOLERANCE = 2e-5
 ACTIVATION = {
     "gelu": lambda x: x * 0.5 * (1 + jax.scipy.special.erf(x / np.sqrt(2))),
@@ -148,10 +145,11 @@ def naive(vit, image, prompts):
             entering = kept * leaving + (1 - kept) * entering
         elif index < shape.depth - 1:
             entering = jnp.broadcast_to(prompts.tokens[index + 1], entering.shape)
+    mean = normalized(vit.norm, jnp.concatenate([leaving, x[:, first:]], 1).mean(1), shape.eps)
     x, leaving = (normalized(vit.norm, part, shape.eps) for part in (x, leaving))
     patches = x[:, first:]
     cls = x[:, 0] if shape.class_token else pool(vit.pool, patches, shape)[0]
-    return {"cls": cls, "prompts": leaving, "patches": patches}
+    return {"cls": cls, "prompts": leaving, "patches": patches, "mean": mean}
 
 
 # ---------------------------------------------------------------------------------------------------------- prompts
@@ -160,15 +158,17 @@ def made(shape: ViTShape, kind: str) -> Prompts:
     deep = jnp.asarray(draw.normal(size=(shape.depth, 1, P, shape.width)), jnp.float32)
     if kind == "carried":
         return Prompts(deep[:1], carry=jnp.linspace(0.3, 0.9, shape.depth - 1))
+    if kind == "alone":
+        return Prompts(deep, np.eye(P, dtype=bool))
     groups = np.kron(np.eye(2, dtype=bool), np.ones((P // 2, P // 2), bool))
     return Prompts(deep, groups, key_value=jnp.asarray(draw.normal(size=(shape.depth, 2, 3, shape.width)), jnp.float32))
 
 
-@pytest.mark.parametrize("kind", ["deep", "carried"])
+@pytest.mark.parametrize("kind", ["deep", "alone", "carried"])
 def test_the_fast_path_equals_all_tokens_through_all_blocks(vit, image, kind):
-    """Deep prompts with a mask and further keys and values, and carried prompts."""
+    """Deep prompts with a mask and further keys and values, or each alone, and carried prompts."""
     prompts = made(vit.shape, kind)
-    reads = (EVERY, ("prompts",), ("cls",), ("patches",))
+    reads = (EVERY, ("prompts",), ("cls",), ("patches",), ("mean",), ("cls", "mean"))
 
     @jax.jit
     def run(vit):
@@ -185,7 +185,7 @@ def test_the_fast_path_equals_all_tokens_through_all_blocks(vit, image, kind):
 
 
 @pytest.mark.parametrize(
-    "vit", [pytest.param(n, marks=() if n == "dinov3" else pytest.mark.slow) for n in NAMES], indirect=True
+    "vit", [pytest.param(n, marks=[pytest.mark.slow] * (n in ("siglip2", "clip"))) for n in NAMES], indirect=True
 )
 def test_gradients_of_prompts_equal_those_of_the_reference(vit, image):
     prompts = made(vit.shape, "deep")
@@ -204,13 +204,62 @@ def test_gradients_of_prompts_equal_those_of_the_reference(vit, image):
     assert error(ours, theirs) < 1e-4
 
 
-def test_prompts_carry_no_rotary_position(image):
-    """Their order has no effect."""
-    vit, tokens = drawn(SHAPES["dinov3"]), made(SHAPES["dinov3"], "deep").tokens
-    run = jax.jit(lambda tokens: vit(image, Prompts(tokens), read=EVERY))
-    ours, turned = run(tokens), run(tokens[:, :, ::-1])
-    assert error(turned.prompts[:, ::-1], ours.prompts) < TOLERANCE
-    assert error(turned.patches, ours.patches) < TOLERANCE
+@pytest.fixture(scope="module")
+def plain():
+    with jax.default_matmul_precision("highest"):
+        yield drawn(PLAIN)
+
+
+def test_prompts_that_differ_per_image_take_the_same_path(plain, image):
+    """With prompt dropout, prompts differ per image: the second axis is B."""
+    own = made(PLAIN, "deep").tokens * jnp.array([1.0, 0.5])[None, :, None, None]
+    together = plain(image, Prompts(own), read=("prompts",)).prompts
+    for row in range(BATCH):
+        alone = plain(image[row : row + 1], Prompts(own[:, row : row + 1]), read=("prompts",)).prompts
+        assert error(together[row : row + 1], alone) < TOLERANCE
+
+
+def test_without_prompts_is_the_plain_vit(plain, image):
+    none = Prompts(jnp.zeros((PLAIN.depth, 1, 0, PLAIN.width)))
+    empty, without = (plain(image, given, read=("cls", "patches", "mean")) for given in (none, None))
+    for name in ("cls", "patches", "mean"):
+        assert error(getattr(empty, name), getattr(without, name)) < TOLERANCE
+    before_the_norm = plain(image, read=("patches",), norm=False).patches.mean(1)
+    assert error(without.mean, normalized(plain.norm, before_the_norm, PLAIN.eps)) < TOLERANCE
+
+
+def test_prompts_that_are_absent_do_not_count_in_the_mean(plain, image):
+    tokens, present = made(PLAIN, "deep").tokens, jnp.array([True, False] * (P // 2))
+    fewer = plain(image, Prompts(tokens[:, :, ::2]), read=("mean",)).mean
+    assert error(plain(image, Prompts(tokens, present=present), read=("mean",)).mean, fewer) < TOLERANCE
+
+
+def test_a_mean_alone_has_no_attention_maps(plain, image):
+    prompts = Prompts(made(PLAIN, "deep").tokens)
+    none, both, alone = (
+        plain(image, prompts, read=read, return_attention=True).attention
+        for read in (("mean",), ("cls", "mean"), ("cls",))
+    )
+    assert none == {}
+    assert both.keys() == alone.keys() == {"cls"}
+    assert error(both["cls"], alone["cls"]) < TOLERANCE
+
+
+def test_the_fast_path_needs_fewer_operations(plain, image):
+    def flops(function):
+        return jax.jit(function).lower(made(PLAIN, "deep").tokens).compile().cost_analysis()["flops"]
+
+    fast = flops(lambda tokens: plain(image, Prompts(tokens), read=("prompts",)).prompts)
+    assert fast < 0.75 * flops(lambda tokens: naive(plain, image, Prompts(tokens))["prompts"])
+
+
+def test_mistakes_are_refused(plain, image):
+    with pytest.raises(ValueError, match="without prompts"):
+        plain(image, read=("prompts",))
+    with pytest.raises(ValueError, match="cannot read"):
+        plain(image, read=("pixels",))
+    with pytest.raises(ValueError, match="not a multiple of the patch size 7"):
+        plain(image[:, :13], read=("cls",))
 
 
 # ------------------------------------------------------------------------------------------------- the parts alone
@@ -231,14 +280,6 @@ def test_without_a_class_token_cls_is_the_attention_pool_over_normed_patches(ima
         np.testing.assert_allclose(features.attention["cls"].sum(-1), 1, atol=1e-5)
         assert features.attention["prompts"].shape == (BATCH, P, 6)
         assert features.patches is None
-
-
-def test_an_attention_pool_alone():
-    layer = AttentionPool(16, 2, 32, mlp="gelu", eps=1e-6, dtype=None, rngs=nnx.Rngs(0))
-    same = jnp.broadcast_to(jax.random.normal(jax.random.key(0), (2, 1, 16)), (2, 5, 16))
-    assert layer(same).shape == (2, 16)
-    np.testing.assert_allclose(layer(same), layer(same[:, :1]), atol=1e-6)
-    np.testing.assert_allclose(layer.weights(same), np.full((2, 1, 5), 0.2), atol=1e-6)
 
 
 def test_rotations_depend_on_differences_of_positions():

@@ -3,15 +3,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from scipy.special import logsumexp
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models.adapters.groups import prompt_groups, prompt_mask
 from mlmoe_jax.models.build import build_model
-from mlmoe_jax.models.contracts import Features
+from mlmoe_jax.models.contracts import PATCHES, PROMPTS, Features
 from mlmoe_jax.models.experts import BottleneckExpert, apply_bank, make_bank
-from mlmoe_jax.models.heads.group_experts import GroupExpertsHead, combine_sides
-from mlmoe_jax.models.heads.group_linear import GroupLinearHead
+from mlmoe_jax.models.heads.group_experts import GroupExpertsHead, GroupLinearHead, combine_sides
+from mlmoe_jax.models.heads.linear import POOLS, LinearHead
+from mlmoe_jax.models.heads.routed_experts import GroupTokenDecoder, own_prompts
 from mlmoe_jax.models.params import ModelDef, split_trainable
 
 D, G, M, K = 12, 3, 2, 5
@@ -123,22 +125,6 @@ def test_group_prompts_without_experts_are_averaged_and_classified(tokens, sides
     assert not prediction.gates
 
 
-def test_permuting_labels_permutes_logits(tokens):
-    order = np.array([3, 0, 4, 1, 2])
-    head = make_head()
-    groups = {"co": np.take(CO, order), "dc": np.take(DC, order)}
-    permuted = GroupExpertsHead(D, groups, groups=G, per_group=M, rngs=nnx.Rngs(1))
-    params = ModelDef.split(head)[1]
-    label_axis = {"gate": 1, "classifier": 0}
-    moved = {
-        path: jnp.take(value, order, axis=label_axis[path.split("/")[1]]) if "bank" not in path else value
-        for path, value in params.items()
-    }
-    permuted = ModelDef.split(permuted)[0].merge(moved)
-    features = Features(None, tokens, None, (1, 1))
-    np.testing.assert_allclose(permuted(features).logits, head(features).logits[:, order], rtol=1e-5, atol=1e-6)
-
-
 def test_a_bank_equals_its_experts(tokens):
     bank = make_bank(lambda rngs: BottleneckExpert(D, 3, rngs=rngs), 2 * G * M, nnx.Rngs(7))
     together = apply_bank(bank, tokens)
@@ -160,8 +146,6 @@ def test_prompt_layout_and_masks():
     assert not cross[0, 1]
     assert not cross[0, 6]
     assert cross.sum() == 36
-    with pytest.raises(ValueError, match="unknown prompt mask"):
-        prompt_mask("some", group_of)
 
 
 def mlvpt_config(backbone, groups=5):
@@ -206,3 +190,74 @@ def test_initial_values_are_those_of_the_authors_code():
         values = np.asarray(params[path])
         assert 0.9 * bound < np.abs(values).max() <= bound, path
         assert abs(values.mean()) < 0.15 * bound, path
+
+
+# ------------------------------------------------------------------------------------------------------- linear heads
+def linear(layer, x):
+    return np.asarray(x, np.float64) @ np.asarray(layer.kernel) + np.asarray(layer.bias)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_linear_classifiers_of_each_pool(pool):
+    """Patches are pooled by a smooth maximum; with two classifiers, the mean of their logits is reported."""
+    cls, mean, patches = (
+        jax.random.normal(jax.random.key(i), shape) for i, shape in enumerate(((3, D), (3, D), (3, 4, D)))
+    )
+    head = LinearHead(D, K, pool=pool, rngs=nnx.Rngs(0))
+    given = {"cls": cls, "patches": patches, "mean": mean}
+    read = {name: value if name in head.read else None for name, value in given.items()}
+    prediction = head(Features(read["cls"], None, read["patches"], (2, 2), mean=read["mean"]))
+    expected = {}
+    if "cls" in head.read:
+        expected["cls"] = linear(head.classifier, cls)
+    if "patches" in head.read:
+        votes = linear(head.patch_classifier, patches)
+        expected["patches"] = logsumexp(votes, axis=1) - np.log(4)
+        assert np.all((expected["patches"] > votes.mean(axis=1)) & (expected["patches"] < votes.max(axis=1)))
+    assert prediction.terms.keys() == expected.keys()
+    for name, logits in expected.items():
+        np.testing.assert_allclose(prediction.terms[name], logits, rtol=1e-5, atol=1e-5)
+    logits = sum(expected.values()) / len(expected) if expected else linear(head.classifier, mean)
+    np.testing.assert_allclose(prediction.logits, logits, rtol=1e-5, atol=1e-5)
+    config = default_config()
+    config.model.head.pool = pool
+    assert LinearHead.terms(config) == ("logits", *expected)
+    assert head.published_macs(4) == (D * K * {"patches": 4, "both": 5}.get(pool, 1), 0)
+
+
+# -------------------------------------------------------------------------------------------------------------- MLMoE
+GROUPS = {"co": [0, 1, 1], "dc": [1, 1, 0]}
+
+
+def mlmoe_decoder():
+    sizes = {"width": 8, "heads": 2, "hidden": 16, "encoder_layers": 0, "decoder_layers": 1}
+    return GroupTokenDecoder(8, GROUPS, groups=2, per_group=2, style="independent", **sizes, rngs=nnx.Rngs(0))
+
+
+def test_a_label_owns_the_prompts_of_its_groups_on_both_sides():
+    mask = own_prompts(GROUPS, 2, 2)
+    of = prompt_groups(2, 2, 2)
+    for k in range(3):
+        assert mask[k].tolist() == [group in (GROUPS["co"][k], 2 + GROUPS["dc"][k]) for group in of]
+    assert own_prompts({"dc": GROUPS["dc"]}, 2, 2)[2].tolist() == [True, False, True, False]
+
+
+def test_a_label_query_attends_to_all_patches_and_only_its_prompts():
+    draw = np.random.default_rng(0)
+    patches, prompts = (jnp.asarray(draw.normal(size=(2, n, 8)), jnp.float32) for n in (4, 8))
+    model = mlmoe_decoder()
+    assert model.read == (PROMPTS, PATCHES)
+
+    def found(patches, prompts):
+        return np.asarray(model(Features(None, prompts, patches, (2, 2))))
+
+    before, mask = found(patches, prompts), own_prompts(GROUPS, 2, 2)
+    for p in range(8):
+        changed = np.abs(found(patches, prompts.at[:, p].add(1.0)) - before).max(axis=(0, 2))
+        assert ((changed > 1e-5) == mask[:, p]).all()
+    assert (np.abs(found(patches.at[:, 3].add(1.0), prompts) - before).max(axis=(0, 2)) > 1e-5).all()
+
+
+def test_group_tokens_are_counted():
+    plain, products = super(GroupTokenDecoder, mlmoe_decoder()).published_macs(4)
+    assert mlmoe_decoder().published_macs(4) == (plain + 8 * 2 * 8 * 8, products + 2 * 3 * 8 * 8)

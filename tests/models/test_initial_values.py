@@ -8,7 +8,7 @@ from flax import nnx
 
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models.build import build_model
-from mlmoe_jax.models.initial_values import draw_missing
+from mlmoe_jax.models.params import draw_missing
 
 
 def values(module: nnx.Module) -> dict[str, np.ndarray]:

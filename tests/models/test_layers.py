@@ -9,9 +9,7 @@ import pytest
 from flax import nnx
 
 from mlmoe_jax.models.layers import recompute, softmax_attention
-from mlmoe_jax.models.layers.activations import gelu
-from mlmoe_jax.models.layers.layer_norm import LayerNorm
-from mlmoe_jax.models.layers.recompute import of_backward_pass
+from mlmoe_jax.models.layers.recompute import LayerNorm, gelu, of_backward_pass
 from mlmoe_jax.models.layers.softmax_attention import attend, attention_weights, uses_cudnn
 
 FORWARD, GRADIENT = 2e-6, 5e-6

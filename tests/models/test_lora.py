@@ -12,13 +12,13 @@ from helpers import tiny
 
 from mlmoe_jax.apps.tools.preflight import cost
 from mlmoe_jax.config import default_config, from_json, load_config, set_key, to_json, use_adapter, validate
-from mlmoe_jax.config.adapters import adapter_section
+from mlmoe_jax.config.defaults import adapter_section
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.main import main
-from mlmoe_jax.models.adapters.catalog import described
 from mlmoe_jax.models.adapters.lora import LAYERS, LoRA
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import build_model, combined
+from mlmoe_jax.models.catalog import described
 from mlmoe_jax.models.contracts import Prompts
 from mlmoe_jax.models.macs import count_macs
 from mlmoe_jax.runs.assemble import abstract_parts

@@ -17,7 +17,7 @@ from mlmoe_jax.models.adapters.prompts import DeepPrompts
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
-from mlmoe_jax.models.layers import activations
+from mlmoe_jax.models.layers import recompute
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.training.objective import make_objective
@@ -134,5 +134,5 @@ def test_loss_and_gradients(golden, request):
 
 
 def test_tanh_gelu_is_detected(golden, monkeypatch):
-    monkeypatch.setattr(activations, "_below", lambda x: 0.5 * (1 + jnp.tanh(0.7978845608 * (x + 0.044715 * x**3))))
+    monkeypatch.setattr(recompute, "_below", lambda x: 0.5 * (1 + jnp.tanh(0.7978845608 * (x + 0.044715 * x**3))))
     assert error(golden.model(golden.image).logits, golden.arrays["logit"]) > FORWARD

@@ -8,6 +8,7 @@ from flax import nnx
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.prepare import Preprocess
+from mlmoe_jax.models import rules
 from mlmoe_jax.models.adapters.prompts import DeepPrompts
 from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
@@ -65,15 +66,6 @@ def test_split_and_merge_give_the_same_model_back(model, parts):
         np.testing.assert_array_equal(again[path], value, err_msg=path)
 
 
-def test_merge_assigns_values_by_path(parts):
-    definition, params, _ = parts
-    numbered = {path: np.full(value.shape, number, np.float32) for number, (path, value) in enumerate(params.items())}
-    again = ModelDef.split(definition.merge(numbered))[1]
-    assert set(again) == set(numbered)
-    for path, value in numbered.items():
-        np.testing.assert_array_equal(again[path], value, err_msg=path)
-
-
 def test_shapes_stand_for_values_that_are_not_needed(parts):
     definition, params, stats = parts
     shapes = definition.shapes()
@@ -112,6 +104,15 @@ def test_rules_split_parameters(parts):
 def test_a_parameter_without_a_rule_is_named(refusal):
     params = {"backbone/a": jnp.ones(1), "head/b": jnp.ones(1)}
     assert "no rule matches head/b" in refusal(split_trainable, params, ((r"^backbone/", False),))
+
+
+def test_the_first_rule_that_matches_anywhere_in_a_path_wins(refusal):
+    paths = ("backbone/blocks/3/attn/qkv/kernel", "head/co/gate/bias", "prompts/deep")
+    ordered = [["gate/bias$", 1], ["head/", None], [".*", 3]]  # lists, as read from JSON
+    assert rules.assign(ordered, paths) == dict(zip(paths, (3, 1, 3), strict=True))
+    assert [rules.first_match(ordered[1:2], path, 5) for path in paths] == [5, None, 5]
+    assert f"no rule matches {paths[0]}, {paths[2]}; " in refusal(rules.assign, ordered[:2], paths)
+    assert "not a regular expression" in refusal(rules.first_match, [("(", 1)], "head/co/gate/bias", 0)
 
 
 def test_parameter_table_sums_up(parts):
@@ -160,19 +161,6 @@ def test_a_fingerprint_is_stable_across_versions():
 
 
 # --------------------------------------------------------------------------------------------------------- states
-def test_the_first_state_owns_the_buffers_that_a_step_donates():
-    trainable, frozen, stats = {"w": jnp.ones(3)}, {"f": jnp.ones(2)}, {"s": jnp.zeros(1)}
-    state = initial_state(trainable, frozen, stats, {"mu": trainable["w"]})
-    assert int(state.step) == 0
-    assert state.raw() == {**state.trainable, **state.stats}
-    assert set(state.ema) == {"w", "s"}
-    np.testing.assert_array_equal(state.ema["w"], trainable["w"])
-    assert state.frozen["f"] is frozen["f"]
-    moving = [*jax.tree.leaves(state.replace(frozen={})), *trainable.values(), *stats.values()]
-    assert len({value.unsafe_buffer_pointer() for value in moving}) == len(moving)
-    jax.block_until_ready(jax.jit(lambda s: s, donate_argnums=0)(state.replace(frozen={})))
-
-
 class Normalised(nnx.Module):
     """A linear layer on batch-normalized mean colors."""
 

@@ -19,7 +19,7 @@ from mlmoe_jax.models.heads.query import GroupedClassifier, QueryHead
 from mlmoe_jax.models.params import ModelDef, split_trainable
 from mlmoe_jax.models.query_decoder import FIXED_QUERIES, QueryDecoder
 from mlmoe_jax.pretrained.load import load_weights
-from mlmoe_jax.pretrained.rules.query import ML_DECODER, Q2L
+from mlmoe_jax.pretrained.rules.heads import ML_DECODER, Q2L
 
 D, HIDDEN, K, GRID = 16, 24, 6, (3, 5)
 ARRAYS = np.load(PARITY / "query.npz")

@@ -11,7 +11,7 @@ from flax import nnx
 
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.contracts import Features
-from mlmoe_jax.models.experts import EXPERTS, GATES, SHARES, gate_entropy
+from mlmoe_jax.models.experts import EXPERTS, GATES, gate_entropy
 from mlmoe_jax.models.heads.routed_experts import SETTINGS, RoutedExpertsHead, entropy_penalty
 from mlmoe_jax.models.macs import count_macs
 from mlmoe_jax.models.params import ModelDef
@@ -103,7 +103,7 @@ def difference(ours, theirs):
     return np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max()
 
 
-@pytest.mark.parametrize("share", SHARES)
+@pytest.mark.parametrize("share", ["per_label", "shared"])
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("expert", EXPERTS)
 def test_head_is_its_equations(features, expert, gate, share):
@@ -120,37 +120,6 @@ def test_head_is_its_equations(features, expert, gate, share):
     assert apart == 0 if gate == "static" else apart > 1e-3
 
 
-def test_the_logits_of_an_image_do_not_depend_on_its_batch(features):
-    head = merged(drawn())
-    together = head(features)
-    for b in range(B):
-        alone = head(label_features(features.patches[b : b + 1]))
-        assert difference(alone.logits[0], np.asarray(together.logits[b])) < 2e-6
-        np.testing.assert_allclose(alone.penalties["entropy"][0], together.penalties["entropy"][b], rtol=1e-6)
-
-
-@pytest.mark.parametrize("settings", ["recommended", "hsq"])
-def test_permuting_labels_permutes_their_predictions(settings):
-    """With a real decoder: only the rows of the parameters distinguish labels."""
-    order = np.array([3, 0, 4, 1, 2])
-    one_layer = {"width": D, "heads": 2, "hidden": 16, "encoder_layers": 1, "decoder_layers": 1}
-    definition, params = drawn(
-        decoder=lambda: QueryDecoder(8, K, **one_layer, rngs=nnx.Rngs(1)), **{**SETTINGS[settings], **SMALL}
-    )
-    owned = ("decoder/queries", "experts/task/", "gates/", "classifier/")
-    moved = {
-        path: value[order] if path.startswith(owned) and value.shape[0] == K else value
-        for path, value in params.items()
-    }
-    assert sum(moved[path] is not params[path] for path in params) >= 4
-    patches = Features(None, None, np.random.default_rng(2).normal(size=(B, 6, 8)).astype(np.float32), (2, 3))
-    forward = jax.jit(lambda params: definition.merge(params)(patches))
-    before, after = forward(params), forward(moved)
-    assert difference(after.logits, np.asarray(before.logits)[:, order]) < 1e-5
-    assert difference(after.gates["experts"], np.asarray(before.gates["experts"])[:, order]) < 1e-5
-    assert np.abs(after.logits - before.logits).max() > 1e-2
-
-
 @pytest.mark.parametrize("settings", ["recommended", "static", "hsq"])
 def test_gradients_reach_every_parameter(features, settings):
     definition, params = drawn(**{**SETTINGS[settings], **SMALL})
@@ -159,14 +128,6 @@ def test_gradients_reach_every_parameter(features, settings):
         assert np.abs(slope).max() > 0, path
         if path.startswith(("experts/task", "gates")):
             assert (np.abs(slope).reshape(K, -1).max(1) > 0).all(), f"{path} of every label"
-
-
-def test_the_decoder_declares_the_features_that_are_read():
-    class Prompted(Given):
-        read = ("prompts", "patches")
-
-    assert merged(drawn()).read == ("patches",)
-    assert merged(drawn(decoder=Prompted)).read == ("prompts", "patches")
 
 
 def test_dropout_of_the_decoder_uses_the_given_rngs(features):
@@ -179,27 +140,13 @@ def test_dropout_of_the_decoder_uses_the_given_rngs(features):
 
 
 # -------------------------------------------------------------------------------------------------------- entropy
-def test_entropy_of_two_gates():
+def test_entropy_of_two_gates(features):
     gates = jax.nn.softmax(jnp.array([[0.0] * 5, [1.0, 2.0, 3.0, 4.0, 5.0]]))
     np.testing.assert_allclose(gate_entropy(gates), [1.6094379124, 0.9999728283], rtol=1e-6)
     mean = (1.6094379124 + 0.9999728283) / 2
     np.testing.assert_allclose(entropy_penalty(gates[None], "paper", 0.01), [0.01 * mean], rtol=1e-6)
     np.testing.assert_allclose(entropy_penalty(gates[None], "maximize", 0.01), [-0.01 * mean], rtol=1e-6)
-
-
-@pytest.mark.parametrize(("sign", "factor"), [("paper", 0.01), ("maximize", -0.01), ("off", None)])
-def test_penalty_is_the_signed_mean_entropy_of_an_image(features, sign, factor):
-    prediction = merged(drawn(entropy=sign))(features)
-    if sign == "off":
-        assert prediction.penalties == {}
-        return
-    log_w = jnp.log(prediction.gates["experts"])
-    expected = -jnp.sum(jnp.exp(log_w) * log_w, axis=-1).mean(-1)
-    np.testing.assert_allclose(prediction.penalties["entropy"], factor * expected, rtol=1e-5)
-    definition, params = drawn(entropy=sign, gate="static")
-    params["gates/free_logits"][:] = 2.5
-    static = definition.merge(params)(features)
-    np.testing.assert_allclose(static.penalties["entropy"], [factor * np.log(5)] * B, rtol=1e-6)
+    assert merged(drawn(entropy="off"))(features).penalties == {}
 
 
 def test_the_printed_sign_collapses_the_gates(features):
@@ -225,8 +172,6 @@ def test_the_printed_sign_collapses_the_gates(features):
 def test_the_defaults_are_the_recommended_settings():
     parameters = inspect.signature(RoutedExpertsHead.__init__).parameters
     assert SETTINGS["recommended"] == {name: parameters[name].default for name in SETTINGS["recommended"]}
-    others = {"self", "decoder", "width", "labels", "dtype", "rngs"}
-    assert set(SETTINGS["recommended"]) == set(parameters) - others
 
 
 def dr_moe(labels, **changes):
@@ -290,8 +235,8 @@ def test_parameters_of_dr_moes_variants(body, changes, total):
 
 def test_macs_as_published_and_as_executed():
     head = dr_moe(80)
-    assert head.experts.macs() == 52_428_800
-    assert head.gates.macs() == 10_588_160
+    assert head.experts.macs == 52_428_800
+    assert head.gates.macs == 10_588_160
     layers, extra = head.published_macs(196)
     in_front = head.decoder.published_macs(196)
     assert (layers - in_front[0], extra - in_front[1]) == (20_480, 52_428_800 + 10_588_160)

@@ -102,22 +102,6 @@ def test_sequences_are_sorted_by_frequency():
     assert long.tolist()[1] == [4, 0, 1, 3, 6, 6, 6], "at most all labels and the end"
 
 
-def test_dropout_is_on_the_joint_feature_of_each_step():
-    definition = structure()
-    # the joint feature contains only the image, so without dropout it is the same at every step
-    values = twin_values() | {"state_projection/kernel": np.zeros((16, 8)), "embedding": np.eye(8)}
-
-    @jax.jit
-    def scores(values, image, path):
-        head = definition.merge(values)
-        head.train()
-        return head.scores(image, path, rngs=nnx.Rngs(3))
-
-    found = np.asarray(scores(values, jnp.full((1, 8), 3.0), jnp.array([[7, 0, 1, 2, 3, 4, 5, 0, 1, 2]])))
-    assert set(np.unique(found).tolist()) == {0.0, 6.0}
-    assert len(np.unique(found[0], axis=0)) > 1, "dropout differs per step"
-
-
 # ----------------------------------------------------------------------------------------------------------- the search
 LABELS, STATE = 5, 4
 
@@ -263,14 +247,6 @@ def test_predictions_are_those_of_the_search(predict):
         np.testing.assert_allclose(sigmoid(prediction.logits[row]), probability, rtol=1e-4)
 
 
-def test_permuting_labels_permutes_logits(predict):
-    order, values = np.array([3, 0, 5, 1, 2, 4]), twin_values()
-    permuted = values | {"embedding": values["embedding"][np.r_[order, 6, 7]]}
-    first, second = (predict(v, FEATURES)[0].logits for v in (values, permuted))
-    np.testing.assert_allclose(second, first[:, order], rtol=1e-4, atol=1e-5)
-    assert np.abs(first - second).max() > 0.1
-
-
 def test_the_image_feature_is_the_class_token_or_the_mean_patch():
     patches = np.random.default_rng(0).normal(size=(2, 9, WIDTH)).astype(np.float32)
     by_class, by_patch = structure(), structure(pool="patches")
@@ -304,8 +280,3 @@ def test_half_precision_is_near():
     found, exact = run(twin_values(), FEATURES, TWIN["cnn_rnn/labels"]), TWIN["cnn_rnn/losses"]
     assert found.dtype == jnp.float32
     assert 1e-4 < np.abs(found - exact).max() / np.abs(exact).max() < 0.03
-
-
-def test_an_order_without_all_labels_is_refused():
-    with pytest.raises(ValueError, match="each of the 3 labels once"):
-        make_head(order=[0, 1, 1])

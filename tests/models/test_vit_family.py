@@ -1,6 +1,5 @@
 """The ViT family against its twins in PyTorch (tests/parity/make_vit.py), and the effects of its options."""
 
-import importlib.util
 from pathlib import Path
 
 import jax
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers.paths import PARITY
-from safetensors.numpy import save_file
+from helpers.twins import error, parity_script, write_weights
 
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.contracts import Prompts
@@ -19,19 +18,7 @@ from mlmoe_jax.pretrained.load import load_weights
 TOLERANCE = 2e-5
 
 
-def _script(name: str):
-    spec = importlib.util.spec_from_file_location(name, PARITY / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-make_vit = _script("make_vit")
-
-
-def error(ours, theirs) -> float:
-    """Return the largest difference relative to the largest reference entry."""
-    return float(np.abs(np.asarray(ours, np.float32) - theirs).max() / np.abs(theirs).max())
+make_vit = parity_script("make_vit")
 
 
 def random_vit(shape: ViTShape, seed: int = 0, **options) -> ViT:
@@ -46,9 +33,7 @@ def random_vit(shape: ViTShape, seed: int = 0, **options) -> ViT:
 class Twin:
     def __init__(self, name: str, folder: Path):
         self.name, self.arrays = name, np.load(PARITY / f"vit_{name}.npz")
-        weights = {key[8:]: self.arrays[key].astype(np.float32) for key in self.arrays if key.startswith("weights/")}
-        file = folder / f"{name}.safetensors"
-        save_file(weights, file, {"format": "pt"})
+        file = write_weights(folder / f"{name}.safetensors", self.arrays)
         self.shape = ViTShape(**make_vit.SHAPES[name])
         self.vit = ViT(self.shape, rngs=nnx.Rngs(0))
         self.report = load_weights(self.vit, file)
@@ -111,30 +96,6 @@ def prompts():
     return Prompts(jax.random.normal(jax.random.key(1), (3, 1, 5, 16)), mask)
 
 
-@pytest.mark.parametrize("read", [("cls",), ("prompts",), ("patches",), ("cls", "prompts", "patches")], ids="+".join)
-def test_registers_pass_through_all_blocks_also_with_prompts(image, prompts, read):
-    vit = random_vit(REGISTERS)
-    embedded, _ = vit.embed(image)
-    assert embedded.shape == (2, 1 + 3 + 16, 16)
-    np.testing.assert_array_equal(embedded[:, 1:4], np.broadcast_to(vit.register_tokens[...], (2, 3, 16)))
-    mask = np.ones((25, 25), bool)
-    mask[:5, :5] = prompts.mask
-
-    @jax.jit
-    def naive(tokens, fresh):
-        for i, block in enumerate(vit.blocks):
-            both = jnp.concatenate([jnp.broadcast_to(fresh[i], (2, 5, 16)), tokens], axis=1)
-            tokens = block(both, mask=mask)[:, 5 if i < 2 else 0 :]
-        return vit.norm(tokens)
-
-    every = np.asarray(naive(embedded, prompts.tokens))
-    expected = {"prompts": every[:, :5], "cls": every[:, 5], "patches": every[:, 9:]}
-    run = jax.jit(lambda image, tokens: vit(image, Prompts(tokens, prompts.mask), read=read))
-    features = run(image, prompts.tokens)
-    for name in read:
-        assert error(getattr(features, name), expected[name]) < 2e-6
-
-
 def test_swiglu_by_hand():
     vit = random_vit(ViTShape(width=16, depth=1, heads=2, patch=4, native=16, mlp="swiglu"))
     mlp = vit.blocks[0].mlp
@@ -176,19 +137,6 @@ def test_recomputing_blocks_stores_fewer_values(image):
 
     every_input, weights = 3 * 32 * 17 * 16, sum(x.size for x in ModelDef.split(random_vit(TINY))[1].values())
     assert kept(remat=True) < 1.1 * (every_input + weights) < 0.2 * kept(remat=False)
-
-
-def test_bfloat16_computes_matrices_only(image, prompts):
-    exact, half = random_vit(REGISTERS), random_vit(REGISTERS, dtype=jnp.bfloat16)
-    assert all(value.dtype == np.float32 for value in ModelDef.split(half)[1].values())
-    tokens, _ = half.embed(image)
-    assert tokens.dtype == half.blocks[0](tokens).dtype == np.float32
-    parts = ("cls", "prompts", "patches")
-    run = jax.jit(lambda vit, image: vit(image, prompts, read=parts))
-    ours, theirs = run(half, image), run(exact, image)
-    for name in parts:
-        assert getattr(ours, name).dtype == np.float32
-        assert 1e-4 < error(getattr(ours, name), np.asarray(getattr(theirs, name))) < 0.03
 
 
 @pytest.mark.slow

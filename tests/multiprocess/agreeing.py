@@ -59,7 +59,7 @@ def work(folder: str) -> int:
         digests_of, other = checkpoint._digests, iter([{"['parts']": "other"}])
         checkpoint._digests = lambda tree: digests_of(tree) | next(other, {})
     with checkpoint.open_manager(run) as manager:
-        restored = checkpoint.restore_newest(manager, selected=tree)
+        restored = checkpoint.restore(manager, selected=tree)
     found["restored"] = restored.step
     found["values"] = {name: np.array_equal(v, whole) for name, v in distributed.to_host(restored.selected).items()}
     distributed.barrier("end")

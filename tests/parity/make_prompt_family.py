@@ -71,7 +71,6 @@ def positions_of_mae() -> np.ndarray:
 
 
 def _norm_of(case: Case) -> str:
-    """Return the name of the last norm."""
     if not case.timm:
         return "encoder.encoder_norm"
     return "fc_norm" if case.mae and not case.gated else "norm"
@@ -154,16 +153,13 @@ class Twin:
         self.tensors = {key: torch.from_numpy(x) for key, x in tensors.items()}
 
     def linear(self, x, name: str):
-        """Apply a linear layer."""
         return self.torch.nn.functional.linear(x, self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"])
 
     def norm(self, x, name: str):
-        """Apply a LayerNorm."""
         parameters = self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"]
         return self.torch.nn.functional.layer_norm(x, (WIDTH,), *parameters, eps=1e-6)
 
     def embed(self, pixels):
-        """Return [class token, patches] with their positions, [B,1+N,D]."""
         module = "patch_embed.proj" if self.case.timm else "embeddings.patch_embeddings"
         tokens = "cls_token", "pos_embed"
         if not self.case.timm:
@@ -206,7 +202,6 @@ class Twin:
         return self.linear(mixed, f"{place}.attn.{'proj' if self.case.timm else 'out'}")
 
     def block(self, x, block: int):
-        """Return a block's output."""
         place, first, second, mlp = f"blocks.{block}", "norm1", "norm2", "mlp"
         if not self.case.timm:
             place, first, second, mlp = f"encoder.layer.{block}", "attention_norm", "ffn_norm", "ffn"
@@ -215,7 +210,6 @@ class Twin:
         return x + self.linear(hidden, f"{place}.{mlp}.fc2")
 
     def __call__(self, pixels: np.ndarray) -> dict[str, np.ndarray]:
-        """Return the feature that is classified and the logits, for f32[B,H,W,3]."""
         with self.torch.no_grad():
             tokens = self.embed(self.torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous())
             entering = self.prompts(0, len(pixels))
@@ -236,7 +230,6 @@ class Twin:
 
 
 def arrays() -> dict[str, np.ndarray]:
-    """Return {case}/feature and {case}/logits of all cases."""
     return {f"{name}/{key}": value for name in CASES for key, value in Twin(name)(image()).items()}
 
 

@@ -1,5 +1,7 @@
 """Make query.npz: small random twins of Q2L, ML-Decoder and torch's transformer, with outputs and gradients (torch).
 
+Make positions.npz, too: a position table resampled by torch's bicubic interpolation.
+
     python tests/parity/make_query.py
 
 The layers are wired here from torch.nn's parts, and once from torch.nn.TransformerEncoder and -Decoder as they are.
@@ -16,6 +18,10 @@ from torch import nn
 WIDTH, HIDDEN, LABELS = 16, 24, 6
 # Rows and columns differ, so that they cannot be taken for one another.
 BATCH, GRID = 2, (3, 5)
+# Of resampled positions: larger, smaller and the table's own; the last but one shrinks one axis far enough to widen the
+# antialiased kernel.
+GRIDS = ((3, 4), (8, 7), (16, 16), (2, 9), (5, 5))
+SIDE, CHANNELS = 5, 3
 
 
 def sine_positions(width, rows, columns):
@@ -31,6 +37,22 @@ def sine_positions(width, rows, columns):
         pairs = torch.stack((angle[..., 0::2].sin(), angle[..., 1::2].cos()), dim=4)
         channels.append(pairs.flatten(3))
     return torch.cat(channels, dim=3).permute(0, 3, 1, 2)
+
+
+def resampled_positions():
+    """Return the table and what torch makes of it, {kind}_{rows}x{columns}."""
+    table = np.random.RandomState(0).randn(SIDE, SIDE, CHANNELS).astype(np.float32)
+    image = torch.from_numpy(table).permute(2, 0, 1)[None]
+    arrays = {"table": table.reshape(1, SIDE * SIDE, CHANNELS)}
+    for grid in GRIDS:
+        plain = torch.nn.functional.interpolate(image, size=grid, mode="bicubic")
+        scale = tuple((size + 0.1) / SIDE for size in grid)
+        offset = torch.nn.functional.interpolate(image, scale_factor=scale, mode="bicubic")
+        assert offset.shape == plain.shape
+        antialias = torch.nn.functional.interpolate(image, size=grid, mode="bicubic", antialias=True)
+        for name, result in (("size", plain), ("offset", offset), ("size_antialias", antialias)):
+            arrays[f"{name}_{grid[0]}x{grid[1]}"] = result[0].permute(1, 2, 0).reshape(1, -1, CHANNELS).numpy()
+    return arrays
 
 
 class Layer(nn.Module):
@@ -204,6 +226,7 @@ def main():
     with torch.no_grad():
         arrays["torch/masked_logits"] = model(torch.from_numpy(arrays["torch/features"])).numpy()
     np.savez_compressed(Path(__file__).with_name("query.npz"), **arrays)
+    np.savez_compressed(Path(__file__).with_name("positions.npz"), **resampled_positions())
 
 
 if __name__ == "__main__":

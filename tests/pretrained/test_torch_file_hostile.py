@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.torch_pickles import (
+    DAMAGED,
     FILES,
     FOUR,
     LAYOUTS,
@@ -34,8 +35,6 @@ from helpers.torch_pickles import (
 from mlmoe_jax.pretrained import torch_pickle
 from mlmoe_jax.pretrained.load import read_tensors
 
-DAMAGED = "its pickled part is damaged or cut off"
-
 
 # -------------------------------------------------------------------------------------------------- pickles with code
 class Payload:
@@ -46,29 +45,39 @@ class Payload:
         return os.system, (f"touch {self.marker}",)
 
 
-def payload(marker: Path) -> dict[str, bytes]:
-    """Return pickles, without their end, that create the marker file when Python's unpickler reads them."""
+def payload(marker: Path) -> dict[str, tuple[bytes, str]]:
+    """Return pickles, without their end, that create the marker file when Python's unpickler reads them.
+
+    With each, the name in the sentence that refuses it.
+    """
     command = f"touch {marker}"
     line = f"S'{command}'\n".encode()
     called = named("os.system") + row(text(command)) + b"R"
+    imported = named("builtins.__import__") + row(text("os")) + b"R"
+    in_containers = {"model": [({"w": {1: (Payload(marker),)}},)]}
     return {
-        "called": called,
-        "as Python writes it": pickle.dumps(Payload(marker), 2)[2:-1],
-        "named on the stack": pickle.dumps(Payload(marker), 4)[2:-1],
-        "newest protocol": pickle.dumps({"w": Payload(marker)}, 5)[2:-1],
-        "in containers": pickle.dumps({"model": [({"w": {1: (Payload(marker),)}},)]}, 2)[2:-1],
-        "as state": named("collections.OrderedDict") + b")R" + table(a=called) + b"b",
-        "as an argument": named("collections.OrderedDict") + row(b"](" + text("a") + called + b"la") + b"R",
-        "instance": b"(" + line + b"ios\nsystem\n",
-        "object": b"(" + named("os.system") + line + b"o",
-        "extension": b"\x82\xf0" + row(text(command)) + b"R",
-        "dotted": text("shutil") + text("os.system") + b"\x93" + row(text(command)) + b"R",
-        "looked up": named("builtins.getattr")
-        + row(named("builtins.__import__") + row(text("os")) + b"R", text("system"))
-        + b"R"
-        + row(text(command))
-        + b"R",
-        "evaluated": named("builtins.eval") + row(text(f"__import__('os').system('{command}')")) + b"R",
+        "called": (called, "os.system"),
+        "as Python writes it": (pickle.dumps(Payload(marker), 2)[2:-1], "posix.system"),
+        "named on the stack": (pickle.dumps(Payload(marker), 4)[2:-1], "posix.system"),
+        "newest protocol": (pickle.dumps({"w": Payload(marker)}, 5)[2:-1], "posix.system"),
+        "in containers": (pickle.dumps(in_containers, 2)[2:-1], "posix.system"),
+        "as state": (named("collections.OrderedDict") + b")R" + table(a=called) + b"b", "os.system"),
+        "as an argument": (
+            named("collections.OrderedDict") + row(b"](" + text("a") + called + b"la") + b"R",
+            "os.system",
+        ),
+        "instance": (b"(" + line + b"ios\nsystem\n", "os.system"),
+        "object": (b"(" + named("os.system") + line + b"o", "os.system"),
+        "extension": (b"\x82\xf0" + row(text(command)) + b"R", "EXT1 240"),
+        "dotted": (text("shutil") + text("os.system") + b"\x93" + row(text(command)) + b"R", "shutil.os.system"),
+        "looked up": (
+            named("builtins.getattr") + row(imported, text("system")) + b"R" + row(text(command)) + b"R",
+            "builtins.getattr",
+        ),
+        "evaluated": (
+            named("builtins.eval") + row(text(f"__import__('os').system('{command}')")) + b"R",
+            "builtins.eval",
+        ),
     }
 
 
@@ -87,27 +96,13 @@ EMPTIED = (
     "pathlib.PosixPath",
     "torch.Size",
 )
-WAYS = {
-    "called": "it refers to os.system, which is neither a tensor nor",
-    "as Python writes it": "it refers to posix.system, which is neither a tensor nor",
-    "named on the stack": "it refers to posix.system, which is neither a tensor nor",
-    "newest protocol": "it refers to posix.system, which is neither a tensor nor",
-    "in containers": "it refers to posix.system, which is neither a tensor nor",
-    "as state": "it refers to os.system, which is neither a tensor nor",
-    "as an argument": "it refers to os.system, which is neither a tensor nor",
-    "instance": "it refers to os.system, which is neither a tensor nor",
-    "object": "it refers to os.system, which is neither a tensor nor",
-    "extension": "its pickle has the instruction EXT1 240, which no file of tensors needs",
-    "dotted": "it refers to shutil.os.system, which is neither a tensor nor",
-    "looked up": "it refers to builtins.getattr, which is neither a tensor nor",
-    "evaluated": "it refers to builtins.eval, which is neither a tensor nor",
-}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", payload(Path()))
 def test_code_in_a_pickle_is_refused_by_name_and_not_run(why, extension, tmp_path, way):
     marker = tmp_path / "was_run"
-    pickled = payload(marker)[way]
+    pickled, name = payload(marker)[way]
+    refused = {"extension": f"its pickle has the instruction {name}"}.get(way, f"it refers to {name}, which is neither")
     # First the proof that the payload works; for an extension this also fills Python's cache of extensions.
     pickle.loads(b"\x80\x04" + pickled + b".")
     assert marker.exists()
@@ -115,13 +110,13 @@ def test_code_in_a_pickle_is_refused_by_name_and_not_run(why, extension, tmp_pat
 
     path, tensors = tmp_path / "w.pth", table(w=tensor())
     for content in (pickled, table(model=tensors, args=pickled), table(args=pickled, model=tensors)):
-        assert why(write_zip(path, content)).startswith(WAYS[way])
-        assert why(write_legacy(path, content)).startswith(WAYS[way])
-    # in each of the other pickles of a legacy file
+        assert why(write_zip(path, content)).startswith(refused)
+        assert why(write_legacy(path, content)).startswith(refused)
+    # in each of the other pickles of a legacy file; the first is only compared
     good = [pickle.dumps(part, 2) for part in (MAGIC, PROTOCOL, SYSTEM)] + [b"\x80\x02" + tensors + b"."]
-    for count in range(5):
+    for count in range(1, 5):
         path.write_bytes(b"".join(good[:count]) + b"\x80\x04" + pickled + b".")
-        assert why(path).startswith(WAYS[way])
+        assert why(path).startswith(refused)
     assert not marker.exists()
 
 
@@ -156,29 +151,30 @@ def test_no_state_is_set(tmp_path):
     assert torch_pickle._NAMES["torch.float32"].dtype == "float32"
 
 
-def test_only_admitted_names_can_be_called(reason):
-    for function in (text("os.system"), b"}", storage(), tensor(), b"N", named("builtins.set") + b")R"):
-        for instruction in (b")R", b")\x81"):
-            assert reason(function + instruction) == DAMAGED
-    assert reason(named("builtins.set") + b"]R") == DAMAGED
-
-
-@pytest.mark.parametrize(
-    "identity",
-    [text("storage"), row(text("module"), text("a"), text("b"), text("c"), text("d")), row(text("storage")), b"N"],
-)
-def test_only_storages_may_be_referred_to(reason, identity):
-    assert reason(identity + b"Q") == DAMAGED
-
-
 @pytest.mark.parametrize(
     "pickled",
     [
         *(b"R", b"t", b"s", b"u", b"a", b"e", b"b", b"h\1", b"]s", b"\x85", b"\x93", b"Q", b"00000", b"(0t", b"]]s"),
+        # calls of what is not an admitted name
+        *(
+            function + instruction
+            for function in (text("os.system"), b"}", storage(), tensor(), b"N", named("builtins.set") + b")R")
+            for instruction in (b")R", b")\x81")
+        ),
+        named("builtins.set") + b"]R",
+        # references to what is not a storage
+        *(text("storage") + b"Q", row(text("storage")) + b"Q", b"NQ"),
+        row(text("module"), text("a"), text("b"), text("c"), text("d")) + b"Q",
         row(text("storage"), named("torch.Size"), text("0"), text("cpu"), number(4)) + b"Q",
         row(text("storage"), named("torch.FloatStorage"), text("0"), text("cpu"), number(-4)) + b"Q",
         row(text("storage"), named("torch.FloatStorage"), number(0), text("cpu"), number(4)) + b"Q",
         row(text("storage"), named("torch.FloatStorage"), text("0"), text("cpu"), number(4), number(4)) + b"Q",
+        # a view that is not inside its storage, and a storage of two sizes
+        *(
+            storage(view=row(text("v"), number(start), number(count)))
+            for start, count in ((3, 2), (-1, 2), (0, 5), (0, -1))
+        ),
+        table(a=tensor(), b=tensor(storage(kind="torch.DoubleStorage"))),
         named("torch._utils._rebuild_tensor_v2") + row(storage()) + b"R",
         named("torch._utils._rebuild_tensor_v2") + row(*[number(0)] * 4) + b"R",
         named("torch._utils._rebuild_tensor_v3") + row(storage(), *[number(0)] * 7) + b"R",
@@ -238,18 +234,12 @@ def test_copies_of_a_list_of_python_2_are_empty(read):
 
 # -------------------------------------------------------------------------------------------------------- damaged files
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_file_cut_off_anywhere_is_refused(refusal, tmp_path, layout):
-    content = (FILES / f"kinds_{layout}.pth").read_bytes()
-    path = tmp_path / "cut.pth"
-    for length in {*range(0, 200, 7), *range(200, len(content), 97), len(content) - 1}:
-        path.write_bytes(content[:length])
-        refusal(read_tensors, path)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_flipped_bits_lead_to_one_sentence_or_to_arrays(tmp_path, layout):
+def test_a_file_that_is_cut_off_or_has_a_flipped_bit_is_refused_or_gives_arrays(refusal, tmp_path, layout):
     original = (FILES / f"kinds_{layout}.pth").read_bytes()
-    draw, path, refused = np.random.default_rng(0), tmp_path / "flipped.pth", 0
+    draw, path, refused = np.random.default_rng(0), tmp_path / "w.pth", 0
+    for length in {*range(0, 200, 7), *range(200, len(original), 97), len(original) - 1}:
+        path.write_bytes(original[:length])
+        refusal(read_tensors, path)
     for _ in range(200):
         content = bytearray(original)
         content[draw.integers(len(content))] ^= 1 << draw.integers(8)
@@ -272,24 +262,15 @@ def test_changed_bytes_in_a_pickle_lead_to_one_sentence_or_to_arrays(tmp_path):
 def test_damage_in_a_zip_is_detected_by_its_checksum(why, tmp_path):
     path = write_zip(tmp_path / "w.pth", table(w=tensor()))
     content = path.read_bytes()
-    path.write_bytes(content.replace(FOUR.tobytes(), FOUR[::-1].tobytes()))
-    assert why(path) == "its record 'archive/data/0' is damaged, or was saved with checksums turned off"
-    path.write_bytes(content.replace(b"PK\3\4", b"PK\3\5"))
-    assert why(path).startswith("its record 'archive/data.pkl' is damaged, or compressed")
+    for damaged in (content.replace(FOUR.tobytes(), FOUR[::-1].tobytes()), content.replace(b"PK\3\4", b"PK\3\5")):
+        path.write_bytes(damaged)
+        assert why(path) == DAMAGED
 
 
-def test_a_zip_that_torch_did_not_write_is_refused(why, tmp_path):
+def test_records_that_are_compressed_or_overlap_are_refused(why, tmp_path):
     path = tmp_path / "w.pth"
-    zeros = {"0": bytes(10**7)}
-    pickled = table(w=tensor(storage(size=10**7 // 4), shape=(10**7 // 4,)))
-    write_zip(path, pickled, zeros, zipfile.ZIP_DEFLATED)
-    assert why(path).startswith("its records claim to hold 10000")
     write_zip(path, table(w=tensor()), {"0": FOUR.tobytes(), "1": os.urandom(4000)}, zipfile.ZIP_DEFLATED)
-    assert "compressed or encrypted, which torch.save never does" in why(path)
-
-
-def test_records_that_overlap_are_refused(why, tmp_path):
-    path = tmp_path / "w.pth"
+    assert why(path).startswith("its records are compressed or overlap")
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("archive/data.pkl", b"\x80\x02" + table(w=tensor()) + b".")
         archive.writestr("archive/data/0", bytes(10**6))
@@ -297,7 +278,7 @@ def test_records_that_overlap_are_refused(why, tmp_path):
             again = copy.copy(archive.infolist()[1])
             again.filename = f"archive/data/{key}"
             archive.filelist.append(again)
-    assert why(path).startswith("its records claim to hold 1000")
+    assert why(path).startswith("its records are compressed or overlap")
 
 
 def test_a_zip_must_have_one_pickle_and_each_storage(why, tmp_path):
@@ -321,15 +302,15 @@ def test_big_endian_files_are_refused(why, tmp_path):
     assert "big-endian" in why(write_legacy(tmp_path / "w.pth", table(w=tensor()), head=(MAGIC, PROTOCOL, system)))
 
 
-def test_a_legacy_file_must_have_each_storage(refusal, why, tmp_path):
+def test_a_legacy_file_must_have_each_storage(why, tmp_path):
     path, pickled = tmp_path / "w.pth", table(w=tensor())
-    assert why(write_legacy(path, pickled, {})) == "its storage '0' is not there"
+    assert why(write_legacy(path, pickled, {})) == DAMAGED
     for content in ((3, FOUR.tobytes()), (4, FOUR.tobytes()[:-3])):
         assert why(write_legacy(path, pickled, {"0": content})) == "it is cut off or damaged at its storage '0'"
     for keys in (["0", "1"], [["0"]], "x", 3):
-        assert f"{path} is damaged: " in refusal(read_tensors, write_legacy(path, pickled, keys=keys))
+        assert why(write_legacy(path, pickled, keys=keys)) == DAMAGED
     assert "unknown version of PyTorch's legacy layout" in why(write_legacy(path, pickled, head=(MAGIC, 1002, SYSTEM)))
-    assert "is damaged" in refusal(read_tensors, write_legacy(path, pickled, head=(MAGIC, PROTOCOL, [])))
+    assert why(write_legacy(path, pickled, head=(MAGIC, PROTOCOL, []))) == DAMAGED
 
 
 # ----------------------------------------------------------------------------------------- tensors beyond their storage
@@ -347,14 +328,3 @@ def test_a_legacy_file_must_have_each_storage(refusal, why, tmp_path):
 )
 def test_a_tensor_stays_inside_its_storage(reason, pickled):
     assert reason(table(w=pickled)) == "its tensor 'w' does not fit into its storage and the file"
-
-
-def test_a_view_stays_inside_its_storage(reason):
-    for start, count in ((3, 2), (-1, 2), (0, 5), (0, -1)):
-        view = row(text("v"), number(start), number(count))
-        assert reason(table(w=tensor(storage(view=view)))) == "its pickled part is damaged or cut off"
-
-
-def test_a_storage_has_one_size(reason):
-    both = table(a=tensor(), b=tensor(storage(kind="torch.DoubleStorage")))
-    assert reason(both) == "its storage '0' is given two sizes"

@@ -12,8 +12,7 @@ from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.checkpoint import (
     newest_notes,
     open_manager,
-    restore_latest,
-    restore_newest,
+    restore,
     save,
     selected_of,
 )
@@ -36,7 +35,7 @@ def test_a_checkpoint_restores_bit_for_bit(folder):
         save(manager, 7, state, selected, notes)
     like = place(jax.tree.map(jnp.zeros_like, state), mesh)
     with open_manager(folder) as manager:
-        restored = restore_newest(manager, selected=place(selected, mesh), state=like)
+        restored = restore(manager, selected=place(selected, mesh), state=like)
     assert restored.step == 7
     assert restored.notes == notes
     identical(restored.state, state)
@@ -66,7 +65,7 @@ def test_the_selected_values_can_be_restored_alone(folder):
     save_steps(folder, 3)
     damage(folder, 3, "state")
     with open_manager(folder, writing=False) as manager:
-        restored = restore_newest(manager, selected=make_state(0).ema)
+        restored = restore(manager, selected=make_state(0).ema)
     assert restored.state is None
     identical(restored.selected, make_state(3).ema)
 
@@ -75,7 +74,7 @@ def test_the_newest_is_restored_and_the_newest_are_kept(folder):
     save_steps(folder, 2, 9, 10, keep=2)
     with open_manager(folder, keep=2) as manager:
         assert sorted(manager.all_steps()) == [9, 10]
-        restored = restore_newest(manager, selected=make_state(0).ema, state=make_state(0))
+        restored = restore(manager, selected=make_state(0).ema, state=make_state(0))
         assert restored.notes["step"] == 10
         identical(restored.state, make_state(10))
 
@@ -85,7 +84,7 @@ def test_an_existing_step_is_not_saved_again(folder):
     with open_manager(folder) as manager:
         save(manager, 4, make_state(5), make_state(5).ema, {"step": 5})
     with open_manager(folder) as manager:
-        identical(restore_newest(manager, selected=make_state(0).ema).selected, make_state(4).ema)
+        identical(restore(manager, selected=make_state(0).ema).selected, make_state(4).ema)
 
 
 @pytest.mark.parametrize("digests", [True, False])
@@ -113,28 +112,21 @@ def test_saving_before_a_donating_step_stores_the_values_of_that_step(folder, mo
 
 
 # ----------------------------------------------------------------------------------------------- half-written ones
-def test_a_half_written_checkpoint_is_ignored_and_removed_by_the_next_run(folder):
+@pytest.mark.parametrize("training", [True, False])
+def test_a_half_written_checkpoint_is_ignored_and_removed_by_the_next_training(folder, training):
+    """Evaluation keeps it: it may be one that is being written."""
     save_steps(folder, 1)
     half = Path(folder.path) / CHECKPOINTS / "2.orbax-checkpoint-tmp"
     (half / "state").mkdir(parents=True)
-    with open_manager(folder) as manager:
-        assert restore_newest(manager, selected=make_state(0).ema, state=make_state(0)).step == 1
-    assert not half.exists()
-
-
-def test_evaluation_keeps_a_checkpoint_that_is_being_written(folder):
-    save_steps(folder, 1)
-    half = Path(folder.path) / CHECKPOINTS / "2.orbax-checkpoint-tmp"
-    (half / "state").mkdir(parents=True)
-    with open_manager(folder, writing=False) as manager:
-        assert restore_newest(manager, selected=make_state(0).ema).step == 1
-    assert half.exists()
+    with open_manager(folder, writing=training) as manager:
+        assert restore(manager, selected=make_state(0).ema).step == 1
+    assert half.exists() != training
 
 
 def test_an_empty_folder_has_no_checkpoint(folder):
     with open_manager(folder) as manager:
-        assert restore_newest(manager, selected={"x": jnp.zeros(1)}) is None
-        assert restore_latest(manager, averages={"x": jnp.zeros(1)}) is None
+        assert restore(manager, selected={"x": jnp.zeros(1)}) is None
+        assert restore(manager, averages={"x": jnp.zeros(1)}) is None
 
 
 @pytest.mark.parametrize("link", ["checkpoints", "checkpoints/3"])

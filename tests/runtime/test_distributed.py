@@ -1,22 +1,18 @@
-import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 import urllib.error
-from types import SimpleNamespace
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.devices import environment_of
 
 from mlmoe_jax.data.pipeline import SkippedImages
-from mlmoe_jax.runtime import distributed, preemption
+from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.distributed import VARIABLES, Job, find_job
-from mlmoe_jax.runtime.preemption import asked_to_stop
 
 
 def variables(coordinator="10.0.0.1:5000", processes="3", process="1") -> dict[str, str]:
@@ -40,19 +36,22 @@ def test_three_variables_give_the_index_of_a_process():
 
 
 @pytest.mark.parametrize(
-    ("environment", "sentence"),
+    "changes",
     [
-        (variables(coordinator=None), "MLMOE_COORDINATOR is not set; set all of "),
-        (variables(processes=""), "MLMOE_PROCESSES is not set; set all of "),
-        (variables(coordinator="10.0.0.1"), "MLMOE_COORDINATOR=10.0.0.1 is not HOST:PORT, such as 10.0.0.1:5000"),
-        (variables(coordinator="host:70000"), "MLMOE_COORDINATOR=host:70000 is not HOST:PORT"),
-        (variables(process="3"), "MLMOE_PROCESS=3 is not one of the 3 processes, which count from 0"),
-        (variables(process="-1"), "MLMOE_PROCESS=-1 is not one of the 3 processes"),
-        (variables(processes="two"), "MLMOE_PROCESS=1 is not one of the two processes"),
+        {"coordinator": None},
+        {"processes": ""},
+        {"coordinator": "10.0.0.1"},
+        {"coordinator": "host:70000"},
+        {"process": "3"},
+        {"process": "-1"},
+        {"processes": "two"},
     ],
 )
-def test_inconsistent_variables_are_refused(refusal, environment, sentence):
-    assert refusal(find_job, environment).startswith(sentence)
+def test_inconsistent_variables_are_refused(refusal, changes):
+    environment = variables(**changes)
+    sentence = refusal(find_job, environment)
+    assert all(f"{name}={value}" in sentence for name, value in environment.items())
+    assert "should be HOST:PORT, such as 10.0.0.1:5000, " in sentence
 
 
 SLURM = {"SLURM_JOB_ID": "77", "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_NTASKS": "8", "SLURM_PROCID": "5"}
@@ -114,11 +113,10 @@ def test_a_tpu_is_a_device_of_google_with_its_library(monkeypatch, tmp_path, env
     assert distributed._has_tpu(environment) is found
 
 
-def test_is_first_does_not_import_jax():
-    program = "import mlmoe_jax.runtime.distributed as d, sys; assert d.is_first(); assert 'jax' not in sys.modules"
-    subprocess.run(
-        [sys.executable, "-c", program], check=True, env=dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))
-    )
+def test_is_first_and_the_registry_do_not_import_jax():
+    program = "import mlmoe_jax.runtime.registry, mlmoe_jax.runtime.distributed as d, sys; "
+    program += "assert d.is_first(); assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment_of())
 
 
 def test_waiting_for_a_coordinator_that_starts_late(refusal):
@@ -151,67 +149,3 @@ def test_to_host_keeps_every_bit():
     assert isinstance(there["a"], np.ndarray)
     assert there["b"].tolist() == [0, 1, 2]
     assert there["c"] == 4
-
-
-def test_only_arrays_sharded_over_processes_are_gathered(monkeypatch):
-    class Parts(jax.Array):
-        is_fully_addressable, is_fully_replicated = False, False
-
-        def __init__(self):
-            pass
-
-    Parts.__abstractmethods__ = frozenset()
-    gathered = []
-    monkeypatch.setattr(
-        "jax.experimental.multihost_utils.process_allgather",
-        lambda leaf, tiled: gathered.append(leaf) or np.full(2, int(tiled)),
-    )
-    parts = Parts()
-    there = distributed.to_host({"parts": parts, "whole": jnp.ones(2)})
-    assert gathered == [parts]
-    assert there["parts"].tolist() == [1, 1]
-    assert there["whole"].tolist() == [1, 1]
-
-
-def test_one_process_agrees_to_its_own_request_to_stop():
-    with asked_to_stop() as asked:
-        assert not asked.agreed()
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert asked.wait(5)
-        assert asked.agreed()
-
-
-@pytest.mark.parametrize(("enabled", "stops"), [(True, [False, False, True]), (False, [False, False, False])])
-def test_several_processes_heed_the_notices_of_jax(monkeypatch, enabled, stops):
-    """A notice is announced to all processes at the same call; JAX compares the numbers of their calls."""
-    calls = []
-    monkeypatch.setattr(distributed, "process", lambda: (0, 2))
-    monkeypatch.setattr(distributed.Vote, "any", lambda self, yes: yes)
-    monkeypatch.setattr(
-        "jax.experimental.multihost_utils.reached_preemption_sync_point",
-        lambda call: calls.append(call) or len(calls) == 3,
-    )
-    monkeypatch.setattr("jax.config", SimpleNamespace(jax_enable_preemption_service=enabled))
-    with asked_to_stop() as asked:
-        assert [asked.agreed() for _ in range(3)] == stops
-    with asked_to_stop() as asked:
-        asked.agreed()
-    assert calls == list(range(calls[0], calls[0] + 4)) if enabled else not calls
-
-
-def test_a_request_after_the_last_step_is_shared(monkeypatch):
-    monkeypatch.setattr(distributed, "gather", lambda value: [value, True])
-    with asked_to_stop() as asked:
-        assert asked.agreed_at_end()
-
-
-def test_sigterm_interrupts_as_ctrl_c_does():
-    before = signal.getsignal(signal.SIGTERM)
-
-    def wait():
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(5)
-
-    with pytest.raises(KeyboardInterrupt), preemption.interruptible():
-        wait()
-    assert signal.getsignal(signal.SIGTERM) == before

@@ -2,7 +2,7 @@
 
 import csv
 import io
-import tracemalloc
+import resource
 import zipfile
 
 import numpy as np
@@ -36,12 +36,11 @@ def test_arrays_are_read_as_numpy_reads_them(array, order):
     assert (found.dtype, found.flags.writeable) == (array.dtype, True)
 
 
-def member(header: str, content: bytes = b"", version: bytes = b"\1\0") -> io.BytesIO:
+def member(header: str, content: bytes) -> io.BytesIO:
     """Return an npz with one array of this header."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
-        length = len(header).to_bytes(2 if version == b"\1\0" else 4, "little")
-        archive.writestr("a.npy", b"\x93NUMPY" + version + length + header.encode() + content)
+        archive.writestr("a.npy", b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header.encode() + content)
     return buffer
 
 
@@ -58,32 +57,26 @@ HEADER = "{{'descr': {}, 'fortran_order': False, 'shape': {}}}"
         ("'<f4'", "(0, 1000000000000)"),
         ("'<f4'", "(3,)"),  # more than there is
         ("'|O'", "(1,)"),
-        ("'<U0'", "(9,)"),
         ("'<U999999999'", "()"),
         ("[('a', '<f4')]", "(1,)"),
     ],
 )
-def test_a_header_that_does_not_fit_is_one_sentence_before_memory_is_taken(descr, shape, refusal):
+def test_a_header_that_does_not_fit_is_one_sentence_and_takes_no_memory(descr, shape, refusal):
     def read():
         with damage_explained("scores.npz"):
             read_npz(member(HEADER.format(descr, shape), b"\0" * 8))
 
-    tracemalloc.start()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert refusal(read).startswith("scores.npz is damaged: ")
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 30e6
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30_000, "in KB"
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
-def test_methods_and_members_that_numpy_does_not_write_are_refused(method):
+def test_a_member_that_is_no_array_is_refused():
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", method) as archive:
+    with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("a.npy", b"")
-    with pytest.raises(ValueError, match="not one that numpy writes"):
+    with pytest.raises(ValueError, match="'a' is not an array"):
         read_npz(buffer)
-    with pytest.raises(ValueError, match="unknown version"):
-        read_npz(member(HEADER.format("'<f4'", "()"), b"\0" * 4, b"\3\0"))
 
 
 def test_a_file_that_unpacks_to_far_more_than_its_size_is_refused(monkeypatch):
@@ -104,25 +97,16 @@ def test_a_flipped_bit_is_found():
 
 
 # ---------------------------------------------------------------------------------------------------------- CSV cells
-FORMULAS = ("=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(1)", "\t=1", "\r=1", "'=1", "''+1")
-HARMLESS = ("cat", "", "a=b", "'t Hooft", "'", "x-y", " =1", "é")
-
-
-@pytest.mark.parametrize("text", FORMULAS)
+@pytest.mark.parametrize("text", ["=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(1)", "\t=1", "\r=1", "'=1", "''+1"])
 def test_a_formula_is_written_as_text(text):
     assert guarded(text) == f"'{text}"
     assert plain(guarded(text)) == text
 
 
-@pytest.mark.parametrize("text", HARMLESS)
-def test_other_text_is_unchanged(text):
-    assert guarded(text) == text
-    assert plain(text) == text
-
-
-@pytest.mark.parametrize("number", [-1, -0.5, 3, None])
-def test_numbers_are_unchanged(number):
-    assert guarded(number) is number
+@pytest.mark.parametrize("cell", ["cat", "", "a=b", "'t Hooft", "'", "x-y", " =1", "é", -1, -0.5, 3, None])
+def test_other_cells_are_unchanged(cell):
+    assert guarded(cell) is cell
+    assert not isinstance(cell, str) or plain(cell) == cell
 
 
 @given(st.lists(st.lists(st.text(st.characters(exclude_characters="\x00")), min_size=2, max_size=2), max_size=4))

@@ -16,15 +16,11 @@ def program():
     return jax.jit(lambda x: jnp.sort(jnp.sin(x))[::-1].cumsum(0).max()).lower(shape).compile()
 
 
-def test_memory_parts_are_those_of_the_compiler(program):
+def test_parts_are_those_of_the_compiler_and_the_description_includes_the_capacity(program, monkeypatch):
     parts = memory.memory_parts(program)
-    assert parts["arguments"] == 16 * MIB
-    assert parts["outputs"] == 4
+    assert (parts["arguments"], parts["outputs"]) == (16 * MIB, 4)
     assert 16 * MIB <= parts["temporaries"] < 80 * MIB
-
-
-def test_the_description_includes_the_capacity_of_the_device(program, monkeypatch):
-    needed = memory.required(memory.memory_parts(program)) / memory.GIB
+    needed = memory.required(parts) / memory.GIB
     monkeypatch.setattr(memory, "capacity_here", lambda device: (None, "not reported"))
     assert memory.describe("a step", program).startswith(f"a step needs {needed:.2f} GiB per device (arguments 0.02, ")
     monkeypatch.setattr(memory, "capacity_here", lambda device: (80 * memory.GIB, "the test"))

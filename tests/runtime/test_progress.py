@@ -1,19 +1,11 @@
 import logging
 import os
-import signal
 import sys
-import threading
 import time
-from types import SimpleNamespace
 
-import jax.numpy as jnp
 import pytest
 
-from mlmoe_jax.errors import UserError
-from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.metric_log import MetricLog
 from mlmoe_jax.runtime import progress as progress_module
-from mlmoe_jax.runtime.preemption import asked_to_stop
 from mlmoe_jax.runtime.progress import RECENT, Meter, Progress, status
 
 
@@ -146,15 +138,6 @@ def test_steps_and_downloads_touch_the_heartbeat(monkeypatch, tmp_path):
         assert file.stat().st_mtime > 1
 
 
-# ------------------------------------------------------------------------------------------------------------ rows
-@pytest.fixture
-def folder(tmp_path):
-    return RunFolder(tmp_path)
-
-
-PROGRESS = SimpleNamespace(speed=lambda: {"images_per_second": 12.5, "data_wait": 0.25})
-
-
 def test_messages_can_be_silenced(capsys):
     logger = logging.getLogger("mlmoe_jax")
     status("100 % sure")
@@ -165,93 +148,3 @@ def test_messages_can_be_silenced(capsys):
     finally:
         logger.setLevel("INFO")
     assert capsys.readouterr() == ("", "")
-
-
-def test_one_row_per_step(folder, monkeypatch):
-    monkeypatch.setattr(time, "time", lambda: 1700000000.1234)
-    log = MetricLog(folder, lambda step: jnp.float32(step / 8), steps_per_epoch=4)
-    log.write()
-    assert folder.rows() == []
-    log.note(2, {"loss": jnp.float32(0.5), "loss/co": jnp.float32(0.25), "gradient_norm": jnp.float32(2)}, PROGRESS)
-    assert folder.rows() == [], "values are fetched after the next step has started"
-    log.add({"val/ema/mAP": 0.75})
-    log.write()
-    log.write()
-    row = {
-        "step": 2,
-        "epoch": 0.5,
-        "time": 1700000000.123,
-        "images_per_second": 12.5,
-        "data_wait": 0.25,
-        "val/ema/mAP": 0.75,
-        "learning_rate": 0.125,  # of this step, the second
-        "loss": 0.5,
-        "loss/co": 0.25,
-        "gradient_norm": 2.0,
-    }
-    assert folder.rows() == [row]
-    assert log.summary == "loss 0.5, rate 0.125"
-    log.note(3, {"loss": jnp.float32(0.123456)}, PROGRESS)
-    log.write()
-    assert [row["step"] for row in folder.rows()] == [2, 3]
-    assert "val/ema/mAP" not in folder.rows()[1]
-    assert log.summary == "loss 0.1235, rate 0.25"
-
-
-def test_a_row_is_written_only_after_its_metrics_are_accepted(folder, refusal):
-    def refuse(metrics):
-        raise UserError(f"the loss is {metrics['loss']}")
-
-    log = MetricLog(folder, lambda step: 0.1, steps_per_epoch=4, require=refuse)
-    log.note(8, {"loss": jnp.float32(0.5)}, PROGRESS)
-    assert refusal(log.write) == "the loss is 0.5"
-    assert folder.rows() == []
-
-
-def test_only_the_first_process_writes_rows(folder, monkeypatch):
-    monkeypatch.setattr("mlmoe_jax.runtime.distributed.process", lambda: (1, 2))
-    log = MetricLog(folder, lambda step: 0.1, steps_per_epoch=4)
-    log.note(1, {"loss": jnp.float32(1)}, PROGRESS)
-    log.write()
-    assert folder.rows() == []
-    assert log.summary == "loss 1, rate 0.1"
-
-
-# -------------------------------------------------------------------------------------------- stopping on request
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_becomes_a_request(number):
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    with asked_to_stop() as asked:
-        assert not asked.is_set()
-        os.kill(os.getpid(), number)
-        assert asked.wait(5)
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
-
-
-def test_a_second_ctrl_c_interrupts_at_once():
-    def ask(number):
-        os.kill(os.getpid(), number)
-        time.sleep(0.01)  # the interpreter handles signals between instructions
-
-    before = signal.getsignal(signal.SIGINT)
-    with asked_to_stop():
-        ask(signal.SIGTERM)
-        ask(signal.SIGTERM)
-        with pytest.raises(KeyboardInterrupt):
-            ask(signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) == before
-
-
-def test_outside_the_main_thread_signals_are_left_alone():
-    seen = []
-
-    def work():
-        with asked_to_stop() as asked:
-            seen.append(asked.is_set())
-
-    before = signal.getsignal(signal.SIGTERM)
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [False]
-    assert signal.getsignal(signal.SIGTERM) == before

@@ -10,7 +10,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.runtime import setup
-from mlmoe_jax.runtime.setup import dtypes, keep_programs, setup_jax, stored_dtypes
+from mlmoe_jax.runtime.setup import dtypes, keep_programs, setup_jax
 
 SETTINGS = (
     "jax_compilation_cache_dir",
@@ -87,15 +87,12 @@ def test_the_size_is_limited_and_jax_may_keep_nothing(folder, monkeypatch):
     assert files(folder) == []
 
 
-def test_a_cache_that_jax_has_already_is_left_alone(folder, tmp_path):
+def test_a_cache_that_jax_has_already_is_left_alone_and_programs_for_other_devices_are_not_kept(folder, tmp_path):
+    setup_jax(default_config(), jax.devices())
+    assert not folder.exists()
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "own"))
     keep_programs()
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "own")
-    assert not folder.exists()
-
-
-def test_programs_for_other_devices_are_not_kept(folder):
-    setup_jax(default_config(), jax.devices())
     assert not folder.exists()
 
 
@@ -124,14 +121,6 @@ def test_types_by_platform(platform, settings, types):
     config = default_config()
     config.update_from_flattened_dict(settings)
     assert dtypes(config, platform) == types
-
-
-def test_a_stored_config_replaces_only_auto():
-    config, stored = default_config(), default_config()
-    stored.model.dtype, stored.model.frozen_dtype = "bfloat16", "float32"
-    config.model.frozen_dtype = "bfloat16"
-    config.update_from_flattened_dict(stored_dtypes(config, stored))
-    assert (config.model.dtype, config.model.frozen_dtype) == ("bfloat16", "bfloat16")
 
 
 def test_setup_sets_the_precision_and_checks_the_batches(refusal, monkeypatch):

@@ -9,10 +9,10 @@ from helpers.devices import run_python
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from mlmoe_jax.config import default_config
+from mlmoe_jax.runtime.batches import RunAhead
 from mlmoe_jax.runtime.sharding import (
     AXES,
     LabelAxes,
-    RunAhead,
     abstract,
     make_mesh,
     place,
@@ -76,12 +76,6 @@ def test_sizes_that_do_not_fit_are_refused(on_eight, asked):
 @pytest.fixture
 def mesh():
     return make_mesh(default_config().mesh)
-
-
-def test_the_default_mesh_is_all_devices_with_automatic_axes(mesh):
-    assert mesh.axis_names == ("data", "fsdp", "expert")
-    assert mesh.devices.tolist() == [[[device]] for device in jax.devices()]
-    assert set(mesh.axis_types) == {AxisType.Auto}
 
 
 def test_a_batch_is_sharded_over_the_whole_mesh(mesh):

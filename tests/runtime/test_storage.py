@@ -7,18 +7,12 @@ from mlmoe_jax.runtime.files import is_file_name, open_to_append
 from mlmoe_jax.runtime.storage import Folder, Target, opened, require_new, whole_file, whole_folder
 
 
-def test_a_file_is_replaced_whole(tmp_path):
+def test_a_file_is_replaced_whole_or_the_old_one_stays(tmp_path):
     path = epath.Path(tmp_path / "a.bin")
     with whole_file(path) as partial:
-        partial.write_bytes(b"new")
+        partial.write_bytes(b"old")
         assert [name.name for name in tmp_path.iterdir()] == [".a.bin.tmp"]
-    assert path.read_bytes() == b"new"
-    assert list(tmp_path.iterdir()) == [tmp_path / "a.bin"]
-
-
-def test_the_old_file_stays_if_the_new_one_fails(tmp_path):
-    path = epath.Path(tmp_path / "a.bin")
-    path.write_bytes(b"old")
+    assert path.read_bytes() == b"old"
 
     def fail():
         with whole_file(path) as partial:
@@ -36,7 +30,6 @@ def test_two_processes_do_not_share_a_temporary_file(tmp_path):
     path = epath.Path(tmp_path / "a.csv")
     with whole_file(path, alone=False) as one, whole_file(path, alone=False) as other:
         assert one != other
-        assert all(name.stem.rpartition(".")[2].isdigit() for name in (one, other)), "see Folder.writing"
         one.write_text("one")
         other.write_text("other")
     assert path.read_text() == "one"
@@ -57,7 +50,11 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
     with whole_folder(tmp_path / "a") as partial:
         assert [path.name for path in tmp_path.iterdir()] == [".a.tmp"]
         (partial / "file").write_text("x")
+        (partial / "file").chmod(0o600)
+    (tmp_path / "plain").touch()
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["file"]
+    assert (tmp_path / "a" / "file").stat().st_mode == (tmp_path / "plain").stat().st_mode, "it is for all who may read"
+    (tmp_path / "plain").unlink()
 
     def fail():
         with whole_folder(tmp_path / "b") as partial:
@@ -85,20 +82,8 @@ def test_a_folder_does_not_replace_another_or_follow_a_link(tmp_path, precious):
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["file"]
 
 
-def test_the_folder_of_an_interrupted_output_does_not_disturb_a_run(tmp_path):
-    folder = Folder(tmp_path)
-    (tmp_path / ".exported.tmp").mkdir()
-    (tmp_path / ".exported.tmp" / "model.json").touch()
-    (tmp_path / ".results.json.tmp").touch()
-    (tmp_path / ".b.csv.123.tmp").touch()  # of a process that needs no lock
-    with folder.writing():
-        assert (tmp_path / ".b.csv.123.tmp").exists()
-        assert (tmp_path / ".exported.tmp" / "model.json").exists()
-        assert not (tmp_path / ".results.json.tmp").exists()
-
-
 def test_a_name_that_is_too_long_is_one_sentence(tmp_path, refusal):
-    assert "File name too long" in refusal(Folder(tmp_path / ("a" * 300)).require_place)
+    assert "File name too long" in refusal(Folder(tmp_path / ("a" * 300)).writing().__enter__)
 
 
 def test_an_output_that_exists_is_refused(tmp_path, refusal):
@@ -130,16 +115,13 @@ def test_values_that_are_not_names_of_files(name):
     assert not is_file_name(name)
 
 
-def test_a_link_under_a_temporary_name_is_replaced(tmp_path, precious):
+def test_a_link_under_a_temporary_name_is_replaced(tmp_path, precious, monkeypatch):
     (tmp_path / ".a.bin.tmp").symlink_to(precious)
     with whole_file(epath.Path(tmp_path / "a.bin")) as partial:
         assert not partial.is_symlink()
         partial.write_bytes(b"new")
     assert (tmp_path / "a.bin").read_bytes() == b"new"
-
-
-def test_a_temporary_file_that_another_process_makes_in_between_is_left_alone(tmp_path, precious, monkeypatch):
-    monkeypatch.setattr("pathlib.Path.unlink", lambda path, missing_ok: None)
+    monkeypatch.setattr("pathlib.Path.unlink", lambda path, missing_ok: None)  # another process makes it in between
     (tmp_path / ".a.bin.tmp").symlink_to(precious)
     with pytest.raises(FileExistsError), whole_file(epath.Path(tmp_path / "a.bin")):
         pass

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow  # a dozen programs, half a minute each
 
 @pytest.fixture(scope="module")
 def store():
-    server, held = serve(0)
+    server, held = serve()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     held.address = f"http://localhost:{server.server_address[1]}"
     yield held

@@ -174,7 +174,7 @@ def restored(reference: str, saved_on: list, restored_on: list, folder: str) -> 
         saved = form(first, before)
         checkpoint.save(manager, 1, saved, saved.ema, {})
     with checkpoint.open_manager(RunFolder(folder)) as manager:
-        back = checkpoint.restore_newest(manager, selected=form(second, like).ema, state=form(second, like))
+        back = checkpoint.restore(manager, selected=form(second, like).ema, state=form(second, like))
     after = second.steps.place(back.state).replace(frozen=like.frozen)
     same = jax.tree.map(lambda a, b: bool(np.array_equal(a, b)), stored(first, before), stored(second, after))
     losses = [
@@ -197,7 +197,7 @@ def after_damage(folder: str) -> dict:
         os.truncate(file, 100)
     stderr = io.StringIO()
     with contextlib.redirect_stderr(stderr), checkpoint.open_manager(RunFolder(folder)) as manager:
-        back = checkpoint.restore_newest(manager, selected=values, state=values)
+        back = checkpoint.restore(manager, selected=values, state=values)
     return {"step": back.step, "lines": stderr.getvalue().splitlines()}
 
 

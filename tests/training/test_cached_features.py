@@ -147,25 +147,14 @@ def test_what_changes_features_in_training_is_refused(tmp_path, refusal):
     assert not (tmp_path / "run").exists()
 
 
-def test_images_that_cannot_be_read_are_left_out(tmp_path, cache, monkeypatch):
-    from mlmoe_jax.data.images import ArrayImages, BadImage
-
-    read = ArrayImages.read
-
-    def sometimes(self, row, decoding=None):
-        if row == 3:
-            raise BadImage("cannot read image 3 as an image: it is empty")
-        return read(self, row)
-
-    monkeypatch.setattr(ArrayImages, "stamp", lambda self, row: str(row))
-    monkeypatch.setattr(ArrayImages, "read", sometimes)
+def test_images_that_cannot_be_read_are_left_out(tmp_path, cache, unreadable_image):
     folder = RunFolder(tmp_path / "run")
     train(config_of(data__cache_features="float32", data__bad_images="skip"), folder)
     skipped = (folder / "skipped_images.csv").read_text()
     assert [line.split(",")[0] for line in skipped.splitlines()] == ["split", "train", "val", "test"]
     assert np.isnan(next(iter(scores(folder).values()))[3]).all()
 
-    monkeypatch.setattr(ArrayImages, "read", read)  # as after a failure of the network
+    unreadable_image()  # as after a failure of the network
     again = RunFolder(tmp_path / "again")
     train(config_of(data__cache_features="float32", data__bad_images="skip"), again)
     assert np.isfinite(next(iter(scores(again).values()))).all()

@@ -46,7 +46,11 @@ def test_weights_are_read_before_the_data(refused):
 
 
 def test_the_source_of_initial_values_is_read_before_the_data(refused, monkeypatch):
-    assert "which is neither a file in .npz" in refused(init_from="nothing")
+    assert refused(init_from="nothing") == (
+        "config.init_from is 'nothing', which is neither a file in .npz, .safetensors, .pth, .pth.tar, .pt or .bin nor "
+        "a run folder"
+    )
+    assert refused(init_from="nothing.pth") == "there is no weights file nothing.pth"
     Path("empty").mkdir()
     assert refused(init_from="empty") == "empty is not the run folder of a training: it has no config.json"
     Path("text.pth").write_text("not tensors")

@@ -14,10 +14,10 @@ from mlmoe_jax.models.backbones.resnet import ResNetShape
 from mlmoe_jax.models.build import build_model
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.official import _named
-from mlmoe_jax.pretrained.rules import query
+from mlmoe_jax.pretrained.rules import heads
 from mlmoe_jax.runs.assemble import assemble
 from mlmoe_jax.training import initialization
-from mlmoe_jax.training.initialization import initial_parts, require_source
+from mlmoe_jax.training.initialization import origin_of
 
 SPACE = synthetic_label_space(4, 2)
 
@@ -44,12 +44,12 @@ def test_a_head_of_ml_decoder_fits_any_backbone(tmp_path, drawn_parts, capsys):
     config = config_of("ml_decoder_resnet101:dataset=digits")
     values = values_of(drawn_parts(config, SPACE))
     head = {path: value for path, value in values.items() if path.startswith("head/")}
-    tensors, missing = _named(query.ML_DECODER, head, heads=0)
+    tensors, missing = _named(heads.ML_DECODER, head, heads=0)
     assert not missing
     assert "decoder.duplicate_pooling" in tensors
     np.savez(tmp_path / "head.npz", **tensors)
     config.init_from = str(tmp_path / "head.npz")
-    parts = initial_parts(config, SPACE)
+    parts = origin_of(config).parts(SPACE)
     taken = values_of(parts)
     for path, value in head.items():
         np.testing.assert_array_equal(taken[path], value, err_msg=path)
@@ -68,13 +68,13 @@ def test_a_checkpoint_with_only_a_head_is_not_a_backbone(tmp_path, refusal):
 def test_a_complete_q2l_fills_backbone_and_head(tmp_path, drawn_parts):
     config = config_of("q2l_resnet101")
     values = values_of(drawn_parts(config, SPACE))
-    tensors, missing = _named(query.Q2L, values, heads=0)
+    tensors, missing = _named(heads.Q2L, values, heads=0)
     assert not missing
     assert {"backbone.0.body.conv1.weight", "transformer.decoder.layers.1.norm3.bias", "fc.W"} <= set(tensors)
     tensors["backbone.1.pe"] = np.zeros((1, 16, 2, 2), np.float32)
     np.savez(tmp_path / "q2l.npz", **{f"module.{name}": tensor for name, tensor in tensors.items()})
     config.init_from = str(tmp_path / "q2l.npz")
-    for path, value in values_of(initial_parts(config, SPACE)).items():
+    for path, value in values_of(origin_of(config).parts(SPACE)).items():
         np.testing.assert_array_equal(value, values[path], err_msg=path)
 
 
@@ -83,7 +83,7 @@ def test_other_backbones_are_refused_by_name(tmp_path, refusal):
     np.savez(tmp_path / "tresnet.npz", **{"body.conv1.0.weight": np.zeros(3, np.float32), "fc.W": np.zeros(3)})
     config = config_of("q2l_resnet101")
     config.init_from = str(tmp_path / "tresnet.npz")
-    assert "TResNet" in refusal(initial_parts, config, SPACE)
+    assert "TResNet" in refusal(origin_of, config)
 
 
 @pytest.mark.usefixtures("tiny_resnet")
@@ -111,8 +111,8 @@ def test_alphabetical_labels_of_add_gcn_are_matched_by_name():
 
 def test_a_published_file_needs_the_word_vectors_that_it_was_trained_with(refusal, tmp_path):
     config = load_config("mlgcn_resnet101", [("init_from", str(tmp_path / "coco.pth.tar"))])
-    assert refusal(require_source, config) == f"there is no weights file {tmp_path / 'coco.pth.tar'}"
+    assert refusal(origin_of, config) == f"there is no weights file {tmp_path / 'coco.pth.tar'}"
     (tmp_path / "coco.pth.tar").touch()
-    assert "trained with GloVe vectors: name them with model.head.graph.word_vectors" in refusal(require_source, config)
+    assert "trained with GloVe vectors: name them with model.head.graph.word_vectors" in refusal(origin_of, config)
     config.model.head.graph.word_vectors = "glove.txt"
-    assert refusal(require_source, config).startswith("cannot read weights from ")  # which is empty
+    assert "coco.pth.tar is damaged" in refusal(origin_of, config)  # as it is empty

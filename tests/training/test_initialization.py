@@ -32,7 +32,7 @@ from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import open_run, parts_of_run, write_run_metadata
-from mlmoe_jax.training.initialization import initial_parts
+from mlmoe_jax.training.initialization import origin_of
 from mlmoe_jax.training.loop import train
 
 TINY = ViTShape(width=16, depth=1, heads=2, patch=4, native=8, mlp_ratio=1)
@@ -92,13 +92,17 @@ def published(tmp_path):
     return {f"backbone/{path}": value for path, value in load_file(file).items()}
 
 
+def initial_parts(config, space: LabelSpace):
+    return origin_of(config).parts(space)
+
+
 def space_of(*names: str, groups: int = 1) -> LabelSpace:
     return replace(synthetic_label_space(len(names), groups), names=names)
 
 
 def make_run(folder: RunFolder, config, space: LabelSpace, seed: int = 3) -> dict[str, np.ndarray]:
     """Write a run folder as training does, with random trainable values; return all its values."""
-    parts = initial_parts(config, space) if config.init_from else assemble(config, space)
+    parts = initial_parts(config, space)
     draw = np.random.default_rng(seed)
     values = {path: jnp.asarray(draw.normal(size=x.shape), x.dtype) for path, x in parts.trainable.items()}
     with folder.writing():
@@ -167,19 +171,6 @@ def test_a_checkpoint_does_not_need_a_published_backbone(config, refusal, tmp_pa
     assert "is a model of 3 labels, but the data has 2" in refusal(initial_parts, config, space_of("a", "b"))
 
 
-def test_a_source_that_is_neither_a_checkpoint_nor_a_run_is_refused(config, refusal, tmp_path):
-    space = space_of("a", "b")
-    config.init_from = str(tmp_path / "nothing")
-    assert refusal(initial_parts, config, space) == (
-        f"config.init_from is '{tmp_path / 'nothing'}', which is neither a file in .npz, .safetensors, .pth, .pth.tar, "
-        ".pt or .bin nor a run folder"
-    )
-    config.init_from = str(tmp_path / "nothing.pth")
-    assert refusal(initial_parts, config, space) == f"there is no weights file {tmp_path / 'nothing.pth'}"
-    config.init_from = str(tmp_path)
-    assert "is not the run folder of a training" in refusal(initial_parts, config, space)
-
-
 # ------------------------------------------------------------------------------------------------- another run
 def test_labels_are_matched_by_name(config, published, tmp_path, capsys):
     theirs = make_run(RunFolder(tmp_path / "a"), config, space_of("cat", "dog", "cow"))
@@ -235,16 +226,6 @@ def test_group_experts_are_transferred_label_by_label(config, published, tmp_pat
     assert not np.array_equal(parts.trainable["head/co/gate/kernel"], theirs["head/co/gate/kernel"][:, [2, 0, 1]])
     np.testing.assert_array_equal(
         parts.trainable["head/co/classifier/kernel"], theirs["head/co/classifier/kernel"][[2, 0, 1]]
-    )
-
-
-def test_a_run_on_another_backbone_is_refused(config, published, refusal, tmp_path, monkeypatch):
-    make_run(RunFolder(tmp_path / "a"), config, space_of("cat", "dog"))
-    monkeypatch.setitem(catalog.CATALOG, "other", catalog.entry("tiny"))
-    config.model.backbone.name, config.init_from = "other", str(tmp_path / "a")
-    assert refusal(initial_parts, config, space_of("cat", "dog")) == (
-        f"config.init_from={tmp_path / 'a'} is a run on tiny, and this one is on other; both must have the same "
-        "backbone"
     )
 
 

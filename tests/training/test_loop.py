@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers import tiny
+from ml_collections import ConfigDict
 from safetensors.numpy import save_file
 
 from mlmoe_jax.apps.tools.fit_thresholds import fit_run
-from mlmoe_jax.config.recipes.shared import use_selection
+from mlmoe_jax.config.recipes.shared import apply_selection
 from mlmoe_jax.data.sources import digits
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import few_positives
@@ -24,7 +25,7 @@ from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViT
 from mlmoe_jax.runs.assemble import assemble
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.metric_log import TIMING
+from mlmoe_jax.runs.metric_log import TIMING, read_starts
 from mlmoe_jax.runs.restore import open_run, read_run
 from mlmoe_jax.runs.thresholds import read_thresholds
 from mlmoe_jax.runtime.preemption import StopRequest
@@ -172,7 +173,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_bit_for_bit(whole, copied, c
     assert digests(copied) == digests(whole[0])
     assert rows(copied) == rows(whole[0])
     assert results == whole[1]
-    assert [start["step"] for start in copied.read_json("starts.json", list)] == [0, MIDDLE]
+    assert [start["step"] for start in read_starts(copied)] == [0, MIDDLE]
     assert trimmed, "a save leaves freed memory behind"
 
 
@@ -267,7 +268,7 @@ def test_honest_selection_scores_the_test_split_once(config, tmp_path, monkeypat
     monkeypatch.setattr(loop, "score_split", counted)
     honest = copy.deepcopy(config)
     honest.data.val_split, honest.eval.select_on, honest.eval.select_metric = "", "test", "mAP_envelope"
-    use_selection(honest, "honest")
+    apply_selection(honest, ConfigDict({"preset": "", "selection": "honest"}), presets=[""])
     folder = RunFolder(tmp_path)
     results = train(honest, folder)
     assert scored[:2] == [("held_out", "raw", "ema")] * 2, "one pass over the images after each of the two epochs"
@@ -276,13 +277,23 @@ def test_honest_selection_scores_the_test_split_once(config, tmp_path, monkeypat
     assert 0 <= results["test"]["CF1@fitted"] <= 1
     assert read_run(folder)[1].images == 54
     held_out = open_split(honest.data, "held_out", seed=honest.seed)
-    measured = [row[f"held_out/{kind}/mAP_envelope"] for row in rows(folder)[1::2] for kind in ("raw", "ema")]
     printed = capsys.readouterr().err
-    assert f"best mAP_envelope on held_out, {100 * max(measured):.2f} %" in printed
     few = few_positives(held_out.labels)
-    assert f"% (rough: {few})" in printed
+    assert f"% (rough, so it selects nothing: {few})" in printed
+    assert "evaluating the ema weights of step 4 (the last)" in printed
     assert f"the metrics on held_out are rough: {few}" in printed
-    assert results["held_out"]["mAP_envelope"] == max(measured)
+    assert results["held_out"]["mAP_envelope"] == rows(folder)[-1]["held_out/ema/mAP_envelope"]
+
+
+def test_a_split_with_enough_positives_selects(config, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(loop, "few_positives", lambda labels: "")
+    folder = RunFolder(tmp_path)
+    results = train(config, folder)
+    measured = [row[f"val/{kind}/mAP"] for row in rows(folder)[2::3] for kind in ("raw", "ema")]
+    printed = capsys.readouterr().err
+    assert f"best mAP on val, {100 * max(measured):.2f} %" in printed
+    assert "selects nothing" not in printed
+    assert results["val"]["mAP"] == max(measured)
 
 
 def test_a_training_stops_early_by_the_chosen_metric(config, tmp_path, monkeypatch, capsys):
@@ -294,6 +305,7 @@ def test_a_training_stops_early_by_the_chosen_metric(config, tmp_path, monkeypat
         return measured(*scored) | ({} if result is None else {"mAP": 1 - result / 10, "AUC_macro": result / 10})
 
     monkeypatch.setattr(loop, "measure", made)
+    monkeypatch.setattr(loop, "few_positives", lambda labels: "")
     patient = copy.deepcopy(config)
     patient.train.epochs, patient.train.patience, patient.eval.select_metric = 4, 1, "AUC_macro"
     folder = RunFolder(tmp_path)

@@ -29,6 +29,18 @@ def test_a_run_resumes_with_the_same_config_only(finished, refusal):
     assert "a different config" in refusal(config_of_run, config, folder)
 
 
+def test_more_epochs_for_a_finished_run_are_a_new_run_that_starts_from_it(finished, refusal):
+    config = default_config()
+    folder, advice = (
+        finished(to_json(config)),
+        "choose another --workdir, where --init-from={} (config.init_from) starts a new run from it",
+    )
+    config.train.epochs += 5
+    assert refusal(config_of_run, config, folder).endswith(advice.format(folder))
+    config.train.epochs -= 6
+    assert refusal(config_of_run, config, folder).endswith("choose another --workdir")
+
+
 def test_a_run_keeps_the_types_that_it_recorded(finished):
     config = default_config()
     config.model.dtype, config.model.frozen_dtype = "bfloat16", "float32"
@@ -36,7 +48,9 @@ def test_a_run_keeps_the_types_that_it_recorded(finished):
     assert changed_keys(now, folder) == []
     now = config_of_run(now, folder)
     assert (now.model.dtype, now.model.frozen_dtype) == ("bfloat16", "float32")
-    now.model.dtype = "float32"
+    now.model.frozen_dtype = "bfloat16"
+    assert changed_keys(now, folder) == ["model.frozen_dtype was 'float32' and is 'bfloat16'"], "only auto is replaced"
+    now.model.dtype, now.model.frozen_dtype = "float32", "float32"
     assert changed_keys(now, folder) == ["model.dtype was 'bfloat16' and is 'float32'"]
 
 

@@ -9,7 +9,7 @@ from flax import nnx
 from helpers.bench import Bench, drawn_batch
 
 from mlmoe_jax.config import default_config
-from mlmoe_jax.data.prepare import Preprocess, prepare
+from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.models.adapters.prompts import TEMPERATURES, clamped
 from mlmoe_jax.models.contracts import Prediction
 from mlmoe_jax.models.params import ModelDef, split_trainable
@@ -86,7 +86,7 @@ def test_a_step_is_the_gradient_step_of_the_objective(plain):
 
     def loss(trainable):
         model = plain.parts.definition.merge(trainable, before.frozen)
-        prediction = model(prepare(batch, PREPROCESS), labels=batch["label"], rngs=nnx.Rngs(0))
+        prediction = model(PREPROCESS(batch["image"]), labels=batch["label"], rngs=nnx.Rngs(0))
         return make_objective(default_config().loss)(prediction, batch)[0]
 
     value, gradient = jax.value_and_grad(loss)(before.trainable)
@@ -128,7 +128,7 @@ def test_temperatures_move_as_if_clamped_in_place_before_each_forward_pass(name)
     parts = Parts(definition, *split_trainable(params, config.trainable), stats, frozenset())
     bench, batch, optim = Bench(config, parts, PREPROCESS, make_mesh(config.mesh), K), make_batch(), config.optim
     assert set(parts.trainable) == {path}
-    pixels, frozen = prepare(batch, PREPROCESS).reshape(B, -1), parts.frozen
+    pixels, frozen = PREPROCESS(batch["image"]).reshape(B, -1), parts.frozen
     outputs = pixels @ frozen["backbone/kernel"] + frozen["backbone/bias"]
     objective = make_objective(config.loss)
     slope = jax.jit(jax.grad(lambda temperature: objective(Prediction(outputs / temperature), batch)[0]))
@@ -216,6 +216,6 @@ def test_the_eval_step_returns_logits_with_row_and_mask():
     np.testing.assert_array_equal(output["id"], batch["id"])
     np.testing.assert_array_equal(output["mask"], batch["mask"])
     model = bench.parts.definition.merge(state.raw(), state.frozen)
-    np.testing.assert_allclose(output["logits"], model(prepare(batch, PREPROCESS)).logits, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(output["logits"], model(PREPROCESS(batch["image"])).logits, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(evaluate(state.raw(), state.frozen, batch)["logits"], output["logits"])
     assert not state.raw()["head/kernel"].is_deleted()

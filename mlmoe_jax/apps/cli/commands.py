@@ -1,4 +1,4 @@
-"""The command line: `python -m mlmoe_jax.main --config=… --mode=… --workdir=…`.
+"""The command line: `mlmoe MODE --config=… --workdir=…`, or `python -m mlmoe_jax.main --mode=MODE …`.
 
 Results go to stdout, everything else to stderr. Exit codes: 0, done; 1, `--mode=data` found problems, or
 `--mode=compile` found a step that does not fit its devices; 2, user error, explained in one sentence; 3, done, but from
@@ -12,45 +12,33 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from mlmoe_jax.apps.cli.flags import CONFIG_FILE, is_shared, parse_flags
-from mlmoe_jax.apps.cli.process import explain, run_job
-from mlmoe_jax.apps.cli.quiet import flush_output, quiet_libraries
+from mlmoe_jax.apps.cli.flags import is_shared, named_mode, parse_flags
+from mlmoe_jax.apps.cli.process import explain, flush_output, run_job
 from mlmoe_jax.errors import DONE, INTERRUPTED, OUTDATED, UserError
 from mlmoe_jax.runtime.preemption import interruptible
 
 # Modes in which all processes take part; in every other mode only the first one works.
 TOGETHER = ("train", "reproduce", "eval", "predict", "prune")
-_HELP = "--help="  # with a section or a key of the config; a bare --help is argparse's
+_HELP = "--help="  # with a section or a key of the config; a bare --help is about the modes
 
 
-def _load_config(
-    flags: argparse.Namespace,
-    overrides: list[tuple[str, str]],
-    *,
-    validate: bool = True,
-    run: Callable = lambda: None,
-):
-    """Load the config that the flags name; run: as in `load_config`."""
+def _load_config(reference: str, overrides: list[tuple[str, str]]):
     import mlmoe_jax.config as configuration
 
-    if flags.config is None:  # a training may take its configs from --sweep
-        raise UserError(f"--mode={flags.mode} needs --config={CONFIG_FILE}")
-    loaded = configuration.load_config(flags.config, overrides, run=run)
-    if validate:
-        configuration.validate(loaded)
+    loaded = configuration.load_config(reference, overrides)
+    configuration.validate(loaded)
     return loaded
 
 
 def _workdir(flags: argparse.Namespace):
     from mlmoe_jax.runs.shared import run_folder
 
-    if flags.workdir is None:  # a sweep over several configs has no name of its own
-        raise UserError(f"--mode={flags.mode} needs --workdir=FOLDER")
     return run_folder(flags.workdir)
 
 
 def _new_run(flags: argparse.Namespace, overrides: list[tuple[str, str]], *, validate: bool = True):
     """Return the config and the folder of a run that starts or resumes: --workdir, or a name made of the command."""
+    import mlmoe_jax.config as configuration
     from mlmoe_jax.runs.folder import RunFolder
     from mlmoe_jax.runs.naming import RUNS, default_folder, run_name
     from mlmoe_jax.runs.restore import stored_config
@@ -63,7 +51,9 @@ def _new_run(flags: argparse.Namespace, overrides: list[tuple[str, str]], *, val
         folder.require_place()
         return stored_config(folder)
 
-    config = _load_config(flags, overrides, validate=validate, run=resumed)
+    config = configuration.load_config(flags.config, overrides, run=resumed)
+    if validate:
+        configuration.validate(config)
     if flags.workdir is None:
         from mlmoe_jax.runtime.progress import status
 
@@ -123,10 +113,8 @@ def _sweep(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     if methods is None:  # the config without the swept values need not be valid
         config, folder = _new_run(flags, overrides, validate=False)
         bases = [Point("", {}, config)]
-    elif flags.config is None:
-        bases, folder = method_points(methods, overrides), _workdir(flags)
     else:
-        raise UserError("--sweep=config=… names the configs; leave --config out")
+        bases, folder = method_points(methods, overrides), _workdir(flags)
     return sweep(combine(bases, axes), folder, as_json=flags.json)
 
 
@@ -191,7 +179,7 @@ def _serve(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
 
 
 def _compare(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
-    from mlmoe_jax.apps.tools.compare_output import compare_folders
+    from mlmoe_jax.apps.tools.compare import compare_folders
     from mlmoe_jax.runs.folder import RunFolder
 
     first, second = map(RunFolder, flags.workdir)
@@ -210,15 +198,12 @@ def _report(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
 
 
 def _summary(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
-    import mlmoe_jax.config as configuration
     from mlmoe_jax.apps.tools.preflight.cost import format_summary, summarize
+    from mlmoe_jax.config import split_references
     from mlmoe_jax.runtime.formats import to_json
 
-    rows = {}
-    for reference in [flags.config] if flags.config else configuration.split_references(flags.configs):
-        loaded = configuration.load_config(reference, overrides)
-        configuration.validate(loaded)
-        rows[reference] = summarize(loaded)
+    references = [flags.config] if flags.config else split_references(flags.configs)
+    rows = {reference: summarize(_load_config(reference, overrides)) for reference in references}
     if flags.json:
         print(to_json(rows if flags.configs else rows[flags.config], indent=2))
     else:
@@ -227,7 +212,7 @@ def _summary(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
 
 
 def _compile(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
-    config = _load_config(flags, overrides)
+    config = _load_config(flags.config, overrides)
     from mlmoe_jax.apps.tools.preflight.compile_check import print_check
 
     what = {"find_batch": flags.find_batch, "num_labels": flags.labels, "quick": flags.quick}
@@ -235,21 +220,21 @@ def _compile(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
 
 
 def _data(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
-    config = _load_config(flags, overrides)
+    config = _load_config(flags.config, overrides)
     from mlmoe_jax.apps.tools.check import print_checkup
 
     return print_checkup(config, flags.json, flags.sample)
 
 
 def _pack(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
-    config = _load_config(flags, overrides)
+    config = _load_config(flags.config, overrides)
     from mlmoe_jax.apps.tools.pack import pack
 
     return pack(config, flags.output)
 
 
 def _features(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
-    config = _load_config(flags, overrides)
+    config = _load_config(flags.config, overrides)
     from mlmoe_jax.apps.tools.feature_files import write_features
 
     return write_features(config, flags.output)
@@ -312,7 +297,7 @@ MODES: dict[str, Callable[[argparse.Namespace, list[tuple[str, str]]], int]] = {
 def main(arguments: Sequence[str]) -> int:
     """Run one command; return its exit code."""
     try:
-        with quiet_libraries(), interruptible():
+        with interruptible(INTERRUPTED):
             code = _run(arguments)
             flush_output()
             return code
@@ -327,6 +312,11 @@ def _run(arguments: Sequence[str]) -> int:
         from mlmoe_jax.apps.cli.reference import describe
 
         print("\n\n".join(map(describe, topics)))
+        return DONE
+    if "--help" in arguments or "-h" in arguments:
+        from mlmoe_jax.apps.cli.help import help_of
+
+        print(help_of(named_mode(arguments)))
         return DONE
     flags, overrides = parse_flags(arguments)
     return run_job(lambda: MODES[flags.mode](flags, overrides), together=flags.mode in TOGETHER)

@@ -9,55 +9,78 @@ from typing import Any
 from mlmoe_jax.apps.export.catalog import TARGETS
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import DEMO, HUB
+from mlmoe_jax.runtime.registry import nearest, suggestion
 from mlmoe_jax.runtime.version import __version__
 
-# Mode -> its sentence in --help.
-MODES = {
-    "train": "train a model, or resume its training, and evaluate it (the default)",
-    "eval": "evaluate a trained model again; results go to eval/ in its run folder",
-    "thresholds": "fit the thresholds of a trained model to the scores of a split",
-    "predict": "label images",
-    "serve": "label images over HTTP and on a web page",
-    "report": "write one HTML page about a run",
-    "compare": "compare the results of two runs",
-    "reproduce": "train the rows of a published table and print them beside its numbers",
-    "summary": "count parameters, multiply-adds and memory; nothing is trained",
-    "compile": "compile the steps for a device or a TPU slice, and tell whether they fit",
-    "data": "check the images and labels of a data set",
-    "pack": "write a data set as a few large files",
-    "features": "write the features of a backbone",
-    "prune": "train, prune the prompts, and train again (E2VPT)",
-    "import": "make a run folder of a checkpoint of the authors' code",
-    "export": "write a trained model for use without this package",
-    "push": "share a trained model on the Hugging Face hub",
+# Purpose -> mode -> its sentence in --help.
+PURPOSES = {
+    "Train": {
+        "train": "train a model, or resume its training, and evaluate it (the default)",
+        "prune": "train, prune the prompts, and train again (E2VPT)",
+        "reproduce": "train the rows of a published table and print them beside its numbers",
+        "import": "make a run folder of a checkpoint of the authors' code",
+    },
+    "Look at a trained model": {
+        "eval": "evaluate a trained model again; results go to eval/ in its run folder",
+        "thresholds": "fit the thresholds of a trained model to the scores of a split",
+        "report": "write one HTML page about a run",
+        "compare": "compare the results of two runs",
+    },
+    "Use a trained model": {
+        "predict": "label images",
+        "serve": "label images over HTTP and on a web page",
+        "export": "write a trained model for use without this package",
+        "push": "share a trained model on the Hugging Face hub",
+    },
+    "Prepare": {
+        "data": "check the images and labels of a data set",
+        "pack": "write a data set as a few large files",
+        "features": "write the features of a backbone",
+        "summary": "count parameters, multiply-adds and memory; nothing is trained",
+        "compile": "compile the steps for a device or a TPU slice, and tell whether they fit",
+    },
 }
+MODES = {mode: sentence for modes in PURPOSES.values() for mode, sentence in modes.items()}
 
 # What modes cannot do without: mode -> flag -> what to write after it.
 CONFIG_FILE = "FILE, such as --config=configs/mlvpt_digits.py"
 NEEDS: dict[str, dict[str, str]] = {
-    "eval": {"workdir": "FOLDER"},
-    "thresholds": {"workdir": "FOLDER"},
+    **{mode: {"workdir": "FOLDER"} for mode in ("eval", "thresholds", "serve", "report")},
+    **{mode: {"config": CONFIG_FILE} for mode in ("train", "compile", "data", "prune", "import")},
     "predict": {"workdir": "FOLDER", "images": "FOLDER or image files"},
-    "serve": {"workdir": "FOLDER"},
-    "report": {"workdir": "FOLDER"},
     "compare": {"workdir": "FOLDER twice, once for each run"},
     "export": {"workdir": "FOLDER", "output": "FILE, a .safetensors or .npz file, or a folder with --format"},
     "push": {"workdir": "FOLDER", "repo": "USER/NAME, the name that the model gets on the hub"},
-    "compile": {"config": CONFIG_FILE},
-    "data": {"config": CONFIG_FILE},
-    "prune": {"config": CONFIG_FILE},
-    "import": {"config": CONFIG_FILE},
     "pack": {"config": CONFIG_FILE, "output": "FOLDER, a folder or an address such as gs://bucket/folder"},
     "features": {"config": CONFIG_FILE, "output": "FOLDER"},
 }
-# Modes without a --config, and where theirs is from; modes without config keys.
-CONFIG_FROM = {mode: "its config from the run folder" for mode, needs in NEEDS.items() if "config" not in needs} | {
-    "reproduce": "its configs from --table"
-}
+# Modes that have no run folder.
+WITHOUT_FOLDER = ("summary", "compile", "data", "pack", "features")
+# Where the config is from in modes without a --config; of the others, from the run folder.
+CONFIGS_FROM = {"reproduce": "--table", "train": "--sweep"}
 WITHOUT_KEYS = ("compare", "report", "push")
 
 # Modes that only read their --workdir, so that it may be on the hub or part of the package.
 READING, ELSEWHERE = ("predict", "serve", "export"), (HUB, DEMO)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number above 0")
+    return int(text)
+
+
+# What --output is: mode -> its sentence.
+OUTPUTS = {
+    "predict": "a .csv or .jsonl file, or - for stdout (default: stdout with --json, otherwise predictions.csv, or "
+    "with --gates predictions.jsonl, in the run folder or, for hf: and demo:, in the working directory)",
+    "compare": "a .csv or .json file",
+    "report": "an .html file (default: report.html in the run folder)",
+    "pack": "a folder, or an address such as gs://bucket/folder",
+    "features": "a folder",
+    "export": "a .safetensors or .npz file, or a folder with --format",
+    "push": "a folder for what would be uploaded, to look at it first; nothing is uploaded",
+}
 
 # Flags of some modes only: flag -> (modes, help, further arguments of `add_argument`).
 FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
@@ -72,11 +95,7 @@ FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
         "START:STOP, the first and the last step to trace into the run folder; prints the most expensive operations",
         {"default": ""},
     ),
-    "table": (
-        ("reproduce",),
-        "the table or figure of a paper, such as mlvpt.1, drmoe.2 or mlvpt.fig3",
-        {"default": ""},
-    ),
+    "table": (("reproduce",), "the table or figure of a paper, such as mlvpt.1 or mlvpt.fig3", {"default": ""}),
     "only": (("reproduce",), "the rows with these settings, separated by commas: ML-VPT,dinov2*", {"default": ""}),
     "dataset": (("reproduce",), "another data set for all rows, such as digits", {"default": ""}),
     "root": (("reproduce",), "the folder of the data set, or DATASET=FOLDER,DATASET=FOLDER", {"default": ""}),
@@ -115,28 +134,21 @@ FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
         "of a checkpoint",
         {"default": "best"},
     ),
-    "top-k": (("predict",), "the number of labels per image, instead of thresholds", {"type": int}),
+    "top-k": (("predict",), "the number of labels per image, instead of thresholds", {"type": _count}),
     "gates": (("predict",), "write the values of the gates too, as JSON lines", {"action": "store_true"}),
-    "batch-size": (("predict",), "the number of images per batch", {"type": int}),
+    "batch-size": (("predict",), "the number of images per batch", {"type": _count}),
     "host": (("serve",), "the address to listen on", {"default": "127.0.0.1"}),
     "port": (("serve",), "the port to listen on; 0 takes a free one", {"type": int, "default": 8000}),
     "split": (("compare",), "one split (default: all that both runs have)", {}),
     "against": (("report",), "another run folder to compare with", {}),
     "cost": (("report",), "count parameters and multiply-adds (takes seconds)", {"action": "store_true"}),
-    "sample": (("data",), "the number of images to inspect per split (default: all)", {"type": int, "default": 0}),
+    "sample": (("data",), "the number of images to inspect per split (default: all)", {"type": _count, "default": 0}),
     "configs": (("summary",), "several configs, separated by commas", {"default": ""}),
     "topology": (("compile",), "a TPU slice such as v5e:16x16 (default: the devices of this host)", {"default": ""}),
     "find-batch": (("compile",), "find the largest batch per device that fits", {"action": "store_true"}),
-    "labels": (("compile",), "the number of labels (default: that of the data set)", {"type": int, "default": 0}),
+    "labels": (("compile",), "the number of labels (default: that of the data set)", {"type": _count, "default": 0}),
     "quick": (("compile",), "use the lowest optimization level, in a fraction of the time", {"action": "store_true"}),
-    "output": (
-        ("predict", "compare", "report", "pack", "export", "features", "push"),
-        "a .csv or .jsonl file, - for stdout (predict; default: stdout with --json, otherwise predictions.csv, or with "
-        "--gates predictions.jsonl, in the run folder or, for hf: and demo:, in the working directory); a .csv or "
-        ".json file (compare); an .html file (report; default: report.html in the run folder); a folder (pack, "
-        "features); see --format (export); a folder for what would be uploaded, to look at it first (push)",
-        {},
-    ),
+    "output": (tuple(OUTPUTS), "where to write", {}),
 }
 
 
@@ -146,30 +158,49 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="python -m mlmoe_jax.main",
-        usage="%(prog)s [--mode=MODE] [--config=FILE] [--config.KEY=VALUE …] [--workdir=FOLDER] …",
-        description="Multi-label image classification.\n\nmodes:\n"
-        + "\n".join(f"  {name:<11} {sentence}" for name, sentence in MODES.items()),
-        epilog="Every config key can be set with --config.SECTION.KEY=VALUE. --help=config lists the sections,\n"
-        "--help=optim explains the keys of a section, --help=optim.learning_rate explains one key.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--version", action="version", version=f"mlmoe_jax {__version__}", help="print the version")
-    parser.add_argument("--mode", choices=tuple(MODES), default="train", metavar="MODE", help="one of the modes above")
-    parser.add_argument("--config", action="append", default=[], help="config file or its name, with :key=value,…")
-    parser.add_argument(
-        "--workdir",
-        action="append",
-        default=[],
-        help="run folder (compare: twice; train: runs/…); predict, serve and export also take hf:USER/NAME[@REVISION] "
-        "and demo:photographs",
-    )
-    for name, (of_modes, text, options) in FLAGS.items():
-        parser.add_argument(f"--{name}", help=f"{', '.join(of_modes)}: {text}", **options)
-    parser.add_argument("--json", action="store_true", help="print results as JSON with all digits")
+    parser = _Parser(prog="mlmoe", allow_abbrev=False, add_help=False)
+    parser.add_argument("--version", action="version", version=f"mlmoe_jax {__version__}")
+    parser.add_argument("--mode", action="append", default=[])
+    for name in ("config", "workdir"):
+        parser.add_argument(f"--{name}", action="append", default=[])
+    for name, (_, _, options) in FLAGS.items():
+        parser.add_argument(f"--{name}", **options)
+    parser.add_argument("--json", action="store_true")
     return parser
+
+
+def named_mode(arguments: Sequence[str]) -> str | None:
+    """Return the mode that a command names, as its first word or with --mode; None if it names none.
+
+    Raises UserError for an unknown mode, and for more than one.
+    """
+    words = list(arguments[:1]) if arguments and not arguments[0].startswith("-") else []
+    for at, word in enumerate(arguments):
+        if word.startswith("--mode="):
+            words.append(word.removeprefix("--mode="))
+        elif word == "--mode":
+            words += arguments[at + 1 : at + 2]
+    if len(words) > 1:
+        raise UserError(f"the mode is given {len(words)} times ({', '.join(words)}); give it once")
+    if words and words[0] not in MODES:
+        raise UserError(f"there is no mode '{words[0]}'{suggestion(words[0], MODES)} (see --help)")
+    return words[0] if words else None
+
+
+def _require_known(words: Sequence[str], mode: str) -> None:
+    """Raise UserError if the parser has left words over."""
+    if not words:
+        return
+    flag = words[0].partition("=")[0]
+    if not flag.startswith("-"):
+        also = "; a mode is the first word, as in mlmoe predict" if flag in MODES else ""
+        raise UserError(f"'{words[0]}' belongs to no flag{also}; see mlmoe {mode} --help")
+    from mlmoe_jax.config.defaults import KEYS
+
+    keys = [key for key in KEYS if key.rpartition(".")[2] == flag[2:]] or ([flag[2:]] if "." in flag else [])
+    flags = [f"--{name}" for name in (*FLAGS, "config", "workdir", "mode", "json", "help", "version")]
+    near = f"; did you mean '--config.{keys[0]}'?" if keys else nearest(flag, flags)
+    raise UserError(f"there is no flag {flag}{near or f'; see mlmoe {mode} --help'}")
 
 
 def parse_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[tuple[str, str]]]:
@@ -189,8 +220,10 @@ def parse_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[tupl
                 raise UserError(f"{word} has no value; write {word}=VALUE")
             value = rest.pop(0)
         overrides.append((key, value))
-    parser = _parser()
-    flags = parser.parse_args(plain)
+    mode, parser = named_mode(plain) or "train", _parser()
+    flags, unknown = parser.parse_known_args(plain[1:] if plain[:1] == [mode] else plain)
+    _require_known(unknown, mode)
+    flags.mode = mode
     for name in ("config", "workdir"):
         values, twice = getattr(flags, name), (flags.mode, name) == ("compare", "workdir")
         if len(values) > 1 + twice:
@@ -210,15 +243,20 @@ def parse_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[tupl
 
 
 def _require_what_the_mode_takes(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> None:
-    mode = flags.mode
-    if mode in CONFIG_FROM and flags.config is not None:
-        raise UserError(f"--mode={mode} takes {CONFIG_FROM[mode]}; leave --config out")
+    mode, needs = flags.mode, NEEDS.get(flags.mode, {})
+    swept = [axis.partition("=")[0].strip().removeprefix("config.") for axis in flags.sweep]
+    if "config" in swept:  # a sweep over several configs has no name of its own
+        needs = {"workdir": "FOLDER"}
+    if mode == "summary":
+        if bool(flags.config) == bool(flags.configs):
+            raise UserError("--mode=summary needs either --config=FILE or --configs=FILE,FILE,…")
+    elif "config" not in needs and flags.config is not None:
+        source = CONFIGS_FROM.get(mode, "the run folder")
+        raise UserError(f"--mode={mode} takes its config from {source}; leave --config out")
     if mode in WITHOUT_KEYS and overrides:
         raise UserError(f"--mode={mode} takes no config keys; leave --config.{overrides[0][0]} out")
-    if missing := [f"--{name}={what}" for name, what in NEEDS.get(mode, {}).items() if not getattr(flags, name)]:
+    if missing := [f"--{name}={what}" for name, what in needs.items() if not getattr(flags, name)]:
         raise UserError(f"--mode={mode} needs {missing[0]}")
-    if mode == "summary" and bool(flags.config) == bool(flags.configs):
-        raise UserError("--mode=summary needs either --config=FILE or --configs=FILE,FILE,…")
     if mode not in READING and any(map(is_shared, flags.workdir if mode == "compare" else (flags.workdir or "",))):
         raise UserError(
             f"--workdir={'… or '.join(ELSEWHERE)}… is for --mode={', '.join(READING)}; for {mode}, download a "

@@ -1,20 +1,25 @@
-"""The process of a command: the job that it joins, and how it ends.
+"""The process of a command: the job that it joins, how it ends, its output, and the messages of libraries.
 
-A process of a job that fails exits at once, since none can continue alone; JAX then ends the others.
+A process of a job that fails exits at once, since none can continue alone; JAX then ends the others. Libraries print
+tracebacks and warnings about errors that are also raised, and so are reported in one sentence.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
+from typing import Any
 
-from mlmoe_jax.apps.cli.quiet import discard_output, results_only_from
-from mlmoe_jax.errors import DONE, INTERRUPTED, UserError
+from mlmoe_jax.errors import DONE, INTERRUPTED, NoRoom, UserError
 from mlmoe_jax.runtime import distributed
-from mlmoe_jax.runtime.files import no_room
+from mlmoe_jax.runtime.files import full_disk_explained, no_room
 from mlmoe_jax.runtime.text import printable
+
+_CACHE_TROUBLE = "persistent compilation cache entry for '"  # in JAX's warnings, followed by the name of the program
 
 
 def run_job(work: Callable[[], int], *, together: bool) -> int:
@@ -35,13 +40,19 @@ def run_job(work: Callable[[], int], *, together: bool) -> int:
         return work() if job.index == 0 else DONE
     try:
         results_only_from(job.index == 0)
-        distributed.join(job)
+        distributed.connect(job)
         code = work()
         sys.stdout.flush()
-        distributed.leave()
+        distributed.disconnect()
         return code
     except BaseException as error:
-        code = _explain_for_job(error)
+        if (code := explain(error)) is None:
+            code = 1
+            traceback.print_exception(error)
+            print(
+                "error: this process or another one failed; the same command resumes from the last checkpoint",
+                file=sys.stderr,
+            )
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # a normal exit would wait for the other processes
@@ -63,12 +74,95 @@ def explain(error: BaseException) -> int | None:
     return reason.exit_code
 
 
-def _explain_for_job(error: BaseException) -> int:
-    if (code := explain(error)) is None:
-        traceback.print_exception(error)
-        print(
-            "error: this process or another one failed; the same command resumes from the last checkpoint",
-            file=sys.stderr,
-        )
-        code = 1
-    return code
+# ----------------------------------------------------------------------------------------------------- standard output
+def results_only_from(first: bool) -> None:
+    """Reserve stdout for the results of the first process; messages that C++ libraries print there go to stderr."""
+    sys.stdout.flush()
+    results = os.dup(1) if first else os.open(os.devnull, os.O_WRONLY)
+    os.dup2(2, 1)
+    sys.stdout = os.fdopen(results, "w", buffering=1, encoding=sys.stdout.encoding, errors=sys.stdout.errors)
+
+
+def flush_output() -> None:
+    """Write what is printed so far; NoRoom if that fails, which at exit would have no sentence."""
+    try:
+        with full_disk_explained("standard output"):
+            sys.stdout.flush()
+    except (OSError, NoRoom):
+        discard_output()
+        raise
+
+
+def discard_output() -> None:
+    """Discard what standard output's buffers hold and will hold, so that writing them at exit cannot fail again."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+# ----------------------------------------------------------------------------------------------- messages of libraries
+def quiet_libraries() -> None:
+    """Suppress, until the process ends, what libraries print about errors that are also raised."""
+    sys.unraisablehook = _without_leftovers(sys.unraisablehook)
+    warnings.showwarning = _without_cache_trouble(warnings.showwarning)
+    logging.getLogger("asyncio").addFilter(_is_not_unretrieved)
+    logging.getLogger("absl").addFilter(_is_not_full_disk)
+
+
+def _without_leftovers(show: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return a `sys.unraisablehook` that passes over what is left of errors that end the command in another way.
+
+    Orbax closes its event loop and raises at an array that it cannot read. TensorStore still reads the other arrays and
+    notifies the closed loop later, and the coroutines that wait for them never finish. A KeyboardInterrupt that is lost
+    in a callback comes again, see `interruptible`.
+    """
+
+    def shown(what: Any) -> None:
+        unfinished = "orbax" in getattr(getattr(what.object, "cr_code", None), "co_filename", "")
+        interrupted = isinstance(what.exc_value, KeyboardInterrupt)
+        if not (unfinished or interrupted or str(what.exc_value) == "Event loop is closed"):
+            show(what)
+
+    return shown
+
+
+def _is_not_unretrieved(record: logging.LogRecord) -> bool:
+    return not record.getMessage().partition("\n")[0].endswith("exception was never retrieved")
+
+
+def _is_not_full_disk(record: logging.LogRecord) -> bool:
+    """Return False for the traceback of each thread of Orbax that cannot write because the disk is full."""
+    error = record.exc_info[1] if record.exc_info else None
+    return error is None or no_room(error) is None
+
+
+def _without_cache_trouble(show: Callable[..., None]) -> Callable[..., None]:
+    """Return a `warnings.showwarning` that turns JAX's warnings about compiled programs into one line of each kind.
+
+    JAX compiles a program that it cannot read, and would leave a file in place that a full disk has truncated.
+    """
+    reported: set[str] = set()
+
+    def shown(message: Warning | str, *where, **options) -> None:
+        failure, about_cache, rest = str(message).partition(_CACHE_TROUBLE)
+        if str(message).endswith("was never awaited") and "orbax" in str(message).lower():
+            return
+        if not about_cache:
+            show(message, *where, **options)
+            return
+        from mlmoe_jax.runtime.progress import status
+        from mlmoe_jax.runtime.setup import programs_folder
+
+        folder = programs_folder()
+        name, _, reason = rest.partition("': ")
+        if failure.startswith("Error reading"):
+            text = f"compiled programs in {folder} that cannot be read are compiled again"
+            for damaged in folder.glob(f"{name}-*"):
+                damaged.unlink(missing_ok=True)
+        else:
+            text = f"compiled programs are not kept for later runs: {folder} cannot be written"
+        if text not in reported:
+            reported.add(text)
+            status(f"{text} ({reason.splitlines()[0]})")
+
+    return shown

@@ -6,12 +6,10 @@
 import textwrap
 from collections.abc import Mapping
 
-from mlmoe_jax.config.adapters import PLACE, adapter_section
-from mlmoe_jax.config.defaults import CONFIG, SECTIONS, key_named
+from mlmoe_jax.config.defaults import CONFIG, PLACE, SECTIONS, adapter_section, key_named, why_unknown
 from mlmoe_jax.config.keys import Choice, Key, Section
-from mlmoe_jax.config.loading import why_unknown
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.adapters.catalog import ADAPTERS
+from mlmoe_jax.models.catalog import ADAPTERS
 
 ROOT = "config"  # the name of the whole table
 _WIDTH = 100
@@ -68,15 +66,9 @@ def _describe_key(name: str, key: Key) -> list[str]:
     return lines
 
 
-def _wrapped(text: str, indent: str, *, below: str | None = None) -> list[str]:
-    return textwrap.wrap(
-        text,
-        _WIDTH,
-        initial_indent=indent,
-        subsequent_indent=indent if below is None else below,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+def _wrapped(text: str, indent: str, *, below: str = "") -> list[str]:
+    how = {"initial_indent": indent, "subsequent_indent": below or indent}
+    return textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False, **how)
 
 
 def _keys(section: Section) -> dict[str, Key]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from mlmoe_jax.runs.restore import Run
 
-ALWAYS, AUTO, NEVER = "always", "auto", "never"  # as in checkpoint.include_frozen
+ALWAYS, AUTO = "always", "auto"  # as in checkpoint.include_frozen, beside never
 
 
 def new_folder(output: str) -> Path:
@@ -52,7 +52,6 @@ class ExportTarget:
       files: name -> a line about each file of the folder, for its README.
       install: what the README says to run before `load`.
       place: output -> its path; UserError if it cannot be written, or a package is missing.
-      about: entries of model.json.
       needs: config keys with the only value that the format supports.
     """
 
@@ -61,7 +60,6 @@ class ExportTarget:
     files: Mapping[str, str] = field(default_factory=dict)
     install: str = ""
     place: Callable[[str], Path] = new_folder
-    about: Mapping[str, Any] = field(default_factory=dict)
     needs: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -69,9 +67,9 @@ OFFICIAL = "official"  # the format of a file without --format
 TARGETS: Registry[ExportTarget] = Registry(
     "export format",
     {
-        "stablehlo": "mlmoe_jax.apps.export.stablehlo:TARGET",
+        "stablehlo": "mlmoe_jax.apps.export.program:STABLEHLO",
         "onnx": "mlmoe_jax.apps.export.onnx:TARGET",
-        "safetensors": "mlmoe_jax.apps.export.tensors:SAFETENSORS",
-        OFFICIAL: "mlmoe_jax.apps.export.tensors:AUTHORS",
+        "safetensors": "mlmoe_jax.apps.export.program:SAFETENSORS",
+        OFFICIAL: "mlmoe_jax.apps.export.program:AUTHORS",
     },
 )

@@ -5,19 +5,23 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr, Literal
 
 from mlmoe_jax.apps.export.catalog import Export, ExportTarget, new_folder
 from mlmoe_jax.apps.export.program import image_shape, program_of, weights_of
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.layers.batch_norm import fold
+from mlmoe_jax.models.params import ModelDef
 
 _OPSET = 21  # ONNX Runtime 1.17 and newer
-_INSTALL = 'pip install "mlmoe-jax[onnx]" and then pip install --no-deps jax2onnx'
+_INSTALL = 'in the folder with pyproject.toml, run pip install -e ".[onnx]" and then pip install --no-deps jax2onnx'
 
 
 def _place(output: str) -> Path:
@@ -28,15 +32,16 @@ def _place(output: str) -> Path:
 
 
 def _write(job: Export) -> str:
-    """Write model.onnx, with tensors above 1 MB in model.onnx.data; input `image`, output `probability`.
-
-    Raises UserError if the converter does not support an operation of the model.
-    """
+    """Write model.onnx, with tensors above 1 MB in model.onnx.data; input `image`, output `probability`."""
     run = job.run
     from jax2onnx import to_onnx
 
     logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it warns of every intermediate value without a type
-    images, weights, label = image_shape(run), weights_of(run), program_of(run)
+    model = run.definition.merge(weights_of(run))
+    fold(model)
+    definition, params, stats = ModelDef.split(model)
+    weights = jax.device_get({**params, **stats})
+    images, label = image_shape(run), program_of(replace(run, definition=definition))
     traced = jax.make_jaxpr(lambda image: label(weights, image))(images)
 
     # The converter is given operations, not our functions: it replaces functions of jax.numpy and nnx while it traces,
@@ -55,13 +60,10 @@ def _write(job: Export) -> str:
             output_path=str(job.path / "model.onnx"),
         )
     except Exception as error:  # whatever a rule of the converter raises for a case that it does not have
-        reason, model = (
-            (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0].rstrip("."),
-            run.config.model,
-        )
+        reason = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0].rstrip(".")
+        head, backbone = run.config.model.head.kind, run.config.model.backbone.name
         raise UserError(
-            f"jax2onnx cannot convert the head {model.head.kind} on {model.backbone.name} ({reason}); export it with "
-            "--format=stablehlo"
+            f"jax2onnx cannot convert the head {head} on {backbone} ({reason}); export it with --format=stablehlo"
         ) from error
     return f"opset {_OPSET}"
 
@@ -82,6 +84,7 @@ def _evaluate(jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> 
     for equation in jaxpr.eqns:
         given = [atom.val if isinstance(atom, Literal) else known[atom] for atom in equation.invars]
         name, settings = equation.primitive.name, equation.params
+        name = settings["name"] if name == "jit" and settings["name"] in _SIMPLER else name
         if name in _SIMPLER:
             results = [_SIMPLER[name](*given, settings)]
         elif name == "platform_index":
@@ -112,6 +115,9 @@ def _max_pool(maps: jax.Array, settings: Mapping[str, Any]) -> jax.Array:
 _BODIES = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 _SIMPLER: dict[str, Callable[..., jax.Array]] = {
     "reduce_window_max": _max_pool,
+    # Maxima and minima, which runtimes do not join with the convolution before them.
+    "relu": lambda value, settings: jax.nn.relu(value),
+    "relu6": lambda value, settings: jnp.clip(value, 0, 6),
     "stop_gradient": lambda value, settings: value,
 }
 TARGET = ExportTarget(
@@ -122,6 +128,5 @@ TARGET = ExportTarget(
     },
     install='pip install "onnxruntime>=1.17" numpy pillow',
     place=_place,
-    about={"opset": _OPSET},
     needs={"eval.dtype": "float32"},  # runtimes have no matmuls of bfloat16 on CPUs
 )

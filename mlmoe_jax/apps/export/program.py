@@ -1,22 +1,35 @@
-"""A run as one function of its weights and of images, with preprocessing and probabilities inside."""
+"""A run as one function of its weights and of images, with preprocessing and probabilities inside, and as its values.
+
+The function is exported as a StableHLO program, the values as a file with our parameter paths or the names of the
+authors' code.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import jax
 import numpy as np
 from jax import export
+from safetensors.numpy import save_file
 
+from mlmoe_jax.apps.export.catalog import ALWAYS, AUTO, Export, ExportTarget
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.apply import apply, make_eval_step, probabilities
 from mlmoe_jax.models.params import Params
+from mlmoe_jax.pretrained.official import departures, export_official, require_writable
+from mlmoe_jax.runs.assemble import abstract_parts
 from mlmoe_jax.runs.restore import Run
+from mlmoe_jax.runtime.formats import to_json
+from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import unpadded
+from mlmoe_jax.runtime.storage import require_new, whole_file
 
-Program = Callable[[Params, jax.Array], jax.Array]
+_PLATFORMS = ("cpu", "cuda", "tpu")
 
 
-def program_of(run: Run) -> Program:
+def program_of(run: Run) -> Callable[[Params, jax.Array], jax.Array]:
     """Return the function (weights, images u8[B,H,W,3]) -> probabilities f32[B,K] for the values of `weights_of`."""
 
     def label(weights: Params, image: jax.Array) -> jax.Array:
@@ -51,3 +64,74 @@ def largest_difference(run: Run, label: Callable[[np.ndarray], np.ndarray]) -> f
     step = make_eval_step(run.definition, run.preprocess, run.mesh, run.label_axes)
     expected = probabilities(jax.device_get(step(run.values, run.frozen, batch)["logits"]))
     return float(np.abs(label(pixels) - expected).max())
+
+
+# -------------------------------------------------------------------------------------------------------- StableHLO
+def _write(job: Export) -> str:
+    """Write model.stablehlo, a program for any number of images on all platforms, and its weights beside it.
+
+    The weights are arguments of the program, not constants in it, so it has less than 1 MB.
+    """
+    weights = weights_of(job.run)
+    shapes = {path: jax.ShapeDtypeStruct(value.shape, value.dtype) for path, value in weights.items()}
+    with jax.default_device("cpu"):  # so that it has no call of cuDNN, which other platforms do not know
+        program = export.export(jax.jit(program_of(job.run)), platforms=_PLATFORMS)(shapes, image_shape(job.run))
+    (job.path / "model.stablehlo").write_bytes(program.serialize())
+    with whole_file(job.path / "weights.safetensors") as partial:
+        save_file(weights, partial)
+    return f"for {', '.join(_PLATFORMS)}"
+
+
+def _load(folder: Path) -> Callable[[np.ndarray], np.ndarray]:
+    import jax
+    from jax import export
+    from safetensors.numpy import load_file
+
+    program = jax.jit(export.deserialize(bytearray((folder / "model.stablehlo").read_bytes())).call)
+    weights = jax.device_put(load_file(folder / "weights.safetensors"))
+    return lambda images: np.asarray(program(weights, images))
+
+
+STABLEHLO = ExportTarget(
+    _write,
+    _load,
+    files={
+        "model.stablehlo": f"the program, a serialized `jax.export.Exported` for {', '.join(_PLATFORMS)}",
+        "weights.safetensors": "its weights in float32, by parameter path",
+    },
+    install=f'pip install "jax>={jax.__version__}" flatbuffers safetensors numpy pillow',
+)
+
+
+# ---------------------------------------------------------------------------------------------------------- values
+def _new_file(output: str) -> Path:
+    path = require_new(output)
+    if path.suffix != ".safetensors":
+        raise UserError(f"--output={output} should be a .safetensors file")
+    return path
+
+
+def _write_safetensors(job: Export) -> str:
+    run, frozen = job.run, None if job.include_frozen == ALWAYS else frozenset()
+    if job.include_frozen == AUTO:
+        frozen = abstract_parts(run.config, run.label_space).unpublished
+    weights = weights_of(run, frozen=frozen)
+    with whole_file(job.path, alone=False) as partial:  # it may be in a run folder, whose lock another process has
+        save_file(weights, partial, {"format": "mlmoe_jax", "description": to_json(job.description)})
+    return f"{len(weights):,} tensors, {sum(value.nbytes for value in weights.values()) / 1e6:,.1f} MB"
+
+
+def _state_dict(output: str) -> Path:
+    require_writable(Path(output))
+    return Path(output)
+
+
+def _write_official(job: Export) -> str:
+    source = export_official(job.run.model(), job.path)
+    for difference in departures(job.run.config.model, source.name):
+        status(f"the authors' code computes something else: {difference}")
+    return f"in the {source.name} layout"
+
+
+SAFETENSORS = ExportTarget(_write_safetensors, place=_new_file)
+AUTHORS = ExportTarget(_write_official, place=_state_dict)

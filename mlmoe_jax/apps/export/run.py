@@ -6,12 +6,15 @@ import inspect
 import runpy
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import Any
+
+import jax
 
 from mlmoe_jax.apps.export import standalone
 from mlmoe_jax.apps.export.catalog import ALWAYS, OFFICIAL, TARGETS, Export, ExportTarget
-from mlmoe_jax.apps.export.description import describe, readme
 from mlmoe_jax.apps.export.program import largest_difference
+from mlmoe_jax.config import flatten
 from mlmoe_jax.errors import DONE, OUTDATED, UserError
 from mlmoe_jax.inference.predict import Predictor
 from mlmoe_jax.pretrained.official import CHECKPOINT_SUFFIXES
@@ -20,10 +23,36 @@ from mlmoe_jax.runs.restore import BEST
 from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import whole_folder
+from mlmoe_jax.runtime.version import __version__
 
 # Larger differences of a probability mean that the program is wrong; rounding in 16 bits stays below.
 _WRONG = 1e-2
 _GUARD = '\n\nif __name__ == "__main__":'
+_PREPROCESS = ("resize", "crop_fraction", "exif", "reduced_decoding")  # keys of config.data
+_README = """# An exported multi-label image classifier
+
+{name}, exported from a run of mlmoe_jax {version}. It takes `image`, uint8 [B,{size},{size},3] in RGB with any number
+of images B, and returns `probability`, float32 [B,{labels}]. Mean and standard deviation are applied inside.
+
+| file | content |
+|---|---|
+{files}
+| `model.json` | labels, thresholds (null = never assigned), preprocessing of image files, settings of the model |
+| `load.py` | reads image files and labels them; it needs nothing of mlmoe_jax |
+
+```bash
+{install}
+python load.py photo.jpg
+```
+
+```python
+from load import Model
+
+model = Model()
+[scores] = model([model.read("photo.jpg")])
+print([label for label, score, least in zip(model.labels, scores, model.thresholds) if score >= least])
+```
+"""
 
 
 def export_run(
@@ -63,7 +92,7 @@ def export_run(
             raise UserError(f"--format={kind} needs {key}={target.needs[key]}, not {value}; leave --config.{key} out")
     further = [item for item in target.needs.items() if item not in overrides]
     predictor = Predictor.from_run(folder.path, [*further, *overrides], checkpoint=checkpoint)
-    export = Export(predictor.run, path, describe(predictor, kind, target), include_frozen)
+    export = Export(predictor.run, path, describe(predictor, kind), include_frozen)
     try:
         about = _write_program(export, target) if target.load else target.write(export)
     except OSError as error:
@@ -92,3 +121,44 @@ def loader(target: ExportTarget) -> str:
     """Return the text of load.py: `standalone` with the function of a format that loads its program."""
     before, guard, after = Path(standalone.__file__).read_text().partition(_GUARD)
     return f"{before}\n\n{inspect.getsource(target.load)}\n\nload_program = {target.load.__name__}\n{guard}{after}"
+
+
+# ------------------------------------------------------------------------------------------------------ description
+def describe(predictor: Predictor, kind: str) -> dict[str, Any]:
+    """Return labels, thresholds (infinity = never), preprocessing, and the settings of the model, without local paths.
+
+    kind: the format of the export.
+    """
+    run, size = predictor.run, predictor.run.preprocess.image_size
+    model = run.config.model.copy_and_resolve_references()
+    texts = {key: value for key, value in flatten(model).items() if isinstance(value, str)}
+    model.update_from_flattened_dict({key: PurePath(text).name for key, text in texts.items() if "/" in text})
+    return {
+        "format": kind,
+        "made_with": {"mlmoe_jax": __version__, "jax": jax.__version__},
+        "input": {"name": "image", "type": "uint8", "shape": ["B", size, size, 3], "channels": "RGB"},
+        "output": {"name": "probability", "type": "float32", "shape": ["B", len(predictor.names)]},
+        "labels": list(predictor.names),
+        "thresholds": predictor.thresholds.tolist(),
+        "preprocess": {
+            "image_size": size,
+            "mean": list(run.preprocess.mean),
+            "std": list(run.preprocess.std),
+            **{key: run.config.data[key] for key in _PREPROCESS},
+        },
+        "trained": {"step": run.step, "kind": run.notes.get("kind", "selected")},
+        "model": model.to_dict(),
+    }
+
+
+def readme(description: dict[str, Any], target: ExportTarget) -> str:
+    """Return the text of README.md for an exported folder."""
+    model = description["model"]
+    return _README.format(
+        name=f"Head `{model['head']['kind']}` on the backbone `{model['backbone']['name']}`",
+        version=description["made_with"]["mlmoe_jax"],
+        size=description["preprocess"]["image_size"],
+        labels=len(description["labels"]),
+        files="\n".join(f"| `{name}` | {text} |" for name, text in target.files.items()),
+        install=target.install,
+    )

@@ -13,13 +13,15 @@ import numpy as np
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.batch import targets
+from mlmoe_jax.apps.report.run_files import RunFiles
+from mlmoe_jax.apps.report.training import intervals, why_rough
 from mlmoe_jax.data.labels.space import LabelSpace
+from mlmoe_jax.data.split import targets
 from mlmoe_jax.evaluation.evaluate import headlines
 from mlmoe_jax.evaluation.metrics import multilabel
-from mlmoe_jax.evaluation.results import Results, SplitScores
-from mlmoe_jax.models.adapters.catalog import adapters_of, described
+from mlmoe_jax.evaluation.results import OUT_OF_FOLD, Results, SplitScores, read_results
 from mlmoe_jax.models.backbones import catalog
+from mlmoe_jax.models.catalog import adapters_of, described
 from mlmoe_jax.pretrained.hub import FILE, Address
 from mlmoe_jax.runs.folder import FROZEN, RunFolder
 from mlmoe_jax.runs.thresholds import Thresholds
@@ -28,32 +30,32 @@ from mlmoe_jax.runtime.version import __version__
 
 _TEMPLATE = Path(__file__).with_name("card.md")
 _MOST_LABELS = 1000  # rows of the table
+_LAYOUTS = ("csv", "jsonl", "folders", "coco_json", "packed")  # data.name of images of somebody's own
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&!$])")
 
 
 def write_card(
+    run: RunFolder,
     folder: RunFolder,
     address: Address,
     config: ConfigDict,
     space: LabelSpace,
-    *,
-    results: Results,
-    scores: Mapping[str, SplitScores],
-    thresholds: Thresholds,
     license_name: str = "",
 ) -> str:
-    """Return the text of the model card of a shared model, whose other files are in `folder`.
+    """Return the text of the model card of a shared run, which has results.
 
-    results, scores: of the run. thresholds: by label. license_name: an identifier of the hub; "" = none was chosen.
+    Args:
+      run: its run folder.
+      folder: the one with the other files that are shared.
+      address: where the model will be.
+      config: the one that is shared.
+      space: the labels.
+      license_name: an identifier of the hub; "" = none was chosen.
     """
-    model = config.model
-    main = next((name for name in config.data.test_splits if name in results), next(iter(results)))
-    entry, fitted, published = (
-        catalog.entry(model.backbone.name),
-        thresholds.source.get("split"),
-        not (folder / FROZEN).exists(),
-    )
-    where = f"the published weights of the backbone ({entry.address or entry.package or 'part of mlmoe_jax'}) are "
+    files, model, results = RunFiles(run), config.model, read_results(run)
+    main, scored, (_, ends) = files.main_split.name, files.scored, intervals(files)
+    measured_on = _plain(main) if scored is None else f"{_plain(main)}, {counted(len(scored), 'image')}"
+    entry = catalog.entry(model.backbone.name)
     card = ModelCard.from_template(
         _metadata(address, config, results, main, license_name),
         template_path=str(_TEMPLATE),
@@ -61,28 +63,49 @@ def write_card(
         version=__version__,
         labels=counted(len(space.names), "label"),
         head=model.head.kind,
-        adapters=f" with {described(config)}" if described(config) else "",
+        adapters=described(config),
         backbone=model.backbone.name,
-        data=_plain(config.data.name),
+        source=entry.address or entry.package or "part of mlmoe_jax",
+        licence=_plain(entry.licence),
+        published=not (folder / FROZEN).exists(),
+        data=_plain(_data_set(config)),
         images=counted(space.images, "image"),
         size=config.data.image_size,
         address=address,
-        frozen=f"{where}found or downloaded on first use" if published else "frozen.safetensors has the frozen weights",
         fingerprint=folder.read_json("backbone.json")["fingerprint"],
         threshold=f"{config.eval.threshold:g}",
-        selected="; selected on test, as published" if config.eval.select_on == "test" else "",
+        out_of_fold=OUT_OF_FOLD in results,
+        on_test=config.eval.select_on == "test",
         splits=[_plain(split) for split in results],
-        metrics_table=[
-            [_plain(name), *(percent(metrics.get(name, np.nan)) for metrics in results.values())]
-            for name in headlines(results)
-        ],
-        thresholds=f"thresholds were fitted on {_plain(fitted)}" if fitted else "thresholds were not fitted",
-        main=", ".join([_plain(main), *([counted(len(scores[main]), "image")] if main in scores else [])]),
-        label_table=_label_table(space, thresholds, scores.get(main), config.data.difficult_eval),
-        more="" if len(space.names) <= _MOST_LABELS else f"\n`labels.txt` has all {len(space.names):,} labels.\n",
-        terms=_terms(license_name, _plain(entry.licence), published),
+        metrics_table=_metrics_table(results, main, ends),
+        ranges=bool(ends),
+        rough=_plain(why_rough(files)),
+        fitted=_plain(files.thresholds.source.get("split", "")),
+        main=measured_on,
+        label_table=_label_table(space, files.thresholds, scored, config.data.difficult_eval)[:_MOST_LABELS],
+        more=len(space.names) > _MOST_LABELS,
+        license=license_name,
     )
     return f"{card}\n"
+
+
+def _data_set(config: ConfigDict) -> str:
+    """Return the name of the data set; that of a layout of files is the name of no data set."""
+    return "a data set of the owner" if config.data.name in _LAYOUTS else config.data.name
+
+
+def _metrics_table(results: Results, main: str, ends: Mapping[str, tuple[float, float]]) -> list[list[str]]:
+    """Return the main metrics of each split in percent, those of the main split with their intervals."""
+
+    def shown(split: str, name: str) -> str:
+        value = percent(results[split].get(name, np.nan))
+        return (
+            f"{value} ({' to '.join(percent(end, 1) for end in ends[name])})"
+            if split == main and name in ends
+            else value
+        )
+
+    return [[_plain(name), *(shown(split, name) for split in results)] for name in headlines(results)]
 
 
 def _metadata(address: Address, config: ConfigDict, results: Results, main: str, license_name: str) -> ModelCardData:
@@ -92,7 +115,7 @@ def _metadata(address: Address, config: ConfigDict, results: Results, main: str,
         EvalResult(
             task_type="image-classification",
             task_name="Multi-label image classification",
-            dataset_name=config.data.name,
+            dataset_name=_data_set(config),
             dataset_type=re.sub(r"[^a-z0-9_-]+", "-", config.data.name.lower()),
             dataset_split=main,
             metric_type=name,
@@ -115,15 +138,6 @@ def _metadata(address: Address, config: ConfigDict, results: Results, main: str,
     )
 
 
-def _terms(license_name: str, licence: str, published: bool) -> str:
-    """Return the license of the trained values, and the license of the backbone (if known)."""
-    chosen = f"The trained values are under `{license_name}`." if license_name else "The owner has not chosen one yet."
-    if published:
-        return f"{chosen} The backbone is not part of this repository{f' and is under {licence}' if licence else ''}."
-    of = f", which is published under {licence}" if licence else ""
-    return f"{chosen} `frozen.safetensors` has weights of the backbone{of}."
-
-
 def _label_table(
     space: LabelSpace, thresholds: Thresholds, scored: SplitScores | None, difficult: str
 ) -> list[list[str]]:
@@ -133,11 +147,10 @@ def _label_table(
         label, mask = targets(scored.codes[scored.read], difficult)
         precision = multilabel.per_class(scored.scores[scored.read], label, mask=mask)["AP"]
     columns = zip(space.names, space.positives, precision, thresholds.of(space.names), strict=True)
-    rows = [
+    return [
         [_plain(name), f"{count:,}", percent(ap), f"{cut:.3g}" if np.isfinite(cut) else "never"]
         for name, count, ap, cut in columns
     ]
-    return rows[:_MOST_LABELS]
 
 
 def _plain(text: object) -> str:

@@ -15,13 +15,12 @@ from ml_collections import ConfigDict
 from mlmoe_jax.apps.hub.card import write_card
 from mlmoe_jax.config import default_config, flatten
 from mlmoe_jax.errors import DONE, OUTDATED
-from mlmoe_jax.evaluation.results import hidden_evaluations, read_results, read_scores
+from mlmoe_jax.evaluation.results import hidden_evaluations, read_results
 from mlmoe_jax.pretrained import hub
-from mlmoe_jax.runs.adapter import write_adapter
 from mlmoe_jax.runs.assemble import Parts, abstract_parts
 from mlmoe_jax.runs.folder import ADAPTER, RESULTS, RunFolder
 from mlmoe_jax.runs.restore import parts_of_run, read_preprocess, read_run, restored_values, write_run_metadata
-from mlmoe_jax.runs.shared import CARD, FILES
+from mlmoe_jax.runs.shared import CARD, FILES, write_adapter
 from mlmoe_jax.runs.thresholds import read_thresholds, write_thresholds
 from mlmoe_jax.runtime.progress import megabytes, status
 from mlmoe_jax.runtime.sharding import make_mesh
@@ -67,9 +66,9 @@ def push(
     for hidden in hidden_evaluations(folder).values():
         status(hidden)
     with tempfile.TemporaryDirectory() as temporary:
-        with whole_folder(target or Path(temporary) / "model") as place:
-            outdated = write_shared(folder, RunFolder(place), address, license_name)
         place = target or Path(temporary) / "model"
+        with whole_folder(place) as partial:
+            outdated = write_shared(folder, RunFolder(partial), address, license_name)
         sizes = {name: (place / name).stat().st_size for name in FILES if (place / name).exists()}
         values = f"adapter {megabytes(sizes[ADAPTER])}, all {len(sizes)} files {megabytes(sum(sizes.values()))}"
         if target is None:
@@ -86,7 +85,7 @@ def write_shared(folder: RunFolder, target: RunFolder, address: hub.Address, lic
     Raises UserError as `open_run` does, and if the run has no results.
     """
     config, space = read_run(folder)
-    results, scores = read_results(folder), read_scores(folder)
+    results = read_results(folder)
     parts = parts_of_run(folder, config, space)
     restored = restored_values(folder, parts, make_mesh(config.mesh))
     thresholds, shared = read_thresholds(folder), _portable(config)
@@ -95,9 +94,7 @@ def write_shared(folder: RunFolder, target: RunFolder, address: hub.Address, lic
     write_run_metadata(target, shared, space, preprocess, parts.frozen, _unpublished(config, space, parts))
     write_thresholds(target, thresholds)
     target.write_json(RESULTS, results)
-    card = write_card(
-        target, address, shared, space, results=results, scores=scores, thresholds=thresholds, license_name=license_name
-    )
+    card = write_card(folder, target, address, shared, space, license_name)
     target.write_text(CARD, card)
     return restored.step < restored.newest
 

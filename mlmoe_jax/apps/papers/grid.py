@@ -1,4 +1,9 @@
-"""A grid of configs: the flags of `--sweep`, and the names of the run folders."""
+"""A grid of configs, of which each is trained in a run folder of its own, one after another.
+
+`--sweep` makes the grid from keys and values, `--mode=reproduce` from the rows of a published table. A run is locked by
+its folder, and a run that another process holds is skipped. So any number of processes, also on several machines with a
+common file system that has locks, can work on one grid. Object stores have no locks.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +11,34 @@ import copy
 import hashlib
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.config import keys
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.data.images import BadImage
+from mlmoe_jax.data.labels.grouping import require_groups
+from mlmoe_jax.data.sources.open import count_labels
+from mlmoe_jax.errors import NoRoom, UserError
+from mlmoe_jax.evaluation.results import Results, training_results
+from mlmoe_jax.inference.explain import write_requested_samples
+from mlmoe_jax.models.catalog import prompts_of
+from mlmoe_jax.runs.assemble import preprocess_for
+from mlmoe_jax.runs.checkpoint import newest_notes
+from mlmoe_jax.runs.folder import CONFIG, RunFolder
+from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.progress import status
+from mlmoe_jax.runtime.storage import InUse
+from mlmoe_jax.training.loop import Stopped, train
+from mlmoe_jax.training.resume import changed_keys
+from mlmoe_jax.training.selection import Selection, require_metric
 
 METHOD = "config"  # the swept "key" whose values are configs
+_TRAINED_ELSEWHERE = "skipped, as another process is training it"
 
 
 @dataclass
@@ -28,6 +50,7 @@ class Point:
     config: ConfigDict
 
 
+# ------------------------------------------------------------------------------------------------------------ flags
 def parse(texts: Sequence[str], config: ConfigDict) -> dict[str, tuple]:
     """Parse `config.KEY=v1,v2,…` flags as key -> values; each value has the type of the key's current value.
 
@@ -132,3 +155,133 @@ def _safe(value: Any) -> str:
         return text
     digest = hashlib.sha256(repr(value).encode()).hexdigest()[:8]
     return f"{re.sub(r'[^A-Za-z0-9._+-]+', '_', text)[:40]}-{digest}"
+
+
+# ------------------------------------------------------------------------------------------------------------- runs
+@dataclass
+class GridRun(Point):
+    """One point of the grid with its folder, and its results if it is finished."""
+
+    folder: RunFolder
+    results: Results | None = None  # None = not finished
+    selected: str = ""  # the selected weights; "" if the checkpoints are missing or damaged
+    error: str = ""
+
+    def read_results(self) -> None:
+        """Read the results from the folder if the run is finished, by this process or another."""
+        self.results = training_results(self.folder)
+        of_notes = partial(Selection.from_notes, {})
+        if self.results is not None and (notes := newest_notes(self.folder, of_notes)):
+            self.selected = str(of_notes(notes))
+
+
+def planned(points: Sequence[Point], folder: RunFolder) -> list[GridRun]:
+    """Return the runs of a grid, each in its own folder below `folder`, with the results of finished runs.
+
+    Raises:
+      UserError: for a config that cannot be trained, and if a folder holds a run with a different config.
+    """
+    if (folder / CONFIG).exists():
+        raise UserError(f"{folder} is itself the run folder of a training; choose another --workdir for several runs")
+    runs, counts = [], {}
+    for point in points:
+        run = GridRun(**vars(point), folder=folder.below(point.name))
+        run.read_results()
+        try:
+            _require_trainable(run, counts)
+        except UserError as error:
+            raise UserError(f"the run {run.name} cannot be trained: {error}") from error
+        if changed := changed_keys(run.config, run.folder):
+            raise UserError(
+                f"{run.folder} holds a run with a different config ({'; '.join(changed)}); rerun the original command "
+                "to resume, or choose another --workdir"
+            )
+        runs.append(run)
+    return runs
+
+
+def _require_trainable(run: GridRun, counts: dict[str, int]) -> None:
+    """Raise UserError for a config that cannot be trained; counts: a cache of the number of labels of data sets."""
+    configuration.validate(run.config)
+    require_metric(run.config)
+    preprocess_for(run.config)
+    prompts, data = run.config.model.prompts, run.config.data
+    if run.results is None and prompts_of(run.config).uses_groups and prompts.groups == "computed":
+        if (key := data.to_json()) not in counts:
+            counts[key] = count_labels(data)
+        require_groups(counts[key], prompts.num_groups)
+
+
+def execute(runs: Sequence[GridRun], folder: RunFolder, write: Callable[[], None], finish: Callable[[], None]) -> int:
+    """Train all runs that are not finished, and read their results.
+
+    A run that fails gets an `error` and does not stop the remaining runs.
+
+    Args:
+      runs: as `planned` returns them.
+      folder: the folder of the grid.
+      write: writes the tables of the grid to `folder`. It is called in the first process, at the start and after every
+        run, while this process holds the lock of the folder.
+      finish: draws and prints the results. It is called in the first process, after all runs.
+
+    Returns:
+      The exit code: 0, or 130 after SIGTERM or Ctrl-C.
+
+    Raises:
+      UserError: at the end, if runs have failed.
+    """
+    _write(runs, folder, write)
+    for number, run in enumerate(runs, start=1):
+        title = f"run {number} of {len(runs)}, {run.name}"
+        reason = distributed.broadcast_from_first(_reason_to_skip(run))  # all processes of a job have to do the same
+        status(f"{title}: {reason}" if reason else title)
+        if not reason:
+            try:
+                _train(run, title)
+            except (Stopped, KeyboardInterrupt) as stopped:
+                status(f"{title}: {str(stopped) or 'stopped; the same command resumes from there'}")
+                return 130
+        _write(runs, folder, write)
+    if distributed.is_first():
+        finish()
+    status(f"tables and runs: {folder}")
+    if failed := [run for run in runs if run.error]:
+        raise UserError(
+            f"{len(failed)} of {len(runs)} runs failed, the first, {failed[0].name}, because: {failed[0].error}; "
+            "rerun the same command to retry them"
+        )
+    return 0
+
+
+def _reason_to_skip(run: GridRun) -> str:
+    """Return why a run is not trained here, which may have changed since the grid was planned; "" if it is."""
+    if run.results is None:
+        run.read_results()
+    if run.results is not None:
+        return "already finished"
+    return _TRAINED_ELSEWHERE if run.folder.is_in_use() else ""
+
+
+def _train(run: GridRun, title: str) -> None:
+    """Train a run and note its results or its error, neither if another process was faster to start it."""
+    try:
+        train(run.config, run.folder)
+        write_requested_samples(run.folder, run.config)
+        run.read_results()
+    except UserError as error:
+        noticed_alone = isinstance(error, InUse | BadImage) and distributed.process()[1] > 1
+        if isinstance(error, NoRoom) or noticed_alone:  # the disk is full for the next run, or other processes wait
+            raise
+        in_use = isinstance(error, InUse)
+        run.error = "" if in_use else str(error)
+        status(f"{title}: {_TRAINED_ELSEWHERE if in_use else error}")
+
+
+def _write(runs: Sequence[GridRun], folder: RunFolder, write: Callable[[], None]) -> None:
+    if not distributed.is_first():
+        return
+    with folder.writing(wait=True):
+        for run in runs:
+            if run.results is None and not run.error:
+                run.read_results()  # another process may have finished it
+        write()

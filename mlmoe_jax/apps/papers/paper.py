@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -44,10 +44,19 @@ SMALL = ("digits",)
 
 @dataclass(frozen=True)
 class Number:
-    """One printed number, in the unit of its column, with its own notes; value: None if it could not be read."""
+    """One printed number, in the unit of its column.
+
+    value: None if it could not be read. notes: its own. certain: it was simply read, so that neither its own notes nor
+    those of its row and its result are readings.
+    """
 
     value: float | None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
+    certain: bool
+
+    def __str__(self) -> str:
+        """The number, with a question mark if it was not simply read."""
+        return as_text(self.value) + (UNCERTAIN if self.value is not None and not self.certain else "")
 
 
 def as_text(value: float | None, *, sign: str = "") -> str:
@@ -133,7 +142,7 @@ class Result:
 
 
 class Paper:
-    """A paper with its results; notes: id -> sentence, of readings and caveats."""
+    """A paper with its results; notes: id -> sentence, of readings and caveats; numbers: id -> number of the note."""
 
     def __init__(self, name: str):
         """Read the data file of a paper of PAPERS."""
@@ -141,39 +150,30 @@ class Paper:
         self.name, self.source = self.data["name"], self.data["source"]
         self.readings, self.caveats = self.data["readings"], self.data["caveats"]
         self.notes = {**self.readings, **self.caveats}
+        self.numbers = {note: number for number, note in enumerate(self.notes, start=1)}
 
-    def certain(self, number: Number, row: Row, result: Result) -> bool:
-        """Return whether a number was simply read: no note of it, its row or its result is a reading."""
-        return not {*number.notes, *row.notes, *result.notes} & self.readings.keys()
+    def marks(self, notes: Iterable[str]) -> str:
+        """Return the numbers of notes in order."""
+        return ", ".join(map(str, sorted(self.numbers[note] for note in notes)))
 
-    def printed(self, number: Number, row: Row, result: Result) -> str:
-        """Return a number as text, with a question mark if it was not simply read."""
-        certain = number.value is None or self.certain(number, row, result)
-        return as_text(number.value) + ("" if certain else UNCERTAIN)
-
-    def results(self, dataset: str = "") -> Iterator[Result]:
+    def results(self) -> Iterator[Result]:
         """Yield all results; see `result`."""
-        yield from (self.result(name, dataset) for name in self.data["results"])
+        yield from map(self.result, self.data["results"])
 
     def result(self, name: str, dataset: str = "") -> Result:
         """Return a result; with `dataset`, its configs use this data set instead of their own."""
         entry = self.data["results"][name]
+        rows = (row for row in entry["rows"] if dataset not in SMALL or row.get("small", True))
+        groups = entry.get("groups", {"": {}}).items()
         return Result(
             f"{self.id}.{name}",
             entry["caption"],
             tuple(entry["columns"]),
-            tuple(self._rows(entry, dataset)),
+            tuple(self._row(entry, row, group, further, dataset) for row in rows for group, further in groups),
             tuple(entry.get("notes", ())),
             entry.get("x", ""),
             tuple(entry.get("then", ())),
         )
-
-    def _rows(self, entry: Mapping[str, Any], dataset: str) -> Iterator[Row]:
-        for row in entry["rows"]:
-            if dataset in SMALL and not row.get("small", True):
-                continue
-            for group, further in entry.get("groups", {"": {}}).items():
-                yield self._row(entry, row, group, further, dataset)
 
     def _row(self, entry: Mapping, row: Mapping, group: str, further: Mapping, dataset: str) -> Row:
         method, over, backbone, columns = row["method"], row.get("over"), row["backbone"], entry["columns"]
@@ -183,24 +183,30 @@ class Paper:
         shown |= {key: str(arguments[key]) for key in ("dataset", "resolution")}
         shown |= {key: f"{key.rpartition('.')[2]}={text}" for key, text in overrides.items()}
         recipes = (self._recipe(one, backbone, arguments, overrides, dataset) for one in (method, over))
-        cells, of_group = _cells(row["printed"][group] if group else row["printed"])
-        of_backbone, x = self.data["backbones"][backbone].get("notes", ()), entry.get("x", "")
+        printed, x = row["printed"][group] if group else row["printed"], entry.get("x", "")
+        cells, of_group = (printed["cells"], printed["notes"]) if isinstance(printed, dict) else (printed, ())
+        notes = (*self.data["backbones"][backbone].get("notes", ()), *row.get("notes", ()), *of_group)
+        numbers = (self._number(cell, {*notes, *entry.get("notes", ())}) for cell in cells)
         return Row(
             shown,
             self.data["backbones"][backbone].get("name", ""),
             *recipes,
             row.get("evaluator", self.data["evaluator"]),
             row.get("metrics", entry.get("metrics", {})),
-            dict(zip(columns, cells, strict=True)),
+            dict(zip(columns, numbers, strict=True)),
             dict(zip(columns, row["ours"], strict=True)) if "ours" in row else {},
-            (*of_backbone, *row.get("notes", ()), *of_group),
+            notes,
             row["overrides"][x] if x in overrides else method,
         )
+
+    def _number(self, cell: Any, notes_around: set[str]) -> Number:
+        value, *notes = cell if isinstance(cell, list) else [cell]
+        notes += [UNREAD] * (value is None)
+        return Number(value, tuple(notes), not {*notes, *notes_around} & self.readings.keys())
 
     def _recipe(
         self, method: str | None, backbone: str, arguments: Mapping, overrides: Mapping[str, str], dataset: str
     ) -> Recipe | None:
-        """Return how to train a method; None if this package lacks it."""
         known = self.data["backbones"][backbone]
         if method not in self.data["methods"] or "name" not in known:
             return None
@@ -214,17 +220,6 @@ class Paper:
             del extra["backbone"]
         listed = ",".join(f"{key}={extra[key]}" for key in sorted(extra))
         return Recipe(f"{reference}{',' if ':' in reference else ':'}{listed}", tuple(overrides.items()))
-
-
-def _cells(printed: Any) -> tuple[list[Number], tuple[str, ...]]:
-    """Return the numbers of a row, and the notes that they have in common."""
-    cells, notes = (printed["cells"], printed["notes"]) if isinstance(printed, dict) else (printed, ())
-    return [_number(cell) for cell in cells], tuple(notes)
-
-
-def _number(cell: Any) -> Number:
-    value, *notes = cell if isinstance(cell, list) else [cell]
-    return Number(value, tuple(notes) if value is not None else (*notes, UNREAD))
 
 
 load = cache(Paper)
@@ -250,20 +245,14 @@ def selected(rows: Sequence[Row], only: str) -> list[Row]:
     """
     matches = list(rows)
     for term in filter(None, (text.strip().lower() for text in only.split(","))):
-        matches = _matching(matches, term)
+        settings = [(row, [value.lower() for value in (*row.settings.values(), row.backbone)]) for row in matches]
+        equal = [row for row, values in settings if term in values]
+        pattern = term if set(term) & set("*?[") else f"*{term}*"
+        matches = equal or [row for row, values in settings if any(fnmatchcase(value, pattern) for value in values)]
     if not matches:
         shown = dict.fromkeys(value for row in rows for value in row.settings.values())
         raise UserError(f"no row of the table matches --only={only}; its rows have {', '.join(shown)}")
     return matches
-
-
-def _matching(rows: list[Row], term: str) -> list[Row]:
-    settings = [[value.lower() for value in (*row.settings.values(), row.backbone)] for row in rows]
-    equal = [row for row, values in zip(rows, settings, strict=True) if term in values]
-    pattern = term if set(term) & set("*?[") else f"*{term}*"
-    return equal or [
-        row for row, values in zip(rows, settings, strict=True) if any(fnmatchcase(value, pattern) for value in values)
-    ]
 
 
 def markdown_table(rows: Sequence[Sequence[str]], rule: Sequence[str]) -> list[str]:

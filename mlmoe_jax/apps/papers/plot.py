@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import altair as alt
 
+from mlmoe_jax.apps.papers.grid import as_text
+
 # The palette of Okabe and Ito, which is safe for all types of color vision
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
-_SHAPES = ("circle", "square", "triangle-up", "diamond", "triangle-down", "cross")
 _PANEL, _NAME = 320, 26  # pixels: least width of a panel, width of a name below its axis
-_LETTER = 6.5  # pixels of a letter of the title
-_LETTERS = 40  # of the names below an axis, from which they are steep
+_TITLE = 60  # letters per line
 _LOGARITHMIC_FROM = 20  # ratio of largest to smallest x value from which the axis is logarithmic
 
 
@@ -36,16 +36,16 @@ def draw(marks: Sequence[Mark], **texts: str) -> bytes:
     return buffer.getvalue()
 
 
-def chart(marks: Sequence[Mark], *, x_label: str, y_label: str, legend: str = "", title: str = "") -> alt.FacetChart:
-    """Return the chart that `draw` writes: panels side by side, with one color and shape per label.
+def chart(marks: Sequence[Mark], *, x_label: str, y_label: str, title: str = "") -> alt.FacetChart:
+    """Return the chart that `draw` writes: panels side by side, with one color per label.
 
     The x axis is numeric if all x values are finite numbers. Otherwise, it has them as names, in the given order, with
-    dotted lines between the marks. legend: the heading of the legend.
+    dotted lines between the marks.
     """
     panels, labels, x_values = (list(dict.fromkeys(one[column] for one in marks)) for column in range(3))
     numeric, x = x_axis(x_values, x_label)
     rows = [
-        {"panel": one.panel, "label": one.label, "x": one.x if numeric else str(one.x), "y": one.y}
+        {"panel": one.panel, "label": one.label, "x": one.x if numeric else as_text(one.x), "y": one.y}
         | {"low": one.y - one.deviation, "high": one.y + one.deviation}
         for one in marks
         if math.isfinite(one.y)
@@ -54,27 +54,21 @@ def chart(marks: Sequence[Mark], *, x_label: str, y_label: str, legend: str = ""
     labels = [label for label in labels if label in drawn]
     many = len(labels) > len(_COLORS)
     colors = alt.Scale(domain=labels, scheme="viridis") if many else alt.Scale(domain=labels, range=_COLORS)
-    shapes = alt.Scale(domain=labels, range=[_SHAPES[place % len(_SHAPES)] for place in range(len(labels))])
-    key = alt.Legend(title=legend or None, labelLimit=240, symbolLimit=0)
-    base = alt.Chart().encode(x=x, color=alt.Color("label:N", scale=colors, legend=key))
+    legend = alt.Legend(title=None, labelLimit=240, symbolLimit=0)
+    base = alt.Chart().encode(x=x, color=alt.Color("label:N", scale=colors, legend=legend))
     y = alt.Y("y:Q", title=y_label, scale=alt.Scale(zero=False, padding=12))
     layers = alt.layer(
         base.mark_line(strokeWidth=1.4, strokeDash=[1, 0] if numeric else [2, 3]).encode(y=y),
         base.mark_rule(strokeWidth=1).encode(y=alt.Y("low:Q", title=y_label), y2="high:Q"),
-        base.mark_point(filled=True, size=45, opacity=1).encode(
-            y=y, shape=alt.Shape("label:N", scale=shapes, legend=key)
-        ),
+        base.mark_point(filled=True, size=45, opacity=1).encode(y=y),
         data=alt.Data(values=rows),
     )
-    width = _PANEL if numeric else max(_PANEL, _NAME * len(x_values))
-    letters = int(width * len(panels) / _LETTER)
-    wrapped = [part for line in title.splitlines() for part in textwrap.wrap(line, letters)]
     headings = alt.Column("panel:N", sort=panels, title=None, header=alt.Header(labels=any(panels), labelFontSize=12))
     return (
-        layers.properties(width=width, height=260)
+        layers.properties(width=_PANEL if numeric else max(_PANEL, _NAME * len(x_values)), height=260)
         .facet(column=headings)
         .resolve_scale(y="independent")
-        .properties(title=alt.TitleParams(wrapped, anchor="start", fontWeight="normal"))
+        .properties(title=alt.TitleParams(textwrap.wrap(title, _TITLE), anchor="start", fontWeight="normal"))
         .configure_view(stroke=None)
         .configure_legend(orient="right")
     )
@@ -82,14 +76,11 @@ def chart(marks: Sequence[Mark], *, x_label: str, y_label: str, legend: str = ""
 
 def x_axis(values: Sequence[Any], title: str) -> tuple[bool, alt.X]:
     """Return whether the x axis is numeric, and the axis, which is logarithmic for a wide range of numbers."""
-    if not all(isinstance(value, int | float) and math.isfinite(value) for value in values):
-        names = list(map(str, values))
-        angle = -50 if sum(map(len, names)) > _LETTERS else 0
-        axis = alt.Axis(labelAngle=angle, labelLimit=160, grid=False)
-        return False, alt.X("x:N", sort=names, title=title, axis=axis, scale=alt.Scale(type="point", padding=0.5))
-    positive = sorted(value for value in values if value > 0)
-    scale = {"type": "linear", "zero": False}
-    if min(values) >= 0 and len(positive) > 1 and positive[-1] >= _LOGARITHMIC_FROM * positive[0]:
-        scale = {"type": "log"} if min(values) > 0 else {"type": "symlog", "constant": positive[0]}  # log has no 0
+    if not all(type(value) in (int, float) and math.isfinite(value) for value in values):  # True is no number
+        axis = alt.Axis(labelAngle=-50, labelLimit=160, grid=False)
+        scale = alt.Scale(type="point", padding=0.5)
+        return False, alt.X("x:N", sort=list(map(as_text, values)), title=title, axis=axis, scale=scale)
+    wide = min(values) > 0 and max(values) >= _LOGARITHMIC_FROM * min(values)
+    scale = {"type": "log"} if wide else {"type": "linear", "zero": False}
     axis = alt.Axis(values=sorted(values), format="~g", grid=False, labelOverlap="greedy", labelSeparation=4)
     return True, alt.X("x:Q", title=title, axis=axis, scale=alt.Scale(**scale, nice=False, padding=12))

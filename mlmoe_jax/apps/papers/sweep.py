@@ -14,20 +14,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import mlmoe_jax.config as configuration
-from mlmoe_jax.apps.papers.engine import GridRun, execute, planned, require_no_errors
-from mlmoe_jax.apps.papers.grid import Point, as_text, short_names
+from mlmoe_jax.apps.papers.grid import GridRun, Point, as_text, execute, planned, short_names
 from mlmoe_jax.apps.papers.plot import Mark, draw
 from mlmoe_jax.evaluation.metrics.multilabel import sample_deviation
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.formats import to_json
-from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.text import percent, text_table
+from mlmoe_jax.runtime.text import counted, percent, text_table
 
 TABLE, PLOT = "sweep.csv", "sweep.png"
 SEED = "seed"
-_UNITS = {"data.image_size": "pixels", "augment.margin": "pixels", "train.batch_size": "images"}
+_OVER_SEEDS, _ON_TEST = "mean ± sample standard deviation over seeds", "selected on test, as published"
 
 
 class SeedStatistics(NamedTuple):
@@ -41,24 +37,17 @@ class SeedStatistics(NamedTuple):
 def sweep(points: Sequence[Point], folder: RunFolder, *, as_json: bool = False) -> int:
     """Train all runs of the grid that are not finished, write sweep.csv and sweep.png, print the table.
 
-    A failed run does not stop the remaining runs.
-
-    Returns:
-      The exit code: 0, or 130 after SIGTERM or Ctrl-C.
-
-    Raises:
-      UserError: before the first run if a run cannot be trained in its folder, and at the end if runs have failed.
+    Returns the exit code and raises UserError as `execute` does, and before the first run as `planned` does.
     """
     runs = planned(points, folder)
-    if not execute(runs, folder, lambda: write_table(folder, runs)):
-        return 130
-    if distributed.is_first() and any(statistics for _, statistics in over_seeds(runs)):
-        with folder.writing(wait=True):
-            folder.write_bytes(PLOT, plot(runs))
-    print(to_json(report(runs), indent=2) if as_json else format_table(runs))
-    status(f"sweep folder: {folder}")
-    require_no_errors(runs)
-    return 0
+
+    def finish() -> None:
+        if any(statistics for _, statistics in over_seeds(runs)):
+            with folder.writing(wait=True):
+                folder.write_bytes(PLOT, plot(runs))
+        print(to_json(report(runs), indent=2) if as_json else format_table(runs))
+
+    return execute(runs, folder, lambda: write_table(folder, runs), finish)
 
 
 def write_table(folder: RunFolder, runs: Sequence[GridRun]) -> None:
@@ -68,14 +57,11 @@ def write_table(folder: RunFolder, runs: Sequence[GridRun]) -> None:
     )
     rows = []
     for run in runs:
-        if run.results is None and not run.error:
-            continue
-        metrics = [(run.results or {}).get(split, {}).get(name, math.nan) for split, name in columns]
-        chosen = [run.selected.get(name, "") for name in ("step", "kind", "split", "metric")]
-        numbers = ["" if math.isnan(value) else float(value) for value in metrics]
-        rows.append([*map(as_text, run.values.values()), *chosen, *numbers, run.name, run.error])
-    selected = ("step", "weights", "selected_on", "selected_by")
-    folder.write_csv(TABLE, [*runs[0].values, *selected, *map("/".join, columns), "run", "error"], rows)
+        if run.results is not None or run.error:
+            metrics = [(run.results or {}).get(split, {}).get(name, math.nan) for split, name in columns]
+            numbers = ["" if math.isnan(value) else float(value) for value in metrics]
+            rows.append([*map(as_text, run.values.values()), run.selected, *numbers, run.name, run.error])
+    folder.write_csv(TABLE, [*runs[0].values, "selected", *map("/".join, columns), "run", "error"], rows)
 
 
 def report(runs: Sequence[GridRun]) -> dict[str, Any]:
@@ -126,34 +112,26 @@ def over_seeds(runs: Sequence[GridRun]) -> list[tuple[dict[str, Any], dict[str, 
 
 def format_table(runs: Sequence[GridRun]) -> str:
     """Return the mAP in percent, one line per run, and then its mean and sample standard deviation over seeds."""
-    splits = split_names(runs)
-    short = short_names(runs[0].values, runs[0].config)
-    rows = [["mAP, %", *splits, "weights"], *([run.name, *_cells(run, splits)] for run in runs)]
+    splits, short = split_names(runs), short_names(runs[0].values, runs[0].config)
+    rows = [["mAP, %", *splits, "weights"]]
+    for run in runs:
+        if run.results is None:
+            rows.append([run.name, f"failed: {run.error}" if run.error else "another process is training it"])
+        else:
+            rows.append([run.name, *(percent(run.results.get(split, {}).get("mAP")) for split in splits), run.selected])
     if SEED in runs[0].values:
-        rows += [[""], ["mean ± sample standard deviation over seeds"]]
+        rows += [[""], [_OVER_SEEDS]]
         for values, statistics in over_seeds(runs):
             cells = (_mean_and_deviation(statistics[split]) if split in statistics else "" for split in splits)
             seeds = max((one.count for one in statistics.values()), default=0)
-            rows.append([_label(values, short) or "all", *cells, "1 seed" if seeds == 1 else f"{seeds} seeds"])
+            rows.append([_label(values, short) or "all", *cells, counted(seeds, "seed")])
     if _selected_on_test(runs):
-        rows += [[""], ["selected on test, as published"]]
+        rows += [[""], [_ON_TEST]]
     return text_table(rows, align="<" + ">" * len(splits) + "<", least=(0, *[14] * len(splits), 0))
 
 
-def _cells(run: GridRun, splits: Sequence[str]) -> list[str]:
-    """Return the cells of a run after its name: the mAP of each split and the selected weights, or a remark."""
-    if run.error:
-        return [f"failed: {run.error}"]
-    if run.results is None:
-        return ["another process is training it"]
-    chosen = f"{run.selected['kind']} of step {run.selected['step']}" if run.selected else ""
-    if metric := run.selected.get("metric"):
-        chosen += f", by {metric}"
-    return [*(f"{100 * run.results.get(split, {}).get('mAP', math.nan):.2f}" for split in splits), chosen]
-
-
 def _label(values: dict[str, Any], short: dict[str, str]) -> str:
-    return ", ".join(f"{short[key]}={as_text(v)}" if short else as_text(v) for key, v in values.items())
+    return ", ".join(f"{short[key]}={as_text(value)}" for key, value in values.items())
 
 
 def _mean_and_deviation(statistics: SeedStatistics) -> str:
@@ -179,35 +157,9 @@ def plot(runs: Sequence[GridRun]) -> bytes:
     marks = []
     for split in split_names(runs):
         for values, statistics in points:
-            combination = {key: values[key] for key in others}
-            label = _label(combination, short if len(others) > 1 else {}) if others else split
+            label = _label({key: values[key] for key in others}, short) or split
+            x = as_text(values[x_key]) if x_key == SEED else values[x_key]  # seeds have no scale
             mean, std, count = statistics.get(split, (math.nan, 0.0, 0))
-            bar = 100 * std if count > 1 else 0.0
-            marks.append(Mark(split if others else "", label, _tick(values[x_key], x_key), 100 * mean, bar))
-    unit = f" ({_UNITS[x_key]})" if x_key in _UNITS else ""
-    return draw(
-        marks,
-        x_label=f"{x_key}{unit}",
-        y_label="mAP (%)",
-        legend=", ".join(short[key] for key in others) or "split",
-        title=_title(runs),
-    )
-
-
-def _tick(value: Any, key: str) -> Any:
-    """Return an x value: a number unchanged, and a value without a scale, such as a seed, as text."""
-    has_scale = isinstance(value, int | float) and not isinstance(value, bool) and key != SEED
-    return value if has_scale else as_text(value)
-
-
-def _title(runs: Sequence[GridRun]) -> str:
-    """Return the settings that the runs have in common, and below them notes on the numbers."""
-    flat = [configuration.flatten(run.config) for run in runs]
-    keys = ("data.name", "model.backbone.name", "model.head.kind")
-    common = [flat[0][key] for key in keys if len({one[key] for one in flat}) == 1]
-    notes = ["mean ± sample standard deviation over seeds"] if SEED in runs[0].values else []
-    if _selected_on_test(runs):
-        notes.append("selected on test, as published")
-    if failed := sum(bool(run.error) for run in runs):
-        notes.append(f"{failed} of {len(runs)} runs failed")
-    return "\n".join(filter(None, (", ".join(common), "; ".join(notes))))
+            marks.append(Mark(split if others else "", label, x, 100 * mean, 100 * std if count > 1 else 0.0))
+    notes = [_OVER_SEEDS] * (SEED in runs[0].values) + [_ON_TEST] * _selected_on_test(runs)
+    return draw(marks, x_label=x_key, y_label="mAP (%)", title="; ".join(notes))

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import altair as alt
+import numpy as np
 
 BAR, LABEL_WIDTH = 15, 150  # pixels: height of a bar including its gap, maximum width of a label
-CHOSEN = "chosen"  # the data set that the page fills
-_ACCENT, _AGAINST, _INK, _FAINT = "var(--accent)", "var(--against)", "var(--ink)", "var(--faint)"
+_ACCENT, _AGAINST, _INK = "var(--accent)", "var(--against)", "var(--ink)"
 _NUMBER = ",.4~g"
 Rows = Sequence[Mapping[str, Any]]
 
@@ -52,27 +52,6 @@ def curves(rows: Rows, *, y_title: str, y_format: str = _NUMBER, from_zero: bool
     return _spec(chart.properties(width="container", height=190), rows=rows)
 
 
-def _bars(rows: Rows, title: str, axis: alt.Axis, tooltip: Sequence[alt.Tooltip], **scale: Any) -> alt.Chart:
-    """Return horizontal bars in the order of `rows`, each with label and value."""
-    return (
-        _chart("rows")
-        .mark_bar(color=_ACCENT, height={"band": 0.72})
-        .encode(
-            x=alt.X("value:Q", title=title, axis=axis, scale=alt.Scale(**scale)),
-            y=alt.Y("label:N", sort=None, title=None, axis=alt.Axis(labelLimit=LABEL_WIDTH)),
-            tooltip=[alt.Tooltip("label:N"), *tooltip],
-        )
-        .properties(width="container", height=BAR * len(rows))
-    )
-
-
-def bars(rows: Rows, *, title: str) -> dict[str, Any]:
-    """Return horizontal bars of fractions in the order of `rows`; each row has label, value and positives."""
-    axis = alt.Axis(format="%", orient="top", tickCount=6)
-    tooltip = [alt.Tooltip("value:Q", title=title, format=".2%"), alt.Tooltip("positives:Q", format=",")]
-    return _spec(_bars(rows, title, axis, tooltip, domain=[0, 1]), rows=rows)
-
-
 def difference_bars(rows: Rows, *, title: str) -> dict[str, Any]:
     """Return bars to the left and right of 0 in the order of `rows`: label, value, low, high, here, there (fractions).
 
@@ -81,13 +60,17 @@ def difference_bars(rows: Rows, *, title: str) -> dict[str, Any]:
     formats = {"value": (title, "+.2%"), "low": ("interval from", "+.2%"), "high": ("to", "+.2%")}
     formats |= {"here": ("this run", ".2%"), "there": ("other run", ".2%")}
     tooltip = [alt.Tooltip(f"{name}:Q", title=text, format=shown) for name, (text, shown) in formats.items()]
-    bar = _bars(rows, title, alt.Axis(format="+~%", orient="top", tickCount=6), tooltip)
+    y = alt.Y("label:N", sort=None, title=None, axis=alt.Axis(labelLimit=LABEL_WIDTH))
+    bar = _chart("rows").mark_bar(height={"band": 0.72})
     bar = bar.encode(
+        x=alt.X("value:Q", title=title, axis=alt.Axis(format="+~%", orient="top", tickCount=6)),
+        y=y,
+        tooltip=[alt.Tooltip("label:N"), *tooltip],
         color=alt.condition("datum.value >= 0", alt.value(_ACCENT), alt.value(_AGAINST)),
         opacity=alt.condition("datum.low > 0 || datum.high < 0", alt.value(0.8), alt.value(0.3)),
     )
     interval = _chart("rows").mark_rule(color=_INK, strokeWidth=1.3)
-    interval = interval.encode(x="low:Q", x2="high:Q", y=alt.Y("label:N", sort=None), tooltip=tooltip)
+    interval = interval.encode(x="low:Q", x2="high:Q", y=y, tooltip=tooltip)
     zero = _chart("zero").mark_rule(color=_INK).encode(x=alt.datum(0))
     layers = alt.layer(bar, interval, zero).properties(width="container", height=BAR * len(rows))
     return _spec(layers, rows=rows, zero=[{}])
@@ -108,31 +91,25 @@ def heat_map(rows: Rows, *, names: Sequence[str], x_title: str, y_title: str) ->
     return _spec(chart.properties(width=alt.Step(size), height=alt.Step(size)), rows=rows)
 
 
-def chosen_over_pooled(
-    pooled: Rows, *, x: tuple[str, str], y: tuple[str, str], more: tuple[str, str, str], diagonal: bool = False
+def unit_curve(
+    points: np.ndarray, names: tuple[str, str, str], *, last_format: str, diagonal: bool = False
 ) -> dict[str, Any]:
-    """Return the curve of all labels behind the one of the selected label, which the page fills, over [0, 1]².
+    """Return y over x in [0, 1]² with its diagonal or without.
 
-    Args:
-      pooled: rows with x, y, a further value, and curve.
-      x, y: name of the value and title of the axis.
-      more: name, title and format of the further value.
-      diagonal: draw it.
+    points: f64[T,3], x, y and a value for the tooltip with `last_format`. names: titles of the three.
     """
-    unit = alt.Scale(domain=[0, 1])
+    unit, (x, y, last) = alt.Scale(domain=[0, 1]), names
     encoding = {
-        "x": alt.X(f"{x[0]}:Q", title=x[1], scale=unit, axis=alt.Axis(format="%", grid=False)),
-        "y": alt.Y(f"{y[0]}:Q", title=y[1], scale=unit, axis=alt.Axis(format="%")),
-        "order": alt.Order(f"{x[0]}:Q"),
+        "x": alt.X(f"{x}:Q", scale=unit, axis=alt.Axis(format="%", grid=False)),
+        "y": alt.Y(f"{y}:Q", scale=unit, axis=alt.Axis(format="%")),
+        "order": alt.Order(f"{x}:Q"),
     }
-    tooltip = [alt.Tooltip("curve:N"), *(alt.Tooltip(f"{name}:Q", title=title, format=".1%") for name, title in (x, y))]
-    tooltip.append(alt.Tooltip(f"{more[0]}:Q", title=more[1], format=more[2]))
-    layers = [
-        _chart(name).mark_line(color=color, strokeWidth=2, point={"size": 20, "color": color})
-        for name, color in (("pooled", _FAINT), (CHOSEN, _ACCENT))
+    tooltip = [
+        *(alt.Tooltip(f"{name}:Q", format=".1%") for name in (x, y)),
+        alt.Tooltip(f"{last}:Q", format=last_format),
     ]
-    layers = [layer.encode(**encoding, tooltip=tooltip) for layer in layers]
-    ends = [{x[0]: end, y[0]: end} for end in (0, 1)] if diagonal else []
+    curve = _chart("rows").mark_line(color=_ACCENT, strokeWidth=2, point={"size": 20, "color": _ACCENT})
     line = _chart("diagonal").mark_line(color=_INK, strokeDash=[3, 4], strokeWidth=1, tooltip=None).encode(**encoding)
-    chart = alt.layer(line, *layers).properties(width="container", height=260)
-    return _spec(chart, pooled=pooled, diagonal=ends)
+    chart = alt.layer(line, curve.encode(**encoding, tooltip=tooltip)).properties(width="container", height=260)
+    rows = [dict(zip(names, point, strict=True)) for point in points.round(5).tolist()]
+    return _spec(chart, rows=rows, diagonal=[{x: end, y: end} for end in (0, 1)] if diagonal else [])

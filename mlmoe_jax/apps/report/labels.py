@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,13 @@ from mlmoe_jax.apps.report import charts
 from mlmoe_jax.apps.report.components import Chart, Charts, Note, Section, Table
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.data.labels.space import LabelSpace
+from mlmoe_jax.evaluation.results import PREFIXES
+from mlmoe_jax.runs.folder import COOCCURRENCE
 
 MOST_LABELS = 80  # in heat maps
 _SMALLEST = 0.005  # minimum p(b|a) of a cell in the heat map
 _TEXT = ("split", "a", "b")  # columns of cooccurrence.csv with names
 _COUNTS = ("support", "images_both", "images_a_only", "images_b_only", "images_neither")
-_SIDES = {"co": "Co-occurrence groups (CO)", "dc": "Discriminative groups (DC)"}
 
 
 def groups(files: RunFiles) -> Section:
@@ -32,18 +32,14 @@ def groups(files: RunFiles) -> Section:
     if len(shown) < len(space.names):
         text += f" Of {len(space.names):,} labels, the heat maps show the {len(shown)} most frequent."
     parts: list[Any] = [Note(text)]
-    sides = {heading: np.asarray(getattr(space, f"{side}_group")) for side, heading in _SIDES.items()}
+    sides = {"Co-occurrence groups (CO)": space.co_group, "Discriminative groups (DC)": space.dc_group}
     if all(len(np.unique(group)) == 1 for group in sides.values()):
         parts.append(Note("This model does not group its labels."))
         sides = {"Labels that occur together": space.co_group}
     else:
         parts.append(_group_table(space, sides))
-    if space.positives.any():
-        conditional = conditional_probability(space, shown)
-        parts.append(Charts([_heat_map(heading, space, shown, conditional, group) for heading, group in sides.items()]))
-    else:
-        parts.append(Note("The label space has no counts, so conditional probabilities are not shown."))
-    return Section("groups", title, [*parts, _overfitting(files)])
+    drawn = [_heat_map(f"heat-{n}", *side, space, shown) for n, side in enumerate(sides.items())]
+    return Section("groups", title, [*parts, Charts(drawn), _overfitting(files)])
 
 
 def _group_table(space: LabelSpace, sides: dict[str, np.ndarray]) -> Table:
@@ -63,9 +59,9 @@ def conditional_probability(space: LabelSpace, shown: np.ndarray) -> np.ndarray:
     return counts / np.maximum(space.positives[shown], 1)[:, None]
 
 
-def _heat_map(heading: str, space: LabelSpace, shown: np.ndarray, conditional: np.ndarray, group: np.ndarray) -> Chart:
-    order = np.argsort(group[shown], kind="stable")
-    names, conditional = [space.names[k] for k in shown[order]], conditional[np.ix_(order, order)]
+def _heat_map(name: str, heading: str, group: np.ndarray, space: LabelSpace, shown: np.ndarray) -> Chart:
+    shown = shown[np.argsort(group[shown], kind="stable")]
+    names, conditional = [space.names[k] for k in shown], conditional_probability(space, shown)
     rows = [
         {
             "x": names[b],
@@ -77,13 +73,11 @@ def _heat_map(heading: str, space: LabelSpace, shown: np.ndarray, conditional: n
     ]
     alt = f"Heat map of p(b|a) for {len(names)} labels. {heading}"
     spec = charts.heat_map(rows, names=names, x_title="b", y_title="a")
-    name = next((f"heat-{side}" for side, text in _SIDES.items() if text == heading), "heat-co")
     return Chart(name, f"p(b | a), full color: 1. {heading}", spec, alt)
 
 
 def _overfitting(files: RunFiles) -> Table | Note:
-    rows: Sequence[dict[str, Any]] = files.cooccurrence
-    if not rows:
+    if not (rows := next(filter(None, (files.table(f"{prefix}{COOCCURRENCE}") for prefix in PREFIXES)), [])):
         return Note("cooccurrence.csv is missing; an evaluation writes it if any pairs occur together in training.")
     columns = [(name, "text" if name in _TEXT else "count" if name in _COUNTS else "number") for name in rows[0]]
     caption = "Co-occurrence overfitting: contents of cooccurrence.csv."

@@ -1,12 +1,13 @@
-"""Sections about mistakes: the most confident ones, and images with their present and predicted labels to filter.
+"""Sections about mistakes: images with their present and predicted labels to filter, and the most confident mistakes.
 
 Shape letters: N images, K labels.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from mlmoe_jax.data.images import BadImage, Decoding
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import NEGATIVE, POSITIVE
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.evaluation.results import SplitScores
+from mlmoe_jax.evaluation.results import OUT_OF_FOLD, SplitScores
 from mlmoe_jax.inference.explain import thumbnail
 from mlmoe_jax.runs.thresholds import Thresholds
 from mlmoe_jax.runtime.text import counted
@@ -26,7 +27,8 @@ SIDE = 160  # maximum side of a thumbnail in pixels
 MOST_MISTAKES = 24  # per kind
 MOST_IMAGES = 1000  # in the table
 LISTED = 30  # labels per image
-KINDS = (("False positives", NEGATIVE, 1), ("False negatives", POSITIVE, -1))
+# What is wrong, the property of Judged with all such entries, and the sign with which the highest scores are the worst.
+KINDS = (("Wrongly predicted", "false", 1), ("Missed", "missed", -1))
 
 
 # -------------------------------------------------------------------------------------------------------- predictions
@@ -41,34 +43,25 @@ def prediction_thresholds(
     same, origin = np.full(len(labels), default), f"{default:g} for every label"
     if stored is None:
         return same, origin
-    if stored.source:
-        fitted = stored.cuts_for(split, labels)
-        if not fitted:
-            return same, f"{origin}, as those of thresholds.json were fitted on {split} itself"
-        return fitted["fitted"], f"those of thresholds.json, fitted on {stored.source['split']}"
-    values = stored.of(labels)
-    if len(set(values.tolist())) == 1:
-        return values, f"{values[0]:g} for every label"
-    return values, f"those of thresholds.json, from {values.min():g} to {values.max():g}"
-
-
-@dataclass
-class Thumbnails:
-    """The thumbnails of some images: name -> content of a JPEG file, and sentences about images that are left out."""
-
-    shown: dict[str, bytes] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)
+    fitted_on = stored.source.get("split")
+    if fitted_on == split:
+        return same, f"{origin}, as those of thresholds.json were fitted on {split} itself"
+    return stored.of(labels), f"those of thresholds.json{f', fitted on {fitted_on}' if fitted_on else ''}"
 
 
 @dataclass(frozen=True)
 class Judged:
-    """The scored images of the main split with the thresholds of predictions, and thumbnails of the worst mistakes."""
+    """The scored images of the main split with the thresholds of predictions.
+
+    thumbnails: name -> JPEG file, of the samples and the worst mistakes. missing: a sentence about images without one.
+    """
 
     table: SplitScores
     labels: Sequence[str]
     thresholds: np.ndarray
     origin: str
-    thumbnails: Thumbnails
+    thumbnails: dict[str, bytes]
+    missing: str = ""
 
     @property
     def predicted(self) -> np.ndarray:
@@ -85,6 +78,17 @@ class Judged:
         """bool[N,K], absent labels that are predicted."""
         return (self.table.codes == NEGATIVE) & self.predicted
 
+    def worst(self, kind: str, sign: int) -> list[tuple[int, int]]:
+        """Return (image, label) of the most confident mistakes of a kind of KINDS, the worst first."""
+        wrong = getattr(self, kind)
+        count = min(MOST_MISTAKES, int(wrong.sum()))
+        if not count:
+            return []
+        ranked = np.where(wrong, sign * self.table.scores, -np.inf).ravel()
+        top = np.argpartition(-ranked, count - 1)[:count]
+        top = top[np.lexsort((top, -ranked[top]))]
+        return [divmod(int(place), wrong.shape[1]) for place in top]
+
 
 def judge(files: RunFiles) -> Judged | None:
     """Judge the images of the main split with the thresholds of the run; None without scores."""
@@ -93,79 +97,67 @@ def judge(files: RunFiles) -> Judged | None:
         return None
     default = files.settings(scored.prefix).eval.threshold
     thresholds, origin = prediction_thresholds(files.thresholds, default, scored.name, files.names)
-    rows = [n for _, code, sign in KINDS for n, _ in worst(scored, code, sign)]
-    return Judged(scored, files.names, thresholds, origin, thumbnails(files, scored, scored.ids[rows].tolist()))
+    judged = Judged(scored, files.names, thresholds, origin, {})
+    rows = [n for _, kind, sign in KINDS for n, _ in judged.worst(kind, sign)]
+    shown, missing = thumbnails(files, scored, scored.ids[rows].tolist())
+    return replace(judged, thumbnails=shown, missing=missing)
 
 
-def thumbnails(files: RunFiles, scored: SplitScores, names: Iterable[str]) -> Thumbnails:
-    """Return thumbnails of the samples of the run, and of images by name from its data set.
+def thumbnails(files: RunFiles, scored: SplitScores, names: Iterable[str]) -> tuple[dict[str, bytes], str]:
+    """Return thumbnails of the samples of the run and of images by name, and a sentence about those left out, or "".
 
     An image of the data set is shown only if it has the labels with which the run scored it: other data may be in the
     same place by now.
     """
-    samples, result = files.samples, Thumbnails()
+    samples, shown = files.samples, {}
     if samples is not None and samples.split == scored.name:
-        result.shown = dict(zip(samples.ids, samples.images, strict=True))
-    absent = [name for name in dict.fromkeys(names) if name not in result.shown]
+        shown = dict(zip(samples.ids, samples.images, strict=True))
+    absent = [name for name in dict.fromkeys(names) if name not in shown]
     if not absent:
-        return result
+        return shown, ""
     config = files.config
     try:
-        source = open_split(config.data, scored.name, classes=files.names, seed=config.seed)
+        name = config.data.train_split if scored.name == OUT_OF_FOLD else scored.name
+        source = open_split(config.data, name, classes=files.names, seed=config.seed)
     except UserError as error:
-        result.missing = [f"{counted(len(absent), 'image')} cannot be shown: {error}."]
-        return result
+        return shown, f"{counted(len(absent), 'image')} cannot be shown: {error}."
     rows = {str(name): row for row, name in enumerate(source.ids)}
-    codes, lost = dict(zip(map(str, scored.ids), scored.codes, strict=True)), 0
+    codes = dict(zip(scored.ids.tolist(), scored.codes, strict=True))
     for name in absent:
         row = rows.get(name)
-        try:
-            if row is None or not np.array_equal(source.labels[row], codes[name]):
-                raise BadImage("the data set has no such image with these labels")
-            result.shown[name] = thumbnail(source.images.read(row, Decoding.of(config.data, SIDE)), SIDE)
-        except BadImage:
-            lost += 1
-    if lost:
+        if row is not None and np.array_equal(source.labels[row], codes[name]):
+            with contextlib.suppress(BadImage):
+                shown[name] = thumbnail(source.images.read(row, Decoding.of(config.data, SIDE)), SIDE)
+    if lost := sum(name not in shown for name in absent):
         why = "the data set has none with these labels, or they cannot be read"
-        result.missing = [f"{counted(lost, 'image')} cannot be shown, since {why}."]
-    return result
-
-
-def worst(table: SplitScores, code: int, sign: int) -> list[tuple[int, int]]:
-    """Return (image, label) of the entries with this code and the highest (sign 1) or lowest (−1) scores, in order."""
-    ranked = np.where(table.codes == code, sign * table.scores, -np.inf).ravel()
-    count = min(MOST_MISTAKES, int((table.codes == code).sum()))
-    if not count:
-        return []
-    top = np.argpartition(-ranked, count - 1)[:count]
-    top = top[np.lexsort((top, -ranked[top]))]
-    return [divmod(int(place), table.codes.shape[1]) for place in top]
+        return shown, f"{counted(lost, 'image')} cannot be shown, since {why}."
+    return shown, ""
 
 
 # ----------------------------------------------------------------------------------------------------------- sections
 def mistakes(files: RunFiles, judged: Judged | None) -> Section:
-    """Return absent labels with the highest scores and present ones with the lowest, as images and as tables."""
+    """Return the predicted labels that are absent and the present ones that are not predicted, as images and tables."""
     name, title = "mistakes", "Most confident mistakes"
     if judged is None:
         return Section(name, title, missing=NO_SCORES, command=files.command("--mode=eval"))
-    table, shown = judged.table, judged.thumbnails.shown
+    table, shown = judged.table, judged.thumbnails
+    counts = f"{counted(int(judged.false.sum()), 'label')} wrongly predicted and {int(judged.missed.sum()):,} missed"
     note = (
-        f"On {table.name}. False positives are absent labels with the highest scores; false negatives are "
-        "present labels with the lowest. Unknown and difficult labels are left out. Some may be annotation errors."
+        f"On {counted(len(table), 'image')} of {table.name}: {counts}. A wrongly predicted label is absent but reaches "
+        f"its threshold; a missed one is present and does not. Thresholds: {judged.origin}. Unknown and difficult "
+        "labels are left out. Some mistakes may be annotation errors."
     )
-    parts: list[Any] = [Note(" ".join([note, *judged.thumbnails.missing]))]
+    parts: list[Any] = [Note(f"{note} {judged.missing}".rstrip())]
     columns, tables = [("label", "text"), ("score", "fraction"), ("image", "text")], []
-    for kind, code, sign in KINDS:
-        key = kind.replace(" ", "-").lower()
-        rows = [(judged.labels[k], float(table.scores[n, k]), str(table.ids[n])) for n, k in worst(table, code, sign)]
-        outcome = "false" if sign == 1 else "missed"
-        cards = [{"id": of, "labels": [(k, outcome, score)]} for k, score, of in rows if of in shown]
+    for what, kind, sign in KINDS:
+        rows = [(judged.labels[k], float(table.scores[n, k]), str(table.ids[n])) for n, k in judged.worst(kind, sign)]
+        cards = [{"id": of, "labels": [(k, kind, score)]} for k, score, of in rows if of in shown]
         if cards:
-            data = {"title": f"{kind}, worst first", "cards": cards, "filter": False}
-            parts.append(Widget(f"cards-{key}", "cards", data, kind))
-        caption = f"{kind} of all {len(table):,} images, scores in percent"
-        tables.append(Table(f"mistakes-{key}", columns, rows, caption))
-    return Section(name, title, [*parts, Details("All of them as tables", tables)] if shown else [*parts, *tables])
+            data = {"title": f"{what}, worst first", "cards": cards, "filter": False}
+            parts.append(Widget(f"cards-{kind}", "cards", data, what))
+        if rows:
+            tables.append(Table(f"mistakes-{kind}", columns, rows, f"{what}, worst first; scores in percent"))
+    return Section(name, title, [*parts, *([Details("The same as tables", tables)] if tables else [])])
 
 
 def images(files: RunFiles, judged: Judged | None) -> Section:
@@ -177,7 +169,7 @@ def images(files: RunFiles, judged: Judged | None) -> Section:
     wrong = missed.sum(axis=1) + false.sum(axis=1)
     rank = np.argsort(-wrong, kind="stable")
     ids = [str(of) for of in judged.table.ids]
-    cards = [{"id": ids[n], "labels": _labels_of(judged, n)} for n in rank if ids[n] in judged.thumbnails.shown]
+    cards = [{"id": ids[n], "labels": _labels_of(judged, n)} for n in rank if ids[n] in judged.thumbnails]
     text = (
         f"On {judged.table.name}: present labels and predicted ones, with their probabilities. Thresholds: "
         f"{judged.origin}."

@@ -38,16 +38,15 @@ const CHART = {
   legend: { labelColor: "var(--ink)", orient: "bottom", columns: 3, labelLimit: 220, symbolType: "stroke", symbolStrokeWidth: 3 },
   range: { category: [1, 2, 3, 4, 5, 6, 7, 8].map((n) => `var(--c${n})`) },
 };
-const views = {};
 
 async function drawChart(place) {
   const spec = { ...read("data-" + place.id), description: place.dataset.alt };
   const options = { renderer: "svg", actions: false, ast: true, config: CHART, tooltip: { theme: "page" } };
-  views[place.id] = (await vegaEmbed(place, spec, options)).view;
+  await vegaEmbed(place, spec, options);
 }
 
 // ------------------------------------------------------------------------------------------------------- tables
-const PAGE = 100, SEARCHED = 12; // rows that are shown at a time; rows from which a table can be searched
+const MOST = 100, SEARCHED = 12; // rows that are shown at first; rows from which a table can be searched
 const SHOW = {
   text: (value) => value,
   term: ([name, meaning]) => make("span", {}, name, make("small", { textContent: meaning })),
@@ -66,7 +65,7 @@ function order(a, b, sign) {
 
 function drawTable(place) {
   const { columns, rows } = read("data-" + place.id);
-  let shown = rows, at = 0, by = -1, sign = 1;
+  let shown = rows, most = MOST, by = -1, sign = 1;
   const body = make("tbody");
   const heads = columns.map(([title, kind], column) => {
     const button = make("button", { type: "button", textContent: title });
@@ -74,30 +73,22 @@ function drawTable(place) {
     return make("th", { scope: "col", className: isText(kind) ? "" : "number" }, button);
   });
   const count = make("span", { "aria-live": "polite" });
-  const turn = (text, by) => {
-    const button = make("button", { type: "button", textContent: text });
-    button.addEventListener("click", () => { at += by; fill(); });
-    return button;
-  };
-  const back = turn("‹ previous", -PAGE), on = turn("next ›", PAGE);
+  const all = make("button", { type: "button", textContent: "show all" });
+  all.addEventListener("click", () => { most = Infinity; fill(); });
   const search = make("input", { type: "search", placeholder: "search", "aria-label": "Search this table" });
 
   function fill() {
-    const part = shown.slice(at, at + PAGE);
-    body.replaceChildren(...part.map((row) => make("tr", {}, ...row.map((value, column) => {
+    body.replaceChildren(...shown.slice(0, most).map((row) => make("tr", {}, ...row.map((value, column) => {
       const kind = columns[column][1], cell = value === null ? "–" : SHOW[kind](value);
       return make(column ? "td" : "th", column ? { className: isText(kind) ? "" : "number" } : { scope: "row" }, cell);
     }))));
-    const range = shown.length > PAGE ? `${(at + 1).toLocaleString("en")} to ${(at + part.length).toLocaleString("en")} of ` : "";
-    count.textContent = `${range}${shown.length.toLocaleString("en")} rows`;
-    back.disabled = at === 0;
-    on.disabled = at + PAGE >= shown.length;
+    all.hidden = shown.length <= most;
+    count.textContent = `${all.hidden ? "" : `${most} of `}${shown.length.toLocaleString("en")} rows`;
   }
   function arrange() {
     const words = search.value.toLowerCase();
     shown = rows.filter((row) => !words || row.some((cell) => typeof cell === "string" && cell.toLowerCase().includes(words)));
     if (by >= 0) shown = [...shown].sort((a, b) => order(a[by], b[by], sign));
-    at = 0;
     fill();
   }
   function sort(column) {
@@ -111,32 +102,17 @@ function drawTable(place) {
   const head = columns.some(([title]) => title) ? make("thead", {}, make("tr", {}, ...heads)) : null;
   if (!head) place.classList.add("facts");
   if (rows.length > SEARCHED) place.classList.add("long");
-  const paged = rows.length > PAGE ? [back, on] : [];
-  const tools = rows.length > SEARCHED && head ? make("div", { className: "tools" }, search, count, ...paged) : null;
+  const tools = rows.length > SEARCHED && head ? make("div", { className: "tools" }, search, count, all) : null;
   const scroll = { className: "scroll", tabIndex: 0, role: "region", "aria-label": place.dataset.caption || place.id };
   place.append(...[tools, make("div", scroll, make("table", {}, ...[caption, head, body].filter(Boolean)))].filter(Boolean));
   fill();
 }
 
 // --------------------------------------------------------------------------------------------------------- page
-/** Mark the section that is being read in the list of contents. */
-function follow() {
-  const links = new Map([...document.querySelectorAll("nav a")].map((link) => [link.hash.slice(1), link]));
-  const seen = new Set();
-  const watcher = new IntersectionObserver((entries) => {
-    for (const { target, isIntersecting } of entries) isIntersecting ? seen.add(target.id) : seen.delete(target.id);
-    const current = [...links.keys()].find((id) => seen.has(id));
-    for (const [id, link] of links) id === current ? link.setAttribute("aria-current", "true") : link.removeAttribute("aria-current");
-  }, { rootMargin: "0px 0px -60% 0px" });
-  document.querySelectorAll("main section").forEach((section) => watcher.observe(section));
-}
-
 const widgets = {};
 document.addEventListener("DOMContentLoaded", async () => {
   document.querySelectorAll(".table").forEach(drawTable);
-  follow();
   for (const place of document.querySelectorAll(".widget")) widgets[place.dataset.draw](place, read("data-" + place.id));
   for (const place of document.querySelectorAll(".plot")) await drawChart(place);
   document.documentElement.dataset.ready = "true";
-  document.dispatchEvent(new Event("drawn"));
 });

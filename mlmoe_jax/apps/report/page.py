@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from etils import epath
 
-from mlmoe_jax.apps.report import labels, mistakes, results, samples, scores, training
+from mlmoe_jax.apps.report import labels, mistakes, results, samples, training
 from mlmoe_jax.apps.report.components import Section
 from mlmoe_jax.apps.report.run_files import COST, RunFiles
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runtime.files import damage_explained
 from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.version import __version__
 
@@ -48,13 +47,15 @@ def write_report(
     """
     files = RunFiles(folder)
     other = None if against is None else RunFiles(against)
-    if other is not None:
-        files.name_apart(other)
+    if other is not None and other.name == files.name:
+        files.name, other.name = str(files.folder), str(other.folder)
     if cost:
         from mlmoe_jax.apps.tools.preflight.cost import summarize
 
         folder.write_json(COST, summarize(files.config))
-    page = render(files, other, vega_bundle())
+    bundle = vega_bundle()
+    with damage_explained(f"a file in {folder}" if other is None else f"a file in {folder} or {against}"):
+        page = render(files, other, bundle)
     target = folder / REPORT if output is None else epath.Path(output)
     try:
         RunFolder(target.parent).write_text(target.name, page)
@@ -66,18 +67,18 @@ def write_report(
 def sections(files: RunFiles, other: RunFiles | None, judged: mistakes.Judged | None) -> list[Section]:
     """Return all sections of the page in order."""
     return [
-        training.header(files, training.intervals(files)),
-        training.curves(files),
+        training.header(files),
+        mistakes.images(files, judged),
+        mistakes.mistakes(files, judged),
         results.metrics(files),
         results.per_class(files),
+        results.thresholds(files),
+        training.curves(files),
         results.differences(files, other),
         labels.groups(files),
         samples.gates(files),
         samples.attention(files),
-        scores.curves(files),
-        mistakes.mistakes(files, judged),
-        mistakes.images(files, judged),
-        results.thresholds(files),
+        results.score_curves(files),
         training.cost(files),
         training.settings(files),
     ]
@@ -90,14 +91,13 @@ def render(files: RunFiles, other: RunFiles | None, bundle: str) -> str:
     that contains markup nor a library can reach the network.
     """
     import jinja2
-    from markupsafe import Markup
 
     loader, judged = jinja2.FileSystemLoader(_HERE), mistakes.judge(files)
     environment = jinja2.Environment(
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["json"] = _json
-    shown = samples.images(files) | ({} if judged is None else judged.thumbnails.shown)
+    environment.policies |= {"json.dumps_function": to_json, "json.dumps_kwargs": {}}
+    shown = samples.images(files) | ({} if judged is None else judged.thumbnails)
     scripts = [_inline(bundle), _inline("\n".join((_HERE / name).read_text() for name in _SCRIPTS))]
     return environment.get_template("page.html").render(
         title=files.name,
@@ -106,8 +106,8 @@ def render(files: RunFiles, other: RunFiles | None, bundle: str) -> str:
         images={
             name: "data:image/jpeg;base64," + base64.b64encode(content).decode() for name, content in shown.items()
         },
-        style=Markup((_HERE / "style.css").read_text()),
-        scripts=[Markup(script) for script in scripts],
+        style=(_HERE / "style.css").read_text(),
+        scripts=scripts,
         hashes=["sha256-" + base64.b64encode(hashlib.sha256(of.encode()).digest()).decode() for of in scripts],
         written=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         version=__version__,
@@ -121,13 +121,6 @@ def vega_bundle() -> str:
     import vl_convert
 
     return vl_convert.javascript_bundle(vl_version=".".join(altair.SCHEMA_VERSION.lstrip("v").split(".")[:2]))
-
-
-def _json(value: Sequence[Any] | dict[str, Any]) -> Any:
-    """Return JSON for a script element, escaped so that no content can close the element."""
-    from markupsafe import Markup
-
-    return Markup(to_json(value).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def _inline(script: str) -> str:

@@ -1,24 +1,27 @@
-"""Sections about the results: metrics per split and per label, differences from another run, thresholds."""
+"""Sections about the results: metrics per split and per label, differences from another run, scores, thresholds."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from mlmoe_jax.apps.report import charts
 from mlmoe_jax.apps.report.components import Chart, Charts, Details, Note, Section, Table
-from mlmoe_jax.apps.report.run_files import Evaluated, RunFiles
+from mlmoe_jax.apps.report.run_files import NO_SCORES, Evaluated, RunFiles
 from mlmoe_jax.apps.tools.compare import ComparedRun, Comparison, compare_runs
+from mlmoe_jax.apps.tools.fit_thresholds import fitted_lines
+from mlmoe_jax.evaluation.metrics.calibration import reliability
 from mlmoe_jax.evaluation.metrics.groups import GROUPS
+from mlmoe_jax.evaluation.metrics.ranking import Ranking, checked, rank_all
 from mlmoe_jax.evaluation.metrics.standard import CUTS, FIGURES, PREDICTIONS
 from mlmoe_jax.evaluation.results import hidden_evaluations
-from mlmoe_jax.runtime.text import percent
+from mlmoe_jax.runtime.text import counted, percent
 
-MOST_BARS = 100
+MOST_BARS, MOST_POINTS = 100, 100  # of differences, and of a precision-recall curve
 _INTERVAL = (("difference", "difference"), ("from", "difference"), ("to", "difference"))
 
 
@@ -39,7 +42,8 @@ def metrics(files: RunFiles) -> Section:
     parts += [Note(f"{sentence}.") for sentence in hidden_evaluations(files.folder).values()]
     at_thresholds = {name: name.partition("@")[2] for name in names if name.partition("@")[0] in FIGURES}
     remaining = [name for name in names if name not in at_thresholds]
-    for number, group in enumerate(map(GROUPS.__getitem__, GROUPS)):
+    for number, key in enumerate(GROUPS):
+        group = GROUPS[key]
         if meanings := {name: text for name in remaining if (text := _meaning(name, group.meanings))}:
             remaining = [name for name in remaining if name not in meanings]
             parts.append(_table(f"metrics-{number}", group.caption, meanings, splits))
@@ -48,7 +52,7 @@ def metrics(files: RunFiles) -> Section:
         meaning = _meaning(at, CUTS) or "see results.json"
         figures = {f"{name}@{at}": text for name, text in FIGURES.items() if f"{name}@{at}" in names}
         table = _table(f"metrics-at-{at}", f"{PREDICTIONS.caption} at {at}: {meaning}", figures, splits)
-        parts += [table, *_never(files)] if at == threshold else [Details(f"The same at {at}", [table])]
+        parts += [table, *_never_predicted(files)] if at == threshold else [Details(f"The same at {at}", [table])]
     if remaining:
         rows = [[name, *(split.metrics.get(name) for split in splits.values())] for name in remaining]
         columns = [("name", "text"), *((name, "number") for name in splits)]
@@ -77,67 +81,38 @@ def _table(name: str, caption: str, meanings: Mapping[str, str], splits: Mapping
     return Table(name, [("metric", "term"), *((split, "fraction") for split in splits)], rows, caption)
 
 
-def _never(files: RunFiles) -> list[Note]:
+def _never_predicted(files: RunFiles) -> list[Note]:
     scored = files.scored
     if scored is None:
         return []
     config = files.settings(scored.prefix)
     known = scored.targets(config.data.difficult_eval)[1] != 0
     never = int((~((scored.scores >= config.eval.threshold) & known).any(axis=0)).sum())
-    text = f"{never:,} of {known.shape[1]:,} labels are never predicted on {scored.name} at {config.eval.threshold:g}"
-    return [Note(f"{text}; CP and CF1 leave them out, precision_macro and F1_macro count them as 0.")]
+    of = counted(known.shape[1], "label")
+    text = f"Never predicted on {scored.name} at {config.eval.threshold:g}: {never:,} of {of}."
+    return [Note(f"{text} CP and CF1 leave such labels out, precision_macro and F1_macro count them as 0.")]
 
 
 # -------------------------------------------------------------------------------------------------------- per class
 def per_class(files: RunFiles) -> Section:
-    """Return the average precision per label as bars, and a table with all values per label."""
+    """Return the table of labels: per_class.csv of the main split, AP on the other splits, thresholds."""
     title, main = "Labels", files.main_split
     if main is None or not main.per_class:
         missing = "per_class.csv is written when training ends, or by an evaluation:"
         return Section("labels", title, missing=missing, command=files.command("--mode=eval"))
-    rows = [
-        {"label": label, "value": row["AP"], "positives": row.get("positives")}
-        for label, row in main.per_class.items()
-        if row.get("AP") is not None
-    ]
-    rows.sort(key=lambda row: -row["value"])
-    parts: list[Any] = []
-    if rows:
-        drawn, sentence = _ends(rows)
-        alt = (
-            f"Average precision of {len(rows)} labels on {main.name}, from {rows[0]['label']} with "
-            f"{percent(rows[0]['value'])} % to {rows[-1]['label']} with {percent(rows[-1]['value'])} %"
-        )
-        parts.append(Note(f"Average precision on {main.name}, highest first. {sentence}".strip()))
-        spec = charts.bars(drawn, title="average precision")
-        parts.append(Charts([Chart("ap-bars", "Average precision of each label", spec, alt, wide=True)]))
-    return Section("labels", title, [*parts, _label_table(files, main)])
-
-
-def _ends(ordered: Sequence[Any]) -> tuple[list[Any], str]:
-    """Return the first and the last items of a long list, and a sentence about the omission."""
-    if len(ordered) <= MOST_BARS:
-        return list(ordered), ""
-    half = MOST_BARS // 2
-    sentence = f"Of {len(ordered):,} labels, the {half} highest and the {half} lowest are drawn; the table lists all."
-    return [*ordered[:half], *ordered[-half:]], sentence
-
-
-def _label_table(files: RunFiles, main: Evaluated) -> Table:
-    """Return the table of labels: per_class.csv of the main split, AP on the other splits, thresholds."""
     own = list(next(iter(main.per_class.values())))
     others = {
         name: split.per_class for name, split in _headed(files.splits).items() if split is not main and split.per_class
     }
-    thresholds = None if files.thresholds is None else files.thresholds.values
     columns = [("label", "text"), *((name, "count" if name == "positives" else "fraction") for name in own)]
-    columns += [(f"AP on {name}", "fraction") for name in others]
-    columns += [("threshold", "number")] if thresholds is not None else []
-    rows = []
-    for label, row in main.per_class.items():
-        cells = [label, *row.values(), *(table.get(label, {}).get("AP") for table in others.values())]
-        rows.append(cells if thresholds is None else [*cells, thresholds.get(label)])
-    return Table("label-table", columns, rows, f"All labels on {main.name}; AP and other fractions in percent.")
+    columns += [*((f"AP on {name}", "fraction") for name in others), ("threshold", "number")]
+    thresholds = {} if files.thresholds is None else files.thresholds.values
+    rows = [
+        [label, *row.values(), *(table.get(label, {}).get("AP") for table in others.values()), thresholds.get(label)]
+        for label, row in main.per_class.items()
+    ]
+    caption = f"All labels on {main.name}; AP and other fractions in percent."
+    return Section("labels", title, [Table("label-table", columns, rows, caption)])
 
 
 # ------------------------------------------------------------------------------------------------------ differences
@@ -162,7 +137,6 @@ def differences(files: RunFiles, other: RunFiles | None) -> Section:
         Note(_in_words(comparison, other.name)),
         Table("metric-differences", columns, rows, caption),
         *_label_differences(comparison, files.name, other.name),
-        _changed_images(comparison, other.name),
     ]
     return Section(name, title, parts)
 
@@ -188,7 +162,11 @@ def _label_differences(comparison: Comparison, name: str, other: str) -> list[An
     if not shown:
         return [Note("No label has a positive, so average precision is undefined.")]
     shown.sort(key=lambda pair: -pair[1].difference)
-    drawn, sentence = _ends(shown)
+    half, parts = MOST_BARS // 2, []
+    drawn = shown if len(shown) <= MOST_BARS else [*shown[:half], *shown[-half:]]
+    if len(drawn) < len(shown):
+        text = f"Of {len(shown):,} labels, the {half} highest and the {half} lowest are drawn; the table lists all."
+        parts.append(Note(text))
     rows = [
         {"label": label, "value": c.difference, "low": c.low, "high": c.high, "here": c.b, "there": c.a}
         for label, c in drawn
@@ -203,21 +181,48 @@ def _label_differences(comparison: Comparison, name: str, other: str) -> list[An
     columns += [(f"AP in {name}", "fraction"), (f"AP in {other}", "fraction")]
     table = [[label, comparison.positives[label], c.difference, c.low, c.high, c.b, c.a] for label, c in shown]
     return [
-        *([Note(sentence)] if sentence else []),
+        *parts,
         Charts([Chart("ap-differences", "Difference of average precision", spec, alt, wide=True)]),
         Table("difference-table", columns, table, "Average precision and its difference in percent."),
     ]
 
 
-def _changed_images(comparison: Comparison, other: str) -> Details:
-    rows = []
-    for image in comparison.changed:
-        moves = ", ".join(f"{m.label} {percent(m.a, 0)} → {percent(m.b, 0)} %{' ✓' * m.positive}" for m in image.moves)
-        rows.append([image.id, image.change, image.b - image.a, moves, ", ".join(image.labels)])
-    columns = [("image", "text"), ("mean change", "fraction"), ("closer to the truth by", "difference")]
-    columns += [(f"from {other} to this run (✓: present)", "text"), ("present labels", "text")]
-    caption = "Images whose scores changed most on average over their labels, in percent."
-    return Details("Images that changed most", [Table("changed-table", columns, rows, caption)])
+# ----------------------------------------------------------------------------------------------------------- scores
+def precision_recall_points(ranking: Ranking, positives: np.ndarray, *, most: int = MOST_POINTS) -> np.ndarray:
+    """Return recall, precision and threshold f64[T,3] at the positives of a ranking, thresholds increasing, T ≤ `most`.
+
+    positives: their scores f64[P]. If there are more than `most`, evenly spaced ones, including the first and the last.
+    """
+    hits, seen = ranking.found, ranking.found + ranking.above + ranking.level
+    points = np.stack([hits / max(1, ranking.positives), hits / seen, np.sort(positives)], axis=1)
+    return points[np.unique(np.linspace(0, len(points) - 1, min(most, len(points))).round().astype(int))]
+
+
+def score_curves(files: RunFiles) -> Section:
+    """Return precision over recall and positives over scores, for all labels pooled."""
+    name, title, scored = "scores", "Precision, recall and calibration", files.scored
+    if scored is None:
+        return Section(name, title, missing=NO_SCORES, command=files.command("--mode=eval"))
+    targets = scored.targets(files.settings(scored.prefix).data.difficult_eval)
+    scores, positive, valid = checked(scored.scores, *targets)
+    known, bins = positive & valid, reliability(scores, positive, mask=valid).pooled()
+    calibrated = np.stack([bins.mean_score[0], bins.fraction_positive[0], bins.count[0]], axis=1)[bins.count[0] > 0]
+    points = precision_recall_points(rank_all(scores, positive, valid), scores[known])
+    text = (
+        f"On {scored.name}: all {int(valid.sum()):,} scores pooled, {percent(known.sum() / valid.sum())} % of them "
+        f"positive. Expected calibration error: {percent(bins.expected_calibration_error[0])} %, with "
+        f"{bins.count.shape[1]} bins of equal width."
+    )
+    ranked = charts.unit_curve(points, ("recall", "precision", "score at least"), last_format=".3f")
+    names = ("mean score", "share of positives", "scores in the bin")
+    binned = charts.unit_curve(calibrated, names, last_format=",", diagonal=True)
+    alt = f"Precision over recall for all labels pooled on {scored.name}"
+    bins_alt = "Share of positives over the mean score per bin; the dashed diagonal is perfect calibration"
+    drawn = [
+        Chart("precision-recall", "Precision and recall", ranked, alt),
+        Chart("reliability", "Calibration", binned, bins_alt),
+    ]
+    return Section(name, title, [Note(text), Charts(drawn)])
 
 
 # ------------------------------------------------------------------------------------------------------- thresholds
@@ -227,22 +232,18 @@ def thresholds(files: RunFiles) -> Section:
     if stored is None:
         missing = "thresholds.json is written when training starts, or fitted to the scores of a split:"
         return Section(name, title, missing=missing, command=files.command("--mode=thresholds"))
-    parts: list[Any] = [Note("The thresholds are fixed; --mode=thresholds fits them on a split.")]
-    if stored.source:
-        rows = [(key, value if isinstance(value, str) else repr(value)) for key, value in stored.source.items()]
-        parts = [Table("threshold-source", [("", "text"), ("", "text")], rows, "How they were fitted")]
+    parts: list[Any] = [Note("A label is predicted if its probability is at least its threshold.")]
     finite = [value for value in stored.values.values() if math.isfinite(value)]
-    never = len(stored.values) - len(finite)
-    if not finite:
-        parts.append(Note("No label is ever predicted."))
-    elif not never and min(finite) == max(finite):
-        parts.append(Note(f"Each label is predicted if its probability is at least {finite[0]:g}."))
-    else:
-        text = (
-            "Each label is predicted if its probability is at least its own threshold: from "
-            f"{min(finite):.3g} to {max(finite):.3g}, median {np.median(finite):.3g}."
-        )
-        parts.append(Note(text + f" {never:,} labels (with a dash) are never predicted." * bool(never)))
-        columns = [("label", "text"), ("threshold", "number")]
-        parts.append(Table("threshold-table", columns, list(stored.values.items())))
-    return Section(name, title, parts)
+    source, never = stored.source, len(stored.values) - len(finite)
+    if "goal" in source:
+        parts.append(Note(f"Fitted on {source['split']}: {'. '.join(fitted_lines(stored))}."))
+        rows = [[of, before, source["after"][of]] for of, before in source["before"].items()]
+        columns = [("metric", "text"), (f"at {source['fixed']:g}", "fraction"), ("fitted", "fraction")]
+        caption = f"On {source['split']} in percent; the fitted ones are too good, as they were fitted on these images."
+        return Section(name, title, [*parts, Table("threshold-metrics", columns, rows, caption)])
+    text = f"They were fitted on {source['split']}." if source else "They are fixed; --mode=thresholds fits them."
+    if finite:
+        text += f" They are from {min(finite):.3g} to {max(finite):.3g}, median {np.median(finite):.3g}."
+    if never:
+        text += f" Never predicted: {counted(never, 'label')}, with a dash among the labels."
+    return Section(name, title, [*parts, Note(text)])

@@ -13,15 +13,11 @@ import numpy as np
 
 from mlmoe_jax.apps.report.components import Note, Section, Table, Widget
 from mlmoe_jax.apps.report.run_files import RunFiles, Samples
-from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.evaluation.gate_shares import label_shares
-from mlmoe_jax.models.heads.catalog import HEADS
-from mlmoe_jax.runs.folder import GATES, SAMPLE_ARRAYS
 
 MOST_LABELS = 80  # with gates per image
 LISTED = 12  # labels per image: its own, then those with the highest scores
 MOST_QUERIES = 36  # per image and kind of attention map
-MOST_BYTES = 3_000_000  # of all attention maps of one kind, one byte per token
 _NO_SAMPLES = "The run keeps no sample images (config.report.samples is 0); an evaluation adds them:"
 
 
@@ -32,20 +28,17 @@ def _command(files: RunFiles) -> str:
 def shared(files: RunFiles) -> dict[str, Any]:
     """Return the data shared by all sections about samples; {} without samples.
 
-    ids: the names of `images`. labels: per image (label, code, score) of LISTED labels. names: label -> name, for all
-    labels that occur.
+    ids: the names of `images`. labels: per image (label, code, score) of LISTED labels. names: of all labels.
     """
     samples = files.samples
     if samples is None:
         return {}
-    names = label_names(files, samples)
     listed = [image_labels(samples, s, LISTED) for s in range(len(samples.ids))]
-    used = {k for chosen in listed for k in chosen} | set(gate_labels(files, samples))
     labels = [
         [(k, int(samples.codes[s, k]), round(float(samples.scores[s, k]), 4)) for k in chosen]
         for s, chosen in enumerate(listed)
     ]
-    return {"ids": _ids(files, samples), "labels": labels, "names": {k: names[k] for k in sorted(used)}}
+    return {"ids": _ids(files, samples), "labels": labels, "names": files.names}
 
 
 def images(files: RunFiles) -> dict[str, bytes]:
@@ -59,11 +52,6 @@ def _ids(files: RunFiles, samples: Samples) -> list[str]:
     if main is None or main.name == samples.split:
         return list(samples.ids)
     return [f"{samples.split}: {name}" for name in samples.ids]
-
-
-def label_names(files: RunFiles, samples: Samples) -> Sequence[str]:
-    """Return the names of the K labels."""
-    return files.names or [f"label {k}" for k in range(samples.codes.shape[1])]
 
 
 def image_labels(samples: Samples, s: int, most: int) -> list[int]:
@@ -80,7 +68,8 @@ def gate_labels(files: RunFiles, samples: Samples) -> list[int]:
 
 
 def _bytes(values: np.ndarray) -> str:
-    return base64.b64encode(np.rint(255 * np.clip(values, 0, 1)).astype(np.uint8).tobytes()).decode()
+    levels = np.rint(255 * np.clip(values.astype(np.float64), 0, 1))
+    return base64.b64encode(levels.astype(np.uint8).tobytes()).decode()
 
 
 # ----------------------------------------------------------------------------------------------------------- gates
@@ -89,22 +78,20 @@ def gates(files: RunFiles) -> Section:
     name, title, samples = "gates", "Gates: the experts of each label", files.samples
     table = gate_table(files)
     if samples is not None and not samples.gates and table is None:
-        gated = " or ".join(kind for kind in HEADS if HEADS[kind].gate_entries(default_config()))
-        return Section(name, title, missing=f"This model has no gates: config.model.head.kind {gated} has.")
+        return Section(name, title, missing="This model has no gates over experts.")
     if samples is None or not samples.gates:
         tables = [] if table is None else [table]
         return Section(name, title, tables, missing=_NO_SAMPLES, command=_command(files))
     labels = gate_labels(files, samples)
-    with files.folder.reading(SAMPLE_ARRAYS):
-        packed = [
-            {
-                "name": gate,
-                "entries": entry_names(samples, gate),
-                "images": len(weights),
-                "weights": _bytes(np.asarray(weights, np.float64)[:, labels]),
-            }
-            for gate, weights in samples.gates.items()
-        ]
+    packed = [
+        {
+            "name": gate,
+            "entries": samples.entries[gate],
+            "images": len(weights),
+            "weights": _bytes(weights[:, labels]),
+        }
+        for gate, weights in samples.gates.items()
+    ]
     note = (
         f"Routing weights sum to 1 over the entries of a gate. They are shown for {len(samples.ids)} sample images of "
         f"{samples.split}, rounded to 1/255."
@@ -119,12 +106,6 @@ def gates(files: RunFiles) -> Section:
     return Section(name, title, [Note(note), widget, table])
 
 
-def entry_names(samples: Samples, gate: str) -> list[str]:
-    """Return the names of the E entries of a gate."""
-    count, names = samples.gates[gate].shape[-1], list(samples.entries.get(gate, ()))
-    return names if len(names) == count else [f"expert {e}" for e in range(count)]
-
-
 def gate_table(files: RunFiles) -> Table | None:
     """Return the mean weights per label: of each entry over the samples, and of shared experts over the main split.
 
@@ -132,26 +113,22 @@ def gate_table(files: RunFiles) -> Table | None:
     labels that occur with others. None without gates.
     """
     samples, main, space = files.samples, files.main_split, files.label_space
-    names, columns, values = files.names, [], []
-    if samples is not None:
-        names = label_names(files, samples)
-        with files.folder.reading(SAMPLE_ARRAYS):
-            for gate, weights in samples.gates.items():
-                columns += [f"{gate}: {entry}" for entry in entry_names(samples, gate)]
-                values += list(np.asarray(weights, np.float64).mean(axis=0).reshape(len(names), -1).T)
-    if main is not None and names:
+    columns, values = [], []
+    for gate, weights in samples.gates.items() if samples is not None else ():
+        columns += [f"{gate}: {entry}" for entry in samples.entries[gate]]
+        values += list(weights.astype(np.float64).mean(axis=0).T)
+    if main is not None:
         difficult = files.settings(main.prefix).data.difficult_eval
-        with files.folder.reading(GATES):
-            for gate, shares in label_shares(files.folder, main.name, difficult=difficult).items():
-                columns += [f"{gate}: shared experts on {main.name}", f"{gate}: shared experts if present"]
-                values += [of.reshape(len(names)) for of in shares]
+        for gate, shares in label_shares(files.folder, main.name, difficult=difficult).items():
+            columns += [f"{gate}: shared experts on {main.name}", f"{gate}: shared experts if present"]
+            values += shares
         if values and space is not None and len(space.names) > 1:
             columns.append("mean p(other | label)")
             conditional = np.asarray(space.together.sum(axis=1)).ravel() / np.maximum(space.positives, 1)
             values.append(conditional / (len(space.names) - 1))
     if not columns:
         return None
-    rows = [[name, *row] for name, row in zip(names, np.stack(values, axis=1).round(5).tolist(), strict=True)]
+    rows = [[name, *row] for name, row in zip(files.names, np.stack(values, axis=1).round(5).tolist(), strict=True)]
     caption = (
         "Mean weights per label in percent: of each entry over the sample images, and of shared experts over all "
         "images of the split, if the evaluation has written them."
@@ -168,8 +145,7 @@ def attention(files: RunFiles) -> Section:
     if not samples.attention:
         missing = "samples/explained.npz has no attention: the head of this model has no attention maps."
         return Section(name, title, missing=missing)
-    with files.folder.reading(SAMPLE_ARRAYS):
-        maps = [pack_attention(files, samples, kind, values) for kind, values in samples.attention.items()]
+    maps = [pack_attention(files, samples, kind, values) for kind, values in samples.attention.items()]
     note = (
         "Each map is scaled to its own maximum; the peak is the ratio of that maximum to uniform attention over all "
         "patches. Attention shows the patches that a query reads, which need not be the reason for a prediction."
@@ -184,8 +160,7 @@ def attention(files: RunFiles) -> Section:
 def pack_attention(files: RunFiles, samples: Samples, kind: str, values: np.ndarray) -> dict[str, Any]:
     """Return one kind of maps f16[S,Q,N] as bytes, reduced per image to the limits."""
     images, queries, tokens = values.shape
-    names = query_names(files, samples, kind, queries)
-    most = max(1, min(queries, MOST_QUERIES, MOST_BYTES // (images * tokens)))
+    names, most = query_names(files, samples, kind, queries), min(queries, MOST_QUERIES)
     shown = np.tile(np.arange(most), (images, 1))
     if kind == "labels":
         shown = np.array([image_labels(samples, s, most) for s in range(images)])
@@ -203,9 +178,9 @@ def pack_attention(files: RunFiles, samples: Samples, kind: str, values: np.ndar
 def query_names(files: RunFiles, samples: Samples, kind: str, count: int) -> Sequence[str]:
     """Return the names of the Q queries of a kind of attention."""
     if kind == "labels":
-        return label_names(files, samples)
+        return files.names
     if kind == "cls":
         return ["class token"]
-    if samples.prompts and len(samples.prompts) == count:
+    if samples.prompts:
         return [f"{side} group {group + 1}, expert {expert}" for side, group, expert in samples.prompts]
     return [f"{kind} {q}" for q in range(count)]

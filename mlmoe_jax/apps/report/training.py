@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,34 +15,31 @@ from mlmoe_jax.apps.tools.compare import RESAMPLES, SEED
 from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.data.split import few_positives
 from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, standard_interval
-from mlmoe_jax.models.adapters.catalog import described
-from mlmoe_jax.runs.history import versions
-from mlmoe_jax.runtime.text import percent
+from mlmoe_jax.evaluation.results import OUT_OF_FOLD
+from mlmoe_jax.models.catalog import described
+from mlmoe_jax.runs.checkpoint import newest_notes
+from mlmoe_jax.runs.folder import BACKBONE
+from mlmoe_jax.runs.metric_log import read_starts
+from mlmoe_jax.runtime.text import counted, percent
 from mlmoe_jax.training.selection import Selection, selection_split
 
 MOST_POINTS = 500  # of a curve
 MOST_LABELS, FEWEST = 2000, 100  # labels, each ranked in each resample; resamples of a large split
 _MOST_ENTRIES = 2e9  # scores in all resamples together: a few seconds
+_NO_ROWS = "metrics.jsonl is written from the first logged step on."
 _KEY_METRICS = {"mAP": "mAP", "mAP_envelope": "mAP, envelope", "precision@1": "precision@1"}
 _KEY_FIGURES = {"CF1": "CF1", "F1_macro": "F1, macro", "OF1": "OF1"}  # at the threshold
 
 
-@dataclass(frozen=True)
-class Intervals:
-    """95 % intervals of metrics of the main split over `count` resamples of its images (bootstrap): name -> ends."""
+def intervals(files: RunFiles, *, most: int = RESAMPLES) -> tuple[int, dict[str, tuple[float, float]]]:
+    """Return the number of resamples and the 95 % intervals of metrics of the main split (bootstrap over its images).
 
-    count: int = 0
-    ends: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-
-
-def intervals(files: RunFiles, *, most: int = RESAMPLES) -> Intervals:
-    """Resample the images of the main split with replacement, at most `most` times and fewer for a large split.
-
-    Without intervals if the run has no scores, or more than MOST_LABELS labels.
+    There are at most `most` resamples, and fewer for a large split. No intervals if the run has no scores, or more than
+    MOST_LABELS labels.
     """
     scored = files.scored
     if scored is None or scored.codes.shape[1] > MOST_LABELS:
-        return Intervals()
+        return 0, {}
     count = min(most, max(FEWEST, int(_MOST_ENTRIES / scored.codes.size)))
     config = files.settings(scored.prefix)
     measure = WeightedMetrics(scored.scores, *scored.targets(config.data.difficult_eval), config.eval.threshold)
@@ -51,81 +47,107 @@ def intervals(files: RunFiles, *, most: int = RESAMPLES) -> Intervals:
     values = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     metrics = files.main_split.metrics
     ends = {name: standard_interval(metrics[name], values[name]) for name in values if name in metrics}
-    return Intervals(count, {name: pair for name, pair in ends.items() if not np.isnan(pair[0])})
+    return count, {name: pair for name, pair in ends.items() if not np.isnan(pair[0])}
+
+
+def why_rough(files: RunFiles) -> str:
+    """Return why the metrics of the main split are rough, as one sentence; "" if nothing is known against them.
+
+    That weights were selected on a test split is told in the words of the papers.
+    """
+    main, config, reasons = files.main_split, files.config, []
+    if main is None:
+        return ""
+    selection = None if config.eval.select_on == "test" else _selection(files)
+    if selection is not None and selection.split == main.name:
+        fitted = files.thresholds is not None and files.thresholds.source.get("split") == main.name
+        reasons.append(f"selected the weights{' and fitted the thresholds' if fitted else ''}")
+    if main.scores is not None and (few := few_positives(main.scores.codes)):
+        reasons.append(f"have {few}")
+    return f"The metrics on {main.name} are rough: its images {', and '.join(reasons)}." if reasons else ""
 
 
 # ---------------------------------------------------------------------------------------------------------- header
-def header(files: RunFiles, within: Intervals | None = None) -> Section:
+def header(files: RunFiles) -> Section:
     """Return the summary: model and data, the selected step, and the main metrics with their intervals."""
-    config, main, within = files.config, files.main_split, within or Intervals()
+    config, main, (resamples, ends) = files.config, files.main_split, intervals(files)
     parts: list[Any] = []
     if config.eval.select_on == "test":
         parts.append(Note("Selected on test, as published: the step was selected on the same split that is reported."))
     if main is None:
         parts.append(Note("No split is evaluated yet; results are written when training ends, or by --mode=eval."))
     else:
-        parts.append(Numbers(_tiles(main, f"{files.settings(main.prefix).eval.threshold:g}", within)))
-    if within.count:
+        parts.append(Numbers(_tiles(main, f"{files.settings(main.prefix).eval.threshold:g}", ends)))
+    if resamples:
         parts.append(
             Note(
                 "Ranges are 95 % intervals, 1.96 standard deviations on each side, over "
-                f"{within.count:,} resamples of the images (bootstrap): they tell how much a number depends on the "
+                f"{resamples:,} resamples of the images (bootstrap): they tell how much a number depends on the "
                 "choice of the evaluated images, not on the seed of the training."
             )
         )
-    if main is not None and main.scores is not None and (few := few_positives(main.scores.codes)):
-        parts.append(Note(f"The metrics on {main.name} are rough: its images have {few}."))
+    if main is not None and main.name == OUT_OF_FOLD:
+        parts.append(Note("out_of_fold: the training images, each scored by a fit that did not see it."))
+    if rough := why_rough(files):
+        parts.append(Note(rough))
     facts = [(name, value) for name, value in _facts(files) if value]
     return Section("summary", "Summary", [*parts, Table("facts", [("", "text"), ("", "text")], facts)])
 
 
-def _tiles(main: Evaluated, threshold: str, within: Intervals) -> list[tuple[str, str, str]]:
+def _tiles(main: Evaluated, threshold: str, ends: Mapping[str, tuple[float, float]]) -> list[tuple[str, str, str]]:
     """Return the name of each main metric with its threshold, its value, and its split and interval."""
     figures = {f"{name}@{threshold}": f"{shown} at {threshold}" for name, shown in _KEY_FIGURES.items()}
     tiles = []
     for name, shown in (_KEY_METRICS | figures).items():
-        if (value := main.metrics.get(name)) is not None:
-            ends = within.ends.get(name)
-            interval = f", {percent(ends[0], 1)} to {percent(ends[1], 1)}" if ends else ""
-            tiles.append((f"{shown} %", percent(value), f"on {main.name}{interval}"))
+        if name in main.metrics:
+            interval = f", {percent(ends[name][0], 1)} to {percent(ends[name][1], 1)}" if name in ends else ""
+            tiles.append((f"{shown} %", percent(main.metrics[name]), f"on {main.name}{interval}"))
     return tiles
 
 
 def _facts(files: RunFiles) -> list[tuple[str, str]]:
-    config, space, frozen = files.config, files.label_space, files.frozen_parameters
+    config, space, backbone = files.config, files.label_space, files.json(BACKBONE)
     model, adapters = config.model, described(config)
     what = f"head {model.head.kind}{f' on {adapters}' if adapters else ''}"
-    labels = "" if space is None else f"{len(space.names):,} labels, {space.images:,} training images"
-    fixed = "" if frozen is None else f", {frozen:,} frozen parameters"
+    labels = "" if space is None else f"{counted(len(space.names), 'label')}, {counted(space.images, 'training image')}"
+    fixed = "" if backbone is None else f", {backbone['frozen_parameters']:,} frozen parameters"
     last = files.rows[-1] if files.rows else None
     stopped = "" if last is None else f"{last['step']:,} steps"
     if last is not None and last.get("epoch") is not None:
         stopped += f", {last['epoch']:.4g} of {config.train.epochs} epochs"
-    when = files.finished
+    when, fitted = files.finished, config.train.fit == "logistic"
     return [
         ("model", what),
         ("backbone", f"{model.backbone.name} (weights: {model.backbone.weights}){fixed}"),
         ("data", f"{config.data.name}, {config.data.image_size} × {config.data.image_size} pixels"),
         ("labels", labels),
-        ("trained", stopped),
-        ("selected", selected(files)),
+        ("trained", "to convergence, by logistic regression" if fitted else stopped),
+        ("selected", "" if fitted else selected(files)),
         ("written", "" if when is None else f"{when:%Y-%m-%d %H:%M} UTC"),
         ("folder", str(files.folder)),
     ]
 
 
 def selected(files: RunFiles) -> str:
-    """Return a description of the selected weights according to metrics.jsonl; "" without rows."""
+    """Return a description of the selected weights, of the checkpoint or else of metrics.jsonl; "" without both."""
+    found, config = _selection(files), files.config
+    if found is None and config.eval.select_on == "none" and files.rows:
+        return f"the last {'ema' if config.ema.decay else 'raw'} weights, regardless of {config.eval.select_metric}"
+    return "" if found is None else str(found)
+
+
+def _selection(files: RunFiles) -> Selection | None:
+    if notes := newest_notes(files.folder, lambda notes: Selection.from_notes({}, notes)):
+        return Selection.from_notes({}, notes)
     config, metric = files.config, files.config.eval.select_metric
-    watched, selection = selection_split(config), Selection({}, metric)
-    kinds = ("raw", "ema") if config.ema.decay else ("raw",)
+    watched, found = selection_split(config), Selection({}, metric)
     if config.eval.select_on == "none":
-        return f"the last {kinds[-1]} weights, regardless of {metric}" if files.rows else ""
+        return None
     for row in files.rows:
-        values = {kind: row.get(f"{watched}/{kind}/{metric}") for kind in kinds}
+        values = {kind: row.get(f"{watched}/{kind}/{metric}") for kind in ("raw", "ema")}
         if measured := {kind: (value, {}) for kind, value in values.items() if value is not None}:
-            selection.consider(row["step"], watched, measured)
-    return str(selection) if selection.best else ""
+            found.consider(row["step"], watched, measured)
+    return found if found.best else None
 
 
 # ---------------------------------------------------------------------------------------------------------- curves
@@ -133,7 +155,8 @@ def curves(files: RunFiles) -> Section:
     """Return loss and its terms, mAP, learning rate, speed and waiting for data over the steps."""
     rows = files.rows
     if not rows:
-        return Section("curves", "Training curves", missing="metrics.jsonl is written from the first logged step on.")
+        none = "A fit to convergence has no steps." if files.config.train.fit == "logistic" else _NO_ROWS
+        return Section("curves", "Training curves", missing=none)
     names = list(dict.fromkeys(name for row in rows for name in row))
     terms = [name for name in names if name.startswith("loss/")]
     shown = tuple(dict.fromkeys(("mAP", files.config.eval.select_metric)))
@@ -169,23 +192,22 @@ def thinned(rows: Sequence[Mapping[str, Any]], key: str) -> list[dict[str, Any]]
 # ------------------------------------------------------------------------------------------------------------ cost
 def cost(files: RunFiles) -> Section:
     """Return parameters, multiply-adds and bytes, as in the tables of the prompt-tuning papers."""
-    title, counted = "Cost", files.cost
+    title, counted = "Cost", files.json(COST)
     if counted is None:
         missing = "Parameters and multiply-adds are not counted yet; this counts them:"
         return Section("cost", title, missing=missing, command=files.command("--mode=report", "--cost"))
-    with files.folder.reading(COST):
-        parameters, macs = counted["params"], counted["macs"]
-        share = percent(parameters["trainable"] / max(1, parameters["total"]))
-        rows = [
-            ("parameters, total", f"{parameters['total']:,}", ""),
-            ("parameters, trainable", f"{parameters['trainable']:,}", f"{share} % of all"),
-            ("parameters of the backbone", f"{parameters['backbone']:,}", ""),
-            ("GMACs as the papers count", f"{macs['layers'] / 1e9:.4g}", "layers alone: no attention, experts, gates"),
-            ("GMACs, full", f"{macs['full'] / 1e9:.4g}", "with attention, experts and gates"),
-            ("GMACs, executed", f"{macs['executed'] / 1e9:.4g}", "counted on the evaluation step as compiled"),
-            *((f"MB, {part}", f"{size / 1e6:,.1f}", "") for part, size in counted.get("memory", {}).items()),
-        ]
-        modules = [(name, int(of[0]), int(of[1])) for name, of in counted.get("modules", {}).items()]
+    parameters, macs = counted["params"], counted["macs"]
+    share = percent(parameters["trainable"] / max(1, parameters["total"]))
+    rows = [
+        ("parameters, total", f"{parameters['total']:,}", ""),
+        ("parameters, trainable", f"{parameters['trainable']:,}", f"{share} % of all"),
+        ("parameters of the backbone", f"{parameters['backbone']:,}", ""),
+        ("GMACs as the papers count", f"{macs['layers'] / 1e9:.4g}", "layers alone: no attention, experts, gates"),
+        ("GMACs, full", f"{macs['full'] / 1e9:.4g}", "with attention, experts and gates"),
+        ("GMACs, executed", f"{macs['executed'] / 1e9:.4g}", "counted on the evaluation step as compiled"),
+        *((f"MB, {part}", f"{size / 1e6:,.1f}", "") for part, size in counted.get("memory", {}).items()),
+    ]
+    modules = [(name, int(of[0]), int(of[1])) for name, of in counted.get("modules", {}).items()]
     columns = [("module", "text"), ("parameters", "count"), ("trainable", "count")]
     parts = [
         Table("cost-table", [("per image", "text"), ("count", "text"), ("meaning", "text")], rows),
@@ -202,28 +224,23 @@ def settings(files: RunFiles) -> Section:
     same = [(key, repr(value)) for key, value in now.items() if value == default.get(key)]
     columns = [("key", "text"), ("value", "text"), ("default", "text")]
     parts: list[Any] = [
-        Note(f"{len(changed)} keys differ from the defaults."),
+        Note(f"{counted(len(changed), 'key')} with another value than the default."),
         Table("changed-keys", columns, changed),
-        Details(f"The other {len(same)} keys, with default values", [Table("same-keys", columns[:2], same)]),
+        Details(f"{counted(len(same), 'key')} with the default value", [Table("same-keys", columns[:2], same)]),
     ]
     starts = [
-        (start["time"], start["step"], f"{start['devices']} × {start['device']}", start["processes"])
-        for start in files.starts
+        (
+            *(start["time"], start["step"], f"{start['devices']} × {start['device']}", start["processes"]),
+            ", ".join(f"{name} {version}" for name, version in start["versions"].items()),
+        )
+        for start in read_starts(files.folder)
     ]
-    columns = [("time", "text"), ("from step", "count"), ("devices", "text"), ("processes", "count")]
-    shown = [Table("starts", columns, starts)] if starts else []
-    return Section(
-        "config", "Config and versions", [*parts, Details("Starts and versions", [*shown, _versions(files)])]
-    )
-
-
-def _versions(files: RunFiles) -> Table:
-    """Return the versions of this page and of each start that changed them."""
-    used: dict[str, dict[str, str]] = {}
-    for start in files.starts:
-        if not used or start["versions"] != [*used.values()][-1]:
-            used[f"from step {start['step']:,}"] = start["versions"]
-    used["this page"] = versions()
-    names = dict.fromkeys(name for of in used.values() for name in of)
-    rows = [(name, *(of.get(name, "") for of in used.values())) for name in names]
-    return Table("versions", [(name, "text") for name in ("library", *used)], rows)
+    columns = [
+        ("time", "text"),
+        ("from step", "count"),
+        ("devices", "text"),
+        ("processes", "count"),
+        ("versions", "text"),
+    ]
+    parts += [Table("starts", columns, starts, "Starts of the training")] if starts else []
+    return Section("config", "Config and versions", parts)

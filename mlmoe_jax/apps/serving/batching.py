@@ -26,6 +26,7 @@ class Batcher:
     Args:
       label: (images, kind) -> one output per image, called in `device`.
       most: kind -> the largest batch.
+      share: (number of images that wait, kind) -> how many of them the next batch has.
       wait: the longest time in seconds that an image waits for others if no batch is being labeled.
       device: the thread that calls `label`.
       coming: an image does not wait if this returns False.
@@ -36,12 +37,13 @@ class Batcher:
         label: Callable[[Sequence[Any], str], Sequence[Any]],
         most: Mapping[str, int],
         *,
+        share: Callable[[int, str], int] = lambda waiting, kind: waiting,
         wait: float,
         device: Executor,
         coming: Callable[[], bool] = lambda: True,
     ):
         self._label, self._most, self._wait, self._device, self._coming = label, most, wait, device, coming
-        self._queue: list[_Waiting] = []
+        self._share, self._queue = share, list[_Waiting]()
         self._changed, self._closing = asyncio.Event(), False
 
     def __len__(self) -> int:
@@ -89,6 +91,7 @@ class Batcher:
                 seconds = first.since + self._wait - asyncio.get_running_loop().time()
                 full = len(batch) == self._most[first.kind]
                 if seconds <= 0 or full or self._closing or not self._coming():
+                    batch = batch[: self._share(len(batch), first.kind)]
                     ids = set(map(id, batch))
                     self._queue = [one for one in self._queue if id(one) not in ids]
                     return batch

@@ -1,4 +1,4 @@
-"""The state of a server: the compiled model, its queue, its counters, and one answer per request."""
+"""The state of a server: the compiled model, its queue, its counters, and the answers to requests."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import asyncio
 import base64
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import numpy as np
-from fastapi import HTTPException, Request
+from fastapi import HTTPException, Request, UploadFile
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.formparsers import MultiPartException, MultiPartParser
 
 from mlmoe_jax.apps.serving.batching import Batcher
-from mlmoe_jax.apps.serving.labeler import EXPLAINED, LABELED, Labeler, Output
-from mlmoe_jax.apps.serving.requests import Options, images_of
+from mlmoe_jax.apps.serving.labeler import EXPLAINED, LABELED, Labeler
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.explain import MOST_SIDE, thumbnail
 from mlmoe_jax.inference.predict import by_label
+from mlmoe_jax.models.contracts import Prediction
 
 STARTING, READY, STOPPING = "starting", "ready", "stopping"
 QUEUE = 128  # images that are being read, wait or are being labeled; further requests get the status 429
@@ -53,11 +55,8 @@ class Metrics:
 class Service:
     """Labels the images of requests; `state` is STARTING, READY or STOPPING.
 
-    Args:
-      labeler: the model.
-      ready: called when the model is compiled.
-      failed: called with the error if it cannot be compiled.
-      queue, wait, seconds: as QUEUE, WAIT and SECONDS.
+    ready is called when the model is compiled, failed with the error if it cannot be. queue, wait, seconds: as QUEUE,
+    WAIT and SECONDS.
     """
 
     def __init__(
@@ -71,13 +70,13 @@ class Service:
         seconds: float = SECONDS,
     ):
         self.labeler, self.state, self.taken = labeler, STARTING, 0
-        self._ready, self._failed, self._queue, self._seconds = ready, failed, queue, seconds
+        self._ready, self._failed, self._queue, self.seconds = ready, failed, queue, seconds
         # One thread calls the model, so that a batch is complete before the next one takes memory.
         self._device, self._readers = ThreadPoolExecutor(1, "device"), ThreadPoolExecutor(_READERS, "reader")
         self.metrics = Metrics(lambda: len(self._batcher), lambda: self.taken, labeler.sizes[LABELED])
         most = {kind: sizes[-1] for kind, sizes in labeler.sizes.items()}
         coming = {"wait": wait, "coming": lambda: self.taken > len(self._batcher)}  # images that are being read
-        self._batcher = Batcher(self._label_batch, most, device=self._device, **coming)
+        self._batcher = Batcher(self._label_batch, most, share=labeler.share, device=self._device, **coming)
 
     # ------------------------------------------------------------------------------------------------ start and end
     async def run(self) -> None:
@@ -106,8 +105,7 @@ class Service:
     # ---------------------------------------------------------------------------------------------------- a request
     def describe(self) -> dict[str, Any]:
         """Return what clients have to know of the model, and the limits of requests, as JSON values."""
-        limits = self.labeler.limits
-        return self.labeler.describe() | {"limits": {**limits, "seconds": self._seconds}}
+        return self.labeler.describe() | {"limits": {**self.labeler.limits, "seconds": self.seconds}}
 
     async def results(self, request: Request, options: Options) -> list[dict[str, Any]]:
         """Return the results of a request, as JSON values; HTTPException if there are none."""
@@ -122,16 +120,16 @@ class Service:
         limits, images = self.labeler.limits, None
         most = {"most_bytes": limits["megabytes"] << 20, "most_images": min(limits["images"], self._queue)}
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(self.seconds):
                 with self._reserved(1):
                     images = await images_of(request, **most)
                     with self._reserved(len(images) - 1):
                         return await self._label(images, options)
         except TimeoutError as late:
             if images is None:
-                reason = f"the request did not arrive within {self._seconds:g} s"
+                reason = f"the request did not arrive within {self.seconds:g} s"
                 raise HTTPException(408, reason, {"Connection": "close"}) from late
-            raise HTTPException(504, f"there is no result after {self._seconds:g} s") from late
+            raise HTTPException(504, f"there is no result after {self.seconds:g} s") from late
 
     @contextlib.contextmanager
     def _reserved(self, images: int) -> Iterator[None]:
@@ -165,11 +163,11 @@ class Service:
         except BadImage as error:
             return error
 
-    def _label_batch(self, images: list[np.ndarray], kind: str) -> list[Output]:
+    def _label_batch(self, images: list[np.ndarray], kind: str) -> list[Prediction]:
         self.metrics.batches.observe(len(images))
         return self.labeler.label(images, kind)
 
-    def _result(self, name: str, image: np.ndarray, output: Output, options: Options) -> dict[str, Any]:
+    def _result(self, name: str, image: np.ndarray, output: Prediction, options: Options) -> dict[str, Any]:
         predictor = self.labeler.predictor
         result = predictor.result(name, output.logits, options.top_k)
         answer = {"image": name, "labels": list(result.labels), "scores": result.scores}
@@ -186,3 +184,78 @@ class Service:
             }
             answer["attention"] = {"image": f"data:image/jpeg;base64,{jpeg}", "grid": output.grid, "maps": maps}
         return answer
+
+
+# ------------------------------------------------------------------------------------------------------- requests
+RAW, MULTIPART = "application/octet-stream", "multipart/form-data"
+_LONGEST_NAME = 200
+_BYTES = {"type": "string", "format": "binary"}
+_FILES = {"type": "object", "properties": {"images": {"type": "array", "items": _BYTES}}}
+# The body of /predict in the OpenAPI document: one image, or several as the files of a form.
+BODY = {
+    "required": True,
+    "content": {"image/*": {"schema": _BYTES}, RAW: {"schema": _BYTES}, MULTIPART: {"schema": _FILES}},
+}
+
+
+class Options(BaseModel):
+    """The query of /predict."""
+
+    model_config = ConfigDict(extra="forbid")
+    top_k: int | None = Field(None, ge=1, description="Number of labels per image, instead of thresholds.")
+    gates: bool = Field(False, description="Return routing weights too.")
+    attention: bool = Field(False, description="Return attention maps and the image as the model received it too.")
+
+
+async def images_of(request: Request, *, most_bytes: int, most_images: int) -> list[tuple[str, bytes]]:
+    """Return (name, content) of each image of a request; the names are from the client, or numbers.
+
+    Raises HTTPException if the body is neither an image nor a form, has no image, or has more or larger ones.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    body = _limited(request, most_bytes)
+    if kind == MULTIPART:
+        images = await _files(request, body, most_images)
+    elif kind == RAW or kind.startswith("image/"):
+        images = [("image 0", b"".join([part async for part in body]))]
+    else:
+        raise HTTPException(415, f"the content type should be {MULTIPART}, image/… or {RAW}")
+    if not any(content for _, content in images):
+        raise HTTPException(422, "the request has no image")
+    return images
+
+
+class _Parser(MultiPartParser):
+    spool_max_size = 1 << 40  # files stay in memory, never on disk
+    complete = False  # a form that is cut short is no error otherwise
+
+    def on_end(self) -> None:
+        self.complete = True
+
+
+async def _files(request: Request, body: AsyncIterator[bytes], most: int) -> list[tuple[str, bytes]]:
+    parser, form = _Parser(request.headers, body, max_files=most, max_fields=most), None
+    with contextlib.suppress(MultiPartException, KeyError, ValueError):
+        form = await parser.parse()
+    if form is None or not parser.complete:
+        raise HTTPException(400, f"the body should be a whole {MULTIPART} with 1 to {most} files")
+    files = [value for _, value in form.multi_items() if not isinstance(value, str)]
+    return [(_name(file, at), await file.read()) for at, file in enumerate(files)]
+
+
+def _name(file: UploadFile, at: int) -> str:
+    name = "".join(letter for letter in (file.filename or "") if letter.isprintable())[:_LONGEST_NAME]
+    return name or f"image {at}"
+
+
+async def _limited(request: Request, most: int) -> AsyncIterator[bytes]:
+    """Yield the body of a request; 413 if it is too large."""
+    declared, size = int(request.headers.get("content-length", "0")), 0
+    if declared <= most:
+        async for part in request.stream():
+            size += len(part)
+            if size > most:
+                break
+            yield part
+    if max(size, declared) > most:
+        raise HTTPException(413, f"the request has more than {most:,} bytes", {"Connection": "close"})

@@ -1,4 +1,4 @@
-"""Compare two runs on the images for which both have scores.
+"""Compare two runs on the images for which both have scores, and print or write the comparison (`--mode=compare`).
 
 Shape letters: N images, K labels, R resamples.
 """
@@ -6,22 +6,37 @@ Shape letters: N images, K labels, R resamples.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TextIO
 
 import numpy as np
+from etils import epath
 from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.bootstrap import CHUNK, WeightedMetrics, draw, percentile_interval
-from mlmoe_jax.evaluation.results import SplitScores, read_labels, read_scores, read_settings, require_split
+from mlmoe_jax.evaluation.results import (
+    SplitScores,
+    hidden_evaluations,
+    read_labels,
+    read_scores,
+    read_settings,
+    require_split,
+)
 from mlmoe_jax.runs.folder import CONFIG, RunFolder
 from mlmoe_jax.runs.restore import read_config
-from mlmoe_jax.runtime.progress import Progress
+from mlmoe_jax.runtime.formats import row_writer, to_json
+from mlmoe_jax.runtime.progress import Progress, status
+from mlmoe_jax.runtime.storage import Target, opened
+from mlmoe_jax.runtime.text import percent, text_table
 
 RESAMPLES, SEED = 1000, 0
 LISTED = 100  # images per split that changed most
 _MOVES = 3  # labels per listed image
+_SHOWN = 10  # rows of a printed table
+# The columns of the CSV; a and b of an image as in ChangedImage.
+_COLUMNS = ("split", "kind", "name", "positives", "a", "b", "difference", "low", "high", "moves")
 
 
 @dataclass(frozen=True)
@@ -145,14 +160,14 @@ def compare_runs(
     settings = first.settings[split]
     label, mask = one.targets(settings.data.difficult_eval)
     measures = [WeightedMetrics(table.scores, label, mask, settings.eval.threshold) for table in (one, other)]
-    metrics, ap = _changes(measures, split, len(one), resamples, seed)
+    names, changes = _changes(measures, split, len(one), resamples, seed)
     return Comparison(
         a=str(first.folder),
         b=str(second.folder),
         split=split,
         counts=counts,
-        metrics=metrics,
-        ap=dict(zip(first.labels, ap, strict=True)),
+        metrics=dict(zip(names, changes, strict=False)),
+        ap=dict(zip(first.labels, changes[len(names) :], strict=True)),
         positives=dict(zip(first.labels, (label * mask).sum(axis=0).astype(int).tolist(), strict=True)),
         changed=changed_images(one, other, label, mask, first.labels),
         resamples=resamples,
@@ -166,14 +181,9 @@ def _match(first: ComparedRun, second: ComparedRun, split: str) -> tuple[SplitSc
     if different := sorted(set(first.labels) ^ set(second.labels)):
         raise UserError(f"the runs have different labels, such as {different[0]}; compare runs on the same labels")
     other = other.with_labels(np.array([second.labels.index(name) for name in first.labels]))
-    for table in (whole, other):
-        names, times = np.unique(table.ids, return_counts=True)
-        if (times > 1).any():
-            raise UserError(f"{split} has the image {names[times > 1][0]} {times.max()} times; keep it once")
-    _, rows, others = np.intersect1d(whole.ids, other.ids, assume_unique=True, return_indices=True)
-    if not rows.size:
-        raise UserError(f"no image of {split} is in both runs, such as {whole.ids[0]}; evaluate both on the same data")
-    only_a, only_b, order = len(whole) - rows.size, len(other) - rows.size, np.argsort(rows)
+    only_a, only_b = np.setdiff1d(whole.ids, other.ids).size, np.setdiff1d(other.ids, whole.ids).size
+    _, rows, others = np.intersect1d(whole.ids, other.ids, return_indices=True)  # of an image that is twice, the first
+    order = np.argsort(rows)
     one, other = whole.take(rows[order]), other.take(others[order])
     differs = np.argwhere(one.codes != other.codes)
     if len(differs):
@@ -184,7 +194,7 @@ def _match(first: ComparedRun, second: ComparedRun, split: str) -> tuple[SplitSc
         )
     read = one.read & other.read
     if not read.any():
-        raise UserError(f"none of the {len(read):,} common images of {split} has scores in both runs")
+        raise UserError(f"no image of {split} has scores in both runs; evaluate both on the same data")
     counts = {"images": int(read.sum()), "only_a": only_a, "only_b": only_b, "unread": int((~read).sum())}
     return one.take(read), other.take(read), counts
 
@@ -192,27 +202,25 @@ def _match(first: ComparedRun, second: ComparedRun, split: str) -> tuple[SplitSc
 # ------------------------------------------------------------------------------------------------------ the differences
 def _changes(
     measures: Sequence[WeightedMetrics], split: str, images: int, resamples: int, seed: int
-) -> tuple[dict[str, Change], list[Change]]:
-    """Return the change of each metric, and of the AP per label, with bootstrap intervals."""
-    (was, ap_was), (now, ap_now) = (measure(np.ones((images, 1), np.float32)) for measure in measures)
-    differences: dict[str, list[np.ndarray]] = {name: [] for name in was}
-    ap_differences = []
+) -> tuple[list[str], list[Change]]:
+    """Return the names of the metrics, and the changes of the metrics and then of the AP per label."""
+    names: list[str] = []
+
+    def values(measure: WeightedMetrics, weights: np.ndarray) -> np.ndarray:
+        metrics, ap = measure(weights)
+        names[:] = metrics
+        return np.column_stack([*metrics.values(), ap])
+
+    differences = []
     progress = Progress(f"compare {split}", math.ceil(resamples / CHUNK), CHUNK * images)
     for weights in draw(images, resamples, seed):
-        (values, ap), (other_values, other_ap) = (measure(weights) for measure in measures)
-        for name in was:
-            differences[name].append(other_values[name] - values[name])
-        ap_differences.append(other_ap - ap)
+        a, b = (values(measure, weights) for measure in measures)
+        differences.append(b - a)
         progress.advance()
     progress.close()
-
-    def change(a: np.ndarray, b: np.ndarray, parts: list[np.ndarray]) -> list[Change]:
-        low, high = (np.atleast_1d(end) for end in percentile_interval(np.concatenate(parts)))
-        rows = zip(np.ravel(a).tolist(), np.ravel(b).tolist(), low.tolist(), high.tolist(), strict=True)
-        return [Change(*row) for row in rows]
-
-    metrics = {name: change(was[name], now[name], differences[name])[0] for name in was}
-    return metrics, change(ap_was, ap_now, ap_differences)
+    a, b = (values(measure, np.ones((images, 1), np.float32))[0] for measure in measures)
+    ends = percentile_interval(np.concatenate(differences))
+    return names, [Change(*row) for row in np.column_stack([a, b, *ends]).tolist()]
 
 
 def changed_images(
@@ -241,3 +249,112 @@ def changed_images(
         present = tuple(labels[k] for k in np.flatnonzero(positive[row] & known[row]))
         changed.append(ChangedImage(str(one.ids[row]), float(change[row]), *map(float, truth), present, moves))
     return tuple(changed)
+
+
+# -------------------------------------------------------------------------------------------------- the command line
+def compare_folders(
+    a: RunFolder,
+    b: RunFolder,
+    *,
+    split: str | None = None,
+    output: str | None = None,
+    as_json: bool = False,
+    resamples: int = RESAMPLES,
+) -> int:
+    """Compare two runs on one split, or on all that both have, print tables or JSON, and return the exit code.
+
+    output: path of a .csv or .json file. Raises UserError as `compare_runs`, and for the same folder twice.
+    """
+    if a.path == b.path:
+        raise UserError(f"both --workdir are {a}; give the folders of two runs")
+    if output and not output.endswith((".csv", ".json")):
+        raise UserError(f"--output={output} should end in .csv or .json")
+    first, second = ComparedRun.of(a), ComparedRun.of(b)
+    comparisons, names = [], [split] if split else shared_splits(first, second)
+    for name in names:
+        try:
+            comparisons.append(compare_runs(first, second, split=name, resamples=resamples))
+        except UserError as error:
+            if not comparisons and name == names[-1]:
+                raise
+            status(f"{name} is left out: {error}")
+    for name in (one.split for one in comparisons):
+        for folder in (a, b):
+            if hidden := hidden_evaluations(folder).get(name):
+                status(f"{folder}: {hidden}")
+        used, other = (run.settings[name].data.difficult_eval for run in (first, second))
+        if used != other:
+            status(f"difficult labels of {name} count as {used} for both runs, according to data.difficult_eval of {a}")
+    report = to_json({one.split: as_dict(one) for one in comparisons}, indent=2)
+    if output:
+        with opened(Target(epath.Path(output), "")) as file:
+            _write_table(file, comparisons) if output.endswith(".csv") else file.write(report + "\n")
+        status(f"written to {output}")
+    print(report if as_json else "\n\n".join(map(format_comparison, comparisons)))
+    return 0
+
+
+def as_dict(comparison: Comparison) -> dict[str, Any]:
+    """Return a comparison as values for JSON."""
+    values = asdict(comparison)
+    values |= values.pop("counts")
+    for changes in (values["metrics"], values["ap"]):
+        for change in changes.values():
+            change["difference"] = change["b"] - change["a"]
+    return values
+
+
+def _write_table(file: TextIO, comparisons: Sequence[Comparison]) -> None:
+    """Write one CSV: fractions with all digits, empty if undefined or if a kind of row has no such value."""
+    write = row_writer(file)
+    write(_COLUMNS)
+    for one in comparisons:
+        for row in _rows(one):
+            cells = [row.get(column, "") for column in _COLUMNS]
+            write("" if isinstance(cell, float) and math.isnan(cell) else cell for cell in cells)
+
+
+def _rows(one: Comparison) -> Iterator[dict[str, Any]]:
+    for kind, changes in (("metric", one.metrics), ("AP", one.ap)):
+        for name, item in changes.items():
+            row = {"split": one.split, "kind": kind, "name": name, **vars(item), "difference": item.difference}
+            yield row | ({"positives": one.positives[name]} if kind == "AP" else {})
+    for image in one.changed:
+        row = {"split": one.split, "kind": "image", "name": image.id, "positives": len(image.labels)}
+        row |= {"a": image.a, "b": image.b, "difference": image.b - image.a}
+        yield row | {"moves": "; ".join(map(str, image.moves))}
+
+
+def format_comparison(comparison: Comparison) -> str:
+    """Return a comparison as tables in percent."""
+    one, counts = comparison, comparison.counts
+    others = {"only_a": "only in a", "only_b": "only in b", "unread": "without scores"}
+    beside = ", ".join(f"{counts[kind]:,} {what}" for kind, what in others.items() if counts[kind])
+    labels = sorted(one.ap, key=lambda name: -np.nan_to_num(abs(one.ap[name].difference), nan=-1))[:_SHOWN]
+    shown = f", the {len(labels)} of {len(one.ap)} labels that changed most" if len(one.ap) > _SHOWN else ""
+    lines = [
+        f"{one.split}: {counts['images']:,} images in both runs" + (f" ({beside})" if beside else ""),
+        f"a = {one.a}",
+        f"b = {one.b}",
+        f"[95 % interval of b − a over {one.resamples:,} resamples of the images], * if it excludes 0",
+        *_table("metric, %", one.metrics),
+        "",
+        *_table(f"AP, %{shown}", {name: one.ap[name] for name in labels}),
+        "",
+        "images that changed most: mean change of a probability, (present labels), label a → b, + closer to the truth",
+    ]
+    for image in one.changed[:_SHOWN]:
+        name = image.id.encode(errors="surrogateescape").decode(errors="replace")
+        lines.append(
+            f"{100 * image.change:6.2f}  {name} ({', '.join(image.labels)})  {'; '.join(map(str, image.moves))}"
+        )
+    return "\n".join(lines)
+
+
+def _table(title: str, changes: dict[str, Change]) -> list[str]:
+    rows = [["", "a", "b", "b − a", ""]]
+    for name, item in changes.items():
+        low, high = percent(item.low, sign="+"), percent(item.high, sign="+")
+        interval = f"[{low}, {high}]{' *' if item.clear else ''}"
+        rows.append([name, percent(item.a), percent(item.b), percent(item.difference, sign="+"), interval])
+    return [title, text_table(rows, align="<>>><", least=(0, 6, 6, 6, 0))]

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator
-from typing import BinaryIO
 
 import numpy as np
-from etils import epath
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import synthetic_label_space
@@ -16,7 +13,7 @@ from mlmoe_jax.data.sources.open import open_splits
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.features import FeatureExtractor
-from mlmoe_jax.models.adapters.catalog import described
+from mlmoe_jax.models.catalog import described
 from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.storage import Folder, whole_file
@@ -51,10 +48,12 @@ def _write_split(folder: Folder, split: Split, extractor: FeatureExtractor) -> N
     np.save(labels, split.labels)
     folder.write_bytes(f"{split.name}.labels.npy", labels.getvalue())
     with contextlib.ExitStack() as stack:
-        files = {
-            kind: stack.enter_context(_array_file(folder / f"{split.name}.{kind}.npy", (len(split), *shape)))
-            for kind, (shape, _) in extractor.kinds().items()
-        }
+        files = {}
+        for kind, (shape, _) in extractor.kinds().items():
+            partial = stack.enter_context(whole_file(folder / f"{split.name}.{kind}.npy"))
+            files[kind] = stack.enter_context(open(partial, "wb"))
+            header = {"descr": "<f4", "fortran_order": False, "shape": (len(split), *shape)}
+            np.lib.format.write_array_header_1_0(files[kind], header)
         for batch in extractor.batches(split):
             for kind, file in files.items():
                 values = batch[kind].astype(np.float32)
@@ -64,11 +63,3 @@ def _write_split(folder: Folder, split: Split, extractor: FeatureExtractor) -> N
 
 def _write_lines(folder: Folder, name: str, lines) -> None:
     folder.write_bytes(name, "".join(f"{line}\n" for line in lines).encode(errors="surrogateescape"))
-
-
-@contextlib.contextmanager
-def _array_file(path: epath.Path, shape: tuple[int, ...]) -> Iterator[BinaryIO]:
-    """Open a new .npy file for the values of an f32 array of `shape`, in their order."""
-    with whole_file(path) as partial, open(partial, "wb") as file:
-        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
-        yield file

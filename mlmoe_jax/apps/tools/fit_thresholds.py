@@ -15,7 +15,7 @@ from mlmoe_jax.runs.restore import read_config
 from mlmoe_jax.runs.thresholds import Thresholds, write_thresholds
 from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.text import some, text_table
+from mlmoe_jax.runtime.text import counted, percent, some, text_table
 
 _SHOWN = 10  # names in a sentence
 
@@ -44,23 +44,28 @@ def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, as_
 
 
 def format_fitted(thresholds: Thresholds) -> str:
-    """Return the metrics before and after in percent, and the labels that could not be fitted."""
-    source, count = thresholds.source, len(thresholds.values)
+    """Return the metrics before and after in percent, the goal, and the labels that could not be fitted."""
+    source = thresholds.source
     rows = [[f"{source['split']}, %", f"{source['fixed']:g}", "fitted"]]
-    for name, before in source["before"].items():
-        rows.append([name, f"{100 * before:.2f}", f"{100 * source['after'][name]:.2f}"])
-    lines = [text_table(rows, least=(10, 8))]
+    rows += [[name, percent(before), percent(source["after"][name])] for name, before in source["before"].items()]
+    return "\n".join([text_table(rows, least=(10, 8)), *fitted_lines(thresholds)])
+
+
+def fitted_lines(thresholds: Thresholds) -> list[str]:
+    """Return the goal of fitted thresholds with their range, and the labels that have none of their own."""
+    source = thresholds.source
     finite = [value for value in thresholds.values.values() if np.isfinite(value)]
     goal = "best F1" if source["goal"] == "f1" else f"precision of {100 * source['precision']:g} %"
     one = "one for all labels" if source["per"] == "global" else "one per label"
-    lines.append(
-        f"{goal}, {one}, on {source['images']:,} images: {min(finite):.3f} to {max(finite):.3f}, median "
+    lines = [
+        f"{goal}, {one}, on {counted(source['images'], 'image')}: {min(finite):.3f} to {max(finite):.3f}, median "
         f"{np.median(finite):.3f}"
-    )
+    ]
     for key, what in (
-        ("shared", f"with fewer than {source['least_positives']} positive images, sharing one threshold"),
+        ("shared", f"with fewer than {source.get('least_positives')} positive images, sharing one threshold"),
         ("never", "never that precise, so never predicted"),
     ):
-        if source[key]:
-            lines.append(f"{len(source[key])} of {count} labels {what}: {some(source[key], _SHOWN)}")
-    return "\n".join(lines)
+        if source.get(key):
+            count = counted(len(thresholds.values), "label")
+            lines.append(f"{len(source[key])} of {count} {what}: {some(source[key], _SHOWN)}")
+    return lines

@@ -20,6 +20,7 @@ import codecs
 import contextlib
 import glob
 import importlib.util
+import io
 import os
 import sys
 from collections.abc import Collection, Iterator, Sequence
@@ -47,11 +48,11 @@ def _of_item(item: str) -> list[str]:
         return _photographs(item)
     if item == "-" or item.startswith("@"):
         return _of_list(item)
-    with _explained("read", item):
+    with _explained(item):
         path = epath.Path(item) if "://" in item else Path(item).expanduser()
         is_folder = path.is_dir()
     if is_folder:
-        if not (images := _search(path)):
+        if not (images := [os.fspath(entry) for entry in _below(path) if _is_image_name(entry.name)]):
             raise UserError(f"folder {item} contains no images ({', '.join(IMAGE_SUFFIXES)})")
         return images
     if "://" in item or os.path.lexists(path):
@@ -79,10 +80,9 @@ def _photographs(item: str) -> list[str]:
 def _of_list(item: str) -> list[str]:
     """Return the paths of a list; bytes that are not UTF-8 are preserved, as in all paths."""
     name = "standard input" if item == "-" else f"the list {item[1:]}"
-    with _explained("read", f"the list of images {'on standard input' if item == '-' else item[1:]}"):
-        if item == "-" and sys.stdin is None:
-            raise ValueError("it is closed")
-        content = read_stream(sys.stdin.buffer, MOST_LIST) if item == "-" else read_bytes(item[1:], MOST_LIST)
+    with _explained(name):
+        stdin = sys.stdin.buffer if sys.stdin else io.BytesIO()  # None if it is closed
+        content = read_stream(stdin, MOST_LIST) if item == "-" else read_bytes(item[1:], MOST_LIST)
     content = content.removeprefix(codecs.BOM_UTF8)
     separator, folder = b"\0" if b"\0" in content else b"\n", os.path.dirname(item[1:])
     lines = [os.fsdecode(line.removesuffix(b"\r")) for line in content.split(separator)]
@@ -91,21 +91,21 @@ def _of_list(item: str) -> list[str]:
     return paths
 
 
-def _search(folder: Path | epath.Path, above: tuple[str, ...] = ()) -> list[str]:
-    """List the images below a folder; a folder with the suffix of an image counts as an image that cannot be read."""
-    real = os.path.realpath(folder)
-    if real in above:  # a link to a parent folder
-        return []
-    images = []
-    with _explained("search", f"folder {folder}"):
+def _below(folder: Path | epath.Path, above: Collection[Path] | None = None) -> Iterator[Path | epath.Path]:
+    """Yield all entries below a folder in order of name, except hidden ones; links to a folder above are not followed.
+
+    A folder with the suffix of an image counts as an image that cannot be read.
+    """
+    real = Path(os.path.realpath(folder))
+    above = {real, *(real.parents if above is None else above)}
+    with _explained(f"folder {folder}"):
         for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-            if entry.name.startswith("."):
+            is_folder = not _is_image_name(entry.name) and entry.is_dir()
+            if entry.name.startswith(".") or (is_folder and Path(os.path.realpath(entry)) in above):
                 continue
-            if _is_image_name(entry.name):
-                images.append(os.fspath(entry))
-            elif entry.is_dir():
-                images += _search(entry, (*above, real))
-    return images
+            yield entry
+            if is_folder:
+                yield from _below(entry, above)
 
 
 def _matches(pattern: str) -> list[str]:
@@ -115,22 +115,9 @@ def _matches(pattern: str) -> list[str]:
         return glob.glob(pattern)
     at = parts.index("**")
     before, after = os.sep.join(parts[:at]), parts[at + 1 :] or ["*"]
-    starts = glob.glob(before or os.sep) if at else [""]
-    folders = [folder for start in starts for folder in _folders(start)]
+    folders = glob.glob(f"{before}{os.sep}") if at else [""]
+    folders += [os.fspath(entry) for start in folders for entry in _below(Path(start)) if entry.is_dir()]
     return [path for folder in folders for path in _matches(os.path.join(glob.escape(folder), *after))]
-
-
-def _folders(folder: str, above: Collection[str] | None = None) -> Iterator[str]:
-    """Yield a folder and all below it, except hidden ones and links to a folder above."""
-    real = os.path.realpath(folder or os.curdir)
-    above = {str(parent) for parent in Path(real).parents} if above is None else above
-    if real in above or not os.path.isdir(real):
-        return
-    yield folder
-    with _explained("search", f"folder {folder or os.curdir}"), os.scandir(folder or os.curdir) as entries:
-        below = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
-    for name in sorted(below):
-        yield from _folders(os.path.join(folder, name), {*above, real})
 
 
 def _is_image_name(name: str) -> bool:
@@ -138,11 +125,11 @@ def _is_image_name(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def _explained(verb: str, place: str) -> Iterator[None]:
+def _explained(place: str) -> Iterator[None]:
     """Turn the errors of a place that cannot be read into a UserError, such as an unknown ~user or kind of address."""
     try:
         yield
     except (OSError, RuntimeError, ValueError, ImportError, KeyError) as error:
         kind = "there are no addresses of this kind" if isinstance(error, KeyError) else ""
         reason = kind or getattr(error, "strerror", None) or (str(error) or type(error).__name__).splitlines()[0]
-        raise UserError(f"cannot {verb} {place[:200]}: {reason.partition('. ')[0].rstrip('.')}") from error
+        raise UserError(f"cannot read {place[:200]}: {reason.partition('. ')[0].rstrip('.')}") from error

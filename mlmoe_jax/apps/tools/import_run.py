@@ -15,7 +15,7 @@ from mlmoe_jax.runs.restore import has_checkpoint, write_run_metadata
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.sharding import place
-from mlmoe_jax.training.initialization import initial_parts, require_source
+from mlmoe_jax.training.initialization import origin_of
 from mlmoe_jax.training.selection import Selection
 from mlmoe_jax.training.setup import build_steps, label_space_for
 
@@ -25,7 +25,7 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
 
     Labels, their order and their groups are those of the training split; no image is read. The folder gets a checkpoint
     of step 0, from which training can resume. Raises UserError if `init_from` is empty or the folder already holds a
-    run, and as `initial_parts` does.
+    run, and as `origin_of` does.
     """
     configuration.validate(config)
     if not config.init_from:
@@ -34,13 +34,13 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
         )
     if has_checkpoint(folder):
         raise UserError(f"{folder} already holds a run; choose another --workdir")
-    require_source(config)
+    origin = origin_of(config)
     folder.require_place()
     preprocess = preprocess_for(config)
     split = open_split(config.data, config.data.train_split, seed=config.seed)
     label_space = label_space_for(config, split)
     mesh = setup_jax(config)
-    parts = initial_parts(config, label_space)
+    parts = origin.parts(label_space)
     total_steps = config.train.epochs * steps_per_epoch(len(split), config.train.batch_size)
     steps = build_steps(config, parts, preprocess, mesh, split.labels, total_steps=total_steps)
     state = place(steps.initial_state(parts), mesh)  # without padding, so the checkpoint does not depend on the mesh

@@ -40,10 +40,8 @@ SAVE_EVERY = 5.0  # seconds; object stores limit how often one object can be rep
 def pack(config: ConfigDict, output: str | os.PathLike) -> int:
     """Pack every split that `config.data` names into the folder, or gs:// address, `output`; return the exit code.
 
-    If `data.val_fraction` holds out images for validation, the training split is packed whole, so that the same config
-    holds out the same images of the packed data set. The exit code is 130 if packing was stopped on request; the same
-    command resumes it.
-    Raises UserError for an unreadable image (unless `data.bad_images` is skip) and for a folder with other content.
+    The exit code is 130 if packing was stopped on request; the same command resumes it. Raises UserError for an
+    unreadable image (unless `data.bad_images` is skip) and for a folder with other content.
     """
     splits = _open_splits(config)
     folder = Folder(epath.Path(output).expanduser())
@@ -64,7 +62,10 @@ def pack(config: ConfigDict, output: str | os.PathLike) -> int:
 
 
 def _open_splits(config: ConfigDict) -> list[Split]:
-    """Open all splits that `config.data` names, complete, with the classes of the training split."""
+    """Open all splits that `config.data` names, complete, with the classes of the training split.
+
+    Images held out by `data.val_fraction` stay in the training split, so that the same config holds them out again.
+    """
     data_config = config.data.copy_and_resolve_references()
     others = [data_config.val_split if not data_config.val_fraction else "", *data_config.test_splits]
     data_config.val_fraction = 0.0
@@ -74,10 +75,7 @@ def _open_splits(config: ConfigDict) -> list[Split]:
 def _write_missing(
     folder: Folder, manifest: dict[str, Any], splits: Sequence[Split], config: ConfigDict, stop: threading.Event
 ) -> None:
-    """Write the shards that the manifest lacks, and add their entries; return early if asked to stop.
-
-    The manifest is stored now and then, so that a command that is killed resumes too.
-    """
+    """Write the shards that the manifest lacks, and add their entries; return early if asked to stop."""
     shards = [shard for split in splits for shard in _missing(manifest, split)]
     sources = {split.name: (split.images, split.ids) for split in splits}
     skip, decoding = config.data.bad_images == "skip", Decoding.of(config.data)
@@ -115,7 +113,6 @@ def _empty_manifest(config: ConfigDict, splits: Sequence[Split]) -> dict[str, An
 
 
 def _fingerprint(split: Split) -> str:
-    """Return a sha256 over ids and labels in order."""
     digest = hashlib.sha256("\0".join(split.ids).encode(errors="surrogatepass"))
     digest.update(np.ascontiguousarray(split.labels, np.int8).tobytes())
     return digest.hexdigest()
@@ -141,8 +138,6 @@ def _resume(folder: Folder, manifest: dict[str, Any], config: ConfigDict) -> dic
 
 
 def _require_same(folder: Folder, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise UserError if a folder was packed from other data or with other settings."""
-
     def identity(manifest: dict[str, Any]) -> dict[str, Any]:
         sums = {f"images or labels of split {name}": s["source_sha256"] for name, s in manifest["splits"].items()}
         settings = {f"pack.{key}": value for key, value in manifest["settings"].items()}

@@ -7,7 +7,6 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, TextIO
 
 import numpy as np
@@ -48,13 +47,14 @@ def predict_files(
     checkpoint is damaged and the one before it was used.
     """
     target = choose_target(output, folder, as_json=as_json, gates=gates)
-    if batch_size is not None and batch_size < 1:
-        raise UserError(f"--batch-size={batch_size} should be above 0")
     folder.require_model()
-    paths = _of_first_process(lambda: find_images(given))
+    # Only the first process has a standard input; if no image is found, it ends with the reason, and so the others.
+    paths = distributed.broadcast_from_first(find_images(given) if distributed.is_first() else None)
     predictor = Predictor.from_run(folder.path, overrides, checkpoint=checkpoint)
-    if top_k is None and target.kind == "csv":
-        _require_distinct_columns(predictor.names)
+    if top_k is None and target.kind == "csv" and (same := set(_COLUMNS) & set(predictor.names)):
+        raise UserError(
+            f"the label {min(same)} has the name of a column of the CSV; write --output=….jsonl, or use --top-k"
+        )
     devices, writes, summary = predictor.run.mesh.size, distributed.is_first(), _Summary(len(paths))
     size = even_batch(len(paths), batch_size or BATCH * devices, devices)
     with contextlib.closing(Progress("predict", math.ceil(len(paths) / size), size)) as progress:
@@ -78,22 +78,7 @@ def even_batch(images: int, most: int, devices: int) -> int:
     return devices * math.ceil(images / math.ceil(images / most) / devices)
 
 
-def _of_first_process(find: Callable[[], list[str]]) -> list[str]:
-    """Call `find` on the first process, the only one with a standard input; return, or raise, its result on all."""
-    message: dict[str, Any] = {}
-    if distributed.is_first():
-        try:
-            message["paths"] = find()
-        except UserError as error:
-            message["error"] = str(error)
-    message = distributed.broadcast_from_first(message)
-    if "error" in message:
-        raise UserError(message["error"])
-    return message["paths"]
-
-
 def _report_thresholds(predictor: Predictor, folder: RunFolder, overrides: Sequence[tuple[str, str]]) -> None:
-    """Log the thresholds, unless all labels have the default."""
     if (predictor.thresholds == default_config().eval.threshold).all():
         return
     finite = np.unique(predictor.thresholds[np.isfinite(predictor.thresholds)])
@@ -119,10 +104,8 @@ def choose_target(output: str | None, folder: RunFolder, *, as_json: bool = Fals
         path = epath.Path(output or folder / f"predictions.{'jsonl' if gates else 'csv'}")
         if path.suffix not in (".csv", ".jsonl"):
             raise UserError(f"--output={path} should end in .csv or .jsonl, or be - for standard output")
-        if path.is_dir():
-            raise UserError(f"--output={path} is a folder; name a file")
-        if output and "://" not in str(path) and not path.parent.is_dir():
-            raise UserError(f"there is no folder {path.parent} to write {path.name} into")
+        if path.is_dir() or (output and "://" not in str(path) and not path.parent.is_dir()):
+            raise UserError(f"--output={path} should be a file in a folder that exists")
         target = Target(path, path.suffix[1:])
     if gates and target.kind == "csv":
         raise UserError("--gates needs JSON lines; give --output=FILE.jsonl, or --output=- with --json")
@@ -131,13 +114,6 @@ def choose_target(output: str | None, folder: RunFolder, *, as_json: bool = Fals
 
 # --------------------------------------------------------------------------------------------------------------- rows
 _COLUMNS = ("image", "labels", "error")  # of a CSV, before the scores
-
-
-def _require_distinct_columns(names: Sequence[str]) -> None:
-    if same := [name for name in names if name in _COLUMNS]:
-        raise UserError(
-            f"the label {same[0]} has the name of a column of the CSV; write --output=….jsonl, or use --top-k"
-        )
 
 
 def row_writer(file: TextIO, kind: str, names: Sequence[str], top_k: int | None = None) -> Callable[[Result], None]:
@@ -179,19 +155,14 @@ def _json_row(result: Result, names: Sequence[str], top_k: int | None) -> dict[s
 
 
 # ------------------------------------------------------------------------------------------------------------ summary
-@dataclass
 class _Summary:
     """The printed summary of a prediction: its first rows, the errors, and the speed."""
 
-    images: int
-
-    def __post_init__(self):
-        self.done, self.unread, self.started = 0, 0, time.perf_counter()
+    def __init__(self, images: int):
+        self.images, self.unread, self.started = images, 0, time.perf_counter()
         self.first: list[Result] = []
 
     def add(self, result: Result) -> None:
-        """Count a result, and log its error at once unless there are more than SHOWN."""
-        self.done += 1
         if len(self.first) < SHOWN:
             self.first.append(result)
         if result.error:
@@ -201,18 +172,17 @@ class _Summary:
 
     def print(self, target: Target, *, as_json: bool) -> None:
         """Print the summary to stdout, its numbers alone with `as_json`; log it if the rows are written to stdout."""
-        rate = self.done / max(1e-9, time.perf_counter() - self.started)
+        labeled, rate = self.images - self.unread, self.images / max(1e-9, time.perf_counter() - self.started)
         if self.unread > SHOWN:
             status(f"… and {self.unread - SHOWN:,} more errors; {target} contains all of them")
-        if as_json and target.path is not None:
-            numbers = {"images": self.done, "labeled": self.done - self.unread, "unreadable": self.unread}
+        sentence = f"{labeled:,} of {counted(self.images, 'image')} labeled ({rate:.3g} images/s); written to {target}"
+        if target.path is None:
+            status(sentence)
+        elif as_json:
+            numbers = {"images": self.images, "labeled": labeled, "unreadable": self.unread}
             print(to_json({**numbers, "images_per_second": rate, "output": str(target)}, indent=2))
-            return
-        labeled = f"{self.done - self.unread:,} of {counted(self.images, 'image')} labeled"
-        show = status if target.path is None else print
-        if target.path is not None:
-            show(self._table())
-        show(f"{labeled} ({rate:.3g} images/s); written to {target}")
+        else:
+            print(self._table(), sentence, sep="\n")
 
     def _table(self) -> str:
         rows = []
@@ -222,6 +192,6 @@ class _Summary:
             text = "  ".join(f"{printable(label)} {100 * scores[label]:.0f} %" for label in best)
             name = printable(result.image.encode(errors="surrogateescape").decode(errors="replace"))
             rows.append([name, "unreadable" if result.error else text or "(no label reaches its threshold)"])
-        if self.done > len(self.first):
-            rows.append([f"… and {self.done - len(self.first)} more"])
+        if self.images > len(self.first):
+            rows.append([f"… and {self.images - len(self.first)} more"])
         return text_table(rows, align="<")

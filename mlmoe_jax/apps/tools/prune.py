@@ -26,8 +26,8 @@ from mlmoe_jax.data.prepare import Batch
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import Results, training_results
-from mlmoe_jax.models.adapters.catalog import prompts_of
 from mlmoe_jax.models.apply import apply
+from mlmoe_jax.models.catalog import prompts_of
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.runs.folder import CHECKPOINTS, CONFIG, RunFolder
 from mlmoe_jax.runs.restore import Run, open_run
@@ -73,10 +73,8 @@ def prune(config: ConfigDict, folder: RunFolder) -> Results:
         levels = make_levels(importance, config.prune)
         results = {}
         for number, level in enumerate(levels, start=1):
-            of_level = at_level(config, level)
-            results[level] = _train_once(
-                of_level, folder.below(f"{LEVELS}/{level.name}"), f"level {number} of {len(levels)}, {level.name}"
-            )
+            place, title = folder.below(f"{LEVELS}/{level.name}"), f"level {number} of {len(levels)}, {level.name}"
+            results[level] = _train_once(at_level(config, level), place, title)
             if distributed.is_first():
                 _write_table(folder, results, config.eval.select_metric)
         split, metric = selection_split(config), config.eval.select_metric
@@ -109,9 +107,8 @@ def at_level(config: ConfigDict, level: Level) -> ConfigDict:
 def make_levels(importance: dict[str, np.ndarray], prune_config: ConfigDict) -> list[Level]:
     """Return every combination of token and segment levels of `config.prune`; levels with equal masks appear once.
 
-    importance: `tokens` f64[P] and `segments` f64[P,S], S segments per prompt. The lowest values are pruned first;
-    segments are compared within their prompt. At least one prompt is kept, and a quarter of the segments of each: the
-    authors keep 4 of 16.
+    importance: as `measure_importance` returns it. The lowest values are pruned first; segments are compared within
+    their prompt. At least one prompt is kept, and a quarter of the segments of each: the authors keep 4 of 16.
     """
     levels: dict[tuple, Level] = {}
     for tokens, segments in itertools.product(prune_config.token_levels, prune_config.segment_levels):
@@ -156,23 +153,12 @@ def measure_importance(run: Run, *, how: str = "signed") -> dict[str, np.ndarray
 
 
 def _importance_step(run: Run, labels: np.ndarray) -> Callable[..., Params]:
-    """Return the jitted gradient of the training loss with respect to the masks.
-
-    labels: codes i8[N,K] of the training split.
-    """
+    """Return the jitted gradient of the training loss by the masks; labels: codes of the training split."""
     objective = training_objective(run.config, labels)
 
     def loss_of(masks: Params, values: Params, frozen: Params, batch: Batch, key: jax.Array) -> jax.Array:
         values = {**values, **frozen} | {path: masks[name] for name, path in MASKS.items()}
-        prediction, _ = apply(
-            run.definition,
-            values,
-            batch,
-            run.preprocess,
-            run.mesh,
-            run.label_axes,
-            key=key,
-        )
+        prediction, _ = apply(run.definition, values, batch, run.preprocess, run.mesh, run.label_axes, key=key)
         return objective(prediction, batch)[0]
 
     @partial(jax.jit, out_shardings=NamedSharding(run.mesh, REPLICATED))
@@ -185,7 +171,6 @@ def _importance_step(run: Run, labels: np.ndarray) -> Callable[..., Params]:
 
 # ------------------------------------------------------------------------------------------------------------ parts
 def _importance(folder: RunFolder, config: ConfigDict) -> dict[str, np.ndarray]:
-    """Measure the importance of the learned masks, or read it if an earlier call has stored it."""
     name = IMPORTANCE.format(config.prune.importance)
     if distributed.broadcast_from_first((folder / name).exists()):
         return folder.read_npz(name)
@@ -196,7 +181,6 @@ def _importance(folder: RunFolder, config: ConfigDict) -> dict[str, np.ndarray]:
 
 
 def _train_once(config: ConfigDict, folder: RunFolder, title: str) -> Results:
-    """Return the results of a training; start or resume it unless it is finished."""
     config_of_run(config, folder)
     if (finished := training_results(folder)) is not None:
         status(f"{title}: already finished")
@@ -224,7 +208,5 @@ def _require_prunable(config: ConfigDict) -> None:
     if not prompts_of(config).prunable:
         kind = config.model.prompts.kind
         raise UserError(f"--mode=prune prunes the prompts of E2VPT, not {kind} prompts; start from configs/e2vpt.py")
-    if config.model.prompts.pruning != "none":
-        raise UserError("--mode=prune sets model.prompts.pruning itself; leave it at none")
     if config.eval.select_on == "none":
         raise UserError("--mode=prune chooses a level by its eval.select_metric: set eval.select_on to val or test")

@@ -9,17 +9,12 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.config.loading import parse_arg
-from mlmoe_jax.config.recipes.shared import OPTION, evaluate_like, follow, read_selection, use_dataset, use_selection
+from mlmoe_jax.config.recipes.shared import OPTION, apply_selection, evaluate_like, follow, train_on_digits, use_dataset
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViTShape
-from mlmoe_jax.models.heads.query import ML_DECODER, Q2L
+from mlmoe_jax.models.heads.query import Q2L
 from mlmoe_jax.models.heads.routed_experts import SETTINGS
-
-DRMOE_PRESETS = tuple(SETTINGS)
-
-# The parts of a ResNet that Query2Label keeps frozen.
-Q2L_FROZEN = (r"^backbone/(stem|stages/0)/", False)
 
 
 def feature_map(
@@ -41,13 +36,12 @@ def feature_map(
     """
     own = {"tune": tune, "preset": presets[0], **OPTION, **further}
     options = parse_arg(arg, dataset=dataset, root="", resolution=0, backbone="", **own)
-    read_selection(options, presets)
     if options.tune not in ("auto", "yes", "no"):
         raise UserError(f"tune={options.tune} is not one of auto, yes, no")
     digits = options.dataset == "digits"
     config = default_config()
     use_dataset(config, options.dataset, options.root, options.resolution or (64 if digits else resolution))
-    use_selection(config, options.selection)
+    apply_selection(config, options, presets)
     config.model.backbone.name = options.backbone or ("vit_digits" if digits else backbone)
     tune_backbone(config, options.tune)
     config.loss.kind, config.loss.scale = "bce", 1.0
@@ -89,11 +83,7 @@ def small(config: ConfigDict, *, rate: float) -> ConfigDict:
     head.routing.expert_hidden = head.routing.gate_hidden = 32
     head.graph.hidden, head.graph.vector_width = 128, 10
     head.sequence.hidden, head.sequence.embedding, head.sequence.max_labels = 128, 32, 5
-    config.model.prompts.num_groups = 3
-    config.optim.learning_rate = rate
-    config.train.epochs = 8
-    config.ema.decay = 0.99
-    config.eval.every_epochs = 2
+    train_on_digits(config, rate=rate)
     return config
 
 
@@ -104,28 +94,8 @@ def use_q2l(config: ConfigDict) -> None:
     config.loss.kind, config.loss.scale = "asymmetric", 1000.0
 
 
-def use_ml_decoder(config: ConfigDict, *, groups: int = 100) -> None:
-    """Set ML-Decoder (Ridnik et al., WACV 2023): fixed queries, at most `groups`, and one decoder layer."""
-    config.model.head.kind = "query"
-    config.model.head.decoder.update({"queries": groups, **ML_DECODER})
-
-
-def use_unit_input(config: ConfigDict, tune: str) -> None:
-    """Let a tuned backbone get pixels in 0 … 1, as in the authors' code of ASL and ML-Decoder.
-
-    A frozen backbone keeps the normalization of its weights. tune: as in `tune_backbone`.
-    """
-
-    def normalization(name: str) -> str:
-        return "unit" if is_tuned(tune, name) else "auto"
-
-    follow(config, "model.backbone.normalization", normalization, "model.backbone.name")
-
-
 def use_routed_experts(config: ConfigDict, preset: str) -> None:
     """Set the experts of DR-MoE (`recommended`, `literal`), its ablation `static`, or the rebuilt HSQ (`hsq`)."""
-    if preset not in SETTINGS:
-        raise UserError(f"preset={preset} is not one of {', '.join(SETTINGS)}")
     config.model.head.kind = "routed_experts"
     config.model.head.routing.update(SETTINGS[preset])
 
@@ -147,7 +117,7 @@ def q2l_recipe(config: ConfigDict, tune: str) -> None:
     Images without labels are kept, except in VG256, whose split is drawn from the images with labels. tune: as in
     `tune_backbone`.
     """
-    tune_backbone(config, tune, frozen=(Q2L_FROZEN,))
+    tune_backbone(config, tune, frozen=((r"^backbone/(stem|stages/0)/", False),))
     config.data.keep_empty = config.data.name != "vg256"
     config.data.exif = "ignore"
     config.augment.cutout, config.augment.randaugment = 0.5, "uda"

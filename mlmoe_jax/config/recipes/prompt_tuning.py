@@ -11,9 +11,8 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.config.loading import parse_arg
-from mlmoe_jax.config.recipes.shared import OPTION, evaluate_like, follow, read_selection, use_dataset, use_selection
+from mlmoe_jax.config.recipes.shared import OPTION, apply_selection, evaluate_like, follow, train_on_digits, use_dataset
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.adapters.groups import SIDES
 
 PRESETS = ("code", "paper")
 VIT_B16 = ("in1k", "in21k", "mae", "mocov3")  # the weights of ViT-B/16 in the papers
@@ -40,7 +39,6 @@ def prompt_tuning(
     """
     common = {"dataset": "coco2014", "root": "", "resolution": 0, "backbone": "", "preset": "code"}
     options = parse_arg(arg, **common, precision="auto", **OPTION, **further)
-    read_selection(options, PRESETS)
     if options.precision not in PRECISIONS:
         raise UserError(f"precision={options.precision} is not one of {', '.join(PRECISIONS)}")
     digits = options.dataset == "digits"
@@ -48,14 +46,10 @@ def prompt_tuning(
     config = default_config()
     use_dataset(config, options.dataset, options.root, options.resolution or (64 if digits else 224))
     config.model.backbone.name = options.backbone
-    use_selection(config, options.selection)
+    apply_selection(config, options, PRESETS)
     config.model.dtype, config.eval.dtype = PRECISIONS[options.precision]
     if digits:
-        config.optim.learning_rate = digits_rate
-        config.train.epochs = 8
-        config.ema.decay = 0.99
-        config.eval.every_epochs = 2
-        config.model.prompts.num_groups = 3
+        train_on_digits(config, rate=digits_rate)
         config.model.prompts.count = 18  # equals 3 groups of 3 on both sides
         return config, options
     evaluate_like(config, "mlvpt", metric="mAP_envelope")
@@ -114,14 +108,3 @@ def use_ml_vpt(config: ConfigDict, *, preset: str = "code") -> None:
     config.loss.terms = {"logits": 0.0, "co": 1.0, "dc": 1.0, **gate_terms}
     # An unused bias gets no gradient and, as in the authors' code, no decay either.
     config.optim.decay_rules = ((GATE_BIAS, 0.0),) if code else ()
-
-
-def use_group_prompts(config: ConfigDict, *, sides: str = "both", preset: str = "code") -> None:
-    """Set GVPT: ML-VPT's group prompts and one classifier per side, without experts; with one side VPT-CO or VPT-DC."""
-    if sides not in SIDES:
-        raise UserError(f"sides={sides} is not one of {', '.join(SIDES)}")
-    use_ml_vpt(config, preset=preset)
-    config.model.prompts.sides = sides
-    config.model.head.kind = "group_linear"
-    config.loss.terms = {"logits": 0.0, **dict.fromkeys(SIDES[sides], 1.0)}
-    config.optim.decay_rules = ()

@@ -51,6 +51,13 @@ def use_dataset(config: ConfigDict, name: str, root: str, resolution: int) -> No
     config.model.prompts.groups = "published"
 
 
+def train_on_digits(config: ConfigDict, *, rate: float) -> None:
+    """Set the training that all methods share on `digits`."""
+    config.optim.learning_rate = rate
+    config.train.epochs, config.eval.every_epochs, config.ema.decay = 8, 2, 0.99
+    config.model.prompts.num_groups = 3
+
+
 # ----------------------------------------------------------------------------------------------------------- selection
 # Every config of a method takes `selection=published`, the default, or `selection=honest`: the test split and metric
 # of a paper, or held-out training images. `preset=honest` is short for the default preset with `selection=honest`.
@@ -58,10 +65,13 @@ PUBLISHED, HONEST = SELECTIONS = ("published", "honest")
 OPTION = {"selection": ""}  # for `parse_arg`; "" = published, or honest if the preset says so
 
 
-def read_selection(options: ConfigDict, presets: Sequence[str]) -> None:
-    """Replace `preset=honest` by the first of `presets` and `selection=honest`.
+def apply_selection(config: ConfigDict, options: ConfigDict, presets: Sequence[str]) -> None:
+    """Apply the option `selection` to a config with a data set, and replace `preset=honest` by the first of `presets`.
 
-    Raises UserError for other values, and for a preset and a selection that contradict each other.
+    published: leave what the data set has set. honest: select weights and fit thresholds on validation images, and read
+    the test splits once, at the end; a data set without a validation split holds out a tenth of its training images,
+    the same for all seeds. Raises UserError for other values, and for a preset and a selection that contradict each
+    other.
     """
     given = options.selection
     options.selection = given or (HONEST if options.preset == HONEST else PUBLISHED)
@@ -72,22 +82,11 @@ def read_selection(options: ConfigDict, presets: Sequence[str]) -> None:
         if given == PUBLISHED:
             raise UserError("preset=honest means selection=honest; leave selection=published out")
         options.preset = presets[0]
-
-
-def use_selection(config: ConfigDict, selection: str) -> None:
-    """Apply `selection` to a config with a data set.
-
-    published: leave what the data set has set. honest: select weights and fit thresholds on validation images, and read
-    the test splits once, at the end; a data set without a validation split holds out a tenth of its training images,
-    the same for all seeds.
-    """
-    if selection != HONEST:
-        return
-    data = config.data
-    if not data.val_split:
-        data.val_split, data.val_fraction = "held_out", 0.1
-    config.eval.select_on = "val"
-    config.thresholds.at_end = True
+    if options.selection == HONEST:
+        if not config.data.val_split:
+            config.data.val_split, config.data.val_fraction = "held_out", 0.1
+        config.eval.select_on = "val"
+        config.thresholds.at_end = True
 
 
 def evaluate_like(config: ConfigDict, evaluator: str, *, metric: str = "mAP") -> None:

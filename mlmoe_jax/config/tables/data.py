@@ -3,6 +3,8 @@
 from mlmoe_jax.config.keys import AutoInteger, Choice, Flag, Integer, Interval, Number, Text, Texts, section
 from mlmoe_jax.data.sources.open import SOURCES
 
+_DIFFICULT = {"negative": "as absent", "ignore": "not at all", "positive": "as present"}
+
 DATA = section(
     "The data set: its location, its splits, and how its images are read.",
     name=Choice(
@@ -101,16 +103,8 @@ DATA = section(
         "Treatment of the orientation in an image's EXIF data; --mode=predict applies it unless this key is set there.",
         of={"apply": "rotate the image upright", "ignore": "keep the stored rows, as the published codes do"},
     ),
-    difficult_train=Choice(
-        "negative",
-        "How labels that are marked difficult count in training.",
-        of={"negative": "as absent", "ignore": "not at all", "positive": "as present"},
-    ),
-    difficult_eval=Choice(
-        "negative",
-        "How labels that are marked difficult count in metrics.",
-        of={"negative": "as absent", "ignore": "not at all", "positive": "as present"},
-    ),
+    difficult_train=Choice("negative", "How labels that are marked difficult count in training.", of=_DIFFICULT),
+    difficult_eval=Choice("negative", "How labels that are marked difficult count in metrics.", of=_DIFFICULT),
     keep_empty=Flag(
         False,
         "Keep images without any positive label in the published data sets, and those with only difficult labels that "
@@ -150,6 +144,12 @@ DATA = section(
     ),
 )
 
+
+def _jitter(what: str) -> Number:
+    doc = f"Strength of {what} jitter s, with a factor drawn uniformly from 1 − s to 1 + s."
+    return Number(0.0, doc, least=0, most=1)
+
+
 AUGMENT = section(
     "Augmentation of training images, applied in the order of these keys.",
     geometry=Choice(
@@ -178,15 +178,9 @@ AUGMENT = section(
         least=0,
         most=1,
     ),
-    contrast=Number(
-        0.0, "Strength of contrast jitter s, with a factor drawn uniformly from 1 − s to 1 + s.", least=0, most=1
-    ),
-    brightness=Number(
-        0.0, "Strength of brightness jitter s, with a factor drawn uniformly from 1 − s to 1 + s.", least=0, most=1
-    ),
-    saturation=Number(
-        0.0, "Strength of saturation jitter s, with a factor drawn uniformly from 1 − s to 1 + s.", least=0, most=1
-    ),
+    contrast=_jitter("contrast"),
+    brightness=_jitter("brightness"),
+    saturation=_jitter("saturation"),
     hue=Number(
         0.0,
         "Strength of hue jitter s, with a turn drawn uniformly from −s to s of the circle of colors.",

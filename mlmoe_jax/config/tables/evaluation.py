@@ -56,7 +56,9 @@ THRESHOLDS = section(
         False, "Fit at the end of training too, so that the results have the test splits at the fitted thresholds."
     ),
     split=Text(
-        "", "Split to fit on, which must not be one that results are reported on; if it is empty, data.val_split."
+        "",
+        "Split to fit on, which must not be one that results are reported on; if it is empty, data.val_split, or "
+        "out_of_fold with train.fit=logistic.",
     ),
     per=Choice(
         "class", "Whether every class has its own threshold.", of={"class": "one per class", "global": "one for all"}

@@ -1,7 +1,7 @@
 """Keys of the heads: which head reads the backbone's features, and the settings of each family."""
 
 from mlmoe_jax.config.keys import Choice, Flag, Integer, Number, Text, section
-from mlmoe_jax.models.heads.catalog import HEADS
+from mlmoe_jax.models.catalog import HEADS
 
 DECODER = section(
     "For query and routed_experts: learned queries that read the tokens of the image through a transformer.",
@@ -12,6 +12,7 @@ DECODER = section(
             "dr_moe": "a transformer on the queries, with sines added to the patches once",
             "independent": "as dr_moe, without self-attention between queries, for many labels",
             "q2l": "queries and sines added in every layer, no self-attention between queries",
+            "q2l_self_attention": "as q2l, with self-attention, which flags of the authors' code keep",
             "ml_decoder": "fixed queries, LN(x + dropout(x)) for their self-attention, a projection with ReLU",
         },
     ),

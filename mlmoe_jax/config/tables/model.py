@@ -2,7 +2,7 @@
 
 from mlmoe_jax.config.keys import ANY, Choice, Flag, Integer, Number, Text, Texts, section
 from mlmoe_jax.config.tables.heads import HEAD
-from mlmoe_jax.models.adapters.catalog import PROMPTS as PROMPTS_OF_KIND
+from mlmoe_jax.models.catalog import PROMPTS as PROMPTS_OF_KIND
 
 BACKBONE = section(
     "The network that turns an image into tokens, usually pretrained and frozen.",

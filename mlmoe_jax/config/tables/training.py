@@ -1,7 +1,7 @@
 """Keys of the loss, the optimizer, the training loop, checkpoints and the device mesh."""
 
 from mlmoe_jax.config.keys import ANY, Choice, Flag, Integer, Number, Rules, Shares, section
-from mlmoe_jax.models.loss_kinds import LOSSES
+from mlmoe_jax.models.catalog import LOSSES
 
 TERMS = section(
     "Weights of the terms that the head gives: cls and patches of linear; map and graph of add_gcn; co and dc of the "
@@ -92,6 +92,16 @@ EMA = section(
 
 TRAIN = section(
     "The training loop.",
+    fit=Choice(
+        "steps",
+        "How the values are found; for logistic, optim, ema, epochs and all else that is about steps have no effect, "
+        "and no split selects anything.",
+        of={
+            "steps": "by steps of the optimizer on batches",
+            "logistic": "those of a linear classifier on cached features, by L2-penalized logistic regression to "
+            "convergence, with the penalty of the least cross-validated log loss",
+        },
+    ),
     epochs=Integer(40, "Number of passes over the training split.", above=0),
     batch_size=Integer(64, "Number of images per step over all devices.", above=0),
     accumulate=Integer(

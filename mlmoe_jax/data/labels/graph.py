@@ -1,12 +1,31 @@
-"""The label graph of ML-GCN, computed from the co-occurrence of labels in training.
+"""The label graph of ML-GCN and the vectors of its nodes, from the co-occurrence of labels in training.
 
-Chen, Wei, Wang and Guo, "Multi-label image recognition with graph convolutional networks", CVPR 2019. Axis: k
-labels.
+Chen, Wei, Wang and Guo, "Multi-label image recognition with graph convolutional networks", CVPR 2019. Axes: k labels, d
+numbers per vector.
 """
 
-import numpy as np
-from jaxtyping import Float, Int32, Num
+from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from etils import epath
+from jaxtyping import Float, Float32, Int32, Num
+from numpy.typing import NDArray
+
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.files import MOST_LINE, damage_explained, open_regular
+from mlmoe_jax.runtime.text import some
+
+# VOC writes these names as one word.
+COMPOUNDS = {"diningtable": ("dining", "table"), "pottedplant": ("potted", "plant"), "tvmonitor": ("tv", "monitor")}
+# The standard deviation of the numbers in GloVe's 300-dimensional vectors of the COCO label names.
+GLOVE_DEVIATION = 0.377
+_PARTS = re.compile(r"[^\W_]+")
 # The authors' code adds this to the number of edges of a label, which may be 0.
 _EPSILON = 1e-6
 
@@ -38,15 +57,7 @@ def label_graph(
     transpose=False follows ML-GCN, eq. 8: row sums in W, and Ā = diag(d) W diag(d). A label receives information from
     the labels that it implies.
 
-    Args:
-      counts: see Counts.
-      positives: see Positives.
-      threshold: τ in (0, 1].
-      share: p in [0, 1).
-      transpose: see above.
-
-    Returns:
-      The identity if there are no edges.
+    Without edges, Ā is the identity. threshold: τ in (0, 1]. share: p in [0, 1).
     """
     edges = (conditional_probabilities(counts, positives) >= threshold).astype(np.float64)
     degree = edges.sum(axis=0 if transpose else 1, keepdims=True)
@@ -59,3 +70,118 @@ def label_graph(
 def frequency_order(positives: Positives) -> Int32[np.ndarray, " k"]:
     """Return the labels by decreasing number of positives; ties keep their order."""
     return np.argsort(-np.asarray(positives, np.int64), kind="stable").astype(np.int32)
+
+
+# ------------------------------------------------------------------------------------------------ vectors of labels
+def read_glove(path: str | Path, names: Sequence[str]) -> Float32[np.ndarray, "k d"]:
+    """Look up label names in a GloVe text file: one word and d numbers per line, after an optional line of two numbers.
+
+    A name is converted to lower case and split at blanks and underscores. A word that is not in the file is split at
+    all characters other than letters and digits (`t-shirt`, `plant(potted)`). The vector of a name is the mean of the
+    vectors of its words that are in the file, as in ML-GCN. Only the lines that are needed are parsed.
+
+    Raises:
+      UserError: the file cannot be read or has another format, or it has no word of some label.
+    """
+    spelled = [_words(name) for name in names]
+    needed = {word for words in spelled for whole in words for word in (whole, *_PARTS.findall(whole))}
+    vector_of = _rows(path, needed)
+    vectors, lost = [], []
+    for name, words in zip(names, spelled, strict=True):
+        parts = [part for word in words for part in ((word,) if word in vector_of else _PARTS.findall(word))]
+        rows = [vector_of[part] for part in parts if part in vector_of]
+        if rows:
+            vectors.append(np.mean(rows, axis=0))
+        else:
+            lost.append(name)
+    if lost:
+        raise UserError(
+            f"{path} has no word of the labels {some(lost)}; name labels in the language of the file or set "
+            "model.head.graph.word_vectors='' to use the co-occurrence counts"
+        )
+    return np.asarray(vectors, np.float32)
+
+
+def cooccurrence_vectors(
+    counts: Counts, positives: Positives, images: int, *, width: int = 300
+) -> Float32[np.ndarray, "k d"]:
+    """Compute vectors of labels from the training labels alone, for use without a file of word vectors.
+
+    Like word vectors from co-occurring words (Levy and Goldberg, sec. 5), they are computed from the spectrum of the
+    positive pointwise mutual information
+
+        M[i,j] = max(0, log(p(i,j) / (p(i) p(j)))),   p(i,i) = p(i).
+
+    A label co-occurs with itself, so the diagonal is −log p(i). With M = Q Λ Qᵀ, the vectors are the rows of Q √Λ for
+    the largest positive eigenvalues: among vectors of this width, their products are closest to M (Eckart and Young).
+    The sign of a column makes its largest entry positive. Columns are padded with zeros to `width`, and each row is
+    scaled to the length 0.377·√width, the length of GloVe vectors: vectors of equal length work best
+    (Levy, Goldberg and Dagan, sec. 3.3), and the published learning rates of ML-GCN fit this length.
+
+    Imaginary images keep every vector away from zero: one image per label without positives, with this label only, and
+    one image without labels. Without any counts, the vectors are orthogonal.
+
+    The vectors are reproducible on one machine. Another machine may rotate vectors of equal eigenvalues into each
+    other, so a trained model must be stored with its vectors.
+    """
+    positives = np.asarray(positives, np.float64)
+    seen = np.maximum(positives, 1)
+    total = images + np.sum(positives == 0) + 1
+    together = np.array(counts, np.float64)
+    np.fill_diagonal(together, seen)
+    with np.errstate(divide="ignore"):  # the logarithm for pairs that never occur is clipped to 0
+        information = np.maximum(np.log(together * total / np.outer(seen, seen)), 0)
+    values, axes = np.linalg.eigh(information)
+    largest = np.argsort(-values, kind="stable")[:width]
+    vectors = axes[:, largest] * np.sqrt(np.maximum(values[largest], 0))
+    vectors = np.pad(_with_signs(vectors), ((0, 0), (0, width - len(largest))))
+    length = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit = np.divide(vectors, length, out=np.zeros_like(vectors), where=length > 0)
+    return (unit * GLOVE_DEVIATION * np.sqrt(width)).astype(np.float32)
+
+
+def _words(name: str) -> list[str]:
+    words = name.lower().replace("_", " ").split()
+    return [part for word in words for part in COMPOUNDS.get(word, (word,))]
+
+
+def _rows(path: str | Path, words: set[str]) -> dict[str, NDArray[np.float64]]:
+    keys, rows = {word.encode(): word for word in words}, {}
+    with (
+        damage_explained(path),
+        epath.Path(path).open("rb") if "://" in str(path) else open_regular(path) as file,
+    ):
+        lines = iter(partial(file.readline, MOST_LINE), b"")
+        first = next(lines, b"")
+        width = _width(first)
+        for number, line in enumerate(chain((first,), lines), 1):
+            word, _, rest = line.partition(b" ")
+            if word not in keys or keys[word] in rows:
+                continue
+            numbers = rest.split()
+            # Some words in the largest files contain blanks and begin with a needed word.
+            if len(numbers) == width:
+                rows[keys[word]] = _numbers(number, numbers)
+    return rows
+
+
+def _width(first: bytes) -> int:
+    fields = first.split()
+    if len(fields) == 2 and all(field.isdigit() for field in fields):
+        return int(fields[1])
+    return len(_numbers(1, fields[1:]))
+
+
+def _numbers(line: int, fields: list[bytes]) -> NDArray[np.float64]:
+    numbers = np.array([float(field) for field in fields])
+    if not numbers.size or not np.isfinite(numbers).all():
+        raise ValueError(f"its line {line} should have a word and its numbers, as in a GloVe text file")
+    return numbers
+
+
+def _with_signs(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Flip the signs of columns so that the entry of largest magnitude (the first one of ties) is positive."""
+    size = np.abs(vectors)
+    ties = size >= size.max(axis=0) * (1 - 1e-6)
+    pivot = vectors[ties.argmax(axis=0), np.arange(vectors.shape[1])]
+    return vectors * np.where(pivot < 0, -1.0, 1.0)

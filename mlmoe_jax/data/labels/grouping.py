@@ -7,7 +7,6 @@ import warnings
 
 import numpy as np
 from jaxtyping import Float, Int32, Int64, Shaped
-from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from mlmoe_jax.data.labels.graph import Counts, Positives
@@ -52,12 +51,6 @@ def affinity(counts: Counts, positives: Positives, *, tau: float, side: str = "c
       tau: root > 0. 2 gives the published CO groups of COCO. The published DC groups cannot be reproduced exactly; the
         closest values are 3 (COCO) and 4 (NUS-WIDE).
       side: "co" or "dc".
-
-    Returns:
-      Symmetric, in [0, 1].
-
-    Raises:
-      ValueError: an unknown side, or tau ≤ 0.
     """
     if side not in ("co", "dc") or not tau > 0:
         raise ValueError(f"side must be 'co' or 'dc', not {side!r}, and tau above 0, not {tau}")
@@ -95,9 +88,6 @@ def group_labels(
       side: "co" or "dc".
       seed: for the random starts of the clustering.
 
-    Returns:
-      The group of each label.
-
     Raises:
       ValueError: an unknown side, or tau ≤ 0.
       UserError: num_groups outside 1 … K.
@@ -108,6 +98,7 @@ def group_labels(
     if num_groups in (1, labels):
         return np.arange(labels, dtype=np.int32) % num_groups
     from sklearn.cluster import SpectralClustering  # imported here because it takes a second
+    from sklearn.metrics import calinski_harabasz_score
 
     random = np.random.RandomState(seed)
     with warnings.catch_warnings():
@@ -117,13 +108,7 @@ def group_labels(
             SpectralClustering(num_groups, affinity="precomputed", n_init=20, random_state=random).fit_predict(matrix)
             for _ in range(_RESTARTS)
         ]
-    best = max(runs, key=lambda groups: _separation(matrix, groups))
+    # The score is undefined if all labels are in one group.
+    best = max(runs, key=lambda run: calinski_harabasz_score(matrix, run) if len(np.unique(run)) > 1 else -np.inf)
     _, first, group = np.unique(best, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first))[group].astype(np.int32)
-
-
-def _separation(rows: NDArray[np.float64], groups: NDArray) -> float:
-    """Return the Calinski-Harabasz score of a partition; −inf if it is undefined (all labels in one group)."""
-    from sklearn.metrics import calinski_harabasz_score
-
-    return calinski_harabasz_score(rows, groups) if len(np.unique(groups)) > 1 else -np.inf

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_array
 
+from mlmoe_jax.data.labels.graph import cooccurrence_vectors, read_glove
 from mlmoe_jax.data.labels.grouping import cooccurrence, group_labels
-from mlmoe_jax.data.labels.word_vectors import cooccurrence_vectors, read_glove
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_TEXT, damage_explained, read_bytes
@@ -72,17 +72,16 @@ class LabelSpace:
 
     @classmethod
     def of(cls, stored: Mapping[str, np.ndarray]) -> LabelSpace:
-        """Return the label space of the arrays that `save` wrote. Raises ValueError if they do not fit together."""
+        """Return the label space of the arrays that `save` wrote; ValueError if they do not fit together."""
         names, vectors = tuple(map(str, stored["names"])), stored.get("vectors")
         row, column, images = stored["together"]
         together = csr_array((images, (row, column)), shape=(len(names), len(names)))
         positives, co_group, dc_group = (stored[name] for name in ("positives", "co_group", "dc_group"))
         per_label = [positives.shape, co_group.shape, dc_group.shape, *([] if vectors is None else [vectors.shape[:1]])]
-        if any(shape != (len(names),) for shape in per_label) or (vectors is not None and vectors.ndim != 2):
-            raise ValueError(f"its arrays do not fit its {len(names)} names")
-        for array in (positives, co_group, dc_group, together, stored["images"]):
-            if array.dtype.kind not in "iu" or (array.min() if array.size else 0) < 0:
-                raise ValueError("its counts and groups should be integers of at least 0")
+        fit = all(shape == (len(names),) for shape in per_label) and (vectors is None or vectors.ndim == 2)
+        counts = (positives, co_group, dc_group, together, stored["images"])
+        if not fit or any(array.dtype.kind not in "iu" or (array.size and array.min() < 0) for array in counts):
+            raise ValueError(f"its arrays do not fit its {len(names)} names, or are not counts")
         return cls(names, together, positives, int(stored["images"]), co_group, dc_group, vectors)
 
 

@@ -19,16 +19,15 @@ the file of another split does not list as a category is negative there.
 """
 
 import json
-import os
 from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.images import data_folder, image_files
-from mlmoe_jax.data.sources.listed import ids_of, images_folder, refuse_other_splits, relative_to, table_path
-from mlmoe_jax.data.sources.source import Published, Source, kept_and_checked, labeled, require_split
+from mlmoe_jax.data.images import ImageFiles
+from mlmoe_jax.data.sources.source import Published, Source, labeled, require_split
+from mlmoe_jax.data.sources.tables import listed_split, refuse_other_splits, table_path
 from mlmoe_jax.data.split import NEGATIVE, POSITIVE, Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_DATA, damage_explained, read_bytes
@@ -38,42 +37,34 @@ PUBLISHED = Published(
 )
 
 
-def open_coco(root: str | os.PathLike, split: str, *, keep_empty: bool = False, check: bool = True) -> Split:
-    """Open train or val of COCO 2014; images sorted by number as text (the authors' order), ids relative to `root`.
-
-    root: as for `Published.folder`. keep_empty, check: see `kept_and_checked`.
-    """
+def open_coco(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
+    """Open train or val of COCO 2014; images sorted by number as text, which is the authors' order."""
     require_split("coco2014", split, ("train", "val"))
-    folder = PUBLISHED.folder(root)
+    folder = PUBLISHED.folder(data_config.root)
     source = folder / "annotations" / f"instances_{split}2014.json"
     if not source.is_file():
         raise PUBLISHED.missing(f"there is no file {source}")
     classes, files, labels = read_instances(source)
-    files, labels = labeled(files, labels, keep_empty=keep_empty, lists=source)
-    images = image_files(folder / f"{split}2014", files, check=check)
-    return Split(split, classes, labels, [f"{split}2014/{file}" for file in files], images)
+    files, labels = labeled(files, labels, data_config, lists=source)
+    ids = [f"{split}2014/{file}" for file in files]
+    return Split(split, classes, labels, ids, ImageFiles(folder, ids))
 
 
 def open_coco_json(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open a split of `data_config`, which is `config.data`; images sorted by their id as text, as in `coco2014`.
+    """Open a split of your own images, sorted by their id as text, as in `coco2014`.
 
-    classes: the names of the labels, in order; without them, the categories of the file.
     Images without any annotation are left out unless data.keep_empty is set.
-    Raises UserError for a file that is missing or of another kind, annotations of an unknown class, a split without
-    images, and, with data.bad_images=error, missing images.
+    Raises UserError for a file that is missing or of another kind, annotations of an unknown class, and a split without
+    images.
     """
-    folder = data_folder(data_config.root, "your images", f"the table {data_config.table}")
-    path = table_path(folder, data_config.table, split)
+    path = table_path(data_config, split)
     if "{split}" not in data_config.table:
         refuse_other_splits(path, split, data_config, "has no {split} in its name")
     names, files, labels = read_instances(path)
     if classes is not None:
-        names, labels = tuple(classes), _by_classes(labels, names, classes, path)
-    files, labels = labeled(files, labels, keep_empty=data_config.keep_empty, lists=path)
-    below = images_folder(folder, data_config.images, split)
-    files = relative_to(below, files, path)
-    images = image_files(below, files, check=data_config.bad_images == "error")
-    return Split(split, names, labels, ids_of(files, data_config.images, split), images)
+        names, labels = classes, _by_classes(labels, names, classes, path)
+    files, labels = labeled(files, labels, data_config, lists=path)
+    return listed_split(data_config, split, names, labels, files, path)
 
 
 def read_instances(path: Path) -> tuple[tuple[str, ...], list[str], np.ndarray]:
@@ -126,9 +117,5 @@ def _by_classes(labels: np.ndarray, names: Sequence[str], classes: Sequence[str]
     return ordered
 
 
-COCO2014 = Source(
-    lambda data_config, split, classes: open_coco(data_config.root, split, **kept_and_checked(data_config)),
-    labels=lambda data_config: 80,
-    published=PUBLISHED,
-)
+COCO2014 = Source(open_coco, labels=lambda data_config: 80, published=PUBLISHED)
 COCO_JSON = Source(open_coco_json)

@@ -28,26 +28,27 @@ import argparse
 import csv
 import functools
 import hashlib
-import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from etils import epath
 from PIL import Image
 
 from mlmoe_jax.data.images import STRICT, ArrayImages, Decoding, Images
 from mlmoe_jax.data.sources.source import Source, require_split
 from mlmoe_jax.data.split import Split
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import cache_folder
 from mlmoe_jax.runtime.progress import status
+from mlmoe_jax.runtime.storage import whole_file
 
 NAME = "digits-v1"
 CANVAS = 64
 CLASSES = tuple(str(digit) for digit in range(10))
 SCENES = {"train": 6_000, "val": 1_000, "test": 2_000, "test_shift": 2_000}
 SINGLES = {"train": 240_000, "val": 2_000, "test": 4_000}
-SCANS_OF = {"train": "train", "val": "val", "test": "test", "test_shift": "test"}
 SCAN_SHARE = {"train": 0.60, "val": 0.15}  # the others are test
 
 COMPANION = {2: 7, 5: 3, 8: 6}
@@ -86,7 +87,7 @@ def draw_label_sets(random: np.random.RandomState, count: int) -> np.ndarray:
                 for digit in range(10)
                 if not present[digit] and digit not in banned and (digit not in COMPANION or room >= 2)
             ]
-            digit = allowed[random.randint(len(allowed))]
+            digit = _one_of(random, allowed)
             present[digit] = True
             if digit in COMPANION and random.uniform() < COMPANION_PROBABILITY:
                 present[COMPANION[digit]] = True
@@ -127,29 +128,19 @@ BLOTCHES = tuple(
 )
 
 
-@dataclass(frozen=True)
-class Place:
-    """The position of a digit: a window of the canvas, and the offsets of its pixels from the center, in pixels."""
-
-    window: tuple[slice, slice]
-    y: np.ndarray  # f32[h]
-    x: np.ndarray  # f32[w]
-
-    @classmethod
-    def around(cls, center, half: float) -> "Place":
-        """Return the pixels of the canvas within `half` of `center` (y, x) along both axes."""
-        starts = [max(0, int(np.floor(middle - half))) for middle in center]
-        stops = [min(CANVAS, int(np.ceil(middle + half))) for middle in center]
-        y, x = (
-            np.arange(start, stop, dtype=np.float32) + 0.5 - middle
-            for start, stop, middle in zip(starts, stops, center, strict=True)
-        )
-        return cls(tuple(slice(*ends) for ends in zip(starts, stops, strict=True)), y, x)
+def _window(center, half: float) -> tuple[tuple[slice, slice], np.ndarray, np.ndarray]:
+    """Return the pixels within `half` of `center` along both axes, and their y f32[h] and x f32[w] from the center."""
+    starts = [max(0, int(np.floor(middle - half))) for middle in center]
+    stops = [min(CANVAS, int(np.ceil(middle + half))) for middle in center]
+    y, x = (
+        np.arange(start, stop, dtype=np.float32) + 0.5 - middle
+        for start, stop, middle in zip(starts, stops, center, strict=True)
+    )
+    return tuple(map(slice, starts, stops)), y, x
 
 
-def _blend(canvas: np.ndarray, place: Place, ink: np.ndarray, polarity: int, contrast: float, tint) -> None:
+def _blend(window: np.ndarray, ink: np.ndarray, polarity: int, contrast: float, tint) -> None:
     """Paint `ink` f32[h,w] in a color that differs by `contrast` from the window's mean."""
-    window = canvas[place.window]
     base = window.mean()
     if not 40 < base + polarity * contrast < 215:
         polarity = -polarity
@@ -162,12 +153,11 @@ def paint_digit(random: np.random.RandomState, canvas: np.ndarray, scan: np.ndar
     polarity, contrast = random.choice((-1, 1)), random.uniform(70, 130)
     tint = random.uniform(-35, 35, size=3)
 
-    place = Place.around(center, size / 2 + 1 + np.abs(slant) * size / 2)
-    y, x = place.y, place.x
+    window, y, x = _window(center, size / 2 + 1 + np.abs(slant) * size / 2)
     rows = _bilinear_weights(y * 8 / size + 3.5, 8)
     columns = _bilinear_weights((x[None] + slant * y[:, None]) * 8 / (size * aspect) + 3.5, 8)
     ink = (columns @ (rows @ scan)[:, :, None])[..., 0]
-    _blend(canvas, place, np.clip(1.8 * ink - 0.25, 0, 1), polarity, contrast, tint)
+    _blend(canvas[window], np.clip(1.8 * ink - 0.25, 0, 1), polarity, contrast, tint)
 
 
 def paint_warped(random: np.random.RandomState, canvas: np.ndarray, scan: np.ndarray, center, size: float) -> None:
@@ -179,8 +169,8 @@ def paint_warped(random: np.random.RandomState, canvas: np.ndarray, scan: np.nda
     threshold = gain * random.uniform(0.05, 0.22)
     bend = random.uniform(-0.45, 0.45, size=(2, 4)).astype(np.float32)  # cells of the scan
 
-    place = Place.around(center, 0.75 * size)
-    y, x = place.y[:, None], place.x[None]
+    window, y, x = _window(center, 0.75 * size)
+    y, x = y[:, None], x[None]
     cosine, sine = np.float32(np.cos(angle)), np.float32(np.sin(angle))
     v = (cosine * y + sine * x) * np.float32(8 / size)
     u = (cosine * x - sine * y + np.float32(slant) * y) * np.float32(8 / (size * aspect))
@@ -188,7 +178,7 @@ def paint_warped(random: np.random.RandomState, canvas: np.ndarray, scan: np.nda
     dv, du = np.tensordot(bend, waves, axes=1)  # zero at the center
     rows, columns = _bilinear_weights(v + dv + 3.5, 8), _bilinear_weights(u + du + 3.5, 8)
     ink = ((rows @ scan) * columns).sum(axis=-1)
-    _blend(canvas, place, np.clip(gain * ink - threshold, 0, 1), polarity, contrast, tint)
+    _blend(canvas[window], np.clip(gain * ink - threshold, 0, 1), polarity, contrast, tint)
 
 
 def paint_canvas(random: np.random.RandomState) -> np.ndarray:
@@ -208,6 +198,10 @@ def _finish(canvas: np.ndarray) -> np.ndarray:
     return np.clip(np.floor(canvas + 0.5), 0, 255).astype(np.uint8)
 
 
+def _one_of(random: np.random.RandomState, candidates: Sequence) -> Any:
+    return candidates[random.randint(len(candidates))]
+
+
 def _place_in_quadrant(random: np.random.RandomState, quadrant: int) -> tuple[np.ndarray, float]:
     """Return a center (y, x) and a size, in pixels, that keep a digit on the canvas and in its quadrant."""
     size = random.uniform(16, 28)
@@ -222,7 +216,7 @@ def render_scene(random: np.random.RandomState, labels: np.ndarray, scans: list[
     quadrants = random.permutation(4)
     for digit, quadrant in zip(random.permutation(np.flatnonzero(labels)), quadrants, strict=False):
         center, size = _place_in_quadrant(random, quadrant)
-        paint_digit(random, canvas, scans[digit][random.randint(len(scans[digit]))], center, size)
+        paint_digit(random, canvas, _one_of(random, scans[digit]), center, size)
     return _finish(canvas)
 
 
@@ -231,7 +225,7 @@ def render_single(random: np.random.RandomState, digit: int, scans: list[np.ndar
     canvas = paint_canvas(random)
     size = random.uniform(16, 40)
     center = random.uniform(size / 2, CANVAS - size / 2, size=2)
-    paint_digit(random, canvas, scans[digit][random.randint(len(scans[digit]))], center, size)
+    paint_digit(random, canvas, _one_of(random, scans[digit]), center, size)
     return _finish(canvas)
 
 
@@ -244,20 +238,16 @@ def render_varied_single(random: np.random.RandomState, digit: int, scans: list[
     Rotated digits are strokes without a label: a network has to recognize the upright digit by its shape, not its ink.
     """
     canvas = paint_canvas(random)
-
-    def one_of(candidates: list[np.ndarray]) -> np.ndarray:
-        return candidates[random.randint(len(candidates))]
-
     if random.uniform() < 0.5:
         size = random.uniform(16, 40)
         center = random.uniform(size / 2, CANVAS - size / 2, size=2)
     else:
         upright, *others = random.permutation(4)
         for quadrant in others[: 1 + random.randint(3)]:
-            lying = np.rot90(one_of(scans[LYING[random.randint(len(LYING))]]), random.choice((1, 3)))
+            lying = np.rot90(_one_of(random, scans[_one_of(random, LYING)]), random.choice((1, 3)))
             paint_warped(random, canvas, lying, *_place_in_quadrant(random, quadrant))
         center, size = _place_in_quadrant(random, upright)
-    paint_warped(random, canvas, one_of(scans[digit]), center, size)
+    paint_warped(random, canvas, _one_of(random, scans[digit]), center, size)
     return _finish(canvas)
 
 
@@ -274,10 +264,7 @@ def scene_labels(split: str) -> np.ndarray:
 
 
 def open_scenes(split: str) -> Split:
-    """Open a split of `digits-v1`: train 6,000, val 1,000, test 2,000 or test_shift 2,000 scenes, all in memory.
-
-    Raises UserError for an unknown split.
-    """
+    """Open a split of `digits-v1`, all in memory; UserError for an unknown split."""
     require_split("digits", split, SCENES)
     labels, images = _scenes(split, SCENES[split])
     ids = [f"{split}/{row:05d}.png" for row in range(len(labels))]
@@ -295,7 +282,7 @@ def _scenes(split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _render_scenes(split: str, labels: np.ndarray) -> np.ndarray:
-    scans = source_scans()[SCANS_OF[split]]
+    scans = source_scans()[split.removesuffix("_shift")]
     return np.stack([render_scene(_stream(split, 1, row), present, scans) for row, present in enumerate(labels)])
 
 
@@ -310,11 +297,10 @@ def _cached(name: str, render: Callable[[], np.ndarray]) -> np.ndarray:
     images = render()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as place:
-            np.save(Path(place) / name, images)
-            (Path(place) / name).replace(folder / name)  # atomic, as other processes may store it at the same time
-    except OSError as error:
-        status(f"the scenes {name} cannot be stored in {folder} ({error.strerror or error}) and will be rendered again")
+        with whole_file(epath.Path(folder / name), alone=False) as partial, open(partial, "wb") as file:
+            np.save(file, images)
+    except (OSError, UserError) as error:
+        status(f"the scenes {name} cannot be stored in {folder} ({error}) and will be rendered again")
     return images
 
 
@@ -322,7 +308,7 @@ class SingleImages(Images):
     """Single digits, rendered on access: row -> u8[64,64,3]."""
 
     def __init__(self, split: str):
-        self.split, self.scans = split, source_scans()[SCANS_OF[split]]
+        self.split, self.scans = split, source_scans()[split]
 
     def __len__(self) -> int:
         return SINGLES[self.split]
@@ -333,10 +319,7 @@ class SingleImages(Images):
 
 
 def open_single(split: str) -> Split:
-    """Open a split of single-digit images: train 240,000, val 2,000 or test 4,000, rendered on access.
-
-    Raises UserError for an unknown split.
-    """
+    """Open a split of single-digit images, rendered on access; UserError for an unknown split."""
     require_split("digits_single", split, SINGLES)
     rows = np.arange(SINGLES[split])
     labels = (rows[:, None] % 10 == np.arange(10)).astype(np.int8)
@@ -344,8 +327,8 @@ def open_single(split: str) -> Split:
 
 
 # ----------------------------------------------------------------------------------------------------- as files
-def write_files(out: Path, image_format: str = "png") -> None:
-    """Write every split as `out/SPLIT/NNNNN.{png,jpg}` and `out/SPLIT.csv`, columns `image` and `labels` (a;b;c)."""
+def write_files(out: Path) -> None:
+    """Write every split as `out/SPLIT/NNNNN.png` and `out/SPLIT.csv`, columns `image` and `labels` (a;b;c)."""
     for name in SCENES:
         split = open_scenes(name)
         (out / name).mkdir(parents=True, exist_ok=True)
@@ -353,9 +336,8 @@ def write_files(out: Path, image_format: str = "png") -> None:
             rows = csv.writer(table)
             rows.writerow(["image", "labels"])
             for identifier, image, labels in zip(split.ids, split.images, split.labels, strict=True):
-                path = Path(identifier).with_suffix(f".{image_format}")
-                Image.fromarray(image).save(out / path, quality=95)
-                rows.writerow([path.as_posix(), ";".join(CLASSES[k] for k in np.flatnonzero(labels))])
+                Image.fromarray(image).save(out / identifier)
+                rows.writerow([identifier, ";".join(CLASSES[k] for k in np.flatnonzero(labels))])
         status(f"{out / name}.csv: {len(split)} images")
 
 
@@ -366,6 +348,4 @@ SINGLES_SOURCE = Source(lambda data_config, split, classes: open_single(split), 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Write digits-v1 as image files and one CSV per split.")
     parser.add_argument("--out", required=True, type=Path, help="folder to write into")
-    parser.add_argument("--format", choices=("png", "jpg"), default="png")
-    options = parser.parse_args()
-    write_files(options.out, options.format)
+    write_files(parser.parse_args().out)

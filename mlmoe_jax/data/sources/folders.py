@@ -1,7 +1,7 @@
 """Your own images sorted into one folder per class: one positive label per image, the others negative.
 
     root/{split}/{class}/…/a.jpg     # one folder per split
-    root/{class}/…/a.jpg             # or none, with data.val_fraction of the images held out
+    root/{class}/…/a.jpg             # or none, with data.val_fraction of the images held out or no other split
 
 Images may be in further folders below a class. Hidden files and folders, files that are not images, and images outside
 every class folder are left out.
@@ -14,35 +14,34 @@ from pathlib import Path
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.images import ImageFiles, data_folder
-from mlmoe_jax.data.sources.source import Source
+from mlmoe_jax.data.images import ImageFiles
+from mlmoe_jax.data.sources.source import Source, data_folder
 from mlmoe_jax.data.split import NEGATIVE, POSITIVE, Split
 from mlmoe_jax.errors import UserError
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")  # as predict takes them
+# As predict takes them. HEIC is not read, but it is named as unreadable instead of being left out.
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".heic", ".heif")
 
 
 def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open a split of `data_config`, which is `config.data`; classes, and images within each, are sorted by name.
+    """Open a split; classes, and images within each, are sorted by name, and ids are paths relative to the root.
 
-    classes: the names of the labels, in order; without them, the names of the class folders. Ids are paths relative to
-    data.root.
     Raises UserError for a split without a folder, a folder that is not a class, or a split without images.
     """
-    root = data_folder(data_config.root, "your images", "the folders")
+    root = data_folder(data_config, "the folders")
     top = _folder_of_split(root, split, data_config)
     present = _subfolders(top)
-    if not present:
-        raise UserError(f"{top} holds no folders; sort the images into one folder per class")
     names = tuple(present if classes is None else classes)
     if unknown := next((name for name in present if name not in names), None):
         raise UserError(
             f"{top} holds the folder {unknown}, which is not a class of the training split; rename or remove it"
         )
-    files_of = {name: _image_names(top / name) if name in present else [] for name in names}
+    files_of = {name: image_names(top / name) if name in present else [] for name in names}
     count = sum(map(len, files_of.values()))
     if not count:
-        raise UserError(f"the folders in {top} hold no images ({', '.join(IMAGE_SUFFIXES)}); put some into each")
+        raise UserError(
+            f"{top} holds no folders with images ({', '.join(IMAGE_SUFFIXES)}); sort the images into one per class"
+        )
     class_of = np.repeat(np.arange(len(names)), [len(files) for files in files_of.values()])
     labels = np.full((count, len(names)), NEGATIVE, np.int8)
     labels[np.arange(count), class_of] = POSITIVE
@@ -54,9 +53,9 @@ def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | N
 def _folder_of_split(root: Path, split: str, data_config: ConfigDict) -> Path:
     if (root / split).is_dir():
         return root / split
-    others = [name for name in (data_config.train_split, data_config.val_split, *data_config.test_splits) if name]
-    others = [name for name in others if (root / name).is_dir()]
-    if data_config.val_fraction and split == data_config.train_split and not others:
+    others = [name for name in (data_config.val_split, *data_config.test_splits) if name]
+    alone = split == data_config.train_split and not any((root / name).is_dir() for name in others)
+    if alone and (data_config.val_fraction or not others):
         return root
     there = ", ".join(_subfolders(root)[:5]) or "none"
     raise UserError(
@@ -70,7 +69,7 @@ def _subfolders(folder: Path) -> list[str]:
         return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _image_names(folder: Path) -> list[str]:
+def image_names(folder: Path) -> list[str]:
     """Return the images at any depth below a folder, as sorted paths relative to it."""
     images = []
     for place, folders, files in os.walk(folder, followlinks=True):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
-from mlmoe_jax.data.held_out import RULES
 from mlmoe_jax.data.sources.source import Source
-from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.split import POSITIVE, Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.registry import Registry
 from mlmoe_jax.runtime.text import some
+
+Rows = NDArray[np.int64]
 
 # name -> what opens it; also the choices of the config key data.name.
 SOURCES: Registry[Source] = Registry(
@@ -37,17 +40,12 @@ SOURCES: Registry[Source] = Registry(
 )
 
 
-def source_named(name: str) -> Source:
-    """Return the source of `data.name`; UserError with the nearest name if there is none."""
-    return SOURCES[name]
-
-
 def root_of(data_config: ConfigDict) -> str:
     """Return the folder of the data set of `config.data`: for a published one as `Published.folder` finds it.
 
     Raises UserError if a published data set has none.
     """
-    published = source_named(data_config.name).published
+    published = SOURCES[data_config.name].published
     return str(published.folder(data_config.root)) if published else data_config.root
 
 
@@ -66,17 +64,25 @@ def open_split(
     seed: draws the `data.val_fraction` of the training split that is used as `data.val_split` if `data.split_seed` is
     -1; the rest remains the training split. With data.bad_images=skip, images without a file are left out
     (`Split.missing`), after the drawing, so that it does not depend on them; keep_missing: they stay.
-    Raises UserError for a name that is not in SOURCES, for other classes, and for the errors of the source.
+    Raises UserError for a name that is not in SOURCES, for other classes, with data.bad_images=error for images without
+    a file, and for the errors of the source.
     """
     in_part = data_config.val_fraction and split in (data_config.train_split, data_config.val_split)
-    opened = source_named(data_config.name).open(data_config, data_config.train_split if in_part else split, classes)
+    opened = SOURCES[data_config.name].open(data_config, data_config.train_split if in_part else split, classes)
     if classes is not None and tuple(classes) != opened.classes:
         raise UserError(
             f"split {split} of {data_config.name} has the labels {some(opened.classes, 4)}, but the model was trained "
             f"on {some(classes, 4)}"
         )
+    skip = data_config.bad_images == "skip"
+    if not skip and len(missing := opened.images.missing()):
+        raise UserError(
+            f"{len(missing):,} of the {len(opened):,} images of {opened.name} have no file, the first is "
+            f"{opened.images.name(missing[0])}; unpack the images there, or leave such images out with "
+            "data.bad_images=skip"
+        )
     opened = _hold_out(opened, split, data_config, seed) if in_part else opened
-    return opened.without_missing() if data_config.bad_images == "skip" and not keep_missing else opened
+    return opened.without_missing() if skip and not keep_missing else opened
 
 
 def open_splits(
@@ -85,32 +91,23 @@ def open_splits(
     *,
     seed: int = 0,
     keep_missing: bool = False,
-    refused: Callable[[UserError], None] | None = None,
 ) -> dict[str, Split]:
     """Open the training split and the splits `names` with its classes; return name -> split, the training split first.
 
-    names: repeated and empty names are ignored. keep_missing: as in `open_split`. refused: a function that
-    takes the error of a split that cannot be opened, which is then left out; if it is None, the error is raised.
-    Raises UserError if the training split cannot be opened.
+    names: repeated and empty names are ignored. keep_missing: as in `open_split`.
     """
     options = {"seed": seed, "keep_missing": keep_missing}
-    train = open_split(data_config, data_config.train_split, **options)
-    splits = {data_config.train_split: train}
-    for name in dict.fromkeys(names):
-        if name in ("", *splits):
-            continue
-        try:
-            splits[name] = open_split(data_config, name, classes=train.classes, **options)
-        except UserError as error:
-            if refused is None:
-                raise
-            refused(error)
+    splits = {data_config.train_split: open_split(data_config, data_config.train_split, **options)}
+    classes = splits[data_config.train_split].classes
+    for name in filter(None, names):
+        if name not in splits:
+            splits[name] = open_split(data_config, name, classes=classes, **options)
     return splits
 
 
 def original_name(data_config: ConfigDict) -> str:
     """Return the name of the data set of `config.data`: `data.name`, or for packed data the name of its source."""
-    original = source_named(data_config.name).original
+    original = SOURCES[data_config.name].original
     return original(data_config) if original else data_config.name
 
 
@@ -134,3 +131,55 @@ def _hold_out(whole: Split, split: str, data_config: ConfigDict, seed: int) -> S
     if split != data_config.val_split:
         rows = np.setdiff1d(np.arange(len(whole)), rows)
     return whole.take(rows, name=split)
+
+
+# ------------------------------------------------------------------------------- the images held out for validation
+def draw_random(labels: NDArray[np.int8], count: int, seed: int) -> Rows:
+    """Draw `count` of N images regardless of their labels i8[N,K]; return their rows i64[count], increasing."""
+    return np.sort(np.random.RandomState(seed).permutation(len(labels))[:count])
+
+
+def draw_stratified(labels: NDArray[np.int8], count: int, seed: int) -> Rows:
+    """Draw `count` of N images so that each label has the same share of its images in both parts.
+
+    A label with two images or more gets at least one in each part; if the parts have no room for all of these, the
+    rarest labels come first. This is the iterative stratification of K. Sechidis, G. Tsoumakas and I. Vlahavas ("On the
+    stratification of multi-label data", ECML PKDD 2011) with parts of exact size; the seed draws the order of images.
+
+    labels: codes i8[N,K] of `data.split`; only POSITIVE counts. Returns rows i64[count], increasing.
+    """
+    by_image = csr_array(labels == POSITIVE)
+    images = by_image.shape[0]
+    order = np.random.RandomState(seed).permutation(images)
+    by_label = by_image[order].tocsc()
+    left = np.diff(by_label.indptr).astype(np.int64)  # images of each label that are in no part yet
+    # The images that each label lacks in the held-out part and in the rest, times N so that they are integers.
+    least = np.minimum(left // 2, 1) * images
+    share = np.clip(left * count, least, left * images - least)
+    lacking = [share.tolist(), (left * images - share).tolist()]
+    room = [count, images - count]
+    part = np.full(images, -1)
+
+    def put(image: int, into: int) -> None:
+        part[image] = into
+        room[into] -= 1
+        for label in by_image.indices[by_image.indptr[image] : by_image.indptr[image + 1]]:
+            lacking[into][label] -= images
+            left[label] -= 1
+
+    while left.any():
+        rarest = int(np.where(left > 0, left, images + 1).argmin())
+        for image in order[by_label.indices[by_label.indptr[rarest] : by_label.indptr[rarest + 1]]]:
+            if part[image] < 0:
+                need = [(lacking[into][rarest], room[into]) for into in (0, 1)]
+                put(image, int(not room[0] or (room[1] > 0 and need[1] >= need[0])))
+    without = order[part[order] < 0]  # labels
+    part[without[: room[0]]] = 0
+    return np.flatnonzero(part == 0)
+
+
+# data.split_rule -> (labels i8[N,K], count, seed) -> rows
+RULES: Mapping[str, Callable[[NDArray[np.int8], int, int], Rows]] = {
+    "stratified": draw_stratified,
+    "random": draw_random,
+}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+import itertools
 import json
 import os
 import re
@@ -53,10 +54,7 @@ class PackedFile:
 
     @classmethod
     def of(cls, entry: dict) -> PackedFile:
-        """Read an entry of a manifest, which may come from elsewhere.
-
-        Raises ValueError unless it is a file of the manifest's own folder, with a size and a sha256.
-        """
+        """Read an entry of a manifest; ValueError unless it is a file of its own folder, with a size and a sha256."""
         item = cls(entry["file"], entry["bytes"], entry["sha256"], entry.get("records", 0))
         sizes = isinstance(item.bytes, int) and isinstance(item.records, int) and 0 <= item.records <= item.bytes
         if not (sizes and is_file_name(item.file) and re.fullmatch("[0-9a-f]{64}", str(item.sha256))):
@@ -84,9 +82,9 @@ def read_manifest(root: str | os.PathLike) -> Manifest:
         try:
             content = json.loads(read_bytes(path, MOST_TEXT))
         except FileNotFoundError as error:
-            if (folder / UNFINISHED).exists():
-                raise UserError(f"{folder} is incomplete; repeat the --mode=pack command to finish it") from error
-            raise UserError(f"there is no {path}; set data.root to the folder that --mode=pack wrote") from error
+            incomplete = f"{folder} is incomplete; repeat the --mode=pack command to finish it"
+            none = f"there is no {path}; set data.root to the folder that --mode=pack wrote"
+            raise UserError(incomplete if (folder / UNFINISHED).exists() else none) from error
         if content["format"] != FORMAT:
             raise ValueError(f"it has format {content['format']}, and this version reads format {FORMAT}")
         splits = {
@@ -109,7 +107,7 @@ def open_packed(root: str | os.PathLike, split: str) -> Split:
     with damage_explained(folder / table.file):
         content = read_bytes(folder / table.file, MOST_DATA)
         if hashlib.sha256(content).hexdigest() != table.sha256:
-            raise UserError(_changed(folder, table))
+            raise UserError(_changed(folder / table.file))
         # Labels are mostly zeros, so that the file may be much smaller; every image has at least a byte in a shard.
         stored = read_npz(io.BytesIO(content), usual=max(USUAL, 2 * len(images) * len(classes)))
         images.ids = [name.decode(errors="surrogatepass") for name in stored["ids"].tolist()]
@@ -123,24 +121,28 @@ def verify(root: str | os.PathLike) -> Iterator[str]:
     data set.
     """
     manifest = read_manifest(root)
-    files = [item for split in manifest.splits.values() for item in split]
+
+    def problem(item: PackedFile) -> str:
+        path = manifest.folder / item.file
+        try:
+            return "" if sha256_of(path) == item.sha256 else _changed(path)
+        except FileNotFoundError:
+            return f"{path} is missing; copy it again, or repeat the --mode=pack command"
+
     with ThreadPoolExecutor(STREAMS) as pool:
-        yield from pool.map(functools.partial(_verify_file, manifest.folder), files)
+        yield from pool.map(problem, itertools.chain.from_iterable(manifest.splits.values()))
 
 
-def _verify_file(folder: epath.Path, item: PackedFile) -> str:
-    try:
-        with (folder / item.file).open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError:
-        return f"{folder / item.file} is missing; copy it again, or repeat the --mode=pack command"
-    return "" if digest == item.sha256 else _changed(folder, item)
+def sha256_of(path: epath.PathLike) -> str:
+    """Return the sha256 of a file."""
+    with epath.Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _changed(folder: epath.Path, item: PackedFile) -> str:
+def _changed(path: epath.Path) -> str:
     return (
-        f"{folder / item.file} has changed since it was packed (its sha256 differs); copy it again, or delete it and "
-        "repeat the --mode=pack command"
+        f"{path} has changed since it was packed (its sha256 differs); copy it again, or delete it and repeat the "
+        "--mode=pack command"
     )
 
 
@@ -196,10 +198,7 @@ _FETCHING: dict[str, threading.Lock] = defaultdict(threading.Lock)  # so that tw
 
 
 def _cached(folder: str, shard: PackedFile) -> str:
-    """Return the path of the local copy of a shard on an object store; copy and verify it if it is not in the cache.
-
-    Raises UserError if the shard cannot be copied or has changed since it was packed.
-    """
+    """Return the path of the local copy of a shard on an object store; copy and verify it if it is not in the cache."""
     local = cache_folder() / "packed" / f"{shard.sha256}.arrayrecord"
     source = epath.Path(folder) / shard.file
     with _FETCHING[shard.sha256]:
@@ -210,10 +209,8 @@ def _cached(folder: str, shard: PackedFile) -> str:
             with tempfile.TemporaryDirectory(dir=local.parent, prefix="fetching-") as place:
                 partial = Path(place) / "shard"
                 source.copy(partial)
-                with open(partial, "rb") as file:
-                    digest = hashlib.file_digest(file, "sha256").hexdigest()
-                if digest != shard.sha256:
-                    raise UserError(_changed(epath.Path(folder), shard))
+                if sha256_of(partial) != shard.sha256:
+                    raise UserError(_changed(source))
                 partial.replace(local)
         except OSError as error:
             raise UserError(

@@ -1,4 +1,4 @@
-"""The interface of data sources, as the registry of data sets uses it, and what several of them share."""
+"""The interface of data sources, and what several of them share."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -17,6 +18,7 @@ from mlmoe_jax.runtime.files import MOST_DATA, read_bytes
 
 VARIABLE = "MLMOE_DATA"  # a folder with one folder per data set
 BESIDE = Path("data")  # the same, below the working directory
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -24,8 +26,7 @@ class Source:
     """One data set, or one file layout for your own images.
 
     open: (`config.data`, split, classes) -> Split; it raises UserError for all errors in the data or its settings.
-    classes: the ordered class names of the model, or None. A source without fixed classes uses them to read its labels;
-    other sources ignore them.
+    classes: the ordered class names of the model, or None, with which a source without fixed classes reads its labels.
     labels: `config.data` -> the number of labels; None if the data set has to be opened to count them.
     original: `config.data` -> the name of the data set of which this is a copy; None if it is not a copy.
     published: where the files of a published data set are; None for other data.
@@ -67,7 +68,7 @@ class Published:
         return folder
 
     def read(self, path: Path) -> bytes:
-        """Return the content of a file; UserError if it cannot be read."""
+        """Return the content of a file."""
         try:
             return read_bytes(path, MOST_DATA)
         except OSError as error:
@@ -85,33 +86,34 @@ class Published:
         )
 
 
-def difficult_of(data_config: ConfigDict, split: str) -> str:
-    """Return how difficult labels of a split count: as in training for the training split, else as in metrics."""
-    return data_config.difficult_train if split == data_config.train_split else data_config.difficult_eval
-
-
-def kept_and_checked(data_config: ConfigDict) -> dict[str, bool]:
-    """Return the options with which published data sets are opened, from `config.data`.
-
-    keep_empty: keep images without a positive label. check: check on opening whether all images exist.
-    """
-    return {"keep_empty": data_config.keep_empty, "check": data_config.bad_images == "error"}
-
-
 def require_split(data_set: str, split: str, splits: Iterable[str]) -> None:
     """Raise UserError unless `split` is one of the splits of a data set."""
     if split not in (known := list(splits)):
         raise UserError(f"data set {data_set} has no split '{split}'; it has {', '.join(known)}")
 
 
-def labeled(
-    images: list[str], labels: np.ndarray, *, keep_empty: bool, lists: object, difficult: str = "negative"
-) -> tuple[list[str], np.ndarray]:
-    """Return the images that have a positive label, or with `keep_empty` all N images, and their labels i8[N,K].
+def difficult_of(data_config: ConfigDict, split: str) -> str:
+    """Return how difficult labels of a split count: as in training for the training split, else as in metrics."""
+    return data_config.difficult_train if split == data_config.train_split else data_config.difficult_eval
 
-    difficult: as in `has_positive`. Raises UserError, with the name of the `lists`, if no image is left.
+
+def labeled(
+    images: Sequence[T], labels: np.ndarray, data_config: ConfigDict, *, lists: object, difficult: str = "negative"
+) -> tuple[list[T], np.ndarray]:
+    """Return the images that have a positive label, or with `data.keep_empty` all N images, and their labels i8[N,K].
+
+    Raises UserError, with the name of the `lists`, if no image is left.
     """
-    rows = has_positive(labels, difficult) | keep_empty
+    rows = has_positive(labels, difficult) | data_config.keep_empty
     if not rows.any():
         raise UserError(f"no image of {lists} has a positive label; check the file or set data.keep_empty")
     return list(compress(images, rows)), labels[rows]
+
+
+def data_folder(data_config: ConfigDict, holds: str) -> Path:
+    """Return the folder `data.root` of your own images; UserError, which says what it `holds`, if it is none."""
+    folder = Path(data_config.root).expanduser()
+    if not data_config.root or not folder.is_dir():
+        what = f"'{folder}', which is not a folder" if data_config.root else "empty"
+        raise UserError(f"data.root is {what}; set it to the folder that holds {holds} of your images")
+    return folder

@@ -4,7 +4,10 @@ For timing, and for label spaces of a size that no small data set has. An image 
 them colored and the others gray. A label is one color at one position, so all labels can be learned.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
+from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import STRICT, Decoding, Images
 from mlmoe_jax.data.sources.source import Source, require_split
@@ -16,12 +19,10 @@ SIDE, TILES, SHOWN, NOISE = 64, 4, 3, 16  # pixels per side, tiles per side, lab
 FEWEST = TILES**2  # labels, so that each position has a color
 
 
-def open_synthetic(labels: int, split: str) -> Split:
-    """Open a split of K = `labels` labels: train with 2,000 images, val and test with 500 each.
-
-    Raises UserError for another split, and for fewer than 16 labels.
-    """
+def open_synthetic(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
+    """Open a split of `data.labels` labels: train with 2,000 images, val and test with 500 each."""
     require_split("synthetic", split, SIZES)
+    labels = data_config.labels
     if labels < FEWEST:
         raise UserError(f"data.labels is {labels} and should be at least {FEWEST}, one label per tile")
     images = _Mosaics(labels, SIZES[split], list(SIZES).index(split))
@@ -67,7 +68,4 @@ def _color(number: np.ndarray, count: int) -> np.ndarray:
     return 32 + place * (191 // max(1, levels - 1))
 
 
-SYNTHETIC = Source(
-    lambda data_config, split, classes: open_synthetic(data_config.labels, split),
-    labels=lambda data_config: data_config.labels,
-)
+SYNTHETIC = Source(open_synthetic, labels=lambda data_config: data_config.labels)

@@ -29,12 +29,12 @@ model, or for a new model all names in the table, sorted. With `data.classes`, a
 other columns, which are ignored.
 """
 
-import contextlib
 import csv
 import difflib
 import io
 import json
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -42,16 +42,18 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.images import data_folder, image_files
-from mlmoe_jax.data.sources.listed import ids_of, images_folder, refuse_other_splits, relative_to, table_path
-from mlmoe_jax.data.sources.source import Source
+from mlmoe_jax.data.images import ImageFiles
+from mlmoe_jax.data.sources.folders import image_names
+from mlmoe_jax.data.sources.source import Source, data_folder
 from mlmoe_jax.data.split import NEGATIVE, POSITIVE, UNKNOWN, Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import formats
-from mlmoe_jax.runtime.files import lines_of, open_regular
+from mlmoe_jax.runtime.files import damage_explained, lines_of, open_regular
 from mlmoe_jax.runtime.text import some
 
 SPLIT_COLUMN = "split"
+SPREADSHEETS = (".xlsx", ".xls", ".ods")
+_SAVE_AS = "save it as CSV UTF-8, comma delimited, and name it {}"
 CELLS = {"1": POSITIVE, "0": NEGATIVE, "": UNKNOWN, "1.0": POSITIVE, "0.0": NEGATIVE}
 
 
@@ -72,33 +74,104 @@ def open_table(data_config: ConfigDict, split: str, classes: Sequence[str] | Non
     """Open a split of the CSV or JSONL table of `config.data`; its images are in the order of the table.
 
     classes: the ordered class names with which labels are read if data.classes is empty.
-    Raises UserError for a missing or invalid table, column, key or cell, an image that is listed twice, a label that is
-    not one of the classes, and, with data.bad_images=error, missing images.
+    Raises UserError for a missing or invalid table, column, key or cell, an image that is listed twice, and a label
+    that is not one of the classes.
     """
-    folder = data_folder(data_config.root, "your images", f"the table {data_config.table}")
-    path = table_path(folder, data_config.table, split)
+    path = table_path(data_config, split)
     if data_config.classes:
-        classes = read_classes(folder / data_config.classes)
-    with _open_text(path) as file:
+        classes = read_classes(Path(data_config.root).expanduser() / data_config.classes)
+    with damage_explained(path), _open_text(path) as file:
         if data_config.name == "jsonl":
             rows = _jsonl_rows(file, path, data_config)
         else:
             rows, classes = _csv_rows(file, path, data_config, classes)
-        names, listed, labels = _collected(_of_split(rows, path, split, data_config), path, classes)
-    below = images_folder(folder, data_config.images, split)
-    files = relative_to(below, listed, path)
-    images = image_files(below, files, check=data_config.bad_images == "error")
-    return Split(split, names, labels, ids_of(files, data_config.images, split), images)
+        classes, files, labels, lines = _collected(_of_split(rows, path, split, data_config), path, classes)
+    return listed_split(data_config, split, classes, labels, files, path, lines)
 
 
 def read_classes(path: Path) -> tuple[str, ...]:
     """Read a file with one class name per line; UserError if it is missing, empty or repeats a name."""
-    with _open_text(path) as file:
-        names = [line.strip() for line in _text_lines(file, path) if line.strip()]
+    with damage_explained(path), _open_text(path) as file:
+        names = [line.strip() for line in lines_of(file) if line.strip()]
     if not names or (repeated := _first_repeated(names)):
         wrong = f"names the class '{repeated}' twice" if names else "contains no class names"
         raise UserError(f"{path} {wrong}; write one class name per line")
     return tuple(names)
+
+
+def _open_text(path: Path) -> TextIO:
+    return io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="")
+
+
+def _first_repeated(names: Sequence[str]) -> str | None:
+    return next((name for name, count in Counter(names).items() if count > 1), None)
+
+
+# ------------------------------------------------------------------- paths of tables, and of the images that they list
+def table_path(data_config: ConfigDict, split: str) -> Path:
+    """Return the file of `data.table` for a split; UserError if it does not exist."""
+    table = data_config.table
+    path = data_folder(data_config, f"the table {table}") / table.replace("{split}", split)
+    if not path.is_file():
+        raise UserError(f"there is no table {path} for split {split}; {_instead_of_table(path, table)}")
+    if path.suffix.lower() in SPREADSHEETS:
+        raise UserError(f"{path} is a spreadsheet, which is not read; {_SAVE_AS.format(path.with_suffix('.csv').name)}")
+    return path
+
+
+def _instead_of_table(path: Path, table: str) -> str:
+    """Return what to do without the table `path`, by what is in its folder."""
+    folder = path.parent
+    kinds = (".csv", ".json", ".jsonl", *SPREADSHEETS)
+    entries = sorted(folder.iterdir()) if folder.is_dir() else []
+    there = [entry.name for entry in entries if entry.suffix.lower() in kinds and entry.is_file()]
+    if there and all(Path(name).suffix.lower() in SPREADSHEETS for name in there):
+        return f"{there[0]} is a spreadsheet: {_SAVE_AS.format(path.name)}"
+    below = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    if not there and any(image_names(entry) for entry in below):
+        return (
+            f"write it, or, if the folders there are the classes ({some([entry.name for entry in below], 3)}), set "
+            "data.name=folders"
+        )
+    others = f" (found {some(there, 5)})" if there else ""
+    return f"correct data.table, which is {table}{others}"
+
+
+def listed_split(
+    data_config: ConfigDict,
+    split: str,
+    classes: Sequence[str],
+    labels: np.ndarray,
+    files: list[str],
+    table: Path,
+    lines: Sequence[int] = (),
+) -> Split:
+    """Return the split of the `files` that a table lists relative to `data.images`, with their labels i8[N,K].
+
+    lines: those of the table that list the files, if it has one for each.
+    If each split has its own `data.images`, ids begin with the name of the split, because file names may be equal.
+    Raises UserError for an absolute path outside that folder.
+    """
+    folder = Path(data_config.root).expanduser() / data_config.images.replace("{split}", split)
+    start = f"{folder.absolute()}".rstrip("/") + "/"
+    if outside := next((file for file in files if file.startswith("/") and not file.startswith(start)), None):
+        raise UserError(
+            f"{table} lists {outside}, which is not below {folder}; set data.images to a folder above all images, "
+            "such as /"
+        )
+    files = [file.removeprefix(start) for file in files]
+    ids = [f"{split}/{file}" for file in files] if "{split}" in data_config.images else files
+    return Split(split, tuple(classes), labels, ids, ImageFiles(folder, files, table.name, lines))
+
+
+def refuse_other_splits(path: Path, split: str, data_config: ConfigDict, lacks: str) -> None:
+    """Raise UserError unless `split` is the training split, to which tables without split names belong."""
+    if split != data_config.train_split:
+        raise UserError(
+            f"{path} {lacks}, so all its images are in split {data_config.train_split} and none in {split}; write one "
+            "table per split and use {split} in data.table, or hold out images with data.val_fraction and clear "
+            "data.test_splits"
+        )
 
 
 # ------------------------------------------------------------------------------------------------ rows of either format
@@ -127,14 +200,14 @@ def _of_split(rows: Iterable[Row], path: Path, split: str, data_config: ConfigDi
 
 def _collected(
     rows: Iterable[tuple[Row, bool]], path: Path, known: Sequence[str] | None
-) -> tuple[tuple[str, ...], list[str], np.ndarray]:
-    """Return the K classes, and the images and label codes i8[N,K] of the rows in the split.
+) -> tuple[tuple[str, ...], list[str], np.ndarray, array]:
+    """Return the K classes, and the images, label codes i8[N,K] and lines of the rows in the split.
 
     known: the classes; without them, all names in the table, sorted.
     """
     place = {name: k for k, name in enumerate(known or ())}
     images, outside = [], None
-    rest, counts, columns, codes = array("b"), array("i"), array("i"), array("b")
+    rest, counts, columns, codes, lines = array("b"), array("i"), array("i"), array("b"), array("q")
     for row, in_split in rows:
         if in_split or known is None:
             for name in row.labels:
@@ -143,6 +216,7 @@ def _collected(
                     outside = outside or (row.line, name)
         if in_split:
             images.append(row.image)
+            lines.append(row.line)
             rest.append(row.rest)
             counts.append(len(row.labels))
             columns.extend(map(place.__getitem__, row.labels))
@@ -161,7 +235,7 @@ def _collected(
     table = np.empty((len(images), len(names)), np.int8)
     table[:] = np.frombuffer(rest, np.int8)[:, None]
     table[np.repeat(np.arange(len(table)), counts), at] = np.frombuffer(codes, np.int8) if codes else 0
-    return names, images, table
+    return names, images, table, lines
 
 
 def _outside(path: Path, line: int, name: str, known: Sequence[str], count: int) -> UserError:
@@ -178,7 +252,7 @@ def _jsonl_rows(file: TextIO, path: Path, data_config: ConfigDict) -> Iterator[R
     image_key, label_key = data_config.image_column, data_config.label_column
     whole_table = "{split}" in data_config.table
     own_split = None
-    for line, text in enumerate(_text_lines(file, path), 1):
+    for line, text in enumerate(lines_of(file), 1):
         if not text.strip():
             continue
         try:
@@ -213,7 +287,11 @@ def _csv_rows(
     file: TextIO, path: Path, data_config: ConfigDict, classes: Sequence[str] | None
 ) -> tuple[Iterator[Row], Sequence[str] | None]:
     """Return the rows of a CSV, and the classes: if it has one column per class, these columns."""
-    header, lines = _csv_table(file, path)
+    reader = csv.reader(lines_of(file), skipinitialspace=True)
+    header = [formats.plain(name.strip()) for name in next(filter(None, reader), [])]
+    if not header or (repeated := _first_repeated(header)):
+        wrong = f"has two columns '{repeated}'" if header else "is empty"
+        raise UserError(f"{path} {wrong}; write a line with the column names, then one line per image")
     image_at = _column(header, data_config.image_column, "data.image_column", path)
     split_at = header.index(SPLIT_COLUMN) if "{split}" not in data_config.table and SPLIT_COLUMN in header else None
     separator, by_name = data_config.separator, bool(data_config.label_column)  # reading a config key is slow
@@ -239,7 +317,13 @@ def _csv_rows(
             ) from error
 
     def rows() -> Iterator[Row]:
-        for line, cells in lines:
+        for cells in filter(None, reader):  # blank lines are skipped
+            line = reader.line_num
+            if len(cells) != len(header):
+                raise UserError(
+                    f"{path} line {line} has {len(cells)} cells, but there are {len(header)} columns; enclose cells "
+                    "that contain a comma in double quotes"
+                )
             image, split = formats.plain(cells[image_at]), None if split_at is None else cells[split_at]
             yield Row(line, image, split, labels_of(line, cells), NEGATIVE)
 
@@ -265,66 +349,19 @@ def _class_columns(
     return names
 
 
-def _csv_table(file: TextIO, path: Path) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
-    """Return the header of a CSV, and its other rows with their line numbers; blank lines are skipped."""
-    rows = _csv_lines(file, path)
-    header = [formats.plain(name.strip()) for name in next(rows, (0, []))[1]]
-    if not header or (repeated := _first_repeated(header)):
-        wrong = f"has two columns '{repeated}'" if header else "is empty"
-        raise UserError(f"{path} {wrong}; write a line with the column names, then one line per image")
-    return header, _of_equal_length(rows, header, path)
-
-
-def _csv_lines(file: TextIO, path: Path) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader(_text_lines(file, path), skipinitialspace=True)
-    try:
-        for cells in reader:
-            if cells:
-                yield reader.line_num, cells
-    except csv.Error as error:
-        raise UserError(f"{path} line {reader.line_num} is not valid CSV ({error}); correct it") from error
-
-
-def _of_equal_length(rows, header: list[str], path: Path) -> Iterator[tuple[int, list[str]]]:
-    for line, cells in rows:
-        if len(cells) != len(header):
-            raise UserError(
-                f"{path} line {line} has {len(cells)} cells, but there are {len(header)} columns; enclose cells that "
-                "contain a comma in double quotes"
-            )
-        yield line, cells
-
-
 def _column(header: list[str], name: str, named_by: str, path: Path) -> int:
     if name not in header:
-        raise UserError(
-            f"{path} has no column '{name}', which {named_by} names (columns: {some(header)}); correct one of the two, "
-            "or clear data.label_column if there is one column per class"
-        )
+        same = next((one for one in header if one.strip().casefold() == name.casefold()), None)
+        other = next((mark for mark in (";", "\t", "|") if len(header) == 1 and mark in header[0]), None)
+        if same is not None:
+            key = named_by if named_by.startswith("data.") else "the name there"
+            fix = f"the case of letters counts: rename '{same}' to '{name}', or set {key} to {same}"
+        elif other is not None:
+            fix = f"its columns are separated by {other!r}: save it as a CSV with commas"
+        else:
+            fix = "correct one of the two, or clear data.label_column if there is one column per class"
+        raise UserError(f"{path} has no column '{name}', which {named_by} names (columns: {some(header)}); {fix}")
     return header.index(name)
-
-
-# ------------------------------------------------------------------------------------------------------------ the file
-@contextlib.contextmanager
-def _open_text(path: Path) -> Iterator[TextIO]:
-    try:
-        file = io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="")
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}); correct the path or its permissions") from error
-    with file:
-        yield file
-
-
-def _text_lines(file: TextIO, path: Path) -> Iterator[str]:
-    try:
-        yield from lines_of(file)
-    except ValueError as error:  # UnicodeDecodeError is one
-        raise UserError(f"{path} is not a text in UTF-8 ({error}); correct it") from error
-
-
-def _first_repeated(names: Sequence[str]) -> str | None:
-    seen: set[str] = set()
-    return next((name for name in names if name in seen or seen.add(name)), None)
 
 
 TABLE = Source(open_table)

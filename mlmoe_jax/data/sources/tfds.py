@@ -14,17 +14,19 @@ difficult. Labels are stored within the records, so opening a split reads all of
 copy with separate labels.
 """
 
-import os
 import re
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow_datasets as tfds
 from etils import epath
+from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import EncodedImages
-from mlmoe_jax.data.sources.source import Source, difficult_of
-from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN, Split, has_positive
+from mlmoe_jax.data.sources.source import Source, difficult_of, labeled
+from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN, Split
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.files import damage_explained
 
 RECORDS_AT_ONCE = 256
 LABELS = ("labels", "label", "objects")  # in this order: VOC marks difficult labels only beside `labels`
@@ -47,18 +49,16 @@ class TfdsImages(EncodedImages):
         return self.source[row][self.key]
 
 
-def open_tfds(
-    root: str | os.PathLike, name: str, split: str, *, keep_empty: bool = False, difficult: str = "negative"
-) -> Split:
-    """Open a split of the prepared data set `name`; images in their stored order, without those that have no label.
+def open_tfds(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
+    """Open a split of the prepared data set; images in their stored order.
 
-    root: TFDS's data_dir, or the folder of one version of one data set; empty means TFDS's default. keep_empty: keep
-    images without a positive label. difficult: as for `open_voc`.
+    `data.root` is TFDS's data_dir, or the folder of one version of one data set; empty means TFDS's default.
     Raises UserError for a data set that is missing or not in ArrayRecord, an unknown split, features without an image
     or labels, or records that cannot be read.
     """
-    folder = epath.Path(root or tfds.core.constants.DATA_DIR).expanduser()
-    builder = _builder(folder, name)
+    name = data_config.name.removeprefix("tfds:")
+    title = f"tfds:{name} split {split}"
+    builder = _builder(epath.Path(data_config.root or tfds.core.constants.DATA_DIR).expanduser(), name)
     features = builder.info.features
     image_key = next((key for key in ("image", *features) if key in features and _is_image(features[key])), None)
     label_key = next((key for key in LABELS if key in features and _class_label(features[key])), None)
@@ -68,39 +68,34 @@ def open_tfds(
             f"features {', '.join(sorted(features))}; write its images and labels as files with a CSV and use "
             "data.name=csv"
         )
-    source = _source(builder, name, split)
-    classes = _class_names(_class_label(features[label_key]))
-    labels, ids = _read(source, f"tfds:{name} split {split}", label_key, len(classes), features)
-    images = TfdsImages(source, image_key, f"tfds:{name} split {split}")
-    whole = Split(split, classes, labels, _ids(ids, split, len(labels)), images)
-    rows = np.flatnonzero(has_positive(labels, difficult))
-    if keep_empty or len(rows) == len(whole):
-        return whole
-    if not len(rows):
-        raise UserError(
-            f"no image of tfds:{name} split {split} has a positive label; set data.keep_empty or another split"
-        )
-    return whole.take(rows, name=split)
+    source, label = _source(builder, name, split), _class_label(features[label_key])
+    with damage_explained(title):
+        labels, ids = _read(source, label_key, label.num_classes, features)
+    if len(set(ids)) < len(labels):
+        ids = [f"{split}/{row:08d}" for row in range(len(labels))]
+    names = tuple(label.names or map(str, range(label.num_classes)))
+    whole = Split(split, names, labels, ids, TfdsImages(source, image_key, title))
+    rows, _ = labeled(range(len(whole)), labels, data_config, lists=title, difficult=difficult_of(data_config, split))
+    return whole if len(rows) == len(whole) else whole.take(np.array(rows), name=split)
 
 
 # ------------------------------------------------------------------------------------------------------ the builder
 def _builder(root: epath.Path, name: str):
     """Return the read-only builder of a data set's newest version below `root`."""
     how = f"'tfds build {name} --file_format=array_record --data_dir={{}}'"
-    try:
-        if (root / "dataset_info.json").exists():
-            builder = tfds.builder_from_directory(root)
-        else:
-            builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=root)
+    with damage_explained(f"tfds:{name} in {root}"):  # TFDS raises various errors for damaged files
+        try:
+            if (root / "dataset_info.json").exists():
+                builder = tfds.builder_from_directory(root)
+            else:
+                builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=root)
+        except tfds.core.DatasetNotFoundError as error:
+            raise UserError(
+                f"tfds:{name} is not prepared in {root}, or has several configurations of which data.name should name "
+                f"one; on a machine with TensorFlow run {how.format(root)} and copy the folder to this machine"
+            ) from error
         info, folder = builder.info, builder.data_dir
         formats = {one.value for one in info.available_file_formats()}
-    except tfds.core.DatasetNotFoundError as error:
-        raise UserError(
-            f"tfds:{name} is not prepared in {root}, or has several configurations of which data.name should name one; "
-            f"on a machine with TensorFlow run {how.format(root)} and copy the folder to this machine"
-        ) from error
-    except Exception as error:  # TFDS raises various errors for damaged files
-        raise UserError(f"tfds:{name} in {root} is damaged ({_clause(error)}); prepare or copy it again") from error
     if info.name != re.split("[/:]", name)[0]:
         raise UserError(f"{root} holds tfds:{info.full_name} and not tfds:{name}; correct data.root or data.name")
     if "array_record" not in formats:
@@ -119,8 +114,8 @@ def _source(builder, name: str, split: str):
         len(source)  # raises for a part such as train[5:2]
     except ValueError as error:
         raise UserError(
-            f"tfds:{name} has no split '{split}' ({_clause(error)}); it has {', '.join(builder.info.splits)}, and "
-            "parts of these such as train[:50%]"
+            f"tfds:{name} has no split '{split}'; it has {', '.join(builder.info.splits)}, and parts of these such as "
+            "train[:50%]"
         ) from error
     return source
 
@@ -139,11 +134,7 @@ def _class_label(feature):
     return feature if isinstance(feature, tfds.features.ClassLabel) else None
 
 
-def _class_names(label) -> tuple[str, ...]:
-    return tuple(label.names or map(str, range(label.num_classes)))
-
-
-def _read(source, title: str, label_key: str, count: int, features) -> tuple[np.ndarray, list[str]]:
+def _read(source, label_key: str, count: int, features) -> tuple[np.ndarray, list[str]]:
     """Read labels i8[N,count] and, if a feature holds them, the ids of the N images."""
     id_key = next((key for key in ID_KEYS if key in features and features[key].shape == ()), None)
     easy_key = "labels_no_difficult" if label_key == "labels" and "labels_no_difficult" in features else label_key
@@ -151,18 +142,15 @@ def _read(source, title: str, label_key: str, count: int, features) -> tuple[np.
     ids = []
     for start in range(0, len(source), RECORDS_AT_ONCE):
         rows = range(start, min(start + RECORDS_AT_ONCE, len(source)))
-        try:
-            records = source.__getitems__(list(rows))
-        except Exception as error:  # ArrayRecord raises various errors for damaged files
-            raise UserError(f"cannot read {title} ({_clause(error)}); prepare or copy the data set again") from error
-        for row, record in zip(rows, records, strict=True):
+        for row, record in zip(rows, source.__getitems__(list(rows)), strict=True):
             if _is_unknown(record[label_key]):
                 labels[row] = UNKNOWN
             else:
                 labels[row, _present(record[label_key])] = DIFFICULT
                 labels[row, _present(record[easy_key])] = POSITIVE
-        if id_key:
-            ids += [_text(record[id_key]) for record in records]
+            if id_key:
+                name = record[id_key]
+                ids.append(name.decode(errors="replace") if isinstance(name, bytes) else str(name))
     return labels, ids
 
 
@@ -176,25 +164,4 @@ def _present(value) -> np.ndarray:
     return np.atleast_1d(np.asarray(value, np.int64))
 
 
-def _text(value) -> str:
-    return value.decode("utf-8", errors="replace") if isinstance(value, bytes) else str(value)
-
-
-def _ids(stored: list[str], split: str, count: int) -> list[str]:
-    return stored if len(set(stored)) == count else [f"{split}/{row:08d}" for row in range(count)]
-
-
-def _clause(error: Exception) -> str:
-    """Return the first sentence of an error, to be quoted in brackets."""
-    return re.split(r"\. |\.?\n|\.$", str(error))[0][:200] or type(error).__name__
-
-
-TFDS = Source(
-    lambda data_config, split, classes: open_tfds(
-        data_config.root,
-        data_config.name.removeprefix("tfds:"),
-        split,
-        keep_empty=data_config.keep_empty,
-        difficult=difficult_of(data_config, split),
-    )
-)
+TFDS = Source(open_tfds)

@@ -18,18 +18,21 @@ names and the layout above: convert other files to it. The files do not name the
 import functools
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from ml_collections import ConfigDict
 
-from mlmoe_jax.data.images import ImageFiles, image_files
-from mlmoe_jax.data.sources.source import Published, Source, kept_and_checked, labeled, require_split
+from mlmoe_jax.data.images import ImageFiles
+from mlmoe_jax.data.sources.source import Published, Source, labeled, require_split
 from mlmoe_jax.data.sources.tables import read_classes
 from mlmoe_jax.data.split import POSITIVE, Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
 
 SPLITS = ("train", "test")
+ADDRESS = "https://homes.cs.washington.edu/~ranjay/visualgenome/api.html"
 CATEGORIES = Path(__file__).parents[1] / "files" / "vg256_categories.json"
 OBJECTS = ("objects_v1_2.json", "objects.json")
 FOLDERS = ("VG_100K", "VG_100K_2")
@@ -41,33 +44,24 @@ ATTRIBUTES = frozenset((*COLORS, "small", "large", "wooden", "metal", "tall", "l
 LABELS_500 = 500
 INDEX_500 = "vg_category_500_labels_index.json"
 
-PUBLISHED_256 = Published(
-    "vg256",
-    "VG_100K and objects_v1_2.json",
-    "https://homes.cs.washington.edu/~ranjay/visualgenome/api.html",
-    "visual-genome-256",
-)
+PUBLISHED_256 = Published("vg256", "VG_100K and objects_v1_2.json", ADDRESS, "visual-genome-256")
 PUBLISHED_500 = Published(
-    "vg500",
-    f"VG_100K, train_list_500.txt, test_list_500.txt and {INDEX_500}",
-    "https://homes.cs.washington.edu/~ranjay/visualgenome/api.html",
-    "visual-genome-500",
+    "vg500", f"VG_100K, train_list_500.txt, test_list_500.txt and {INDEX_500}", ADDRESS, "visual-genome-500"
 )
 
 
 # ------------------------------------------------------------------------------------------------------------ vg256
-def open_vg256(root: str | os.PathLike, split: str, *, keep_empty: bool = False, check: bool = True) -> Split:
+def open_vg256(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
     """Open train or test of the 256 categories; images sorted by number, ids such as VG_100K/1.jpg.
 
-    root: as for `Published.folder`. keep_empty is refused: the published split is drawn from the images that have a
-    label. check: see `kept_and_checked`.
+    Refuses data.keep_empty: the published split is drawn from the images that have a label.
     """
     require_split("vg256", split, SPLITS)
-    if keep_empty:
+    if data_config.keep_empty:
         raise UserError(
             "data.keep_empty cannot be used with vg256, which is a split of the images with a label; clear it"
         )
-    folder = PUBLISHED_256.folder(root)
+    folder = PUBLISHED_256.folder(data_config.root)
     path = next((folder / name for name in OBJECTS if (folder / name).is_file()), None)
     if path is None:
         raise PUBLISHED_256.missing(f"there is neither {OBJECTS[0]} nor {OBJECTS[1]} in {folder}")
@@ -77,10 +71,8 @@ def open_vg256(root: str | os.PathLike, split: str, *, keep_empty: bool = False,
     order = np.random.RandomState(1).permutation(len(numbers))
     first_of_test = len(order) - round(TEST_SHARE * len(order))
     rows = np.sort(order[:first_of_test] if split == "train" else order[first_of_test:])
-    if not len(rows):
-        raise UserError(f"{path} has {len(numbers)} images with a label, too few to split; download it again")
     files = [f"{number}.jpg" for number in numbers[rows]]
-    return Split(split, tuple(_categories()), labels[rows], _ids(files), _image_files(folder, files, check))
+    return _split(split, tuple(_categories()), labels[rows], files, folder)
 
 
 def category_of(name: str, of_name: dict[str, int]) -> int | None:
@@ -121,16 +113,10 @@ def _read_objects(path: Path, size: int, modified: int) -> tuple[np.ndarray, np.
 
 
 # ------------------------------------------------------------------------------------------------------------ vg500
-def open_vg500(
-    root: str | os.PathLike, split: str, *, names: str = "", keep_empty: bool = False, check: bool = True
-) -> Split:
-    """Open train or test of the 500 labels; images in the order of the list, ids such as VG_100K/1.jpg.
-
-    root: as for `Published.folder`. names: a file in it with the 500 names, or empty. keep_empty, check: see
-    `kept_and_checked`.
-    """
+def open_vg500(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
+    """Open train or test of the 500 labels; images in the order of the list, ids such as VG_100K/1.jpg."""
     require_split("vg500", split, SPLITS)
-    folder = PUBLISHED_500.folder(root)
+    folder, names = PUBLISHED_500.folder(data_config.root), data_config.classes
     classes = read_classes(folder / names) if names else tuple(map(str, range(LABELS_500)))
     if len(classes) != LABELS_500:
         raise UserError(
@@ -140,8 +126,8 @@ def open_vg500(
     files = [line.strip().rpartition("/")[2] for line in PUBLISHED_500.lines(list_path) if line.strip()]
     with damage_explained(index_path):
         labels = _read_index(index_path, files)
-    files, labels = labeled(files, labels, keep_empty=keep_empty, lists=list_path)
-    return Split(split, classes, labels, _ids(files), _image_files(folder, files, check))
+    files, labels = labeled(files, labels, data_config, lists=list_path)
+    return _split(split, classes, labels, files, folder)
 
 
 def _read_index(path: Path, files: list[str]) -> np.ndarray:
@@ -155,25 +141,13 @@ def _read_index(path: Path, files: list[str]) -> np.ndarray:
 
 
 # ------------------------------------------------------------------------------------------------------------- both
-def _ids(files: list[str]) -> list[str]:
-    return [f"{FOLDERS[0]}/{file}" for file in files]  # whichever folder they are in
-
-
-def _image_files(folder: Path, files: list[str], check: bool) -> ImageFiles:
+def _split(split: str, classes: tuple[str, ...], labels: np.ndarray, files: list[str], folder: Path) -> Split:
+    """Return the split of image files in either folder; ids do not depend on the folder that a file is in."""
     first, second = FOLDERS
     in_second = set(os.listdir(folder / second)) if (folder / second).is_dir() else set()
-    return image_files(folder, [f"{second if file in in_second else first}/{file}" for file in files], check=check)
+    images = ImageFiles(folder, [f"{second if file in in_second else first}/{file}" for file in files])
+    return Split(split, classes, labels, [f"{first}/{file}" for file in files], images)
 
 
-VG256 = Source(
-    lambda data_config, split, classes: open_vg256(data_config.root, split, **kept_and_checked(data_config)),
-    labels=lambda data_config: 256,
-    published=PUBLISHED_256,
-)
-VG500 = Source(
-    lambda data_config, split, classes: open_vg500(
-        data_config.root, split, names=data_config.classes, **kept_and_checked(data_config)
-    ),
-    labels=lambda data_config: LABELS_500,
-    published=PUBLISHED_500,
-)
+VG256 = Source(open_vg256, labels=lambda data_config: 256, published=PUBLISHED_256)
+VG500 = Source(open_vg500, labels=lambda data_config: LABELS_500, published=PUBLISHED_500)

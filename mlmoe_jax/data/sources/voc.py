@@ -9,23 +9,18 @@ without a 1. ML-GCN and ADD-GCN treat 0 as present in training, leave it out of 
 one where they count as absent. The published lists of 2007 and 2012 have no such image.
 """
 
-import os
+import functools
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from ml_collections import ConfigDict
 
-from mlmoe_jax.data.images import image_files
-from mlmoe_jax.data.sources.source import (
-    Published,
-    Source,
-    difficult_of,
-    kept_and_checked,
-    labeled,
-    require_split,
-)
+from mlmoe_jax.data.images import ImageFiles
+from mlmoe_jax.data.sources.source import Published, Source, difficult_of, labeled, require_split
 from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, Split
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.files import damage_explained
 
 SPLITS = ("train", "val", "trainval", "test")
 NAMES = """
@@ -42,46 +37,30 @@ PUBLISHED = {
 MEANING = {"1": POSITIVE, "-1": NEGATIVE, "0": DIFFICULT}
 
 
-def open_voc(
-    root: str | os.PathLike,
-    year: int,
-    split: str,
-    *,
-    keep_empty: bool = False,
-    difficult: str = "negative",
-    check: bool = True,
-) -> Split:
+def open_voc(year: int, data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
     """Open train, val, trainval or test of VOC `year`; images sorted by name, ids relative to the year's folder.
 
-    root: as for `Published.folder`, or the year's own folder or VOCdevkit. keep_empty, check: see `kept_and_checked`.
-    difficult: how difficult labels count, as in `data.batch.targets`; unless as `negative`, images with only difficult
-    labels stay too.
+    `data.root` may also be VOCdevkit or the year's own folder.
     """
     require_split(f"voc{year}", split, SPLITS)
-    folder = _find(PUBLISHED[year].folder(root), year)
-    lists = folder / "ImageSets" / "Main"
-    names, labels = read_lists(PUBLISHED[year], lists, split)
-    of_split = f"{lists}/*_{split}.txt"
-    names, labels = labeled(names, labels, keep_empty=keep_empty, lists=of_split, difficult=difficult)
-    files = [f"{name}.jpg" for name in names]
-    images = image_files(folder / "JPEGImages", files, check=check)
-    return Split(split, CLASSES, labels, [f"JPEGImages/{file}" for file in files], images)
+    published = PUBLISHED[year]
+    folder = _find(published.folder(data_config.root), year)
+    names, labels = _read_lists(published, folder / "ImageSets" / "Main", split)
+    of_split, difficult = f"{folder}/ImageSets/Main/*_{split}.txt", difficult_of(data_config, split)
+    names, labels = labeled(names, labels, data_config, lists=of_split, difficult=difficult)
+    ids = [f"JPEGImages/{name}.jpg" for name in names]
+    return Split(split, CLASSES, labels, ids, ImageFiles(folder, ids))
 
 
-def read_lists(published: Published, folder: Path, split: str) -> tuple[list[str], np.ndarray]:
-    """Read the 20 lists of a split: the names of the N images, sorted, and their labels i8[N,20].
-
-    Raises UserError for a list that is missing, malformed, or has other images than the first.
-    """
-    marks = [_read_list(published, folder, name, split) for name in CLASSES]
-    names = sorted(marks[0])
-    for name, marks_of in zip(CLASSES, marks, strict=True):
-        if marks_of.keys() != marks[0].keys():
-            raise UserError(
-                f"{CLASSES[0]}_{split}.txt and {name}_{split}.txt in {folder} list different images; "
-                "unpack the lists again"
-            )
-    columns = [[marks_of[name] for name in names] for marks_of in marks]
+def _read_lists(published: Published, folder: Path, split: str) -> tuple[list[str], np.ndarray]:
+    """Return the names of the N images of a split, sorted, and their labels i8[N,20]."""
+    names, columns = [], []
+    for name in CLASSES:
+        path = folder / f"{name}_{split}.txt"
+        with damage_explained(path):
+            marks = dict(line.split() for line in published.lines(path) if line.strip())
+            names = names if columns else sorted(marks)  # of the first list
+            columns.append([MEANING[marks[image]] for image in names])
     return names, np.array(columns, np.int8).T.copy()
 
 
@@ -96,33 +75,7 @@ def _find(root: Path, year: int) -> Path:
     raise PUBLISHED[year].missing(f"ImageSets/Main is not in {', '.join(map(str, folders[:-1]))} or {folders[-1]}")
 
 
-def _read_list(published: Published, folder: Path, name: str, split: str) -> dict[str, int]:
-    path = folder / f"{name}_{split}.txt"
-    marks = {}
-    for number, line in enumerate(published.lines(path), 1):
-        fields = line.split()
-        if not fields:
-            continue
-        if len(fields) != 2 or fields[1] not in MEANING or fields[0] in marks:
-            raise UserError(
-                f"{path} line {number} should be a new image's name and 1, 0 or -1, not '{line[:80].strip()}'"
-            )
-        marks[fields[0]] = MEANING[fields[1]]
-    return marks
-
-
-def _source(year: int) -> Source:
-    return Source(
-        lambda data_config, split, classes: open_voc(
-            data_config.root,
-            year,
-            split,
-            difficult=difficult_of(data_config, split),
-            **kept_and_checked(data_config),
-        ),
-        labels=lambda data_config: len(CLASSES),
-        published=PUBLISHED[year],
-    )
-
-
-VOC2007, VOC2012 = _source(2007), _source(2012)
+VOC2007, VOC2012 = (
+    Source(functools.partial(open_voc, year), labels=lambda data_config: len(CLASSES), published=PUBLISHED[year])
+    for year in (2007, 2012)
+)

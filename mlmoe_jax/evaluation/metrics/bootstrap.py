@@ -32,14 +32,7 @@ def draw(images: int, resamples: int, seed: int) -> Iterator[NDArray[np.float32]
 
 
 class WeightedMetrics:
-    """The metrics of `groups.evaluate_scores` at one threshold, for images with integer weights.
-
-    Args:
-      scores: f[N,K], probabilities.
-      labels: [N,K], positive if equal to 1.
-      mask: [N,K], 0 for entries to ignore.
-      threshold: minimum score for predicting a class.
-    """
+    """The metrics of `groups.evaluate_scores` at one threshold, for images with integer weights."""
 
     def __init__(self, scores: ArrayLike, labels: ArrayLike, mask: ArrayLike, threshold: float):
         scores, valid = np.asarray(scores, np.float64), np.asarray(mask) != 0
@@ -124,7 +117,7 @@ class _Ranked:
         return cls(segments(rows, ends), segments(rows[ranks], np.searchsorted(ranks, ends)))
 
     def average_precision(self, weights: NDArray[np.float32]) -> tuple[Floats, Floats]:
-        """Return the AP without and with the envelope, f64[R] each, nan if all positives have weight 0."""
+        """Return the AP without and with the envelope, f64[R] each."""
         if self.seen is None:
             undefined = np.full(weights.shape[1], np.nan)
             return undefined, undefined

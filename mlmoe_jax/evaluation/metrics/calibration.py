@@ -34,11 +34,6 @@ class Reliability:
     squared_error: Floats
 
     @property
-    def edges(self) -> Floats:
-        """The bounds of the bins, f64[M+1]."""
-        return np.linspace(0, 1, self.count.shape[1] + 1)
-
-    @property
     def mean_score(self) -> Floats:
         """f64[K,M], nan for an empty bin."""
         return ratio(self.score, self.count)
@@ -65,16 +60,10 @@ class Reliability:
 
 
 def reliability(scores: Scores, labels: Labels, *, mask: Labels | None = None, bins: int = 15) -> Reliability:
-    """Sort the entries of a split into bins by score, in one pass.
+    """Sort the entries of a split into `bins` bins by score, in one pass.
 
-    Args:
-      scores: probabilities.
-      labels: positive if equal to 1.
-      mask: None for none; entries with 0 are ignored, even if they are NaN.
-      bins: M. More bins resolve finer errors, but with few entries per bin they also measure noise.
-
-    Raises:
-      ValueError: wrong shapes, or a valid score that is NaN or outside [0, 1].
+    More bins resolve finer errors, but with few entries per bin they also measure noise.
+    Raises ValueError for wrong shapes, or a valid score that is NaN or outside [0, 1].
     """
     scores, positive, valid = checked(scores, labels, mask)
     classes = scores.shape[1]
@@ -102,7 +91,7 @@ MEANINGS = {
 
 
 def measure(entries: Entries) -> dict[str, float]:
-    """Return the metrics that MEANINGS names: over all entries (pooled), or as the mean over classes (macro)."""
+    """Return the metrics that MEANINGS names."""
     binned = reliability(entries.scores, entries.positive, mask=entries.valid)
     pooled = binned.pooled()
     return {

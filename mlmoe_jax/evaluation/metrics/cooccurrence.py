@@ -44,24 +44,15 @@ class Pair:
 PairRow = dict[str, float]  # the values of a pair on a split by name, as in cooccurrence.csv; nan if undefined
 
 CELLS = ("both", "a_only", "b_only", "neither")
-# The metrics of the two questions; those of one question are averaged over the same pairs. A gap is the difference of
-# two others, which it names.
+# The metrics of the two questions; those of one question are averaged over the same pairs.
 _QUESTIONS = {
-    "pairs_fpr": {
-        "fpr_with_a": (),
-        "fpr_without_a": (),
-        "fpr_gap": ("fpr_with_a", "fpr_without_a"),
-        "score_with_a": (),
-        "score_without_a": (),
-        "score_gap": ("score_with_a", "score_without_a"),
-    },
-    "pairs_ap": {
-        "ap_cooccurring": (),
-        "ap_exclusive": (),
-        "auc_cooccurring": (),
-        "auc_exclusive": (),
-        "auc_gap": ("auc_cooccurring", "auc_exclusive"),
-    },
+    "pairs_fpr": ("fpr_with_a", "fpr_without_a", "fpr_gap", "score_with_a", "score_without_a", "score_gap"),
+    "pairs_ap": ("ap_cooccurring", "ap_exclusive", "auc_cooccurring", "auc_exclusive", "auc_gap"),
+}
+_GAPS = {
+    "fpr_gap": ("fpr_with_a", "fpr_without_a"),
+    "score_gap": ("score_with_a", "score_without_a"),
+    "auc_gap": ("auc_cooccurring", "auc_exclusive"),
 }
 MEANINGS = {
     r"mAP_fall_from_test": "mAP on test minus mAP on this split, in which labels do not co-occur as in training",
@@ -85,14 +76,11 @@ def training_pairs(
 ) -> list[Pair]:
     """Choose the ordered pairs (a, b) with p(b | a) ≥ level > 0 and above p(b), by decreasing p(b | a).
 
-    Args:
-      together: i64[K,K], sparse or not, training images with both labels. positives: i64[K]. images: number of
-        training images. All as in `data.labels.LabelSpace`.
-      level: minimum p(b | a); 0.4 is the threshold of an edge in ML-GCN's label graph.
-      support: minimum number of training images with both, because frequencies of a few images are noise.
-
     A very frequent label (COCO's person) reaches any level with most others by chance; only pairs that co-occur more
     often than by chance are chosen.
+
+    together, positives, images: as in `data.labels.LabelSpace`. level: 0.4 is the threshold of an edge in ML-GCN's
+    label graph. support: minimum number of training images with both, because frequencies of a few images are noise.
     """
     together, positives = csr_array(together).tocoo(), np.asarray(positives, np.int64)
     a, b = together.row, together.col
@@ -128,9 +116,6 @@ def pair_biases(
       those with both labels known; fpr_* and score_*, the share predicted as b and the mean score of b, in images
       without b; ap_* and auc_* of b over its positives with a (cooccurring) or without (exclusive), against all its
       negatives.
-
-    Raises:
-      ValueError: wrong shapes, or a NaN score in a valid entry.
     """
     scores, positive, valid = checked(scores, labels, mask)
     cuts = np.broadcast_to(np.asarray(thresholds, np.float64), scores.shape[1:])
@@ -158,7 +143,7 @@ def _measure(pair: Pair, scores: Floats, positive: Bools, valid: Bools, cut: np.
         ranks[f"ap_{side}"] = ranking.average_precision() if ranking else np.nan
         ranks[f"auc_{side}"] = ranking.roc_auc() if ranking else np.nan
     values = means | ranks
-    stored = [name for question in _QUESTIONS.values() for name, gap in question.items() if not gap]
+    stored = [name for question in _QUESTIONS.values() for name in question if name not in _GAPS]
     return {**vars(pair), **images, **{name: values[name] for name in stored}}
 
 
@@ -175,21 +160,14 @@ def summarize(splits: Mapping[str, Sequence[PairRow]]) -> dict[str, dict[str, fl
     Returns:
       name -> pairs, their number; pairs_fpr, the number of pairs in the means of fpr_* and score_*, and pairs_ap, in
       the means of ap_* and auc_*; the mean of each of these metrics and of the gaps, nan without pairs.
-
-    Raises:
-      ValueError: the splits have different pairs.
     """
-    pairs = [[(row["a"], row["b"]) for row in rows] for rows in splits.values()]
-    if any(of_split != pairs[0] for of_split in pairs):
-        raise ValueError("the splits must be measured on the same pairs")
     report: dict[str, dict[str, float]] = {name: {"pairs": len(rows)} for name, rows in splits.items()}
+    whole = [
+        [row | {gap: row[a] - row[b] for gap, (a, b) in _GAPS.items()} for row in rows] for rows in splits.values()
+    ]
     for count, metrics in _QUESTIONS.items():
-        values = np.array(
-            [
-                [[row[gap[0]] - row[gap[1]] if gap else row[name] for name, gap in metrics.items()] for row in rows]
-                for rows in splits.values()
-            ]
-        ).reshape(len(splits), -1, len(metrics))
+        values = np.array([[[row[name] for name in metrics] for row in rows] for rows in whole])
+        values = values.reshape(len(splits), -1, len(metrics))
         values = values[:, ~np.isnan(values).any(axis=(0, 2))]
         for summary, x in zip(report.values(), values, strict=True):
             means = x.mean(axis=0) if len(x) else np.full(len(metrics), np.nan)

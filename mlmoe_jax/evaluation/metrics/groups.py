@@ -82,12 +82,8 @@ def evaluate_scores(
       scores: f[B,K], probabilities.
       labels: [B,K], positive if equal to 1.
       mask: [B,K], 0 for entries to ignore; None: none.
-      thresholds: name -> a number or f64[K]; a class is predicted if score ≥ threshold. See `thresholds.reported`,
-        which marks cuts that depend on the evaluated split itself as transductive.
+      thresholds: name -> a number or f64[K]; a class is predicted if score ≥ threshold.
       k: number of classes per image in mAP@k and @topk.
-
-    Returns:
-      The metrics of all groups in GROUPS that measure one split: those of `standard` and `calibration`.
 
     Raises:
       ValueError: wrong shapes, or a valid score that is NaN or outside [0, 1].

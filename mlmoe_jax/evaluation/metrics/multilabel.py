@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Num, Shaped
 from numpy.typing import ArrayLike, NDArray
 
-from mlmoe_jax.evaluation.metrics.ranking import INTERPOLATIONS, checked, flags, rank_all, rank_classes, row_blocks
+from mlmoe_jax.evaluation.metrics.ranking import INTERPOLATIONS, checked, flagged, rank_all, rank_classes, row_blocks
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -30,16 +30,11 @@ def average_precision(
     evaluators it depends on the sort; without ties all agree.)
 
     Args:
-      scores: see above, as labels and mask.
-      labels: 1 = positive.
-      mask: 0 = ignored.
+      scores: see the module, as labels and mask.
       interpolation: "none", mean of the precision at each positive (scikit-learn, ML-GCN, ADD-GCN, ASL, ML-Decoder);
         "envelope", the same with the largest precision at this or any higher recall (VOC 2010+, SSGRL, Q2L, ML-VPT),
         never below "none";
         "11point", mean of that largest precision at recall 0, 0.1 … 1 (VOC 2007; recalls compared exactly).
-
-    Returns:
-      One value per class, nan without a positive.
 
     Raises:
       ValueError: unknown interpolation, wrong shapes, or a NaN score in a valid entry.
@@ -56,11 +51,7 @@ def roc_auc(scores: Scores, labels: Labels, *, mask: Labels | None = None) -> Pe
 
 
 def per_class(scores: Scores, labels: Labels, *, mask: Labels | None = None) -> dict[str, Num[np.ndarray, " k"]]:
-    """Return all ranking metrics per class, from one sort per class.
-
-    Returns:
-      positives; AP, AP_envelope, AP_11point, AUC, nan if undefined.
-    """
+    """Return positives, AP, AP_envelope, AP_11point and AUC per class, from one sort per class."""
     ranked = [
         (r.positives, *(r.average_precision(kind) for kind in INTERPOLATIONS), r.roc_auc())
         for r in rank_classes(*checked(scores, labels, mask))
@@ -107,16 +98,10 @@ def precision_recall_f1(
     precision_macro, recall_macro, F1_macro = means over all K classes of TP/P, TP/G and 2TP/(P+G), where 0/0 counts 0
     whatever `empty` is: scikit-learn's average="macro". With "skip", CP is larger if classes are never predicted.
 
-    Args:
-      predicted: true = predicted.
-      labels: 1 = positive.
-      mask: 0 = ignored.
-      empty: the value of 0/0: "skip", a class is left out of the mean, and an overall value is nan (ML-VPT); "zero", 0
-        (scikit-learn); "one", as "skip" but P is at least 1 for each class, also in ΣP (ML-GCN, ADD-GCN).
+    CF1 and OF1 are 0 if precision and recall are both 0, and nan if either is nan.
 
-    Returns:
-      CP CR CF1 CF1_mean OP OR OF1 precision_macro recall_macro F1_macro. CF1 and OF1 are 0 if precision and recall are
-      both 0, and nan if either is nan.
+    empty: the value of 0/0: "skip", a class is left out of the mean, and an overall value is nan (ML-VPT); "zero", 0
+    (scikit-learn); "one", as "skip" but P is at least 1 for each class, also in ΣP (ML-GCN, ADD-GCN).
     """
     hits, claimed, actual = _counts(predicted, labels, mask)
     if empty == "one":
@@ -170,23 +155,19 @@ def map_at_k(
     return map_of_returned(scores, positive, valid, top_k(scores, k, minimum=minimum, mask=valid))
 
 
-def _counts(predicted: Labels, labels: Labels, mask: Labels | None) -> tuple[Ints, Ints, Ints]:
-    """Return hits, predictions and positives per class among its valid entries."""
-    predicted = np.asarray(predicted)
-    positive, valid = flags(labels, mask)
-    if predicted.shape != positive.shape:
-        raise ValueError(f"predicted and labels must both be [B,K], not {predicted.shape} and {positive.shape}")
+def _counts(predicted: Labels, labels: Labels, mask: Labels | None) -> Ints:
+    """Return hits, predictions and positives per class among its valid entries, i64[3,K]."""
+    predicted, positive, valid = flagged(predicted, labels, mask)
     totals = np.zeros((3, positive.shape[1]), np.int64)
     for rows in row_blocks(*positive.shape):
         claimed, actual = (predicted[rows] != 0) & valid[rows], positive[rows] & valid[rows]
         totals += [np.count_nonzero(x, axis=0) for x in (claimed & actual, claimed, actual)]
-    hits, claims, positives = totals
-    return hits, claims, positives
+    return totals
 
 
 def map_of_returned(scores: Scores, positive: Labels, valid: Labels, returned: Labels) -> float:
     """Return the mAP of rankings of only the `returned` entries; see `map_at_k`."""
-    positives = _counts(positive, positive, valid)[2]
+    *_, positives = _counts(positive, positive, valid)
     gained = [
         r.positives * r.average_precision() if r.positives else 0.0 for r in rank_classes(scores, positive, returned)
     ]
@@ -201,10 +182,9 @@ def precision_recall_f1_of(
     *,
     fill: float = np.nan,
 ) -> dict[str, Any]:
-    """Return the metrics that `multilabel.precision_recall_f1` defines, from counts.
+    """Return the metrics that `precision_recall_f1` defines, from counts of true positives, predictions and positives.
 
-    hits, claimed, actual: counts of true positives, predictions, and positives. fill: the value of 0/0; nan
-    leaves a class out of the means, except out of those named macro, where it is 0 for any `fill`.
+    fill: the value of 0/0; nan leaves a class out of the means, except out of those named macro, where it is 0.
     """
     hits, claimed, actual = map(np.asarray, (hits, claimed, actual))
     cp, cr = (mean_defined(ratio(hits, count, fill)) for count in (claimed, actual))

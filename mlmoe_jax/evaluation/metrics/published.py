@@ -44,7 +44,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from numpy.typing import ArrayLike, NDArray
 
-from mlmoe_jax.data.batch import targets
+from mlmoe_jax.data.split import targets
 from mlmoe_jax.evaluation.metrics.groups import MetricGroup
 from mlmoe_jax.evaluation.metrics.multilabel import (
     average_precision,
@@ -64,12 +64,13 @@ _TABLE = ("CP", "CR", "CF1", "OP", "OR", "OF1")
 class Evaluator:
     """The definitions of one paper's evaluator, applied by `preset`."""
 
-    predict: Callable[[Floats, Bools, ArrayLike | None], Bools]  # scores, known and frequency -> predictions
+    # scores, known and frequency -> predictions
+    predict: Callable[[Floats, Bools, ArrayLike | None], Bools] = lambda scores, known, frequency: scores >= 0.5
     shown: tuple[str, ...] = _TABLE
     interpolation: str = "none"
     ap_without_positives: float | None = np.nan  # None: the class is left out of the mean
     empty: str = "skip"  # of `precision_recall_f1`
-    difficult_in_ap: str = "negative"  # of `data.batch.targets`; difficult labels are negative in all other metrics
+    difficult_in_ap: str = "negative"  # of `data.split.targets`; difficult labels are negative in all other metrics
     top3: tuple[str, float | None] | None = None  # suffix of the metrics, and the minimum score
 
 
@@ -85,9 +86,6 @@ def preset(name: str, scores: ArrayLike, codes: ArrayLike, *, frequency: ArrayLi
     Returns:
       mAP; CP CR CF1 OP OR OF1 at the paper's threshold (drmoe: CF1 CF1_mean OF1; asl: CF1_mean as well); the first six
       also @top3 (exactly three per image) or @top3_min0.5 if the paper has them.
-
-    Raises:
-      ValueError: wrong shapes, a NaN score, or no frequency for mlvpt.
     """
     evaluator = PRESETS[name]
     scores, codes = np.asarray(scores, np.float64), np.asarray(codes)
@@ -115,14 +113,6 @@ def average_precisions(name: str, scores: ArrayLike, codes: ArrayLike) -> Floats
     return average_precision(scores, label, mask=known, interpolation=evaluator.interpolation)
 
 
-def _at_least_half(scores: Floats, known: Bools, frequency: ArrayLike | None) -> Bools:
-    return scores >= 0.5
-
-
-def _above_four_fifths(scores: Floats, known: Bools, frequency: ArrayLike | None) -> Bools:
-    return scores > 0.8
-
-
 def _as_often_as_in_training(scores: Floats, known: Bools, frequency: ArrayLike | None) -> Bools:
     return scores >= prior_matched(scores, frequency, mask=known, when_zero="all")
 
@@ -132,12 +122,15 @@ _MINIMUM = ("@top3_min0.5", 0.5)
 PRESETS: Mapping[str, Evaluator] = MappingProxyType(
     {
         "mlvpt": Evaluator(_as_often_as_in_training, interpolation="envelope", top3=("@top3", None)),
-        "q2l": Evaluator(_at_least_half, interpolation="envelope", empty="one", top3=_MINIMUM),
-        "mlgcn": Evaluator(_at_least_half, empty="one", difficult_in_ap="ignore", top3=_MINIMUM),
+        "q2l": Evaluator(interpolation="envelope", empty="one", top3=_MINIMUM),
+        "mlgcn": Evaluator(empty="one", difficult_in_ap="ignore", top3=_MINIMUM),
         "asl": Evaluator(
-            _above_four_fifths, (*_TABLE[:3], "CF1_mean", *_TABLE[3:]), ap_without_positives=0.0, empty="zero"
+            lambda scores, known, frequency: scores > 0.8,
+            shown=(*_TABLE[:3], "CF1_mean", *_TABLE[3:]),
+            ap_without_positives=0.0,
+            empty="zero",
         ),
-        "drmoe": Evaluator(_at_least_half, ("CF1", "CF1_mean", "OF1"), ap_without_positives=None),
+        "drmoe": Evaluator(shown=("CF1", "CF1_mean", "OF1"), ap_without_positives=None),
     }
 )
 

@@ -99,26 +99,23 @@ def checked(scores: ArrayLike, labels: ArrayLike, mask: ArrayLike | None) -> tup
 
     Raises ValueError for other shapes, or a NaN score in a valid entry.
     """
-    scores = np.asarray(scores)
+    scores, positive, valid = flagged(scores, labels, mask)
     if scores.dtype not in (np.float32, np.float64):
         scores = scores.astype(np.float64)
-    positive, valid = flags(labels, mask)
-    if scores.ndim != 2 or scores.shape != positive.shape:
-        raise ValueError(f"scores and labels must both be [B,K], not {scores.shape} and {positive.shape}")
     for rows in row_blocks(*scores.shape):
         if (np.isnan(scores[rows]) & valid[rows]).any():
             raise ValueError("a score is NaN: the model has diverged, or a padded entry is not masked")
     return scores, positive, valid
 
 
-def flags(labels: ArrayLike, mask: ArrayLike | None) -> tuple[Bools, Bools]:
-    """Return (positive, valid), both bool[B,K]: label 1 or True; mask other than 0. Raises ValueError for shapes."""
-    labels = np.asarray(labels)
+def flagged(values: ArrayLike, labels: ArrayLike, mask: ArrayLike | None) -> tuple[NDArray, Bools, Bools]:
+    """Return (values, positive, valid), all [B,K]: label 1 or True; mask other than 0. Raises ValueError for shapes."""
+    values, labels = np.asarray(values), np.asarray(labels)
     positive = labels if labels.dtype == bool else labels == 1
     valid = np.broadcast_to(np.True_, labels.shape) if mask is None else np.asarray(mask)
-    if labels.ndim != 2 or valid.shape != labels.shape:
-        raise ValueError(f"labels and mask must both be [B,K], not {labels.shape} and {valid.shape}")
-    return positive, valid if valid.dtype == bool else valid != 0
+    if labels.ndim != 2 or not values.shape == labels.shape == valid.shape:
+        raise ValueError(f"scores, labels and mask must be [B,K], not {values.shape}, {labels.shape} and {valid.shape}")
+    return values, positive, valid if valid.dtype == bool else valid != 0
 
 
 def row_blocks(images: int, classes: int, *, entries: int | None = None) -> Iterator[slice]:

@@ -30,9 +30,7 @@ MEANINGS = {
 def _measure_ranking(entries: Entries) -> dict[str, float]:
     """Return the metrics that MEANINGS names.
 
-    mAP (plain), mAP_envelope, mAP_11point and AUC_macro are means over classes; mAP_weighted is weighted by the number
-    of positives; mAP_micro ranks all entries in one list. precision@1 is over the images with a valid entry; images
-    without positives are misses.
+    precision@1 is over the images with a valid entry; images without positives are misses.
     """
     of_class, positive, valid = entries.of_class, entries.positive, entries.valid
     first = top_k(entries.scores, 1, mask=valid)
@@ -82,10 +80,7 @@ CUTS = {
 
 
 def _measure_predictions(entries: Entries) -> dict[str, float]:
-    """Return FIGURES of `precision_recall_f1` at each threshold and for the k highest labels.
-
-    The latter are exactly k per image (@top3), and those of the k that reach the minimum (@top3_min0.5).
-    """
+    """Return FIGURES of `precision_recall_f1` at each cut."""
     scores, top, k = entries.scores, entries.top, entries.k
     cuts = {name: scores >= np.asarray(threshold, np.float64) for name, threshold in entries.thresholds.items()}
     cuts |= {f"top{k}": top, f"top{k}_min{TOP_MINIMUM:g}": top & (scores >= TOP_MINIMUM)}

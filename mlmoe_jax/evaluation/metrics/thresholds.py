@@ -34,14 +34,9 @@ def prior_matched(
 
     Returns:
       f64[K], infinity also for a class without known labels.
-
-    Raises:
-      ValueError: a NaN score that counts, wrong shapes, or frequencies outside [0, 1].
     """
     scores, frequency = np.asarray(scores, np.float64), np.asarray(train_frequency, np.float64)
     _, _, valid = checked(scores, np.broadcast_to(np.False_, scores.shape), mask)
-    if frequency.shape != scores.shape[1:] or not np.all((frequency >= 0) & (frequency <= 1)):
-        raise ValueError(f"train_frequency must be {scores.shape[1]} fractions in [0, 1]")
     known = valid.sum(axis=0)
     count = (frequency * known).astype(np.int64)
     ascending = np.sort(np.where(valid, scores, -np.inf), axis=0)
@@ -49,24 +44,6 @@ def prior_matched(
     rank = np.where(count > 0, count, known)
     cuts = np.take_along_axis(ascending, (len(scores) - np.maximum(rank, 1))[None], axis=0)[0]
     return np.where({"none": count, "all": known}[when_zero] == 0, np.inf, cuts)
-
-
-def reported(
-    scores: ArrayLike,
-    train_frequency: ArrayLike | None = None,
-    *,
-    threshold: float = 0.5,
-    mask: ArrayLike | None = None,
-) -> dict[str, float | Floats]:
-    """Return the named cuts at which a split is reported, for `groups.evaluate_scores`.
-
-    The name of the fixed threshold is its value ("0.5"). With train_frequency f[K], "prior_matched_transductive" f64[K]
-    is added; see `prior_matched` for `mask`. `Thresholds.cuts_for` adds fitted ones.
-    """
-    cuts: dict[str, float | Floats] = {f"{threshold:g}": threshold}
-    if train_frequency is not None:
-        cuts["prior_matched_transductive"] = prior_matched(scores, train_frequency, mask=mask)
-    return cuts
 
 
 # ----------------------------------------------------------------------------------------------------------- fitting
@@ -98,12 +75,7 @@ def fit(
     Returns:
       f64[K]: within [0, 1]; nan for a class without positives, whose threshold is undetermined; infinity if no cut is
       precise enough, so that the class is never predicted.
-
-    Raises:
-      ValueError: wrong shapes, a NaN score that counts, or an unknown per or goal.
     """
-    if per not in ("class", "global") or goal not in ("f1", "precision"):
-        raise ValueError(f"per must be 'class' or 'global', and goal 'f1' or 'precision', not {per!r}, {goal!r}")
     scores, positive, valid = checked(np.asarray(scores, np.float64), labels, mask)
     classes = scores.shape[1]
     if per == "global":

@@ -2,16 +2,12 @@
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones.entry import Entry
-from mlmoe_jax.runtime.registry import Registry
+from mlmoe_jax.runtime.registry import Registry, suggestion
 
 FAMILIES: Registry[dict[str, Entry]] = Registry(
     "backbone family",
     {
-        "vit": "mlmoe_jax.models.backbones.vit:ENTRIES",
-        "dinov2": "mlmoe_jax.models.backbones.dinov2:ENTRIES",
-        "dinov3": "mlmoe_jax.models.backbones.dinov3:ENTRIES",
-        "siglip": "mlmoe_jax.models.backbones.siglip:ENTRIES",
-        "clip": "mlmoe_jax.models.backbones.clip:ENTRIES",
+        "vit": "mlmoe_jax.models.backbones.vit_entries:ENTRIES",
         "resnet": "mlmoe_jax.models.backbones.resnet:ENTRIES",
         "convnext": "mlmoe_jax.models.backbones.convnext:ENTRIES",
         "efficientnet": "mlmoe_jax.models.backbones.efficientnet:ENTRIES",
@@ -21,7 +17,7 @@ CATALOG: dict[str, Entry] = {name: entry for family in FAMILIES for name, entry 
 
 
 def entry(name: str) -> Entry:
-    """Return the entry of a backbone; for an unknown name, UserError lists the known names."""
+    """Return the entry of a backbone; for an unknown name, UserError with the nearest one, or with all of them."""
     if name not in CATALOG:
-        raise UserError(f"there is no backbone '{name}'; model.backbone.name is one of {', '.join(CATALOG)}")
+        raise UserError(f"there is no backbone '{name}' for model.backbone.name{suggestion(name, CATALOG)}")
     return CATALOG[name]

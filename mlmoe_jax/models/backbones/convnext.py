@@ -18,7 +18,8 @@ from mlmoe_jax.models.backbones.entry import Entry, torchvision_entry
 from mlmoe_jax.models.backbones.resnet import check_read, read_map
 from mlmoe_jax.models.contracts import CLS, BackboneShape, Features, Prompts
 from mlmoe_jax.models.layers.convolution import convolve
-from mlmoe_jax.models.layers.transformer import LayerScale, Mlp, layer_norm
+from mlmoe_jax.models.layers.recompute import LayerNorm
+from mlmoe_jax.models.layers.transformer import LayerScale, Mlp
 
 EPSILON = 1e-6
 
@@ -80,7 +81,7 @@ class ConvNeXtBlock(nnx.Module):
 
     def __init__(self, width: int, *, layer_scale: float, dtype: jnp.dtype | None, rngs: nnx.Rngs):
         self.depthwise = _convolution(width, width, 7, dtype=dtype, rngs=rngs, depthwise=True)
-        self.norm = layer_norm(width, EPSILON, rngs)
+        self.norm = LayerNorm(width, epsilon=EPSILON, rngs=rngs)
         self.mlp = Mlp(width, 4 * width, dtype=dtype, rngs=rngs)
         self.layer_scale = LayerScale(width, layer_scale)
 
@@ -93,7 +94,7 @@ class Stem(nnx.Module):
 
     def __init__(self, width: int, *, dtype: jnp.dtype | None, rngs: nnx.Rngs):
         self.conv = _convolution(3, width, 4, dtype=dtype, rngs=rngs)
-        self.norm = layer_norm(width, EPSILON, rngs)
+        self.norm = LayerNorm(width, epsilon=EPSILON, rngs=rngs)
 
     def __call__(self, image: Float[ArrayLike, "b h w 3"]) -> Float[Array, "b h//4 w//4 d"]:
         return self.norm(self.conv(image))
@@ -103,7 +104,7 @@ class Downsample(nnx.Module):
     """LayerNorm, then a 2×2 convolution with stride 2."""
 
     def __init__(self, into: int, out: int, *, dtype: jnp.dtype | None, rngs: nnx.Rngs):
-        self.norm = layer_norm(into, EPSILON, rngs)
+        self.norm = LayerNorm(into, epsilon=EPSILON, rngs=rngs)
         self.conv = _convolution(into, out, 2, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: Float[ArrayLike, "b h w c"]) -> Float[Array, "b h//2 w//2 d"]:
@@ -139,7 +140,7 @@ class ConvNeXt(nnx.Module):
         self.shape, self.remat = shape, remat
         self.stem = Stem(shape.widths[0], dtype=dtype, rngs=rngs)
         self.stages = nnx.List(Stage(shape, index, dtype=dtype, rngs=rngs) for index in range(len(shape.widths)))
-        self.norm = layer_norm(shape.width, EPSILON, rngs)
+        self.norm = LayerNorm(shape.width, epsilon=EPSILON, rngs=rngs)
 
     def maps(self, image: Float[ArrayLike, "b h w 3"]) -> list[Float[Array, "b _ _ _"]]:
         """Return the maps after the stem and after each stage; map i has the stride 4, 4, 8, 16, …."""

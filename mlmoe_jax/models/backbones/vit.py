@@ -19,11 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN, IMAGENET_STD, Entry, sha256_in
 from mlmoe_jax.models.contracts import CLS, MEAN, PATCHES, PROMPTS, BackboneShape, Deltas, Features, Prompts
-from mlmoe_jax.models.layers.attention_pool import AttentionPool
+from mlmoe_jax.models.layers.detr import AttentionPool
 from mlmoe_jax.models.layers.positions import resample_positions, rotary_angles, sine_positions
-from mlmoe_jax.models.layers.transformer import Block, hidden_width, layer_norm
+from mlmoe_jax.models.layers.recompute import LayerNorm
+from mlmoe_jax.models.layers.transformer import Block, hidden_width
 
 IMAGE, REGISTERS = "image", "registers"  # parts of the sequence that heads do not read
 
@@ -63,25 +63,21 @@ class ViTShape(BackboneShape):
 
     @property
     def hidden(self) -> int:
-        """The hidden width of the MLPs."""
         return hidden_width(self.width, self.mlp_ratio, self.mlp)
 
     @property
     def layers(self) -> dict[str, tuple[int, int]]:
-        """The linear layers of a block that take deltas, name -> (inputs, outputs)."""
         width, hidden = self.width, self.hidden
         attention = dict.fromkeys(("query", "key", "value", "output"), (width, width))
         return attention | {"fc1": (width, hidden * (2 if self.mlp == "swiglu" else 1)), "fc2": (hidden, width)}
 
     @property
     def leading(self) -> int:
-        """The number of tokens before the patches."""
         return self.class_token + self.registers
 
     def build(
         self, *, dtype: jnp.dtype | None = None, remat: bool = False, batch_norm: str = "frozen", rngs: nnx.Rngs
     ) -> ViT:
-        """Build the ViT with random weights; it has no batch normalization."""
         return ViT(self, dtype=dtype, remat=remat, rngs=rngs)
 
     def published_macs(self, side: int, prompts: nnx.Module | None) -> tuple[int, int, int]:
@@ -101,7 +97,6 @@ class ViTShape(BackboneShape):
         return linear + self.norm_macs(side, prompts), products, patches
 
     def norm_macs(self, side: int, prompts: nnx.Module | None) -> int:
-        """Return 4·tokens·D per LayerNorm."""
         pooled = not self.class_token  # the one token of the attention pool
         return 4 * self.width * ((2 * self.depth + 1 + self.pre_norm) * self.tokens(side, prompts) + pooled)
 
@@ -135,13 +130,13 @@ class ViT(nnx.Module):
         if shape.registers:
             self.register_tokens = nnx.Param(normal(rngs.params(), (1, shape.registers, shape.width)))
         if shape.pre_norm:
-            self.norm_pre = layer_norm(shape.width, shape.eps, rngs)
+            self.norm_pre = LayerNorm(shape.width, epsilon=shape.eps, rngs=rngs)
         shared = {"mlp": shape.mlp, "eps": shape.eps, "dtype": dtype, "rngs": rngs}
         sizes = (shape.width, shape.heads, shape.hidden)
         self.blocks = nnx.List(
             Block(*sizes, layer_scale=shape.layer_scale, key_bias=shape.key_bias, **shared) for _ in range(shape.depth)
         )
-        self.norm = layer_norm(shape.width, shape.eps, rngs)
+        self.norm = LayerNorm(shape.width, epsilon=shape.eps, rngs=rngs)
         self.pool = None if shape.class_token else AttentionPool(*sizes, **shared)
 
     def embed(self, image: jax.Array) -> tuple[jax.Array, tuple[int, int]]:
@@ -188,18 +183,10 @@ class ViT(nnx.Module):
         return_attention: bool = False,
         deltas: Deltas = (),
     ) -> Features:
-        """Encode f32[B,H,W,3].
+        """Encode f32[B,H,W,3], see contracts.Backbone; deltas: per block, () for nothing.
 
-        Args:
-          image: f32[B,H,W,3], normalized.
-          prompts: tokens, keys and values that are added in the blocks; None for none.
-          read: which of `cls`, `prompts`, `patches` and `mean` the head reads.
-          norm: apply the final LayerNorm to them.
-          return_attention: also return the attention of `cls` and `prompts` to the patches, if they are read.
-          deltas: per block, what is added to the outputs of its linear layers; () for nothing.
-
-        Raises:
-          ValueError: the sides of the image are not multiples of the patch size, or prompts are read but not given.
+        Raises ValueError if the sides of the image are not multiples of the patch size, or prompts are read but not
+        given.
         """
         unknown = set(read) - {CLS, PROMPTS, PATCHES, MEAN}
         if unknown or not read or (PROMPTS in read and prompts is None):
@@ -337,50 +324,3 @@ def _mask(parts: dict[str, jax.Array], queries: Sequence[str], prompts: Prompts)
     if among is not None:
         mask[columns, columns] = among
     return mask if prompts.present is None else jnp.asarray(mask).at[:, columns].set(mask[:, columns] & prompts.present)
-
-
-# ---------------------------------------------------------------------------------------------------- published
-def _vit_b16(address: str, licence: str, *, half: bool, final_norm: bool) -> Entry:
-    shape = ViTShape(width=768, depth=12, heads=12, patch=16, native=224)
-    mean, std = ((0.5,) * 3, (0.5,) * 3) if half else (IMAGENET_MEAN, IMAGENET_STD)
-    file = address.rpartition("/")[2]
-    return Entry(shape, mean, std, 224, file, address, licence, final_norm, sha256=sha256_in(file))
-
-
-ENTRIES: dict[str, Entry] = {
-    "vit_digits": Entry(
-        ViTShape(width=128, depth=5, heads=4, patch=8, native=64),
-        (0.5, 0.5, 0.5),
-        (0.25, 0.25, 0.25),
-        64,
-        "vit_digits.safetensors",
-        "this package; configs/pretrain_digits.py reproduces it",
-        "Apache-2.0",
-    ),
-    # "IN1k" of the ML-VPT paper: pretrained on ImageNet-21k, then on 1k
-    "vit_b16_in1k": _vit_b16(
-        "https://github.com/rwightman/pytorch-image-models/releases/download/v0.1-vitjx/jx_vit_base_p16_224-80ecf9dd.pth",
-        "Apache-2.0",
-        half=True,
-        final_norm=True,
-    ),
-    "vit_b16_in21k": _vit_b16(
-        "https://storage.googleapis.com/vit_models/augreg/"
-        "B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0.npz",
-        "Apache-2.0",
-        half=True,
-        final_norm=False,
-    ),
-    "vit_b16_mae": _vit_b16(
-        "https://dl.fbaipublicfiles.com/mae/pretrain/mae_pretrain_vit_base.pth",
-        "CC-BY-NC-4.0",
-        half=False,
-        final_norm=False,
-    ),
-    "vit_b16_mocov3": _vit_b16(
-        "https://dl.fbaipublicfiles.com/moco-v3/vit-b-300ep/linear-vit-b-300ep.pth.tar",
-        "CC-BY-NC-4.0",
-        half=False,
-        final_norm=False,
-    ),
-}

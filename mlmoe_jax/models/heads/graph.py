@@ -17,10 +17,9 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.graph import label_graph
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models.contracts import LABELS, PATCHES, Features, Head, Prediction
-from mlmoe_jax.models.heads.group_experts import LabelClassifier
+from mlmoe_jax.models.heads.linear import LabelClassifier
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
-from mlmoe_jax.models.layers.constants import Constant
-from mlmoe_jax.models.layers.initializers import torch_linear, uniform
+from mlmoe_jax.models.layers.values import Constant, torch_linear, uniform
 from mlmoe_jax.models.partition import LABEL, WORD_VECTOR, axes
 
 SLOPE = 0.2  # of LeakyReLU below 0, in both papers' code
@@ -191,7 +190,6 @@ class ADDGCNHead(Head):
         return jnp.einsum("bnk,bnd->bkd", weights, cells, preferred_element_type=jnp.float32)
 
     def dynamic_graph(self, features: Features) -> Float[Array, "b k k"]:
-        """Return the graph per image; see `DynamicGraph.adjacency`."""
         scores = self.map_classifier(features.patches).astype(jnp.float32)
         label_features = self.label_features(features.patches, scores)
         return self.graph.adjacency(self.graph.spread_static(label_features))
@@ -208,8 +206,7 @@ class ADDGCNHead(Head):
         scores = self.map_classifier(features.patches).astype(jnp.float32)
         label_features = self.label_features(features.patches, scores)
         related = label_features + self.graph(label_features)
-        votes = jnp.einsum("bkd,kd->bk", related, self.classifier.kernel[...]) + self.classifier.bias[...]
-        terms = {"map": scores.max(axis=1), "graph": votes}
+        terms = {"map": scores.max(axis=1), "graph": self.classifier(related)}
         return Prediction((terms["map"] + terms["graph"]) / 2, terms)
 
     def published_macs(self, tokens: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""The head of ML-VPT: an expert per prompt, a gate per label over the experts of its group, a classifier per side."""
+"""Heads on group prompts: ML-VPT's with experts and gates, and GVPT's, the ablation that keeps only the grouping."""
 
 from __future__ import annotations
 
@@ -19,19 +19,8 @@ from mlmoe_jax.models import partition
 from mlmoe_jax.models.adapters.groups import SIDES, by_side, groups_by_side
 from mlmoe_jax.models.contracts import PROMPTS, Features, Head, Prediction
 from mlmoe_jax.models.experts import BottleneckExpert, LabelGates, apply_bank, make_bank
-from mlmoe_jax.models.layers.initializers import torch_linear
-from mlmoe_jax.models.partition import LABEL, PROMPT, axes
-
-COMBINE = ("mean_logit", "mean_probability")
-
-
-class LabelClassifier(nnx.Module):
-    """One weight vector and bias per label, applied to the feature of that label."""
-
-    def __init__(self, width: int, labels: int, *, rngs: nnx.Rngs):
-        draw = torch_linear(width)
-        self.kernel = nnx.Param(draw(rngs.params(), (labels, width)), **axes(LABEL, None))
-        self.bias = nnx.Param(draw(rngs.params(), (labels,)), **axes(LABEL))
+from mlmoe_jax.models.heads.linear import LabelClassifier
+from mlmoe_jax.models.partition import LABEL, PROMPT
 
 
 class Side(nnx.Module):
@@ -120,22 +109,9 @@ class GroupExpertsHead(Head):
             return BottleneckExpert(width, hidden, activation=activation, dtype=dtype, rngs=rngs)
 
         self.bank = make_bank(expert, len(self.sides) * groups * per_group, rngs, PROMPT)
-
-        def side(name: str) -> Side | None:
-            if name not in group_of:
-                return None
-            return Side(
-                width,
-                group_of[name],
-                groups,
-                per_group,
-                gate_bias=gate_bias,
-                gates=gates_of,
-                own_classifier=not shared_classifier,
-                rngs=rngs,
-            )
-
-        self.co, self.dc = side("co"), side("dc")
+        options = {"gate_bias": gate_bias, "gates": gates_of, "own_classifier": not shared_classifier, "rngs": rngs}
+        sides = {name: Side(width, of, groups, per_group, **options) for name, of in group_of.items()}
+        self.co, self.dc = sides.get("co"), sides.get("dc")
         self.classifier = LabelClassifier(width, self.labels, rngs=rngs) if shared_classifier else None
 
     @classmethod
@@ -169,11 +145,9 @@ class GroupExpertsHead(Head):
         return {side: experts for side in SIDES[config.model.prompts.sides]}
 
     def experts(self, tokens: Float[ArrayLike, "b p d"]) -> Float[Array, "b p d"]:
-        """Apply each expert to its prompt."""
         return apply_bank(self.bank, tokens)
 
     def gates(self, tokens: Float[ArrayLike, "b p d"]) -> dict[str, Float[Array, "b k m"]]:
-        """Return the routing weights per side for prompts."""
         return _weights(self._gate_logits(tokens))
 
     def __call__(
@@ -223,3 +197,73 @@ class GroupExpertsHead(Head):
 def _weights(gate_logits: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Per side f32[B,M,K] -> routing weights f32[B,K,M], which sum to 1 over the experts."""
     return {name: jnp.moveaxis(jax.nn.softmax(logits, axis=1), 1, 2) for name, logits in gate_logits.items()}
+
+
+class GroupLinearHead(Head):
+    """One classifier per side on the mean of the prompts of each label's group (GVPT; with one side VPT-CO, VPT-DC).
+
+    The paper does not specify how the M prompts of a group are combined (ML-VPT, sec. 5.3). Their mean needs no
+    parameters, which agrees with the published parameter count (0.39 M).
+
+    group_of: {side: the group of each label}, for `co`, `dc` or both; the logits of the sides are the terms.
+    combine: how the two sides are combined, see `combine_sides`.
+    """
+
+    read = (PROMPTS,)
+    by_label = True
+    needs_group_prompts = uses_groups = True
+
+    def __init__(
+        self,
+        width: int,
+        group_of: Mapping[str, Sequence[int]],
+        *,
+        groups: int,
+        per_group: int,
+        combine: str = "mean_logit",
+        rngs: nnx.Rngs,
+    ):
+        self.groups, self.per_group, self.combine = groups, per_group, combine
+        self.group_of = tuple((name, tuple(int(group) for group in of)) for name, of in group_of.items())
+        classifiers = {name: LabelClassifier(width, len(of), rngs=rngs) for name, of in group_of.items()}
+        self.co, self.dc = classifiers.get("co"), classifiers.get("dc")
+
+    @classmethod
+    def mistakes(cls, config: ConfigDict) -> list[str]:
+        return ["model.head.shared_classifier is for group_experts"] if config.model.head.shared_classifier else []
+
+    @classmethod
+    def from_config(
+        cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
+    ) -> Self:
+        prompts = config.model.prompts
+        return cls(
+            width,
+            groups_by_side(prompts, space),
+            groups=prompts.num_groups,
+            per_group=prompts.per_group,
+            combine=config.model.head.combine,
+            rngs=rngs,
+        )
+
+    @classmethod
+    def terms(cls, config: ConfigDict) -> tuple[str, ...]:
+        return ("logits", *SIDES.get(config.model.prompts.sides, ()))
+
+    def __call__(
+        self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
+    ) -> Prediction:
+        sides, classifiers = [name for name, _ in self.group_of], {"co": self.co, "dc": self.dc}
+        prompts = partition.gathered(features.prompts).astype(jnp.float32)
+        tokens = by_side(prompts, sides, self.per_group, self.groups)
+        terms = {}
+        for name, group_of in self.group_of:
+            classifier, means = classifiers[name], tokens[name].mean(axis=1)
+            votes = jnp.einsum("bgd,kd->bgk", means, classifier.kernel[...])
+            terms[name] = pick(votes, group_of) + classifier.bias[...]
+        return Prediction(combine_sides(list(terms.values()), self.combine), terms)
+
+    def published_macs(self, tokens: int) -> tuple[int, int]:
+        """Return the multiply-adds per image that the papers count (one classifier), and those of the second side."""
+        one = (self.co or self.dc).kernel.size
+        return one, (len(self.group_of) - 1) * one

@@ -1,4 +1,4 @@
-"""Linear classifiers on the class token, on the patch tokens, on both, or on a mean of tokens."""
+"""Linear classifiers on the class token, on the patch tokens, on both, on a mean of tokens, and on label features."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Self
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import Float
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import CLS, MEAN, PATCHES, Features, Head, Prediction
-from mlmoe_jax.models.layers.initializers import torch_linear
+from mlmoe_jax.models.layers.values import torch_linear
 from mlmoe_jax.models.partition import LABEL, axes
 
 POOLS = {"cls": (CLS,), "patches": (PATCHES,), "both": (CLS, PATCHES), "mean": (MEAN,)}
@@ -68,6 +71,20 @@ class LinearHead(Head):
         return Prediction(sum(terms.values()) / len(terms), terms)
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return the multiply-adds per image, for `tokens` patch tokens; a full count adds nothing."""
         classifiers = {CLS: 1, MEAN: 1, PATCHES: tokens}
         return sum(classifiers[name] for name in self.read) * self.width * self.labels, 0
+
+
+class LabelClassifier(nnx.Module):
+    """⟨v_k, o_k⟩ + b_k for one feature per label; `shared`: one v and b for all labels (DR-MoE, eq. 9 as printed)."""
+
+    def __init__(self, width: int, labels: int, *, share: str = "per_label", rngs: nnx.Rngs):
+        rows, owner = (labels, LABEL) if share == "per_label" else (1, None)
+        self.per_label, draw = share == "per_label", torch_linear(width)
+        self.kernel = nnx.Param(draw(rngs.params(), (rows, width)), **axes(owner, None))
+        self.bias = nnx.Param(draw(rngs.params(), (rows,)), **axes(owner))
+
+    def __call__(self, features: Float[ArrayLike, "b k o"]) -> Float[Array, "b k"]:
+        kernel = self.kernel[...]
+        votes = jnp.einsum("bko,ko->bk", features, kernel) if self.per_label else features @ kernel[0]
+        return votes + self.bias[...]

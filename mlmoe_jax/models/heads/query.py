@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import LABELS, Features, Head, Prediction
-from mlmoe_jax.models.layers.initializers import torch_linear
+from mlmoe_jax.models.layers.values import torch_linear
 from mlmoe_jax.models.partition import LABEL, LABEL_GROUP, axes
 from mlmoe_jax.models.query_decoder import QueryDecoder, decoder_settings, fixed_queries
 
@@ -103,7 +103,6 @@ class QueryHead(Head):
         return {LABELS: weights if each == 1 else jnp.repeat(weights, each, axis=1)[:, :labels]}
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return the multiply-adds per image with N = `tokens` patches: of layers, and of attention products."""
         layers, products = self.decoder.published_macs(tokens)
         return layers + self.classifier.kernel.size, products
 

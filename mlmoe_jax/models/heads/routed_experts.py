@@ -7,10 +7,12 @@ code. If its equations and its text disagree, there is an option for both. HSQ (
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
@@ -19,13 +21,12 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
-from mlmoe_jax.models.adapters.catalog import prompts_of
-from mlmoe_jax.models.adapters.groups import groups_by_side
-from mlmoe_jax.models.contracts import LABELS, Features, Head, Prediction
+from mlmoe_jax.models.adapters.groups import groups_by_side, prompt_groups
+from mlmoe_jax.models.catalog import prompts_of
+from mlmoe_jax.models.contracts import LABELS, PATCHES, PROMPTS, Features, Head, Prediction
 from mlmoe_jax.models.experts import Gates, LabelExperts, combine, gate_entropy
-from mlmoe_jax.models.heads.mlmoe import GroupTokenDecoder
-from mlmoe_jax.models.layers.initializers import torch_linear
-from mlmoe_jax.models.partition import LABEL, axes
+from mlmoe_jax.models.heads.linear import LabelClassifier
+from mlmoe_jax.models.layers.values import Constant
 from mlmoe_jax.models.query_decoder import QueryDecoder, decoder_settings, fixed_queries
 
 # The sign of λ·H in the loss.
@@ -59,19 +60,42 @@ SETTINGS: dict[str, dict[str, str | int | float]] = {
 }
 
 
-class FeatureClassifier(nnx.Module):
-    """⟨v_k, o_k⟩ + b_k for one feature per label; `shared`: one v and b for all labels (DR-MoE, eq. 9 as printed)."""
+def own_prompts(group_of: Mapping[str, Sequence[int]], groups: int, per_group: int) -> np.ndarray:
+    """Return bool[K,P], True if a prompt belongs to a group of the label; prompts are ordered as in `prompt_groups`."""
+    side_and_group = prompt_groups(len(group_of), groups, per_group)
+    own = [np.asarray(of)[:, None] + side * groups == side_and_group for side, of in enumerate(group_of.values())]
+    return np.any(own, axis=0)
 
-    def __init__(self, width: int, labels: int, *, share: str = "per_label", rngs: nnx.Rngs):
-        rows, owner = (labels, LABEL) if share == "per_label" else (1, None)
-        self.per_label, draw = share == "per_label", torch_linear(width)
-        self.kernel = nnx.Param(draw(rngs.params(), (rows, width)), **axes(owner, None))
-        self.bias = nnx.Param(draw(rngs.params(), (rows,)), **axes(owner))
 
-    def __call__(self, features: Float[ArrayLike, "b k o"]) -> Float[Array, "b k"]:
-        kernel = self.kernel[...]
-        votes = jnp.einsum("bko,ko->bk", features, kernel) if self.per_label else features @ kernel[0]
-        return votes + self.bias[...]
+class GroupTokenDecoder(QueryDecoder):
+    """A query decoder whose memory is all patches and, per label, the prompts of its groups (MLMoE).
+
+    It combines both papers: group prompts in a frozen ViT (ML-VPT), and label queries with experts (DR-MoE).
+
+    The prompts of other groups are masked, so that a label is predicted from the image and from its own groups, not
+    from evidence for other labels.
+
+    group_of: {side: the group of each label}. groups, per_group: of the prompts. settings: those of QueryDecoder.
+    """
+
+    read = (PROMPTS, PATCHES)
+
+    def __init__(
+        self, channels: int, group_of: Mapping[str, Sequence[int]], *, groups: int, per_group: int, **settings: Any
+    ):
+        super().__init__(channels, len(next(iter(group_of.values()))), **settings)
+        self.sees = Constant(own_prompts(group_of, groups, per_group))
+
+    def __call__(self, features: Features, *, rngs: nnx.Rngs | None = None) -> jax.Array:
+        """Return one feature per label, f32[B,K,D], from `features.patches` f32[B,N,C] and `.prompts` f32[B,P,C]."""
+        return super().__call__(features, extra=features.prompts, extra_mask=self.sees.value, rngs=rngs)
+
+    def attention(self, features: Features) -> jax.Array:
+        """Return the attention of each label over patches, f32[B,K,N]; a row sums to 1 minus the weights of prompts."""
+        return super().attention(features, extra=features.prompts, extra_mask=self.sees.value)
+
+    def published_macs(self, tokens: int, extra: int = 0) -> tuple[int, int]:
+        return super().published_macs(tokens, extra + self.sees.value.shape[1])
 
 
 def entropy_penalty(gates: Float[ArrayLike, "b k e"], sign: str, weight: float) -> Float[Array, " b"]:
@@ -91,7 +115,7 @@ class RoutedExpertsHead(Head):
     `norm_macs(tokens)` and `attention(features)` -> f32[B,K,N]. After the decoder, labels are independent: parameters
     per label are stacked along a leading axis K.
     expert, expert_hidden, shared_experts, task_experts: see LabelExperts. gate, gate_hidden, gate_share: see Gates.
-    classifier: `per_label` or `shared`, see FeatureClassifier.
+    classifier: `per_label` or `shared`, see LabelClassifier.
     entropy, entropy_weight: sign and λ of the penalty `entropy`, see entropy_penalty; `off`: no penalty.
     SETTINGS has named sets of these choices; the defaults are `recommended`, and `hsq` is a reconstruction of HSQ.
 
@@ -141,7 +165,7 @@ class RoutedExpertsHead(Head):
             dtype=dtype,
             rngs=rngs,
         )
-        self.classifier = FeatureClassifier(self.experts.out_width, labels, share=classifier, rngs=rngs)
+        self.classifier = LabelClassifier(self.experts.out_width, labels, share=classifier, rngs=rngs)
         self._classifier_macs = labels * self.experts.out_width
 
     @classmethod
@@ -202,9 +226,8 @@ class RoutedExpertsHead(Head):
         return {LABELS: self.decoder.attention(features)}
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return the multiply-adds per image with N = `tokens` patches: of layers, and those of experts and gates."""
         layers, extra = self.decoder.published_macs(tokens)
-        return layers + self._classifier_macs, extra + self.experts.macs() + self.gates.macs()
+        return layers + self._classifier_macs, extra + self.experts.macs + self.gates.macs
 
     def norm_macs(self, tokens: int) -> int:
         return self.decoder.norm_macs(tokens)

@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.graph import frequency_order
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models.contracts import CLS, PATCHES, Features, Head, Prediction
-from mlmoe_jax.models.layers.initializers import torch_linear
+from mlmoe_jax.models.layers.values import torch_linear
 from mlmoe_jax.models.partition import LABEL, axes
 
 # (state of W paths per image, their last labels i32[B,W]) -> (new state, scores f32[B,W,K+1] of the next label); the
@@ -189,8 +189,6 @@ class CNNRNNHead(Head):
     ):
         self.order = tuple(int(label) for label in order)
         self.labels = len(self.order)
-        if sorted(self.order) != list(range(self.labels)):
-            raise ValueError(f"order must contain each of the {self.labels} labels once")
         self.read, self.hidden = POOLS[pool], hidden
         self.max_labels = min(max_labels, self.labels)
         self.end, self.start = self.labels, self.labels + 1

@@ -81,10 +81,8 @@ class Attention(nnx.Module):
         context: Sequence[jax.Array] = (),
         mask: np.ndarray | jax.Array | None = None,
         *,
-        rotary: jax.Array | None = None,
-        key_value: jax.Array | None = None,
-        temperature: jax.Array | float | None = None,
         deltas: BlockDeltas = NO_DELTAS,
+        **settings: Any,
     ) -> jax.Array:
         """Attend from `tokens` to themselves, to `context` and to `key_value`.
 
@@ -97,7 +95,7 @@ class Attention(nnx.Module):
         temperature: divides the attention logits; None = 1. deltas: of the layers `query`, `key`, `value` and
         `output`. Returns f32[B,Q,D].
         """
-        query, key, value = self._project(tokens, context, rotary, key_value, temperature, deltas)
+        query, key, value = self._project(tokens, context, deltas=deltas, **settings)
         mixed = attend(query, key, value, mask)
         mixed = mixed.reshape(*mixed.shape[:2], -1)
         return adapted(self.proj(mixed), "output", mixed, deltas)
@@ -107,24 +105,21 @@ class Attention(nnx.Module):
         tokens: jax.Array,
         context: Sequence[jax.Array] = (),
         mask: np.ndarray | jax.Array | None = None,
-        *,
-        rotary: jax.Array | None = None,
-        key_value: jax.Array | None = None,
-        temperature: jax.Array | float | None = None,
-        deltas: BlockDeltas = NO_DELTAS,
+        **settings: Any,
     ) -> jax.Array:
         """Return the attention weights f32[B,h,Q,T] of `tokens`; the arguments are the same as of `__call__`."""
-        query, key, _ = self._project(tokens, context, rotary, key_value, temperature, deltas)
+        query, key, _ = self._project(tokens, context, **settings)
         return attention_weights(query, key, mask)
 
     def _project(
         self,
         tokens: jax.Array,
         context: Sequence[jax.Array],
-        rotary: jax.Array | None,
-        key_value: jax.Array | None,
-        temperature: jax.Array | float | None,
-        deltas: BlockDeltas,
+        *,
+        rotary: jax.Array | None = None,
+        key_value: jax.Array | None = None,
+        temperature: jax.Array | float | None = None,
+        deltas: BlockDeltas = NO_DELTAS,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Return queries f32[B,Q,h,d], keys and values f32[B,T,h,d]."""
         query, *pair = jnp.split(self.qkv(tokens), 3, axis=-1)

@@ -8,7 +8,6 @@ from jax.typing import ArrayLike
 from jaxtyping import Float
 
 EPSILON, MOMENTUM = 1e-5, 0.1
-BATCH_NORMS = ("frozen", "running", "trainable")
 
 
 class BatchNorm(nnx.Module):
@@ -64,3 +63,24 @@ class BatchNorm(nnx.Module):
         for running, value in zip((self.mean, self.var), seen, strict=True):
             running[...] = (1 - self.momentum) * running[...] + self.momentum * value
         return mean, var
+
+
+def fold(model: nnx.Module) -> None:
+    """Let the convolutions of a model for evaluation compute the batch normalizations that follow them, too.
+
+    These are the pairs `conv` and `norm`, `conv1` and `norm1` and so on of one module. The kernel of each convolution
+    gets the factor, its bias the shift. Other normalizations stay.
+    """
+    for _, module in [*nnx.iter_modules(model)]:
+        for name, norm in [*vars(module).items()]:
+            conv = getattr(module, name.replace("norm", "conv"), None)
+            if isinstance(norm, BatchNorm) and isinstance(conv, nnx.Conv):
+                factor = norm.scale[...] / jnp.sqrt(norm.var[...] + norm.epsilon)
+                conv.kernel = nnx.Param(conv.kernel[...] * factor)
+                conv.use_bias, conv.bias = True, nnx.Param(norm.bias[...] - norm.mean[...] * factor)
+                setattr(module, name, _Folded())
+
+
+class _Folded(nnx.Module):
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return x

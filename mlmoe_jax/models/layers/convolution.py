@@ -10,15 +10,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-Padding = str | Sequence[tuple[int, int]]
-_NO_PADS = ((0, 0), (0, 0))
+Pads = tuple[tuple[int, int], ...]
 
 
 def convolve(
     x: jax.Array,
     kernel: jax.Array,
     strides: Sequence[int],
-    padding: Padding,
+    padding: str | Sequence[Sequence[int]],
     *,
     lhs_dilation: Sequence[int],
     rhs_dilation: Sequence[int],
@@ -34,17 +33,22 @@ def convolve(
     if set(lhs_dilation) | set(rhs_dilation) != {1}:
         raise ValueError(f"a convolution has no dilation here, not {lhs_dilation} and {rhs_dilation}")
     strides = tuple(strides)
+    if isinstance(padding, str):
+        padding = lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], strides, padding)
+    pads: Pads = tuple(map(tuple, padding))
     general = functools.partial(
         lax.conv_general_dilated,
         window_strides=strides,
-        padding=padding,
+        padding=pads,
         feature_group_count=feature_group_count,
         **options,
     )
-    padding = padding if isinstance(padding, str) else tuple(map(tuple, padding))
     if feature_group_count == x.shape[-1] == kernel.shape[-1]:
-        on_cpu = functools.partial(_depthwise, strides=strides, padding=padding)
-    elif kernel.shape[:2] == (1, 1) and feature_group_count == 1 and _pads(x, kernel, strides, padding) == _NO_PADS:
+
+        def on_cpu(x: jax.Array, kernel: jax.Array) -> jax.Array:
+            return _depthwise(x, kernel, strides, pads)
+
+    elif kernel.shape[:2] == (1, 1) and feature_group_count == 1 and pads == ((0, 0), (0, 0)):
         on_cpu = functools.partial(_pointwise, strides=strides, precision=options.get("precision"))
     else:
         return general(x, kernel)
@@ -58,14 +62,10 @@ def _pointwise(x: jax.Array, kernel: jax.Array, *, strides: tuple[int, int], pre
     return product.reshape(*x.shape[:-1], -1)
 
 
-def _depthwise(x: jax.Array, kernel: jax.Array, *, strides: tuple[int, int], padding: Padding) -> jax.Array:
-    return _shifted(x, kernel, strides, padding)
-
-
-def _sum_of_shifts(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], padding: Padding) -> jax.Array:
+def _sum_of_shifts(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads) -> jax.Array:
     """Return the sum over the places of the kernel of the shifted image times its weight, in float32."""
     weights = kernel.astype(jnp.float32)
-    padded, (rows, columns) = _padded(x, kernel, strides, padding)
+    padded, (rows, columns) = _padded(x, kernel, strides, pads)
     down, right = strides
     # Not len(x): an exported program has an open number of images.
     total = jnp.zeros((x.shape[0], rows, columns, x.shape[-1]), jnp.float32)
@@ -75,29 +75,29 @@ def _sum_of_shifts(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pa
     return total.astype(x.dtype)
 
 
-_shifted = jax.custom_vjp(_sum_of_shifts, nondiff_argnums=(2, 3))
+_depthwise = jax.custom_vjp(_sum_of_shifts, nondiff_argnums=(2, 3))
 
 
-def _forward(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], padding: Padding):
-    return _sum_of_shifts(x, kernel, strides, padding), (x, kernel)
+def _forward(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads):
+    return _sum_of_shifts(x, kernel, strides, pads), (x, kernel)
 
 
-def _backward(strides: tuple[int, int], padding: Padding, kept: tuple[jax.Array, jax.Array], cotangent: jax.Array):
+def _backward(strides: tuple[int, int], pads: Pads, kept: tuple[jax.Array, jax.Array], cotangent: jax.Array):
     x, kernel = kept
-    (to_x,) = jax.linear_transpose(lambda x: _sum_of_shifts(x, kernel, strides, padding), x)(cotangent)
-    return to_x, _to_kernel(x, kernel, strides, padding, cotangent)
+    (to_x,) = jax.linear_transpose(lambda x: _sum_of_shifts(x, kernel, strides, pads), x)(cotangent)
+    return to_x, _to_kernel(x, kernel, strides, pads, cotangent)
 
 
-_shifted.defvjp(_forward, _backward)
+_depthwise.defvjp(_forward, _backward)
 
 
-def _to_kernel(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], padding: Padding, cotangent: jax.Array):
+def _to_kernel(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads, cotangent: jax.Array):
     """Return the gradient of the kernel.
 
     The sums for all places of the kernel are taken row by row, as long as the row is in the cache: XLA makes each of
     them in a pass of its own over the whole batch, which takes 2 to 3 times as long.
     """
-    padded, (rows, columns) = _padded(x, kernel, strides, padding)
+    padded, (rows, columns) = _padded(x, kernel, strides, pads)
     (down, right), (height, width) = strides, kernel.shape[:2]
     cotangent = cotangent.astype(jnp.float32)
 
@@ -114,17 +114,10 @@ def _to_kernel(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], paddin
     return total.astype(kernel.dtype)
 
 
-def _padded(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], padding: Padding):
+def _padded(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads):
     """Return the padded image in float32, and the rows and columns of the convolution's output."""
-    pads = _pads(x, kernel, strides, padding)
     rows, columns = (
         1 + (side + sum(pad) - length) // stride
         for side, pad, length, stride in zip(x.shape[1:3], pads, kernel.shape[:2], strides, strict=True)
     )
     return jnp.pad(x, ((0, 0), *pads, (0, 0))).astype(jnp.float32), (rows, columns)
-
-
-def _pads(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], padding: Padding) -> Padding:
-    if isinstance(padding, str):
-        padding = lax.padtype_to_pads(x.shape[1:3], kernel.shape[:2], strides, padding)
-    return tuple(map(tuple, padding))

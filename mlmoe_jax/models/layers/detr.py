@@ -1,7 +1,8 @@
 """The attention and the layers of a transformer encoder and decoder, with dropout and norms after the parts.
 
 They are those of DETR (Carion et al., ECCV 2020), numerically those of torch.nn.MultiheadAttention and the layers that
-Q2L and ML-Decoder build around it. Axes: b batch, q queries, t keys and values, n patches, d width, h heads.
+Q2L and ML-Decoder build around it. A pool of the same attention is the output of ViTs without a class token.
+Axes: b batch, q queries, t keys and values, n patches, d width, h heads.
 """
 
 import jax
@@ -14,9 +15,10 @@ from jax.typing import ArrayLike
 from jaxtyping import Bool, Float
 
 from mlmoe_jax.models.layers.attention import FusedProjection
-from mlmoe_jax.models.layers.initializers import torch_linear
+from mlmoe_jax.models.layers.recompute import LayerNorm
 from mlmoe_jax.models.layers.softmax_attention import attend, attention_weights
-from mlmoe_jax.models.layers.transformer import layer_norm
+from mlmoe_jax.models.layers.transformer import MLPS
+from mlmoe_jax.models.layers.values import torch_linear
 
 EPSILON = 1e-5
 
@@ -127,7 +129,7 @@ class EncoderLayer(nnx.Module):
         shared = {"dropout": dropout, "init": init, "dtype": dtype, "rngs": rngs}
         self.attn = QueryAttention(width, heads, **shared)
         self.mlp = FeedForward(width, hidden, **shared)
-        self.norm1, self.norm2 = (layer_norm(width, EPSILON, rngs) for _ in range(2))
+        self.norm1, self.norm2 = (LayerNorm(width, epsilon=EPSILON, rngs=rngs) for _ in range(2))
         self.dropout = nnx.Dropout(dropout, deterministic=True)
 
     def __call__(
@@ -164,10 +166,10 @@ class DecoderLayer(nnx.Module):
     ):
         shared = {"dropout": dropout, "init": init, "dtype": dtype, "rngs": rngs}
         self.self_attn = QueryAttention(width, heads, **shared) if self_attention == "on" else None
-        self.norm1 = None if self_attention == "off" else layer_norm(width, EPSILON, rngs)
+        self.norm1 = None if self_attention == "off" else LayerNorm(width, epsilon=EPSILON, rngs=rngs)
         self.cross_attn = QueryAttention(width, heads, **shared)
         self.mlp = FeedForward(width, hidden, **shared)
-        self.norm2, self.norm3 = (layer_norm(width, EPSILON, rngs) for _ in range(2))
+        self.norm2, self.norm3 = (LayerNorm(width, epsilon=EPSILON, rngs=rngs) for _ in range(2))
         self.dropout = nnx.Dropout(dropout, deterministic=True)
 
     def __call__(
@@ -211,3 +213,27 @@ class DecoderLayer(nnx.Module):
 
 def _queries(tokens: jax.Array, added: jax.Array | None) -> jax.Array:
     return tokens if added is None else tokens + added
+
+
+class AttentionPool(nnx.Module):
+    """y + MLP(LN y), where y is the attention of one learned query over the patches; the query is not added to y.
+
+    The MAP head of Zhai et al., "Scaling vision transformers" (CVPR 2022), as in SigLIP.
+    """
+
+    def __init__(
+        self, width: int, heads: int, hidden: int, *, mlp: str, eps: float, dtype: jnp.dtype | None, rngs: nnx.Rngs
+    ):
+        self.query = nnx.Param(nnx.initializers.xavier_uniform()(rngs.params(), (1, 1, width)))
+        self.attn = QueryAttention(width, heads, dtype=dtype, rngs=rngs)
+        self.norm = LayerNorm(width, epsilon=eps, rngs=rngs)
+        self.mlp = MLPS[mlp](width, hidden, dtype=dtype, rngs=rngs)
+
+    def __call__(self, patches: jax.Array) -> jax.Array:
+        """f32[B,N,D] -> f32[B,D]."""
+        pooled = self.attn(self.query[...], patches, patches).astype(jnp.float32)
+        return (pooled + self.mlp(self.norm(pooled)))[:, 0]
+
+    def weights(self, patches: jax.Array) -> jax.Array:
+        """Return the attention of the query over the patches, averaged over heads: f32[B,N,D] -> f32[B,1,N]."""
+        return self.attn.weights(self.query[...], patches).mean(axis=1)

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mlmoe_jax.models.layers.activations import gelu, gelu_tanh, quick_gelu
 from mlmoe_jax.models.layers.attention import NO_DELTAS, Attention, BlockDeltas, adapted
-from mlmoe_jax.models.layers.layer_norm import LayerNorm
+from mlmoe_jax.models.layers.recompute import LayerNorm, gelu
 
 
 class Mlp(nnx.Module):
@@ -55,8 +54,9 @@ class SwiGlu(nnx.Module):
 
 MLPS = {
     "gelu": Mlp,
-    "gelu_tanh": partial(Mlp, activation=gelu_tanh),
-    "quick_gelu": partial(Mlp, activation=quick_gelu),
+    # the approximation of Φ by tanh (Hendrycks and Gimpel, 2016), as in SigLIP
+    "gelu_tanh": partial(Mlp, activation=partial(jax.nn.gelu, approximate=True)),
+    "quick_gelu": partial(Mlp, activation=lambda x: x * jax.nn.sigmoid(1.702 * x)),  # as in OpenAI's CLIP
     "swiglu": SwiGlu,
 }
 
@@ -74,13 +74,7 @@ class LayerScale(nnx.Module):
         self.gamma = nnx.Param(jnp.full((width,), init))
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """f32[B,T,D] -> f32[B,T,D]."""
         return tokens * self.gamma[...]
-
-
-def layer_norm(width: int, eps: float, rngs: nnx.Rngs) -> LayerNorm:
-    """Return a LayerNorm as in the published ViTs: variance from centered values, in float32."""
-    return LayerNorm(width, epsilon=eps, rngs=rngs)
 
 
 class Block(nnx.Module):
@@ -104,9 +98,9 @@ class Block(nnx.Module):
         dtype: jnp.dtype | None,
         rngs: nnx.Rngs,
     ):
-        self.norm1 = layer_norm(width, eps, rngs)
+        self.norm1 = LayerNorm(width, epsilon=eps, rngs=rngs)
         self.attn = Attention(width, heads, key_bias=key_bias, dtype=dtype, rngs=rngs)
-        self.norm2 = layer_norm(width, eps, rngs)
+        self.norm2 = LayerNorm(width, epsilon=eps, rngs=rngs)
         self.mlp = MLPS[mlp](width, hidden, dtype=dtype, rngs=rngs)
         self.scaled = layer_scale is not None
         if self.scaled:

@@ -3,7 +3,7 @@ EfficientNet."""
 
 import numpy as np
 
-from mlmoe_jax.pretrained.rules.base import Rule, Source, invertible, linear, nested
+from mlmoe_jax.pretrained.rules.base import Rule, Source, invertible, linear
 from mlmoe_jax.pretrained.rules.base import norm as affine
 
 COUNTERS = r".*\.num_batches_tracked"  # of BatchNorm, never used here
@@ -131,12 +131,9 @@ TORCHVISION_RESNET = Source(
 )
 HUGGING_FACE_RESNET = Source(
     "hugging_face_resnet",
-    "resnet.embedder.embedder.convolution.weight",
-    nested(_hugging_face_resnet(), r"resnet\.", ""),
+    "embedder.embedder.convolution.weight",
+    _hugging_face_resnet(),
     ignored=(COUNTERS, r"classifier\..*"),
-)
-HUGGING_FACE_RESNET_BODY = Source(
-    "hugging_face_resnet_body", "embedder.embedder.convolution.weight", _hugging_face_resnet(), ignored=(COUNTERS,)
 )
 TORCHVISION_CONVNEXT = Source(
     "torchvision_convnext", "features.1.0.layer_scale", torchvision_convnext_rules(), ignored=(r"classifier\.2\..*",)
@@ -147,12 +144,9 @@ ORIGINAL_CONVNEXT = Source(
 TIMM_CONVNEXT = Source("timm_convnext", "stages.0.blocks.0.conv_dw.weight", _TIMM_CONVNEXT, ignored=(r"head\.fc\..*",))
 HUGGING_FACE_CONVNEXT = Source(
     "hugging_face_convnext",
-    "convnext.embeddings.patch_embeddings.weight",
-    nested(_HUGGING_FACE_CONVNEXT, r"convnext\.", ""),
+    "embeddings.patch_embeddings.weight",
+    _HUGGING_FACE_CONVNEXT,
     ignored=(r"classifier\..*",),
-)
-HUGGING_FACE_CONVNEXT_BODY = Source(
-    "hugging_face_convnext_body", "embeddings.patch_embeddings.weight", _HUGGING_FACE_CONVNEXT
 )
 
 # EfficientNet and EfficientNet-Lite in PyTorch (`efficientnet_pytorch`, `efficientnet_lite_pytorch`).
@@ -184,11 +178,9 @@ SOURCES = (
     OWN_CNN,
     TORCHVISION_RESNET,
     HUGGING_FACE_RESNET,
-    HUGGING_FACE_RESNET_BODY,
     TORCHVISION_CONVNEXT,
     ORIGINAL_CONVNEXT,
     TIMM_CONVNEXT,
     HUGGING_FACE_CONVNEXT,
-    HUGGING_FACE_CONVNEXT_BODY,
     EFFICIENTNET,
 )

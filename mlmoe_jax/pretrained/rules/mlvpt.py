@@ -58,7 +58,7 @@ def vpt_rules() -> tuple[Rule, ...]:
         *patches(r"embeddings\.patch_embeddings"),
         *norm(rf"{layer}\.attention_norm", r"blocks/\1/norm1"),
         *norm(rf"{layer}\.ffn_norm", r"blocks/\1/norm2"),
-        *fused(rf"{layer}\.attn\.QKV\."),
+        *fused(rf"{layer}\.attn\.PART\."),
         *linear(rf"{layer}\.attn\.out", r"blocks/\1/attn/proj"),
         *linear(rf"{layer}\.ffn\.(fc[12])", r"blocks/\1/mlp/\2"),
         *norm(r"encoder\.encoder_norm", "norm"),

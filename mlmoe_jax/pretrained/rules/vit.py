@@ -1,4 +1,7 @@
-"""ViT layouts: our own, timm's and the original DINOv2's, MAE's, Hugging Face's, and the Flax one of AugReg."""
+"""ViT layouts: our own, timm's and the original DINOv2's, MAE's, Hugging Face's, and the Flax one of AugReg; DINOv3's;
+and those of CLIP (Hugging Face's and OpenCLIP's) and SigLIP, of which only the vision tower is read."""
+
+import numpy as np
 
 from mlmoe_jax.pretrained.rules.base import (
     Rule,
@@ -8,12 +11,14 @@ from mlmoe_jax.pretrained.rules.base import (
     flat_columns,
     flat_rows,
     linear,
+    nested,
     norm,
     patch_kernel,
     same,
     transpose,
     without_class_position,
 )
+from mlmoe_jax.pretrained.rules.heads import attention
 
 # `blocks.3`, or `blocks.0.3` in files of a model whose blocks were grouped into chunks.
 BLOCK, CHUNKED_BLOCK = r"blocks\.(?:\d+\.)?(\d+)", r"blocks\.0\.(\d+)"
@@ -33,14 +38,15 @@ def fused(
     to_matrix: Transform = transpose,
     to_vector: Transform = same,
     *,
-    names: tuple[str, str, str] = ("query", "key", "value"),
+    names: tuple[str, ...] = ("query", "key", "value"),
+    ours: str = r"blocks/\1/attn/qkv",
 ) -> tuple[Rule, ...]:
-    """Return the rules that fuse separate query, key and value layers; QKV in `theirs` stands for each of `names`."""
+    """Return the rules that fuse layers, such as queries, keys and values; PART in `theirs` is each of `names`."""
     rules = []
     for part, name in enumerate(names):
-        layer, place = theirs.replace("QKV", name), {"at": (part,), "axes": (-1,)}
-        rules.append(Rule(f"{layer}{kernel}", r"blocks/\1/attn/qkv/kernel", to_matrix, **place))
-        rules.append(Rule(f"{layer}bias", r"blocks/\1/attn/qkv/bias", to_vector, **place))
+        layer, place = theirs.replace("PART", name), {"at": (part,), "axes": (-1,)}
+        rules.append(Rule(f"{layer}{kernel}", f"{ours}/kernel", to_matrix, **place))
+        rules.append(Rule(f"{layer}bias", f"{ours}/bias", to_vector, **place))
     return tuple(rules)
 
 
@@ -76,7 +82,7 @@ def _hugging_face() -> tuple[Rule, ...]:
         *norm(rf"{layer}\.norm([12])", r"blocks/\1/norm\2"),
         *norm(rf"{layer}\.layernorm_before", r"blocks/\1/norm1"),
         *norm(rf"{layer}\.layernorm_after", r"blocks/\1/norm2"),
-        *fused(rf"{layer}\.attention\.attention\.QKV\."),
+        *fused(rf"{layer}\.attention\.attention\.PART\."),
         *linear(rf"{layer}\.attention\.output\.dense", r"blocks/\1/attn/proj"),
         *linear(rf"{layer}\.(?:mlp\.fc1|mlp\.weights_in|intermediate\.dense)", r"blocks/\1/mlp/fc1"),
         *linear(rf"{layer}\.(?:mlp\.fc2|mlp\.weights_out|output\.dense)", r"blocks/\1/mlp/fc2"),
@@ -95,7 +101,7 @@ def _augreg() -> tuple[Rule, ...]:
         Rule("embedding/bias", "patch_embed/bias"),
         Rule(f"{block}/LayerNorm_0/(scale|bias)", r"blocks/\1/norm1/\2"),
         Rule(f"{block}/LayerNorm_2/(scale|bias)", r"blocks/\1/norm2/\2"),
-        *fused(f"{attention}/QKV/", "kernel", flat_columns, flat),
+        *fused(f"{attention}/PART/", "kernel", flat_columns, flat),
         Rule(f"{attention}/out/kernel", r"blocks/\1/attn/proj/kernel", flat_rows),
         Rule(f"{attention}/out/bias", r"blocks/\1/attn/proj/bias"),
         Rule(f"{block}/MlpBlock_3/Dense_0/(kernel|bias)", r"blocks/\1/mlp/fc1/\2"),
@@ -124,4 +130,139 @@ HUGGING_FACE_VIT = Source(
     (r"pooler\..*", r"classifier\..*", r"decoder\..*"),
 )
 AUGREG = Source("augreg", "Transformer/encoder_norm/scale", _augreg(), (r"head/.*", r"pre_logits/.*", r"opt/state/.*"))
-SOURCES = (OWN, MAE, TIMM_REGISTERS, TIMM, HUGGING_FACE_DINOV2, HUGGING_FACE_VIT, AUGREG)
+
+
+# ------------------------------------------------------------------------------------------------------------- DINOv3
+def without_keys(tensor: np.ndarray) -> np.ndarray:
+    """[3D], the biases of queries, keys and values -> [2D]: the authors' code multiplies that of the keys by 0."""
+    query, _, value = np.split(tensor, 3)
+    return np.concatenate([query, value])
+
+
+def _tokens(prefix: str, registers: str, to_mask: Transform) -> tuple[Rule, ...]:
+    return (
+        Rule(f"{prefix}cls_token", "cls_token"),
+        Rule(f"{prefix}mask_token", "mask_token", to_mask),
+        Rule(f"{prefix}{registers}", "register_tokens"),
+    )
+
+
+_LAYER, _BLOCK = r"layer\.(\d+)", r"blocks\.(\d+)"
+HUGGING_FACE_DINOV3 = Source(
+    "hugging_face_dinov3",
+    "layer.0.attention.q_proj.weight",
+    (
+        *_tokens(r"embeddings\.", "register_tokens", flat_rows),
+        *patches(r"embeddings\.patch_embeddings"),
+        *norm(rf"{_LAYER}\.norm([12])", r"blocks/\1/norm\2"),
+        *fused(rf"{_LAYER}\.attention\.PART_proj\.", names=("q", "k", "v")),
+        *linear(rf"{_LAYER}\.attention\.o_proj", r"blocks/\1/attn/proj"),
+        *fused(rf"{_LAYER}\.mlp\.PART\.", names=("gate_proj", "up_proj"), ours=r"blocks/\1/mlp/fc1"),
+        *linear(rf"{_LAYER}\.mlp\.down_proj", r"blocks/\1/mlp/fc2"),
+        Rule(rf"{_LAYER}\.layer_scale([12])\.lambda1", r"blocks/\1/ls\2/gamma"),
+        *norm("norm", "norm"),
+    ),
+    ignored=(r"classifier\..*",),
+)
+ORIGINAL_DINOV3 = Source(
+    "dinov3",
+    "storage_tokens",
+    (
+        *_tokens("", "storage_tokens", same),
+        *patches(r"patch_embed\.proj"),
+        *norm(rf"{_BLOCK}\.norm([12])", r"blocks/\1/norm\2"),
+        Rule(rf"{_BLOCK}\.attn\.qkv\.weight", r"blocks/\1/attn/qkv/kernel", transpose),
+        Rule(rf"{_BLOCK}\.attn\.qkv\.bias", r"blocks/\1/attn/qkv/bias", without_keys),
+        *linear(rf"{_BLOCK}\.attn\.proj", r"blocks/\1/attn/proj"),
+        *fused(rf"{_BLOCK}\.mlp\.PART\.", names=("w1", "(?:fc1|w2)"), ours=r"blocks/\1/mlp/fc1"),
+        *linear(rf"{_BLOCK}\.mlp\.(?:fc2|w3)", r"blocks/\1/mlp/fc2"),
+        Rule(rf"{_BLOCK}\.ls([12])\.gamma", r"blocks/\1/ls\2/gamma"),
+        *norm("norm", "norm"),
+    ),
+    # The mask of the keys' bias, and the frequencies of the rotary positions, which follow from the architecture.
+    ignored=(rf"{_BLOCK}\.attn\.qkv\.bias_mask", r"rope_embed\.periods"),
+)
+
+
+# ---------------------------------------------------------------------------------------------------- CLIP and SigLIP
+def token(tensor: np.ndarray) -> np.ndarray:
+    """[D] -> [1,1,D]."""
+    return tensor.reshape(1, 1, -1)
+
+
+def table(tensor: np.ndarray) -> np.ndarray:
+    """[T,D] -> [1,T,D]."""
+    return tensor[None]
+
+
+def _hugging_face_tower() -> tuple[Rule, ...]:
+    """Return the rules that the vision towers of CLIP and SigLIP share."""
+    layer = r"encoder\.layers\.(\d+)"
+    return (
+        Rule(r"embeddings\.patch_embedding\.weight", "patch_embed/kernel", patch_kernel),
+        Rule(r"embeddings\.patch_embedding\.bias", "patch_embed/bias"),
+        Rule(r"embeddings\.position_embedding\.weight", "pos_embed", table),
+        *norm(rf"{layer}\.layer_norm([12])", r"blocks/\1/norm\2"),
+        *fused(rf"{layer}\.self_attn\.PART_proj\.", names=("q", "k", "v")),
+        *linear(rf"{layer}\.self_attn\.out_proj", r"blocks/\1/attn/proj"),
+        *linear(rf"{layer}\.mlp\.(fc[12])", r"blocks/\1/mlp/\2"),
+        *norm("post_layernorm", "norm"),
+    )
+
+
+# The tower for texts, the numbers that scale similarities, a classifier, and positions that older files count out.
+_TOWER_BESIDE = (r"text_model\..*", r"logit_(?:scale|bias)", r"classifier\..*", r"embeddings\.position_ids")
+HUGGING_FACE_CLIP = Source(
+    "hugging_face_clip",
+    "pre_layrnorm.weight",
+    (
+        Rule(r"embeddings\.class_embedding", "cls_token", token),
+        *_hugging_face_tower(),
+        *norm("pre_layrnorm", "norm_pre"),
+    ),
+    ignored=(*_TOWER_BESIDE, r"(?:visual|text)_projection\.weight"),
+)
+
+_RESBLOCK = r"transformer\.resblocks\.(\d+)"
+OPENCLIP = Source(
+    "openclip",
+    "visual.ln_pre.weight",
+    nested(
+        (
+            Rule("class_embedding", "cls_token", token),
+            Rule("positional_embedding", "pos_embed", table),
+            Rule(r"conv1\.weight", "patch_embed/kernel", patch_kernel),
+            *norm("ln_pre", "norm_pre"),
+            *norm(rf"{_RESBLOCK}\.ln_([12])", r"blocks/\1/norm\2"),
+            *attention(rf"{_RESBLOCK}\.attn", r"blocks/\1/attn"),
+            *linear(rf"{_RESBLOCK}\.mlp\.c_fc", r"blocks/\1/mlp/fc1"),
+            *linear(rf"{_RESBLOCK}\.mlp\.c_proj", r"blocks/\1/mlp/fc2"),
+            *norm("ln_post", "norm"),
+        ),
+        r"visual\.",
+        "",
+    ),
+    ignored=(
+        r"visual\.proj",
+        r"(?:transformer|token_embedding|ln_final)\..*",
+        r"positional_embedding|text_projection|logit_(?:scale|bias)|attn_mask",
+        r"input_resolution|context_length|vocab_size",
+    ),
+)
+SIGLIP = Source(
+    "hugging_face_siglip",
+    "head.probe",
+    (
+        *_hugging_face_tower(),
+        Rule(r"head\.probe", "pool/query"),
+        *attention(r"head\.attention", "pool/attn"),
+        *norm(r"head\.layernorm", "pool/norm"),
+        *linear(r"head\.mlp\.(fc[12])", r"pool/mlp/\1"),
+    ),
+    ignored=_TOWER_BESIDE,
+)
+
+SOURCES = (
+    *(HUGGING_FACE_DINOV3, ORIGINAL_DINOV3, SIGLIP, HUGGING_FACE_CLIP, OPENCLIP),
+    *(OWN, MAE, TIMM_REGISTERS, TIMM, HUGGING_FACE_DINOV2, HUGGING_FACE_VIT, AUGREG),
+)

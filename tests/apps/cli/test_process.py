@@ -1,17 +1,19 @@
 """How the process of a command starts and ends."""
 
+import logging
 import os
 import subprocess
 import sys
+import warnings
+from types import SimpleNamespace
 
 import pytest
 from helpers.paths import REPOSITORY
 
-from mlmoe_jax import main as program
 from mlmoe_jax.apps.cli import large_pages, process
 from mlmoe_jax.apps.cli.large_pages import LARGE_PAGES, TUNABLES, use_large_pages
-from mlmoe_jax.apps.cli.process import explain, run_job
-from mlmoe_jax.errors import DONE, INTERRUPTED, USER_ERROR, NoRoom, UserError
+from mlmoe_jax.apps.cli.process import explain, quiet_libraries, run_job
+from mlmoe_jax.errors import DONE, INTERRUPTED, NO_ROOM, USER_ERROR, NoRoom, UserError
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.distributed import VARIABLES
 
@@ -40,49 +42,37 @@ def test_the_process_starts_again_with_large_pages(started):
     assert len(started) == 1, "once"
 
 
-@pytest.mark.parametrize("setting", ["[always] madvise never\n", "always madvise [never]\n", None])
-def test_where_asking_changes_nothing_the_process_goes_on(started, setting):
-    if setting is None:
-        large_pages.PAGES.unlink()
-    else:
-        large_pages.PAGES.write_text(setting)
+@pytest.mark.parametrize(
+    "unlike",
+    [
+        lambda patch: large_pages.PAGES.unlink(),
+        lambda patch: large_pages.PAGES.write_text("[always] madvise never\n"),
+        lambda patch: large_pages.PAGES.write_text("always madvise [never]\n"),
+        lambda patch: patch.setenv(TUNABLES, ""),
+        lambda patch: patch.setenv(TUNABLES, "glibc.malloc.arena_max=2"),
+        lambda patch: patch.setattr(sys, "argv", ["main.py"]),
+        lambda patch: patch.setattr(sys, "argv", ["main.py", "--mode=data"]),  # as in `%run` of a notebook
+        lambda patch: patch.setattr(sys, "gettrace", lambda: print),  # a debugger
+    ],
+)
+def test_a_process_that_gains_nothing_or_is_not_its_own_goes_on(started, monkeypatch, unlike):
+    unlike(monkeypatch)
+    before = os.environ.get(TUNABLES)
     use_large_pages()
     assert not started
-    assert TUNABLES not in os.environ
-
-
-@pytest.mark.parametrize("own", ["", "glibc.malloc.arena_max=2"])
-def test_the_users_own_value_is_kept(started, monkeypatch, own):
-    monkeypatch.setenv(TUNABLES, own)
-    use_large_pages()
-    assert not started
-    assert os.environ[TUNABLES] == own
-
-
-@pytest.mark.parametrize("arguments", [[], ["--mode=data"], ["--mode=data", "--sample"]])
-def test_a_program_that_runs_inside_another_does_not_replace_it(started, monkeypatch, arguments):
-    """As in `%run -m mlmoe_jax.main --mode=data` of a notebook."""
-    monkeypatch.setattr(sys, "argv", ["main.py", *arguments])
-    use_large_pages()
-    assert not started
-
-
-def test_a_debugger_keeps_its_process(started, monkeypatch):
-    monkeypatch.setattr(sys, "gettrace", lambda: print)
-    use_large_pages()
-    assert not started
+    assert os.environ.get(TUNABLES) == before
 
 
 def test_a_started_process_has_the_same_arguments_and_ends_the_same(tmp_path):
     (tmp_path / "enabled").write_text("always [madvise] never\n")
     (tmp_path / "program.py").write_text(
         "import os, sys, pathlib\n"
+        "from mlmoe_jax import main\n"
         "from mlmoe_jax.apps.cli import large_pages\n"
         f"large_pages.PAGES = pathlib.Path({str(tmp_path / 'enabled')!r})\n"
         "print('begins', flush=True)\n"
-        "large_pages.use_large_pages()\n"
-        "print(os.getpid(), os.environ[large_pages.TUNABLES], sys.argv[1:], sys.flags.utf8_mode)\n"
-        "sys.exit(7)\n"
+        "main.main = lambda words: print(os.getpid(), os.environ['GLIBC_TUNABLES'], words, sys.flags.utf8_mode) or 7\n"
+        "main.console()\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != TUNABLES}
     environment["PYTHONPATH"] = str(REPOSITORY)
@@ -94,17 +84,6 @@ def test_a_started_process_has_the_same_arguments_and_ends_the_same(tmp_path):
         f"{program.pid} {LARGE_PAGES} ['--mode=data', 'two words'] 1",
     ]
     assert program.returncode == 7
-
-
-def test_the_command_line_asks_for_large_pages_before_it_runs(monkeypatch):
-    done = []
-    monkeypatch.setattr(program, "use_large_pages", lambda: done.append("large pages"))
-    monkeypatch.setattr(program, "main", lambda arguments: done.append(arguments) or 0)
-    monkeypatch.setattr(sys, "argv", ["mlmoe", "--version"])
-    with pytest.raises(SystemExit) as ended:
-        program.console()
-    assert done == ["large pages", ["--version"]]
-    assert ended.value.code == 0
 
 
 # ---------------------------------------------------------------------------------------------------------------- jobs
@@ -150,7 +129,7 @@ def test_a_failing_process_of_a_job_prints_the_reason_and_exits_at_once(monkeypa
         pass
 
     monkeypatch.setattr(distributed, "find_job", lambda environment: distributed.Job(1, {}))
-    monkeypatch.setattr(distributed, "join", lambda job: None)
+    monkeypatch.setattr(distributed, "connect", lambda job: None)
     monkeypatch.setattr(process, "results_only_from", lambda first: None)
     monkeypatch.setattr(os, "_exit", lambda code: _fail(Ended(code)))
     with pytest.raises(Ended) as ended:
@@ -168,3 +147,76 @@ def test_errors_of_users_disks_and_signals_have_a_sentence_and_a_code(capsys, mo
     assert capsys.readouterr().err == "error: a\\x1b[31m\nerror: full\nstopped\n"
     monkeypatch.setattr(process, "discard_output", lambda: None)
     assert explain(BrokenPipeError()) == DONE
+
+
+# ----------------------------------------------------------------------------------------------- messages and output
+@pytest.fixture
+def programs(monkeypatch, tmp_path):
+    """The folder of compiled programs."""
+    monkeypatch.setenv("MLMOE_CACHE", str(tmp_path))
+    (tmp_path / "programs").mkdir()
+    return tmp_path / "programs"
+
+
+@pytest.fixture
+def passed(monkeypatch):
+    """What the hook and the warnings of libraries that are quiet still show, for the time of a test."""
+    passed = []
+    monkeypatch.setattr(sys, "unraisablehook", passed.append)
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *_, **__: passed.append(str(message)))
+    for log in map(logging.getLogger, ("asyncio", "absl")):
+        monkeypatch.setattr(log, "filters", list(log.filters))
+    quiet_libraries()
+    return passed
+
+
+def test_only_messages_about_errors_that_are_raised_too_are_suppressed(passed, caplog):
+    closed, other = (SimpleNamespace(object=None, exc_value=RuntimeError(m)) for m in ("Event loop is closed", "other"))
+    for event in (closed, other):
+        sys.unraisablehook(event)
+    logging.getLogger("asyncio").error("Task exception was never retrieved\nfuture: x")
+    logging.getLogger("asyncio").error("something else")
+    full = OSError(28, "No space left on device")
+    logging.getLogger("absl").error("a thread failed", exc_info=(OSError, full, None))
+    assert passed == [other]
+    assert caplog.messages == ["something else"]
+
+
+def test_trouble_with_compiled_programs_is_one_line_and_other_warnings_pass(programs, capsys, passed):
+    (programs / "jit_a-1-cache").touch()
+    (programs / "jit_b-1-cache").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(warnings, "filters", [])
+        warnings.simplefilter("always")
+        for name in "ab":
+            reason = "OSError: [Errno 28] No space left on device"
+            warnings.warn(f"Error writing persistent compilation cache entry for 'jit_{name}': {reason}", stacklevel=1)
+        warnings.warn("Error reading persistent compilation cache entry for 'jit_a': zlib.error: x\ny", stacklevel=1)
+        warnings.warn("something else", stacklevel=1)
+    assert capsys.readouterr().err.splitlines() == [
+        f"compiled programs are not kept for later runs: {programs} cannot be written "
+        "(OSError: [Errno 28] No space left on device)",
+        f"compiled programs in {programs} that cannot be read are compiled again (zlib.error: x)",
+    ]
+    assert [path.name for path in programs.iterdir()] == ["jit_b-1-cache"], "JAX writes the damaged one again"
+    assert passed == ["something else"]
+
+
+# ----------------------------------------------------------------------------------------------------- standard output
+def program(output: str, **pipes) -> subprocess.CompletedProcess:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = f"{sys.executable} -m mlmoe_jax.main --help=optim.b1 {output}"
+    return subprocess.run(["bash", "-c", command], text=True, capture_output=True, env=environment)
+
+
+def test_output_to_a_full_disk_has_a_sentence():
+    done = program("> /dev/full")
+    assert done.returncode == NO_ROOM
+    assert done.stderr == (
+        "error: cannot write standard output: No space left on device; make room and repeat the same command\n"
+    )
+
+
+def test_a_reader_that_closes_the_output_ends_the_command_without_an_error():
+    done = program("> >(true); sleep 1")
+    assert (done.returncode, done.stderr) == (0, "")

@@ -5,6 +5,7 @@ import json
 
 import pytest
 from helpers import tiny
+from helpers.commands import succeeded
 
 
 @pytest.fixture
@@ -19,16 +20,14 @@ def run(command, monkeypatch, tmp_path):
 
 
 def test_a_row_is_trained_measured_and_read_again(run, tmp_path):
-    done = run("--table=mlvpt.2", "--only=VPT,DINOv2-B,224")
-    assert done.returncode == 0, done.stderr
+    done = succeeded(run("--table=mlvpt.2", "--only=VPT,DINOv2-B,224"))
     assert "run 1 of 1, vpt,dataset=digits" in done.stderr
     stored = json.loads((tmp_path / "all" / "vpt,dataset=digits" / "results.json").read_text())["test"]
     expected = [stored["mAP_envelope"], stored["CF1@prior_matched_transductive"]]
     line = next(line for line in done.stdout.splitlines() if line.split()[:1] == ["ours"])
     assert line.split()[1:3] == [f"{100 * value:.2f}" for value in expected]
 
-    again = run("--table=mlvpt.4", "--only=VPT")  # another table with the same run
-    assert again.returncode == 0, again.stderr
+    again = succeeded(run("--table=mlvpt.4", "--only=VPT"))  # another table with the same run
     assert "run 1 of 1, vpt,dataset=digits: already finished" in again.stderr
     with open(tmp_path / "all" / "mlvpt.4-digits.csv", newline="") as file:
         rows = {(row["row"].partition(",")[0], row["column"]): row for row in csv.DictReader(file)}

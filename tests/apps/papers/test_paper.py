@@ -1,13 +1,11 @@
 """The numbers of the papers: that they agree with one another and with what the texts say of them; docs/papers.md."""
 
-import dataclasses
 import importlib.util
-import math
 
 import pytest
 from helpers.paths import REPOSITORY
 
-from mlmoe_jax.apps.papers.paper import MISSING, PAPERS, SMALL, Number, Recipe, as_text, find, load, selected
+from mlmoe_jax.apps.papers.paper import MISSING, PAPERS, SMALL, Recipe, find, load, selected
 
 _SPEC = importlib.util.spec_from_file_location("write_papers", REPOSITORY / "docs" / "write_papers.py")
 writing = importlib.util.module_from_spec(_SPEC)
@@ -47,18 +45,6 @@ def test_the_largest_gains_are_those_of_the_text(resolution, most):
     for column, gain in zip(("mAP", "CF1", "OF1"), most, strict=True):
         both = [(ours[row.backbone].numbers[column].value, row.numbers[column].value) for row in rows]
         assert max(one - other for one, other in both if other is not None) == pytest.approx(gain, abs=0.11), column
-
-
-def test_headline_numbers():
-    coco = {"dataset": "coco2014", "backbone": "DINOv2-B"}
-    assert numbers("mlvpt.1", "ML-VPT", resolution="224", **coco)["mAP"] == 87.5
-    assert numbers("mlvpt.1", "ML-VPT", resolution="448", **coco)["mAP"] == 90.6
-    assert numbers("mlvpt.2", "ML-VPT", resolution="448", backbone="DINOv2-B")["mAP"] == 97.0
-    assert numbers("mlvpt.3", "ML-VPT", dataset="nuswide", backbone="DINOv2-B")["mAP"] == 68.7
-    assert numbers("mlvpt.3", "ML-VPT", dataset="vg256", backbone="DINOv2-B")["mAP"] == 50.9
-    assert numbers("mlvpt.4", "full fine-tuning")["mAP"] == 77.8
-    assert numbers("drmoe.1", "DR-MoE") == {"mAP": 85.9, "OF1": 82.5, "CF1": 84.0}
-    assert numbers("mlvpt.fig3", "GVPT − VPT", dataset="coco2014") == {"mAP": 1.41, "CF1": 1.22, "OF1": 1.1}
 
 
 def test_tables_repeat_the_same_numbers():
@@ -101,20 +87,12 @@ def test_notes_are_known_and_used(name):
 
 
 def test_what_is_missing_or_was_not_read_says_so():
-    paper, table = find("mlvpt.1")
     for result in RESULTS:
         for row in result.rows:
             assert all(number.value is not None or "unread" in number.notes for number in row.numbers.values())
-    row = next(row for row in table.rows if row.label == "ML-VPT, ViT-B/16, MAE, coco2014, 224")
-    assert paper.certain(row.numbers["mAP"], row, table)
-    assert not paper.certain(row.numbers["CF1"], row, table)
-    assert not paper.certain(Number(None, ("unread",)), row, table)
-
-
-def test_numbers_as_text():
-    values = (78, 1.41, 0.06, None, math.nan)
-    assert [as_text(value) for value in values] == ["78.0", "1.41", "0.06", "–", "–"]
-    assert [as_text(value, sign="+") for value in (0.5, -1.25)] == ["+0.5", "-1.25"]
+            assert not any(number.certain for number in row.numbers.values() if number.value is None)
+    row = next(row for row in find("mlvpt.1")[1].rows if row.label == "ML-VPT, ViT-B/16, MAE, coco2014, 224")
+    assert [str(row.numbers[column]) for column in ("mAP", "CF1")] == ["75.2", "69.6?"]
 
 
 # ------------------------------------------------------------------------------------------------- rows and recipes
@@ -126,6 +104,9 @@ def test_a_row_names_its_config():
     assert len(set(recipes.values())) == len(table.rows) == 48
     missing = {row.settings["method"]: row.recipe for row in find("drmoe.originals")[1].rows}
     assert missing["ML-Decoder"] is missing["CNN-RNN"] is None
+    row = find("drmoe.fig4")[1].rows[0]
+    assert row.settings["method"] == "DR-MoE − HSQ"
+    assert [one.reference.partition("_")[0] for one in (row.recipe, row.over)] == ["drmoe", "hsq"]
 
 
 def test_another_data_set_keeps_the_backbone_but_a_small_one_has_its_own():
@@ -143,12 +124,6 @@ def test_a_recipe_names_its_folder_and_data_set():
     assert recipe.dataset == "voc2007"
     assert recipe.with_seed(3).name == f"{recipe.name},seed=3"
     assert recipe.with_seed(3).overrides[-1] == ("seed", "3")
-
-
-def test_a_difference_has_two_recipes():
-    row = find("drmoe.fig4")[1].rows[0]
-    assert [one.reference.partition("_")[0] for one in (row.recipe, row.over)] == ["drmoe", "hsq"]
-    assert row.settings["method"] == "DR-MoE − HSQ"
 
 
 @pytest.mark.parametrize(
@@ -177,24 +152,12 @@ def test_a_number_that_no_table_has_is_a_figure(refusal):
     assert find("mlvpt.7")[1].id == "mlvpt.fig7"
     assert find("mlvpt.3")[1].title.startswith("table 3: ")
     assert find("mlvpt.fig3")[1].title.startswith("figure 3: ")
-    assert dataclasses.asdict(find("drmoe.originals")[1])["caption"] == find("drmoe.originals")[1].title
     assert "no row of the table matches --only=resnet" in refusal(selected, find("mlvpt.1")[1].rows, "resnet")
 
 
 # --------------------------------------------------------------------------------------------------------- the page
 def test_the_page_in_the_repository_is_up_to_date():
     assert writing.PAGE.read_text() == writing.page(), "run python docs/write_papers.py"
-
-
-def test_the_page_has_every_result_and_caveat():
-    text = writing.page()
-    plain = " ".join(text.split())
-    for name in PAPERS:
-        paper = load(name)
-        for result in paper.results():
-            assert f"\n### {paper.name}, {result.title}\n" in text
-            assert f"`--mode=reproduce --table={result.id}`" in text
-        assert all(note in plain for note in paper.notes.values())
 
 
 def test_a_row_of_the_page_has_its_numbers_what_was_reached_here_and_its_notes():

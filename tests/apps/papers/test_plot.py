@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mlmoe_jax.apps.papers.grid import as_text
 from mlmoe_jax.apps.papers.plot import Mark, chart, draw, x_axis
 
 
@@ -27,7 +28,7 @@ def layer(spec, kind):
     ("values", "scale"),
     [
         ([1e-4, 1e-3, 1e-2], "log"),
-        ([0.0, 1e-3, 1e-1], "symlog"),
+        ([0.0, 1e-3, 1e-1], "linear"),
         ([8, 2, 3], "linear"),
         ([-1, 0, 100], "linear"),
         ([7], "linear"),
@@ -40,23 +41,20 @@ def test_numbers_have_ticks_on_a_scale_for_their_range(values, scale):
     assert (axis["scale"]["type"], axis["axis"]["values"], axis["title"]) == (scale, sorted(values), "groups")
 
 
-@pytest.mark.parametrize("values", [["sgd", "adamw"], [1.0, float("inf")]])
+@pytest.mark.parametrize("values", [["sgd", "adamw"], [1.0, float("inf")], [True, False]])
 def test_values_that_are_not_finite_numbers_are_names_in_the_given_order(values):
     spec = spec_of(straight(values))
     line = layer(spec, "line")
-    assert line["encoding"]["x"]["sort"] == list(map(str, values))
+    assert line["encoding"]["x"]["sort"] == [row["x"] for row in spec["data"]["values"]] == list(map(as_text, values))
     assert line["mark"]["strokeDash"] == [2, 3]
-    assert line["encoding"]["x"]["axis"]["labelAngle"] == 0
-    many = [f"name {k}" for k in range(30)]
-    wide = spec_of(straight(many))
+    wide = spec_of(straight([f"name {k}" for k in range(30)]))
     assert wide["spec"]["width"] > spec["spec"]["width"]
-    assert layer(wide, "line")["encoding"]["x"]["axis"]["labelAngle"] < 0
 
 
-def test_panels_share_the_look_of_a_label_and_have_error_bars():
+def test_panels_share_the_color_of_a_label_and_have_error_bars():
     panels = {"val": range(12), "test": range(11, -1, -1)}
     marks = [mark for panel, lines in panels.items() for line in lines for mark in straight([1], str(line), panel)]
-    spec = spec_of([*marks, Mark("val", "none", 2, math.nan)], legend="groups", title="a long title " * 20)
+    spec = spec_of([*marks, Mark("val", "none", 2, math.nan)], title="a long title " * 20)
     assert spec["facet"]["column"]["sort"] == ["val", "test"]
     assert spec["resolve"]["scale"] == {"y": "independent"}
     rows = spec["data"]["values"]
@@ -65,17 +63,14 @@ def test_panels_share_the_look_of_a_label_and_have_error_bars():
         "a missing value has no mark and no label"
     )
     assert layer(spec, "line")["encoding"]["x"]["axis"]["values"] == [1, 2], "but a place on the axis"
-    encoding = layer(spec, "point")["encoding"]
-    assert encoding["color"]["scale"]["domain"] == encoding["shape"]["scale"]["domain"] == [str(i) for i in range(12)]
-    assert encoding["color"]["legend"]["title"] == "groups"
+    assert layer(spec, "point")["encoding"]["color"]["scale"]["domain"] == [str(i) for i in range(12)]
     assert len(spec["title"]["text"]) > 1
-    assert spec_of(straight([1]), title="two\nlines")["title"]["text"] == ["two", "lines"]
 
 
 def test_the_file_is_a_png_in_which_odd_labels_are_text():
     odd = ["^back$", "$x^{", "_hidden", "a" * 300, ""]
     marks = [Mark("$y_", label, x, 1.0) for label in odd for x in odd]
-    content = draw(marks, x_label="$", y_label="$a", title="100 $ $", legend="$_$")
+    content = draw(marks, x_label="$", y_label="$a", title="100 $ $")
     with Image.open(io.BytesIO(content)) as image:
         assert image.format == "PNG"
         assert image.width < 2000

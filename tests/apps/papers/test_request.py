@@ -47,13 +47,10 @@ def parse_items(reference: str) -> list[list[str]]:
     return [item.split("=") for item in reference.partition(":")[2].split(",")]
 
 
-def test_a_small_data_set_has_a_run_only_once():
+def test_rows_and_tables_share_runs():
     assert len(requested("mlvpt.1").runs) == 48
     assert len(requested("mlvpt.1", dataset="digits").runs) == 4
     assert len(requested("mlvpt.fig3", dataset="digits").runs) == 3
-
-
-def test_tables_share_runs():
     both = {run.name for run in requested("mlvpt.1").runs} & {run.name for run in requested("mlvpt.4").runs}
     assert {name.partition(",")[0] for name in both} == {"vpt", "e2vpt", "gatevpt", "mlvpt_dinov2"}
 
@@ -97,7 +94,6 @@ def test_what_comes_afterwards_needs_all_its_runs():
         (["--table=mlvpt.1", "--only=nothing"], "no row of the table matches --only=nothing"),
         (["--table=drmoe.5", "--config.model.head.routing.gate_hidden=3"], "gate_hidden is set by drmoe.5 itself"),
         (["--table=drmoe.5", "--seeds=1", "--config.seed=3"], "seed is set by drmoe.5 itself"),
-        (["--table=drmoe.5", "--config=vpt"], "takes its configs from --table; leave --config out"),
         (["--table=drmoe.9"], "--table=drmoe.9 is not among mlvpt.1, "),
         ([], "--table= is not among mlvpt.1, "),
     ],

@@ -1,4 +1,4 @@
-"""Files of a run folder that parse, but whose values do not fit: each is one sentence that names the file."""
+"""The files of a run folder: damaged ones, and those of a later evaluation."""
 
 import os
 
@@ -7,76 +7,42 @@ import pytest
 from helpers.made_run import IMAGES, data_block, make_run, section
 
 import mlmoe_jax.config as configuration
-from mlmoe_jax.apps.report import scores, training
+from mlmoe_jax.apps.report import results, training
 from mlmoe_jax.apps.report.page import REPORT, write_report
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.apps.tools.compare import ComparedRun
 from mlmoe_jax.runs.folder import RunFolder
 
 
-def replaced(folder, file, **arrays):
-    folder.write_npz(file, **(folder.read_npz(file) | {name.replace("__", "/"): of for name, of in arrays.items()}))
-
-
-def with_keys(folder, name, **keys):
-    folder.write_json(name, folder.read_json(name) | keys)
-
-
-DAMAGE = {
-    "results.json": lambda folder: folder.write_text("results.json", "{"),
-    "backbone.json": lambda folder: with_keys(folder, "backbone.json", frozen_parameters=[]),
-    "cost.json": lambda folder: with_keys(folder, "cost.json", macs={"layers": "many"}),
-    "per_class.csv": lambda folder: folder.write_csv("per_class.csv", ["split", "label", "AP"], [["val", "cat", "à"]]),
-    "samples/index.json": lambda folder: with_keys(folder, "samples/index.json", grid=[2]),
-    "samples/explained.npz": lambda folder: replaced(
-        folder, "samples/explained.npz", gates__co=np.zeros((2, 1), np.float16)
-    ),
-    "gates.npz": lambda folder: replaced(folder, "gates.npz", shared__experts=np.zeros((3, 3), np.float32)),
-    "scores.npz": lambda folder: folder.write_npz("scores.npz", ids=np.array(5), scores=1, labels=1, split=1),
-    "starts.json": lambda folder: folder.write_json(
-        "starts.json", [start | {"time": "yesterday"} for start in folder.read_json("starts.json", list)]
-    ),
-    "label_space.npz": lambda folder: folder.write_npz("label_space.npz", names=np.array(["a"]), counts=np.eye(2)),
-}
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("made") / "run")
-
-
 @pytest.fixture
-def copied(made, tmp_path):
+def copied(run, tmp_path):
     folder = RunFolder(tmp_path / "run")
-    folder.adopt(made)
+    folder.adopt(run)
     return folder
 
 
+DAMAGE = {
+    "results.json": b"{",
+    "cost.json": b"\xff",
+    "per_class.csv": "split,label,AP\nval,cat,à\n".encode(),
+    "samples/index.json": b"[]",
+    "samples/explained.npz": b"PK",
+    "scores.npz": b"",
+}
+
+
 @pytest.mark.parametrize("name", DAMAGE)
-def test_values_that_do_not_fit_are_one_sentence(name, copied, refusal):
-    DAMAGE[name](copied)
+def test_a_damaged_file_is_one_sentence(name, copied, refusal):
+    copied.write_bytes(name, DAMAGE[name])
     assert refusal(write_report, copied).startswith(f"{copied / name} is damaged: ")
     assert not (copied / REPORT).exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "shape"), [("gates__co", (3, 4, 2)), ("attention__labels", (3, 4, 6)), ("attention__prompts", (3, 0, 6))]
-)
-def test_arrays_of_samples_that_do_not_fit(name, shape, copied, refusal):
-    replaced(copied, "samples/explained.npz", **{name: np.zeros(shape, np.float16)})
-    assert refusal(write_report, copied).startswith(f"{copied}/samples/explained.npz is damaged: ")
-
-
-@pytest.mark.parametrize("groups", [[["co", [], 1]] * 2, [["co", 1]] * 2, 5])
-def test_prompt_groups_that_are_none(groups, copied, refusal):
-    with_keys(copied, "samples/index.json", prompt_groups=groups)
-    assert "is damaged: " in refusal(write_report, copied)
-
-
-def test_a_label_space_of_other_labels(copied, refusal):
-    copied.write_text("labels.txt", "a\nb\n")
-    sentence = refusal(lambda: RunFiles(copied).label_space)
-    assert sentence.endswith("label_space.npz is damaged: it has 5 labels, but labels.txt has 2")
+def test_files_that_do_not_fit_each_other_are_one_sentence(copied, refusal):
+    index = copied.read_json("samples/index.json")
+    for wrong in ({}, {**index, "grid": None}):
+        copied.write_json("samples/index.json", wrong)
+        assert refusal(write_report, copied).startswith(f"a file in {copied} is damaged: ")
 
 
 def test_unreadable_images_are_left_out(copied):
@@ -86,16 +52,18 @@ def test_unreadable_images_are_left_out(copied):
     assert len(RunFiles(copied).scored) == IMAGES - 1
 
 
-def test_runs_with_equal_names_are_told_apart(tmp_path):
-    paths = [tmp_path / "x" / "coco", tmp_path / "y" / "coco", tmp_path / "voc"]
-    for path in paths:
-        RunFolder(path).write_text("config.json", "{}")
-    one, other, third = (RunFiles(RunFolder(path)) for path in paths)
-    assert one.name == "coco"
-    one.name_apart(other)
-    assert (one.name, other.name) == ("x/coco", "y/coco")
-    one.name_apart(third)
-    assert (one.name, third.name) == ("coco", "voc")
+def test_a_config_without_a_data_set_is_damaged_and_nothing_is_made(copied, refusal, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
+    copied.write_text("config.json", "{}")
+    assert refusal(write_report, copied) == f"{copied / 'config.json'} is damaged: it has no 'data.name'"
+    assert not (tmp_path / "cache").exists()
+    assert not (copied / REPORT).exists()
+
+
+def test_runs_with_equal_names_are_told_apart(run, copied, no_bundle):
+    page = write_report(copied, against=run).read_text()
+    assert f"Run report</p>\n<h1>{copied}</h1>" in page
+    assert f"minus {run}, on the" in section(page, "differences")
 
 
 # -------------------------------------------------------------------------------------------------- a later evaluation
@@ -111,10 +79,10 @@ def test_results_of_an_evaluation_are_read_with_its_config(tmp_path):
     main = files.main_split
     assert (main.prefix, main.scores.prefix) == ("eval/", "eval/")
     main.metrics["CF1@0.25"] = 0.5
-    assert "CF1@0.25" in training.intervals(files, most=2).ends
+    assert "CF1@0.25" in training.intervals(files, most=2)[1]
     settings, codes = ComparedRun.of(folder).settings["test"], main.scores.codes
     assert (settings.data.difficult_eval, settings.eval.threshold) == ("ignore", 0.25)
-    assert f"all {int(((codes == 0) | (codes == 1)).sum()):,} scores pooled" in repr(scores.curves(files))
+    assert f"all {int(((codes == 0) | (codes == 1)).sum()):,} scores pooled" in repr(results.score_curves(files))
 
 
 def test_a_report_says_which_results_it_shows(tmp_path, no_bundle):

@@ -11,9 +11,7 @@ from helpers.color_model import HALVES, NAMES, color, expected, make_run
 from helpers.color_server import PNG, make_labeler, make_service, png, with_client
 from PIL import Image
 
-from mlmoe_jax.apps.serving import requests
-from mlmoe_jax.apps.serving.app import HEADERS, make_app
-from mlmoe_jax.apps.serving.server import own_names
+from mlmoe_jax.apps.serving.server import HEADERS, make_app, own_names
 from mlmoe_jax.apps.serving.service import STARTING, Service
 from mlmoe_jax.inference.predict import Predictor
 
@@ -29,7 +27,7 @@ def labeler():
 
 @pytest.fixture
 def ask(labeler):
-    """A function that sends one request, and checks status, headers, and the schema of the answer."""
+    """A function that sends one request, and checks status and headers, and that an error is one sentence."""
 
     def call(status, path="/predict", method="POST", *, hosts=(), **request):
         async def use(client):
@@ -43,7 +41,7 @@ def ask(labeler):
         if answer.headers["content-type"] == "application/json":
             body = answer.json()
             if status != 200:
-                check("Error", body)
+                assert list(body) == ["error"]
                 assert not WHERE.search(body["error"]), body
                 assert not body["error"].endswith(".")
             return body
@@ -52,9 +50,9 @@ def ask(labeler):
     return call
 
 
-def check(schema: str, body) -> None:
-    """Assert that a body has a schema of the OpenAPI document."""
-    getattr(requests, schema).model_validate(body)
+def programs(labeler) -> int:
+    """Return the number of compiled programs."""
+    return sum(step._cache_size() for step in labeler._steps.values())
 
 
 # ---------------------------------------------------------------------------------------------------------- answers
@@ -62,7 +60,6 @@ def check(schema: str, body) -> None:
 def test_a_raw_image_is_labeled_like_by_the_predictor(ask, kind):
     content = png(color(150, 90, 200))
     body = ask(200, content=content, headers={"Content-Type": kind})
-    check("Results", body)
     of_python = Predictor(make_run(), HALVES)(content)
     assert body == {"results": [{"image": "image 0", "labels": list(of_python.labels), "scores": of_python.scores}]}
 
@@ -71,7 +68,6 @@ def test_several_files_keep_their_names_and_order_and_a_bad_one_spoils_nothing(a
     files = [("images", (f"{n}.png", png(color(40 * n)))) for n in range(5)]
     files[2] = ("images", ("notes.txt", b"not an image"))
     body = ask(200, files=files)
-    check("Results", body)
     for n, result in enumerate(body["results"]):
         if n == 2:
             assert result == {"image": "notes.txt", "error": result["error"]}
@@ -97,7 +93,6 @@ def test_attention_is_that_of_the_image_and_comes_with_it(ask):
     image = color(0)
     image[:2, 2:] = 250  # the upper right patch
     body = ask(200, "/predict?attention=1", content=png(image), headers=PNG)
-    check("Results", body)
     attention = body["results"][0]["attention"]
     assert attention["grid"] == [2, 2]
     assert attention["maps"]["labels"]["queries"] == list(NAMES)
@@ -116,7 +111,6 @@ def test_a_model_without_gates_has_none(labeler):
 
 def test_the_model_and_the_document_describe_the_server(ask):
     body = ask(200, "/model", "GET")
-    check("Model", body)
     assert body["labels"] == [{"name": name, "threshold": 0.5} for name in NAMES]
     assert body["gates"]["g"] == ["first", "second"]
     document = ask(200, "/openapi.json", "GET")
@@ -124,8 +118,6 @@ def test_the_model_and_the_document_describe_the_server(ask):
     predict = document["paths"]["/predict"]["post"]
     assert [option["name"] for option in predict["parameters"]] == ["top_k", "gates", "attention"]
     assert set(predict["requestBody"]["content"]) == {"image/*", "application/octet-stream", "multipart/form-data"}
-    assert {"200", "4XX", "5XX"} <= set(predict["responses"])
-    assert {"Results", "Result", "Attention", "Model", "Error"} <= set(document["components"]["schemas"])
 
 
 @pytest.mark.parametrize("path", ["/", "/page.js", "/style.css"])
@@ -150,12 +142,16 @@ def test_bodies_that_are_no_images(ask):
 def test_forms_that_cannot_be_read(ask):
     form = {"Content-Type": "multipart/form-data; boundary=xx"}
     part = b'--xx\r\nContent-Disposition: form-data; name="a"; filename="a.png"\r\n\r\n' + png(color(9))
-    assert "cut short" in ask(400, content=part, headers=form)["error"]
-    assert "cut short" in ask(400, content=part + b"\r\n--xx\r\n", headers=form)["error"]
-    assert "1 to 32 files" in ask(400, content=b"garbage", headers=form)["error"]
-    assert "1 to 32 files" in ask(400, content=part, headers={"Content-Type": "multipart/form-data"})["error"]
+    unknown = {"Content-Type": "multipart/form-data"}
     many = [("images", ("a.png", png(color(9))))] * 33
-    assert "1 to 32 files" in ask(400, files=many)["error"]
+    for request in (
+        {"content": part, "headers": form},
+        {"content": part + b"\r\n--xx\r\n", "headers": form},
+        {"content": b"garbage", "headers": form},
+        {"content": part, "headers": unknown},
+        {"files": many},
+    ):
+        assert "should be a whole multipart/form-data with 1 to 32 files" in ask(400, **request)["error"]
 
 
 def test_size_and_pixels_are_limited(labeler):
@@ -198,11 +194,8 @@ def test_other_sites_and_names_are_refused(ask):
 def test_a_server_on_a_local_address_answers_to_its_own_name(ask, host):
     in_header = f"[{host}]" if ":" in host else host
     ask(200, content=png(color(1)), headers=PNG | {"Host": f"{in_header}:8000"}, hosts=own_names(host))
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.0.7", "::", "example.org"])
-def test_a_server_that_others_reach_answers_to_any_name(host):
-    assert own_names(host) == ()
+    for other in ("0.0.0.0", "192.168.0.7", "::", "example.org"):
+        assert own_names(other) == (), "a server that others reach answers to any name"
 
 
 def test_unknown_addresses_and_methods(ask):
@@ -232,7 +225,7 @@ def test_an_error_of_the_server_is_told_without_its_reason(labeler, monkeypatch)
 # ------------------------------------------------------------------------------------------- queue, times and counters
 def test_nothing_is_lost_and_answers_match_their_requests(labeler):
     service = Service(labeler)
-    before = labeler.programs()
+    before = programs(labeler)
 
     async def one(client, n):
         query = "?attention=1" if n % 7 == 0 else ""
@@ -246,7 +239,7 @@ def test_nothing_is_lost_and_answers_match_their_requests(labeler):
         return (await client.get("/metrics")).text
 
     text = with_client(service, use)
-    assert labeler.programs() == before, "nothing is compiled for a request"
+    assert programs(labeler) == before, "nothing is compiled for a request"
     values = dict(re.findall(r"^(\w+(?:\{[^}]*\})?) ([\d.]+)$", text, re.MULTILINE))
     assert values['mlmoe_requests_total{path="/predict",status="200"}'] == "100.0"
     assert values['mlmoe_images_total{result="labeled"}'] == "100.0"
@@ -318,16 +311,16 @@ def test_a_server_is_ready_once_it_has_compiled_and_not_before(labeler):
 def test_compiling_covers_every_batch_size_and_refuses_a_diverged_model(refusal):
     labeler = make_labeler()
     labeler.compile()
-    before = labeler.programs()
+    before = programs(labeler)
     assert before == sum(map(len, labeler.sizes.values()))
     for count in (1, 2, 4, 5, 17, 32):
         outputs = labeler.label([color(7 * n) for n in range(count)], "labeled")
         np.testing.assert_allclose([one.logits[0] for one in outputs], [(7 * n - 100) / 10 for n in range(count)], 1e-4)
-    assert labeler.programs() == before
+    assert programs(labeler) == before
+    labeler._time = lambda images, kind: float(len(images))
+    labeler.compile()
+    assert [labeler.share(waiting, "labeled") for waiting in (1, 5, 100)] == [1, 4, 32], "by the times that it measured"
     assert "diverged" in refusal(make_labeler(bias=float("nan")).compile)
-
-
-def test_a_server_that_stops_compiles_no_further_programs():
-    answers, labeler = iter([False, False, True]), make_labeler()
-    labeler.compile(lambda: next(answers))
-    assert labeler.programs() == 2
+    answers, stopped = iter([False, False, True]), make_labeler()
+    stopped.compile(lambda: next(answers))
+    assert programs(stopped) == 2, "a server that stops compiles no further programs"

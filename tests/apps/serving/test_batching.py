@@ -7,11 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from mlmoe_jax.apps.serving.batching import Batcher
+from mlmoe_jax.apps.serving.labeler import shares
 
 MOST = {"plain": 4, "other": 2}
 
 
-def run(use, label=lambda images, kind: images, wait=0.02, coming=lambda: True):
+def run(use, label=lambda images, kind: images, wait=0.02, coming=lambda: True, **options):
     """Return (the result of `await use(batcher)`, the sizes of all batches)."""
     sizes = []
 
@@ -21,7 +22,7 @@ def run(use, label=lambda images, kind: images, wait=0.02, coming=lambda: True):
 
     async def main():
         with ThreadPoolExecutor(1) as device:
-            batcher = Batcher(counted, MOST, wait=wait, device=device, coming=coming)
+            batcher = Batcher(counted, MOST, wait=wait, device=device, coming=coming, **options)
             running = asyncio.create_task(batcher.run())
             result = await asyncio.wait_for(use(batcher), 20)
             batcher.close()
@@ -125,3 +126,25 @@ def test_closing_finishes_what_waits():
     answers, sizes = run(use, wait=1)
     assert answers == [[n] for n in range(9)]
     assert sizes == [4, 4, 1]
+
+
+def test_a_batch_has_the_share_of_what_waits_that_it_should_have():
+    async def use(batcher):
+        return await batcher.submit([*"abcde"], "plain")
+
+    answers, sizes = run(use, share=lambda waiting, kind: {4: 3, 2: 1, 1: 1}[waiting])
+    assert answers == [*"abcde"]
+    assert sizes == [3, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        ({1: 1, 4: 3, 16: 12, 32: 24}, {1: 1, 3: 3, 5: 4, 8: 4, 16: 16, 20: 16, 32: 32}),  # a CPU
+        ({1: 1, 4: 4.4, 16: 20, 32: 60}, {1: 1, 4: 1, 32: 1}),  # a CPU on which large batches leave the cache
+        ({1: 1, 4: 1.1, 16: 1.3, 32: 1.6}, {1: 1, 2: 2, 5: 5, 17: 17, 32: 32}),  # a GPU
+    ],
+)
+def test_images_are_split_into_the_batches_that_take_the_shortest_time(seconds, expected):
+    found = shares(seconds)
+    assert {images: found[images] for images in expected} == expected

@@ -11,8 +11,7 @@ from helpers import browser
 from helpers.color_model import color
 from helpers.color_server import make_service, png
 
-from mlmoe_jax.apps.serving.app import make_app
-from mlmoe_jax.apps.serving.server import LOOPBACK, _listening
+from mlmoe_jax.apps.serving.server import LOOPBACK, _listening, make_app
 from mlmoe_jax.apps.serving.service import READY
 
 GIVE = """(() => {

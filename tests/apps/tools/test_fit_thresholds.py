@@ -12,7 +12,7 @@ from mlmoe_jax.evaluation import fit_thresholds
 from mlmoe_jax.evaluation.fit_thresholds import fit_split
 from mlmoe_jax.evaluation.metrics.thresholds import fit
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
+from mlmoe_jax.runs.thresholds import read_thresholds
 
 
 def config_with(difficult: str = "negative", **settings: str):
@@ -96,15 +96,6 @@ def test_labels_with_few_positives_share_a_threshold(least):
     assert found.source["shared"] == [name for name, is_few in zip("abc", few, strict=True) if is_few]
     together = fit_split(table, "abc", config_with(per="global"))
     assert together.source["shared"] == []
-
-
-def test_a_long_list_is_shortened(tmp_path):
-    source = {"split": "val", "images": 5, "goal": "f1", "per": "class", "fixed": 0.5, "before": {}, "after": {}}
-    source |= {"least_positives": 5, "never": []}
-    names = [f"n{k}" for k in range(13)]
-    text = format_fitted(Thresholds(dict.fromkeys(names, 0.5), {**source, "shared": names}))
-    assert "n9, … (13)" in text
-    assert "n10" not in text
 
 
 def test_invalid_requests_are_user_errors(tmp_path, refusal):

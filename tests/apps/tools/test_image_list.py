@@ -42,21 +42,14 @@ def test_order_and_duplicates_are_kept(tree):
     assert find_images(given) == [*given[:2], "photos/c/d.webp", "photos/c/e/f.tiff", "photos/b.jpg"]
 
 
-def test_links_are_followed_but_cycles_are_not(tree):
-    (tree / "elsewhere").mkdir()
-    (tree / "elsewhere" / "z.jpg").write_bytes(b"-")
-    (tree / "photos" / "c" / "up").symlink_to(tree / "photos")
-    (tree / "photos" / "linked").symlink_to(tree / "elsewhere")
-    expected = [*IN_DEPTH[:-1], "linked/z.jpg", IN_DEPTH[-1]]
-    assert find_images(["photos"]) == [f"photos/{name}" for name in expected]
-
-
-def test_patterns_follow_links_but_no_cycles(tree):
+def test_folders_and_patterns_follow_links_but_no_cycles(tree):
     (tree / "elsewhere").mkdir()
     (tree / "elsewhere" / "z.jpg").write_bytes(b"-")
     for name in ("up", "down"):  # glob itself would not end
         (tree / "photos" / "c" / name).symlink_to(tree / "photos")
     (tree / "photos" / "linked").symlink_to(tree / "elsewhere")
+    expected = [*IN_DEPTH[:-1], "linked/z.jpg", IN_DEPTH[-1]]
+    assert find_images(["photos"]) == [f"photos/{name}" for name in expected]
     found = [f"photos/{n}" for n in ("b.jpg", "folder.jpg", "gone.jpg", "linked/z.jpg", "x[1].jpg")]
     assert find_images(["photos/**/*.jpg"]) == found
     assert find_images([f"{tree}/ph*/**/**/*.jpg"]) == [f"{tree}/{name}" for name in found]
@@ -64,9 +57,9 @@ def test_patterns_follow_links_but_no_cycles(tree):
     assert "photos/c/e/f.tiff" in find_images(["photos/**"])
 
 
-def test_a_closed_standard_input_is_a_user_error(monkeypatch, refusal):
+def test_a_closed_standard_input_has_no_images(monkeypatch, refusal):
     monkeypatch.setattr(image_list.sys, "stdin", None)
-    assert refusal(find_images, ["-"]) == "cannot read the list of images on standard input: it is closed"
+    assert "standard input contains no images" in refusal(find_images, ["-"])
 
 
 def test_patterns(tree):
@@ -98,8 +91,8 @@ def test_paths_on_standard_input_are_relative_to_the_working_directory(tree, mon
         ("photos/*.gif", "no file matches the pattern photos/*.gif"),
         ("photos/.thumbs/e", "image or folder photos/.thumbs/e does not exist"),
         ("photos/folder.jpg", "folder photos/folder.jpg contains no images (.jpg, "),
-        ("@missing.txt", "cannot read the list of images missing.txt: No such file"),
-        ("@photos/c/e", "cannot read the list of images photos/c/e: Is a directory"),
+        ("@missing.txt", "cannot read the list missing.txt: No such file"),
+        ("@photos/c/e", "cannot read the list photos/c/e: Is a directory"),
         ("@empty.txt", "the list empty.txt contains no images"),
         ("-", "standard input contains no images"),
         ("", "--images has an empty name"),
@@ -116,7 +109,7 @@ def test_a_folder_that_cannot_be_listed_is_a_user_error(tree, monkeypatch, refus
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(image_list.Path, "iterdir", refuse)
-    assert refusal(find_images, ["photos"]) == "cannot search folder photos: Permission denied"
+    assert refusal(find_images, ["photos"]) == "cannot read folder photos: Permission denied"
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.packing import SIZES, assert_same_split, config_of, files_of, smooth_image
+from helpers.packing import SIZES, assert_same_split, config_of, files_of
 from PIL import Image
 
 from mlmoe_jax.apps.tools.pack import pack
-from mlmoe_jax.data import shards
 from mlmoe_jax.data.images import ArrayImages, BadImage
 from mlmoe_jax.data.sources import digits
 from mlmoe_jax.data.sources.open import open_split
@@ -52,14 +51,6 @@ def test_generated_images_are_stored_without_loss(monkeypatch, tmp_path):
     pack(config, tmp_path / "out")
     for name in digits.SCENES:
         assert_same_split(open_packed(tmp_path / "out", name), open_split(config.data, name))
-
-
-def test_real_images_are_read_back(shared_data, tmp_path):
-    config = config_of(shared_data, workers=2)
-    pack(config, tmp_path / "out")
-    for name in ("train", "val"):
-        source = open_split(config.data, name)
-        assert_same_split(open_packed(tmp_path / "out", name), source, rows=range(0, len(source), 7))
 
 
 def test_only_images_above_the_short_side_are_resized(small_voc, tmp_path):
@@ -245,25 +236,17 @@ def test_a_split_without_readable_images_is_refused(small_voc, tmp_path, refusal
 
 
 @pytest.mark.parametrize(
-    ("changes", "parts"),
+    ("changes", "part"),
     [
-        ({"short_side": 9}, ["with other pack.short_side; set another --output"]),
-        ({"name": "digits"}, ["with other source, classes"]),
-        ({"keep_empty": True}, ["with other images or labels of split val"]),
+        ({"short_side": 9}, "with other pack.short_side; set another --output"),
+        ({"name": "digits"}, "with other source, classes"),
     ],
 )
-def test_a_folder_with_other_data_or_settings_is_refused(small_voc, tmp_path, refusal, monkeypatch, changes, parts):
+def test_a_folder_with_other_data_or_settings_is_refused(small_voc, tmp_path, refusal, monkeypatch, changes, part):
     monkeypatch.setattr(digits, "SCENES", {"train": 2, "val": 2})
-    # an image without a positive label, which keep_empty includes
-    lists = small_voc / "VOC2012" / "ImageSets" / "Main"
-    for path in lists.glob("*_val.txt"):
-        path.write_text(path.read_text() + "\nv2 -1")
-    smooth_image(9, 9, 0).save(small_voc / "VOC2012" / "JPEGImages" / "v2.jpg")
     pack(config_of(small_voc), tmp_path / "out")
     before = files_of(tmp_path / "out")
-    sentence = refusal(pack, config_of(small_voc, **changes), tmp_path / "out")
-    for part in parts:
-        assert part in sentence
+    assert part in refusal(pack, config_of(small_voc, **changes), tmp_path / "out")
     assert files_of(tmp_path / "out") == before
 
 
@@ -272,36 +255,3 @@ def test_a_folder_with_other_files_is_refused(small_voc, tmp_path, refusal):
     (tmp_path / "out" / "holiday.jpg").write_bytes(b"mine")
     assert "contains other files, such as holiday.jpg" in refusal(pack, config_of(small_voc), tmp_path / "out")
     assert "cannot make" in refusal(pack, config_of(small_voc), tmp_path / "out" / "holiday.jpg")
-
-
-def test_a_folder_packed_with_other_shards_is_read_but_not_continued(small_voc, tmp_path, refusal, monkeypatch):
-    pack(config_of(small_voc), tmp_path / "out")
-    monkeypatch.setattr("mlmoe_jax.apps.tools.pack.SHARD_IMAGES", 5)
-    assert_same_split(open_packed(tmp_path / "out", "train"), open_split(config_of(small_voc).data, "train"))
-    assert "was packed with other pack.shard_images" in refusal(pack, config_of(small_voc), tmp_path / "out")
-
-
-def test_a_full_disk_is_reported_and_finished_shards_are_kept(small_voc, tmp_path, refusal, monkeypatch):
-    class FullDisk:
-        def __init__(self, path, options):
-            self.path, self.file = path, real(path, options)
-
-        def write(self, record):
-            if "00002" in self.path:
-                raise RuntimeError("write() failed: No space left on device; writing x; at byte 0")
-            self.file.write(record)
-
-        def close(self):
-            self.file.close()
-
-    real = shards.ArrayRecordWriter
-    with monkeypatch.context() as patch:
-        patch.setattr(shards, "ArrayRecordWriter", FullDisk)
-        sentence = refusal(pack, config_of(small_voc), tmp_path / "out")
-    assert sentence.startswith(
-        f"cannot write {tmp_path / 'out'}/train-00002-of-00003.arrayrecord: No space left on device;"
-    )
-    assert not list((tmp_path / "out").glob(".*.tmp"))
-    kept = {path.name for path in (tmp_path / "out").glob("train-*.arrayrecord")}
-    assert kept == {f"train-0000{number}-of-00003.arrayrecord" for number in range(2)}
-    assert pack(config_of(small_voc), tmp_path / "out") == 0

@@ -13,7 +13,7 @@ from mlmoe_jax.config import default_config, load_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.data.sources.open import open_split
-from mlmoe_jax.models.adapters import e2vpt
+from mlmoe_jax.models.adapters import prompts
 from mlmoe_jax.models.apply import apply
 from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
@@ -32,20 +32,14 @@ def levels_of(token_levels, segment_levels):
 
 
 # ---------------------------------------------------------------------------------------------------------- levels
-def test_the_least_important_are_pruned_first_by_signed_values():
+def test_the_least_important_are_pruned_first_and_equal_masks_appear_once():
     (level,) = levels_of((0.5,), (0.25,))
     assert level == Level("tokens=0.5,segments=0.25", "1001", ("1110", "0111", "1110", "0111"))
-
-
-def test_levels_are_cumulative_and_equal_masks_appear_once():
     found = levels_of((0.0, 0.25, 0.26, 0.5), (0.0,))
     assert [level.kept_tokens for level in found] == ["1111", "1011", "1001"]
     assert {level.kept_segments for level in found} == {("1111",) * 4}
-
-
-def test_at_least_one_prompt_and_a_quarter_of_its_segments_are_kept():
     (level,) = levels_of((0.99,), (0.99,))
-    assert level.kept_tokens == "0001"
+    assert level.kept_tokens == "0001", "at least one prompt is kept, and a quarter of its segments"
     assert [row.count("1") for row in level.kept_segments] == [1] * 4
 
 
@@ -79,7 +73,7 @@ def config():
     """E2VPT on digits with a tiny backbone and a training of three steps."""
     with pytest.MonkeyPatch.context() as patch:
         tiny.use_vit(patch, patch=16, mlp_ratio=1.0)
-        patch.setattr(e2vpt, "SEGMENTS", 4)
+        patch.setattr(prompts, "SEGMENTS", 4)
         small = load_config("e2vpt:dataset=digits,prompts=4,key_values=2", [])
         small.model.backbone.weights = "none"
         tiny.use_scenes(patch, train=60, val=40, test=40, test_shift=40)
@@ -110,24 +104,25 @@ def test_all_stages_run_and_the_best_level_on_validation_is_chosen(pruned):
     assert kept.count("1") == int(best[-4])
     np.testing.assert_array_equal(run.frozen["prompts/token_mask"], [float(digit) for digit in kept])
     assert "prompts/deep" in run.values
-
-
-@pytest.mark.slow
-def test_finished_stages_are_not_repeated(pruned, config, monkeypatch):
-    folder, results = pruned
-    for name in ("train", "measure_importance"):
-        monkeypatch.setattr(pruning, name, lambda *_, **__: pytest.fail("repeated"))
-    again = prune(config, folder)
-    assert again["val"]["mAP"] == results["val"]["mAP"]
-
-
-@pytest.mark.slow
-def test_the_stored_importance_is_that_of_the_learned_masks(pruned):
-    folder, _ = pruned
+    for name in ("tokens=0.25,segments=0.5", "tokens=0.5,segments=0.5"):
+        mask = np.asarray(open_run(RunFolder(folder / f"prune/levels/{name}")).frozen["prompts/segment_mask"])
+        assert mask.sum(axis=1).tolist() == [2, 2, 2, 2], "training does not change it"
     measured = measure_importance(open_run(RunFolder(folder / "prune/search")))
     stored = np.load(folder / "prune/importance_signed.npz")
     for name in ("tokens", "segments"):
         np.testing.assert_allclose(stored[name], measured[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_finished_stages_are_not_repeated_and_another_config_is_refused(pruned, config, monkeypatch, refusal):
+    folder, results = pruned
+    other = copy.deepcopy(config)
+    other.seed = 5
+    assert "seed was 0 and is 5" in refusal(prune, other, folder)
+    for name in ("train", "measure_importance"):
+        monkeypatch.setattr(pruning, name, lambda *_, **__: pytest.fail("repeated"))
+    again = prune(config, folder)
+    assert again["val"]["mAP"] == results["val"]["mAP"]
 
 
 def test_the_level_is_chosen_by_the_metric_that_selects(config, tmp_path, monkeypatch, capsys):
@@ -219,24 +214,15 @@ def test_a_config_that_cannot_be_pruned_is_refused_before_anything_is_written(co
     folder = RunFolder(tmp_path / "new")
     other = load_config("vpt:dataset=digits", [])
     assert "configs/e2vpt.py" in refusal(prune, other, folder)
-    unchosen, masked = copy.deepcopy(config), copy.deepcopy(config)
+    unchosen = copy.deepcopy(config)
     unchosen.eval.select_on = "none"
     assert "eval.select_on" in refusal(prune, unchosen, folder)
     unchosen.eval.select_metric = "Brier_pooled"
     assert "eval.select_metric" in refusal(prune, unchosen, folder)
-    masked.model.prompts.pruning = "learned"
-    assert "model.prompts.pruning" in refusal(prune, masked, folder)
     odd = copy.deepcopy(config)
     odd.prune.token_levels = (1.0,)
     assert "prune.token_levels" in refusal(prune, odd, folder)
     assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.slow
-def test_a_different_config_in_the_same_folder_is_refused(pruned, config, refusal):
-    other = copy.deepcopy(config)
-    other.seed = 5
-    assert "seed was 0 and is 5" in refusal(prune, other, pruned[0])
 
 
 @pytest.mark.slow
@@ -260,12 +246,3 @@ def test_pruning_does_not_replace_a_run_of_another_mode(config, tmp_path, refusa
     (tmp_path / "config.json").write_text("{}")
     assert "holds a run of another mode, which pruning would replace" in refusal(prune, config, RunFolder(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
-
-
-@pytest.mark.slow
-def test_training_does_not_change_the_masks_of_a_level(pruned):
-    folder, _ = pruned
-    for name in ("tokens=0.25,segments=0.5", "tokens=0.5,segments=0.5"):
-        run = open_run(RunFolder(folder / f"prune/levels/{name}"))
-        mask = np.asarray(run.frozen["prompts/segment_mask"])
-        assert mask.sum(axis=1).tolist() == [2, 2, 2, 2]

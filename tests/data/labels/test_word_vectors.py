@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from helpers.paths import PARITY
 
-from mlmoe_jax.data.labels.word_vectors import cooccurrence_vectors, read_glove
+from mlmoe_jax.data.labels.graph import cooccurrence_vectors, read_glove
 
 COCO = np.load(PARITY / "coco_groups.npz")
 # Their indices among the COCO classes in category-id order.
@@ -30,24 +30,20 @@ def glove(tmp_path):
 
 
 def test_the_vector_of_a_name_is_the_mean_of_its_words(glove):
-    names = ["Traffic Light", "zebra", "dining_table", "diningtable", "T-shirt", "zebra-table", "Café", "potted(plant)"]
-    vectors = read_glove(glove, names)
+    vector_of = {
+        "Traffic Light": [0.5, 1, 0],
+        "stop light": [0, 2, 0],  # of the words that are in the file
+        "zebra": [0.5, -0.1, 4],
+        "dining_table": [2, 2, 2],
+        "diningtable": [2, 2, 2],
+        "T-shirt": [5, 5, 5],
+        "zebra-table": [1.75, 1.45, 3.5],
+        "Café": [0, 7, 0],
+        "potted(plant)": [0, 0, 6],
+    }
+    vectors = read_glove(glove, list(vector_of))
     assert vectors.dtype == np.float32
-    expected = [
-        [0.5, 1, 0],
-        [0.5, -0.1, 4],
-        [2, 2, 2],
-        [2, 2, 2],
-        [5, 5, 5],
-        [1.75, 1.45, 3.5],
-        [0, 7, 0],
-        [0, 0, 6],
-    ]
-    np.testing.assert_allclose(vectors, expected, rtol=1e-6)
-
-
-def test_a_missing_word_is_left_out_of_the_mean(glove):
-    np.testing.assert_array_equal(read_glove(glove, ["stop light"]), [[0, 2, 0]])
+    np.testing.assert_allclose(vectors, list(vector_of.values()), rtol=1e-6)
 
 
 def test_a_header_is_not_read_as_a_word(tmp_path):
@@ -57,10 +53,7 @@ def test_a_header_is_not_read_as_a_word(tmp_path):
 
 
 def test_labels_without_any_word_are_named(glove, refusal):
-    text = refusal(read_glove, glove, ["zebra", "xyzzy", "plugh frotz"])
-    assert "labels 'xyzzy', 'plugh frotz';" in text
-    text = refusal(read_glove, glove, [f"q{i}" for i in range(8)])
-    assert "'q4' and 3 more" in text
+    assert " labels xyzzy, plugh frotz; " in refusal(read_glove, glove, ["zebra", "xyzzy", "plugh frotz"])
 
 
 @pytest.mark.parametrize(
@@ -70,11 +63,6 @@ def test_files_of_another_format_are_refused(tmp_path, content, refusal):
     path = tmp_path / "words.txt"
     path.write_text(content)
     assert f"{path} is damaged: " in refusal(read_glove, path, ["zebra"])
-
-
-def test_an_unreadable_file_is_refused(tmp_path, refusal):
-    assert "none.txt: No such file" in refusal(read_glove, tmp_path / "none.txt", ["zebra"])
-    assert "cannot read" in refusal(read_glove, tmp_path, ["zebra"])
 
 
 def cosines(vectors):

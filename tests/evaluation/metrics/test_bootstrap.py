@@ -1,9 +1,7 @@
-import math
-
 import numpy as np
 import pytest
 
-from mlmoe_jax.evaluation.metrics import bootstrap, groups, multilabel
+from mlmoe_jax.evaluation.metrics import bootstrap, multilabel
 from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, percentile_interval
 
 
@@ -45,24 +43,6 @@ def test_weighted_metrics_are_those_of_the_resampled_images():
         assert {name: value[at] for name, value in values.items()} == pytest.approx(expected, rel=1e-6, nan_ok=True)
     assert np.isnan(ap[:, 1]).all()
     assert np.isnan(ap[:, 2]).any(), "a resample lacks positives of the rare class, otherwise the case is too easy"
-
-
-def test_weights_of_one_give_the_plain_metrics():
-    scores, labels, mask = hard_case()
-    values, ap = WeightedMetrics(scores, labels, mask, 0.5)(np.ones((len(scores), 1), np.float32))
-    np.testing.assert_allclose(ap[0], multilabel.average_precision(scores, labels, mask=mask), rtol=1e-12)
-    expected = groups.evaluate_scores(scores, labels, mask, {"0.5": 0.5})
-    assert {name: value[0] for name, value in values.items()} == pytest.approx(
-        {name: expected[name] for name in values}
-    )
-
-
-def test_a_class_that_is_never_predicted():
-    values, _ = WeightedMetrics([[0.2], [0.1]], [[1], [0]], [[1], [1]], 0.5)(np.ones((2, 3), np.float32))
-    for name, expected in {"CP": math.nan, "CR": 0, "CF1": math.nan, "CF1_mean": 0, "OF1": math.nan}.items():
-        np.testing.assert_array_equal(values[f"{name}@0.5"], [expected] * 3)
-    values, _ = WeightedMetrics([[0.2], [0.9]], [[1], [0]], [[1], [1]], 0.5)(np.ones((2, 1), np.float32))
-    assert values["OF1@0.5"] == values["CF1@0.5"] == 0, "precision and recall are both 0"
 
 
 def test_resamples_are_seeded_and_have_the_size_of_the_split():

@@ -6,36 +6,13 @@ import pytest
 from helpers.metric_cases import hard_case, probable
 
 from mlmoe_jax.evaluation.metrics import calibration, groups, multilabel, ranking, thresholds
-from mlmoe_jax.evaluation.metrics.groups import GROUPS, Entries, evaluate_scores
+from mlmoe_jax.evaluation.metrics.groups import Entries, evaluate_scores
 from mlmoe_jax.evaluation.metrics.multilabel import (
     harmonic,
     mean_defined,
-    precision_recall_f1_of,
     ratio,
     sample_deviation,
 )
-
-HAMMING = """
-from mlmoe_jax.evaluation.metrics.groups import MetricGroup
-
-
-def measure(entries):
-    wrong = (entries.scores >= 0.5) != entries.positive
-    return {"hamming": float(wrong[entries.valid].mean())}
-
-
-HAMMING = MetricGroup("Hamming loss", {"hamming": "share of the labels that are predicted wrongly"}, measure)
-"""
-
-
-def test_a_new_metric_takes_one_file_and_one_line(tmp_path, monkeypatch):
-    (tmp_path / "hamming_of_a_test.py").write_text(HAMMING)
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(GROUPS.entries, "hamming", "hamming_of_a_test:HAMMING")
-    scores, labels = np.array([[0.9, 0.2], [0.4, 0.6]]), np.array([[1, 1], [0, 0]])
-    report = evaluate_scores(scores, labels, np.array([[1, 1], [1, 0]]), {"0.5": 0.5})
-    assert report["hamming"] == pytest.approx(1 / 3)
-    assert next(iter(report)) == "mAP"
 
 
 def test_values_shared_by_groups_are_computed_once(monkeypatch):
@@ -45,19 +22,6 @@ def test_values_shared_by_groups_are_computed_once(monkeypatch):
     assert entries.of_class is entries.of_class
     assert len(calls) == 1
     np.testing.assert_array_equal(entries.top, np.eye(2, dtype=bool))
-
-
-def test_rates_of_counts():
-    counts = [[1, 0, 0], [2, 1, 0]], [[2, 0, 1], [2, 2, 0]], [[1, 3, 0], [4, 1, 0]]
-    hits, claimed, actual = map(np.array, counts)
-    found = precision_recall_f1_of(hits, claimed, actual)
-    np.testing.assert_allclose(found["CP"], [(1 / 2 + 0) / 2, (1 + 1 / 2) / 2])
-    np.testing.assert_allclose(found["CR"], [(1 + 0) / 2, (1 / 2 + 1) / 2])
-    np.testing.assert_allclose(found["OP"], [1 / 3, 3 / 4])
-    np.testing.assert_allclose(found["OR"], [1 / 4, 3 / 5])
-    np.testing.assert_allclose(found["CF1_mean"], [(2 / 3 + 0 + 0) / 3, (4 / 6 + 2 / 3) / 2])
-    np.testing.assert_allclose(found["OF1"], [2 / 7, 2 * 3 / 4 * 3 / 5 / (3 / 4 + 3 / 5)])
-    assert precision_recall_f1_of(hits[0], claimed[0], actual[0], fill=0.0)["CP"] == pytest.approx(1 / 6)
 
 
 def test_ratios_and_means_leave_out_undefined_values():
@@ -76,7 +40,7 @@ def test_the_sample_deviation_is_that_of_the_standard_library():
 def test_evaluate_scores_names_every_figure():
     scores, labels, mask = hard_case()
     scores = probable(scores)
-    cuts = thresholds.reported(scores, labels.mean(axis=0))
+    cuts = {"0.5": 0.5, "prior_matched_transductive": thresholds.prior_matched(scores, labels.mean(axis=0))}
     report = evaluate_scores(scores, labels, mask, cuts)
     parts = ("CP", "CR", "CF1", "CF1_mean", "OP", "OR", "OF1", "precision_macro", "recall_macro", "F1_macro")
     ranked = ("mAP", "mAP_envelope", "mAP_11point", "mAP_weighted", "mAP_micro", "AUC_macro", "precision@1", "mAP@3")

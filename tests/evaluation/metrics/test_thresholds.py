@@ -35,29 +35,6 @@ def test_a_class_without_any_prediction():
     np.testing.assert_array_equal(thresholds.prior_matched(scores, frequency, when_zero="all"), [0.5, 0.2])
 
 
-def test_reported_cuts():
-    scores = np.array([[0.9, 0.1], [0.5, 0.2]])
-    assert thresholds.reported(scores) == {"0.5": 0.5}
-    assert thresholds.reported(scores, threshold=0.80) == {"0.8": 0.8}
-    cuts = thresholds.reported(scores, [0.5, 1.0])
-    assert list(cuts) == ["0.5", "prior_matched_transductive"]
-    np.testing.assert_array_equal(cuts["prior_matched_transductive"], [0.9, 0.1])
-
-
-@pytest.mark.parametrize(
-    ("scores", "frequency"),
-    [
-        (np.ones((3, 2)), [0.5, 0.5, 0.5]),
-        (np.full((3, 2), np.nan), [0.5, 0.5]),
-        (np.ones((3, 2)), [0.5, 1.5]),
-        (np.ones((3, 2)), [0.5, np.nan]),
-    ],
-)
-def test_impossible_input(scores, frequency):
-    with pytest.raises(ValueError, match=r"must be|is NaN"):
-        thresholds.prior_matched(scores, frequency)
-
-
 @pytest.mark.parametrize("when_zero", ["none", "all"])
 def test_unknown_labels_do_not_count_as_images(when_zero):
     """The cut of each class equals that of its known images alone."""
@@ -71,8 +48,6 @@ def test_unknown_labels_do_not_count_as_images(when_zero):
         alone = thresholds.prior_matched(scores[mask[:, k], k][:, None], frequency[k : k + 1], when_zero=when_zero)
         assert cuts[k] == alone[0]
     assert cuts[5] == np.inf
-    named = thresholds.reported(scores, frequency, mask=mask)["prior_matched_transductive"]
-    np.testing.assert_array_equal(named, thresholds.prior_matched(scores, frequency, mask=mask))
 
 
 # ----------------------------------------------------------------------------------------------------------- fitting
@@ -132,21 +107,6 @@ def test_a_threshold_between_neighboring_floats_is_the_larger_score():
     assert np.isnan(thresholds.fit(np.zeros((0, 2)), np.zeros((0, 2)))).all()
 
 
-@pytest.mark.parametrize(
-    ("scores", "options"),
-    [
-        ([[0.5, np.nan]], {}),
-        ([[0.5]], {}),
-        ([[0.5, 0.5]], {"mask": [[1]]}),
-        ([[0.5, 0.5]], {"goal": "recall"}),
-        ([[0.5, 0.5]], {"per": "image"}),
-    ],
-)
-def test_labels_without_a_threshold(scores, options):
-    with pytest.raises(ValueError, match=r"must|is NaN"):
-        thresholds.fit(scores, [[1, 0]], **options)
-
-
 # ---------------------------------------------------------------------------------------------------------- the file
 FITTED = Thresholds({"a": 0.25, "b": np.inf}, {"split": "val", "goal": "f1"})
 
@@ -161,21 +121,14 @@ def test_thresholds_are_written_and_read_back(tmp_path):
     assert read_thresholds(folder) == Thresholds({"a": 1.0, "b": np.inf})
 
 
-@pytest.mark.parametrize(
-    "stored", [[0.5], {"a": "high"}, {"thresholds": {"a": [1]}, "split": "val"}, {"a": True}, {"a": 10**400}]
-)
+@pytest.mark.parametrize("stored", [[0.5], {"a": "high"}, {"thresholds": {"a": [1]}, "split": "val"}, {"a": 10**400}])
 def test_damaged_thresholds(tmp_path, refusal, stored):
     folder = RunFolder(tmp_path)
     assert "no thresholds.json" in refusal(read_thresholds, folder)
     folder.write_json("thresholds.json", stored)
     assert str(folder / "thresholds.json") in refusal(read_thresholds, folder)
-
-
-@pytest.mark.parametrize("cut", ["-Infinity", "NaN", "1" + 400 * "0"])
-def test_thresholds_that_readers_would_take_differently_are_refused(tmp_path, refusal, cut):
-    folder = RunFolder(tmp_path)
-    folder.write_text("thresholds.json", f'{{"a": {cut}}}')
-    assert "gives a the threshold " in refusal(read_thresholds, folder)
+    folder.write_text("thresholds.json", '{"a": NaN}')
+    assert "nan is no threshold" in refusal(read_thresholds, folder)
 
 
 def test_fitted_thresholds_are_kept_when_training_is_rerun(tmp_path):
@@ -189,13 +142,3 @@ def test_fitted_thresholds_are_kept_when_training_is_rerun(tmp_path):
         assert read_thresholds(folder) == (expected or Thresholds({"a": 0.5, "c": 0.5}))
     write_fixed(folder, "ab", 0.75)
     assert read_thresholds(folder).values == {"a": 0.75, "b": 0.75}, "earlier fixed thresholds are replaced"
-
-
-def test_fitted_cuts_are_reported_on_other_splits(refusal):
-    cuts = FITTED.cuts_for("test", ["b", "a"])
-    assert list(cuts) == ["fitted"]
-    np.testing.assert_array_equal(cuts["fitted"], [np.inf, 0.25])
-    assert FITTED.cuts_for("val", ["b", "a"]) == {}
-    assert Thresholds({"a": 0.5}).cuts_for("test", ["a"]) == {}
-    assert Thresholds({"a": 0.5}, {"goal": "f1"}).cuts_for("test", ["a"]) == {}, "the split of the fit is unknown"
-    assert "no threshold for label c" in refusal(FITTED.cuts_for, "test", ["a", "c"])

@@ -41,6 +41,7 @@ WITHOUT_TPU = {
 
 # XLA's O0: the program is slower, but its memory and its collectives are nearly the same (docs/scaling.md).
 QUICK = {"optimization_level": 9}
+LARGEST = 8  # arguments in a report
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,7 @@ class Program:
 
 
 class Programs:
-    """The training step and the evaluation step of a config on a mesh, as training builds them, for any batch size.
-
-    num_labels: 0 = the number of labels of the data set, which must be present unless it is a published one.
-    """
+    """The training and the evaluation step of a config on a mesh. num_labels: 0 = the number of labels of its data."""
 
     def __init__(self, config: ConfigDict, mesh: Mesh, num_labels: int = 0):
         parts, self._steps = abstract_steps(config, mesh, num_labels)
@@ -86,7 +84,7 @@ class Programs:
         return Program(self._steps.eval_step, arguments, size, held)
 
     def batch(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return the shapes of a global batch of the pipeline; see data/batch.py."""
+        """Return the shapes of a global batch of the pipeline; see data/pipeline.py."""
         side, labels = self._steps.preprocess.image_size, self.num_labels
         where = NamedSharding(self._steps.mesh, sharding.BATCH)
         shapes = {
@@ -104,9 +102,7 @@ def tpu_devices(topology: str) -> Sequence[Any]:
     """Return the devices of a TPU topology such as `v5e:4x4`, for compilation without a TPU.
 
     For the rest of the process, JAX uses the CPU and environment variables keep libtpu from looking for a TPU.
-
-    Raises:
-      UserError: without libtpu, or for an unknown topology.
+    Raises UserError without libtpu, or for an unknown topology.
     """
     if importlib.util.find_spec("libtpu") is None:
         raise UserError('--topology needs the TPU compiler, which also runs without a TPU: pip install "jax[tpu]"')
@@ -128,7 +124,7 @@ def tpu_devices(topology: str) -> Sequence[Any]:
 def capacity_elsewhere(device: Any) -> tuple[int | None, str]:
     """Return the memory of a device of a topology in bytes, and the source of this number.
 
-    No attribute has it, so it is parsed from the compiler's error for a program that is too large for any device.
+    Only the compiler's error for a program that is too large for any device has it.
     """
     where, shortage = NamedSharding(Mesh(np.asarray([device]), ("all",)), PartitionSpec()), None
     too_large = jax.ShapeDtypeStruct((2**40,), jnp.int8, sharding=where)
@@ -160,12 +156,9 @@ def examine(program: Program, devices: int, capacity: int | None, *, quick: bool
         "batch_size": program.batch_size,
         "batch_a_device": program.batch_size // devices,
         "held": program.held,
-        "largest": largest_arrays(program.arguments),
+        "largest": _largest_arrays(program.arguments),
     }
-    started = time.perf_counter()
-    lowered = program.lower()
-    report["lower_seconds"] = time.perf_counter() - started
-    started = time.perf_counter()
+    lowered, started = program.lower(), time.perf_counter()
     try:
         compiled = lowered.compile(compiler_options=QUICK if quick else None)
     except jax.errors.JaxRuntimeError as error:
@@ -174,7 +167,6 @@ def examine(program: Program, devices: int, capacity: int | None, *, quick: bool
         return report | {"fits": False, "needed": shortage[0] + program.held, "refused": True}
     report["compile_seconds"] = time.perf_counter() - started
     memory, cost = memory_parts(compiled), compiled.cost_analysis()
-    collectives = hlo.collectives(compiled.as_text(), devices)
     needed = required(memory) + program.held
     return report | {
         "fits": None if capacity is None else needed <= capacity,
@@ -183,13 +175,11 @@ def examine(program: Program, devices: int, capacity: int | None, *, quick: bool
         "memory": memory,
         "flops": cost["flops"],
         "bytes_accessed": cost["bytes accessed"],
-        "collectives": hlo.totals(collectives),
-        "uncounted": sorted({one.kind for one in collectives if not one.counted}),
+        "collectives": hlo.totals(hlo.collectives(compiled.as_text(), devices)),
     }
 
 
-def largest_arrays(arguments: dict[str, Any], count: int = 8) -> list[dict[str, Any]]:
-    """Return the largest arguments: path, shape, type, spec and bytes per device."""
+def _largest_arrays(arguments: dict[str, Any]) -> list[dict[str, Any]]:
     rows = [
         {
             "path": jax.tree_util.keystr(path, simple=True, separator="/"),
@@ -200,7 +190,7 @@ def largest_arrays(arguments: dict[str, Any], count: int = 8) -> list[dict[str, 
         }
         for path, leaf in jax.tree_util.tree_leaves_with_path(arguments)
     ]
-    return sorted(rows, key=lambda row: -row["bytes"])[:count]
+    return sorted(rows, key=lambda row: -row["bytes"])[:LARGEST]
 
 
 def largest_fitting(fits: Callable[[int], bool], start: int) -> int:
@@ -225,46 +215,17 @@ def largest_fitting(fits: Callable[[int], bool], start: int) -> int:
 def check(
     config: ConfigDict, topology: str = "", *, find_batch: bool = False, num_labels: int = 0, quick: bool = False
 ) -> dict[str, Any]:
-    """Compile both steps of a config for a topology, or for the local devices; return the whole report.
+    """Compile both steps of a config for a topology of TPUs, or for the local devices; return the whole report.
 
-    Args:
-      config: of the training.
-      topology: of TPUs; "" = the local devices.
-      find_batch: search for the largest training batch per device, instead of using `train.batch_size`.
-      num_labels: see Programs.
-      quick: see QUICK.
-
-    Raises:
-      UserError: if mesh or batch do not match the devices, or if the topology is unknown.
+    find_batch: search for the largest training batch per device, instead of using `train.batch_size`. num_labels: as
+    in Programs. quick: see QUICK. Raises UserError if mesh or batch do not match the devices, or as `tpu_devices`.
     """
-    if num_labels < 0:
-        raise UserError(f"--labels={num_labels} is not a number of labels; give 1 or more")
     devices = tpu_devices(topology) if topology else jax.devices()
     mesh = setup_jax(config, devices, training=not find_batch)
     capacity, source = (capacity_elsewhere if topology else capacity_here)(devices[0])
     if find_batch and capacity is None:
         raise UserError(f"--find-batch needs the memory of a device, which is {source}; name a --topology")
-    reports = _examine_both(config, Programs(config, mesh, num_labels), mesh, capacity, find_batch, quick)
-    fits = [report["fits"] for report in reports.values()]
-    return {
-        "topology": topology or "local",
-        "device": devices[0].device_kind,
-        "devices": len(devices),
-        "chips": len({tuple(getattr(device, "coords", (device.id,))) for device in devices}),
-        "mesh": dict(mesh.shape),
-        "capacity": capacity,
-        "capacity_source": source,
-        "quick": quick,
-        "fits": None if None in fits else all(fits),
-        "steps": reports,
-    }
-
-
-def _examine_both(
-    config: ConfigDict, programs: Programs, mesh: Mesh, capacity: int | None, find_batch: bool, quick: bool
-) -> dict[str, dict[str, Any]]:
-    """Return the reports of the training step and of the evaluation step, by name."""
-    tried: dict[int, dict[str, Any]] = {}
+    programs = Programs(config, mesh, num_labels)
 
     def examined(name: str, program: Program) -> dict[str, Any]:
         images = program.batch_size // mesh.size
@@ -277,12 +238,25 @@ def _examine_both(
         return tried[size]["fits"]
 
     if find_batch:
-        unit = config.train.accumulate * mesh.size
+        unit, tried = config.train.accumulate * mesh.size, {}
         train = tried[largest_fitting(fits, max(1, config.train.batch_size // unit)) or 1]
     else:
         train = examined("train", programs.training(config.train.batch_size))
     evaluation = programs.evaluation(config.eval.batch_size * mesh.size, train["batch_size"])
-    return {"train": train, "eval": examined("eval", evaluation)}
+    reports = {"train": train, "eval": examined("eval", evaluation)}
+    verdicts = [report["fits"] for report in reports.values()]
+    return {
+        "topology": topology or "local",
+        "device": devices[0].device_kind,
+        "devices": len(devices),
+        "chips": len({tuple(getattr(device, "coords", (device.id,))) for device in devices}),
+        "mesh": dict(mesh.shape),
+        "capacity": capacity,
+        "capacity_source": source,
+        "quick": quick,
+        "fits": None if None in verdicts else all(verdicts),
+        "steps": reports,
+    }
 
 
 def print_check(config: ConfigDict, topology: str = "", *, as_json: bool = False, **options: Any) -> int:
@@ -309,9 +283,8 @@ def format_report(report: dict[str, Any]) -> str:
 
 
 def _step_lines(step: dict[str, Any]) -> list[str]:
-    if step["refused"]:
-        lines = ["  the compiler ran out of memory"]
-    else:
+    lines = ["  the compiler ran out of memory"]
+    if not step["refused"]:
         sizes = ", ".join(f"{part} {size / GIB:.3f}" for part, size in step["memory"].items())
         lines = [
             f"  per device: {step['flops'] / 1e9:,.1f} GFLOPs, {step['bytes_accessed'] / 1e9:,.2f} GB accessed",
@@ -321,8 +294,6 @@ def _step_lines(step: dict[str, Any]) -> list[str]:
         moved = step["collectives"].items()
         lines += [f"  {kind}: {row['count']:,} per step, {row['bytes']:,} bytes per device" for kind, row in moved]
         lines += [] if moved else ["  no collectives"]
-        if step["uncounted"]:
-            lines.append(f"  counted once, although in loops of unknown length: some of {', '.join(step['uncounted'])}")
     rows = [
         [row["path"], f"{row['bytes']:,}", f"{row['dtype']}[{','.join(map(str, row['shape']))}]", row["spec"]]
         for row in step["largest"]

@@ -1,12 +1,8 @@
 """The cost of a config before training: parameters, multiply-adds per image, bytes of state.
 
-There are four counts of multiply-adds, because publications use the first and the third, and devices execute the last:
-
-* `layers`: as counted by the profiler of the prompt-tuning papers. Convolutions, linear layers, 4·tokens·D per
-  LayerNorm and K·D for the classifier, with every token in every block; without attention products, experts and gates.
-* `full`: `layers` with attention products, experts and gates.
-* `products`: `full` without the norms, which is how the papers on heads over feature maps count.
-* `executed`: dot products and convolutions of the actual evaluation step, counted in its jaxpr.
+There are four counts of multiply-adds (_NOTES), because publications use `layers` and `products`, and devices execute
+the last. `layers` has convolutions, linear layers, 4·tokens·D per LayerNorm and K·D for the classifier, with all tokens
+in every block, as the profiler of the prompt-tuning papers counts.
 """
 
 from __future__ import annotations
@@ -90,7 +86,6 @@ def published_macs(config: ConfigDict, model: Classifier) -> tuple[int, int, int
 
 
 def _head_macs(model: Classifier, side: int) -> int:
-    """Return all dot products and convolutions of the head for one image of `side` × `side` pixels."""
     structure, state = nnx.split(model)
     image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
     features = jax.eval_shape(lambda state, image: nnx.merge(structure, state).encode(image), state, image)
@@ -99,18 +94,8 @@ def _head_macs(model: Classifier, side: int) -> int:
 
 def format_summary(rows: dict[str, dict[str, Any]]) -> str:
     """Return the results of `summarize` for several configs as one table, and the modules of each."""
-    head = [
-        "config",
-        "parameters",
-        "trainable",
-        "backbone",
-        "MACs: layers",
-        "full",
-        "products",
-        "executed",
-        "state, MB",
-    ]
-    table = [head]
+    counted = ["parameters", "trainable", "backbone", "MACs: layers", "full", "products", "executed"]
+    table = [["config", *counted, "state, MB"]]
     for name, row in rows.items():
         counts = [*row["params"].values(), *row["macs"].values()]
         table.append([name, *(f"{count:,}" for count in counts), f"{sum(row['memory'].values()) / 1e6:,.1f}"])

@@ -61,7 +61,7 @@ def test_start_and_done_are_one_operation():
         before="%wrapped (b: f32[8]) -> f32[2] {\n  %b = f32[8] parameter(0)\n"
         "  ROOT %c = f32[2] reduce-scatter(%b), channel_id=4, replica_groups=[1,4]<=[4], to_apply=%add\n}\n",
     )
-    sizes = {"all-reduce": 40, "all-gather": 48, "collective-permute": 20, "reduce-scatter": 32}
+    sizes = {"reduce-scatter": 32, "all-reduce": 40, "all-gather": 48, "collective-permute": 20}
     assert collectives(text, 4) == [Collective(kind, size, 4) for kind, size in sizes.items()]
 
 
@@ -80,51 +80,15 @@ def test_fusions_of_the_tpu_compiler():
     assert collectives(text, 4) == [Collective("all-gather", 36, 4), Collective("reduce-scatter", 32, 4)]
 
 
-LOOP = """%cond (c: (s32[], f32[4])) -> pred[] {{
-  %i = s32[] get-tuple-element(%c), index=0
-  %n = s32[]{{:T(128)}} {limit}
-  ROOT %lt = pred[] compare(%i, %n), direction=LT
-}}
-%body (b: (s32[], f32[4])) -> (s32[], f32[4]) {{
-  %r = f32[4] all-reduce(%x), channel_id=2, replica_groups={{{{0,1}}}}, to_apply=%add
-}}
-"""
-
-
-@pytest.mark.parametrize(
-    ("limit", "notes", "expected"),
-    [
-        ("constant(6)", "", {"times": 6}),
-        ("parameter(1)", ', backend_config={"known_trip_count":{"n":"3"},"known_init_step":{}}', {"times": 3}),
-        ("parameter(1)", "", {"counted": False}),
-    ],
-)
-def test_a_loop_counts_by_its_trip_count_if_it_is_known(limit, notes, expected):
-    line = f"ROOT %w = (s32[], f32[4]) while(%t), condition=%cond, body=%body{notes}"
-    found = collectives(program(line, before=LOOP.format(limit=limit)), 2)
-    assert found == [Collective("all-reduce", 16, 2, **expected)]
-
-
-@pytest.mark.parametrize("form", ["branch_computations={%b2, %b5}", "true_computation=%b2, false_computation=%b5"])
-def test_of_branches_the_one_with_the_most_traffic_counts(form):
-    before = "".join(
-        f"%b{size} (b: f32[4]) -> f32[4] {{\n"
-        f"  ROOT %r = f32[{size}] all-reduce(%b), channel_id={size}, replica_groups={{}}, to_apply=%add\n}}\n"
-        for size in (2, 5)
-    )
-    text = program(f'%c = f32[4] conditional(%p, %a, %a), {form}, metadata={{op_name="%x"}}', before=before)
-    assert collectives(text, 2) == [Collective("all-reduce", 20, 2)]
-
-
 def test_totals_and_bytes_on_the_wire():
     rows = [
-        Collective("all-reduce", 100, 4, times=3),
+        Collective("all-reduce", 100, 4),
         Collective("all-gather", 100, 4),
         Collective("collective-permute", 100, 4),
         Collective("all-reduce", 8, 2),
     ]
     assert totals(rows) == {
         "all-gather": {"count": 1, "bytes": 100, "wire_bytes": 75.0},
-        "all-reduce": {"count": 4, "bytes": 308, "wire_bytes": 3 * 2 * 75.0 + 8.0},
+        "all-reduce": {"count": 2, "bytes": 108, "wire_bytes": 2 * 75.0 + 8.0},
         "collective-permute": {"count": 1, "bytes": 100, "wire_bytes": 100.0},
     }

@@ -1,0 +1,140 @@
+"""The named ViTs: those of the papers, DINOv2, DINOv3, and the vision towers of SigLIP 2 and CLIP."""
+
+from typing import Any
+
+from mlmoe_jax.models.backbones.entry import DINOV3_LICENCE, IMAGENET_MEAN, IMAGENET_STD, Entry, sha256_in
+from mlmoe_jax.models.backbones.vit import ViTShape
+
+_HALF = (0.5,) * 3
+
+
+def _vit_b16(address: str, licence: str, *, half: bool, final_norm: bool) -> Entry:
+    shape = ViTShape(width=768, depth=12, heads=12, patch=16, native=224)
+    mean, std = (_HALF, _HALF) if half else (IMAGENET_MEAN, IMAGENET_STD)
+    file = address.rpartition("/")[2]
+    return Entry(shape, mean, std, 224, file, address, licence, final_norm, sha256=sha256_in(file))
+
+
+def _on_hub(
+    repository: str, shape: ViTShape, licence: str, *, file: str = "model.safetensors", **settings: Any
+) -> Entry:
+    """Return the entry of a file on the Hugging Face hub, with ImageNet's mean and std and images of 224 px."""
+    address = f"https://huggingface.co/{repository}/resolve/main/{file}"
+    given = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, "image_size": 224} | settings
+    return Entry(shape, file=f"{repository.partition('/')[2]}/{file}", address=address, licence=licence, **given)
+
+
+def _dinov2(width: int, depth: int, heads: int, size: str, *, mlp: str = "gelu", registers: int = 0) -> Entry:
+    """DINOv2 (Oquab et al., 2023), also with registers (Darcet et al., 2024)."""
+    # Models with registers were trained with another resampling of the position table.
+    positions = {"position_offset": 0.0 if registers else 0.1, "position_antialias": bool(registers)}
+    common = {"patch": 14, "native": 518, "layer_scale": 1e-5, "mask_token": True}
+    shape = ViTShape(width, depth, heads, mlp=mlp, registers=registers, **common, **positions)
+    name = f"dinov2-with-registers-{size}" if registers else f"dinov2-{size}"
+    return _on_hub(f"facebook/{name}", shape, "Apache-2.0")
+
+
+def _dinov3(width: int, depth: int, heads: int, size: str, *, plus: bool = False) -> Entry:
+    """DINOv3 (Siméoni et al., 2025), distilled on LVD-1689M: rotary positions, registers, and keys without a bias."""
+    common = {"patch": 16, "native": 224, "eps": 1e-5, "layer_scale": 1e-5, "mask_token": True, "registers": 4}
+    mlp = {"mlp": "swiglu", "mlp_ratio": 6.0} if plus else {}
+    shape = ViTShape(width, depth, heads, rotary_base=100.0, key_bias=False, **common, **mlp)
+    return _on_hub(f"facebook/dinov3-{size}-pretrain-lvd1689m", shape, DINOV3_LICENCE)
+
+
+# Published size -> (width, blocks, heads, hidden width of the MLPs, patch)
+_SIGLIP_SIZES = {
+    "base-patch16": (768, 12, 12, 3072, 16),
+    "large-patch16": (1024, 24, 16, 4096, 16),
+    "so400m-patch14": (1152, 27, 16, 4304, 14),
+}
+
+
+def _siglip2(size: str, side: int) -> Entry:
+    """The vision tower of SigLIP 2 (Tschannen et al., 2025), without a class token but with an attention pool."""
+    width, depth, heads, hidden, patch = _SIGLIP_SIZES[size]
+    # The authors' code ignores the 6 pixels by which 384 exceeds a multiple of 14.
+    native = side // patch * patch
+    shape = ViTShape(width, depth, heads, patch, native, mlp_ratio=hidden / width, mlp="gelu_tanh", class_token=False)
+    return _on_hub(f"google/siglip2-{size}-{side}", shape, "Apache-2.0", mean=_HALF, std=_HALF, image_size=native)
+
+
+_CLIP_MEAN, _CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+_BASE, _LARGE = (768, 12, 12, 16), (1024, 24, 16, 14)  # width, blocks, heads, patch
+
+
+def _clip(
+    size: tuple[int, int, int, int], repository: str, *, side: int = 224, mlp: str = "gelu", half: bool = False
+) -> Entry:
+    """The vision tower of CLIP (Radford et al., ICML 2021) or OpenCLIP (Cherti et al., CVPR 2023), without projection.
+
+    `cls` is the class token after the last norm, which the projection into the space of texts would read. The file is
+    that of OpenCLIP.
+    """
+    shape = ViTShape(*size, side, mlp=mlp, eps=1e-5, patch_bias=False, pre_norm=True)
+    colors = {"mean": _HALF, "std": _HALF} if half else {"mean": _CLIP_MEAN, "std": _CLIP_STD}
+    return _on_hub(repository, shape, "MIT", file="open_clip_model.safetensors", image_size=side, **colors)
+
+
+ENTRIES: dict[str, Entry] = {
+    "vit_digits": Entry(
+        ViTShape(width=128, depth=5, heads=4, patch=8, native=64),
+        _HALF,
+        (0.25, 0.25, 0.25),
+        64,
+        "vit_digits.safetensors",
+        "this package; configs/pretrain_digits.py reproduces it",
+        "Apache-2.0",
+    ),
+    # "IN1k" of the ML-VPT paper: pretrained on ImageNet-21k, then on 1k
+    "vit_b16_in1k": _vit_b16(
+        "https://github.com/rwightman/pytorch-image-models/releases/download/v0.1-vitjx/jx_vit_base_p16_224-80ecf9dd.pth",
+        "Apache-2.0",
+        half=True,
+        final_norm=True,
+    ),
+    "vit_b16_in21k": _vit_b16(
+        "https://storage.googleapis.com/vit_models/augreg/"
+        "B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0.npz",
+        "Apache-2.0",
+        half=True,
+        final_norm=False,
+    ),
+    "vit_b16_mae": _vit_b16(
+        "https://dl.fbaipublicfiles.com/mae/pretrain/mae_pretrain_vit_base.pth",
+        "CC-BY-NC-4.0",
+        half=False,
+        final_norm=False,
+    ),
+    "vit_b16_mocov3": _vit_b16(
+        "https://dl.fbaipublicfiles.com/moco-v3/vit-b-300ep/linear-vit-b-300ep.pth.tar",
+        "CC-BY-NC-4.0",
+        half=False,
+        final_norm=False,
+    ),
+    "dinov2_vits14": _dinov2(384, 12, 6, "small"),
+    "dinov2_vitb14": _dinov2(768, 12, 12, "base"),
+    "dinov2_vitl14": _dinov2(1024, 24, 16, "large"),
+    "dinov2_vitg14": _dinov2(1536, 40, 24, "giant", mlp="swiglu"),
+    "dinov2_vits14_reg": _dinov2(384, 12, 6, "small", registers=4),
+    "dinov2_vitb14_reg": _dinov2(768, 12, 12, "base", registers=4),
+    "dinov2_vitl14_reg": _dinov2(1024, 24, 16, "large", registers=4),
+    "dinov2_vitg14_reg": _dinov2(1536, 40, 24, "giant", mlp="swiglu", registers=4),
+    "dinov3_vits16": _dinov3(384, 12, 6, "vits16"),
+    "dinov3_vits16plus": _dinov3(384, 12, 6, "vits16plus", plus=True),
+    "dinov3_vitb16": _dinov3(768, 12, 12, "vitb16"),
+    "dinov3_vitl16": _dinov3(1024, 24, 16, "vitl16"),
+    "dinov3_vith16plus": _dinov3(1280, 32, 20, "vith16plus", plus=True),
+    **{f"siglip2_vitb16_{side}": _siglip2("base-patch16", side) for side in (224, 256, 384, 512)},
+    **{f"siglip2_vitl16_{side}": _siglip2("large-patch16", side) for side in (256, 384, 512)},
+    **{f"siglip2_so400m14_{side}": _siglip2("so400m-patch14", side) for side in (224, 384)},
+    # OpenAI's weights
+    "clip_vitb16": _clip(_BASE, "timm/vit_base_patch16_clip_224.openai", mlp="quick_gelu"),
+    "clip_vitl14": _clip(_LARGE, "timm/vit_large_patch14_clip_224.openai", mlp="quick_gelu"),
+    "clip_vitl14_336": _clip(_LARGE, "timm/vit_large_patch14_clip_336.openai", side=336, mlp="quick_gelu"),
+    # LAION's, trained on LAION-2B and on DataComp-1B
+    "openclip_vitb16_laion2b": _clip(_BASE, "laion/CLIP-ViT-B-16-laion2B-s34B-b88K"),
+    "openclip_vitl14_laion2b": _clip(_LARGE, "laion/CLIP-ViT-L-14-laion2B-s32B-b82K", half=True),
+    "openclip_vitb16_datacomp": _clip(_BASE, "laion/CLIP-ViT-B-16-DataComp.XL-s13B-b90K"),
+    "openclip_vitl14_datacomp": _clip(_LARGE, "laion/CLIP-ViT-L-14-DataComp.XL-s13B-b90K"),
+}

@@ -1,0 +1,40 @@
+"""Values of a model: uniform initial values of PyTorch's layers and of the visual-prompt-tuning code, and constants."""
+
+import math
+
+import jax
+import numpy as np
+from flax.nnx import Initializer
+
+
+def uniform(bound: float) -> Initializer:
+    """Return an initializer that draws from U(−bound, bound)."""
+    return lambda key, shape, dtype=None, **_: jax.random.uniform(key, shape, dtype or float, -bound, bound)
+
+
+def torch_linear(fan_in: int) -> Initializer:
+    """Return an initializer that draws from U(±1/√fan_in), the default of torch.nn.Linear for weight and bias."""
+    return uniform(1 / math.sqrt(fan_in))
+
+
+class Constant:
+    """A read-only array that is part of the structure of a model: not learned, and not counted as a parameter.
+
+    It is hashed and compared by content, as required of the static parts of a module.
+    """
+
+    def __init__(self, array: np.ndarray):
+        self.value = np.array(array, order="C")
+        self.value.setflags(write=False)
+
+    def __hash__(self) -> int:
+        return hash((self.value.shape, self.value.dtype.str, self.value.tobytes()))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Constant):
+            return NotImplemented
+        mine, theirs = self.value, other.value
+        return mine.shape == theirs.shape and mine.dtype == theirs.dtype and mine.tobytes() == theirs.tobytes()
+
+    def __repr__(self) -> str:
+        return f"Constant({self.value.dtype}{list(self.value.shape)})"

@@ -1,0 +1,164 @@
+"""Layouts of models with a ResNet: Q2L and ML-Decoder, also its head alone, ML-GCN and ADD-GCN."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.pretrained.rules.base import Rule, Source, invertible, linear, nested, norm, transpose
+from mlmoe_jax.pretrained.rules.cnn import COUNTERS, batch_norm, torchvision_resnet_rules
+
+# Tensor names that identify an unsupported architecture, among the backbones of published query decoders.
+_ELSEWHERE = {
+    "TResNet": r"(?:.*\.)?body\.conv1\.(?:0|conv)\.weight",
+    "Swin Transformer": r".*\.relative_position_bias_table",
+    "CvT": r"(?:.*\.)?stage\d\.blocks\.\d+\.attn\.conv_proj_[qkv]\..*",
+}
+
+
+# [out, in, 1, 1] as PyTorch stores a 1×1 convolution -> [in, out].
+pointwise = invertible(lambda tensor: tensor.squeeze((2, 3)).T, lambda value, heads: value.T[:, :, None, None])
+# [1,K,D] as Q2L stores one weight vector per label -> [K,D,1], K queries with one label each.
+label_kernel = invertible(lambda tensor: tensor.squeeze(0)[..., None], lambda value, heads: value.squeeze(-1)[None])
+# [1,K] -> [K].
+label_bias = invertible(lambda tensor: tensor.squeeze(0), lambda value, heads: value[None])
+
+
+def attention(theirs: str, ours: str) -> tuple[Rule, ...]:
+    """Return the rules of torch.nn.MultiheadAttention, where one matrix holds queries, keys and values, as in ours."""
+    return (
+        Rule(rf"{theirs}\.in_proj_weight", f"{ours}/qkv/kernel", transpose),
+        Rule(rf"{theirs}\.in_proj_bias", f"{ours}/qkv/bias"),
+        *linear(rf"{theirs}\.out_proj", f"{ours}/proj"),
+    )
+
+
+def encoder_rules(theirs: str, ours: str) -> tuple[Rule, ...]:
+    """Return the rules of the layers of a torch.nn.TransformerEncoder; theirs, ours: the prefixes of its names."""
+    theirs, ours = rf"{theirs}\.layers\.(\d+)", rf"{ours}/\1"
+    return (
+        *attention(rf"{theirs}\.self_attn", f"{ours}/attn"),
+        *linear(rf"{theirs}\.linear([12])", rf"{ours}/mlp/fc\2"),
+        *norm(rf"{theirs}\.norm([12])", rf"{ours}/norm\2"),
+    )
+
+
+def decoder_rules(theirs: str, ours: str) -> tuple[Rule, ...]:
+    """Return the rules of the layers of a torch.nn.TransformerDecoder; theirs, ours: the prefixes of its names."""
+    theirs, ours = rf"{theirs}\.layers\.(\d+)", rf"{ours}/\1"
+    return (
+        *attention(rf"{theirs}\.self_attn", f"{ours}/self_attn"),
+        *attention(rf"{theirs}\.multihead_attn", f"{ours}/cross_attn"),
+        *linear(rf"{theirs}\.linear([12])", rf"{ours}/mlp/fc\2"),
+        *norm(rf"{theirs}\.norm([123])", rf"{ours}/norm\2"),
+    )
+
+
+_Q2L_HEAD = (
+    Rule(r"input_proj\.weight", "head/decoder/project/kernel", pointwise),
+    Rule(r"input_proj\.bias", "head/decoder/project/bias"),
+    Rule(r"query_embed\.weight", "head/decoder/queries"),
+    *encoder_rules(r"transformer\.encoder", "head/decoder/encoder"),
+    *decoder_rules(r"transformer\.decoder", "head/decoder/layers"),
+    *norm(r"transformer\.decoder\.norm", "head/decoder/norm"),
+    Rule(r"fc\.W", "head/classifier/kernel", label_kernel),
+    Rule(r"fc\.b", "head/classifier/bias", label_bias),
+)
+_ML_DECODER_HEAD = (
+    *linear(r"decoder\.embed_standart", "head/decoder/project"),
+    Rule(r"decoder\.query_embed\.weight", "head/decoder/queries"),
+    *decoder_rules("decoder", "head/decoder/layers"),
+    Rule(r"decoder\.duplicate_pooling", "head/classifier/kernel"),
+    Rule(r"decoder\.duplicate_pooling_bias", "head/classifier/bias"),
+)
+
+Q2L = Source(
+    "q2l",
+    "fc.W",
+    (*nested(torchvision_resnet_rules(), r"backbone\.0\.body\.", "backbone/"), *_Q2L_HEAD),
+    # The table of sines for the map size that the authors trained on; ours is computed for the size of each map.
+    ignored=(COUNTERS, r"backbone\.(?:1|pe)\.pe"),
+)
+ML_DECODER_RESNET = Source(
+    "ml_decoder_resnet",
+    "fc.decoder.duplicate_pooling",
+    (*nested(torchvision_resnet_rules(), "", "backbone/"), *nested(_ML_DECODER_HEAD, r"fc\.", "")),
+    ignored=(COUNTERS,),
+)
+ML_DECODER = Source("ml_decoder", "decoder.duplicate_pooling", _ML_DECODER_HEAD)
+
+
+def refuse_unknown_backbone(names: Iterable[str]) -> None:
+    """Raise UserError if the tensor names are those of an unsupported backbone: TResNet, Swin or CvT.
+
+    Most published checkpoints of Q2L and ML-Decoder use these.
+    """
+    names = tuple(names)
+    for architecture, pattern in _ELSEWHERE.items():
+        if any(re.fullmatch(pattern, name) for name in names):
+            raise UserError(
+                f"these are weights of a {architecture}, a backbone that is not supported: choose a checkpoint that "
+                "was trained on a ResNet, a ConvNeXt or a ViT"
+            )
+
+
+# ------------------------------------------------------------------------------------------------- ML-GCN and ADD-GCN
+# The indices of torchvision's modules in Sequential(conv1, bn1, relu, maxpool, layer1, layer2, layer3, layer4).
+_INDICES = {"conv1": 0, "bn1": 1, "layer1": 4, "layer2": 5, "layer3": 6, "layer4": 7}
+
+
+def pointwise_matrix(tensor: np.ndarray) -> np.ndarray:
+    """[out, in, 1] or [out, in, 1, 1], a convolution of size 1 -> [in, out]."""
+    return tensor.reshape(tensor.shape[:2]).T
+
+
+def own_classifier(tensor: np.ndarray) -> np.ndarray:
+    """[K, D, 1] -> [K, D]."""
+    return tensor.squeeze(2)
+
+
+def sequential_resnet_rules() -> tuple[Rule, ...]:
+    """Return torchvision's rules for a ResNet with modules named by their index in a list, or as in torchvision."""
+    rules = []
+    for rule in torchvision_resnet_rules():
+        name, rest = rule.pattern.split(r"\.", 1)
+        rules.append(replace(rule, pattern=rf"(?:{_INDICES[name]}|{name})\.{rest}"))
+    return tuple(rules)
+
+
+def _pointwise(pattern: str, target: str, *, bias: bool = True) -> tuple[Rule, ...]:
+    weight = Rule(rf"{pattern}\.weight", f"{target}/kernel", pointwise_matrix)
+    return (weight, Rule(rf"{pattern}\.bias", f"{target}/bias")) if bias else (weight,)
+
+
+_BACKBONE = nested(sequential_resnet_rules(), r"features\.", "backbone/")
+
+# `A` is the adjacency matrix before normalisation; the model computes its own from the label counts.
+ML_GCN = Source(
+    "ml_gcn",
+    "gc1.weight",
+    (*_BACKBONE, Rule(r"gc([12])\.weight", r"head/gc\1/kernel")),
+    ignored=(COUNTERS, "A"),
+)
+ADD_GCN = Source(
+    "add_gcn",
+    "conv_transform.weight",
+    (
+        *_BACKBONE,
+        *_pointwise("fc", "head/map_classifier", bias=False),
+        *_pointwise("conv_transform", "head/transform"),
+        *_pointwise(r"gcn\.static_adj\.0", "head/graph/static_graph", bias=False),
+        *_pointwise(r"gcn\.static_weight\.0", "head/graph/static"),
+        *_pointwise(r"gcn\.conv_global", "head/graph/context"),
+        *batch_norm(r"gcn\.bn_global", "head/graph/context_norm"),
+        *_pointwise(r"gcn\.conv_create_co_mat", "head/graph/relation"),
+        *_pointwise(r"gcn\.dynamic_weight", "head/graph/dynamic"),
+        Rule(r"last_linear\.weight", "head/classifier/kernel", own_classifier),
+        Rule(r"last_linear\.bias", "head/classifier/bias"),
+    ),
+    ignored=(COUNTERS, "mask_mat"),
+    sorted_labels=True,
+)
+SOURCES = (Q2L, ML_DECODER_RESNET, ML_DECODER, ML_GCN, ADD_GCN)

@@ -1,0 +1,196 @@
+"""L2-penalized logistic regression of many labels on fixed features, to convergence; the penalty by cross-validation.
+
+For each label the weights w and the intercept b minimize, as in scikit-learn,
+
+    C · Σ_i log(1 + exp(−y_i (w·x_i + b))) + |w|²/2,    y_i = ±1,
+
+over the images whose label is known. This is convex, so that nothing depends on a start, a rate or a number of steps.
+One C is chosen for all labels: the one with the least mean log loss of the images outside each fold's fit (M. Stone,
+"Cross-validatory choice and assessment of statistical predictions", JRSS B 36, 1974).
+
+The features are first rotated onto the principal axes of the images, which changes no solution, because |w| stays the
+same. Fewer images than features then have fewer coordinates than images, and the Hessian is nearly diagonal, which
+preconditions the solver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+from scipy.linalg import eigh
+
+from mlmoe_jax.data.sources.open import draw_stratified
+from mlmoe_jax.data.split import targets
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.training.logistic_solver import solve
+
+FOLDS = 5
+FIRST, STEP = 1e-3, 10**0.5  # of C: where the search begins, and the factor to the next value
+LIMITS = 1e-9, 1e9  # of C
+PATIENCE = 3  # values of C without a lower loss before the search ends
+ROUGH, EXACT = 1e-2, 1e-4  # |Δw| / |w| of the last Newton step, in the search and at its result
+BLOCK_BYTES = 2**27  # of one array of images × labels × fits
+NEGLIGIBLE = 1e-5  # singular values, relative to the largest, that float32 features do not determine
+
+
+@dataclass(frozen=True)
+class LogisticFit:
+    """The classifiers of K labels on D features, and what the images say that had no part in a fit.
+
+    logits_outside: those of each image by the fit without its fold. penalty: the chosen C. losses: C -> mean log loss
+    outside the folds, in nats.
+    """
+
+    kernel: Float[np.ndarray, "d k"]
+    bias: Float[np.ndarray, " k"]
+    logits_outside: Float[np.ndarray, "n k"]
+    penalty: float
+    losses: dict[float, float]
+
+
+def fit_logistic(
+    features: Float[np.ndarray, "n d"], codes: Int[np.ndarray, "n k"], *, difficult: str = "negative", seed: int = 0
+) -> LogisticFit:
+    """Fit the classifiers of all labels with the penalty that cross-validation chooses.
+
+    A label with one value only has no weights, see `logistic_solver.solve`.
+
+    codes, difficult: as in `data.split.targets`. seed: draws the folds. Raises UserError for fewer than two images.
+    """
+    if len(features) < 2:
+        raise UserError(f"train.fit=logistic needs two images or more to choose its penalty, and has {len(features)}")
+    rotation = rotate(features)
+    fold = stratified_folds(codes, min(FOLDS, len(codes)), seed)
+    search = Search(rotation.values, *targets(codes, difficult), fold)
+    losses, best = {}, search.start()
+    for point in search.path(losses):
+        if losses[point.penalty] == min(losses.values()):
+            best = point
+    best = search.solve(best.penalty, best, EXACT)
+    kernel = rotation.axes @ best.weights[:, :, -1]
+    bias = best.biases[:, -1] - rotation.mean @ kernel
+    outside = search.outside(best)
+    return LogisticFit(kernel.astype(np.float32), bias.astype(np.float32), outside, best.penalty, losses)
+
+
+# ------------------------------------------------------------------------------------------------------------ rotation
+@dataclass(frozen=True)
+class Rotation:
+    """Features x = mean + axes · values, with orthonormal axes, as many as the centered features have dimensions."""
+
+    mean: Float[np.ndarray, " d"]
+    axes: Float[np.ndarray, "d r"]
+    values: Float[np.ndarray, "n r"]
+
+
+def rotate(features: Float[np.ndarray, "n d"]) -> Rotation:
+    """Return features on the principal axes of the images, the widest first."""
+    mean = features.mean(axis=0, dtype=np.float64)
+    centered = (features - mean).astype(np.float32)
+    if len(features) >= features.shape[1]:
+        axes = eigh(centered.T @ centered, driver="evd")[1][:, ::-1]
+    else:  # the axes in the space of the images; float64, because their lengths divide
+        wide = centered.astype(np.float64)
+        squares, vectors = eigh(wide @ wide.T, driver="evd")
+        kept = np.flatnonzero(squares > NEGLIGIBLE**2 * squares[-1])[::-1]
+        axes = wide.T @ (vectors[:, kept] / np.sqrt(squares[kept]))
+    return Rotation(mean, axes, (centered @ axes).astype(np.float32))
+
+
+# --------------------------------------------------------------------------------------------------------------- folds
+def stratified_folds(codes: Int[np.ndarray, "n k"], count: int, seed: int) -> Int[np.ndarray, " n"]:
+    """Return the fold of each image, 0 … count − 1: of one size, with equal shares of each label.
+
+    codes: as in `data.split`; only POSITIVE counts.
+    """
+    fold, rest = np.zeros(len(codes), np.int64), np.arange(len(codes))
+    for number in range(count - 1):
+        rows = draw_stratified(codes[rest], round(len(rest) / (count - number)), seed)
+        fold[rest[rows]] = number
+        rest = np.delete(rest, rows)
+    fold[rest] = count - 1
+    return fold
+
+
+# -------------------------------------------------------------------------------------------------------------- search
+@dataclass(frozen=True)
+class Point:
+    """The solutions for one penalty: of each label K and fit F, without one fold each and, at last, with all images."""
+
+    penalty: float
+    weights: Float[np.ndarray, "r k f"]
+    biases: Float[np.ndarray, "k f"]
+
+
+@dataclass(frozen=True)
+class Search:
+    """The data of a search for the penalty; values: rotated features, others as in `fit_logistic`."""
+
+    values: Float[np.ndarray, "n r"]
+    label: Float[np.ndarray, "n k"]
+    known: Float[np.ndarray, "n k"]
+    fold: Int[np.ndarray, " n"]
+
+    @property
+    def fits(self) -> int:
+        """The number of fits per label: one without each fold, and one with all images."""
+        return int(self.fold.max()) + 2
+
+    def start(self) -> Point:
+        """Return zeros."""
+        (_, width), labels = self.values.shape, self.label.shape[1]
+        return Point(FIRST, np.zeros((width, labels, self.fits), np.float32), np.zeros((labels, self.fits), np.float32))
+
+    def path(self, losses: dict[float, float]) -> Iterator[Point]:
+        """Yield the solutions for one C after the other, each from its neighbor's, and note their losses.
+
+        The first C is FIRST. Then the penalty becomes weaker, and if FIRST had the least loss, stronger, until PATIENCE
+        values have brought no lower loss.
+        """
+        first = point = self.start()
+        for factor in (STEP, 1 / STEP):
+            point, waited = first, 0
+            while waited < PATIENCE:
+                penalty = FIRST if not losses else point.penalty * factor
+                if not LIMITS[0] <= penalty <= LIMITS[1]:
+                    break
+                point = self.solve(penalty, point, ROUGH)
+                losses[penalty] = self.loss(point)
+                first = point if len(losses) == 1 else first
+                waited = 0 if losses[penalty] == min(losses.values()) else waited + 1
+                yield point
+            if min(losses, key=losses.__getitem__) != FIRST:
+                return
+
+    def solve(self, penalty: float, start: Point, tolerance: float) -> Point:
+        """Return the solutions for one C; blocks of labels bound the memory."""
+        labels, size = self.label.shape[1], self._block()
+        weights, biases = np.empty_like(start.weights), np.empty_like(start.biases)
+        for low in range(0, labels, size):
+            place = np.arange(low, low + size) % labels  # the last block repeats labels, for the same shapes
+            weights[:, place], biases[place] = solve(
+                self.values, self.label[:, place], self.known[:, place], self.fold, penalty, start.weights[:, place],
+                start.biases[place], tolerance,
+            )  # fmt: skip
+        return Point(penalty, weights, biases)
+
+    def _block(self) -> int:
+        labels = self.label.shape[1]
+        return min(labels, max(1, BLOCK_BYTES // (4 * len(self.values) * self.fits)))
+
+    def outside(self, point: Point) -> Float[np.ndarray, "n k"]:
+        """Return the logits of each image by the fit without its fold."""
+        logits = np.empty(self.label.shape, np.float32)
+        for number in range(self.fits - 1):
+            rows = self.fold == number
+            logits[rows] = self.values[rows] @ point.weights[:, :, number] + point.biases[:, number]
+        return logits
+
+    def loss(self, point: Point) -> float:
+        """Return the mean log loss of `outside` over all known labels, in nats."""
+        logits = self.outside(point).astype(np.float64)
+        losses = np.logaddexp(0, logits) - self.label * logits
+        return float((losses * self.known).sum() / max(1, self.known.sum()))

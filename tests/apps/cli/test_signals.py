@@ -1,0 +1,70 @@
+"""SIGTERM and Ctrl-C at any time: exit code 130, and no traceback."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers import small_program
+from helpers.devices import environment_of
+from helpers.paths import REPOSITORY
+
+START = tuple(0.1 * step for step in range(40))  # seconds after the process handles signals
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    return small_program.program_in(tmp_path_factory.mktemp("program"))
+
+
+def handles_signals(process: subprocess.Popen) -> bool:
+    """Return whether a process has a handler of SIGTERM: Python itself takes a moment to start."""
+    caught = re.search(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{process.pid}/status").read_text(), re.MULTILINE)
+    return bool(int(caught[1], 16) & 1 << (signal.SIGTERM - 1))
+
+
+def stopped(process, number: signal.Signals) -> list[str]:
+    """Send a signal; return what was wrong with the end of the process."""
+    process.send_signal(number)
+    _, err = process.communicate(timeout=120)
+    wrong = [] if process.returncode == 130 else [f"exit code {process.returncode}"]
+    return wrong + [word for word in ("Traceback", "Exception ignored") if word in err]
+
+
+@pytest.mark.parametrize("times", [START[::25], pytest.param(START, marks=pytest.mark.slow)], ids=["few", "many"])
+def test_a_signal_in_the_set_up_ends_the_program(tmp_path, times):
+    command, lost = [sys.executable, "-m", "mlmoe_jax.main", "--config=mlvpt_digits"], {}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    for number in SIGNALS:
+        for seconds in times:
+            folder, environment = tmp_path / f"{number}-{seconds}", environment_of(GLIBC_TUNABLES="")
+            process = subprocess.Popen([*command, f"--workdir={folder}"], env=environment, cwd=REPOSITORY, **pipes)
+            while not handles_signals(process):
+                time.sleep(0.01)
+            time.sleep(seconds)
+            if wrong := stopped(process, number):
+                lost[number.name, seconds] = wrong
+    assert not lost
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_signal_in_the_final_evaluation_ends_the_program(program, tmp_path, count):
+    folder = tmp_path / "run"
+    command = ("--config=mlvpt_digits", f"--workdir={folder}", *small_program.SMALL)
+    process = program(*command, wait=False)
+    lost = {}
+    for index in range(count):
+        line = next(line for line in process.stderr if "evaluating the" in line)
+        assert line
+        time.sleep(0.02 * index)
+        if wrong := stopped(process, SIGNALS[index % 2]):
+            lost[index] = wrong
+        assert not (folder / "results.json").exists()
+        process = program(*command, wait=False)
+    process.communicate(timeout=120)
+    assert not lost
+    assert (process.returncode, (folder / "results.json").exists()) == (0, True)

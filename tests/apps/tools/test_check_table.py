@@ -1,0 +1,156 @@
+"""Planted mistakes in a table of one's own images are named with their lines, counts and corrections."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mlmoe_jax.apps.tools.check import check_up
+from mlmoe_jax.apps.tools.check_table import doubtful_labels, places, why_missing
+from mlmoe_jax.config import default_config
+from mlmoe_jax.data.images import ArrayImages, ImageFiles
+from mlmoe_jax.data.split import Split
+
+DOGS, CATS = 40, 15
+
+
+def split_of(labels: dict[str, list[int]], images: int, lines=()) -> Split:
+    """A split with these rows for each label."""
+    codes = np.zeros((images, len(labels)), np.int8)
+    for k, rows in enumerate(labels.values()):
+        codes[rows, k] = 1
+    names = [f"{row}.jpg" for row in range(images)]
+    return Split("train", tuple(labels), codes, names, ImageFiles("photos", names, "labels.csv", lines))
+
+
+def warnings(*names_and_counts, separator=";"):
+    """What is said about labels with a number of images each, of 100 images."""
+    labels = {name: list(range(count)) for name, count in names_and_counts}
+    return doubtful_labels([split_of(labels, 100)], separator)
+
+
+# ------------------------------------------------------------------------------------------------------- a whole table
+@pytest.fixture
+def table(tmp_path):
+    """A function that writes images and `labels.csv`, rows of (image, labels), and returns the report."""
+
+    def check(rows, **data):
+        random = np.random.default_rng(0)
+        (tmp_path / "images").mkdir()
+        for image, _ in rows:
+            if not image.startswith(("gone/", "images\\")):
+                pixels = random.integers(0, 256, (9, 9, 3), np.uint8)
+                Image.fromarray(pixels).resize((32, 32)).save(tmp_path / image)
+        text = "".join(f'{image},"{labels}"\n' for image, labels in rows)
+        (tmp_path / "labels.csv").write_text(f"image,labels\n{text}")
+        config = default_config()
+        config.data.update({"name": "csv", "root": str(tmp_path), "table": "labels.csv", "test_splits": ()})
+        config.data.update({"val_split": ""} | data)
+        return check_up(config)
+
+    return check
+
+
+def planted() -> list[tuple[str, str]]:
+    labels = ["dog"] * DOGS + ["cat"] * CATS + ["Dog", "dgo", "dgo", "cat, dog", "polar_bear", "polar bear", "zebra"]
+    return [(f"images/{row:02d}.png", f"{name};photo") for row, name in enumerate([*labels, "polar bear"])]
+
+
+def test_every_planted_mistake_is_named_with_its_lines_and_its_correction(table, tmp_path):
+    rows = planted()
+    last = len(rows)
+    for row in range(0, last, 2):
+        rows[row] = (rows[row][0].replace("images/", "gone/"), rows[row][1])
+    report = table(rows)
+    assert report["warnings"] == [
+        "label 'Dog' (1 image: labels.csv line 57) differs from 'dog' (40 images) only in case, spaces, hyphens or "
+        "underscores; write 'dog' there if they are the same",
+        "label 'polar_bear' (1 image: labels.csv line 61) differs from 'polar bear' (2 images) only in case, spaces, "
+        "hyphens or underscores; write 'polar bear' there if they are the same",
+        "1 label made of several names separated by ',' instead of ';': 'cat, dog' (1 image: labels.csv line 60); "
+        "write ';' there, or set data.separator if all of the table has ','",
+        "label 'dgo' (2 images: labels.csv lines 58, 59) may be a misspelling of 'dog' (40 images); write 'dog' there "
+        "if it is",
+        f"label 'photo' is on all {last} images, so it teaches nothing; remove it",
+        "1 label with one image, too few to learn and to measure: 'zebra' (1 image: labels.csv line 63); add images, "
+        "or remove what is not needed",
+    ]
+    assert report["problems"] == [
+        f"{(last + 1) // 2} of the {last} images of split train cannot be found (labels.csv lines 2, 4, 6, 8, 10, …): "
+        f"put {tmp_path}/gone/00.png there, or correct data.root, data.images or the paths in the table"
+    ]
+
+
+def test_a_table_without_mistakes_has_no_warnings(table):
+    rows = [(f"images/{row:02d}.png", name) for row, name in enumerate(["cat;dog", "car", "cat", "dog", "", "cow"] * 6)]
+    report = table(rows)
+    assert report["warnings"] == report["problems"] == []
+
+
+def test_lines_count_also_in_a_part_that_is_held_out(table):
+    report = table(planted()[:-1], val_split="val", val_fraction=0.2)
+    assert any("'dgo' (2 images: labels.csv lines 58, 59)" in sentence for sentence in report["warnings"])
+
+
+# -------------------------------------------------------------------------------------------------------------- labels
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("dgo", "dog"), ("dogs", "dog"), ("horsse", "horse"), ("elephnt", "elephant"), ("elephent", "elephant")],
+)
+def test_typing_errors_of_rare_labels_are_told(wrong, right):
+    (sentence,) = warnings((wrong, 2), (right, 40))
+    assert sentence.startswith(
+        f"label '{wrong}' (2 images: 0.jpg, 1.jpg) may be a misspelling of '{right}' (40 images)"
+    )
+    assert warnings((wrong, 3), (right, 40)) == warnings((wrong, 2), (right, 9)) == [], "only rare beside frequent"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("car", "cat"), ("boat", "goat"), ("mouse", "house"), ("room 1", "room 2"), ("size 10", "size 01"), ("c", "c++")],
+)
+def test_names_that_are_two_words_are_not_misspelt(one, other):
+    assert warnings((one, 2), (other, 40)) == []
+
+
+def test_names_of_other_names_are_told_for_each_separator():
+    for mark in (", ", "|", "/"):
+        (sentence,) = warnings((f"cat{mark}dog", 5), ("cat", 5), (f"dog{mark}cow", 5), (f"cow{mark}cat", 5))
+        assert sentence.startswith(f"3 labels made of several names separated by {mark.strip(' ')!r} instead of ';': ")
+    (sentence,) = warnings(("cat;dog", 5), ("cat", 5), ("dog", 5), separator=",")
+    assert "separated by ';' instead of ','" in sentence
+    assert warnings(("cat/dog", 5), ("cat", 5), ("dog", 5), separator="") == [], "one column per class"
+    assert warnings(("either/or", 5), ("inside, small room", 5), ("inside, hall", 5)) == []
+
+
+def test_many_labels_with_one_image_are_one_sentence():
+    (sentence,) = warnings(*((f"{number} label", 1) for number in range(9)))
+    assert sentence.startswith("9 labels with one image, too few to learn and to measure: '0 label' (1 image: 0.jpg), ")
+    assert sentence.endswith(", …; add images, or remove what is not needed")
+
+
+# -------------------------------------------------------------------------------------------------------------- places
+def test_places_are_lines_or_ids():
+    listed, other = split_of({"x": [0]}, 9, lines=range(2, 11)), split_of({"x": [0]}, 9)
+    assert places([(listed, 3)]) == "labels.csv line 5"
+    assert places((listed, row) for row in (8, 1, 2, 3, 4, 5)) == "labels.csv lines 3, 4, 5, 6, 7, …"
+    assert places([(listed, 0), (other, 4)]) == "labels.csv line 2 and 4.jpg"
+    arrays = Split("train", ("x",), np.ones((1, 1), np.int8), ["a"], ArrayImages(np.zeros((1, 2, 2, 3), np.uint8)))
+    assert places([(arrays, 0)]) == "a"
+
+
+def test_files_with_nearly_the_same_names_say_why_images_are_missing(tmp_path):
+    (tmp_path / "b").mkdir()
+    for name in ("1.JPG", "b/2.jpg", "3.png"):
+        (tmp_path / name).touch()
+
+    def why(*names):
+        return why_missing([f"{tmp_path}/{name}" for name in names], str(tmp_path))
+
+    assert why("b\\2.jpg", "1.jpg") == "1 of the paths have \\, as on Windows: write / instead"
+    there = f"the table has {tmp_path}"
+    assert why("1.jpg") == f"{there}/1.jpg, but there is {tmp_path}/1.JPG (1 such): the case of letters counts"
+    assert why("2.jpg", "c/2.jpg", "1.jpg") == (
+        f"{there}/2.jpg, but there is {tmp_path}/b/2.jpg (2 such): correct data.images or the paths in the table"
+    )
+    assert why("3.jpg") == (f"{there}/3.jpg, but there is {tmp_path}/3.png (1 such): correct the suffixes in the table")
+    assert why("4.jpg").startswith(f"put {tmp_path}/4.jpg there, or correct data.root")

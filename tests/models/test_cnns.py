@@ -1,0 +1,380 @@
+"""ResNet, ConvNeXt and EfficientNet-Lite against small random torch twins, and the published weights of the last.
+
+The numbers are from `tests/parity/make_cnn.py` and `make_efficientnet.py` (float32, CPU).
+"""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from helpers.devices import run_python
+from helpers.paths import PARITY
+from helpers.twins import below, error, write_weights
+from sklearn.datasets import load_sample_image
+
+from mlmoe_jax.data.prepare import Preprocess
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.models import rules
+from mlmoe_jax.models.backbones import catalog, efficientnet, resnet
+from mlmoe_jax.models.backbones.convnext import ConvNeXtShape
+from mlmoe_jax.models.backbones.efficientnet import ConvNorm, EfficientNetLiteShape
+from mlmoe_jax.models.backbones.resnet import ResNetShape
+from mlmoe_jax.models.build import Classifier
+from mlmoe_jax.models.contracts import Prompts
+from mlmoe_jax.models.heads.linear import LinearHead
+from mlmoe_jax.models.layers.batch_norm import BatchNorm, fold
+from mlmoe_jax.models.macs import count_macs
+from mlmoe_jax.models.params import ModelDef
+from mlmoe_jax.pretrained.load import apply_rules, load_weights, read_tensors
+from mlmoe_jax.pretrained.rules.cnn import EFFICIENTNET, TORCHVISION_CONVNEXT, TORCHVISION_RESNET
+from mlmoe_jax.pretrained.weights import find_weights
+
+TOLERANCE = 2e-5
+SHAPES = {
+    "resnet": ResNetShape((1, 2, 1, 1), stem=4),
+    "convnext": ConvNeXtShape((1, 2, 1, 1), (8, 12, 16, 24)),
+    "efficientnet": EfficientNetLiteShape((1, 2, 2, 1, 1, 1, 1), (16, 8, 8, 8, 16, 8, 16), stem=8, width=320),
+}
+SOURCES = {"resnet": TORCHVISION_RESNET, "convnext": TORCHVISION_CONVNEXT, "efficientnet": EFFICIENTNET}
+FILES = {"resnet": "cnn_resnet", "convnext": "cnn_convnext", "efficientnet": "efficientnet"}
+ARRAYS = {name: dict(np.load(PARITY / f"{file}.npz")) for name, file in FILES.items()}
+GRIDS = {
+    "resnet": {"64x64": (2, 2), "33x39": (2, 2), "45x66": (2, 3)},
+    "convnext": {"64x64": (2, 2), "33x39": (1, 1), "45x66": (1, 2)},
+    "efficientnet": {"33x39": (2, 2), "45x66": (2, 3)},
+}
+# Of the batch normalizations of a family: the rule that freezes them, and their number in the shape.
+NORMS = {
+    "resnet": (resnet.FROZEN_BATCH_NORM, ResNetShape((3, 4, 23, 3)), 104),
+    "efficientnet": (efficientnet.FROZEN_BATCH_NORM, SHAPES["efficientnet"], 28),
+}
+
+
+def network_input(name: str, image: np.ndarray) -> jax.Array:
+    return jnp.asarray(
+        (image.astype(np.float32) - 127) / 128 if name == "efficientnet" else image / np.float32(127.5) - 1
+    )
+
+
+def stored(name: str, prefix: str) -> dict[str, np.ndarray]:
+    """Return the arrays below `prefix` under our paths."""
+    return apply_rules(Path(name), below(ARRAYS[name], prefix), SOURCES[name]).values
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory):
+    """A function that returns a backbone with the weights of its twin."""
+    folder = tmp_path_factory.mktemp("twins")
+
+    def call(name: str, batch_norm: str = "frozen", **options) -> nnx.Module:
+        path = folder / f"{name}.safetensors"
+        if not path.exists():
+            write_weights(path, ARRAYS[name])
+        made = nnx.eval_shape(lambda: SHAPES[name].build(batch_norm=batch_norm, rngs=nnx.Rngs(0), **options))
+        load_weights(made, path, source=SOURCES[name])
+        return made
+
+    return call
+
+
+@pytest.fixture(autouse=True)
+def _precise():
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
+def outputs(module: nnx.Module, image: jax.Array):
+    """Return features with and without the last norm, and maps if there are any; compiled, values as arguments."""
+    definition, params, stats = ModelDef.split(module)
+
+    @jax.jit
+    def forward(params, stats, image):
+        merged = definition.merge(params, stats)
+        found = [merged(image, read=("cls", "patches"), norm=norm) for norm in (True, False)]
+        return *found, merged.maps(image) if hasattr(merged, "maps") else []
+
+    return forward(params, stats, image)
+
+
+# ------------------------------------------------------------------------------------------------------------ parity
+def layer_norm(layer: nnx.Module, x: np.ndarray) -> np.ndarray:
+    centered = x - x.mean(-1, keepdims=True)
+    scaled = centered / np.sqrt((centered**2).mean(-1, keepdims=True) + 1e-6)
+    return scaled * np.asarray(layer.scale[...]) + np.asarray(layer.bias[...])
+
+
+@pytest.mark.parametrize(("name", "size"), [(name, size) for name, grids in GRIDS.items() for size in grids])
+def test_maps_and_features_equal_those_of_torch(make, name, size):
+    module, arrays = make(name), ARRAYS[name]
+    normalized, plain, maps = outputs(module, network_input(name, arrays[f"image/{size}"]))
+    assert len(maps) == (0 if name == "efficientnet" else 5)
+    for index, ours in enumerate(maps):
+        assert error(ours, arrays[f"map{index}/{size}"]) < TOLERANCE, index
+    last = arrays[f"map/{size}" if name == "efficientnet" else f"map4/{size}"]
+    cells = last.reshape(len(last), -1, SHAPES[name].width)
+    assert normalized.grid == plain.grid == last.shape[1:3] == GRIDS[name][size]
+    assert error(plain.patches, cells) < TOLERANCE
+    assert error(plain.cls, last.mean((1, 2))) < TOLERANCE
+    assert error(normalized.cls, arrays[f"cls/{size}"]) < TOLERANCE
+    expected = layer_norm(module.norm, cells) if name == "convnext" else cells
+    assert error(normalized.patches, expected) < TOLERANCE
+    assert normalized.prompts is None
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_folded_backbone_computes_the_same_without_batch_norms(make, name):
+    module = make(name)
+    image = network_input(name, ARRAYS[name]["image/45x66"])
+    expected, *_ = outputs(module, image)
+    fold(module)
+    assert not [path for path in ModelDef.split(module)[0].shapes() if "norm" in path]
+    found, *_ = outputs(module, image)
+    assert error(found.patches, expected.patches) < TOLERANCE
+    assert error(found.cls, expected.cls) < TOLERANCE
+
+
+@pytest.mark.parametrize("variant", [0, 1, 2])
+def test_published_weights_give_the_references_logits_on_photographs(variant):
+    name, photograph = f"efficientnet_lite{variant}", ("flower.jpg", "china.jpg", "flower.jpg")[variant]
+    entry = catalog.entry(name)
+    try:
+        path = find_weights(name)
+    except UserError as missing:
+        pytest.skip(str(missing))
+    backbone = nnx.eval_shape(lambda: entry.shape.build(rngs=nnx.Rngs(0)))
+    report = load_weights(backbone, name)
+    left = {name for name in report.unused if not name.endswith("num_batches_tracked")}
+    assert (left, report.missing) == ({"_fc.weight", "_fc.bias"}, ())
+    side, pixels = entry.image_size, load_sample_image(photograph)
+    top, start = ((size - side) // 2 for size in pixels.shape[:2])
+    photograph = jnp.asarray(pixels[None, top : top + side, start : start + side])
+    image = Preprocess(side, entry.mean, entry.std)(photograph)
+    reference, tensors = below(ARRAYS["efficientnet"], f"lite{variant}/"), read_tensors(path)
+    features, _, _ = outputs(backbone, image)
+    logits = np.asarray(features.cls) @ tensors["_fc.weight"].T + tensors["_fc.bias"]
+    assert error(features.cls, reference["cls"]) < TOLERANCE
+    assert error(logits, reference["logits"]) < TOLERANCE
+    if "map" in reference:
+        assert error(features.patches, reference["map"].reshape(features.patches.shape)) < TOLERANCE
+
+
+def in_training(name: str, module: nnx.Module, *, train: bool = True):
+    """Return (params, stats, compiled function of both and an image -> ((loss, (cls, stats)), gradients))."""
+    definition, params, stats = ModelDef.split(module)
+
+    def loss(params, stats, image):
+        model = definition.merge(params, stats)
+        if train:
+            model.train()
+        cls = model(image).cls
+        return (cls * ARRAYS[name]["train/target"]).sum(), (cls, definition.stats_of(model))
+
+    return params, stats, jax.jit(jax.value_and_grad(loss, has_aux=True))
+
+
+@pytest.mark.parametrize("remat", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("name", NORMS)
+def test_training_updates_the_statistics_as_torch_does(make, name, remat):
+    params, stats, step = in_training(name, make(name, "trainable", remat=remat))
+    for index, batch in enumerate(ARRAYS[name]["train/image"]):
+        (_, (cls, stats)), gradient = step(params, stats, network_input(name, batch))
+        assert error(cls, ARRAYS[name]["train/cls"][index]) < TOLERANCE, index
+        if index == 0:
+            first = gradient
+    after = stored(name, "after/")
+    assert set(after) == set(stats)
+    for path, theirs in after.items():
+        assert error(stats[path], theirs) < TOLERANCE, path
+    for path, theirs in stored(name, "gradient/train/" if name == "resnet" else "gradient/").items():
+        assert error(first[path], theirs) < 1e-4, path
+
+
+def test_gradients_through_running_statistics_equal_torchs(make):
+    image, gradients = network_input("resnet", ARRAYS["resnet"]["train/image"][0]), {}
+    for mode in ("running", "frozen"):
+        params, stats, step = in_training("resnet", make("resnet", mode))
+        (_, (_, after)), gradients[mode] = step(params, stats, image)
+        assert all(np.array_equal(after[path], stats[path]) for path in stats)
+    for path, theirs in stored("resnet", "gradient/eval/").items():
+        assert error(gradients["running"][path], theirs) < TOLERANCE, path
+    for path, gradient in gradients["frozen"].items():
+        if path.endswith("kernel"):
+            expected = gradients["running"][path]
+            np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6 * np.abs(gradient).max())
+        else:
+            assert not np.any(gradient), path
+
+
+@pytest.mark.slow
+def test_gradients_of_convnext_are_the_same_with_remat():
+    image = jax.random.normal(jax.random.key(0), (2, 16, 17, 3))
+
+    def gradient(remat):
+        shape = ConvNeXtShape((1, 1), (4, 8), layer_scale=0.5)
+        definition, params, _ = ModelDef.split(shape.build(remat=remat, rngs=nnx.Rngs(0)))
+        return jax.jit(jax.grad(lambda p: (definition.merge(p)(image).cls ** 3).sum()))(params)
+
+    kept, recomputed = gradient(False), gradient(True)
+    for path, value in kept.items():
+        assert np.abs(value).max() > 0, path
+        np.testing.assert_allclose(recomputed[path], value, rtol=1e-4, atol=1e-5 * np.abs(value).max(), err_msg=path)
+
+
+def test_train_and_eval_switch_a_whole_model(make):
+    head = LinearHead(SHAPES["resnet"].width, 5, pool="both", rngs=nnx.Rngs(0))
+    model = Classifier(make("resnet", "trainable"), None, head, final_norm=True)
+    definition, params, stats = ModelDef.split(model)
+    image = network_input("resnet", ARRAYS["resnet"]["train/image"][0])
+
+    def passes(params, stats):
+        model = definition.merge(params, stats)
+        before, untouched = model(image).logits, definition.stats_of(model)
+        model.train()
+        training, moved = model(image).logits, definition.stats_of(model)
+        model = definition.merge(params, stats)
+        model.train()
+        model.eval()
+        return before, untouched, training, moved, model(image).logits
+
+    before, untouched, training, moved, again = jax.jit(passes)(params, stats)
+    assert all(np.array_equal(untouched[path], stats[path]) for path in stats)
+    assert not any(np.array_equal(moved[path], stats[path]) for path in stats)
+    assert np.abs(training - before).max() > 0.1
+    np.testing.assert_allclose(before, again, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["resnet", "convnext"])
+def test_half_precision_is_used_for_products_and_not_for_parameters(make, name):
+    module = make(name, dtype=jnp.bfloat16)
+    assert all(value.dtype == jnp.float32 for value in ModelDef.split(module)[1].values())
+    features, _, _ = outputs(module, network_input(name, ARRAYS[name]["image/64x64"]))
+    assert features.cls.dtype == jnp.float32
+    assert 1e-4 < error(features.cls, ARRAYS[name]["cls/64x64"]) < 0.05
+
+
+# ------------------------------------------------------------------------------------------------------ architecture
+ENTRIES = {
+    "resnet50": 23_508_032,
+    "resnet101": 42_500_160,
+    "convnext_tiny": 27_820_128,
+    "convnext_small": 49_454_688,
+    "convnext_base": 87_566_464,
+    "convnext_large": 196_230_336,
+    # without the ImageNet classifier of 1,281,000
+    "efficientnet_lite0": 3_371_008,
+    "efficientnet_lite1": 4_135_680,
+    "efficientnet_lite2": 4_811_072,
+}
+LARGE = ("convnext_small", "convnext_base", "convnext_large", "efficientnet_lite1")
+
+
+def parameters(shape) -> dict[str, jax.ShapeDtypeStruct]:
+    return ModelDef.split(nnx.eval_shape(lambda: shape.build(rngs=nnx.Rngs(0))))[1]
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LARGE)) for n in ENTRIES])
+def test_parameter_counts(name):
+    entry = catalog.entry(name)
+    params = parameters(entry.shape)
+    assert sum(value.size for value in params.values()) == ENTRIES[name]
+    assert entry.shape.patch == 32
+    if name == "resnet101":
+        # frozen in Q2L, and the convolutions that it trains
+        first = {path: v.size for path, v in params.items() if path.startswith(("stem/", "stages/0/"))}
+        assert sum(first.values()) == 225_344
+        rest = [v.size for path, v in params.items() if path.endswith("kernel") and path not in first]
+        assert sum(rest) == 42_172_416
+        assert {"stem/conv/kernel", "stages/2/5/norm1/scale", "stages/3/0/shortcut/conv/kernel"} <= set(params)
+    if name.startswith("convnext"):
+        assert {"stages/2/blocks/5/depthwise/kernel", "stages/1/downsample/norm/scale"} <= set(params)
+    if name.startswith("efficientnet"):
+        count, macs = ARRAYS["efficientnet"][f"lite{name[-1]}/counts"].tolist()
+        assert count == ENTRIES[name]
+        assert entry.shape.published_macs(entry.image_size, None) == (macs, 0, ((entry.image_size + 31) // 32) ** 2)
+        assert {"blocks/15/expand/conv/kernel", "top/norm/scale"} <= set(params)
+        assert "blocks/0/expand/conv/kernel" not in params
+
+
+@pytest.mark.parametrize(("side", "count"), [(224, 7_799_357_440), (448, 31_197_429_760)])
+def test_multiplications_of_resnet_101(side, count):
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: catalog.entry("resnet101").shape.build(rngs=nnx.Rngs(0))))
+    image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
+    jaxpr = jax.make_jaxpr(lambda state, image: nnx.merge(graphdef, state)(image).cls)(state, image)
+    assert count_macs(jaxpr.jaxpr) == count
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_the_rule_for_frozen_batch_norm_matches_exactly_its_parameters(name):
+    rule, shape, count = NORMS[name]
+    assert shape.frozen_rules("frozen") == (rule,)
+    assert shape.frozen_rules("running") == shape.frozen_rules("trainable") == ()
+    paths = [f"backbone/{path}" for path in parameters(shape)]
+    others = ["backbone/blocks/3/norm1/scale", "head/norm/bias", "head/blocks/0/expand/norm/scale"]
+    chosen = rules.assign((rule, (r"", True)), [*paths, *others])
+    frozen = {path for path, learns in chosen.items() if not learns}
+    assert frozen == {path for path in paths if path.endswith(("/scale", "/bias"))}
+    assert len(frozen) == 2 * count
+
+
+@pytest.mark.parametrize("mode", ["frozen", "running", "trainable"])
+def test_every_batch_normalization_is_of_the_requested_mode(mode):
+    module = nnx.eval_shape(lambda: SHAPES["efficientnet"].build(batch_norm=mode, rngs=nnx.Rngs(0)))
+    norms = [part for _, part in nnx.iter_modules(module) if isinstance(part, BatchNorm)]
+    assert (len(norms), {norm.mode for norm in norms}) == (28, {mode})
+
+
+@pytest.mark.parametrize(("depthwise", "fan"), [(True, 25), (False, 25 * 64)])
+def test_random_kernels_of_efficientnet_have_the_authors_scale(depthwise, fan):
+    options = {"dtype": None, "batch_norm": "frozen", "rngs": nnx.Rngs(0)}
+    kernel = ConvNorm(64, 64, 5, depthwise=depthwise, **options).conv.kernel[...]
+    assert float(kernel.std()) == pytest.approx((2 / fan) ** 0.5, rel=0.05)
+
+
+def test_mistakes_are_refused(make):
+    module, image = make("resnet"), jnp.zeros((1, 33, 39, 3))
+    with pytest.raises(ValueError, match="takes no prompts"):
+        module(image, Prompts(jnp.zeros((1, 1, 2, 4))))
+    for read in (("cls", "prompts"), ("pixels",), ()):
+        with pytest.raises(ValueError, match="has cls, patches and mean; cannot read"):
+            module(image, read=read)
+    with pytest.raises(ValueError, match="images of 33×31 pixels are smaller than the stride 32"):
+        make("convnext")(image[:, :, :31])
+    norm = BatchNorm(4, mode="trainable")
+    norm.train()
+    with pytest.raises(ValueError, match="more than one value per channel"):
+        norm(jnp.ones((1, 1, 1, 4)))
+    assert jax.eval_shape(module, image).patches is None
+    assert jax.eval_shape(lambda x: module(x, read=("patches",)), image).cls is None
+
+
+DEVICES = """
+import jax, numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from mlmoe_jax.models.layers.batch_norm import BatchNorm
+from mlmoe_jax.models.params import ModelDef
+
+definition, params, stats = ModelDef.split(BatchNorm(3, mode="trainable"))
+x = np.random.default_rng(0).normal(3, 2, (8, 2, 2, 3)).astype(np.float32) * np.arange(1, 9)[:, None, None, None]
+
+
+def forward(x):
+    norm = definition.merge(params, stats)
+    norm.train()
+    return norm(x), definition.stats_of(norm)
+
+
+mesh = Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))
+assert mesh.size == 4
+spread, moved = jax.jit(forward)(jax.device_put(x, NamedSharding(mesh, PartitionSpec("data"))))
+np.testing.assert_allclose(spread, (x - x.mean((0, 1, 2))) / np.sqrt(x.var((0, 1, 2)) + 1e-5), atol=1e-5)
+np.testing.assert_allclose(moved["mean"], 0.1 * x.mean((0, 1, 2)), rtol=1e-5)
+np.testing.assert_allclose(moved["var"], 0.9 + 0.1 * x.var((0, 1, 2), ddof=1), rtol=1e-5)
+print("equal")
+"""
+
+
+def test_batch_statistics_are_of_the_global_batch():
+    assert run_python(DEVICES, devices=4).strip() == "equal"

@@ -1,0 +1,154 @@
+"""Logistic regression to convergence, against scikit-learn; the choice of the penalty, against all values of a grid."""
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+
+from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN, targets
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.training import logistic
+from mlmoe_jax.training.logistic import Search, fit_logistic, rotate, stratified_folds
+from mlmoe_jax.training.logistic_solver import solve
+
+
+def problem(images: int, width: int, *, labels: int = 4, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Return features f32[N,D] with a mean and unequal scales, and codes i8[N,K] that depend on them."""
+    random = np.random.default_rng(seed)
+    features = random.normal(size=(images, width)) * np.geomspace(2, 0.05, width) + 0.4
+    logits = 1.5 * features @ random.normal(size=(width, labels)) / np.sqrt(width) * 3
+    logits -= np.quantile(logits, np.linspace(0.5, 0.9, labels), axis=0).diagonal()
+    codes = (logits + random.logistic(size=logits.shape) > 0).astype(np.int8)
+    codes[::9, 0], codes[1::9, 1] = UNKNOWN, DIFFICULT
+    return features.astype(np.float32), codes
+
+
+def sklearn_fit(features: np.ndarray, codes: np.ndarray, rows: np.ndarray, penalty: float) -> tuple[np.ndarray, float]:
+    """Return the weights and the intercept of one label on `rows` with a known label."""
+    rows = rows & (codes != UNKNOWN)
+    model = LogisticRegression(C=penalty, tol=1e-10, solver="newton-cholesky")
+    model.fit(features[rows].astype(np.float64), codes[rows] == POSITIVE)
+    return model.coef_[0], float(model.intercept_[0])
+
+
+@pytest.mark.parametrize(("images", "width"), [(60, 100), (200, 30)])
+def test_the_coefficients_are_those_of_scikit_learn(images, width):
+    features, codes = problem(images, width)
+    found = fit_logistic(features, codes)
+    for k in range(codes.shape[1]):
+        weights, bias = sklearn_fit(features, codes[:, k], np.full(images, True), found.penalty)
+        assert np.linalg.norm(found.kernel[:, k] - weights) < 1e-4 * np.linalg.norm(weights)
+        assert found.bias[k] == pytest.approx(bias, abs=2e-4)
+
+
+@pytest.mark.parametrize(("images", "width"), [(50, 60), (100, 20)])
+def test_the_penalty_has_the_least_loss_outside_of_the_folds_of_fits(images, width):
+    features, codes = problem(images, width)
+    found, fold = fit_logistic(features, codes, seed=3), stratified_folds(codes, 5, 3)
+    label, known = targets(codes, "negative")
+
+    def outside(penalty: float) -> np.ndarray:
+        logits = np.zeros(codes.shape)
+        for number in range(5):
+            for k in range(codes.shape[1]):
+                weights, bias = sklearn_fit(features, codes[:, k], fold != number, penalty)
+                logits[fold == number, k] = features[fold == number] @ weights + bias
+        return logits
+
+    def loss(logits: np.ndarray) -> float:
+        return float((known * (np.logaddexp(0, logits) - label * logits)).sum() / known.sum())
+
+    np.testing.assert_allclose(found.logits_outside, outside(found.penalty), atol=2e-3)
+    losses = {penalty: loss(outside(penalty)) for penalty in 10 ** np.arange(-3, 1.1, 0.5)}
+    assert found.penalty == pytest.approx(min(losses, key=losses.__getitem__))
+    assert found.losses[found.penalty] == pytest.approx(min(losses.values()), rel=1e-3)
+
+
+@pytest.mark.parametrize("factor", [0.01, 100.0])
+def test_the_search_goes_on_beyond_the_ends_of_the_grid(factor):
+    """Features times s with C / s² are the same problem."""
+    features, codes = problem(80, 20)
+    first, second = fit_logistic(features, codes), fit_logistic(factor * features, codes)
+    assert second.penalty == pytest.approx(first.penalty / factor**2, rel=1e-6)
+    assert not 1e-3 < second.penalty < 1e2
+    np.testing.assert_allclose(second.kernel * factor, first.kernel, rtol=1e-3, atol=1e-5)
+
+
+def test_labels_with_one_value_have_no_weights_and_finite_odds():
+    features, codes = problem(40, 10, labels=5)
+    codes[:, 0], codes[:, 1], codes[:, 2] = NEGATIVE, POSITIVE, UNKNOWN
+    codes[:, 3] = NEGATIVE
+    codes[7, 3] = POSITIVE  # no fit without its fold has a positive
+    found = fit_logistic(features, codes)
+    assert np.isfinite(found.kernel).all()
+    assert np.isfinite(found.logits_outside).all()
+    np.testing.assert_array_equal(found.kernel[:, :3], 0)
+    np.testing.assert_allclose(found.bias[:3], np.log(41) * np.array([-1, 1, -1]), rtol=1e-6)
+    assert found.kernel[:, 3].any()
+    assert found.logits_outside[7, 3] == pytest.approx(-np.log(41))
+
+
+def test_difficult_labels_count_as_the_config_says():
+    features, codes = problem(80, 10)
+    as_what = {"negative": NEGATIVE, "positive": POSITIVE, "ignore": UNKNOWN}
+    for difficult, code in as_what.items():
+        given = np.where(codes == DIFFICULT, code, codes)
+        search = (fit_logistic(features, codes, difficult=difficult), fit_logistic(features, given))
+        if difficult != "positive":  # the folds stratify POSITIVE only
+            np.testing.assert_array_equal(search[0].kernel, search[1].kernel)
+        else:
+            np.testing.assert_allclose(search[0].kernel, search[1].kernel, rtol=0.05, atol=0.5)
+
+
+def test_blocks_of_labels_change_nothing(monkeypatch):
+    features, codes = problem(60, 20, labels=5)
+    whole = fit_logistic(features, codes)
+    monkeypatch.setattr(logistic, "BLOCK_BYTES", 4 * 60 * 6 * 2)  # two labels
+    parts = fit_logistic(features, codes)
+    assert parts.penalty == whole.penalty
+    np.testing.assert_allclose(parts.kernel, whole.kernel, rtol=1e-3, atol=1e-5)
+
+
+def test_a_start_far_away_leads_to_the_same_minimum():
+    """A step of Newton's method alone would not."""
+    features, codes = problem(60, 10)
+    label, known = targets(codes, "negative")
+    fold, random = stratified_folds(codes, 5, 0), np.random.default_rng(1)
+    search = Search(rotate(features).values, label, known, fold)
+    near = search.start()
+    near = solve(search.values, label, known, fold, 0.1, near.weights, near.biases, 1e-4)
+    far = solve(search.values, label, known, fold, 0.1, 30 * random.normal(size=near[0].shape), near[1] + 20, 1e-4)
+    for one, other in zip(near, far, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("images", "width"), [(12, 30), (40, 9)])
+def test_a_rotation_keeps_the_features_and_their_distances(images, width):
+    features, _ = problem(images, width)
+    found = rotate(features)
+    np.testing.assert_allclose(found.axes.T @ found.axes, np.eye(min(images - 1, width)), atol=1e-5)
+    np.testing.assert_allclose(found.mean + found.values @ found.axes.T, features, atol=1e-5)
+    squares = (found.values**2).sum(axis=0)
+    assert (np.diff(squares) <= 1e-3 * squares[:-1]).all(), "widest first"
+
+
+def test_folds_have_one_size_and_equal_shares_of_each_label():
+    _, codes = problem(103, 8, labels=6)
+    codes[:, 5] = NEGATIVE
+    codes[:5, 5] = POSITIVE
+    fold = stratified_folds(codes, 5, 0)
+    assert sorted(np.bincount(fold)) == [20, 20, 21, 21, 21]
+    counts = np.array([(codes[fold == number] == POSITIVE).sum(axis=0) for number in range(5)])
+    spread = counts.max(axis=0) - counts.min(axis=0)
+    frequent = (codes == POSITIVE).sum(axis=0).argmax()  # it comes last
+    assert (np.delete(spread, frequent) <= 1).all()
+    np.testing.assert_array_equal(counts[:, 5], 1)
+    np.testing.assert_array_equal(fold, stratified_folds(codes, 5, 0))
+    assert (fold != stratified_folds(codes, 5, 1)).any()
+
+
+def test_few_images_have_fewer_folds_and_one_image_is_an_error():
+    features, codes = problem(3, 5)
+    codes[:, 0] = [1, 0, 1]
+    assert np.isfinite(fit_logistic(features, codes).logits_outside).all()
+    with pytest.raises(UserError, match="two images or more"):
+        fit_logistic(features[:1], codes[:1])
