@@ -1,0 +1,93 @@
+"""Words that make a reader read twice: `python tests/helpers/words.py [FOLDER ...]` lists where they are."""
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PLACES = ("README.md", "docs", "mlmoe_jax", "configs", "launch", "benchmarks")
+TEXTS = frozenset({".py", ".md", ".sh", ".html", ".js", ".toml", ".json"})
+
+# A pronoun for a noun that stands elsewhere. "the same" counts where no noun follows it.
+BACK_REFERENCE = (
+    r"\b(?:(?:those|that|these|the ones?) of|the others?(?! than)|the latter|the former"
+    r"|the same(?=[.,;:)]|$| (?:as|for|of|in|with|on|by|to|if|from|at)\b))\b"
+)
+# The standard word for a private one.
+PRIVATE = {
+    r"cuts?(?! (?:off|short|at|into|in|to|the)\b)": "threshold",
+    r"(?<!tables and )(?<!tables or )figures": "metric, number or plot",
+    r"signs? of life": "heartbeat",
+    r"compan(?:y|ies)": "co-occurrence",
+    r"settle[sd]?": "resolve",
+    r"mend(?:ed|s|ing)?": "fix",
+    r"str(?:ikes?|uck)": "hit",
+    r"honest(?:ly)?": "held out",
+    r"rooms?": "package, disk space or capacity",
+    r"told": "reported",
+    r"looks?(?! (?:at|for|up|like|the|it|into)\b)": "perceptual hash",
+}
+BRITISH = (
+    r"\b\w*(?:colour|behaviour|favour|neighbour|centre|licence|labell|modell|cancell|normalis|initialis|optimis"
+    r"|organis|regularis|generalis|summaris|recognis|serialis|quantis|vectoris|visualis)\w*"
+)
+PARTICIPLES = frozenset(
+    "found wanted asked given told taken kept left shown seen made meant held drawn sent said done gone chosen"
+    " begun lost".split()
+)
+
+
+def in_text(pattern: str, text: str) -> Iterator[tuple[int, str]]:
+    """Yield line number and match of each place of a pattern in prose: without code in backticks."""
+    for number, line in enumerate(text.splitlines(), 1):
+        plain = re.sub(r"`[^`]*`", "``", line)
+        yield from ((number, match[0]) for match in re.finditer(pattern, plain, re.IGNORECASE))
+
+
+def participles(text: str) -> Iterator[tuple[int, str]]:
+    """Yield line number and name of each variable, argument, function and field of a module that a participle names.
+
+    `of_x` counts too: it says what the value belongs to, not what it is.
+    """
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+                pass
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Attribute(attr=name, ctx=ast.Store()):
+                pass
+            case _:
+                continue
+        bare = name.strip("_")
+        if bare in PARTICIPLES or bare.startswith("of_"):
+            yield node.lineno, name
+
+
+def files(places: tuple[str, ...] = PLACES) -> Iterator[Path]:
+    """Yield the files with prose under the places."""
+    for place in places:
+        path = REPOSITORY / place
+        found = [path] if path.is_file() else sorted(path.rglob("*"))
+        yield from (file for file in found if file.suffix in TEXTS and "__pycache__" not in file.parts)
+
+
+def count(places: tuple[str, ...] = PLACES) -> dict[str, list[str]]:
+    """Return the places, "FILE:LINE WORD", of each kind of word."""
+    private = r"\b(?:" + "|".join(PRIVATE) + r")\b"
+    kinds = {"back references": BACK_REFERENCE, "private words": private, "British spelling": BRITISH}
+    lists = {kind: [] for kind in (*kinds, "participles as names")}
+    for path in files(places):
+        text, name = path.read_text("utf8"), path.relative_to(REPOSITORY)
+        for kind, pattern in kinds.items():
+            lists[kind] += [f"{name}:{number} {word}" for number, word in in_text(pattern, text)]
+        if path.suffix == ".py":
+            lists["participles as names"] += [f"{name}:{number} {word}" for number, word in participles(text)]
+    return lists
+
+
+if __name__ == "__main__":
+    listed = count(tuple(sys.argv[1:]) or PLACES)
+    for kind, lines in listed.items():
+        print(f"{len(lines):5d} {kind}", *lines, sep="\n      ")
+    print({kind: len(lines) for kind, lines in listed.items()})
