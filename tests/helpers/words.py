@@ -33,9 +33,9 @@ BRITISH = (
     r"\b\w*(?:colour|behaviour|favour|neighbour|centre|licence|labell|modell|cancell|normalis|initialis|optimis"
     r"|organis|regularis|generalis|summaris|recognis|serialis|quantis|vectoris|visualis)\w*"
 )
-PARTICIPLES = frozenset(
-    "found wanted asked given told taken kept left shown seen made meant held drawn sent said done gone chosen"
-    " begun lost".split()
+PARTICIPLES = re.compile(
+    r"_*(?:of_\w+|(?:found|wanted|asked|given|told|taken|kept|left|shown|seen|made|meant|held|drawn|sent|said|done|gone"
+    r"|chosen|begun|lost)_*)"
 )
 
 
@@ -59,8 +59,7 @@ def participles(text: str) -> Iterator[tuple[int, str]]:
                 pass
             case _:
                 continue
-        bare = name.strip("_")
-        if bare in PARTICIPLES or bare.startswith("of_"):
+        if PARTICIPLES.fullmatch(name):
             yield node.lineno, name
 
 
@@ -68,8 +67,8 @@ def files(places: tuple[str, ...] = PLACES) -> Iterator[Path]:
     """Yield the files with prose under the places."""
     for place in places:
         path = REPOSITORY / place
-        found = [path] if path.is_file() else sorted(path.rglob("*"))
-        yield from (file for file in found if file.suffix in TEXTS and "__pycache__" not in file.parts)
+        paths = [path] if path.is_file() else sorted(path.rglob("*"))
+        yield from (file for file in paths if file.suffix in TEXTS and "__pycache__" not in file.parts)
 
 
 def count(places: tuple[str, ...] = PLACES) -> dict[str, list[str]]:
