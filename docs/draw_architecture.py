@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-PACKAGE = Path(__file__).resolve().parents[1] / "mlmoe_jax"
+ROOT = Path(__file__).resolve().parents[1] / "mlmoe_jax"
 IMAGE = Path(__file__).with_name("architecture.svg")
-DOOR = "mlmoe_jax"  # the package's own __init__.py, which holds the public names
+PUBLIC = "mlmoe_jax"  # the package's own __init__.py, which holds the public names
 # A text that names what is imported later: "package.module:attribute", or a module alone.
-REFERENCE = re.compile(rf"{DOOR}(\.\w+)+(:\w+)?")
+REFERENCE = re.compile(rf"{PUBLIC}(\.\w+)+(:\w+)?")
 AT_ONCE, LATER, NAMED = "at once", "later", "named"
 
-# Each floor may use those below it. Rooms on the same floor do not use one another.
-FLOORS = (
-    (DOOR, "main"),
+# Each layer may use the layers below it. Packages in the same layer do not use one another.
+LAYERS = (
+    (PUBLIC, "main"),
     ("apps",),
     ("training",),
     ("evaluation",),
@@ -36,8 +36,8 @@ FLOORS = (
     ("runtime",),
     ("errors",),
 )
-FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-ROOMS = tuple(room for rooms in FLOORS[1:-1] for room in rooms)  # those that are folders
+LAYER_OF = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}
+PACKAGES = tuple(package for packages in LAYERS[1:-1] for package in packages)  # the folders
 
 
 # --------------------------------------------------------------------------------------------------------- imports
@@ -58,16 +58,16 @@ class Import:
         return f"{self.source}:{self.line} imports {self.target}"
 
 
-def modules(package: Path = PACKAGE) -> dict[str, Path]:
-    """Return every module of the package by its name, DOOR for the package itself."""
+def modules(package: Path = ROOT) -> dict[str, Path]:
+    """Return every module of the package by its name, PUBLIC for the package itself."""
     found = {}
     for path in sorted(package.rglob("*.py")):
         parts = path.relative_to(package).with_suffix("").parts
-        found[".".join(part for part in parts if part != "__init__") or DOOR] = path
+        found[".".join(part for part in parts if part != "__init__") or PUBLIC] = path
     return found
 
 
-def read_imports(package: Path = PACKAGE) -> list[Import]:
+def read_imports(package: Path = ROOT) -> list[Import]:
     """Return every import of a module of the package by another, also those inside functions."""
     known = modules(package)
     found = []
@@ -79,8 +79,8 @@ def read_imports(package: Path = PACKAGE) -> list[Import]:
     return found
 
 
-def room_of(module: str) -> str:
-    """Return the room that a module is in."""
+def package_of(module: str) -> str:
+    """Return the package that a module is in."""
     return module.partition(".")[0]
 
 
@@ -102,46 +102,46 @@ def _references(node: ast.AST, when: str) -> Iterator[tuple[str, int, str]]:
 def _module(name: str, known: dict[str, Path]) -> str | None:
     """Return the module that a dotted name is, or is defined in; None for one of another package."""
     package, _, inside = name.partition(".")
-    if package != DOOR:
+    if package != PUBLIC:
         return None
     while inside and inside not in known:
         inside = inside.rpartition(".")[0]
-    return inside or DOOR
+    return inside or PUBLIC
 
 
 # --------------------------------------------------------------------------------------------------------- sentences
-def sentence(room: str) -> str:
-    """Return the docstring of a room's `__init__.py`."""
-    return ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text())) or ""
+def sentence(package: str) -> str:
+    """Return the docstring of a package's `__init__.py`."""
+    return ast.get_docstring(ast.parse((ROOT / package / "__init__.py").read_text())) or ""
 
 
-def may_use(room: str) -> str:
-    """Return the clause with which the sentence of a room has to end."""
-    *floors, _ = FLOORS[FLOOR_OF[room] + 1 :]  # the last one holds no room
-    if not floors:
-        return "; may use no other room."
-    return f"; may use {', '.join(floors[0])}{' and the rooms below' if len(floors) > 1 else ''}."
+def may_use(package: str) -> str:
+    """Return the clause with which the sentence of a package has to end."""
+    *layers, _ = LAYERS[LAYER_OF[package] + 1 :]  # the last one holds no package
+    if not layers:
+        return "; may use no other package."
+    return f"; may use {', '.join(layers[0])}{' and the packages below' if len(layers) > 1 else ''}."
 
 
-def purpose(room: str) -> str:
-    """Return what a room is for, in the words of its own docstring if it is a folder."""
-    if room in ROOMS:
-        return sentence(room).partition("; may use")[0].replace("`", "") + "."
+def purpose(package: str) -> str:
+    """Return what a package is for, in the words of its own docstring if it is a folder."""
+    if package in PACKAGES:
+        return sentence(package).partition("; may use")[0].replace("`", "") + "."
     return {
-        DOOR: "The public names (as mm).",
+        PUBLIC: "The public names (as mm).",
         "main": "The program: starts apps/cli.",
         "errors": "UserError: one sentence that says what to put right.",
-    }[room]
+    }[package]
 
 
 # ----------------------------------------------------------------------------------------------------------- drawing
 WIDTH, LEFT, BOX, GAP = 1280, 24, 604, 14
-ROW, PAIR, TOP = 66, 112, 92  # heights of a floor of one room, of one with two, and of the heading
+ROW, PAIR, TOP = 66, 112, 92  # heights of a layer with one package, a layer with two, and the heading
 FIRST_LANE, LANE = LEFT + BOX + 44, 58
-CHIPS = 132  # from the edge of a box to its first sub-package
+CHIPS = 132  # from the edge of a box to its first subpackage
 INK, MUTED, PAPER, FILL, EDGE, CHIP = "#1f2933", "#52606d", "#ffffff", "#f5f7fa", "#9aa5b1", "#dde5ee"
 GUIDE = "#e4e7eb"
-# One colour for each lane, dark enough on white; neighbours differ clearly.
+# One color for each lane, dark enough on white; neighbours differ clearly.
 COLOURS = (
     *("#7c3aed", "#0f766e", "#b45309", "#1d4ed8", "#be185d", "#4d7c0f", "#0e7490", "#c2410c", "#6d28d9", "#1e3a5f"),
     MUTED,
@@ -151,7 +151,7 @@ FONT = "font-family:'Helvetica Neue',Helvetica,Arial,'Liberation Sans','DejaVu S
 
 @dataclass(frozen=True)
 class Box:
-    """Where a room is drawn; `enter` and `leave` are the heights of the lines that reach it and that start at it."""
+    """Where a package is drawn; `enter` and `leave`: the heights of the incoming and outgoing lines."""
 
     x: float
     y: float
@@ -167,17 +167,17 @@ class Box:
 
 
 def boxes() -> dict[str, Box]:
-    """Return the box of every room, floor under floor; of two on a floor, the lines of the left one pass the right."""
+    """Return the box of every package, layer under layer."""
     placed, y = {}, TOP
-    for rooms in FLOORS:
-        if len(rooms) == 1:
+    for packages in LAYERS:
+        if len(packages) == 1:
             height = ROW - GAP
-            placed[rooms[0]] = Box(LEFT, y, BOX, height, y + 0.3 * height, y + 0.7 * height)
+            placed[packages[0]] = Box(LEFT, y, BOX, height, y + 0.3 * height, y + 0.7 * height)
             y += ROW
             continue
         height, half = PAIR - GAP, (BOX - GAP) / 2
-        placed[rooms[0]] = Box(LEFT, y, half, height, y + 6, y + height - 6)
-        placed[rooms[1]] = Box(LEFT + half + GAP, y + 14, half, height - 28, y + 0.38 * height, y + 0.66 * height)
+        placed[packages[0]] = Box(LEFT, y, half, height, y + 6, y + height - 6)
+        placed[packages[1]] = Box(LEFT + half + GAP, y + 14, half, height - 28, y + 0.38 * height, y + 0.66 * height)
         y += PAIR
     return placed
 
@@ -185,60 +185,62 @@ def boxes() -> dict[str, Box]:
 def draw() -> str:
     """Return the image as SVG text; the same code gives the same text."""
     placed = boxes()
-    uses = {(room_of(one.source), room_of(one.target)) for one in read_imports()}
-    targets = [room for rooms in FLOORS[1:] for room in rooms]
-    lane = {room: FIRST_LANE + LANE * index for index, room in enumerate(targets)}
-    colour = dict(zip(targets, COLOURS, strict=True))
+    uses = {(package_of(one.source), package_of(one.target)) for one in read_imports()}
+    targets = [package for packages in LAYERS[1:] for package in packages]
+    lane = {package: FIRST_LANE + LANE * index for index, package in enumerate(targets)}
+    color = dict(zip(targets, COLOURS, strict=True))
     bottom = max(box.y + box.height for box in placed.values())
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 24:g}" width="{WIDTH}" '
         f'height="{bottom + 24:g}" style="{FONT}" role="img" aria-labelledby="title">',
-        '<title id="title">The rooms of mlmoe_jax and which of them each one uses</title>',
+        '<title id="title">The packages of mlmoe_jax and their imports</title>',
         f'<rect width="100%" height="100%" fill="{PAPER}"/>',
-        _text(LEFT, 38, "The rooms of mlmoe_jax", size=22, weight=700),
-        _text(LEFT, 64, "A dot on the line of a room: it uses the room to which the arrow leads.", size=14, fill=MUTED),
+        _text(LEFT, 38, "The packages of mlmoe_jax", size=22, weight=700),
+        _text(
+            LEFT, 64, "A dot on the line of a package: the package imports the one at the arrow.", size=14, fill=MUTED
+        ),
     ]
     for source, box in placed.items():
         used = [target for target in targets if (source, target) in uses and target != source]
         lines += _leaving(box, [lane[target] for target in used])
     for target in targets:
         users = [placed[source] for source in placed if (source, target) in uses and source != target]
-        lines += _lane(target, placed[target], lane[target], colour[target], users)
-    for room, box in placed.items():
-        lines += _room(room, box, colour.get(room, INK))
+        lines += _lane(target, placed[target], lane[target], color[target], users)
+    for package, box in placed.items():
+        lines += _package(package, box, color.get(package, INK))
     return "\n".join([*lines, "</svg>", ""])
 
 
 def _leaving(box: Box, lanes: Sequence[float]) -> list[str]:
-    """Return the line from a room to the farthest lane that it uses."""
+    """Return the line from a package to the farthest lane that it uses."""
     if not lanes:
         return []
     return [f'<path d="M{box.right:g} {box.leave:g}H{max(lanes):g}" stroke="{EDGE}" stroke-width="1.25" fill="none"/>']
 
 
-def _lane(target: str, box: Box, x: float, colour: str, users: Sequence[Box]) -> list[str]:
-    """Return the lane that leads down to a room, with a dot for each of its users."""
+def _lane(target: str, box: Box, x: float, color: str, users: Sequence[Box]) -> list[str]:
+    """Return the lane that leads down to a package, with a dot for each of its users."""
     if not users:
         return []
     tip, top, turn = box.right + 2, min(user.leave for user in users), box.enter - 8
     return [
-        _text(x, TOP - 8, target, size=10.5, weight=700, fill=colour, anchor="middle"),
+        _text(x, TOP - 8, target, size=10.5, weight=700, fill=color, anchor="middle"),
         f'<path d="M{x:g} {TOP:g}V{top:g}" stroke="{GUIDE}" stroke-width="2"/>',
-        f'<path d="M{x:g} {top:g}V{turn:g}q0 8 -8 8H{tip + 7:g}" stroke="{colour}" stroke-width="2" fill="none"/>',
-        f'<path d="M{tip:g} {box.enter:g}l9 -4.5v9z" fill="{colour}"/>',
-        *(f'<circle cx="{x:g}" cy="{user.leave:g}" r="4.5" fill="{colour}"/>' for user in users),
+        f'<path d="M{x:g} {top:g}V{turn:g}q0 8 -8 8H{tip + 7:g}" stroke="{color}" stroke-width="2" fill="none"/>',
+        f'<path d="M{tip:g} {box.enter:g}l9 -4.5v9z" fill="{color}"/>',
+        *(f'<circle cx="{x:g}" cy="{user.leave:g}" r="4.5" fill="{color}"/>' for user in users),
     ]
 
 
-def _room(room: str, box: Box, colour: str) -> list[str]:
-    """Return the box of a room: name, sub-packages, and purpose."""
-    folder = PACKAGE / room
-    inside = sorted(path.parent.name for path in folder.glob("*/__init__.py")) if room in ROOMS else []
-    name = f"{room}/" if room in ROOMS else f"{room}.py" if room != DOOR else "__init__.py"
+def _package(package: str, box: Box, color: str) -> list[str]:
+    """Return the box of a package: name, subpackages, and purpose."""
+    folder = ROOT / package
+    inside = sorted(path.parent.name for path in folder.glob("*/__init__.py")) if package in PACKAGES else []
+    name = f"{package}/" if package in PACKAGES else f"{package}.py" if package != PUBLIC else "__init__.py"
     lines = [
         f'<rect x="{box.x:g}" y="{box.y:g}" width="{box.width:g}" height="{box.height:g}" rx="6" fill="{FILL}" '
         f'stroke="{EDGE}"/>',
-        f'<rect x="{box.x:g}" y="{box.y:g}" width="6" height="{box.height:g}" rx="3" fill="{colour}"/>',
+        f'<rect x="{box.x:g}" y="{box.y:g}" width="6" height="{box.height:g}" rx="3" fill="{color}"/>',
         _text(box.x + 18, box.y + 22, name, size=16, weight=700),
     ]
     x = box.x + CHIPS
@@ -249,7 +251,7 @@ def _room(room: str, box: Box, colour: str) -> list[str]:
             _text(x + width / 2, box.y + 22, f"{chip}/", size=12.5, anchor="middle"),
         ]
         x += width + 8
-    for index, line in enumerate(textwrap.wrap(purpose(room), int((box.width - 30) / 6.4))):
+    for index, line in enumerate(textwrap.wrap(purpose(package), int((box.width - 30) / 6.4))):
         lines.append(_text(box.x + 18, box.y + 42 + 16 * index, line, size=13, fill=MUTED))
     return lines
 

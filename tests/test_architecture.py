@@ -1,4 +1,4 @@
-"""The rooms of the package: what they are for, what they may use, and how large their parts are."""
+"""The packages of mlmoe_jax: what they are for, what they may use, and how large their parts are."""
 
 import ast
 import importlib.util
@@ -16,7 +16,7 @@ drawing = importlib.util.module_from_spec(_SPEC)
 sys.modules[_SPEC.name] = drawing  # where dataclasses look for it
 _SPEC.loader.exec_module(drawing)
 
-PACKAGE, ROOMS, FLOOR_OF, DOOR = drawing.PACKAGE, drawing.ROOMS, drawing.FLOOR_OF, drawing.DOOR
+ROOT, PACKAGES, LAYER_OF, PUBLIC = drawing.ROOT, drawing.PACKAGES, drawing.LAYER_OF, drawing.PUBLIC
 IMPORTS = drawing.read_imports()
 TREES = {name: ast.parse(path.read_text()) for name, path in drawing.modules().items()}
 PAGE = (REPOSITORY / "docs" / "architecture.md").read_text()
@@ -39,16 +39,16 @@ def cycle(uses: Iterable[tuple[str, str]]) -> list[str]:
 
 
 # ----------------------------------------------------------------------------------------------------------- imports
-def test_every_room_is_on_a_floor():
-    folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    assert folders == set(ROOMS)
-    files = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__"}
-    assert files == {room for rooms in drawing.FLOORS for room in rooms} - set(ROOMS) - {DOOR}
+def test_every_package_is_in_a_layer():
+    folders = {path.parent.name for path in ROOT.glob("*/__init__.py")}
+    assert folders == set(PACKAGES)
+    files = {path.stem for path in ROOT.glob("*.py")} - {"__init__"}
+    assert files == {package for packages in drawing.LAYERS for package in packages} - set(PACKAGES) - {PUBLIC}
 
 
-def test_no_room_uses_one_above_it_or_beside_it():
-    rooms = ((one, drawing.room_of(one.source), drawing.room_of(one.target)) for one in IMPORTS)
-    wrong = [str(one) for one, user, used in rooms if user != used and not FLOOR_OF[user] < FLOOR_OF[used]]
+def test_no_package_uses_a_package_above_it_or_beside_it():
+    packages = ((one, drawing.package_of(one.source), drawing.package_of(one.target)) for one in IMPORTS)
+    wrong = [str(one) for one, user, used in packages if user != used and not LAYER_OF[user] < LAYER_OF[used]]
     assert not wrong, "\n".join(wrong)
 
 
@@ -76,15 +76,15 @@ def test_no_module_needs_itself_to_be_imported():
     assert not cycle((one.source, one.target) for one in IMPORTS if one.when == drawing.AT_ONCE)
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_the_parts_of_a_room_do_not_use_one_another_in_a_cycle(room):
-    """The parts are its modules and its sub-packages, each as a whole; imports inside functions count.
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_parts_of_a_package_do_not_use_one_another_in_a_cycle(package):
+    """The parts are its modules and its subpackages, each as a whole; imports inside functions count.
 
     A table of names may name a module that uses it: that is what such tables are for.
     """
 
     used = ((one.source.split("."), one.target.split(".")) for one in IMPORTS if one.when != drawing.NAMED)
-    inside = ((user[:2], part[:2]) for user, part in used if user[0] == part[0] == room)
+    inside = ((user[:2], part[:2]) for user, part in used if user[0] == part[0] == package)
     assert not cycle((".".join(user), ".".join(part)) for user, part in inside if user != part)
 
 
@@ -110,21 +110,23 @@ def test_imports_are_found_wherever_they_stand(tmp_path):
 
 
 # --------------------------------------------------------------------------------------------------------- sentences
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_says_in_one_sentence_what_it_is_for_and_what_it_may_use(room):
-    text = drawing.sentence(room)
-    assert text.endswith(drawing.may_use(room)), f"the docstring of {room} should end with '{drawing.may_use(room)}'"
-    assert len(text) > len(drawing.may_use(room)) + 20
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_says_in_one_sentence_what_it_is_for_and_what_it_may_use(package):
+    text = drawing.sentence(package)
+    assert text.endswith(drawing.may_use(package)), (
+        f"the docstring of {package} should end with '{drawing.may_use(package)}'"
+    )
+    assert len(text) > len(drawing.may_use(package)) + 20
     assert "\n" not in text
     assert ". " not in text
 
 
-def test_what_a_room_may_use_is_the_floor_below_it():
-    assert drawing.may_use("apps") == "; may use training and the rooms below."
-    assert drawing.may_use("runs") == "; may use config, pretrained and the rooms below."
-    assert drawing.may_use("config") == drawing.may_use("pretrained") == "; may use models and the rooms below."
+def test_what_a_package_may_use_is_the_layer_below_it():
+    assert drawing.may_use("apps") == "; may use training and the packages below."
+    assert drawing.may_use("runs") == "; may use config, pretrained and the packages below."
+    assert drawing.may_use("config") == drawing.may_use("pretrained") == "; may use models and the packages below."
     assert drawing.may_use("data") == "; may use runtime."
-    assert drawing.may_use("runtime") == "; may use no other room."
+    assert drawing.may_use("runtime") == "; may use no other package."
 
 
 # ------------------------------------------------------------------------------------------------------------- sizes
@@ -159,7 +161,7 @@ CHANGES = {"addFilter", "removeFilter", "dup2", "execv"}
 
 
 def below_apps() -> Iterable[tuple[str, ast.Module]]:
-    rest = ((name, tree) for name, tree in TREES.items() if drawing.room_of(name) not in ("apps", "main", "errors"))
+    rest = ((name, tree) for name, tree in TREES.items() if drawing.package_of(name) not in ("apps", "main", "errors"))
     return ((name, tree) for name, tree in rest if name not in PROGRAMS)
 
 
@@ -204,19 +206,19 @@ def test_every_arrow_of_the_image_leads_down():
     placed = drawing.boxes()
     for user, box in placed.items():
         for used, below in placed.items():
-            if FLOOR_OF[user] < FLOOR_OF[used]:
+            if LAYER_OF[user] < LAYER_OF[used]:
                 assert box.leave < below.enter, (user, used)
 
 
-def test_the_table_of_rooms_is_that_of_the_code():
+def test_the_table_of_packages_is_that_of_the_code():
     rows = dict(re.findall(r"^\| \[`(\w+)/`\]\(\.\./mlmoe_jax/\w+\) \| (.*) \|$", PAGE, re.MULTILINE))
-    assert list(rows) == list(ROOMS)
-    for room, row in rows.items():
-        below = drawing.FLOORS[FLOOR_OF[room] + 1]
+    assert list(rows) == list(PACKAGES)
+    for package, row in rows.items():
+        below = drawing.LAYERS[LAYER_OF[package] + 1]
         _, uses, main = (cell.strip() for cell in row.split(" | "))
-        assert uses == ("—" if below == drawing.FLOORS[-1] else ", ".join(f"`{name}`" for name in below))
+        assert uses == ("—" if below == drawing.LAYERS[-1] else ", ".join(f"`{name}`" for name in below))
         for name in re.findall(r"`([\w./]+)`", main):
-            assert (PACKAGE / room / name).exists(), f"{room}/{name}"
+            assert (ROOT / package / name).exists(), f"{package}/{name}"
 
 
 def test_every_file_that_the_page_links_to_exists():

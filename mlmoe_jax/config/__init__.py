@@ -1,4 +1,4 @@
-"""The configuration: every key, loading, validation, published recipes; may use models and the rooms below."""
+"""The configuration: every key, loading, validation, published recipes; may use models and the packages below."""
 
 from mlmoe_jax.config.defaults import default_config, use_adapter
 from mlmoe_jax.config.loading import (

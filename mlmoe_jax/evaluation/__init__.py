@@ -1,1 +1,1 @@
-"""Scores and metrics of a split, thresholds; may use inference and the rooms below."""
+"""Scores and metrics of a split, thresholds; may use inference and the packages below."""

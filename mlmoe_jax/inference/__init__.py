@@ -1,1 +1,1 @@
-"""The Predictor, its inputs and outputs, features, explanations; may use runs and the rooms below."""
+"""The Predictor, its inputs and outputs, features, explanations; may use runs and the packages below."""

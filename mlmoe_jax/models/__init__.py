@@ -1,1 +1,1 @@
-"""Backbones, adapters, experts, heads and losses; may use data and the rooms below."""
+"""Backbones, adapters, experts, heads and losses; may use data and the packages below."""

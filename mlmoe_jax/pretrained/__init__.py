@@ -1,1 +1,1 @@
-"""Published weights: downloading, reading and renaming them, in and out; may use models and the rooms below."""
+"""Published weights: downloading, reading and renaming them, in and out; may use models and the packages below."""

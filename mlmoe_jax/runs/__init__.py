@@ -1,1 +1,1 @@
-"""The run folder: its files, checkpoints, restored models, logs; may use config, pretrained and the rooms below."""
+"""The run folder: its files, checkpoints, restored models, logs; may use config, pretrained and the packages below."""

@@ -1,1 +1,1 @@
-"""The platform: processes, devices, memory, storage, terminal; may use no other room."""
+"""The platform: processes, devices, memory, storage, terminal; may use no other package."""

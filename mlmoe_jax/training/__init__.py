@@ -1,1 +1,1 @@
-"""The training loop, its step, state, optimizer and selection; may use evaluation and the rooms below."""
+"""The training loop, its step, state, optimizer and selection; may use evaluation and the packages below."""
