@@ -1,6 +1,6 @@
 """The exception that means: the user can put this right; and the exit codes of the program."""
 
-DONE, FOUND_PROBLEMS, USER_ERROR, OUTDATED, NO_ROOM, INTERRUPTED = 0, 1, 2, 3, 4, 130
+DONE, FOUND_PROBLEMS, USER_ERROR, OUTDATED, DISK_ERROR, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 
 class UserError(Exception):
@@ -12,7 +12,7 @@ class UserError(Exception):
     exit_code = USER_ERROR
 
 
-class NoRoom(UserError):
-    """A disk that is full, read-only or failing; once there is room, the same command resumes."""
+class DiskError(UserError):
+    """A disk that is full, read-only or failing; once there is space, the same command resumes."""
 
-    exit_code = NO_ROOM
+    exit_code = DISK_ERROR

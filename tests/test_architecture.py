@@ -153,7 +153,7 @@ def test_no_class_has_many_fields():
 
 
 # -------------------------------------------------------------------------------------------- what only apps may do
-EXIT_CODES = {"DONE", "FOUND_PROBLEMS", "USER_ERROR", "OUTDATED", "NO_ROOM", "INTERRUPTED"}
+EXIT_CODES = {"DONE", "FOUND_PROBLEMS", "USER_ERROR", "OUTDATED", "DISK_ERROR", "INTERRUPTED"}
 PROGRAMS = {"data.sources.digits"}  # `python -m` programs, which print what they have made
 # State of the whole process, which only the command line may change.
 STATE = {"sys.unraisablehook", "sys.excepthook", "sys.stdout", "sys.stderr", "warnings.showwarning"}

@@ -15,8 +15,8 @@ PAGES = [
 ABOUT_TABLES = {"papers", "write_papers", "test_reproduce_command"}
 MODULES = [
     module
-    for room in ("mlmoe_jax", "configs", "benchmarks", "tests")
-    for module in (REPOSITORY / room).rglob("*.py")
+    for folder in ("mlmoe_jax", "configs", "benchmarks", "tests")
+    for module in (REPOSITORY / folder).rglob("*.py")
     if not ABOUT_TABLES & {*module.relative_to(REPOSITORY).parts, module.stem}
 ]
 FILES = sorted({*PAGES, *MODULES, *REPOSITORY.glob("*.md")} - {REPOSITORY / "tests" / "test_citations.py"})

@@ -17,10 +17,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mlmoe_jax.errors import NoRoom, UserError
+from mlmoe_jax.errors import DiskError, UserError
 from mlmoe_jax.pretrained import hub
 from mlmoe_jax.pretrained.hub import NoAnswer, Refused
-from mlmoe_jax.runtime.files import full_disk_explained
+from mlmoe_jax.runtime.files import disk_errors_explained
 from mlmoe_jax.runtime.progress import Meter, megabytes, status
 from mlmoe_jax.runtime.storage import Folder
 
@@ -92,9 +92,9 @@ def _expected(target: Path, sha256: str) -> str:
 def _writing(target: Path) -> Iterator[None]:
     """Let one process at a time write to the folder of a file, and explain errors of the disk."""
     try:
-        with full_disk_explained(target), Folder(target.parent).writing(wait=True):
+        with disk_errors_explained(target), Folder(target.parent).writing(wait=True):
             yield
-    except NoRoom:  # a training run needs the space, and the part can be downloaded again
+    except DiskError:  # a training run needs the space, and the part can be downloaded again
         _beside(target, ".part").unlink(missing_ok=True)
         raise
     except OSError as error:

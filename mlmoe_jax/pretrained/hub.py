@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import HUB, cache_folder, full_disk_explained
+from mlmoe_jax.runtime.files import HUB, cache_folder, disk_errors_explained
 from mlmoe_jax.runtime.progress import megabytes, status
 from mlmoe_jax.runtime.text import printable
 from mlmoe_jax.runtime.version import __version__
@@ -161,7 +161,7 @@ def _download(
             raise UserError(f"{address} has a {name} of {megabytes(size)}, above {megabytes(most[name])}")
     status(f"downloading {address}, commit {commit[:12]}, to {folder}")
     for name, (size, sha256) in files.items():
-        with _explained(address), full_disk_explained(folder):
+        with _explained(address), disk_errors_explained(folder):
             hf_hub_download(address.repository, name, revision=commit, local_dir=folder, endpoint=_endpoint())
         path = folder / name
         if path.stat().st_size != size or (sha256 and sha256_of(path) != sha256):

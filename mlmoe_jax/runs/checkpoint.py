@@ -22,10 +22,10 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from mlmoe_jax.errors import NoRoom, UserError
+from mlmoe_jax.errors import DiskError, UserError
 from mlmoe_jax.runs.folder import CHECKPOINTS, RunFolder
 from mlmoe_jax.runtime import distributed
-from mlmoe_jax.runtime.files import damage_explained, full_disk_explained
+from mlmoe_jax.runtime.files import damage_explained, disk_errors_explained
 from mlmoe_jax.runtime.progress import heartbeat, status
 
 Notes = Mapping[str, Any]
@@ -66,19 +66,19 @@ def open_manager(folder: RunFolder, *, keep: int = 2, writing: bool = True) -> I
         training may be writing to the folder, because its checkpoint would be removed.
 
     Raises:
-      NoRoom: a checkpoint could not be written; its partial files have been removed.
+      DiskError: a checkpoint could not be written; its partial files have been removed.
     """
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=writing, cleanup_tmp_directories=writing)
     path = folder.writable_folder(CHECKPOINTS) if writing else folder / CHECKPOINTS
     path = path.resolve() if folder.is_local else path
-    with damage_explained(f"a _CHECKPOINT_METADATA in {path}"), full_disk_explained(path):
+    with damage_explained(f"a _CHECKPOINT_METADATA in {path}"), disk_errors_explained(path):
         manager = ocp.CheckpointManager(path, options=options)
     try:
         try:
             yield manager
         finally:
             _close(manager)
-    except NoRoom:
+    except DiskError:
         if writing:
             _remove_partial(path)
         raise
@@ -87,9 +87,9 @@ def open_manager(folder: RunFolder, *, keep: int = 2, writing: bool = True) -> I
 def _close(manager: ocp.CheckpointManager) -> None:
     """Wait for the last checkpoint and end the threads of the manager, also if the checkpoint could not be written."""
     try:
-        with full_disk_explained(manager.directory):
+        with disk_errors_explained(manager.directory):
             manager.close()
-    except NoRoom:
+    except DiskError:
         manager.close()  # the first call ends at the error, which is raised once, and leaves threads behind
         raise
 
@@ -103,9 +103,9 @@ def _remove_partial(path: epath.Path) -> None:
 
 
 def require_written(manager: ocp.CheckpointManager, *, wait: bool = False) -> None:
-    """Raise NoRoom if the last checkpoint could not be written; without `wait`, one that is being written counts."""
+    """Raise DiskError if the last checkpoint could not be written; without `wait`, one that is being written counts."""
     if wait or not manager.is_saving_in_progress():
-        with full_disk_explained(manager.directory):
+        with disk_errors_explained(manager.directory):
             manager.wait_until_finished()
 
 
@@ -121,7 +121,7 @@ def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, n
         notes=ocp.args.JsonSave(notes),
         digests=ocp.args.JsonSave(digests),
     )
-    with full_disk_explained(manager.directory):
+    with disk_errors_explained(manager.directory):
         manager.save(step, args=items)
 
 

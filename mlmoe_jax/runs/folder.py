@@ -68,7 +68,7 @@ class RunFolder(Folder):
         line = to_json(row) + "\n"
         path = self / METRICS
         if self.is_local:
-            with files.full_disk_explained(path), open_to_append(path) as file:
+            with files.disk_errors_explained(path), open_to_append(path) as file:
                 file.write(line)
         else:
             path.write_text((path.read_text() if path.exists() else "") + line)

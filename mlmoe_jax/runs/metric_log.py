@@ -84,7 +84,7 @@ class EventFiles:
         self._folder, self._event = folder, event_pb2.Event
         self._kept = None if folder.is_local else tempfile.TemporaryDirectory()
         self._where = where = Path(self._kept.name if self._kept else folder.writable_folder(TENSORBOARD))
-        with files.full_disk_explained(where):
+        with files.disk_errors_explained(where):
             where.mkdir(parents=True, exist_ok=True)
             self._file = EventsWriter(str(where / "events"), f".from{first_step}")
         if first_step:
@@ -104,7 +104,7 @@ class EventFiles:
             self._kept.cleanup()
 
     def _write(self, event: Any) -> None:
-        with files.full_disk_explained(self._where):
+        with files.disk_errors_explained(self._where):
             self._file.write_event(event)
             self._file.flush()
         for path in Path(self._kept.name).iterdir() if self._kept is not None else ():

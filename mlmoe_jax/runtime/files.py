@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, TextIO
 
 from etils import epath
 
-from mlmoe_jax.errors import NoRoom, UserError
+from mlmoe_jax.errors import DiskError, UserError
 
 MIB, GIB = 2**20, 2**30
 
@@ -31,7 +31,7 @@ HUB, DEMO = "hf:", "demo:"
 _LONGEST_NAME = 255  # bytes, on common file systems
 _NOT_A_FILE = (errno.ELOOP, errno.ENXIO, errno.EISDIR)  # a symbolic link, a pipe, a folder
 _REMEDIES = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room and repeat the same command"),
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free disk space and repeat the same command"),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "make it writable or name another folder"),
     errno.EIO: "check the disk and repeat the same command",
 }
@@ -86,7 +86,7 @@ def read_stream(file: BinaryIO, most: int) -> bytes:
     return bytes(content)
 
 
-def lines_of(file: TextIO) -> Iterator[str]:
+def read_lines(file: TextIO) -> Iterator[str]:
     """Yield the lines of a text file; ValueError at one with more than MOST_LINE letters."""
     while line := file.readline(MOST_LINE):
         if len(line) == MOST_LINE and not line.endswith("\n"):
@@ -142,20 +142,20 @@ def damage_explained(path: Any) -> Iterator[None]:
         raise UserError(f"{path} is damaged: {reason}") from error
 
 
-def no_room(error: BaseException, place: object = "") -> NoRoom | None:
+def disk_error(error: BaseException, place: object = "") -> DiskError | None:
     """Return the sentence about a disk that is full, read-only or failing if that caused an error, otherwise None.
 
     place: the file or folder that was written; by default the one that the error names.
     """
     if isinstance(error, UserError):  # whoever raised it knew the reason
-        return error if isinstance(error, NoRoom) else None
+        return error if isinstance(error, DiskError) else None
     cause: BaseException | None = error
     while cause is not None:
         if number := _number(cause):
             what = f"cannot write {place}" if place else "cannot read or write"
             if not place and (name := getattr(cause, "filename", None)):
                 what += f" {os.fsdecode(name)}"
-            return NoRoom(f"{what}: {os.strerror(number)}; {_REMEDIES[number]}")
+            return DiskError(f"{what}: {os.strerror(number)}; {_REMEDIES[number]}")
         cause = cause.__cause__
     return None
 
@@ -169,11 +169,11 @@ def _number(error: BaseException) -> int | None:
 
 
 @contextlib.contextmanager
-def full_disk_explained(place: object) -> Iterator[None]:
-    """Turn any error of a full, read-only or failing disk in the block, which writes `place`, into NoRoom."""
+def disk_errors_explained(place: object) -> Iterator[None]:
+    """Turn any error of a full, read-only or failing disk in the block, which writes `place`, into DiskError."""
     try:
         yield
     except Exception as error:
-        if (reason := no_room(error, place)) is None:
+        if (reason := disk_error(error, place)) is None:
             raise
         raise reason from error

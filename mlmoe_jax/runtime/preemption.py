@@ -48,7 +48,7 @@ def _maintenance_noticed() -> bool:
 
 
 @contextlib.contextmanager
-def asked_to_stop() -> Iterator[StopRequest]:
+def stop_requests() -> Iterator[StopRequest]:
     """Turn SIGTERM and the first Ctrl-C into a request, so that the current step finishes and is saved."""
     asked = StopRequest()
 

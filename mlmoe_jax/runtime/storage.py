@@ -20,12 +20,12 @@ from typing import Any, TextIO
 import numpy as np
 from etils import epath
 
-from mlmoe_jax.errors import NoRoom, UserError
+from mlmoe_jax.errors import DiskError, UserError
 from mlmoe_jax.runtime.files import (
     MOST_DATA,
     MOST_TEXT,
     damage_explained,
-    full_disk_explained,
+    disk_errors_explained,
     is_file_name,
     open_to_append,
     read_bytes,
@@ -84,7 +84,7 @@ class Folder:
             if not there.is_dir():
                 raise UserError(f"cannot make the {self.kind} {self}: {there} is a file")
             if not os.access(there, os.W_OK):
-                raise NoRoom(f"cannot make the {self.kind} {self}: {there} is not writable")
+                raise DiskError(f"cannot make the {self.kind} {self}: {there} is not writable")
 
     @contextlib.contextmanager
     def writing(self, *, wait: bool = False) -> Iterator[None]:
@@ -93,7 +93,7 @@ class Folder:
         If another process holds the lock, raises InUse, or waits for it with `wait`.
         """
         try:
-            with full_disk_explained(self):
+            with disk_errors_explained(self):
                 self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make the {self.kind} {str(self)[:200]}: {error.strerror or error}") from error
@@ -207,7 +207,7 @@ def whole_file(path: epath.Path, *, alone: bool = True) -> Iterator[Path]:
     containers that share a folder have the same process numbers.
     """
     local = "://" not in str(path)
-    with full_disk_explained(path), contextlib.ExitStack() as stack:
+    with disk_errors_explained(path), contextlib.ExitStack() as stack:
         if local:
             partial = Path(path).with_name(f".{path.name}.{'' if alone else f'{secrets.randbits(64)}.'}tmp")
             partial.unlink(missing_ok=True)  # that of a process that was killed

@@ -23,7 +23,7 @@ from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import require_same_frozen, write_run_metadata
 from mlmoe_jax.runs.thresholds import write_thresholds
 from mlmoe_jax.runtime import distributed, memory
-from mlmoe_jax.runtime.preemption import asked_to_stop
+from mlmoe_jax.runtime.preemption import stop_requests
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.training.classifier import fit_classifier, require_only_classifier
@@ -100,7 +100,7 @@ def run_steps(experiment: Experiment, state: TrainState, selection: Selection, m
     progress = Progress("train", experiment.total_steps, experiment.config.train.batch_size, first=step)
     batches = () if selection.finished else experiment.batches(step, progress)
     hooks = training_hooks(experiment, state, manager, progress, finished=selection.finished)
-    with hooks, asked_to_stop() as asked:
+    with hooks, stop_requests() as asked:
         for step, batch in batches:
             hooks.before_step(step, state, batch)
             state, metrics = experiment.steps.train_step(state, batch)

@@ -26,7 +26,7 @@ from helpers.file_site import (
 )
 from huggingface_hub import constants
 
-from mlmoe_jax.errors import NoRoom
+from mlmoe_jax.errors import DiskError
 from mlmoe_jax.models.backbones.catalog import CATALOG
 from mlmoe_jax.pretrained import download
 from mlmoe_jax.pretrained.download import Unreachable, check_pinned, fetch
@@ -298,7 +298,7 @@ def test_a_full_disk(site, target, refusal, monkeypatch):
         return written
 
     monkeypatch.setattr(Path, "write_bytes", on_full_disk)
-    assert f"cannot write {target}: No space left" in refusal(fetch, site.address(), target, error=NoRoom)
+    assert f"cannot write {target}: No space left" in refusal(fetch, site.address(), target, error=DiskError)
     assert not part.is_symlink(), "the space is free again"
 
 

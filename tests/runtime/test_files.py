@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mlmoe_jax.errors import NO_ROOM, NoRoom, UserError
+from mlmoe_jax.errors import DISK_ERROR, DiskError, UserError
 from mlmoe_jax.runtime import files
-from mlmoe_jax.runtime.files import cache_folder, lines_of, open_regular, read_bytes, read_stream
+from mlmoe_jax.runtime.files import cache_folder, open_regular, read_bytes, read_lines, read_stream
 from mlmoe_jax.runtime.storage import Folder
 
 
@@ -54,9 +54,9 @@ def test_a_file_has_a_limit_of_bytes(tmp_path):
 
 def test_a_line_has_a_limit(monkeypatch):
     monkeypatch.setattr(files, "MOST_LINE", 4)
-    assert list(lines_of(io.StringIO("abc\nde"))) == ["abc\n", "de"]
+    assert list(read_lines(io.StringIO("abc\nde"))) == ["abc\n", "de"]
     with pytest.raises(ValueError, match="more than 4 letters"):
-        list(lines_of(io.StringIO("abc\nabcde\n")))
+        list(read_lines(io.StringIO("abc\nabcde\n")))
 
 
 def test_the_cache_folder_is_chosen_by_the_environment(monkeypatch, tmp_path):
@@ -74,31 +74,31 @@ def test_the_cache_folder_is_chosen_by_the_environment(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("number", "remedy"),
     [
-        (errno.ENOSPC, "make room and repeat the same command"),
+        (errno.ENOSPC, "free disk space and repeat the same command"),
         (errno.EACCES, "make it writable or name another folder"),
         (errno.EIO, "check the disk and repeat the same command"),
     ],
 )
 def test_the_sentence_names_the_file_the_reason_and_the_remedy(number, remedy):
     reason = os.strerror(number)
-    named = files.no_room(OSError(number, reason, "/data/x.csv"))
+    named = files.disk_error(OSError(number, reason, "/data/x.csv"))
     assert str(named) == f"cannot read or write /data/x.csv: {reason}; {remedy}"
-    assert named.exit_code == NO_ROOM
+    assert named.exit_code == DISK_ERROR
     # as TensorStore and ArrayRecord report it, and as the cause of something else
     other = ValueError(f'RESOURCE_EXHAUSTED: Failed writing: "d/8": {reason} [os_error_code=x]')
     outer = RuntimeError("a thread failed")
     outer.__cause__ = other
-    assert str(files.no_room(outer, "/run/checkpoints")) == f"cannot write /run/checkpoints: {reason}; {remedy}"
+    assert str(files.disk_error(outer, "/run/checkpoints")) == f"cannot write /run/checkpoints: {reason}; {remedy}"
 
 
 def test_other_errors_stay():
     reason = os.strerror(errno.EACCES)
     for other in (OSError(errno.ENOENT, "No such file"), ValueError("x"), UserError(f"cannot read a: {reason}")):
-        assert files.no_room(other) is None
-        with pytest.raises(type(other)), files.full_disk_explained("x"):
+        assert files.disk_error(other) is None
+        with pytest.raises(type(other)), files.disk_errors_explained("x"):
             raise other
-    known = NoRoom("cannot write a")
-    assert files.no_room(known, "b") is known
+    known = DiskError("cannot write a")
+    assert files.disk_error(known, "b") is known
 
 
 def test_a_partial_file_is_removed_and_the_old_one_kept(tmp_path, refusal):
@@ -107,14 +107,14 @@ def test_a_partial_file_is_removed_and_the_old_one_kept(tmp_path, refusal):
     program = f"""
 import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-from mlmoe_jax.errors import NoRoom
+from mlmoe_jax.errors import DiskError
 from mlmoe_jax.runtime.storage import Folder
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
     Folder({str(tmp_path)!r}).write_text("a.txt", 2000 * "x")
-except NoRoom as error:
+except DiskError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith(f"cannot write {tmp_path / 'a.txt'}: File too large; make room")
+    assert done.stdout.startswith(f"cannot write {tmp_path / 'a.txt'}: File too large; free disk space")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"a.txt": "old"}

@@ -13,13 +13,13 @@ from types import SimpleNamespace
 import pytest
 
 from mlmoe_jax.runtime import distributed, preemption, progress
-from mlmoe_jax.runtime.preemption import asked_to_stop
+from mlmoe_jax.runtime.preemption import stop_requests
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_becomes_a_request(number):
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    with asked_to_stop() as asked:
+    with stop_requests() as asked:
         assert not asked.agreed()
         os.kill(os.getpid(), number)
         assert asked.wait(5)
@@ -34,7 +34,7 @@ def ask(number=signal.SIGTERM):
 
 def test_a_second_ctrl_c_interrupts_at_once():
     before = signal.getsignal(signal.SIGINT)
-    with asked_to_stop():
+    with stop_requests():
         ask(signal.SIGTERM)
         ask(signal.SIGTERM)
         with pytest.raises(KeyboardInterrupt):
@@ -46,7 +46,7 @@ def test_outside_the_main_thread_signals_are_left_alone():
     seen = []
 
     def work():
-        with asked_to_stop() as asked:
+        with stop_requests() as asked:
             seen.append(asked.is_set())
 
     before = signal.getsignal(signal.SIGTERM)
@@ -68,16 +68,16 @@ def test_several_processes_heed_the_notices_of_jax(monkeypatch, enabled, stops):
         lambda call: calls.append(call) or len(calls) == 3,
     )
     monkeypatch.setattr("jax.config", SimpleNamespace(jax_enable_preemption_service=enabled))
-    with asked_to_stop() as asked:
+    with stop_requests() as asked:
         assert [asked.agreed() for _ in range(3)] == stops
-    with asked_to_stop() as asked:
+    with stop_requests() as asked:
         asked.agreed()
     assert calls == list(range(calls[0], calls[0] + 4)) if enabled else not calls
 
 
 def test_a_request_after_the_last_step_is_shared(monkeypatch):
     monkeypatch.setattr(distributed, "gather", lambda value: [value, True])
-    with asked_to_stop() as asked:
+    with stop_requests() as asked:
         assert asked.agreed_at_end()
 
 

@@ -55,7 +55,7 @@ def train_until(step: int, config, folder: RunFolder) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(RunFolder, "append_row", append_and_ask)
-        patch.setattr("mlmoe_jax.training.loop.asked_to_stop", lambda: contextlib.nullcontext(asked))
+        patch.setattr("mlmoe_jax.training.loop.stop_requests", lambda: contextlib.nullcontext(asked))
         with pytest.raises(Stopped, match=f"stopped at step {step} of {STEPS}"):
             train(config, folder)
 

@@ -14,9 +14,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from mlmoe_jax.errors import DONE, INTERRUPTED, NoRoom, UserError
+from mlmoe_jax.errors import DONE, INTERRUPTED, DiskError, UserError
 from mlmoe_jax.runtime import distributed
-from mlmoe_jax.runtime.files import full_disk_explained, no_room
+from mlmoe_jax.runtime.files import disk_error, disk_errors_explained
 from mlmoe_jax.runtime.text import printable
 
 _CACHE_TROUBLE = "persistent compilation cache entry for '"  # in JAX's warnings, followed by the name of the program
@@ -67,7 +67,7 @@ def explain(error: BaseException) -> int | None:
     if isinstance(error, BrokenPipeError):  # `… | head`
         discard_output()
         return DONE
-    reason = error if isinstance(error, UserError) else no_room(error)
+    reason = error if isinstance(error, UserError) else disk_error(error)
     if reason is None:
         return None
     print(f"error: {printable(str(reason))}", file=sys.stderr)
@@ -84,11 +84,11 @@ def results_only_from(first: bool) -> None:
 
 
 def flush_output() -> None:
-    """Write what is printed so far; NoRoom if that fails, which at exit would have no sentence."""
+    """Write what is printed so far; DiskError if that fails, which at exit would have no sentence."""
     try:
-        with full_disk_explained("standard output"):
+        with disk_errors_explained("standard output"):
             sys.stdout.flush()
-    except (OSError, NoRoom):
+    except (OSError, DiskError):
         discard_output()
         raise
 
@@ -133,7 +133,7 @@ def _is_not_unretrieved(record: logging.LogRecord) -> bool:
 def _is_not_full_disk(record: logging.LogRecord) -> bool:
     """Return False for the traceback of each thread of Orbax that cannot write because the disk is full."""
     error = record.exc_info[1] if record.exc_info else None
-    return error is None or no_room(error) is None
+    return error is None or disk_error(error) is None
 
 
 def _without_cache_trouble(show: Callable[..., None]) -> Callable[..., None]:

@@ -23,7 +23,7 @@ from mlmoe_jax.config import keys
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.labels.grouping import require_groups
 from mlmoe_jax.data.sources.open import count_labels
-from mlmoe_jax.errors import NoRoom, UserError
+from mlmoe_jax.errors import DiskError, UserError
 from mlmoe_jax.evaluation.results import Results, training_results
 from mlmoe_jax.inference.explain import write_requested_samples
 from mlmoe_jax.models.catalog import prompts_of
@@ -270,7 +270,7 @@ def _train(run: GridRun, title: str) -> None:
         run.read_results()
     except UserError as error:
         noticed_alone = isinstance(error, InUse | BadImage) and distributed.process()[1] > 1
-        if isinstance(error, NoRoom) or noticed_alone:  # the disk is full for the next run, or other processes wait
+        if isinstance(error, DiskError) or noticed_alone:  # the disk is full for the next run, or other processes wait
             raise
         in_use = isinstance(error, InUse)
         run.error = "" if in_use else str(error)

@@ -29,7 +29,7 @@ from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_DATA
 from mlmoe_jax.runtime.machine import cores
-from mlmoe_jax.runtime.preemption import asked_to_stop
+from mlmoe_jax.runtime.preemption import stop_requests
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.storage import Folder
 
@@ -46,7 +46,7 @@ def pack(config: ConfigDict, output: str | os.PathLike) -> int:
     splits = _open_splits(config)
     folder = Folder(epath.Path(output).expanduser())
     folder.require_place()
-    with folder.writing(), asked_to_stop() as stop:
+    with folder.writing(), stop_requests() as stop:
         manifest = _resume(folder, _empty_manifest(config, splits), config)
         folder.write_json(UNFINISHED, manifest)
         try:

@@ -48,7 +48,7 @@ from mlmoe_jax.data.sources.source import Source, data_folder
 from mlmoe_jax.data.split import NEGATIVE, POSITIVE, UNKNOWN, Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import formats
-from mlmoe_jax.runtime.files import damage_explained, lines_of, open_regular
+from mlmoe_jax.runtime.files import damage_explained, open_regular, read_lines
 from mlmoe_jax.runtime.text import some
 
 SPLIT_COLUMN = "split"
@@ -92,7 +92,7 @@ def open_table(data_config: ConfigDict, split: str, classes: Sequence[str] | Non
 def read_classes(path: Path) -> tuple[str, ...]:
     """Read a file with one class name per line; UserError if it is missing, empty or repeats a name."""
     with damage_explained(path), _open_text(path) as file:
-        names = [line.strip() for line in lines_of(file) if line.strip()]
+        names = [line.strip() for line in read_lines(file) if line.strip()]
     if not names or (repeated := _first_repeated(names)):
         wrong = f"names the class '{repeated}' twice" if names else "contains no class names"
         raise UserError(f"{path} {wrong}; write one class name per line")
@@ -252,7 +252,7 @@ def _jsonl_rows(file: TextIO, path: Path, data_config: ConfigDict) -> Iterator[R
     image_key, label_key = data_config.image_column, data_config.label_column
     whole_table = "{split}" in data_config.table
     own_split = None
-    for line, text in enumerate(lines_of(file), 1):
+    for line, text in enumerate(read_lines(file), 1):
         if not text.strip():
             continue
         try:
@@ -287,7 +287,7 @@ def _csv_rows(
     file: TextIO, path: Path, data_config: ConfigDict, classes: Sequence[str] | None
 ) -> tuple[Iterator[Row], Sequence[str] | None]:
     """Return the rows of a CSV, and the classes: if it has one column per class, these columns."""
-    reader = csv.reader(lines_of(file), skipinitialspace=True)
+    reader = csv.reader(read_lines(file), skipinitialspace=True)
     header = [formats.plain(name.strip()) for name in next(filter(None, reader), [])]
     if not header or (repeated := _first_repeated(header)):
         wrong = f"has two columns '{repeated}'" if header else "is empty"

@@ -13,7 +13,7 @@ from helpers.paths import REPOSITORY
 from mlmoe_jax.apps.cli import large_pages, process
 from mlmoe_jax.apps.cli.large_pages import LARGE_PAGES, TUNABLES, use_large_pages
 from mlmoe_jax.apps.cli.process import explain, quiet_libraries, run_job
-from mlmoe_jax.errors import DONE, INTERRUPTED, NO_ROOM, USER_ERROR, NoRoom, UserError
+from mlmoe_jax.errors import DISK_ERROR, DONE, INTERRUPTED, USER_ERROR, DiskError, UserError
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.distributed import VARIABLES
 
@@ -142,7 +142,7 @@ def test_errors_of_users_disks_and_signals_have_a_sentence_and_a_code(capsys, mo
     assert explain(ValueError("a mistake of ours")) is None
     assert capsys.readouterr().err == ""
     assert explain(UserError("a\x1b[31m")) == USER_ERROR
-    assert explain(NoRoom("full")) == NoRoom.exit_code
+    assert explain(DiskError("full")) == DiskError.exit_code
     assert explain(KeyboardInterrupt()) == INTERRUPTED
     assert capsys.readouterr().err == "error: a\\x1b[31m\nerror: full\nstopped\n"
     monkeypatch.setattr(process, "discard_output", lambda: None)
@@ -211,9 +211,9 @@ def program(output: str, **pipes) -> subprocess.CompletedProcess:
 
 def test_output_to_a_full_disk_has_a_sentence():
     done = program("> /dev/full")
-    assert done.returncode == NO_ROOM
+    assert done.returncode == DISK_ERROR
     assert done.stderr == (
-        "error: cannot write standard output: No space left on device; make room and repeat the same command\n"
+        "error: cannot write standard output: No space left on device; free disk space and repeat the same command\n"
     )
 
 

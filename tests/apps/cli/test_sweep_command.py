@@ -47,7 +47,7 @@ def stopping_in(monkeypatch, folder, step: int):
 
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "append_row", noticing)
-        patch.setattr("mlmoe_jax.training.loop.asked_to_stop", lambda: contextlib.nullcontext(asked))
+        patch.setattr("mlmoe_jax.training.loop.stop_requests", lambda: contextlib.nullcontext(asked))
         yield
 
 
