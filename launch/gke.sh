@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Train on a TPU slice of a GKE cluster with JobSet; docs/launch.md explains how to create one.
+# Train on a TPU slice of a GKE cluster with JobSet; docs/scaling.md explains how to create one.
 #
 #   bash launch/gke.sh ACTION… --name=NAME [FLAG…] [-- FLAGS OF mlmoe_jax.main]
 #

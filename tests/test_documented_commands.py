@@ -32,7 +32,7 @@ FOREIGN = {"docker", "find", "gcloud", "git", "kubectl", "pip", "ssh-add", "ssh-
 FOREIGN |= {"curl", "hf", "mkdir", "tar", "unzip"}
 BLANK = "…"  # what the reader fills in
 # Pages whose programs have tests of their own, which write the files that the programs import or stand in for the hub.
-FOLLOWED_ELSEWHERE = {"extending.md", "api.md", "export.md", "sharing.md"}
+FOLLOWED_ELSEWHERE = {"extending.md", "api.md", "deployment.md"}
 GENERATED = {"configuration.md"}
 
 SHELL = [block for page in PAGES for block in blocks(page, "bash")]

@@ -1,4 +1,4 @@
-"""The way of a newcomer: the commands of docs/own-images.md, in their order, on 40 images in an empty folder."""
+"""The commands of docs/getting-started.md on own images, in their order, on 40 images in an empty folder."""
 
 import csv
 import json
@@ -18,7 +18,7 @@ from helpers.documents import blocks, programs
 from helpers.paths import REPOSITORY
 from PIL import Image, ImageDraw
 
-PAGE = REPOSITORY / "docs" / "own-images.md"
+PAGE = REPOSITORY / "docs" / "getting-started.md"
 SHAPES = ("circle", "square", "line")
 PORT = 8000  # of the page
 NEEDED_BY = {"--mode=serve": "fastapi", "--format=onnx": "jax2onnx"}
@@ -79,7 +79,7 @@ def test_the_commands_of_the_page_lead_from_images_to_onnx_runtime(place, tmp_pa
     for needed in (*NEEDED_BY.values(), "onnxruntime"):
         pytest.importorskip(needed, reason="the page needs the extras serve and onnx")
     shown, port = tmp_path_factory.mktemp("shown"), free_port()
-    commands = [words for block in blocks(PAGE, "bash") for words in programs(block, shown)]
+    commands = [words for block in blocks(PAGE, "bash", "Your own images") for words in programs(block, shown)]
     environment = environment_of(PYTHONPATH=os.pathsep.join([str(REPOSITORY), *sys.path]))
     server, said, times = None, {}, {}
     for words in commands:

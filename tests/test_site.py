@@ -63,8 +63,8 @@ def test_links_become_those_of_the_site():
         "[a](api.md#models) ![b](architecture.svg) [`c`](../README.md#use) [d](../LICENSE) [e](https://e.org) `[f](g)`"
     )
     home = "[a](api.md#models) ![b](architecture.svg) [`c`](index.md#use) "
-    assert site.relinked(page, "docs/faq.md") == f"{home}d [e](https://e.org) `[f](g)`"
-    linked = site.relinked(page, "docs/faq.md", "https://host/x/")
+    assert site.relinked(page, "docs/troubleshooting.md") == f"{home}d [e](https://e.org) `[f](g)`"
+    linked = site.relinked(page, "docs/troubleshooting.md", "https://host/x/")
     assert linked == f"{home}[d](https://host/x/LICENSE) [e](https://e.org) `[f](g)`"
     assert site.relinked("[a](docs/api.md) [b](CHANGELOG.md)", "README.md") == "[a](api.md) [b](changelog.md)"
 

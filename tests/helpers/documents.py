@@ -29,11 +29,14 @@ class Block:
         return f"{self.page.name}:{self.line}"
 
 
-def blocks(page: Path, language: str) -> list[Block]:
-    """Return the fenced blocks of a language."""
+def blocks(page: Path, language: str, section: str = "") -> list[Block]:
+    """Return the fenced blocks of a language in a page, or in its section with this title."""
     text = page.read_text()
-    found = re.finditer(rf"^( *)```{language}\n(.*?)^\1```", text, re.S | re.M)
-    return [Block(page, text.count("\n", 0, one.start()) + 2, one[2].replace(f"\n{one[1]}", "\n")) for one in found]
+    start = text.index(f"\n## {section}\n") + 1 if section else 0
+    after = text.find("\n## ", start) if section else -1
+    end = len(text) if after < 0 else after
+    fenced = re.compile(rf"^( *)```{language}\n(.*?)^\1```", re.S | re.M).finditer(text, start, end)
+    return [Block(page, text.count("\n", 0, one.start()) + 2, one[2].replace(f"\n{one[1]}", "\n")) for one in fenced]
 
 
 def commands_in_text(page: Path) -> list[Block]:

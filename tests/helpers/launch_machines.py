@@ -11,7 +11,7 @@ from pathlib import Path
 
 from helpers.paths import REPOSITORY
 
-PAGE = REPOSITORY / "docs" / "launch.md"
+PAGE = REPOSITORY / "docs" / "scaling.md"
 
 RECORD = """#!/usr/bin/env bash
 { printf '%s\\x1f' "${0##*/}" "$@"; printf '\\x1e'; } >> "$FAKE/calls"

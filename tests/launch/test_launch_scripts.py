@@ -1,4 +1,4 @@
-"""Shellcheck and --help of the scripts, and that docs/launch.md shows the commands that they run."""
+"""Shellcheck and --help of the scripts, and that docs/scaling.md shows the commands that they run."""
 
 import os
 import re

@@ -35,7 +35,7 @@ from mlmoe_jax.runs.restore import Run
 from mlmoe_jax.runs.thresholds import Thresholds, write_thresholds
 from mlmoe_jax.runtime.sharding import make_mesh
 
-PROGRAMS = [block.text for block in blocks(REPOSITORY / "docs" / "export.md", "python")]
+PROGRAMS = [block.text for block in blocks(REPOSITORY / "docs" / "deployment.md", "python", "Export")]
 RUN = "runs/digits"  # as in the page
 OURS = ("mlmoe_jax", "flax", "orbax", "ml_collections", "grain", "etils")
 # Runs in the exported folder; the modules of OURS cannot be imported.
