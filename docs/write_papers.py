@@ -1,4 +1,4 @@
-"""Write `docs/papers.md` from the data files of the papers.
+"""Write the section of `docs/results.md` on the numbers of the papers from the data files of the papers.
 
 python docs/write_papers.py
 """
@@ -6,98 +6,100 @@ python docs/write_papers.py
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from mlmoe_jax.apps.papers.paper import MISSING, PAPERS, Paper, Result, Row, load, markdown_table
+from mlmoe_jax.apps.papers.paper import PAPERS, Paper, Result, Row, as_text, load, markdown_table
 
-PAGE = Path(__file__).with_name("papers.md")
+PAGE = Path(__file__).with_name("results.md")
+MARKS = ("<!-- papers: docs/write_papers.py -->", "<!-- end of papers -->")
 _WIDTH = 120
 _WIDEST = 10  # a table with more columns is shown with rows and columns exchanged
 
-_INTRODUCTION = """\
-# Published numbers
 
-Every number of the tables and figures of both papers, with the details that limit its comparability, and with the
-number that this package reaches where there is one. Metrics are in percent. `?` marks a number that could not simply be
-read, – one that is missing; the column *notes* refers to the list at the beginning of the paper's section.
-
-One command trains what a table needs, and compares it with the paper:
-
-```bash
-# all configs of ML-VPT's table 4; --dry-run prints the commands instead
-python -m mlmoe_jax.main --mode=reproduce --table=mlvpt.4 --root=/data/coco --dry-run
-python -m mlmoe_jax.main --mode=reproduce --table=mlvpt.4 --root=/data/coco
-
-# some rows, three seeds each
-python -m mlmoe_jax.main --mode=reproduce --table=mlvpt.1 --only=ML-VPT,DINOv2-B --seeds=0,1,2
-
-# a table with several data sets
-python -m mlmoe_jax.main --mode=reproduce --table=mlvpt.3 --root=nuswide=/data/nuswide,vg256=/data/vg
-
-# the same grid on the embedded data set, in minutes
-python -m mlmoe_jax.main --mode=reproduce --table=drmoe.1 --dataset=digits
-```
-
-All tables share one folder (`--workdir`, by default `runs/reproduce`), in which each run has its own. A run that exists
-is read and not trained again. Several processes, also on several machines with a common file system, can work on the
-same folder: a run that another process trains is skipped. (Object stores have no locks; divide the rows with `--only`
-there.) The folder gets the table as `mlvpt.4.csv` and `mlvpt.4.md`, and a figure also as `mlvpt.fig3.png`. Any
-`--config.KEY=VALUE` applies to every run. Our metrics are those of the paper's own evaluator, computed from the scores
-of the run ([evaluation.md](evaluation.md#metrics)).
-
-`python docs/write_papers.py` writes this page.
-"""
+def section() -> str:
+    """Return the section of docs/results.md between the marks."""
+    return "\n".join(line for name in PAPERS for line in _paper(load(name)))
 
 
-def page() -> str:
-    """Return docs/papers.md."""
-    return "\n".join([_INTRODUCTION, *(line for name in PAPERS for line in _paper(load(name)))])
+def written(page: str) -> str:
+    """Return the page with the section between its marks."""
+    before, _, rest = page.partition(MARKS[0])
+    return f"{before}{MARKS[0]}\n\n{section()}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}"
 
 
 def _paper(paper: Paper) -> Iterator[str]:
-    yield f"## {paper.name}\n"
+    tables = [result for result in paper.results() if _is_readable(result)]
+    common = set.intersection(*(set(result.notes) for result in tables if "mAP" in result.columns and result.notes))
+    yield f"### {paper.name}\n"
     yield _wrapped(f"{paper.source}. Metrics as by `metrics.preset={paper.data['evaluator']}`.") + "\n"
-    for kind, notes in (("How numbers were read", paper.readings), ("Why numbers may differ", paper.caveats)):
-        yield f"{kind}:\n"
-        for note, text in notes.items():
-            yield _wrapped(f"{paper.numbers[note]}. {text}", indent="   ")
-        yield ""
-    for result in paper.results():
-        yield from _result(paper, result)
+    for note, text in paper.notes.items():
+        yield _wrapped(f"{paper.numbers[note]}. {text}", indent="   ")
+    yield ""
+    backbones = {name: one["notes"] for name, one in paper.data["backbones"].items() if {"name", "notes"} <= one.keys()}
+    facts = [f"every mAP: {paper.marks(common)}"] if common else []
+    facts += [f"{name}: {paper.marks(notes)}" for name, notes in backbones.items()]
+    if facts:
+        yield _wrapped(f"Notes on {'; '.join(facts)}.") + "\n"
+    for result in tables:
+        yield from _table(paper, result, common, {note for notes in backbones.values() for note in notes})
+    others = [result for result in paper.results() if not _is_readable(result)]
+    yield from ("Figures without numbers that can be read:\n", *(f"* {_title(paper, one, common)}" for one in others), "")
 
 
-def _result(paper: Paper, result: Result) -> Iterator[str]:
-    yield f"### {paper.name}, {result.title}\n"
-    everywhere = f" Notes on all rows: {paper.marks(result.notes)}." if result.notes else ""
-    shared = {key: text for key, text in result.rows[0].settings.items() if key not in _varying(result)}
-    same = f"{', '.join(shared.values())}. " if shared else ""
-    yield f"{same}`--mode=reproduce --table={result.id}`.{everywhere}\n"
-    if result.columns:
-        table = [_head(result), *(_line(paper, result, row) for row in result.rows)]
-        if len(result.columns) > _WIDEST:
-            table = [list(cells) for cells in zip(*table, strict=True)]
-        texts = len(_varying(result)) if len(result.columns) <= _WIDEST else 1
-        rule = ["---"] * texts + ["---:"] * (len(table[0]) - texts - 2) + ["---"] * 2
-        yield from (*markdown_table(table, rule), "")
+def _title(paper: Paper, result: Result, common: set[str]) -> str:
+    notes = {*result.notes, *(note for row in result.rows for note in row.notes)} - common
+    marks = f"; notes {paper.marks(notes)}" if notes else ""
+    return f"{paper.name}, {result.title} (`--table={result.id}`{marks})"
 
 
-def _varying(result: Result) -> list[str]:
-    """Return the settings that differ between the rows, and always the method."""
-    settings = [row.settings for row in result.rows]
-    return [key for key in settings[0] if key == "method" or len({one.get(key) for one in settings}) > 1]
+def _is_readable(result: Result) -> bool:
+    return any(number.certain for row in result.rows for number in row.numbers.values())
 
 
-def _head(result: Result) -> list[str]:
+def _table(paper: Paper, result: Result, common: set[str], of_backbones: set[str]) -> Iterator[str]:
+    """Yield a table with one row for the runs that the paper prints side by side."""
+    groups = list(paper.data["results"][result.id.partition(".")[2]].get("groups", [""]))
+    rows = [result.rows[start : start + len(groups)] for start in range(0, len(result.rows), len(groups))]
+    rows = [row for row in rows if any(number.value is not None for one in row for number in one.numbers.values())]
+    varying, grouped = _varying([row[0] for row in rows]), _group_key(rows[0])
+    facts = [text for key, text in rows[0][0].settings.items() if key not in (*varying, grouped)]
+    facts += [f"cells: {'/'.join(groups)}"] if grouped else []
+    if own := set(result.notes) - common:
+        facts.append(f"notes on all rows: {paper.marks(own)}")
+    yield f"#### {paper.name}, {result.title}\n"
+    yield "; ".join([f"`--table={result.id}`", *facts]) + ".\n"
+    marks = [paper.marks({note for one in row for note in one.all_notes} - of_backbones - {"unread"}) for row in rows]
     names = {"dataset": "data set"}
-    shown = [names.get(key, key.rpartition(".")[2]) for key in _varying(result)]
-    return [*shown, *result.columns, "ours", "notes"]
+    head = [names.get(key, key.rpartition(".")[2]) for key in varying]
+    table = [[*head, *result.columns]]
+    for row in rows:
+        texts = [row[0].settings[key].partition("=")[2] or row[0].settings[key] for key in varying]
+        table.append([*texts, *("/".join(str(one.numbers[column]) for one in row) for column in result.columns)])
+    if any(row[0].ours for row in rows):
+        table[0].append("ours")
+        for cells, row in zip(table[1:], rows, strict=True):
+            values = (as_text(value) if value is None else f"{value:.6g}" for value in row[0].ours.values())
+            cells.append(" / ".join(values))
+    rule = ["---"] * len(varying) + ["---:"] * (len(table[0]) - len(varying))
+    if any(marks):
+        table, rule = [[*cells, mark] for cells, mark in zip(table, ["notes", *marks], strict=True)], [*rule, "---"]
+    if len(result.columns) > _WIDEST:
+        table = [list(cells) for cells in zip(*table, strict=True)]
+        rule = ["---", *["---:"] * len(rows)]
+    yield from (*markdown_table(table, rule), "")
 
 
-def _line(paper: Paper, result: Result, row: Row) -> list[str]:
-    cells = map(str, row.numbers.values())
-    ours = " / ".join(MISSING if value is None else f"{value:.6g}" for value in row.ours.values()) or MISSING
-    return [*(row.settings[key] for key in _varying(result)), *cells, ours, paper.marks(row.all_notes)]
+def _group_key(row: Sequence[Row]) -> str:
+    """Return the setting in which the runs of one row differ, or ""."""
+    return next((key for key in row[0].settings if len({one.settings[key] for one in row}) > 1), "")
+
+
+def _varying(rows: Sequence[Row]) -> list[str]:
+    """Return the settings that differ between the rows; the method if there is none."""
+    settings = [row.settings for row in rows]
+    varying = [key for key in settings[0] if len({one.get(key) for one in settings}) > 1]
+    return varying or ["method"]
 
 
 def _wrapped(text: str, indent: str = "") -> str:
@@ -105,4 +107,4 @@ def _wrapped(text: str, indent: str = "") -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page())
+    PAGE.write_text(written(PAGE.read_text()))

@@ -1,16 +1,16 @@
-"""Citations of equations, sections, tables and figures: in one form, and of places that docs/references.md lists."""
+"""Citations of equations, sections, tables and figures: in one form, and of places that docs/methods.md lists."""
 
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 from helpers.paths import REPOSITORY
 
-REFERENCES = REPOSITORY / "docs" / "references.md"
-# references.md is the list; papers.md is about the tables of the papers; configuration.md is made from the package.
-PAGES = [
-    page for page in (REPOSITORY / "docs").glob("*.md") if page.stem not in ("references", "papers", "configuration")
-]
+METHODS = REPOSITORY / "docs" / "methods.md"
+SECTION = "\n## References\n"  # of that page: the list, up to its end
+# configuration.md is made from the package.
+PAGES = [page for page in (REPOSITORY / "docs").glob("*.md") if page.stem != "configuration"]
 # The programs that reproduce the tables name them as data.
 ABOUT_TABLES = {"papers", "write_papers", "test_reproduce_command"}
 MODULES = [
@@ -38,14 +38,18 @@ def places(text: str) -> Iterator[str]:
 
 
 def listed(page: str) -> dict[str, set[str]]:
-    """Return the places of each source on the page of references."""
+    """Return the places of each source in the list of references of a page."""
+    entries = page.partition(SECTION)[2].split("\n* **")[1:]
     sources = {}
-    for part in page.split("\n## ")[1:]:
-        name, _, rest = part.partition("\n")
-        rows = re.findall(r"^\| ((?:eq\.|sec\.|table|figure) .*?) \| (.+) \|$", rest, re.M)
-        sources[name] = {place for text, _ in rows for place in places(text)}
-        assert len(rows) == len(re.findall(r"^\|", rest, re.M)) - 2, f"{name}: a row has another form"
+    for name, _, rest in (entry.partition("**") for entry in entries):
+        sources[name] = {place for mention in PLACE.finditer(rest) for place in places(mention[0])}
+        assert sources[name], f"{name} has no place that can be cited"
     return sources
+
+
+def text_of(file: Path) -> str:
+    """Return the text of a file without the list of references."""
+    return file.read_text().partition(SECTION)[0] if file == METHODS else file.read_text()
 
 
 def wrong(text: str, sources: Mapping[str, set[str]]) -> list[str]:
@@ -56,24 +60,24 @@ def wrong(text: str, sources: Mapping[str, set[str]]) -> list[str]:
         source = re.search(rf"(?<!\w)({names}), $", flat[: mention.start()])
         cited = set(places(mention[0]))
         if not source or not cited:
-            found.append(f"{mention[0]!r} is not of the form 'NAME, eq. 3–4' with a name in docs/references.md")
+            found.append(f"{mention[0]!r} is not of the form 'NAME, eq. 3–4' with a name in docs/methods.md")
         elif unknown := cited - sources[source[1]]:
-            found.append(f"docs/references.md does not list {source[1]}, {', '.join(sorted(unknown))}")
+            found.append(f"docs/methods.md does not list {source[1]}, {', '.join(sorted(unknown))}")
     return found
 
 
 @pytest.fixture(scope="module")
 def sources():
-    return listed(REFERENCES.read_text())
+    return listed(METHODS.read_text())
 
 
 def test_every_citation_names_its_source_and_a_place_that_exists(sources):
-    found = {str(file.relative_to(REPOSITORY)): wrong(file.read_text(), sources) for file in FILES}
+    found = {str(file.relative_to(REPOSITORY)): wrong(text_of(file), sources) for file in FILES}
     assert {name: problems for name, problems in found.items() if problems} == {}
 
 
 def test_every_source_that_is_listed_is_cited(sources):
-    text = " ".join(re.sub(r"\s*\n\s*(?:# +)?", " ", file.read_text()) for file in FILES)
+    text = " ".join(re.sub(r"\s*\n\s*(?:# +)?", " ", text_of(file)) for file in FILES)
     assert [name for name in sources if not re.search(rf"(?<!\w){re.escape(name)}, (eq|sec|table|figure)", text)] == []
 
 
