@@ -103,7 +103,7 @@ def use_prompts(config: ConfigDict) -> None:
 def use_cached_features(config: ConfigDict) -> None:
     """Set a linear probe for a CNN, whose features are computed once.
 
-    On two thousand photographs no other head was better (docs/methods.md, "On photographs").
+    On two thousand photographs no other head was better (docs/results.md, "On photographs").
     """
     config.model.head.kind = "linear"
     config.data.cache_features = "float32"  # with fit=steps, "no" to augment the images, with config.augment

@@ -1,4 +1,4 @@
-"""Draw `docs/digits.svg`, the README's chart, from the tables of results in `docs/methods.md`.
+"""Draw `docs/digits.svg`, the README's chart, from the tables of results in `docs/results.md`.
 
 python docs/draw_digits.py
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 import altair as alt
 
 DOCS = Path(__file__).parent
-PAGE, CHART = DOCS / "methods.md", DOCS / "digits.svg"
+PAGE, CHART = DOCS / "results.md", DOCS / "digits.svg"
 NAMES = {
     "linear_probe:dataset=digits": "linear probe",
     "finetune:dataset=digits": "fine-tuning",
@@ -37,7 +37,7 @@ INK, GRAY, BLUE, ORANGE = "#1b1f24", "#8c959f", "#0969da", "#bc4c00"
 def read_results(page: str) -> dict[str, tuple[float, float]]:
     """Return the mAP on `test` and on `test_shift`, in percent, of the methods in NAMES, the best on the latter last.
 
-    page: the Markdown of the page on methods. Raises ValueError if it lacks one of them.
+    page: the Markdown of the page on results. Raises ValueError if it lacks one of them.
     """
     found = {}
     for config, *cells in re.findall(r"^\| `([^`]+)` \|[^|]*\|[^|]*\| ([\d.]+) ± [^|]*\| ([\d.]+) ± ", page, re.M):

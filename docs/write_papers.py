@@ -44,7 +44,11 @@ def _paper(paper: Paper) -> Iterator[str]:
     for result in tables:
         yield from _table(paper, result, common, {note for notes in backbones.values() for note in notes})
     others = [result for result in paper.results() if not _is_readable(result)]
-    yield from ("Figures without numbers that can be read:\n", *(f"* {_title(paper, one, common)}" for one in others), "")
+    yield from (
+        "Figures without numbers that can be read:\n",
+        *(f"* {_title(paper, one, common)}" for one in others),
+        "",
+    )
 
 
 def _title(paper: Paper, result: Result, common: set[str]) -> str:

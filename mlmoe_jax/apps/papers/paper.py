@@ -1,7 +1,7 @@
 """The tables and figures of a paper, as its data file has them.
 
 One JSON file per paper beside this module holds every number that the paper prints, what is known against it, and the
-config that reproduces it; docs/papers.md and `--mode=reproduce` are made from it:
+config that reproduces it; docs/results.md and `--mode=reproduce` are made from it:
 
     name, source      of the paper
     evaluator         whose metrics the numbers are, a name of `evaluation.metrics.published`; rows may have another

@@ -217,7 +217,7 @@ def _ours(outcome: Outcome, column: str) -> str:
 
 
 def _notes(request: Request, outcomes: Sequence[Outcome]) -> list[str]:
-    """Return the caveats with their numbers, which docs/papers.md has too, those of the whole table first."""
+    """Return the caveats with their numbers, which docs/results.md has too, those of the whole table first."""
     paper, everywhere = request.paper, request.result.notes
     of_rows = {note for outcome in outcomes for note in outcome.row.all_notes} - set(everywhere)
     lines = []
