@@ -8,7 +8,7 @@ whole procedure: train with learned masks, measure the importance of every promp
 every pruning level in `config.prune`, and choose a level on validation. Rerun the same command to resume.
 
 prompts: number per block (0 = 30; 18 on digits). key_values: additional keys and values per block. shared: use one
-tensor for keys and values. dropout: of prompts.
+tensor for keys and values. dropout: dropout rate of prompts.
 pool: cls (the class token, as in the ML-VPT paper's comparison) | mean (of prompts and patches, as the authors' code on
 MAE).
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.

@@ -4,8 +4,9 @@
     python -m mlmoe_jax.main --config=configs/gatevpt.py:root=/data/coco,temperature=true --workdir=runs/gatevpt
 
 gates: false omits the gates, which gives VPT-shallow. gate_init: gates start at sigmoid(-gate_init), nearly closed; the
-authors' code uses 10, its example 5. temperature: also learn one attention temperature per block, kept in 0.01 … 10, as
-in the authors' runs. prompts: number of prompts (0 = 30; 18 on digits). dropout: of prompts; 0.1 in the authors' runs.
+authors' code uses 10, its example 5. temperature: also learn one attention temperature per block, clipped to 0.01 … 10,
+as in the authors' runs. prompts: number of prompts (0 = 30; 18 on digits). dropout: dropout rate of prompts, 0.1 in the
+authors' runs.
 pool: cls (the class token, as in the ML-VPT paper's comparison) | mean (of prompts and patches, as the authors' code on
 MAE).
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.

@@ -25,6 +25,6 @@ def get_config(arg=""):
     config.model.head.routing.task_experts, config.model.head.routing.shared_experts = options.task, options.shared
     if options.dataset == "digits":
         return small(config, rate=1e-3)
-    evaluate_like(config, "drmoe")  # its paper's own evaluator is not public; DR-MoE quotes its numbers
+    evaluate_like(config, "drmoe")  # HSQ's evaluator is not public; DR-MoE quotes HSQ's numbers
     q2l_recipe(config, options.tune)
     return config

@@ -3,9 +3,9 @@
     python -m mlmoe_jax.main --config=configs/lora.py:dataset=digits --workdir=runs/lora_digits
     python -m mlmoe_jax.main --config=configs/lora.py:rank=8,targets=query,value,root=/data/coco --workdir=runs/lora
 
-rank: of the updates. alpha: they are multiplied by alpha / rank. targets: the layers that are updated in every block,
-any of query, key, value, output, fc1 and fc2, separated by commas, or by + in a list of configs. dropout: of the inputs
-of the updates. prompts: number of deep prompts per block beside the updates, as in vpt.py; 0 for none.
+rank: rank of the updates. alpha: updates are multiplied by alpha / rank. targets: the updated layers of each block, any
+of query, key, value, output, fc1 and fc2, separated by commas, or by + in a list of configs. dropout: dropout rate of
+the inputs of the updates. prompts: number of deep prompts per block in addition to the updates, as in vpt.py; 0 = none.
 pool: cls (the class token) | mean (of prompts and patches).
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
 resolution: 224 | 448. backbone: a ViT in models.backbones.catalog; default dinov2_vitb14, on digits vit_digits.

@@ -10,8 +10,8 @@ tune: train the backbone, yes | no | auto; auto trains a CNN, as published, but 
 selection=honest, or preset=honest: select weights and fit thresholds on a tenth of the training images, not on test.
 
 Adam with weight decay 1e-4 on matrices, added to the gradient, one-cycle with peak 1e-4, 40 epochs, batches of 56, EMA,
-the asymmetric loss with 4, 0 and 0.05 summed over images and labels, cutout and the RandAugment of UDA that their code
-imports. A backbone that is trained gets pixels in 0 … 1 without mean and standard deviation, as the authors' TResNet.
+the asymmetric loss with 4, 0 and 0.05 summed over images and labels, cutout, and the RandAugment of UDA that the
+authors' code imports. A trained backbone gets pixels in 0 … 1 without normalization, as the authors' TResNet.
 """
 
 from mlmoe_jax.config.recipes.feature_map import feature_map, is_tuned, small, train_batch_norm

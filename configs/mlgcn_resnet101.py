@@ -12,8 +12,8 @@ selection=honest, or preset=honest: select weights and fit thresholds on a tenth
 SGD with momentum 0.9 and weight decay 1e-4, learning rate 0.1 and a tenth of it for the backbone, gradients clipped at
 10, batches of 16, multi-scale crops and flips. The authors' flags train 20 epochs at a constant rate; their paper says
 100 epochs at 0.01, divided by 10 after every 40 (schedule=paper). On VOC, labels marked difficult are positive in
-training and left out of metrics; the authors' code leaves them out of the AP only and counts them as negative in
-precision, recall and F1, as metrics.preset=mlgcn does.
+training and left out of metrics. The authors' code, and metrics.preset=mlgcn, leave them out of the AP only and count
+them as negative in precision, recall and F1.
 """
 
 from mlmoe_jax.config.recipes.feature_map import feature_map, gcn_recipe, small

@@ -2,8 +2,8 @@
 
     python -m mlmoe_jax.main --config=configs/mlmoe_dinov3.py:root=/data/coco --workdir=runs/mlmoe_dinov3
 
-The method and all options are those of configs/mlmoe_dinov2.py, with the default backbone dinov3_vitb16. The licence of
-DINOv3 has to be accepted on the page of its weights (see configs/mlvpt_dinov3.py).
+For the method and the options see configs/mlmoe_dinov2.py. The default backbone is dinov3_vitb16. Accept the license of
+DINOv3 on the page of its weights first (see configs/mlvpt_dinov3.py).
 """
 
 from mlmoe_jax.config.recipes.feature_map import small, use_mlmoe

@@ -9,9 +9,7 @@ from mlmoe_jax.config.recipes.shared import OPTION
 
 
 def get_config(arg=""):
-    given = parse_arg(arg, preset="code", **OPTION)
-    config, options = prompt_tuning(
-        f"dataset=digits,preset={given.preset},selection={given.selection}", digits_rate=1e-2
-    )
+    own = parse_arg(arg, preset="code", **OPTION)
+    config, options = prompt_tuning(f"dataset=digits,preset={own.preset},selection={own.selection}", digits_rate=1e-2)
     use_ml_vpt(config, preset=options.preset)
     return config

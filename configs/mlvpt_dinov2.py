@@ -4,7 +4,7 @@
     python -m mlmoe_jax.main --config=configs/mlvpt_dinov2.py:dataset=voc2012,root=/data/VOCdevkit --workdir=runs/voc
 
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256 (docs/datasets.md); or digits, which needs no download.
-root: the folder of the data set, by default $MLMOE_DATA/coco2014 or data/coco2014, likewise for the others.
+root: the folder of the data set, by default $MLMOE_DATA/NAME or data/NAME.
 resolution: 224 | 448. backbone: a DINOv2, default dinov2_vitb14; on digits vit_digits.
 preset: code (the authors' code; the default) | paper (the text of the paper).
 selection=honest, or preset=honest: select weights and fit thresholds on a tenth of the training images, not on test.

@@ -3,8 +3,8 @@
     python -m mlmoe_jax.main --config=configs/mlvpt_dinov3.py:root=/data/coco --workdir=runs/dinov3
     python -m mlmoe_jax.main --config=configs/mlvpt_dinov3.py:root=/data/coco,backbone=clip_vitb16 --workdir=runs/clip
 
-The licence of DINOv3 has to be accepted at huggingface.co/facebook/dinov3-vitb16-pretrain-lvd1689m, and HF_TOKEN set
-for the download. With the weights in a file, add --config.model.backbone.weights=FILE.
+For the download, accept the license of DINOv3 at huggingface.co/facebook/dinov3-vitb16-pretrain-lvd1689m, and set
+HF_TOKEN. With the weights in a file, add --config.model.backbone.weights=FILE.
 
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
 resolution: 224 | 448. backbone: any ViT in models.backbones.catalog, such as a DINOv3, SigLIP 2 or CLIP; default

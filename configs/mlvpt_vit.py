@@ -1,9 +1,9 @@
-"""ML-VPT on a frozen ViT-B/16, with the published recipe (that of configs/mlvpt_dinov2.py).
+"""ML-VPT on a frozen ViT-B/16, with the published recipe of configs/mlvpt_dinov2.py.
 
     python -m mlmoe_jax.main --config=configs/mlvpt_vit.py:backbone=mae,root=/data/coco --workdir=runs/coco_mae
 
-backbone: in1k (supervised, ImageNet-21k then 1k) | in21k (supervised) | mae | mocov3. Prompts are read after the last
-LayerNorm for in1k and before it for the others, as in the authors' code.
+backbone: in1k (supervised, ImageNet-21k then 1k) | in21k (supervised) | mae | mocov3. For in1k, prompts are read after
+the last LayerNorm, for other weights before it, as in the authors' code.
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits. resolution: 224 | 448.
 preset: code (the authors' code; the default) | paper (the text of the paper; images for the supervised ViTs are then
 normalized with 0.5, as in their training, and not with ImageNet's mean and standard deviation).

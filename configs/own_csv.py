@@ -35,7 +35,7 @@ from mlmoe_jax.pretrained.weights import has_weights
 from mlmoe_jax.runtime.progress import status
 
 PREFERRED = ("dinov2_vitb14", "dinov2_vits14")  # the best first
-ALWAYS_THERE = "efficientnet_lite0"
+INSTALLED = "efficientnet_lite0"  # part of the package
 FITS = ("logistic", "steps")
 
 
@@ -80,14 +80,14 @@ def get_config(arg="", run=None):
 
 
 def best_backbone() -> str:
-    """Return the best backbone whose weights are on this machine, and print which it is."""
+    """Return the best backbone whose weights are on this machine, and print its name."""
     for name in PREFERRED:
         if has_weights(name):
             status(f"backbone: {name}, whose weights are on this machine; choose another one with :backbone=NAME")
             return name
     better = f"a better one, which is downloaded once, is :backbone={PREFERRED[-1]}"
-    status(f"backbone: {ALWAYS_THERE}, which is installed; {better}")
-    return ALWAYS_THERE
+    status(f"backbone: {INSTALLED}, which is installed; {better}")
+    return INSTALLED
 
 
 def use_prompts(config: ConfigDict) -> None:
@@ -112,7 +112,7 @@ def use_cached_features(config: ConfigDict) -> None:
 
 
 def use_logistic_regression(config: ConfigDict) -> None:
-    """Set the fit to convergence, whose thresholds and metrics are those of cross-validation."""
+    """Set the fit to convergence, with thresholds and metrics of cross-validation."""
     config.train.fit = "logistic"
     config.data.val_split = ""  # "val", if a column "split" or a table val.csv defines it, to score it too
     config.eval.select_on = "none"

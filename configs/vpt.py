@@ -4,8 +4,8 @@
     python -m mlmoe_jax.main --config=configs/vpt.py:variant=shallow,root=/data/coco --workdir=runs/vpt_shallow
 
 variant: deep (one set of prompts per block) | shallow (one set, passed through all blocks). prompts: number of prompts
-(0 = as in the ML-VPT paper: 30; 18 on digits). dropout: of prompts; 0.1 in the VPT authors' runs. project: width in
-which prompts are learned before a linear layer; 0 = the backbone's width, without that layer.
+(0 = as in the ML-VPT paper: 30; 18 on digits). dropout: dropout rate of prompts, 0.1 in the VPT authors' runs. project:
+width in which prompts are learned before a linear layer; 0 = the backbone's width, without this layer.
 pool: cls (the class token, as in the ML-VPT paper's comparison) | mean (of prompts and patches, as the authors' code on
 MAE).
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.

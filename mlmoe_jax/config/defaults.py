@@ -1,4 +1,4 @@
-"""The table of all config keys, the keys that adapters declare in their own files, and the config with the defaults."""
+"""The table of all config keys, the keys of adapters, and the default config."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ SECTIONS: dict[str, Section] = {name: entry for name, entry in walk(CONFIG) if i
 
 
 def key_named(name: str) -> Key | None:
-    """Return the key of a dotted name, also of an adapter or in an open section; None if there is no such key."""
+    """Return the key of a dotted name, also a key of an adapter or of an open section; None if there is none."""
     if name in KEYS or name in SECTIONS:
         return KEYS.get(name)
     if name.startswith(f"{PLACE}."):
@@ -74,7 +74,7 @@ def key_named(name: str) -> Key | None:
 
 
 def in_open_section(name: str) -> bool:
-    """Return whether a dotted name is directly below a section that allows further keys."""
+    """Return whether a dotted name is directly below a section that allows other keys."""
     parent, _, leaf = name.rpartition(".")
     return bool(leaf) and parent in SECTIONS and SECTIONS[parent].further is not None
 
@@ -110,9 +110,15 @@ def _adapter_and_leaf(name: str) -> tuple[str, str]:
 
 
 def use_adapter(config: ConfigDict, name: str, **settings: Any) -> None:
-    """Add an adapter to a config, with the defaults of its settings unless `settings` has other values.
+    """Add an adapter to a config.
 
-    An adapter that the config already has keeps its other settings. Raises UserError for an unknown adapter or setting.
+    Args:
+        config: The config, which changes.
+        name: Name of the adapter.
+        **settings: Values of its settings. All other settings keep their value in the config, or have their default.
+
+    Raises:
+        UserError: The adapter or a setting is unknown.
     """
     entries = adapter_section(name).entries
     if unknown := settings.keys() - entries.keys():
@@ -124,19 +130,19 @@ def use_adapter(config: ConfigDict, name: str, **settings: Any) -> None:
 
 
 def why_unknown(name: str) -> str:
-    """Return the end of an error about a `name` that is no key, with the nearest key."""
+    """Return the end of an error about an unknown key, with the nearest key."""
     if name in SECTIONS:
         return f"is a section; set one of {', '.join(f'{name}.{one}' for one in SECTIONS[name].entries)}"
     if name.startswith(f"{PLACE}."):
         return _why_unknown_adapter(name)
     if (place := name.rpartition(".")[0]) in KEYS:
         return f"does not exist: '{place}' is a key, not a section"
-    # A key with the same last part, or one with these initials, is nearer than another key of the same section.
+    # A key with this last part or these initials is nearer than other keys of the section.
     leaf = name.rpartition(".")[2]
-    lasts = {known: known.rpartition(".")[2] for known in KEYS}
-    same = [known for known, last in lasts.items() if last == leaf or ("_" in last and _initials(last) == leaf)]
+    lasts = {key: key.rpartition(".")[2] for key in KEYS}
+    likely = [key for key, last in lasts.items() if last == leaf or ("_" in last and _initials(last) == leaf)]
     known = [*KEYS, *(section for section in SECTIONS if not name.startswith(f"{section}."))]
-    if close := nearest(name, same or known, cutoff=0 if same else 0.6):
+    if close := nearest(name, likely or known, cutoff=0 if likely else 0.6):
         return f"does not exist{close}"
     while place not in SECTIONS and place:
         place = place.rpartition(".")[0]
@@ -146,7 +152,7 @@ def why_unknown(name: str) -> str:
 
 
 def _initials(name: str) -> str:
-    """Return the first letters of the words: lr for learning_rate."""
+    """Return the initials of a name: lr for learning_rate."""
     return "".join(word[:1] for word in name.split("_"))
 
 

@@ -1,4 +1,4 @@
-"""Stored configs of earlier states of this version, in the keys of today."""
+"""Translation of stored configs from earlier versions to the present keys."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from mlmoe_jax.config.keys import tuples
 from mlmoe_jax.errors import UserError
 
-# Keys that are constants now, and of which a trained model depends; all others are ignored like unknown keys.
+# Removed keys that a trained model depends on, with their fixed values. All other removed keys are ignored.
 CONSTANT = {
     "model.prompts.segments": 16,
     "model.head.graph.share": 0.2,
@@ -14,7 +14,7 @@ CONSTANT = {
     "model.head.sequence.beam_width": 4,
 }
 _DECODER = "model.head.decoder."
-# The keys that `model.head.decoder.style` replaces, with the values of each style.
+# The removed keys that `model.head.decoder.style` replaces, and their values for each style.
 STYLE_KEYS = (
     *("self_attention", "query_role", "fixed_queries", "positions", "pre_norm"),
     *("decoder_norm", "activation", "project", "init"),
@@ -28,19 +28,19 @@ STYLES = {
 }
 
 
-def in_keys_of_today(stored: Mapping[str, Any], source: str) -> dict[str, Any]:
+def present_keys(stored: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Return a stored config, dotted key -> value; UserError, which names `source`, for an unsupported model."""
-    today = dict(stored)
+    config = dict(stored)
     for name, value in CONSTANT.items():
-        if tuples(today.pop(name, value)) != value:
-            raise UserError(f"{source} has another {name} than {value}; use the version that trained the run")
-    if today.get("data.cache") == "ram":
-        today["data.cache"] = "disk"
-    first = STYLES["dr_moe"]
-    values = tuple(today.pop(_DECODER + key, value) for key, value in zip(STYLE_KEYS, first, strict=True))
-    if f"{_DECODER}style" not in today and values != first:
-        style = next((style for style, earlier in STYLES.items() if earlier == values), None)
-        if style is None and today.get("model.head.kind") in ("query", "routed_experts"):
-            raise UserError(f"{source} has a decoder of no style of this version; use the version that trained the run")
-        today[f"{_DECODER}style"] = style or "dr_moe"
-    return today
+        if tuples(config.pop(name, value)) != value:
+            raise UserError(f"{source}: {name} must be {value} in this version; use the version that trained the run")
+    if config.get("data.cache") == "ram":
+        config["data.cache"] = "disk"
+    default = STYLES["dr_moe"]
+    values = tuple(config.pop(_DECODER + key, value) for key, value in zip(STYLE_KEYS, default, strict=True))
+    if f"{_DECODER}style" not in config and values != default:
+        style = next((style for style, settings in STYLES.items() if settings == values), None)
+        if style is None and config.get("model.head.kind") in ("query", "routed_experts"):
+            raise UserError(f"{source}: this version has no such decoder style; use the version that trained the run")
+        config[f"{_DECODER}style"] = style or "dr_moe"
+    return config

@@ -1,4 +1,4 @@
-"""The kinds of config keys: how each reads a value from text, and which values it allows.
+"""The types of config keys: how each type reads a value from text, and which values it allows.
 
 The tables in `config.tables` consist of these keys. Defaults, validation, help and the reference page come from them.
 """
@@ -15,14 +15,18 @@ from typing import Any, ClassVar
 
 from mlmoe_jax.runtime.registry import Registry, nearest
 
-ANY = -math.inf  # the lower limit of a number that has none
+ANY = -math.inf  # the lower limit of an unlimited number
 
 
 @dataclass(frozen=True)
 class Key(abc.ABC):
-    """One key of the config. `doc` is one sentence; `unit` is that of a number, empty if it has none.
+    """One key of the config.
 
-    takes: the values in words, such as "an integer above 0".
+    Attributes:
+        takes: The allowed values in words, such as "an integer above 0".
+        default: The default value.
+        doc: One sentence about the key.
+        unit: Unit of a number, empty if it has none.
     """
 
     takes: ClassVar[str]
@@ -34,18 +38,18 @@ class Key(abc.ABC):
 
     @abc.abstractmethod
     def read(self, text: str) -> Any:
-        """Return the value that `text` stands for; ValueError, SyntaxError or KeyError if there is none."""
+        """Return the value of a text; ValueError, SyntaxError or KeyError if it is not a value of this type."""
 
     @abc.abstractmethod
     def allows(self, value: Any) -> bool:
-        """Return whether `value` is one that the key takes."""
+        """Return whether the key allows a value."""
 
     def nearest(self, value: Any) -> str:
-        """Return the end of an error about a `value` that is not allowed: the allowed one it resembles, if any."""
+        """Return the end of an error about a wrong value: the nearest allowed value, if any."""
         return ""
 
     def text_of(self, value: Any) -> str:
-        """Return a value as one would write it on the command line."""
+        """Return a value as text for the command line."""
         return as_text(value)
 
 
@@ -64,7 +68,11 @@ class Text(Key):
 
 @dataclass(frozen=True)
 class Choice(Text):
-    """One of several names. `of`: the names, or name -> meaning, or a registry."""
+    """One of several names.
+
+    Attributes:
+        of: The names, a mapping from names to meanings, or a registry.
+    """
 
     _: KW_ONLY
     of: tuple[str, ...] | Mapping[str, str] | Registry
@@ -97,7 +105,8 @@ class Flag(Key):
 class Number(Key):
     """A finite number with a lower limit, `above` or `least` (ANY = none), and an upper limit, `below` or `most`.
 
-    Without one, `LARGEST` is the limit of its magnitude: beyond it, a number is a typo.
+    Attributes:
+        LARGEST: Default limit of the magnitude. A larger number is most likely a typo.
     """
 
     _: KW_ONLY
@@ -155,7 +164,7 @@ class Integer(Number):
 
 @dataclass(frozen=True)
 class AutoInteger(Integer):
-    """An integer with limits, or `auto`: the program chooses. In a config, `auto` is the number AUTO."""
+    """An integer with limits, or `auto`, which lets the program choose. A config stores `auto` as the number AUTO."""
 
     AUTO: ClassVar[int] = -1
 
@@ -175,7 +184,7 @@ class AutoInteger(Integer):
 
 @dataclass(frozen=True)
 class _Tuple(Key):
-    """Several values: a Python tuple or list, or the bare values separated by commas."""
+    """Several values, written as a Python tuple or list, or separated by commas."""
 
     def read(self, text: str) -> tuple:
         if text[:1] not in ("(", "["):
@@ -232,7 +241,8 @@ class Shares(_Numbers):
 class Rules(_Tuple):
     """Ordered rules over parameter paths; the first match counts (see models.rules).
 
-    factors: the value of a rule is a number, not True or False.
+    Attributes:
+        factors: Whether the value of a rule is a number instead of True or False.
     """
 
     _: KW_ONLY
@@ -258,7 +268,11 @@ class Rules(_Tuple):
 
 @dataclass(frozen=True)
 class Section:
-    """Keys that belong together, and the sections below. further: the kind of keys that may be added, None for none."""
+    """Keys that belong together, and subsections.
+
+    Attributes:
+        further: Type of the keys that may be added; None if no key may be added.
+    """
 
     doc: str
     entries: Mapping[str, Key | Section] = field(default_factory=dict)
@@ -266,7 +280,7 @@ class Section:
 
 
 def section(doc: str, /, *, further: Key | None = None, **entries: Key | Section) -> Section:
-    """Return a section of the table; the keyword arguments are its entries in the order in which they are shown."""
+    """Return a section of the table; the keyword arguments are its entries, in the order of the help."""
     return Section(doc, entries, further)
 
 
@@ -280,23 +294,23 @@ def walk(table: Section, prefix: str = "") -> Iterator[tuple[str, Key | Section]
 
 def key_like(value: Any) -> Key:
     """Return a key that reads text as the type of `value`, for an option of a config file."""
-    kinds = {
+    keys = {
         bool: Flag(value, ""),
         int: Integer(value, "", least=ANY),
         float: Number(value, "", least=ANY),
         tuple: Texts(value, ""),
         str: Text(value, ""),
     }
-    return kinds[type(value)]
+    return keys[type(value)]
 
 
 def tuples(value: Any) -> Any:
-    """Return `value` with all lists, nested ones too, as tuples."""
+    """Return `value` with all lists, also nested lists, as tuples."""
     return tuple(tuples(item) for item in value) if isinstance(value, tuple | list) else value
 
 
 def as_text(value: Any) -> str:
-    """Return a value as one would write it on the command line."""
+    """Return a value as text for the command line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple) and all(isinstance(item, str | float) for item in value):

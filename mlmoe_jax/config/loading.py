@@ -1,9 +1,9 @@
 """Configs from files, from the command line and from run folders; `defaults.py` has the keys and their meaning.
 
-A config file defines `get_config(arg="") -> ConfigDict`, starting from `default_config()`. It receives the text after
-the colon in `--config=file.py:dataset=digits,epochs=3`, which `parse_arg` splits. A file that chooses by what the
-machine has defines `get_config(arg="", run=None)`: run is the config of the run that is resumed, or None, so that a
-run keeps its choice.
+A config file defines `get_config(arg="") -> ConfigDict`, which starts from `default_config()`. `arg` is the text after
+the colon in `--config=file.py:dataset=digits,epochs=3`; `parse_arg` splits it. A file whose values depend on the
+machine defines `get_config(arg="", run=None)`. `run` is the config of the resumed run, or None, so that a resumed run
+keeps its values.
 """
 
 import inspect
@@ -17,7 +17,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from mlmoe_jax.config.defaults import KEYS, PLACE, SECTIONS, default_config, key_named, use_adapter, why_unknown
-from mlmoe_jax.config.earlier import in_keys_of_today
+from mlmoe_jax.config.earlier import present_keys
 from mlmoe_jax.config.keys import Key, key_like, tuples
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
@@ -32,20 +32,25 @@ Overrides = Mapping[str, Any] | Sequence[tuple[str, Any]]
 
 
 def parse_arg(arg: str, **defaults: Any) -> ConfigDict:
-    """Split `key=value,key=value`; `defaults` has the known keys, and their types by their values.
+    """Split `key=value,key=value`.
 
-    Raises UserError for an unknown or repeated key, and for a value of another type.
+    Args:
+        arg: The text to split.
+        **defaults: The known keys. The default of a key also determines the type of its values.
+
+    Raises:
+        UserError: A key is unknown or repeated, or a value has another type.
     """
     options = ConfigDict(defaults)
     takes = f"this config takes {', '.join(defaults) or 'no arguments'}"
-    seen: set[str] = set()
+    keys: set[str] = set()
     for item in _arguments(arg, defaults):
         key, equals, text = item.partition("=")
         if not equals:
             raise UserError(f"'{item}' after the config's colon is not key=value; {takes}")
-        if key in seen:
+        if key in keys:
             raise UserError(f"config argument '{key}' is given twice")
-        seen.add(key)
+        keys.add(key)
         if key not in defaults:
             raise UserError(f"config argument '{key}' does not exist{nearest(key, defaults) or f'; {takes}'}")
         options[key] = _read(key_like(defaults[key]), text, f"config argument '{key}'")
@@ -53,7 +58,7 @@ def parse_arg(arg: str, **defaults: Any) -> ConfigDict:
 
 
 def _arguments(arg: str, defaults: dict[str, Any]) -> list[str]:
-    """Split at commas; a part without "=" belongs to the argument before it if this is a tuple, as in `a=1,b=x,y`."""
+    """Split at commas, except inside a tuple: `a=1,b=x,y` has the arguments `a=1` and `b=x,y` if b is a tuple."""
     items: list[str] = []
     for part in filter(None, arg.split(",")):
         if "=" not in part and items and isinstance(defaults.get(items[-1].partition("=")[0]), tuple):
@@ -66,10 +71,15 @@ def _arguments(arg: str, defaults: dict[str, Any]) -> list[str]:
 def load_config(
     reference: str, overrides: list[tuple[str, str]], *, run: Callable[[], ConfigDict | None] = lambda: None
 ) -> ConfigDict:
-    """Load `path.py:arg` or a bare name in configs/, and apply `overrides` ("a.b", "text").
+    """Load a config file and apply overrides.
 
-    run: returns the config of the run that is resumed, or None; called only for files whose choice depends on it.
-    Raises UserError for a missing file, an unknown key, and a value of another type.
+    Args:
+        reference: `path.py:arg`, or the name of a file in configs/.
+        overrides: Pairs of dotted key and text.
+        run: Returns the config of the resumed run, or None. It is called only for a file whose `get_config` takes it.
+
+    Raises:
+        UserError: The file is missing, a key is unknown, or a value has another type.
     """
     location, _, arg = reference.partition(":")
     path = find_config(location)
@@ -86,7 +96,7 @@ def load_config(
 def split_references(text: str) -> list[str]:
     """Split `a,b:x=1,y=2,c` into the configs `a`, `b:x=1,y=2` and `c`.
 
-    An item with "=" and without ":" is a further argument of the config before it.
+    An item with "=" and without ":" is another argument of the config before it.
     """
     references: list[str] = []
     for part in text.split(","):
@@ -101,7 +111,7 @@ def find_config(location: str) -> Path:
     """Return the file of a config by its path, or by its name in configs/; UserError if there is none."""
     candidates = [Path(location), Path(f"{location}.py"), CONFIG_FOLDER / location, CONFIG_FOLDER / f"{location}.py"]
     for candidate in candidates:
-        if os.path.isfile(candidate):  # False also for a name that no file can have
+        if os.path.isfile(candidate):  # False, not an error, for an invalid file name
             return candidate
     names = sorted(path.stem for path in CONFIG_FOLDER.glob("*.py"))
     raise UserError(f"there is no config '{location}'{suggestion(Path(location).stem, names)}")
@@ -120,21 +130,27 @@ def _text(key: str, value: Any) -> str:
 
 
 def apply_overrides(config: ConfigDict, overrides: list[tuple[str, str]]) -> ConfigDict:
-    """Set ("a.b", "text") pairs, with each text read by its key; UserError as in `set_key`, or for a repeated key."""
-    seen: set[str] = set()
+    """Set ("a.b", "text") pairs as `set_key` does; UserError also for a repeated key."""
+    keys: set[str] = set()
     for key, text in overrides:
-        if key in seen:
+        if key in keys:
             raise UserError(f"--config.{key} is given twice")
-        seen.add(key)
+        keys.add(key)
         set_key(config, key, text, what="config key")
     return config
 
 
 def set_key(config: ConfigDict, key: str, text: str, *, what: str) -> None:
-    """Set the dotted `key` of a whole config to the value that `text` stands for.
+    """Set a key of a whole config to the value of a text.
 
-    what: the role of the key in an error, such as "config key". Raises UserError for an unknown key, with the nearest
-    key of the whole config, and for a text that the key cannot read.
+    Args:
+        config: The config, which changes.
+        key: The dotted key.
+        text: The value as text, such as "0.1" or "a,b".
+        what: Role of the key in an error, such as "config key".
+
+    Raises:
+        UserError: The key is unknown, or it cannot read the text.
     """
     if key == PLACE:
         for name in filter(None, text.split(",")):
@@ -173,17 +189,24 @@ def to_json(config: ConfigDict) -> str:
 def from_json(text: str, source: str = "the stored config", *, required: Sequence[str] = ()) -> ConfigDict:
     """Read a stored config over the defaults, so that keys added later have their default.
 
-    Unknown keys, such as those of another version, are ignored with a warning. Raises UserError, which names `source`,
-    for damaged JSON, for a value of another type, and without one of the `required` dotted keys.
+    Unknown keys, such as keys of another version, are ignored with a warning.
+
+    Args:
+        text: The JSON text.
+        source: Name of the config in errors.
+        required: Dotted keys that the text must contain.
+
+    Raises:
+        UserError: The JSON is damaged, a value has another type, or a required key is missing.
     """
     config, unknown = default_config(), []
     with damage_explained(source):
-        stored = in_keys_of_today(flatten(json.loads(text)), source)
+        stored = present_keys(flatten(json.loads(text)), source)
         for name in required:
             stored[name]  # a KeyError names it
         for name, value in stored.items():
             if name.startswith("loss.terms.") and name not in KEYS and not value:
-                continue  # a term of weight 0 that no head gives has no effect, and was accepted once
+                continue  # earlier versions accepted a term of weight 0 that no head has
             if name in SECTIONS or key_named(name) is not None:
                 _assign(config, name, tuples(value))
             else:
@@ -194,7 +217,7 @@ def from_json(text: str, source: str = "the stored config", *, required: Sequenc
 
 
 def flatten(config: ConfigDict | dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return {"a.b": value} over all sections."""
+    """Return {"a.b": value} for the keys of all sections."""
     flat = {}
     for key, value in config.items():
         name = f"{prefix}{key}"

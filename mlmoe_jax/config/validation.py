@@ -1,4 +1,4 @@
-"""One check of the whole config: each key on its own, and settings that must fit together."""
+"""Validation of the whole config: each key on its own, and settings that must fit together."""
 
 from typing import Any
 
@@ -21,30 +21,30 @@ def validate(config: ConfigDict) -> None:
     required += [f"{PLACE}.{name}.{leaf}" for name, settings in adapters.items() for leaf in settings]
     if missing := [name for name in required if name not in flat]:
         raise UserError(f"the config lacks {', '.join(missing)}; let it start from default_config() and use_adapter")
-    of_sections = (_model_mistakes, _data_mistakes, _cache_mistakes, _fit_mistakes)
-    if wrong := [*_key_mistakes(flat), *(mistake for check in of_sections for mistake in check(config))]:
-        raise UserError("the config has mistakes: " + "; ".join(wrong))
+    checks = (_model_mistakes, _data_mistakes, _cache_mistakes, _fit_mistakes)
+    if mistakes := [*_key_mistakes(flat), *(mistake for check in checks for mistake in check(config))]:
+        raise UserError("the config has mistakes: " + "; ".join(mistakes))
 
 
 def warnings(config: ConfigDict) -> list[str]:
     """Return warnings about settings that are valid but probably not intended."""
-    found, loss = head_of(config).warnings(config), config.loss
+    messages, loss = head_of(config).warnings(config), config.loss
     if loss.kind == "focal" and loss.gamma_neg != KEYS["loss.gamma_neg"].default:
-        found.append(
+        messages.append(
             f"loss.gamma_neg={loss.gamma_neg:g} is for the asymmetric loss; the exponent of focal is loss.gamma, which "
             f"is {loss.gamma:g}"
         )
     if config.data.bad_images == "skip" and has_batch_statistics(config):
-        found.append(
-            "the batch normalization that is trained would count the blank of an unreadable image, so in training "
-            "data.bad_images=skip only leaves out missing images, and an unreadable one is an error"
+        messages.append(
+            "trained batch normalization would count the blank of an unreadable image, so in training "
+            "data.bad_images=skip leaves out only missing images, and an unreadable image is an error"
         )
     if prompts_of(config).uses_groups and not head_of(config).uses_groups:
-        found.append(
-            f"model.head.kind={config.model.head.kind} does not use label groups: with it, group prompts compute the "
-            "same as deep prompts, except for the attention mask"
+        messages.append(
+            f"model.head.kind={config.model.head.kind} does not use label groups, so group prompts differ from deep "
+            "prompts only in the attention mask"
         )
-    return found
+    return messages
 
 
 def has_batch_statistics(config: ConfigDict) -> bool:
@@ -86,7 +86,7 @@ def _data_mistakes(config: ConfigDict) -> list[str]:
 
 
 def _cache_mistakes(config: ConfigDict) -> list[str]:
-    """Return the settings under which what a cache keeps of an image would not stay the same during training."""
+    """Return the settings that would change cached images or features during training."""
     augment, geometry = config.augment, config.augment.geometry
     if config.data.cache != "none" and (
         geometry == "random_resized_crop" or (geometry == "multi_scale_crop" and not augment.margin)
@@ -100,8 +100,8 @@ def _cache_mistakes(config: ConfigDict) -> list[str]:
     if config.data.cache != "none":
         return ["data.cache_features reads each image only once: set data.cache=none"]
     neutral, wrong = default_config().augment, []
-    if asked := [f"augment.{name}={neutral[name]}" for name in AUGMENTS if config.augment[name] != neutral[name]]:
-        wrong.append(f"data.cache_features computes features without augmentation: set {', '.join(asked)}")
+    if resets := [f"augment.{name}={neutral[name]}" for name in AUGMENTS if config.augment[name] != neutral[name]]:
+        wrong.append(f"data.cache_features computes features without augmentation: set {', '.join(resets)}")
     if config.model.prompts.kind in PROMPTS and (adapters := described(config)):
         wrong.append(
             f"data.cache_features needs features that do not change in training, but {adapters} change them: set "
@@ -116,7 +116,7 @@ def _cache_mistakes(config: ConfigDict) -> list[str]:
 
 
 def _fit_mistakes(config: ConfigDict) -> list[str]:
-    """Return the settings with which training is no logistic regression, although `train.fit` says so."""
+    """Return the settings that contradict `train.fit=logistic`."""
     if config.train.fit != "logistic":
         return []
     head, wrong, otherwise = config.model.head, [], ", or train.fit=steps"
@@ -131,7 +131,7 @@ def _fit_mistakes(config: ConfigDict) -> list[str]:
 
 def _model_mistakes(config: ConfigDict) -> list[str]:
     if config.model.prompts.kind not in PROMPTS or any(name not in ADAPTERS for name in config.model.adapters):
-        return []  # which the keys themselves report
+        return []  # `_key_mistakes` reports them
     wrong = _head_mistakes(config) if config.model.head.kind in HEADS else []
     for adapter, settings in adapters_of(config).values():
         wrong += adapter.mistakes(settings)
@@ -142,11 +142,11 @@ def _head_mistakes(config: ConfigDict) -> list[str]:
     kind, head, wrong = config.model.head.kind, head_of(config), []
     if head.needs_group_prompts and not prompts_of(config).uses_groups:
         wrong.append(f"model.head.kind={kind} reads group prompts: set model.prompts.kind=group")
-    given, asked = head.terms(config), {name for name, weight in config.loss.terms.items() if weight}
-    if given and not asked:
+    terms, weighted = head.terms(config), {name for name, weight in config.loss.terms.items() if weight}
+    if terms and not weighted:
         wrong.append("loss.terms has no term with a weight other than 0")
-    unknown = {name for name in config.loss.terms if f"loss.terms.{name}" not in KEYS}  # misspelt?
-    if missing := (asked | unknown) - set(given):
-        names, known = ", ".join(sorted(missing)), ", ".join(given) or "none"
-        wrong.append(f"loss.terms names {names}, which head {kind} does not give (it gives {known})")
+    unknown = {name for name in config.loss.terms if f"loss.terms.{name}" not in KEYS}  # possible typos
+    if missing := (weighted | unknown) - set(terms):
+        names, known = ", ".join(sorted(missing)), ", ".join(terms) or "none"
+        wrong.append(f"loss.terms names {names}, which head {kind} does not compute (it computes {known})")
     return wrong + head.mistakes(config)

@@ -1,4 +1,4 @@
-"""Stored configs of earlier states of this version."""
+"""Stored configs of earlier versions."""
 
 import json
 
@@ -24,7 +24,7 @@ def test_what_cannot_be_read_as_the_same_model_is_refused(refusal):
     assert "use the version that trained the run" in refusal(from_json, stored(pre_norm=True))
     assert from_json(stored("linear", pre_norm=True)).model.head.decoder.style == "dr_moe"
     other = json.dumps({"model": {"prompts": {"segments": 8}}})
-    assert "has another model.prompts.segments than 16" in refusal(from_json, other)
+    assert "model.prompts.segments must be 16 in this version" in refusal(from_json, other)
 
 
 def test_a_cache_in_memory_is_one_on_disk():

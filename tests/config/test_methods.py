@@ -153,7 +153,7 @@ def test_the_decay_of_the_moving_average_is_computed_by_the_authors_rule():
     for dataset, decay in published.items():
         assert load_config(f"vpt:dataset={dataset}", []).ema.decay == decay
     assert ema_decay(82_081, epochs=1) == 0.9996905, "nearly the 0.9997 of the paper"
-    assert ema_decay(1_000, batch_size=10, epochs=3, kept=0.5) == pytest.approx(0.5 ** (1 / 300), abs=1e-7)
+    assert ema_decay(1_000, batch_size=10, epochs=3, share=0.5) == pytest.approx(0.5 ** (1 / 300), abs=1e-7)
 
 
 def test_images_are_normalized_as_in_the_authors_code_or_as_the_weights_expect():

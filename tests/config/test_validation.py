@@ -192,7 +192,7 @@ def test_keys_that_are_missing_are_named(refusal):
 
 def test_terms_must_be_given_by_the_head(refusal):
     needs = mistakes(refusal, loss__terms={"logits": 0.0, "co": 1.0, "dc": 1.0})
-    assert needs == ["loss.terms names co, dc, which head linear does not give (it gives logits, cls)"]
+    assert needs == ["loss.terms names co, dc, which head linear does not compute (it computes logits, cls)"]
     assert mistakes(refusal, loss__terms__logits=0.0) == ["loss.terms has no term with a weight other than 0"]
 
 
@@ -201,7 +201,7 @@ def test_a_head_may_define_terms_of_its_own(refusal):
     assert config.loss.terms.mine == 0.5
     config.loss.terms.other = 1.0
     assert from_json(to_json(config)) == config
-    assert "loss.terms names mine, other, which head linear does not give (it gives " in refusal(validate, config)
+    assert "loss.terms names mine, other, which head linear does not compute (it computes " in refusal(validate, config)
     config.loss.terms.mine = config.loss.terms.other = 0.0
     assert "loss.terms names mine, other" in refusal(validate, config), "a misspelt term would not be switched off"
     del config.loss.terms["mine"], config.loss.terms["other"]
@@ -248,7 +248,7 @@ def test_what_bad_images_does_beside_a_trained_batch_normalization():
     config.model.backbone.name = "resnet50"
     validate(config)
     (blanks,) = warnings(config)
-    assert blanks.endswith("skip only leaves out missing images, and an unreadable one is an error")
+    assert blanks.endswith("skip leaves out only missing images, and an unreadable image is an error")
 
 
 @pytest.mark.parametrize(("head", "count"), [("linear", 1), ("query", 1), ("group_linear", 0), ("routed_experts", 0)])

@@ -29,13 +29,20 @@ def feature_map(
 ) -> tuple[ConfigDict, ConfigDict]:
     """Return a config for a data set and a backbone, and the options read from `arg`.
 
-    Options: dataset, root, resolution, backbone, tune, preset, selection, and those in `further` with their defaults.
-    tune: whether the backbone is trained; with `auto` a CNN is, as published, and a ViT is frozen. presets: those of
-    the method, the default first. On `digits` the default backbone is vit_digits. Raises UserError for unknown options
-    and values.
+    Args:
+        arg: Options: dataset, root, resolution, backbone, tune, preset, selection, and the options in `further`.
+        dataset: Default data set.
+        backbone: Default backbone; on `digits` it is vit_digits.
+        resolution: Default side of the images in pixels; on `digits` it is 64.
+        tune: Default of the option tune; see `tune_backbone`.
+        presets: The presets of the method, the default first.
+        **further: Other options with their defaults.
+
+    Raises:
+        UserError: An option or a value is unknown.
     """
-    own = {"tune": tune, "preset": presets[0], **OPTION, **further}
-    options = parse_arg(arg, dataset=dataset, root="", resolution=0, backbone="", **own)
+    others = {"tune": tune, "preset": presets[0], **OPTION, **further}
+    options = parse_arg(arg, dataset=dataset, root="", resolution=0, backbone="", **others)
     if options.tune not in ("auto", "yes", "no"):
         raise UserError(f"tune={options.tune} is not one of auto, yes, no")
     digits = options.dataset == "digits"
@@ -50,9 +57,12 @@ def feature_map(
 
 
 def tune_backbone(config: ConfigDict, tune: str, *, frozen: tuple[tuple[str, bool], ...] = ()) -> None:
-    """Let `config.trainable` follow the backbone: `frozen`, then everything if it is tuned, else all but the backbone.
+    """Set which parameters train; the setting follows the backbone.
 
-    tune: yes, no, or auto, with which a CNN is tuned and a ViT is not.
+    Args:
+        config: The config, which changes.
+        tune: yes, no, or auto, which tunes a CNN and freezes a ViT.
+        frozen: Rules for parts that stay frozen in a tuned backbone.
     """
 
     def rules(name: str) -> tuple[tuple[str, bool], ...]:
@@ -62,7 +72,7 @@ def tune_backbone(config: ConfigDict, tune: str, *, frozen: tuple[tuple[str, boo
 
 
 def train_batch_norm(config: ConfigDict, tune: str) -> None:
-    """Let a tuned backbone train its batch normalization, if it has any. tune: as in `tune_backbone`."""
+    """Let a tuned backbone train its batch normalization, if it has any; see `tune_backbone` for `tune`."""
 
     def mode(name: str) -> str:
         present = catalog.entry(name).shape.batch_norm_rule is not None
@@ -72,12 +82,12 @@ def train_batch_norm(config: ConfigDict, tune: str) -> None:
 
 
 def is_tuned(tune: str, backbone: str) -> bool:
-    """Return whether the backbone of a name is tuned; see `tune_backbone`."""
+    """Return whether a backbone is tuned; see `tune_backbone`."""
     return tune == "yes" or (tune == "auto" and not isinstance(catalog.entry(backbone).shape, ViTShape))
 
 
 def small(config: ConfigDict, *, rate: float) -> ConfigDict:
-    """Return the config with a small head for `digits`, and the training that all methods share there."""
+    """Return the config with a small head for `digits`, and with the training that all methods share on `digits`."""
     head = config.model.head
     head.decoder.width, head.decoder.heads, head.decoder.hidden = 0, 4, 256
     head.routing.expert_hidden = head.routing.gate_hidden = 32
@@ -101,11 +111,11 @@ def use_routed_experts(config: ConfigDict, preset: str) -> None:
 
 
 def use_mlmoe(config: ConfigDict, *, gates: str, prompts: bool) -> None:
-    """Set MLMoE: label queries over the patches of a ViT and over group prompts, unless `prompts` is false; experts."""
+    """Set MLMoE: label queries over the patches of a ViT, and experts. `prompts` adds group prompts to the queries."""
     use_routed_experts(config, "recommended")
     config.model.head.routing.gate = gates
     config.model.head.routing.entropy = "off"  # DR-MoE's weight is negligible at this scale of the loss
-    config.model.head.decoder.encoder_layers = 0  # the patches of a ViT have already attended to one another
+    config.model.head.decoder.encoder_layers = 0  # the blocks of the ViT are the encoder
     config.model.head.decoder.decoder_layers = 1
     if prompts:
         config.model.prompts.kind = "group"
@@ -114,8 +124,8 @@ def use_mlmoe(config: ConfigDict, *, gates: str, prompts: bool) -> None:
 def q2l_recipe(config: ConfigDict, tune: str) -> None:
     """Set the training of Query2Label on a ResNet: AdamW, one-cycle, 80 epochs, stem and first stage frozen.
 
-    Images without labels are kept, except in VG256, whose split is drawn from the images with labels. tune: as in
-    `tune_backbone`.
+    Images without labels are kept, except in VG256, whose split is drawn from the images with labels. `tune` is
+    described in `tune_backbone`.
     """
     tune_backbone(config, tune, frozen=((r"^backbone/(stem|stages/0)/", False),))
     config.data.keep_empty = config.data.name != "vg256"
@@ -129,7 +139,8 @@ def q2l_recipe(config: ConfigDict, tune: str) -> None:
 def gcn_recipe(config: ConfigDict, tune: str, *, rate: float, epochs: int) -> None:
     """Set the training of ML-GCN and ADD-GCN: SGD, a tenth of the rate for the backbone, gradients clipped at 10.
 
-    Difficult labels, which only VOC has, are positive in training and left out of the AP. tune: as in `tune_backbone`.
+    Difficult labels, which only VOC has, are positive in training and left out of the AP. `tune` is described in
+    `tune_backbone`.
     """
     config.data.difficult_train, config.data.difficult_eval = "positive", "ignore"
     evaluate_like(config, "mlgcn")

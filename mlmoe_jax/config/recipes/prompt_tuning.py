@@ -1,7 +1,7 @@
-"""Settings of the methods that tune prompts in a frozen ViT, and of those that they are compared with.
+"""Settings of the methods that tune prompts in a frozen ViT, and of their baselines.
 
-Each difference between the ML-VPT paper and its authors' code is one key, and a preset sets all of them. `code` is the
-default, because the published numbers come from the code.
+Each difference between the ML-VPT paper and its authors' code is one key. A preset sets all of these keys. `code` is
+the default, because the published numbers come from the code.
 """
 
 import functools
@@ -29,13 +29,20 @@ def prompt_tuning(
 ) -> tuple[ConfigDict, ConfigDict]:
     """Return a config with the common recipe of the ML-VPT paper's comparison, and the options read from `arg`.
 
-    Options: dataset, root, resolution, backbone, preset, selection (see `recipes.shared`), precision (a name in
-    PRECISIONS), and those in `further` with their defaults. On `digits` the default backbone is vit_digits, the
-    learning rate is `digits_rate`, and 8 epochs are enough. On other data sets, as published: AdamW with weight decay
-    0.01 on all trainable parameters, one-cycle, 40 epochs, batches of 64, cutout and RandAugment, EMA, evaluation of
-    raw and EMA weights after each epoch, and selection on test. The learning rate and the normalization of preset
-    `code` follow the backbone and the image size, even if they change later. Raises UserError for unknown options and
-    values.
+    On `digits`, the default backbone is vit_digits, and 8 epochs are enough. On other data sets, as published: AdamW
+    with weight decay 0.01 on all trainable parameters, one-cycle, 40 epochs, batches of 64, cutout and RandAugment,
+    EMA, evaluation of raw and EMA weights after each epoch, and selection on test. With preset `code`, the learning
+    rate and the normalization follow the backbone and the image size, even if they change later.
+
+    Args:
+        arg: Options: dataset, root, resolution, backbone, preset, selection (see `recipes.shared`), precision (a name
+            in PRECISIONS), and the options in `further`.
+        digits_rate: Learning rate on `digits`.
+        backbone: Default backbone on other data sets.
+        **further: Other options with their defaults.
+
+    Raises:
+        UserError: An option or a value is unknown.
     """
     common = {"dataset": "coco2014", "root": "", "resolution": 0, "backbone": "", "preset": "code"}
     options = parse_arg(arg, **common, precision="auto", **OPTION, **further)
@@ -66,9 +73,9 @@ def prompt_tuning(
 
 
 def normalization_of_the_code(backbone: str) -> str:
-    """Return "imagenet" for the backbones of the authors' code, which normalizes the images of all of them alike.
+    """Return "imagenet" for the backbones of the authors' code, which normalizes all images with ImageNet's values.
 
-    Other backbones, and preset `paper`, have the mean and standard deviation that the weights were trained with.
+    Other backbones, and preset `paper`, use the mean and standard deviation that the weights were trained with.
     """
     known = backbone.startswith("dinov2_") or backbone.removeprefix("vit_b16_") in VIT_B16
     return "imagenet" if known else "auto"
@@ -106,5 +113,5 @@ def use_ml_vpt(config: ConfigDict, *, preset: str = "code") -> None:
     config.model.head.combine = "mean_logit" if code else "mean_probability"
     gate_terms = {"co_gate": 1.0, "dc_gate": 1.0} if code else {}
     config.loss.terms = {"logits": 0.0, "co": 1.0, "dc": 1.0, **gate_terms}
-    # An unused bias gets no gradient and, as in the authors' code, no decay either.
+    # An unused bias gets no gradient and, as in the authors' code, no decay.
     config.optim.decay_rules = ((GATE_BIAS, 0.0),) if code else ()

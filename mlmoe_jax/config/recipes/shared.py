@@ -8,8 +8,8 @@ from ml_collections import ConfigDict, FieldReference
 from mlmoe_jax.errors import UserError
 
 # ----------------------------------------------------------------------------------------------------------- data sets
-# train split, test split, and the number of training images from which ML-VPT's code computes the decay of the EMA: it
-# takes that of VOC 2007 for VOC 2012 too, and for VG256, by a mistake in a condition, the 5,994 of CUB-200.
+# Train split, test split, and the number of training images from which ML-VPT's code computes the decay of the EMA. The
+# code uses the number of VOC 2007 for VOC 2012 too, and, by a mistake in a condition, the 5,994 of CUB-200 for VG256.
 _BENCHMARKS = {
     "voc2007": ("trainval", "test", 5_011),
     "voc2012": ("train", "val", 5_011),
@@ -19,20 +19,26 @@ _BENCHMARKS = {
 }
 
 
-def ema_decay(images: int, *, batch_size: int = 128, epochs: float = 2, kept: float = 0.82) -> float:
-    """Return the decay per step with which an EMA keeps the share `kept` of its past after some epochs.
+def ema_decay(images: int, *, batch_size: int = 128, epochs: float = 2, share: float = 0.82) -> float:
+    """Return the decay per step with which an EMA keeps a share of its past after some epochs, rounded to 7 digits.
 
-    The defaults are those of ML-VPT's code: kept = decay^(epochs · steps), with the number of steps per epoch of
-    `images` at a batch of 128 whatever the batch of the training is; at its 64, 82 % is kept after one epoch. Rounded
-    to seven digits.
+    share = decay^(epochs · steps per epoch). The defaults come from ML-VPT's code. It counts steps with a batch of 128
+    at any batch size of the training; with its batches of 64, 82 % of the past remains after one epoch.
     """
-    return round(kept ** (1 / (epochs * max(1, round(images / batch_size)))), 7)
+    return round(share ** (1 / (epochs * max(1, round(images / batch_size)))), 7)
 
 
 def use_dataset(config: ConfigDict, name: str, root: str, resolution: int) -> None:
     """Set a data set and its splits; the benchmarks select weights on the test split, as their papers do.
 
-    resolution: side of the images in pixels. Raises UserError for another name.
+    Args:
+        config: The config, which changes.
+        name: digits, synthetic, or the name of a benchmark.
+        root: Folder of the data set.
+        resolution: Side of the images in pixels.
+
+    Raises:
+        UserError: The name is unknown.
     """
     config.data.name, config.data.root, config.data.image_size = name, root, resolution
     if name == "digits":
@@ -96,23 +102,29 @@ def evaluate_like(config: ConfigDict, evaluator: str, *, metric: str = "mAP") ->
 
 # ----------------------------------------------------------------------------------------------------------- following
 class _Computation(NamedTuple):
-    """An operation in the form in which FieldReference calls it: `fn` of its own value and of the values of `args`."""
+    """An operation for FieldReference, which calls `fn` with its own value and the values of `args`."""
 
     fn: Callable[..., Any]
     args: list[FieldReference]
 
 
-def follow(config: ConfigDict, key: str, compute: Callable[..., Any], *others: str) -> None:
-    """Let the dotted `key` of a whole config be `compute` of the values of the keys `others`, until `key` is set.
+def follow(config: ConfigDict, key: str, compute: Callable[..., Any], *sources: str) -> None:
+    """Compute the value of a key from the values of other keys, until the key is set.
 
-    A published setting may depend on another one, as the learning rate on the backbone. As a number it would stay
-    behind if a flag, a sweep or a line of Python changed the other setting. Here it is a lazy reference of
-    ml_collections: it is computed whenever it is read, and run folders store the value.
+    A published setting may depend on another setting, such as the learning rate on the backbone. The key becomes a lazy
+    reference of ml_collections. It is computed at each reading, so it follows later changes by a flag, a sweep or a
+    line of Python. Run folders store the value.
+
+    Args:
+        config: A whole config, which changes.
+        key: The dotted key to set.
+        compute: Function of the values of `sources`.
+        *sources: Dotted keys.
     """
-    followed = [section.get_ref(leaf) for section, leaf in (_place(config, other) for other in others)]
-    value = compute(*(reference.get() for reference in followed))
+    references = [section.get_ref(leaf) for section, leaf in (_place(config, source) for source in sources)]
+    value = compute(*(reference.get() for reference in references))
     section, leaf = _place(config, key)
-    section[leaf] = FieldReference(value, op=_Computation(lambda _, *values: compute(*values), followed))
+    section[leaf] = FieldReference(value, op=_Computation(lambda _, *values: compute(*values), references))
 
 
 def _place(config: ConfigDict, key: str) -> tuple[ConfigDict, str]:
