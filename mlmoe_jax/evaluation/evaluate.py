@@ -108,7 +108,7 @@ def measure(
         "prior_matched_transductive": prior_matched(scores, label_space.frequency, mask=mask),
     }
     if fitted is not None:
-        cuts |= fitted.cuts_for(scored.name, label_space.names)
+        cuts |= fitted.fitted_for(scored.name, label_space.names)
     measured = evaluate_scores(scores, label, mask, cuts, k=settings.top_k)
     if settings.preset != "none":
         published = metric_presets.preset(settings.preset, scores, codes, frequency=label_space.frequency)

@@ -28,7 +28,7 @@ from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import dtypes
 from mlmoe_jax.runtime.sharding import LabelAxes
 
-# Mean and standard deviation of the choices of model.backbone.normalization; `auto` takes those of the backbone.
+# Choice of model.backbone.normalization -> mean and standard deviation. `auto` takes the numbers of the backbone.
 NORMALIZATIONS = {"imagenet": (IMAGENET_MEAN, IMAGENET_STD), "unit": ((0.0,) * 3, (1.0,) * 3)}
 
 
@@ -37,8 +37,12 @@ NORMALIZATIONS = {"imagenet": (IMAGENET_MEAN, IMAGENET_STD), "unit": ((0.0,) * 3
 class Parts:
     """The structure of a model and its values.
 
-    trainable: updated by the optimizer. frozen: never updated. stats: updated by the forward pass. unpublished: the
-    paths of the frozen values that no published file holds.
+    Attributes:
+      definition: the structure.
+      trainable: parameters that the optimizer updates.
+      frozen: parameters that nothing updates.
+      stats: values that the forward pass updates.
+      unpublished: paths of the frozen parameters that no published file holds.
     """
 
     definition: ModelDef = field(metadata={"static": True})
@@ -49,7 +53,7 @@ class Parts:
 
 
 def label_axes_for(definition: ModelDef, num_labels: int, mesh: Mesh) -> LabelAxes | None:
-    """Return the axes of a model's parameters that are sharded over the mesh by label; None if there are none."""
+    """Return the label axes of a model's parameters on the mesh; None if no parameter is sharded by label."""
     if mesh.shape["expert"] == 1 or not definition.merge(definition.shapes()).head.by_label:
         return None
     axes = {path: places[0] for path, names in definition.axes().items() if (places := label_axes(names))}
@@ -62,7 +66,7 @@ def assemble(config: ConfigDict, label_space: LabelSpace, *, load_backbone: bool
 
 
 def initial_model(config: ConfigDict, label_space: LabelSpace, *, load_backbone: bool = True) -> Classifier:
-    """Return the model with its pretrained backbone, if any; all other values are drawn from the seed."""
+    """Return the model with its pretrained backbone, if any; other values are drawn from the seed."""
     build = model_builder(config, label_space)
     model = nnx.eval_shape(build)
     if load_backbone:
@@ -82,12 +86,17 @@ def abstract_parts(config: ConfigDict, label_space: LabelSpace) -> Parts:
 
 
 def evaluated_definition(config: ConfigDict, parts: Parts, label_space: LabelSpace) -> ModelDef:
-    """Return the structure of a model for evaluation and prediction, whose products have the type `eval.dtype`.
+    """Return the structure of a model for evaluation and prediction, whose matmuls have the type `eval.dtype`.
 
-    parts: the model of the config for the labels of `label_space`; its values fit both structures.
+    The values of `parts` fit this structure too.
+
+    Args:
+      config: the config of the run.
+      parts: the model of the config for the labels of `label_space`.
+      label_space: the label space of the run.
     """
-    products, _ = dtypes(config)
-    if config.eval.dtype in ("same", products):
+    matmuls, _ = dtypes(config)
+    if config.eval.dtype in ("same", matmuls):
         return parts.definition
     evaluated = copy.deepcopy(config)
     evaluated.model.dtype = config.eval.dtype
@@ -105,16 +114,16 @@ def load_pretrained(backbone: nnx.Module, name: str, weights: str) -> None:
     if weights == "none":
         return
     report = load_weights(backbone, name if weights == "auto" else weights)
-    unused = () if weights == "auto" else report.unused  # those of a published file, such as its classifier, are known
+    unused = () if weights == "auto" else report.unused  # of a published file, only known tensors are unused
     for what, names in (("tensors were not used", unused), ("values were missing", report.missing)):
         if names:
             status(f"backbone weights ({report.source}): {len(names)} {what}, such as {names[0]}")
 
 
 def require_weights(config: ConfigDict) -> None:
-    """Raise UserError if the pretrained weights that the config names are missing or fit another backbone.
+    """Raise UserError if the pretrained weights of the config are missing or fit another backbone.
 
-    Published ones that are not on this machine are downloaded.
+    Published weights that are not on this machine are downloaded.
     """
     settings = config.model.backbone
     if settings.weights == "auto":
@@ -140,14 +149,14 @@ def split_model(model: nnx.Module, config: ConfigDict) -> Parts:
 def cast_frozen(frozen: Mapping[str, Any], config: ConfigDict) -> Params:
     """Cast the frozen kernels of the backbone to `model.frozen_dtype`; other weights keep their type.
 
-    Values may be abstract. Only these kernels change, because bfloat16 products round them anyway; classifiers, gates
+    Values may be abstract. Only these kernels change, because bfloat16 matmuls round them anyway. Classifiers, gates
     and projections of prompts compute in float32.
     """
     _, dtype = dtypes(config)
 
     def cast(value: jax.Array) -> jax.Array:
         if value.dtype == dtype:
-            return value  # for which JAX would compile a program
+            return value  # `astype` would compile a program
         return value.update(dtype=dtype) if isinstance(value, jax.ShapeDtypeStruct) else value.astype(dtype)
 
     kernel = re.compile(r"backbone/.*/kernel")
@@ -156,11 +165,10 @@ def cast_frozen(frozen: Mapping[str, Any], config: ConfigDict) -> Params:
 
 def trainable_rules(config: ConfigDict) -> tuple:
     """Return `config.trainable`, preceded by the rules for parts that other settings freeze."""
-    of_backbone = backbone_shape(config).frozen_rules(config.model.backbone.batch_norm)
-    of_adapters = [
-        rule for adapter, settings in adapters_of(config).values() for rule in adapter.frozen_rules(settings)
-    ]
-    return (*of_backbone, *of_adapters, *head_of(config).frozen_rules(config), *config.trainable)
+    backbone_rules = backbone_shape(config).frozen_rules(config.model.backbone.batch_norm)
+    adapters = adapters_of(config).values()
+    adapter_rules = [rule for adapter, settings in adapters for rule in adapter.frozen_rules(settings)]
+    return (*backbone_rules, *adapter_rules, *head_of(config).frozen_rules(config), *config.trainable)
 
 
 def preprocess_for(config: ConfigDict) -> Preprocess:

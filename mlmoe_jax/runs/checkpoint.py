@@ -1,10 +1,10 @@
 """Saving and restoring checkpoints with Orbax.
 
-A checkpoint has four items: `state` (step, trainable, stats, optimizer, averages: all that training resumes
+A checkpoint has four items: `state` (step, trainable, stats, optimizer, averages: everything that training resumes
 from), `selected` (the values for evaluation and prediction), `notes` (plain JSON, such as the best metric so far) and
-`digests` (the step, and a sha256 of the notes and of every array). Orbax keeps no checksum of array data, so flipped
-bits would be restored silently as other numbers. If the digests of a restored checkpoint differ, or it is the
-checkpoint of another step, the one before it is used.
+`digests` (the step, and a sha256 of the notes and of every array). Orbax stores no checksum of array data, so it would
+silently restore flipped bits. If the digests of a checkpoint differ, or it belongs to another step, the previous
+checkpoint is used.
 """
 
 from __future__ import annotations
@@ -43,9 +43,14 @@ class _Averages:
 
 @dataclass(frozen=True)
 class Restored:
-    """A restored checkpoint; `state` is None if only the selected values were requested.
+    """A restored checkpoint.
 
-    newest: the step of the newest checkpoint, which is damaged if it is not `step`.
+    Attributes:
+      step: the step of the checkpoint.
+      newest: the step of the newest checkpoint. If it is not `step`, the newest checkpoint is damaged.
+      selected: the selected values, or the moving averages.
+      notes: the notes.
+      state: the state; None if only the selected values were requested.
     """
 
     step: int
@@ -61,9 +66,9 @@ def open_manager(folder: RunFolder, *, keep: int = 2, writing: bool = True) -> I
 
     Args:
       folder: the run folder.
-      keep: the number of checkpoints to keep, the newest ones.
+      keep: the number of checkpoints to keep.
       writing: make the folder, and remove checkpoints that a killed run left half written. This must be False if a
-        training may be writing to the folder, because its checkpoint would be removed.
+        training may be writing to the folder, because the checkpoint in progress would be removed.
 
     Raises:
       DiskError: a checkpoint could not be written; its partial files have been removed.
@@ -85,36 +90,36 @@ def open_manager(folder: RunFolder, *, keep: int = 2, writing: bool = True) -> I
 
 
 def _close(manager: ocp.CheckpointManager) -> None:
-    """Wait for the last checkpoint and end the threads of the manager, also if the checkpoint could not be written."""
+    """Wait for the last checkpoint and end the threads of the manager, also after a failed write."""
     try:
         with disk_errors_explained(manager.directory):
             manager.close()
     except DiskError:
-        manager.close()  # the first call ends at the error, which is raised once, and leaves threads behind
+        manager.close()  # the first call raises the error and leaves threads behind
         raise
 
 
 def _remove_partial(path: epath.Path) -> None:
-    for thread in threading.enumerate():  # after the first error, Orbax does not wait for the other writers
+    for thread in threading.enumerate():  # after one error, Orbax does not wait for its further writers
         if type(thread).__module__.startswith("orbax."):
-            threading.Thread.join(thread, _LAST_WRITES_SECONDS)  # theirs raises the error of the thread
+            threading.Thread.join(thread, _LAST_WRITES_SECONDS)  # Orbax's own join raises the thread's error
     for partial in path.glob("*.orbax-checkpoint-tmp*"):
         partial.rmtree()
 
 
 def require_written(manager: ocp.CheckpointManager, *, wait: bool = False) -> None:
-    """Raise DiskError if the last checkpoint could not be written; without `wait`, one that is being written counts."""
+    """Raise DiskError if the last checkpoint could not be written; without `wait`, a write in progress is no error."""
     if wait or not manager.is_saving_in_progress():
         with disk_errors_explained(manager.directory):
             manager.wait_until_finished()
 
 
 def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, notes: dict[str, Any]) -> None:
-    """Start writing a checkpoint, which counts once it is complete; an existing checkpoint of the step is kept."""
+    """Start writing a checkpoint; an existing checkpoint of the step is kept."""
     if step in manager.all_steps():
         return
     heartbeat()
-    digests = {"step": step, "notes": _digest_of_notes(notes), "state": _digests(state), "selected": _digests(selected)}
+    digests = {"step": step, "notes": _notes_digest(notes), "state": _digests(state), "selected": _digests(selected)}
     items = ocp.args.Composite(
         state=ocp.args.StandardSave(state),
         selected=ocp.args.StandardSave(selected),
@@ -134,25 +139,25 @@ def restore(
     step: int | None = None,
     check: Callable[[Notes], Any] = dict,
 ) -> Restored | None:
-    """Restore the newest good checkpoint, with the shapes and shardings of `selected`, `state` and `averages`.
+    """Restore the newest undamaged checkpoint, with the shapes and shardings of `selected`, `state` and `averages`.
 
-    A damaged checkpoint is reported and the one before it is tried.
+    A damaged checkpoint is reported, and the checkpoint before it is tried.
 
     Args:
-      manager: of the checkpoints.
+      manager: the manager of the checkpoints.
       selected: the values for evaluation, or their shapes.
-      state: for a training that resumes. Damaged checkpoints after the restored one are then deleted, since Orbax only
-        saves steps beyond all that exist.
-      averages: restore the moving averages in place of the selected values. Without moving averages in training they
-        are the parameters themselves.
+      state: the state of a training that resumes. Damaged checkpoints after the restored one are then deleted, since
+        Orbax only saves steps after the last checkpoint.
+      averages: restore the moving averages instead of the selected values. If training has no moving averages, they
+        are the parameters.
       step: try only the checkpoint of this step.
-      check: reads the notes; a checkpoint for which it raises is damaged.
+      check: reads the notes; a checkpoint counts as damaged if it raises.
 
     Returns:
       None if there are no checkpoints.
 
     Raises:
-      UserError: all checkpoints are damaged, or there is none of the step.
+      UserError: all checkpoints are damaged, or there is no checkpoint of the step.
     """
     steps = distributed.broadcast_from_first(sorted(manager.all_steps(), reverse=True))
     if step is not None and step not in steps:
@@ -162,26 +167,26 @@ def restore(
     items = {"selected": selected, "state": state if averages is None else _Averages(averages)}
     items = {name: item for name, item in items.items() if item is not None}
     for one in tried:
-        if (found := _restore_good(manager, one, items, check)) is None:
+        if (restored := _restore_undamaged(manager, one, items, check)) is None:
             continue
         if state is not None:
             for damaged in tried[: tried.index(one)]:
                 manager.delete(damaged)
         if averages is not None:
-            notes = {**found["notes"], "step": one, "kind": "ema", "split": ""}
-            return Restored(one, tried[0], found["state"].ema, notes)
-        return Restored(one, tried[0], found["selected"], found["notes"], found.get("state"))
+            notes = {**restored["notes"], "step": one, "kind": "ema", "split": ""}
+            return Restored(one, tried[0], restored["state"].ema, notes)
+        return Restored(one, tried[0], restored["selected"], restored["notes"], restored.get("state"))
     if tried:
         raise UserError(f"every checkpoint in {manager.directory} is damaged ({', '.join(map(str, tried))})")
     return None
 
 
-def _restore_good(
+def _restore_undamaged(
     manager: ocp.CheckpointManager, step: int, items: dict[str, Any], check: Callable[[Notes], Any]
 ) -> dict[str, Any] | None:
-    """Restore the given items and the notes of one checkpoint; None, with a message, if it is damaged.
+    """Restore `items` and the notes of one checkpoint; None, with a message, if it is damaged.
 
-    No process uses a checkpoint that one of them cannot read.
+    No process uses a checkpoint that another process cannot read.
     """
     heartbeat()
     args = {name: _restore_args(tree) for name, tree in items.items()}
@@ -202,10 +207,10 @@ def _restore_good(
 
 
 def _difference(step: int, items: dict[str, Any], digests: dict[str, Any]) -> str:
-    """Return how the items of a checkpoint differ from those that were saved; "" if they do not."""
+    """Return how the items of a checkpoint differ from the saved items; "" if they do not."""
     if digests["step"] != step:
         return f"it is the checkpoint of step {digests['step']}"
-    if digests["notes"] != _digest_of_notes(items["notes"]):
+    if digests["notes"] != _notes_digest(items["notes"]):
         return "its notes differ from the saved ones"
     changed = [
         f"{name}: {leaf}"
@@ -229,9 +234,9 @@ def selected_of(notes: Notes) -> dict[str, Any]:
 
 
 def newest_notes(folder: RunFolder, check: Callable[[Notes], Any] = dict) -> dict[str, Any]:
-    """Return the notes of the newest checkpoint with undamaged ones, for which `check` passes; {} without any.
+    """Return the newest undamaged notes for which `check` passes; {} if there are none.
 
-    Orbax takes no part: all processes of a job would have to call it together.
+    Orbax is not used, because all processes of a job would have to call it together.
     """
     path = folder / CHECKPOINTS
     steps = [int(entry.name) for entry in path.iterdir() if entry.name.isdecimal()] if path.is_dir() else []
@@ -256,7 +261,7 @@ def _restore_args(tree: Any) -> ocp.args.CheckpointArgs:
 
 
 def _digests(tree: Any) -> dict[str, str]:
-    """Return the sha256 of every array as a whole, which does not depend on how the array is sharded."""
+    """Return the sha256 of every array; it does not depend on the sharding."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {
         jax.tree_util.keystr(path): hashlib.sha256(
@@ -266,6 +271,6 @@ def _digests(tree: Any) -> dict[str, str]:
     }
 
 
-def _digest_of_notes(notes: Any) -> str:
-    """Return the sha256 of notes, the same before they are stored as JSON and after."""
+def _notes_digest(notes: Any) -> str:
+    """Return the sha256 of notes; storing them as JSON does not change it."""
     return hashlib.sha256(json.dumps(json.loads(json.dumps(notes)), sort_keys=True).encode()).hexdigest()

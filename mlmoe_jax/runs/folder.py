@@ -55,7 +55,7 @@ class RunFolder(Folder):
         return self.writing() if distributed.is_first() else contextlib.nullcontext()
 
     def adopt(self, other: RunFolder) -> None:
-        """Copy all files of another run folder, the config last: with a config, a folder counts as a run folder."""
+        """Copy all files of another run folder. The config is last, because it makes a folder a run folder."""
         for name in sorted(set(other.files()) - {".lock"}, key=lambda name: (name == CONFIG, name)):
             self.write_bytes(name, (other / name).read_bytes())
 
@@ -74,22 +74,22 @@ class RunFolder(Folder):
             path.write_text((path.read_text() if path.exists() else "") + line)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of metrics.jsonl; lines that are not rows, such as a truncated one, are left out and told."""
+        """Return the rows of metrics.jsonl. Damaged lines, such as a truncated one, are left out, with a message."""
         path = self / METRICS
         lines = path.read_bytes().splitlines() if path.exists() else []
-        rows = [row for row in map(_row_of, lines) if row is not None]
+        rows = [row for row in map(_parse_row, lines) if row is not None]
         if len(rows) < len(lines):
             status(f"{path}: {counted(len(lines) - len(rows), 'damaged line')} left out")
         return rows
 
     def drop_rows_after(self, step: int) -> None:
-        """Remove the rows after `step`, which a resumed run will write again."""
-        kept = [row for row in self.rows() if row["step"] <= step]
-        self.write_text(METRICS, "".join(json.dumps(row) + "\n" for row in kept))
+        """Remove the rows after `step`, which the resumed run writes again."""
+        rows = [row for row in self.rows() if row["step"] <= step]
+        self.write_text(METRICS, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _row_of(line: bytes) -> dict[str, Any] | None:
-    """Return a line of metrics.jsonl as a row; None if it is damaged: every row has a step and otherwise numbers."""
+def _parse_row(line: bytes) -> dict[str, Any] | None:
+    """Return a line of metrics.jsonl as a row, which has a step and numbers; None if it is damaged."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -99,7 +99,7 @@ def _row_of(line: bytes) -> dict[str, Any] | None:
 
 
 class EnclosedRunFolder(RunFolder):
-    """A run folder of which only files inside are read: what is made of them, such as a report, is passed on."""
+    """A run folder that reads no file through a link out of it, for outputs that are passed on, such as a report."""
 
     def __truediv__(self, name: str) -> epath.Path:
         return self.inside(name)

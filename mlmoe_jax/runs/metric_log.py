@@ -1,4 +1,4 @@
-"""The logs of a training: its starts, its metric rows, and trackers of these: TensorBoard, Weights & Biases."""
+"""The logs of a training: starts, metric rows, and trackers, which are TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from mlmoe_jax.runtime.version import __version__
 
 # Libraries whose versions are recorded at every start, since results can depend on them.
 _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "pillow")
-# Fields of a row that differ between two equal trainings: seconds since the epoch, and figures of `Progress.speed`.
+# Fields of a row that differ between two equal trainings: seconds since the epoch, and `Progress.speed`.
 TIMING = ("time", "images_per_second", "data_wait")
 TENSORBOARD, WANDB = "tensorboard", "wandb.json"
 
 
 # ------------------------------------------------------------------------------------------------------------- starts
 def versions() -> dict[str, str]:
-    """Return the versions of Python, of this package and of the libraries that results depend on."""
+    """Return the versions of Python, this package and the libraries that results depend on."""
     libraries = {name: importlib.metadata.version(name) for name in _LIBRARIES}
     return {"python": platform.python_version(), "mlmoe_jax": __version__, **libraries}
 
 
 def record_start(folder: RunFolder, step: int, mesh: Mesh) -> None:
-    """Add this start to `starts.json`: time, first step, versions, devices, processes and mesh.
+    """Append to `starts.json`: time, first step, versions, devices, processes and mesh.
 
-    A file that cannot be read is kept as `starts.json.damaged`, with a warning: a training does not depend on it.
+    A damaged file is kept as `starts.json.damaged`, with a warning, because training does not depend on it.
     """
     start = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -55,7 +55,7 @@ def record_start(folder: RunFolder, step: int, mesh: Mesh) -> None:
         earlier = read_starts(folder)
     except UserError as error:
         (folder / STARTS).replace(folder / f"{STARTS}.damaged")
-        status(f"warning: {error}; it is kept as {STARTS}.damaged, and a new one is begun")
+        status(f"warning: {error}; it is kept as {STARTS}.damaged, and a new file is started")
         earlier = []
     folder.write_json(STARTS, [*earlier, start])
 
@@ -73,20 +73,20 @@ class EventFiles:
     """TensorBoard's event files, in `tensorboard/` of the run folder.
 
     Events after `first_step`, which an earlier run wrote and a resumed run writes again, are discarded by a session
-    start event. An object store cannot append, so there the file is kept locally and replaced whole.
+    start event. An object store cannot append, so there the file is kept locally and uploaded after each row.
     """
 
     def __init__(self, folder: RunFolder, first_step: int):
-        # Not at the top: only training needs it. Not its SummaryWriter, whose thread may write late.
+        # Imported here because only training needs it. The thread of its SummaryWriter may write late.
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto import event_pb2
 
         self._folder, self._event = folder, event_pb2.Event
-        self._kept = None if folder.is_local else tempfile.TemporaryDirectory()
-        self._where = where = Path(self._kept.name if self._kept else folder.writable_folder(TENSORBOARD))
-        with files.disk_errors_explained(where):
-            where.mkdir(parents=True, exist_ok=True)
-            self._file = EventsWriter(str(where / "events"), f".from{first_step}")
+        self._local = None if folder.is_local else tempfile.TemporaryDirectory()
+        self._path = path = Path(self._local.name if self._local else folder.writable_folder(TENSORBOARD))
+        with files.disk_errors_explained(path):
+            path.mkdir(parents=True, exist_ok=True)
+            self._file = EventsWriter(str(path / "events"), f".from{first_step}")
         if first_step:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._write(self._event(wall_time=time.time(), step=first_step + 1, session_log=start))
@@ -100,14 +100,14 @@ class EventFiles:
 
     def close(self) -> None:
         self._file.close()
-        if self._kept is not None:
-            self._kept.cleanup()
+        if self._local is not None:
+            self._local.cleanup()
 
     def _write(self, event: Any) -> None:
-        with files.disk_errors_explained(self._where):
+        with files.disk_errors_explained(self._path):
             self._file.write_event(event)
             self._file.flush()
-        for path in Path(self._kept.name).iterdir() if self._kept is not None else ():
+        for path in Path(self._local.name).iterdir() if self._local is not None else ():
             self._folder.write_bytes(f"{TENSORBOARD}/{path.name}", path.read_bytes())
 
 
@@ -131,7 +131,7 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-Tracker = EventFiles | WeightsAndBiases  # receives metric rows, name -> number, one per logged step, in their order
+Tracker = EventFiles | WeightsAndBiases  # receives metric rows, name -> number, one per logged step, in order
 
 
 def open_trackers(folder: RunFolder, config: ConfigDict, first_step: int) -> list[Tracker]:
@@ -149,11 +149,17 @@ def open_trackers(folder: RunFolder, config: ConfigDict, first_step: int) -> lis
 
 # --------------------------------------------------------------------------------------------------------------- rows
 class MetricLog:
-    """Writer of metrics.jsonl, one row per logged step, and of the same rows to each of `trackers`.
+    """Writes one row per logged step to metrics.jsonl and to each tracker.
 
     A row is written after the next step has been dispatched, so that fetching its values does not stall the device.
-    metrics.csv has the same rows as a table; it is replaced at every evaluation and at the end. require: raises an
-    error for metrics of a step after which the training must not continue.
+    metrics.csv has the rows as a table; it is replaced at every evaluation and at the end.
+
+    Args:
+      folder: the run folder.
+      learning_rate: the schedule, number of updates -> learning rate.
+      steps_per_epoch: the number of steps per epoch.
+      trackers: receive each row too.
+      require: called with the metrics of a step; raises an error if the training must not continue.
     """
 
     def __init__(
@@ -171,9 +177,9 @@ class MetricLog:
 
     def note(self, step: int, metrics: dict[str, jax.Array], progress: Progress) -> None:
         """Hold a step's metrics, still on the device, as the pending row."""
-        # The rate of the last update: the schedule counts updates, so steps that were skipped delay it.
-        taken = step - 1 - metrics.get("skipped_steps", 0)
-        self._on_device = {**metrics, "learning_rate": self.learning_rate(taken)}
+        # The schedule counts updates, so skipped steps delay it.
+        updates = step - 1 - metrics.get("skipped_steps", 0)
+        self._on_device = {**metrics, "learning_rate": self.learning_rate(updates)}
         self._row = {
             "step": step,
             "epoch": step / self.steps_per_epoch,
@@ -194,7 +200,7 @@ class MetricLog:
         if distributed.is_first():
             row = {**self._row, **numbers}
             self.folder.append_row(row)
-            del row["time"]  # trackers have a clock of their own
+            del row["time"]  # trackers record their own times
             for tracker in self.trackers:
                 tracker.write(row)
             if self._evaluated:

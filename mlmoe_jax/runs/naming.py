@@ -1,6 +1,6 @@
 """The config keys that may change when a run resumes, and the default name of a run folder.
 
-Both answer one question: which commands belong to the same run?
+Both decide which commands belong to one run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.config.loading import CONFIG_FOLDER, find_config
 from mlmoe_jax.data.sources.open import SOURCES
 
-# Keys, and sections, which end in a dot, that may differ when a run resumes: they do not change its results.
+# Keys and sections (with a dot at the end) that may differ when a run resumes: they do not change its results.
 FREE_KEYS = (
     "data.cache",
     "data.root",
@@ -35,21 +35,26 @@ FREE_KEYS = (
     "report.",
     "serve.",
 )
-# Keys that may differ too, so that a long run does not break at a bad image or a lack of memory; this is told.
-TOLD_KEYS = ("data.bad_images", "data.exif", "data.truncated", "model.remat", "train.accumulate")
+# Keys that may differ with a message, so that a long run can go on after a bad image or a lack of memory.
+REPORTED_KEYS = ("data.bad_images", "data.exif", "data.truncated", "model.remat", "train.accumulate")
 
 RUNS = "runs"  # the folder of runs without --workdir, below the working directory
-_NAMED = ("init_from", "prune.")  # free, but another value makes another run
+_NAMED = ("init_from", "prune.")  # free, but part of the name of a run
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+=-]+")
-_LONGEST = 100  # file systems allow 255, and the folders of a sweep are below
+_LONGEST = 100  # file systems allow 255; the folders of a sweep append to it
 
 
 def default_folder(
     reference: str, overrides: Sequence[tuple[str, str]], config: ConfigDict, *, mode: str, sweep: Sequence[str]
 ) -> str:
-    """Return the run folder of a command without --workdir; see `run_name`.
+    """Return the run folder of a command without --workdir.
 
-    config: the one that `reference` and `overrides` give. sweep: `config.KEY=VALUE,…` as on the command line.
+    Args:
+      reference: see `run_name`.
+      overrides: see `run_name`.
+      config: the config that results from `reference` and `overrides`.
+      mode: see `run_name`.
+      sweep: `config.KEY=VALUE,…` as on the command line.
     """
     own_root = SOURCES[config.data.name].published is None
     swept = [text.partition("=")[0].strip().removeprefix("config.") for text in sweep]
@@ -66,12 +71,15 @@ def run_name(
 ) -> str:
     """Return the name of the folder of a run, such as `mlvpt_dinov2,dataset=voc2012,seed=1`.
 
-    reference: the config file with its arguments, as in `load_config`. overrides: ("section.key", "text"); keys with
-    which a run may resume are not part of the name. mode: part of the name if it is not "train". swept: the keys of a
-    sweep. own_root: whether `root` and `data.root` name the data; for a published data set they are only its place.
+    Commands of different runs have different names: a name that is too long, or has characters that are unsafe in a
+    file name, ends in a digest of the whole command. The order of arguments and of overrides does not matter.
 
-    Commands that differ in anything else have different names: what is not safe or too long for a file name is replaced
-    by a digest of the whole command. The order of arguments and of overrides does not matter.
+    Args:
+      reference: the config file with its arguments, as in `load_config`.
+      overrides: ("section.key", "text"); keys with which a run may resume are not part of the name.
+      mode: part of the name if it is not "train".
+      swept: the keys of a sweep.
+      own_root: whether `root` and `data.root` name the data; for a published data set they are only its place.
     """
     location, _, arguments = reference.partition(":")
     path = find_config(location)
@@ -96,14 +104,14 @@ def run_name(
 def _is_named(key: str, own_root: bool) -> bool:
     if key == "data.root":
         return own_root
-    return key.startswith(_NAMED) or not (key in TOLD_KEYS or is_free(key))
+    return key.startswith(_NAMED) or not (key in REPORTED_KEYS or is_free(key))
 
 
 def is_free(key: str) -> bool:
-    """Return whether a key is one of FREE_KEYS, or in one of its sections."""
+    """Return whether a key or its section is one of FREE_KEYS."""
     return key in FREE_KEYS or f"{key.partition('.')[0]}." in FREE_KEYS
 
 
 def _readable(value: str) -> str:
-    """Return the last part of a path, or another value, without unsafe characters."""
+    """Return a value, of a path only the last part, without unsafe characters."""
     return _UNSAFE.sub("-", os.path.basename(value.rstrip("/"))).strip("-")

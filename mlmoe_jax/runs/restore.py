@@ -1,4 +1,4 @@
-"""From a run folder to a model with its values, and the metadata files that this needs."""
+"""From a run folder to a model with its values, and the metadata files for this."""
 
 from __future__ import annotations
 
@@ -62,7 +62,17 @@ _MAY_DIFFER = ("data", "eval", "metrics", "report", "serve", "mesh")
 class Run:
     """A trained model from a run folder, placed on a mesh.
 
-    notes: those of the checkpoint. outdated: the newest checkpoint is damaged, so the values are those of an older one.
+    Attributes:
+      config: the config, with the overrides of `open_run`.
+      label_space: names, groups and statistics of the labels.
+      preprocess: the preprocessing of images.
+      definition: the structure of the model for evaluation.
+      values: the trained parameters and statistics.
+      frozen: the frozen parameters.
+      mesh: the mesh.
+      label_axes: as in `place`.
+      notes: the notes of the checkpoint.
+      outdated: the newest checkpoint is damaged, and the values come from an older one.
     """
 
     config: ConfigDict
@@ -72,7 +82,7 @@ class Run:
     values: Params
     frozen: Params
     mesh: Mesh
-    label_axes: LabelAxes | None  # as in `place`
+    label_axes: LabelAxes | None
     notes: Mapping[str, Any]
     outdated: bool = False
 
@@ -99,8 +109,8 @@ def _require_fingerprint(folder: RunFolder, frozen: Params) -> None:
         name, weights, expected = (str(stored[key]) for key in ("name", "weights", "fingerprint"))
     if fingerprint(frozen) != expected:
         raise UserError(
-            f"the frozen weights of {name} ({weights}) are not those that {folder} was trained with; put the original "
-            "file back, or train in another --workdir"
+            f"the frozen weights of {name} ({weights}) differ from the weights that {folder} was trained with; put the "
+            "original file back, or train in another --workdir"
         )
 
 
@@ -122,7 +132,7 @@ def write_run_metadata(
 ) -> None:
     """Write the files that make a run folder self-contained.
 
-    Frozen weights are among them if no published file has them; unpublished: see Parts.
+    Frozen weights are included if `unpublished`, the paths of frozen weights that no published file has, is not empty.
     """
     folder.write_text(LABELS, "".join(f"{name}\n" for name in label_space.names))
     buffer = io.BytesIO()
@@ -139,10 +149,10 @@ def write_run_metadata(
             "fingerprint": fingerprint(frozen),
         },
     )
-    kept = {"always": frozen, "auto": unpublished, "never": ()}[config.checkpoint.include_frozen]
-    if kept:
+    included = {"always": frozen, "auto": unpublished, "never": ()}[config.checkpoint.include_frozen]
+    if included:
         # safetensors' reader for numpy does not support bfloat16, which float32 represents exactly
-        wide = {path: jax.device_get(frozen[path]).astype(np.float32) for path in sorted(kept)}
+        wide = {path: jax.device_get(frozen[path]).astype(np.float32) for path in sorted(included)}
         folder.write_bytes(FROZEN, save(wide))
     elif not unpublished:
         (folder / FROZEN).unlink(missing_ok=True)  # left by a training that ended before its first checkpoint
@@ -150,13 +160,18 @@ def write_run_metadata(
 
 
 def open_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, which: str = BEST) -> Run:
-    """Restore the selected values of a run from its folder and the published backbone, with products of `eval.dtype`.
+    """Restore the selected values of a run from its folder and the published backbone, with matmuls in `eval.dtype`.
 
-    overrides: config keys that differ from the run's own; only keys that do not change the trained model are allowed.
-    which: "best" for the values that training selected, "latest" for those at the end of the newest checkpoint, or
-    a step for the values that were selected when its checkpoint was saved. If the newest checkpoint is damaged, the one
-    before it is used, and the run is `outdated`.
-    Raises UserError if the folder is not a run folder or has no such checkpoint, or if the frozen weights have changed.
+    If the newest checkpoint is damaged, the checkpoint before it is used, and the run is `outdated`.
+
+    Args:
+      folder: the run folder.
+      overrides: config keys that differ from the run's config; only keys that do not change the trained model.
+      which: "best" for the values that training selected, "latest" for the values of the newest checkpoint, or a step
+        for the values that were selected when the checkpoint of the step was saved.
+
+    Raises:
+      UserError: the folder is no run folder, it has no such checkpoint, or the frozen weights have changed.
     """
     if which not in (BEST, LATEST) and not re.fullmatch("[0-9]{1,18}", which):
         raise UserError(f"--checkpoint={which} is not {BEST}, {LATEST} or the step of a checkpoint")
@@ -169,8 +184,8 @@ def open_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, wh
     restored = restored_values(folder, parts, mesh, which)
     if outdated := restored.step < restored.newest:
         status(
-            f"warning: the values are those of checkpoint {restored.step}, because checkpoint {restored.newest} is "
-            f"damaged; --checkpoint={restored.step} takes them without this warning"
+            f"warning: checkpoint {restored.newest} is damaged, so checkpoint {restored.step} is used; "
+            f"--checkpoint={restored.step} uses it without this warning"
         )
     label_axes = label_axes_for(parts.definition, len(label_space.names), mesh)
     return Run(
@@ -188,17 +203,17 @@ def open_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, wh
 
 
 def read_config(folder: RunFolder, name: str = CONFIG) -> ConfigDict:
-    """Return the config of a run, or another one `name` in its folder, over the current defaults.
+    """Return the config in the file `name` of a run folder, over the current defaults.
 
-    Raises UserError if it is damaged, or does not name the data set and the model: the defaults are those of no run.
+    Raises UserError if it is damaged, or does not name the data set and the model, for which defaults would be wrong.
     """
     return configuration.from_json(folder.read_text(name), str(folder / name), required=_NAMES)
 
 
 def stored_config(folder: RunFolder) -> ConfigDict | None:
-    """Return the config of the run in a folder; None if it holds no run that has begun."""
-    begun = (folder / CONFIG).exists() and any((folder / name).exists() for name in (CHECKPOINTS, RESULTS))
-    return read_config(folder) if begun else None
+    """Return the config of the run in a folder; None if no run has started in it."""
+    started = (folder / CONFIG).exists() and any((folder / name).exists() for name in (CHECKPOINTS, RESULTS))
+    return read_config(folder) if started else None
 
 
 def read_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> tuple[ConfigDict, LabelSpace]:
@@ -229,8 +244,8 @@ def read_label_space(folder: RunFolder) -> LabelSpace:
 
 
 def has_checkpoint(folder: RunFolder) -> bool:
-    """Return whether the folder has a finished checkpoint, good or damaged."""
-    # All processes must open the checkpoints together, but they may see a change in a shared folder at different times.
+    """Return whether the folder has a finished checkpoint, damaged or not."""
+    # All processes must open the checkpoints together, but may see a change of a shared folder at different times.
     if not distributed.broadcast_from_first((folder / BACKBONE).exists() and (folder / CHECKPOINTS).exists()):
         return False
     with checkpoint.open_manager(folder, writing=False) as manager:
@@ -238,10 +253,10 @@ def has_checkpoint(folder: RunFolder) -> bool:
 
 
 def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace) -> Parts:
-    """Return a run's model with its frozen weights, from the folder or else from the published file.
+    """Return a run's model with its frozen weights, from the folder or the published file.
 
-    The values that a checkpoint holds, trainable parameters and statistics, are ShapeDtypeStructs. Raises UserError if
-    the frozen weights are not those that the run was trained with.
+    The values of checkpoints, which are trainable parameters and statistics, are ShapeDtypeStructs. Raises UserError if
+    the frozen weights differ from the weights that the run was trained with.
     """
     stored: Params = {}
     if (folder / FROZEN).exists():
@@ -264,16 +279,16 @@ def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace)
 
 
 def restored_values(folder: RunFolder, parts: Parts, mesh: Mesh, which: str = BEST) -> checkpoint.Restored:
-    """Restore values of a run, whose model is `parts`; `which` as in `open_run`. Raises UserError if there are none."""
+    """Restore values of the run with the model `parts`; UserError if there are none. `which` is as in `open_run`."""
     if (folder / ADAPTER).exists():
         if which != BEST:
             raise UserError(f"{folder} is a shared model, which has the selected values only; leave --checkpoint out")
         return restore_adapter(folder, {**parts.trainable, **parts.stats}, mesh)
     values = abstract({**parts.trainable, **parts.stats}, mesh)
-    wanted = {"averages": values} if which == LATEST else {"selected": values}
+    targets = {"averages": values} if which == LATEST else {"selected": values}
     step = int(which) if which not in (BEST, LATEST) else None
     with checkpoint.open_manager(folder, writing=False) as manager:
-        restored = checkpoint.restore(manager, **wanted, step=step, check=checkpoint.selected_of)
+        restored = checkpoint.restore(manager, **targets, step=step, check=checkpoint.selected_of)
     if restored is None:
         raise UserError(f"{folder} holds no finished checkpoint yet; rerun its training command to resume it")
     return restored

@@ -1,4 +1,4 @@
-"""Shared models: where they are, and the one file that holds all their values but a published backbone.
+"""Shared models: their locations, and the file with all their values except a published backbone.
 
 A location is a path, an address in an object store, a model on the Hugging Face hub (hf:user/name), or the model that
 comes with the package (demo:photographs). A folder with `adapter.safetensors` and the metadata of a run is opened like
@@ -56,7 +56,7 @@ FILES = {
 }
 _REQUIRED = (ADAPTER, CONFIG, LABELS, LABEL_SPACE, PREPROCESS, THRESHOLDS, BACKBONE)
 _DEMOS = Path(__file__).parent / "demos"
-LAYOUT = 1  # readers refuse all others
+LAYOUT = 1  # readers refuse any other layout
 _ABOUT = "mlmoe_jax"  # the entry of the header
 
 
@@ -69,8 +69,8 @@ def run_folder(location: str | os.PathLike) -> RunFolder:
     if text.startswith(DEMO):
         name, demos = text.removeprefix(DEMO), sorted(path.name for path in _DEMOS.iterdir() if path.is_dir())
         if name not in demos:
-            there = ", ".join(DEMO + one for one in demos)
-            raise UserError(f"no model {DEMO}{printable(name, 100)} comes with the package; there is {there}")
+            known = ", ".join(DEMO + one for one in demos)
+            raise UserError(f"no model {DEMO}{printable(name, 100)} comes with the package; there is {known}")
         return RunFolder(_DEMOS / name)
     if text.startswith(HUB):
         return RunFolder(hub.fetch_model(hub.parse(text), FILES, _REQUIRED))
@@ -78,7 +78,7 @@ def run_folder(location: str | os.PathLike) -> RunFolder:
 
 
 def write_adapter(folder: RunFolder, values: Params, notes: Mapping[str, Any]) -> None:
-    """Write trained values; notes: those of their checkpoint, of which step, kind and split are kept."""
+    """Write trained values, with step, kind and split from the notes of their checkpoint."""
     tensors = {path: np.ascontiguousarray(jax.device_get(values[path]), np.float32) for path in sorted(values)}
     about = {"layout": LAYOUT, "version": __version__, "origin": selected_of(notes)}
     folder.write_bytes(ADAPTER, save(tensors, {_ABOUT: json.dumps(about)}))  # several entries have no fixed order
@@ -87,8 +87,13 @@ def write_adapter(folder: RunFolder, values: Params, notes: Mapping[str, Any]) -
 def restore_adapter(folder: RunFolder, like: Params, mesh: Mesh) -> Restored:
     """Read the values that `write_adapter` wrote, placed on a mesh.
 
-    like: the values of the model that the folder describes. Raises UserError if the file is damaged, was written in
-    another layout, or holds other tensors than the model.
+    Args:
+      folder: the folder of the shared model.
+      like: the values of the model that the folder describes; their shapes are expected.
+      mesh: the mesh.
+
+    Raises:
+      UserError: the file is damaged, has another layout, or holds other tensors than the model.
     """
     with folder.reading(ADAPTER):
         content = folder.read_bytes(ADAPTER, MOST_DATA)
@@ -104,6 +109,6 @@ def restore_adapter(folder: RunFolder, like: Params, mesh: Mesh) -> Restored:
         shapes = {path: value.shape for path, value in tensors.items()}
         expected = {path: value.shape for path, value in like.items()}
         if unfit := sorted(path for path in shapes | expected if shapes.get(path) != expected.get(path)):
-            raise ValueError(f"{len(unfit)} tensors are not those of its config, such as {printable(unfit[0], 100)}")
+            raise ValueError(f"{len(unfit)} tensors do not fit its config, such as {printable(unfit[0], 100)}")
     values = {path: tensors[path].astype(value.dtype) for path, value in like.items()}
     return Restored(notes["step"], notes["step"], place(values, mesh), notes)

@@ -20,16 +20,16 @@ Floats = NDArray[np.float64]
 class Thresholds:
     """The thresholds of a run: label -> the lowest probability at which it is predicted; infinity = never.
 
-    source: how they were fitted, as in thresholds.json: `split`, `goal`, …; {} if they were not fitted.
+    `source` says how they were fitted, as in thresholds.json: `split`, `goal`, …; {} if they were not fitted.
     """
 
     values: dict[str, float]
     source: dict[str, Any] = field(default_factory=dict)
 
-    def cuts_for(self, split: str, names: Sequence[str]) -> dict[str, Floats]:
-        """Return {"fitted": f64[K]} in the order of `names`, for metrics of a split at the fitted thresholds.
+    def fitted_for(self, split: str, names: Sequence[str]) -> dict[str, Floats]:
+        """Return {"fitted": f64[K]}, the fitted thresholds in the order of `names`, for the metrics of a split.
 
-        {} if the thresholds were not fitted, or fitted on this split, whose metrics would be too optimistic. Raises
+        Returns {} if the thresholds were not fitted, or were fitted on this split. Raises
         UserError if a label has no threshold.
         """
         return {} if self.source.get("split", split) == split else {"fitted": self.of(names)}
@@ -71,9 +71,9 @@ def write_thresholds(folder: RunFolder, thresholds: Thresholds) -> None:
 
 
 def write_fixed(folder: RunFolder, names: Sequence[str], threshold: float) -> None:
-    """Give every label the same threshold, unless the folder holds fitted ones of a finished training.
+    """Give every label one threshold, unless the folder holds fitted thresholds of a finished training.
 
-    An unfinished training still changes the scores, so thresholds that were fitted to earlier ones are replaced.
+    Thresholds that were fitted before the end of the training are replaced, because the scores have changed since.
     """
     if (folder / RESULTS).exists() and (folder / THRESHOLDS).exists():
         present = read_thresholds(folder)

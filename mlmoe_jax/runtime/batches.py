@@ -38,17 +38,17 @@ def device_batches(
 class RunAhead:
     """Keeps the host at most `steps` steps ahead of the device, which is then never idle.
 
-    Without it the host would queue steps until something asks for a result: their batches would fill the memory of an
-    accelerator, and the time that it then waits for data would not be time in which the device waits.
+    Without it the host would queue steps until something reads a result. The batches of the queued steps would fill the
+    memory of an accelerator, and the measured wait for data would not be time in which the device waits.
     """
 
     def __init__(self, steps: int = 2):
-        self._most, self._results = steps, deque()
+        self._limit, self._results = steps, deque()
 
     def add(self, result: Any) -> None:
-        """Note the result of a step that was just dispatched, and wait for the one `steps` steps before it."""
+        """Record the result of a step that was just dispatched, and wait for the result `steps` steps earlier."""
         self._results.append(result)
-        if len(self._results) > self._most:
+        if len(self._results) > self._limit:
             jax.block_until_ready(self._results.popleft())
 
 

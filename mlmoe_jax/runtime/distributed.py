@@ -1,12 +1,12 @@
-"""Several processes that work on one job: how they find one another, and how they agree.
+"""Jobs of several processes: how the processes connect, and how they agree.
 
-Every process runs the same program on its part of every batch; the first one writes, and prints the results. JAX
-connects the processes, and ends all of them within seconds after one has died. A process that hangs is detected by the
-age of its heartbeat, see `progress.heartbeat`.
+Every process runs the same program on its part of every batch. The first process writes files and prints the results.
+JAX connects the processes, and ends all of them within seconds after one has died. A process that hangs is detected by
+the age of its heartbeat, see `progress.heartbeat`.
 
-The processes of a job are, in this order: those that MLMOE_COORDINATOR=HOST:PORT, MLMOE_PROCESSES=N and
-MLMOE_PROCESS=0…N−1 name; the tasks of srun; the ranks of Open MPI; the hosts of a TPU slice. MLMOE_START_SECONDS is the
-time to wait for the others (default 300).
+A job is detected in this order: the variables MLMOE_COORDINATOR=HOST:PORT, MLMOE_PROCESSES=N and MLMOE_PROCESS=0…N−1;
+the tasks of srun; the ranks of Open MPI; the hosts of a TPU slice. MLMOE_START_SECONDS is the time to wait for the
+other processes (default 300).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ import numpy as np
 from mlmoe_jax.errors import UserError
 
 VARIABLES = ("MLMOE_COORDINATOR", "MLMOE_PROCESSES", "MLMOE_PROCESS")
-HEARTBEAT_SECONDS, SHUTDOWN_SECONDS = 10, 5  # after these a silent process counts as dead
+HEARTBEAT_SECONDS, SHUTDOWN_SECONDS = 10, 5  # a process that is silent for longer counts as dead
 _METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/"
 
 
 # ------------------------------------------------------------------------------------------------- start and end
 @dataclass(frozen=True)
 class Job:
-    """A job of several processes: the index of this one, and how `jax.distributed.initialize` connects them."""
+    """A job of several processes: the index of this process, and the arguments of `jax.distributed.initialize`."""
 
     index: int
     arguments: dict[str, Any]
@@ -46,7 +46,7 @@ class Job:
 def find_job(environment: Mapping[str, str]) -> Job | None:
     """Return the job of this process, None if it is alone; UserError for inconsistent variables."""
     if any(environment.get(name) for name in VARIABLES):
-        return _job_of_variables(environment)
+        return _job_from_variables(environment)
     if "SLURM_STEP_NODELIST" in environment:  # only srun sets it
         return _job("slurm", environment["SLURM_PROCID"], environment["SLURM_NTASKS"])
     if "OMPI_COMM_WORLD_SIZE" in environment:  # Open MPI 5 gives its processes no address
@@ -60,7 +60,7 @@ def find_job(environment: Mapping[str, str]) -> Job | None:
         return None
     try:
         return _job("gcetpu", _metadata("agent-worker-number"), len(_metadata("worker-network-endpoints").split(",")))
-    except urllib.error.URLError:  # a TPU, but not on Google's cloud
+    except urllib.error.URLError:  # a TPU outside Google's cloud
         return None
 
 
@@ -68,13 +68,13 @@ def _job(method: str, index: str | int, count: str | int) -> Job | None:
     return Job(int(index), {"cluster_detection_method": method}) if int(count) > 1 else None
 
 
-def _job_of_variables(environment: Mapping[str, str]) -> Job | None:
+def _job_from_variables(environment: Mapping[str, str]) -> Job | None:
     address, count, index = (environment.get(name, "") for name in VARIABLES)
     host, _, port = address.rpartition(":")
     are_numbers = all(text.isdecimal() for text in (port, count, index))
     if not (host and are_numbers and 0 < int(port) < 65536 and int(index) < int(count)):
-        given = ", ".join(f"{name}={environment.get(name, '')}" for name in VARIABLES)
-        raise UserError(f"{given} should be HOST:PORT, such as 10.0.0.1:5000, a number N and a number from 0 to N - 1")
+        values = ", ".join(f"{name}={environment.get(name, '')}" for name in VARIABLES)
+        raise UserError(f"{values} should be HOST:PORT, such as 10.0.0.1:5000, a number N and a number from 0 to N - 1")
     names = {"coordinator_address": address, "num_processes": int(count), "process_id": int(index)}
     return Job(int(index), {**names, "cluster_detection_method": "deactivate"}) if int(count) > 1 else None
 
@@ -98,7 +98,7 @@ def _metadata(name: str) -> str:
 
 
 def connect(job: Job) -> None:
-    """Connect to the other processes of a job; UserError if the first one cannot be reached in time."""
+    """Connect the processes of a job; UserError if the first process cannot be reached in time."""
     import jax
 
     seconds = int(os.environ.get("MLMOE_START_SECONDS", 300))
@@ -111,7 +111,7 @@ def connect(job: Job) -> None:
         heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
         shutdown_timeout_seconds=SHUTDOWN_SECONDS,
     )
-    signal.signal(signal.SIGTERM, before)  # JAX's handler only takes note of SIGTERM; here it ends or saves
+    signal.signal(signal.SIGTERM, before)  # JAX's handler would only record SIGTERM
 
 
 def _wait_for(address: str, seconds: float) -> None:
@@ -132,17 +132,17 @@ def _wait_for(address: str, seconds: float) -> None:
 
 
 def disconnect() -> None:
-    """Wait for the other processes, then disconnect."""
+    """Wait until all processes are ready to leave, then disconnect."""
     import jax
 
-    barrier("leave")  # JAX itself would wait only seconds for a process that is still writing
+    barrier("leave")  # JAX would wait only SHUTDOWN_SECONDS for a process that is still writing
     jax.distributed.shutdown()
 
 
 # -------------------------------------------------------------------------------------------------------- identity
 def process() -> tuple[int, int]:
     """Return (the index of this process, the number of processes): (0, 1) if there is only one."""
-    jax = sys.modules.get("jax")  # a process that has not imported JAX has not joined others
+    jax = sys.modules.get("jax")  # a process without JAX has not joined a job
     if jax is None or not jax.distributed.is_initialized():
         return 0, 1
     return jax.process_index(), jax.process_count()
@@ -154,9 +154,9 @@ def is_first() -> bool:
 
 
 # ---------------------------------------------------------------------------------------------------------- agreeing
-# All processes have to call each of these, in the same order.
+# All processes must call each of these functions, in the same order.
 def barrier(name: str) -> None:
-    """Wait until every process has reached this call; all of them have to pass the same name."""
+    """Wait until every process has reached this call; all processes must pass the same name."""
     if process()[1] > 1:
         from jax.experimental import multihost_utils
 
@@ -176,7 +176,7 @@ def gather(value: Any) -> list[Any]:
 
 
 def broadcast_from_first(value: Any) -> Any:
-    """Return the first process's value on every process, for decisions that have to be the same everywhere."""
+    """Return the first process's value on every process, for decisions on which all processes must agree."""
     return gather(value if is_first() else None)[0]
 
 
@@ -209,7 +209,7 @@ class Vote:
 def to_host(tree: Any) -> Any:
     """Return a tree of arrays as numpy, complete on every process.
 
-    An array that is sharded over several processes is gathered, one array at a time; all others are only copied.
+    An array that is sharded over several processes is gathered, one array at a time; any other array is only copied.
     """
     import jax
     from jax.experimental.multihost_utils import process_allgather

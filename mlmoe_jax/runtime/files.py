@@ -1,7 +1,7 @@
 """Files on local disk or in an object store: where they may be, how they are opened, and what their errors mean.
 
-Only regular files are read, and never more bytes than expected: a device or a pipe under the name of a file has no end,
-or waits for ever. All errors of reading are an OSError, whose `strerror` is the reason.
+Only regular files are read, and never more bytes than a limit: reading a device or a pipe may never end. Every error of
+reading is an OSError, whose `strerror` is the reason.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ MIB, GIB = 2**20, 2**30
 
 MOST_TEXT = 512 * MIB  # of a text or JSON file in a run folder
 MOST_LIST = 256 * MIB  # of a list of paths, about four million
-MOST_DATA = 8 * GIB  # of weights, or of the labels of a data set in one file; the largest published ones have 6 GB
+MOST_DATA = 8 * GIB  # of weights, or of the labels of a data set in one file; the largest published weights have 6 GB
 MOST_LINE = 16 * MIB  # letters of one line of a table
 
-# Prefixes of what has a name and no path: models on the Hugging Face hub, and what comes with installed packages.
+# Prefixes of names that are not paths: models on the Hugging Face hub, and models and data of installed packages.
 HUB, DEMO = "hf:", "demo:"
 
 _LONGEST_NAME = 255  # bytes, on common file systems
@@ -39,13 +39,13 @@ _REMEDIES = {
 
 def cache_folder() -> Path:
     """Return $MLMOE_CACHE, or mlmoe_jax in the user's cache folder if that is not set; it may not exist yet."""
-    if chosen := os.environ.get("MLMOE_CACHE"):
-        return Path(chosen)
+    if folder := os.environ.get("MLMOE_CACHE"):
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlmoe_jax"
 
 
 def is_file_name(value: Any) -> bool:
-    """Return whether a value that was read from a file is the name of a file in a folder, and not a path."""
+    """Return whether a value is the name of a file in a folder, and not a path."""
     if not isinstance(value, str) or value in ("", ".", "..") or "/" in value or "\0" in value:
         return False
     try:
@@ -55,11 +55,11 @@ def is_file_name(value: Any) -> bool:
 
 
 def open_regular(path: str | os.PathLike) -> BinaryIO:
-    """Open a local file to read it; OSError if it is a pipe, a socket, a device or a folder, or no such name can be."""
+    """Open a local file to read it; OSError if it is no regular file, or if no file can have its name."""
     try:
         # O_NONBLOCK: opening a pipe does not wait for its other end.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except ValueError as error:  # a NUL character, or one that the encoding of the file system does not have
+    except ValueError as error:  # a NUL character, or a character that the file system cannot encode
         raise OSError(errno.EINVAL, "no file can have this name") from error
     kind = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(kind):
@@ -99,7 +99,7 @@ def _read_remote(path: str | os.PathLike, most: int) -> bytes:
         place = epath.Path(path)
         _refuse_more(place.stat().length, most)
         return place.read_bytes()
-    except Exception as error:  # each store's library has errors of its own, and etils those of a package that lacks
+    except Exception as error:  # each store's library raises its own types, and etils ImportError without it
         reason = (getattr(error, "strerror", "") or str(error) or type(error).__name__).splitlines()[0]
         raise OSError(getattr(error, "errno", 0) or errno.EIO, reason.partition(". ")[0].rstrip(".")) from error
 
@@ -112,7 +112,7 @@ def _refuse_more(size: int, most: int) -> None:
 def open_to_append(path: str | os.PathLike) -> TextIO:
     """Open a local text file to append to it; UserError if it is a symbolic link, a pipe or a folder.
 
-    Appending is the only way in which a file is changed in place, so a link of the same name must not be followed.
+    Appending is the only change of a file in place, so a link of this name must not be followed.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
@@ -120,7 +120,7 @@ def open_to_append(path: str | os.PathLike) -> TextIO:
         return os.fdopen(os.open(path, flags | os.O_NONBLOCK, 0o666), "a")
     except OSError as error:
         if error.errno in _NOT_A_FILE:
-            raise UserError(f"{path} is not a regular file, and only such a file is written to; remove it") from error
+            raise UserError(f"{path} is not a regular file; remove it") from error
         raise
 
 
@@ -128,7 +128,7 @@ def open_to_append(path: str | os.PathLike) -> TextIO:
 def damage_explained(path: Any) -> Iterator[None]:
     """Turn any error of reading and parsing a file into a UserError that names the file.
 
-    The block should hold only that, completely: also the conversion of every value that is used later.
+    The block should read, parse and convert every value that is used later, and do nothing else.
     """
     try:
         yield
@@ -143,11 +143,13 @@ def damage_explained(path: Any) -> Iterator[None]:
 
 
 def disk_error(error: BaseException, place: object = "") -> DiskError | None:
-    """Return the sentence about a disk that is full, read-only or failing if that caused an error, otherwise None.
+    """Return a DiskError if a full, read-only or failing disk caused an error, otherwise None.
 
-    place: the file or folder that was written; by default the one that the error names.
+    Args:
+      error: any exception; its causes are searched too.
+      place: the file or folder that was written; by default the path in the error.
     """
-    if isinstance(error, UserError):  # whoever raised it knew the reason
+    if isinstance(error, UserError):  # its text is the reason already
         return error if isinstance(error, DiskError) else None
     cause: BaseException | None = error
     while cause is not None:
@@ -161,7 +163,7 @@ def disk_error(error: BaseException, place: object = "") -> DiskError | None:
 
 
 def _number(error: BaseException) -> int | None:
-    """Return the errno of an error if it is one of these; libraries in C++ raise other types with the same text."""
+    """Return the errno of an error if _REMEDIES has it; C++ libraries raise other types with the text of an OSError."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno if error.errno in _REMEDIES else None
     text = str(error)

@@ -1,9 +1,9 @@
-"""Formats of files: strict JSON, npz files that somebody else may have written, and the cells of CSV tables.
+"""Formats of files: strict JSON, npz files from untrusted sources, and the cells of CSV tables.
 
-`numpy.load` unpacks a file of 2 MB to 2 GB. Here the unpacked size is compared with the size of the file before.
+`numpy.load` would unpack a file of 2 MB to 2 GB, so the unpacked size is checked against the size of the file first.
 
-A spreadsheet runs a cell that begins with = + - or @, or with one of these after a tab or a carriage return. The names
-of labels and images are not ours, so such a text is written with an apostrophe before it, which `plain` removes again.
+Spreadsheets evaluate a cell that begins with = + - or @, also after a tab or a carriage return. Names of labels and
+images are untrusted, so such a cell is written with an apostrophe before it, which `plain` removes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import numpy as np
 
 from mlmoe_jax.runtime.files import MIB
 
-USUAL = 256 * MIB  # unpacked; also of a file that is much smaller, such as the labels of a data set, mostly zeros
-PACKED = 100  # larger ones unpack to at most this many times the size of the file
-_FORMULA = re.compile(r"'*[=+\-@\t\r]")  # an apostrophe before it is text of ours or of the user's: one more is added
+USUAL = 256 * MIB  # unpacked bytes that any file may have; the labels of a data set, mostly zeros, compress far
+PACKED = 100  # a larger array file may unpack to this many times its size
+_FORMULA = re.compile(r"'*[=+\-@\t\r]")  # a text that begins with apostrophes gets one more
 _ESCAPED = re.compile(r"'+[=+\-@\t\r]")
 
 
@@ -42,22 +42,26 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
 
 
 def read_npz(file: BinaryIO, *, usual: int = USUAL) -> dict[str, np.ndarray]:
-    """Return all arrays of an npz file that is open for reading; nothing is unpickled.
+    """Return all arrays of an open npz file; nothing is unpickled.
 
-    usual: the number of bytes to which any file may unpack; beyond it, at most PACKED times the size of the file.
-    Raises the errors that `files.damage_explained` turns into a sentence.
+    Args:
+      file: the file, open for reading.
+      usual: the number of bytes to which any file may unpack; beyond it, at most PACKED times the size of the file.
+
+    Raises:
+      Exception: any type, see `files.damage_explained`.
     """
     most = max(usual, PACKED * file.seek(0, os.SEEK_END))
     with zipfile.ZipFile(file) as archive:
         if (unpacked := sum(member.file_size for member in archive.infolist())) > most:
             raise ValueError(f"it would unpack to {unpacked:,} bytes, more than {most:,}")
     file.seek(0)
-    # The memory that a header asks for is only reserved: an array that is longer than its member ends in an error.
+    # Memory for the size in a header is only reserved: an array that is longer than its member raises an error.
     with np.load(file, allow_pickle=False) as stored:
         arrays = dict(stored)
     for name, array in arrays.items():
         is_plain = isinstance(array, np.ndarray) and array.dtype.fields is None
-        # Sides next to one of 0 need no memory, but make lists and loops as long as they say.
+        # An axis beside an axis of size 0 needs no memory, but makes lists and loops as long as its size.
         if not is_plain or math.prod(side or 1 for side in array.shape) > most:
             raise ValueError(f"its member {name[:100]!r} is not an array of numbers or text")
     return arrays
@@ -76,7 +80,7 @@ def plain(cell: str) -> str:
 def row_writer(file: TextIO) -> Callable[[Iterable[Any]], None]:
     """Return a function that writes a row of guarded cells to a CSV file."""
     line = io.StringIO(newline="")
-    table = csv.writer(line, lineterminator="\r\n")  # of which csv quotes both; with "\n" it leaves "\r" bare
+    table = csv.writer(line, lineterminator="\r\n")  # csv then quotes "\r" and "\n"; with "\n" it leaves "\r" bare
 
     def write(cells: Iterable[Any]) -> None:
         table.writerow([guarded(cell) for cell in cells])
@@ -88,7 +92,7 @@ def row_writer(file: TextIO) -> Callable[[Iterable[Any]], None]:
 
 
 def read_rows(lines: Iterable[str]) -> list[dict[str, str]]:
-    """Return the rows of a table of `row_writer`, with its heading as keys.
+    """Return the rows of a table that `row_writer` wrote, as dicts with the cells of the heading as keys.
 
     Raises csv.Error or ValueError if it is damaged.
     """
@@ -98,7 +102,7 @@ def read_rows(lines: Iterable[str]) -> list[dict[str, str]]:
 
 
 def join_names(names: Sequence[str]) -> str:
-    r"""Return names as one cell, separated by `;`; this and backslashes in a name get a backslash, as in `a\;b`."""
+    r"""Return names as one cell, separated by `;`. In a name, `;` and `\` get a backslash, as in `a\;b`."""
     return ";".join(name.replace("\\", r"\\").replace(";", r"\;") for name in names)
 
 

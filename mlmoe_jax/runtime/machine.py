@@ -1,4 +1,4 @@
-"""The processor cores that this process may use, of which a container has fewer than its machine, and its memory."""
+"""The processor cores and the memory of this process; a container may have fewer cores than its machine."""
 
 import ctypes
 import math
@@ -7,12 +7,12 @@ from pathlib import Path
 
 # The limits of a container in version 2 of Linux's control groups.
 QUOTA = Path("/sys/fs/cgroup/cpu.max")  # quota and period in microseconds
-# The quota and its period in version 1.
+# Quota and period in version 1.
 OLD_QUOTA = (Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us"))
 
 
 def cores() -> int:
-    """Return the number of processor cores that this process may use, at least 1: its affinity, and its quota."""
+    """Return the number of processor cores that this process may use, by its affinity and its quota; at least 1."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
     quota, period = _numbers(QUOTA) or _numbers(*OLD_QUOTA) or (0, 0)
     limit = quota / period if quota > 0 and period > 0 else math.inf
@@ -20,9 +20,9 @@ def cores() -> int:
 
 
 def return_freed_memory() -> None:
-    """Return to the system what this process has freed and malloc keeps; without effect on malloc other than glibc's.
+    """Return freed memory that malloc keeps to the system; without effect if malloc is not glibc's.
 
-    glibc keeps freed memory in an arena per thread. Every save of a checkpoint starts threads, so that a long training
+    glibc keeps freed memory in an arena per thread. Every save of a checkpoint starts threads, so a long training
     would hold more and more of it.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -31,7 +31,7 @@ def return_freed_memory() -> None:
 
 
 def _numbers(*paths: Path) -> tuple[int, int] | None:
-    """Return the two numbers in files; None without such files, or if one says "max" for no limit."""
+    """Return the two numbers in files; None if a file is missing or says "max" (no limit)."""
     try:
         first, second = map(int, " ".join(path.read_text() for path in paths).split())
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Device memory: the amount that a compiled program needs, and the amount that a device has."""
+"""Device memory: how much a compiled program needs, and how much a device has."""
 
 import contextlib
 import math
@@ -24,7 +24,7 @@ def device_bytes(tree: Any) -> int:
 
 
 def capacity_here(device: jax.Device) -> tuple[int | None, str]:
-    """Return the memory of a device of this process in bytes, or None if it does not report it, and the source."""
+    """Return the memory of a device in bytes (None if the device does not report it), and the source of the number."""
     limit = (device.memory_stats() or {}).get("bytes_limit")
     return (limit, "what this process may allocate") if limit else (None, f"not reported by a {device.platform} device")
 
@@ -52,7 +52,7 @@ def required(memory: dict[str, int]) -> int:
 
 
 def describe(what: str, compiled: jax.stages.Compiled) -> str:
-    """Return a line about the memory per device that a program for the devices of this process needs."""
+    """Return a line about the memory per device of a program that is compiled for the devices of this process."""
     parts, (capacity, _) = memory_parts(compiled), capacity_here(jax.local_devices()[0])
     of = "" if capacity is None else f" of {capacity / GIB:.2f}"
     shares = ", ".join(f"{kind} {parts[kind] / GIB:.2f}" for kind in ("arguments", "temporaries"))

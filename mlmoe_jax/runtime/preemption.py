@@ -1,7 +1,7 @@
 """Stop on request, at a point where everything can be saved.
 
-A request is SIGTERM, Ctrl-C, or in a job of several processes a notice of maintenance that JAX's preemption service has
-received on any of them.
+A request is SIGTERM, Ctrl-C, or, in a job of several processes, a maintenance notice that JAX's preemption service
+received on any process.
 """
 
 import contextlib
@@ -18,29 +18,29 @@ _calls = itertools.count()  # JAX compares the numbers of the calls, so they con
 
 
 class StopRequest(threading.Event):
-    """A request to stop, which may reach only some of the processes, and each of them at a different step."""
+    """A request to stop, which may reach only some processes, and each process at a different step."""
 
     def __init__(self):
         super().__init__()
         self._vote = distributed.Vote()
 
     def agreed(self) -> bool:
-        """Return whether training stops after this step, the same on all processes; each calls it once per step.
+        """Return whether training stops after this step, for all processes alike; each calls it once per step.
 
         A single process stops after the step in which the request arrived. Several processes stop one step later,
-        because the values of all of them are fetched while the device computes the next step.
+        because their votes are fetched while the device computes the next step.
         """
         if distributed.process()[1] > 1 and _maintenance_noticed():
             self.set()
         return self._vote.any(self.is_set())
 
     def agreed_at_end(self) -> bool:
-        """Return whether a request has reached any process since the last step; all processes wait for one another."""
+        """Return whether a request has reached any process since the last step; the processes wait for one another."""
         return any(distributed.gather(self.is_set()))
 
 
 def _maintenance_noticed() -> bool:
-    """Return whether JAX's preemption service asks all processes to stop at this call; it asks all at the same one."""
+    """Return whether JAX's preemption service stops the job at this call, which is the same call on all processes."""
     import jax
     from jax.experimental import multihost_utils
 
@@ -50,15 +50,15 @@ def _maintenance_noticed() -> bool:
 @contextlib.contextmanager
 def stop_requests() -> Iterator[StopRequest]:
     """Turn SIGTERM and the first Ctrl-C into a request, so that the current step finishes and is saved."""
-    asked = StopRequest()
+    request = StopRequest()
 
     def handle(number: int, frame: Any) -> None:
-        if asked.is_set() and number == signal.SIGINT:
+        if request.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
-        asked.set()
+        request.set()
 
     with _handling(handle, signal.SIGTERM, signal.SIGINT):
-        yield asked
+        yield request
 
 
 # --------------------------------------------------------------------------------------------------- outside the steps
@@ -69,10 +69,13 @@ _signals = 0  # received in `interruptible`; 1 = KeyboardInterrupt is due at the
 def interruptible(code: int, patience: float = 2.0) -> Iterator[None]:
     """Let SIGTERM and Ctrl-C end the block with KeyboardInterrupt: files are closed and partial ones removed.
 
-    The handler of the first signal only records it, because an exception of a handler is lost wherever Python cannot
-    propagate it, such as in a callback of the garbage collector; `stop_if_requested` raises it. After `patience`
-    seconds, or at a second signal, the handler raises it; after as long again, or at a third one, the process ends with
-    the exit code `code`.
+    The handler of the first signal only records the signal, because Python loses an exception that is raised in some
+    places, such as a callback of the garbage collector. `stop_if_requested` then raises KeyboardInterrupt. After
+    `patience` seconds, or at a second signal, the handler raises it itself.
+
+    Args:
+      code: the exit code of the process if it still runs after another `patience` seconds, or at a third signal.
+      patience: seconds.
     """
     global _signals
 
@@ -89,7 +92,7 @@ def interruptible(code: int, patience: float = 2.0) -> Iterator[None]:
     with _handling(handle, signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
         try:
             yield
-            if _signals:  # also if Python ignored what the handler raised
+            if _signals:  # also if Python ignored the exception of the handler
                 raise KeyboardInterrupt
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -97,7 +100,7 @@ def interruptible(code: int, patience: float = 2.0) -> Iterator[None]:
 
 
 def stop_if_requested() -> None:
-    """Raise KeyboardInterrupt once in the main thread after a signal in `interruptible`; called where this is safe."""
+    """Raise KeyboardInterrupt in the main thread, once, if a signal was recorded; called where this is safe."""
     global _signals
     if _signals == 1 and threading.current_thread() is threading.main_thread():
         _signals = 2

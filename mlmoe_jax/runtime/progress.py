@@ -21,7 +21,7 @@ from mlmoe_jax.runtime.preemption import stop_if_requested
 
 # Seconds between lines if stderr is not a terminal, during the first minute and afterwards.
 SOON, LINE_EVERY = 5.0, 15.0
-RECENT = 100  # the steps from which speed, time left and waiting for data are measured
+RECENT = 100  # number of steps over which the speed is measured
 
 
 class _AboveBars(logging.Handler):
@@ -42,13 +42,19 @@ if _LOGGER.level == logging.NOTSET:
 class Progress:
     """A bar on a terminal; if stderr is a file, one line per 5 s, and per 15 s after a minute.
 
-    A bar would be one endless line in a file. Speed, time left and the share of waiting are those of the last RECENT
-    steps, without the first step, which compiles, and without pauses.
+    Speed, remaining time and the share of waiting are measured over the last RECENT steps, without the first step,
+    which compiles, and without pauses.
+
+    Args:
+      what: the name of the task, such as "train".
+      total: number of steps at the end.
+      images_per_step: batch size.
+      first: number of steps before this process started.
     """
 
     def __init__(self, what: str, total: int, images_per_step: int, *, first: int = 0):
         self.what, self.total, self.images_per_step = what, total, images_per_step
-        self.done, self.note, self.waited = first, "", 0.0
+        self.step, self.note, self.waited = first, "", 0.0
         self.started = self.last_line = time.perf_counter()
         self._paused = 0.0  # seconds
         self._steps: deque[tuple[float, float]] = deque(maxlen=RECENT + 1)  # time and `waited` after each step
@@ -74,14 +80,14 @@ class Progress:
             self._silence.cancel()  # also after an error
 
     def advance(self, note: str = "") -> None:
-        """Count one step; `note` is shown after the figures."""
+        """Count one step; `note` is shown after the speed."""
         self._silence.cancel()
-        self.done += 1
+        self.step += 1
         now = time.perf_counter()
         self._steps.append((now - self._paused, self.waited))
         heartbeat()
         self.note = note or self.note
-        self.bar.set_postfix_str(f"{self.figures()} {self.note}".strip(), refresh=False)
+        self.bar.set_postfix_str(f"{self.speed_text()} {self.note}".strip(), refresh=False)
         self.bar.update()
         if self.bar.disable and now - self.last_line > (SOON if now - self.started < 60 else LINE_EVERY):
             self.last_line = now
@@ -89,14 +95,14 @@ class Progress:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Exclude the time spent inside, such as an evaluation, from the figures."""
+        """Exclude the time of the block, such as an evaluation, from the speed."""
         began = time.perf_counter()
         yield
         heartbeat()
         self._paused += time.perf_counter() - began
 
     def speed(self) -> dict[str, float]:
-        """Return images_per_second and data_wait, the share of time spent waiting for data; {} before two steps."""
+        """Return `images_per_second` and `data_wait`, the share of time spent waiting for data; {} before two steps."""
         if len(self._steps) < 2:
             return {}
         seconds = max(1e-9, self._steps[-1][0] - self._steps[0][0])
@@ -106,8 +112,8 @@ class Progress:
             "data_wait": (self._steps[-1][1] - self._steps[0][1]) / seconds,
         }
 
-    def figures(self) -> str:
-        """Return images/s and the data-wait share as text; "" before two steps."""
+    def speed_text(self) -> str:
+        """Return `speed` as text; "" before two steps."""
         if not (speed := self.speed()):
             return ""
         images = speed["images_per_second"]
@@ -119,18 +125,18 @@ class Progress:
         heartbeat()
 
     def _line(self) -> None:
-        shown = [f"{self.what} {self.done}/{self.total}"]
+        parts = [f"{self.what} {self.step}/{self.total}"]
         if speed := self.speed():
-            seconds = (self.total - self.done) * self.images_per_step / speed["images_per_second"]
-            shown += [self.figures(), f"{timedelta(seconds=round(seconds))} left"]
-        status(f"{', '.join(shown)} {self.note}".rstrip())
+            seconds = (self.total - self.step) * self.images_per_step / speed["images_per_second"]
+            parts += [self.speed_text(), f"{timedelta(seconds=round(seconds))} left"]
+        status(f"{', '.join(parts)} {self.note}".rstrip())
 
 
 class Meter:
     """The progress of a download in bytes: a bar on a terminal; if stderr is a file, one line per 15 s."""
 
     def __init__(self, name: str, first: int, length: int):
-        self.name, self.first, self.done, self.length = name, first, first, length
+        self.name, self.first, self.received, self.length = name, first, first, length
         self.started = self.last_line = time.perf_counter()
         self.bar = tqdm(
             total=length or None,
@@ -143,29 +149,29 @@ class Meter:
         )
 
     def add(self, count: int) -> None:
-        self.done += count
+        self.received += count
         heartbeat()
         self.bar.update(count)
         now = time.perf_counter()
         if self.bar.disable and now - self.last_line > LINE_EVERY:
             self.last_line = now
-            rate = (self.done - self.first) / max(1e-9, now - self.started)
-            left = timedelta(seconds=round((self.length - self.done) / rate)) if self.length else "? s"
-            of_all = f" of {megabytes(self.length)}" if self.length else ""
-            status(f"{self.name} {megabytes(self.done)}{of_all}, {megabytes(rate)}/s, {left} left")
+            rate = (self.received - self.first) / max(1e-9, now - self.started)
+            rest = timedelta(seconds=round((self.length - self.received) / rate)) if self.length else "? s"
+            total = f" of {megabytes(self.length)}" if self.length else ""
+            status(f"{self.name} {megabytes(self.received)}{total}, {megabytes(rate)}/s, {rest} left")
 
     def close(self) -> None:
         self.bar.close()
 
 
 def heartbeat() -> None:
-    """Touch the file that MLMOE_HEARTBEAT names, by whose age `launch/supervise.sh` detects a process that hangs.
+    """Touch the file that MLMOE_HEARTBEAT names, whose age `launch/supervise.sh` watches.
 
     Raises KeyboardInterrupt if the command was asked to stop.
     """
     stop_if_requested()
     path = os.environ.get("MLMOE_HEARTBEAT")
-    if path and os.path.exists(path):  # only on the machine that looks at it
+    if path and os.path.exists(path):  # only on the machine of the supervisor
         os.utime(path)
 
 

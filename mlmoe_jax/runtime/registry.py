@@ -1,4 +1,4 @@
-"""Tables from names to objects in other modules, such as heads and losses; an entry takes one line."""
+"""Tables from names to objects in other modules, such as heads and losses."""
 
 import difflib
 import importlib

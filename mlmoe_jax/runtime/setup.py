@@ -1,8 +1,8 @@
-"""JAX is set up as a config says: precision, types, devices, and compiled programs that are kept.
+"""Set up JAX from a config: precision, types, devices, and the cache of compiled programs.
 
-Compiled programs are in the cache folder, in JAX's persistent compilation cache: a program is compiled once for all
+Compiled programs are in the cache folder, in JAX's persistent compilation cache. A program is compiled once for all
 runs of a sweep, and for all processes that predict. Its key covers the program, the versions of JAX and XLA, the
-options of the compiler, and the devices, of a CPU with all its features. A lock lets several processes use it at once.
+options of the compiler, and the devices, including the features of a CPU. Several processes may use the cache at once.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import make_mesh
 
 AUTO = "auto"
-MOST_KEPT = GIB
-SHORTEST = 0.1  # seconds; programs that compile faster than this are not kept
+MOST_BYTES = GIB
+SHORTEST = 0.1  # seconds; programs that compile faster than this are not cached
 
 
 def setup_jax(config: ConfigDict, devices: Sequence[jax.Device] | None = None, *, training: bool = True) -> Mesh:
     """Set the precision of matmuls, for the whole process, and return the mesh, see `make_mesh`.
 
-    Types of the config that are `auto` are replaced by those for the platform of the devices, so that a run folder
-    records them. Programs for the devices of this process are kept, see `keep_programs`.
+    Types that are `auto` are replaced by the types for the platform of the devices, so that a run folder
+    records them. Programs for the devices of this process are cached, see `cache_programs`.
 
     Args:
-      config: the config of a run, which is changed; pass a copy of one that a caller still needs.
+      config: the config of a run. It is changed.
       devices: the devices of the mesh; by default all.
-      training: check that `train.batch_size` divides over the devices and `train.accumulate`.
+      training: check that `train.batch_size` is a multiple of the number of devices times `train.accumulate`.
 
     Raises:
-      UserError: the batch does not divide, or the mesh does not fit the devices.
+      UserError: the batch size is not a multiple, or the mesh does not fit the devices.
     """
     jax.config.update("jax_default_matmul_precision", config.model.matmul_precision)
     if devices is None:
-        keep_programs()
+        cache_programs()
     mesh = make_mesh(config.mesh, devices)
     platform = (jax.devices() if devices is None else devices)[0].platform
     config.model.dtype, config.model.frozen_dtype = dtypes(config, platform)
@@ -68,10 +68,10 @@ def require_whole_batch(config: ConfigDict, devices: int) -> None:
 
 # --------------------------------------------------------------------------------------------------------------- types
 def dtypes(config: ConfigDict, platform: str = "") -> tuple[str, str]:
-    """Return the types of matmuls and of frozen weights on a platform; "" = the one that JAX uses here.
+    """Return the types of matmuls and of frozen weights on a platform; "" = the platform of JAX in this process.
 
     Matmuls in bfloat16 are several times as fast as in float32 on GPUs and TPUs, but not on most CPUs. They round
-    frozen weights to bfloat16 anyway, so these are stored in it, unless they are evaluated in matmuls of another type.
+    frozen weights to bfloat16 anyway, so frozen weights are stored in bfloat16, unless evaluation uses another type.
     """
     model = config.model
     matmuls = model.dtype
@@ -84,12 +84,12 @@ def dtypes(config: ConfigDict, platform: str = "") -> tuple[str, str]:
 
 
 # ---------------------------------------------------------------------------------------------------- compiled programs
-def keep_programs() -> None:
-    """Let JAX keep the programs that it compiles from now on, up to MOST_KEPT bytes; the oldest ones go first.
+def cache_programs() -> None:
+    """Let JAX cache the programs that it compiles from now on, up to MOST_BYTES; the oldest programs are removed first.
 
-    Without effect if JAX has a cache already (JAX_COMPILATION_CACHE_DIR) or shall have none
-    (JAX_ENABLE_COMPILATION_CACHE=false), and in a job of several processes on GPUs, which search for the fastest
-    kernels together. If the folder cannot be written, one line says so.
+    Without effect if JAX has a cache already (JAX_COMPILATION_CACHE_DIR), if caching is off
+    (JAX_ENABLE_COMPILATION_CACHE=false), and in a job of several processes on GPUs, whose autotuning is shared.
+    If the folder cannot be written, one line says so.
     """
     together = distributed.process()[1] > 1 and jax.default_backend() == "gpu"
     if not jax.config.jax_enable_compilation_cache or jax.config.jax_compilation_cache_dir or together:
@@ -100,9 +100,9 @@ def keep_programs() -> None:
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(bytes(2**20))
     except OSError as error:
-        status(f"compiled programs are not kept for later runs: {folder} cannot be written ({error.strerror or error})")
+        status(f"compiled programs are not cached: {folder} cannot be written ({error.strerror or error})")
         return
-    jax.config.update("jax_compilation_cache_max_size", MOST_KEPT)
+    jax.config.update("jax_compilation_cache_max_size", MOST_BYTES)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", SHORTEST)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     compilation_cache.reset_cache()  # JAX decides at its first program whether it has a cache

@@ -37,13 +37,13 @@ class LabelAxes:
     axis: Mapping[str, int]
 
     def of(self, path: tuple) -> int | None:
-        """Return the label axis of the leaf at a tree path that has the path of the parameter as one of its keys."""
+        """Return the label axis of the leaf at a tree path; one key of the tree path is the path of the parameter."""
         keys = (getattr(key, "key", None) for key in path)
         return next((self.axis[key] for key in keys if key in self.axis), None)
 
 
 def make_mesh(sizes, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Build the mesh over all devices, or those given, from `config.mesh`; one axis may be −1 = all remaining devices.
+    """Build the mesh over `devices`, by default all, from `config.mesh`; one axis may be −1 = all remaining devices.
 
     Raises UserError if the product of the sizes is not the number of devices.
     """
@@ -77,30 +77,30 @@ def placements(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> An
 
 def unpadded(tree: Any, label_axes: LabelAxes | None) -> Any:
     """Remove the padding of `place` from the label axis; for use inside jit and grad."""
-    return jax.tree_util.tree_map_with_path(lambda path, leaf: _cut(leaf, _axis(path, label_axes), label_axes), tree)
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: _slice(leaf, _axis(path, label_axes), label_axes), tree)
 
 
 def without_padding(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
-    """Return placed arrays as in checkpoints: padded arrays are cut and replicated, all others are unchanged.
+    """Return placed arrays as in checkpoints: padded arrays are sliced and replicated, other arrays are unchanged.
 
-    Leaves may be ShapeDtypeStructs, which are returned as such, with shardings.
+    A leaf may be a ShapeDtypeStruct; the result then is one, with a sharding.
     """
     everywhere = NamedSharding(mesh, REPLICATED)
 
-    def cut(path: tuple, leaf: Any) -> Any:
+    def unpad(path: tuple, leaf: Any) -> Any:
         axis = _axis(path, label_axes)
         if axis is None or leaf.shape[axis] == label_axes.num_labels:
             return leaf
         if isinstance(leaf, jax.ShapeDtypeStruct):
             shape = _with_size(leaf.shape, axis, label_axes.num_labels)
             return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=everywhere)
-        return _cutter(axis, label_axes.num_labels, everywhere)(leaf)
+        return _slicer(axis, label_axes.num_labels, everywhere)(leaf)
 
-    return jax.tree_util.tree_map_with_path(cut, tree)
+    return jax.tree_util.tree_map_with_path(unpad, tree)
 
 
 @functools.cache  # a new function would be compiled at every checkpoint
-def _cutter(axis: int, size: int, sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
+def _slicer(axis: int, size: int, sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
     return jax.jit(lambda leaf: jax.lax.slice_in_dim(leaf, 0, size, axis=axis), out_shardings=sharding)
 
 
@@ -148,7 +148,7 @@ def _pad(leaf: Any, axis: int | None, mesh: Mesh) -> Any:
     return jnp.pad(leaf, [(0, missing if i == axis else 0) for i in range(leaf.ndim)])
 
 
-def _cut(leaf: jax.Array, axis: int | None, label_axes: LabelAxes | None) -> jax.Array:
+def _slice(leaf: jax.Array, axis: int | None, label_axes: LabelAxes | None) -> jax.Array:
     if axis is None or leaf.shape[axis] == label_axes.num_labels:
         return leaf
     return jax.lax.slice_in_dim(leaf, 0, label_axes.num_labels, axis=axis)

@@ -1,4 +1,4 @@
-"""Folders on local disk or in an object store, whose files are replaced whole, and the targets of outputs."""
+"""Folders on local disk or in an object store, whose files are replaced atomically, and the targets of outputs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class InUse(UserError):
 
 
 class Folder:
-    """A folder at a local path or an address such as gs://bucket/name, whose files are replaced whole."""
+    """A folder at a local path or an address such as gs://bucket/name, whose files are replaced atomically."""
 
     kind = "folder"  # its name in messages
 
@@ -57,7 +57,7 @@ class Folder:
 
     # ------------------------------------------------------------------------------------------------ places inside
     def inside(self, name: str) -> epath.Path:
-        """Return the path `name`, such as samples/0000.jpg; UserError if it leads out of the folder, also by a link."""
+        """Return the path `name`, such as samples/0000.jpg; UserError if it or a link leads out of the folder."""
         if not all(map(is_file_name, name.split("/"))):
             raise UserError(f"{name!r} does not name a file in the {self.kind} {self}; give a path below it")
         path = self.path / name
@@ -68,7 +68,7 @@ class Folder:
         return path
 
     def writable_folder(self, name: str) -> epath.Path:
-        """Return the path of a folder for files that are written one by one; UserError if it or an entry leads out."""
+        """Return the path of a folder inside; UserError if the folder or an entry of it leads out of this one."""
         path = self.inside(name)
         for entry in path.iterdir() if self.is_local and path.is_dir() else ():
             self.inside(f"{name}/{entry.name}")
@@ -80,17 +80,24 @@ class Folder:
         self._require_library()
         if self.is_local:
             path = Path(self.path).absolute()
-            there = next(place for place in (path, *path.parents) if os.path.exists(place))  # also for too long names
-            if not there.is_dir():
-                raise UserError(f"cannot make the {self.kind} {self}: {there} is a file")
-            if not os.access(there, os.W_OK):
-                raise DiskError(f"cannot make the {self.kind} {self}: {there} is not writable")
+            existing = next(
+                place for place in (path, *path.parents) if os.path.exists(place)
+            )  # exists() takes any name
+            if not existing.is_dir():
+                raise UserError(f"cannot make the {self.kind} {self}: {existing} is a file")
+            if not os.access(existing, os.W_OK):
+                raise DiskError(f"cannot make the {self.kind} {self}: {existing} is not writable")
 
     @contextlib.contextmanager
     def writing(self, *, wait: bool = False) -> Iterator[None]:
-        """Create the folder and hold its lock; UserError if it cannot be created.
+        """Create the folder and hold its lock.
 
-        If another process holds the lock, raises InUse, or waits for it with `wait`.
+        Args:
+          wait: wait while another process holds the lock.
+
+        Raises:
+          UserError: the folder cannot be created.
+          InUse: another process holds the lock, without `wait`.
         """
         try:
             with disk_errors_explained(self):
@@ -127,9 +134,9 @@ class Folder:
 
     # ------------------------------------------------------------------------------------------------ whole files
     def write_bytes(self, name: str, content: bytes) -> None:
-        """Replace a file whole: a reader, or a crash, sees the old content or the new.
+        """Replace a file atomically: after a crash, and for readers, it has the old content or the new.
 
-        A symbolic link of this name is replaced, not followed. Raises UserError if its folder leads out of this one.
+        A symbolic link of this name is replaced, not followed. Raises UserError if `name` leads out of this folder.
         """
         parent, below, last = name.rpartition("/")
         place = self.inside(parent) if below else self.path
@@ -153,7 +160,7 @@ class Folder:
         self.write_bytes(name, buffer.getvalue())
 
     def write_csv(self, name: str, columns: list[str], rows: list[list]) -> None:
-        """Replace a CSV file whole; see `formats.row_writer` for its cells."""
+        """Replace a CSV file atomically; see `formats.row_writer` for its cells."""
         buffer = io.StringIO()
         write = row_writer(buffer)
         for row in (columns, *rows):
@@ -201,23 +208,26 @@ class Folder:
 def whole_file(path: epath.Path, *, alone: bool = True) -> Iterator[Path]:
     """Yield the path of a local file to write; it becomes `path` if the block succeeds and is removed otherwise.
 
-    It is a hidden file in the same folder, so that renaming is atomic; for an object store, whose uploads are atomic,
-    it is in a temporary folder. alone: no other process writes the same file at the same time. The file is created
-    anew, so that no link under its name or under `path` is followed. Without `alone`, its name is a random number: the
-    containers that share a folder have the same process numbers.
+    The file is hidden and in the folder of `path`, so that renaming is atomic. For an object store, whose uploads
+    are atomic, it is in a temporary folder. It is created anew, so no link under its name or `path` is followed.
+
+    Args:
+      path: the path at the end.
+      alone: no other process writes `path` at the same time. Otherwise the name of the file is a random number, because
+        process numbers repeat in containers that share a folder.
     """
     local = "://" not in str(path)
     with disk_errors_explained(path), contextlib.ExitStack() as stack:
         if local:
             partial = Path(path).with_name(f".{path.name}.{'' if alone else f'{secrets.randbits(64)}.'}tmp")
-            partial.unlink(missing_ok=True)  # that of a process that was killed
+            partial.unlink(missing_ok=True)  # left by a process that was killed
         else:
             partial = Path(stack.enter_context(tempfile.TemporaryDirectory())) / path.name
         open(partial, "x").close()
         mode = partial.stat().st_mode
         try:
             yield partial
-            partial.chmod(mode)  # safetensors puts a file of its own in this place, for its owner only
+            partial.chmod(mode)  # safetensors replaces the file by one that only its owner may read
             with open(partial, "rb") as file:
                 os.fsync(file.fileno())
             if local:
@@ -249,7 +259,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
     Until then it is a hidden folder beside `path`, so that renaming is atomic; it is removed if the block fails.
     """
     partial = path.with_name(f".{path.name}.tmp")
-    shutil.rmtree(partial, ignore_errors=True)  # that of a process that was killed
+    shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
     partial.mkdir()
     try:
         yield partial
@@ -277,7 +287,7 @@ class Target:
 def opened(target: Target) -> Iterator[TextIO]:
     """Open a target for writing; paths that are not UTF-8 keep their bytes.
 
-    A file gets its name only if the block succeeds, see `whole_file`. Standard output is written line by line; if its
+    A file gets its name only if the block succeeds, see `whole_file`. Standard output is written line by line. If its
     reader closes it, as in `… | head`, BrokenPipeError ends the command. Raises UserError if writing fails.
     """
     encoding: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}

@@ -8,12 +8,12 @@ from typing import Any
 
 
 def some(names: Sequence[str], most: int = 8) -> str:
-    """Return up to `most` names of a list, followed by the total number if there are more."""
+    """Return up to `most` names of a list, and the total number if there are more."""
     return ", ".join(names[:most]) + (f", … ({len(names)})" if len(names) > most else "")
 
 
 def printable(text: str, most: int = 2000) -> str:
-    """Return a text that may quote names of others as one line of `most` letters, without control characters."""
+    """Return an untrusted text as one line of at most `most` letters, without control characters."""
     line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
     return line if len(line) <= most else f"{line[:most]} …"
 
@@ -24,19 +24,19 @@ def counted(number: int, noun: str) -> str:
 
 
 def percent(value: float | None, digits: int = 2, *, sign: str = "-") -> str:
-    """Return a fraction in percent, a dash if it is undefined. sign: "+" gives positive numbers their sign."""
+    """Return a fraction in percent, or a dash for None and nan. With sign="+" positive numbers have a sign too."""
     return "–" if value is None or math.isnan(value) else f"{100 * value:{sign}.{digits}f}"
 
 
 def text_table(rows: Sequence[Sequence[str]], *, align: str = "<>", least: Sequence[int] = (0,)) -> str:
     """Return rows as lines, their cells aligned and two spaces apart.
 
-    The last cell of a row with fewer cells than the longest is free text, which does not widen a column.
+    A row may have fewer cells than the longest row; its last cell is then free text, which does not widen a column.
 
     Args:
-      rows: cells; rows may differ in length.
-      align: "<" or ">" for each column; the last one is for all further ones.
-      least: the smallest width of each column; the last one is for all further ones.
+      rows: cells.
+      align: "<" or ">" for each column; the last letter is for all further columns.
+      least: the smallest width of each column; the last number is for all further columns.
     """
 
     def at(values: Sequence[Any], column: int) -> Any:

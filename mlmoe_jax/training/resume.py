@@ -14,7 +14,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.folder import RESULTS, RunFolder
 from mlmoe_jax.runs.metric_log import record_start
-from mlmoe_jax.runs.naming import TOLD_KEYS, is_free
+from mlmoe_jax.runs.naming import REPORTED_KEYS, is_free
 from mlmoe_jax.runs.restore import stored_config
 from mlmoe_jax.runtime import distributed, machine
 from mlmoe_jax.runtime.progress import status
@@ -78,7 +78,7 @@ def config_of_run(config: ConfigDict, folder: RunFolder) -> ConfigDict:
         return config
     config = _with_values(config, stored)
     differences = _differences(config, stored)
-    if changed := [text for key, text in differences.items() if key not in TOLD_KEYS and not is_free(key)]:
+    if changed := [text for key, text in differences.items() if key not in REPORTED_KEYS and not is_free(key)]:
         instead = "choose another --workdir"
         if config.train.epochs > stored.train.epochs and (folder / RESULTS).exists():
             instead += f", where --init-from={folder} (config.init_from) starts a new run from it"
@@ -86,7 +86,7 @@ def config_of_run(config: ConfigDict, folder: RunFolder) -> ConfigDict:
             f"{folder} was trained with a different config ({'; '.join(changed)}); rerun the original command to "
             f"resume, or {instead}"
         )
-    if texts := [text for key, text in differences.items() if key in TOLD_KEYS]:
+    if texts := [text for key, text in differences.items() if key in REPORTED_KEYS]:
         status(f"{'; '.join(texts)}: the numbers can differ from those of a run without this change")
     return config
 
@@ -96,7 +96,7 @@ def changed_keys(config: ConfigDict, folder: RunFolder) -> list[str]:
     if (stored := stored_config(folder)) is None:
         return []
     differences = _differences(_with_values(config, stored), stored)
-    return [text for key, text in differences.items() if key not in TOLD_KEYS and not is_free(key)]
+    return [text for key, text in differences.items() if key not in REPORTED_KEYS and not is_free(key)]
 
 
 def _differences(config: ConfigDict, stored: ConfigDict) -> dict[str, str]:

@@ -147,7 +147,7 @@ def test_the_lock_is_neither_emptied_nor_taken_through_a_link(tmp_path, precious
     assert write() == "kept"
     (tmp_path / ".lock").unlink()
     (tmp_path / ".lock").symlink_to(precious)
-    sentence = f"{tmp_path}/.lock is not a regular file, and only such a file is written to; remove it"
+    sentence = f"{tmp_path}/.lock is not a regular file; remove it"
     assert refusal(write) == sentence
     (tmp_path / ".lock").unlink()
     os.link(precious, tmp_path / ".lock")

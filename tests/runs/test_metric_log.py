@@ -229,5 +229,5 @@ def test_a_damaged_file_is_named_and_does_not_stop_a_training(tmp_path, refusal,
     record_start(folder, 7, make_mesh(default_config().mesh))
     assert [start["step"] for start in read_starts(folder)] == [7]
     assert (tmp_path / "starts.json.damaged").read_bytes() == content
-    warning = f"warning: {sentence}; it is kept as starts.json.damaged, and a new one is begun\n"
+    warning = f"warning: {sentence}; it is kept as starts.json.damaged, and a new file is started\n"
     assert capsys.readouterr().err.endswith(warning)

@@ -4,7 +4,7 @@ import pytest
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.config.defaults import KEYS, SECTIONS
-from mlmoe_jax.runs.naming import FREE_KEYS, TOLD_KEYS, default_folder, is_free, run_name
+from mlmoe_jax.runs.naming import FREE_KEYS, REPORTED_KEYS, default_folder, is_free, run_name
 
 DINO = "configs/mlvpt_dinov2.py"
 
@@ -84,5 +84,5 @@ def test_only_sections_are_free_with_all_their_keys():
 
 
 def test_the_keys_exist():
-    for key in (*FREE_KEYS, *TOLD_KEYS):
+    for key in (*FREE_KEYS, *REPORTED_KEYS):
         assert key.removesuffix(".") in (SECTIONS if key.endswith(".") else KEYS)

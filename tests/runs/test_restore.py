@@ -32,7 +32,7 @@ def test_a_run_does_not_resume_with_other_frozen_weights(config, tmp_path, refus
     parts, _ = write_run(folder, config)
     require_same_frozen(folder, parts.frozen)
     other = {path: value + 1 for path, value in parts.frozen.items()}
-    assert "are not those that" in refusal(require_same_frozen, folder, other)
+    assert "differ from the weights that" in refusal(require_same_frozen, folder, other)
     require_same_frozen(RunFolder(tmp_path / "new"), other)
 
 
@@ -112,7 +112,9 @@ def test_frozen_weights_are_stored_if_no_published_file_has_them(config, tmp_pat
             np.testing.assert_array_equal(run.frozen[path], value, err_msg=path)
     else:
         sentence = refusal(open_run, folder)
-        assert sentence.startswith(f"the frozen weights of tiny (auto) are not those that {folder} was trained with; ")
+        assert sentence.startswith(
+            f"the frozen weights of tiny (auto) differ from the weights that {folder} was trained with; "
+        )
 
 
 def test_folders_that_cannot_be_opened_are_refused(config, tmp_path, refusal):

@@ -25,7 +25,7 @@ def clock(monkeypatch):
     return Clock(monkeypatch)
 
 
-# --------------------------------------------------------------------------------------------------------- figures
+# --------------------------------------------------------------------------------------------------------- speed
 def test_figures_of_speed_and_waiting(clock):
     progress = Progress("train", 10, 32)
 
@@ -39,7 +39,7 @@ def test_figures_of_speed_and_waiting(clock):
         clock.wait(3.0)
         progress.advance()
     assert progress.speed() == {"images_per_second": 3 * 32 / 12, "data_wait": 3 / 12}, "without the first step"
-    assert progress.figures() == "8.0 images/s, 25 % data wait"
+    assert progress.speed_text() == "8.0 images/s, 25 % data wait"
 
 
 def test_figures_are_those_of_recent_steps(clock):
@@ -47,9 +47,9 @@ def test_figures_are_those_of_recent_steps(clock):
     for seconds in (*[10.0] * 50, *[0.5] * RECENT):
         clock.wait(seconds)
         progress.advance()
-    assert progress.done == 90 + 50 + RECENT
+    assert progress.step == 90 + 50 + RECENT
     assert progress.speed()["images_per_second"] == 20.0
-    assert progress.figures() == "20 images/s, 0 % data wait"
+    assert progress.speed_text() == "20 images/s, 0 % data wait"
 
 
 def test_a_pause_is_excluded_from_the_figures(clock):
@@ -70,8 +70,8 @@ def test_without_a_terminal_there_is_a_line_every_5_s_and_later_every_15_s(clock
         progress.advance("loss 0.5")
     progress.close()
     lines = capsys.readouterr().err.splitlines()
-    figures = "0.5 images/s, 0 % data wait"
-    assert lines[0] == f"train 3/100, {figures}, 0:06:28 left loss 0.5", "97 steps of 4 s"
+    speed = "0.5 images/s, 0 % data wait"
+    assert lines[0] == f"train 3/100, {speed}, 0:06:28 left loss 0.5", "97 steps of 4 s"
     assert [line.partition("/")[0] for line in lines] == [f"train {step}" for step in (3, 5, 7, 9, 11, 13, 15, 19, 23)]
 
 

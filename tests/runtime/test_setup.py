@@ -10,7 +10,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.runtime import setup
-from mlmoe_jax.runtime.setup import dtypes, keep_programs, setup_jax
+from mlmoe_jax.runtime.setup import cache_programs, dtypes, setup_jax
 
 SETTINGS = (
     "jax_compilation_cache_dir",
@@ -76,12 +76,12 @@ def test_a_program_is_compiled_once_and_then_found(folder, events):
 
 def test_the_size_is_limited_and_jax_may_keep_nothing(folder, monkeypatch):
     jax.config.update("jax_enable_compilation_cache", False)
-    keep_programs()
+    cache_programs()
     jax.config.update("jax_enable_compilation_cache", True)
     run_anew()
     assert not folder.exists()
-    monkeypatch.setattr(setup, "MOST_KEPT", 100)
-    keep_programs()
+    monkeypatch.setattr(setup, "MOST_BYTES", 100)
+    cache_programs()
     with pytest.warns(UserWarning, match="exceeds the maximum cache size of 100 bytes"):
         run_anew()
     assert files(folder) == []
@@ -91,16 +91,16 @@ def test_a_cache_that_jax_has_already_is_left_alone_and_programs_for_other_devic
     setup_jax(default_config(), jax.devices())
     assert not folder.exists()
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "own"))
-    keep_programs()
+    cache_programs()
     assert jax.config.jax_compilation_cache_dir == str(tmp_path / "own")
     assert not folder.exists()
 
 
 def test_a_folder_that_cannot_be_written_is_told_in_one_line(folder, capsys):
     folder.parent.write_text("a file, where the folder should be")
-    keep_programs()
+    cache_programs()
     assert capsys.readouterr().err == (
-        f"compiled programs are not kept for later runs: {folder} cannot be written (Not a directory)\n"
+        f"compiled programs are not cached: {folder} cannot be written (Not a directory)\n"
     )
     assert run_anew().tolist() == [0, 3, 9, 18, 30]
 

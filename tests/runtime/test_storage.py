@@ -147,7 +147,7 @@ def test_files_are_only_appended_to_in_place(tmp_path, precious, refusal):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     for name in ("link", "pipe", "folder"):
-        sentence = f"{tmp_path / name} is not a regular file, and only such a file is written to; remove it"
+        sentence = f"{tmp_path / name} is not a regular file; remove it"
         assert refusal(open_to_append, tmp_path / name) == sentence
     with pytest.raises(FileNotFoundError):
         open_to_append(tmp_path / "none" / "a")

@@ -160,7 +160,7 @@ def _without_cache_trouble(show: Callable[..., None]) -> Callable[..., None]:
             for damaged in folder.glob(f"{name}-*"):
                 damaged.unlink(missing_ok=True)
         else:
-            text = f"compiled programs are not kept for later runs: {folder} cannot be written"
+            text = f"compiled programs are not cached: {folder} cannot be written"
         if text not in reported:
             reported.add(text)
             status(f"{text} ({reason.splitlines()[0]})")

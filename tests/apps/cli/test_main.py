@@ -168,7 +168,7 @@ def test_results_of_an_older_checkpoint_have_their_own_exit_code(here, trained, 
     shutil.copytree(trained[0], copy)
     before, newest = sorted(int(path.name) for path in (copy / "checkpoints").iterdir())
     (copy / "checkpoints" / str(newest) / "notes" / "metadata").write_text("{}")
-    warning = f"--checkpoint={before} takes them without this warning"
+    warning = f"--checkpoint={before} uses it without this warning"
     fallen_back = here("--mode=eval", f"--workdir={copy}", "--json")
     assert fallen_back.returncode == 3, fallen_back.stderr
     assert warning in fallen_back.stderr

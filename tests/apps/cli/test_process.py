@@ -194,8 +194,7 @@ def test_trouble_with_compiled_programs_is_one_line_and_other_warnings_pass(prog
         warnings.warn("Error reading persistent compilation cache entry for 'jit_a': zlib.error: x\ny", stacklevel=1)
         warnings.warn("something else", stacklevel=1)
     assert capsys.readouterr().err.splitlines() == [
-        f"compiled programs are not kept for later runs: {programs} cannot be written "
-        "(OSError: [Errno 28] No space left on device)",
+        f"compiled programs are not cached: {programs} cannot be written (OSError: [Errno 28] No space left on device)",
         f"compiled programs in {programs} that cannot be read are compiled again (zlib.error: x)",
     ]
     assert [path.name for path in programs.iterdir()] == ["jit_b-1-cache"], "JAX writes the damaged one again"

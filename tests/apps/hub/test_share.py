@@ -249,7 +249,7 @@ def test_an_adapter_of_another_model_is_refused(made, pushed, refusal):
     for tensors, count in (({first: np.zeros((1, 2), np.float32)}, 1), ({first: np.zeros(1), "x": np.zeros(1)}, 2)):
         pushed["adapter.safetensors"] = changed(adapter, tensors)
         text = refusal(Predictor.from_run, "hf:user/name")
-        assert f"{count} tensors are not those of its config, such as {first}" in text
+        assert f"{count} tensors do not fit its config, such as {first}" in text
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_thresholds_of_a_validation_split(tmp_path, capsys):
     assert source["after"]["CF1_mean"] == pytest.approx(f1_score(kept.codes == 1, predicted, average="macro"))
     assert source["before"]["CF1_mean"] == pytest.approx(f1_score(kept.codes == 1, kept.scores >= 0.5, average="macro"))
     assert source["before"]["CF1_mean"] < source["after"]["CF1_mean"]
-    assert list(stored.cuts_for("test", "abc")) == ["fitted"]
+    assert list(stored.fitted_for("test", "abc")) == ["fitted"]
     out, err = capsys.readouterr()
     row = next(line for line in out.splitlines() if line.startswith("CF1_mean"))
     assert row.split()[1:] == [f"{100 * source[when]['CF1_mean']:.2f}" for when in ("before", "after")]
