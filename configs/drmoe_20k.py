@@ -7,7 +7,7 @@ dataset: synthetic (the default, with `--config.data.labels=20000`), digits, or 
 own images, set config.data.* instead. resolution: in pixels, default 224. backbone: any name in
 models.backbones.catalog, default dinov2_vitb14. tune: train the backbone, yes | no | auto; auto trains a CNN, but not a
 ViT.
-selection=honest, or preset=honest: select weights and fit thresholds on a tenth of the training images, not on test.
+selection=held_out, or preset=held_out: select weights and fit thresholds on a tenth of the training images, not test.
 
 The decoder has no self-attention between labels, all labels share one gate, and label features have width 256. Each
 label has a query (256), one expert (256 → 64) and a classifier (64): 16,769 parameters. The focal weight of the

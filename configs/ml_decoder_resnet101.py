@@ -7,7 +7,7 @@ groups: maximum number of queries; if it reaches the number of labels, each labe
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
 resolution: in pixels. backbone: any name in models.backbones.catalog; default resnet101, on digits vit_digits.
 tune: train the backbone, yes | no | auto; auto trains a CNN, as published, but not a ViT.
-selection=honest, or preset=honest: select weights and fit thresholds on a tenth of the training images, not on test.
+selection=held_out, or preset=held_out: select weights and fit thresholds on a tenth of the training images, not test.
 
 Adam with weight decay 1e-4 on matrices, added to the gradient, one-cycle with peak 1e-4, 40 epochs, batches of 56, EMA,
 the asymmetric loss with 4, 0 and 0.05 summed over images and labels, cutout, and the RandAugment of UDA that the

@@ -7,7 +7,7 @@ vectors: a text file of word vectors, as the authors use; by default, vectors ar
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
 resolution: in pixels. backbone: any name in models.backbones.catalog; default resnet101, on digits vit_digits.
 tune: train the backbone, yes | no | auto; auto trains a CNN, as published, but not a ViT.
-selection=honest, or preset=honest: select weights and fit thresholds on a tenth of the training images, not on test.
+selection=held_out, or preset=held_out: select weights and fit thresholds on a tenth of the training images, not test.
 
 SGD with momentum 0.9 and weight decay 1e-4, learning rate 0.1 and a tenth of it for the backbone, gradients clipped at
 10, batches of 16, multi-scale crops and flips. The authors' flags train 20 epochs at a constant rate; their paper says

@@ -10,7 +10,7 @@ gates are trained together.
 prompts: false omits the group prompts: label queries and experts on a frozen ViT. gates: mlp | linear | static.
 preset, precision: see configs/linear_probe.py.
 dataset, root, resolution, backbone and recipe: as in configs/mlvpt_dinov2.py.
-selection=honest, or preset=honest: select weights and fit thresholds on a tenth of the training images, not on test.
+selection=held_out, or preset=held_out: select weights and fit thresholds on a tenth of the training images, not test.
 """
 
 from mlmoe_jax.config.recipes.feature_map import small, use_mlmoe

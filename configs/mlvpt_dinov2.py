@@ -7,7 +7,7 @@ dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256 (docs/datasets.md); or d
 root: the folder of the data set, by default $MLMOE_DATA/NAME or data/NAME.
 resolution: 224 | 448. backbone: a DINOv2, default dinov2_vitb14; on digits vit_digits.
 preset: code (the authors' code; the default) | paper (the text of the paper).
-selection=honest, or preset=honest: select weights and fit thresholds on a tenth of the training images, not on test.
+selection=held_out, or preset=held_out: select weights and fit thresholds on a tenth of the training images, not test.
 precision: auto (the default: float32 on a CPU, else bfloat16) | float32 | authors (bfloat16, evaluation in float16).
 
 AdamW, one-cycle, 40 epochs, batches of 64, weight decay 0.01 on all trainable parameters, EMA, evaluation of raw and

@@ -7,7 +7,7 @@ the last LayerNorm, for other weights before it, as in the authors' code.
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits. resolution: 224 | 448.
 preset: code (the authors' code; the default) | paper (the text of the paper; images for the supervised ViTs are then
 normalized with 0.5, as in their training, and not with ImageNet's mean and standard deviation).
-selection=honest, or preset=honest: select weights and fit thresholds on a tenth of the training images, not on test.
+selection=held_out, or preset=held_out: select weights and fit thresholds on a tenth of the training images, not test.
 precision: auto (the default: float32 on a CPU, else bfloat16) | float32 | authors (bfloat16, evaluation in float16).
 """
 

@@ -53,25 +53,25 @@ def test_benchmarks_select_as_published_and_print_the_row_of_the_paper(name):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_an_honest_preset_changes_the_selection_and_nothing_else(name):
+def test_the_preset_held_out_changes_the_selection_and_nothing_else(name):
     for dataset in BENCHMARKS:
-        usual, honest = f"{name}:dataset={dataset}", f"{name}:dataset={dataset},preset=honest"
-        config = load_config(honest, [])
+        usual, held_out = f"{name}:dataset={dataset}", f"{name}:dataset={dataset},preset=held_out"
+        config = load_config(held_out, [])
         validate(config)
-        assert changes(honest, of=usual) == HELD_OUT
+        assert changes(held_out, of=usual) == HELD_OUT
         assert selection_split(config) not in (config.data.train_split, *config.data.test_splits)
-        assert not changes(f"{usual},selection=honest", of=honest)
+        assert not changes(f"{usual},selection=held_out", of=held_out)
 
 
 @pytest.mark.parametrize("name", [*(f"{name}:dataset=digits," for name in PUBLISHED), "mlvpt_digits:"])
 def test_a_data_set_with_validation_images_keeps_them(name):
-    assert changes(f"{name}preset=honest", of=name) == {"thresholds.at_end": True}
-    config = load_config(f"{name}preset=honest", [])
+    assert changes(f"{name}preset=held_out", of=name) == {"thresholds.at_end": True}
+    config = load_config(f"{name}preset=held_out", [])
     validate(config)
     assert selection_split(config) == "val"
     assert (config.metrics.preset, config.eval.select_metric) == ("none", "mAP")
 
 
 @pytest.mark.parametrize("preset", ["mlvpt_dinov2:preset=paper", "drmoe_resnet101:preset=static"])
-def test_honest_selection_combines_with_every_preset(preset):
-    assert changes(f"{preset},selection=honest", of=preset) == HELD_OUT
+def test_held_out_selection_combines_with_every_preset(preset):
+    assert changes(f"{preset},selection=held_out", of=preset) == HELD_OUT

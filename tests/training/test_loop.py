@@ -258,7 +258,7 @@ def test_a_finished_run_fits_thresholds_if_its_command_asks_for_them(whole, conf
     assert read_thresholds(folder) == stored
 
 
-def test_honest_selection_scores_the_test_split_once(config, tmp_path, monkeypatch, capsys):
+def test_held_out_selection_scores_the_test_split_once(config, tmp_path, monkeypatch, capsys):
     scored, score = [], loop.score_split
 
     def counted(*args, **options):
@@ -266,17 +266,17 @@ def test_honest_selection_scores_the_test_split_once(config, tmp_path, monkeypat
         return score(*args, **options)
 
     monkeypatch.setattr(loop, "score_split", counted)
-    honest = copy.deepcopy(config)
-    honest.data.val_split, honest.eval.select_on, honest.eval.select_metric = "", "test", "mAP_envelope"
-    apply_selection(honest, ConfigDict({"preset": "", "selection": "honest"}), presets=[""])
+    selected = copy.deepcopy(config)
+    selected.data.val_split, selected.eval.select_on, selected.eval.select_metric = "", "test", "mAP_envelope"
+    apply_selection(selected, ConfigDict({"preset": "", "selection": "held_out"}), presets=[""])
     folder = RunFolder(tmp_path)
-    results = train(honest, folder)
+    results = train(selected, folder)
     assert scored[:2] == [("held_out", "raw", "ema")] * 2, "one pass over the images after each of the two epochs"
     assert [(name, len(kinds)) for name, *kinds in scored[2:]] == [("held_out", 1), ("test", 1)]
     assert set(results) == {"held_out", "test"}
     assert 0 <= results["test"]["CF1@fitted"] <= 1
     assert read_run(folder)[1].images == 54
-    held_out = open_split(honest.data, "held_out", seed=honest.seed)
+    held_out = open_split(selected.data, "held_out", seed=selected.seed)
     printed = capsys.readouterr().err
     few = few_positives(held_out.labels)
     assert f"% (rough, so it selects nothing: {few})" in printed

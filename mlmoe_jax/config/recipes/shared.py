@@ -65,30 +65,41 @@ def train_on_digits(config: ConfigDict, *, rate: float) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------- selection
-# Every config of a method takes `selection=published`, the default, or `selection=honest`: the test split and metric
-# of a paper, or held-out training images. `preset=honest` is short for the default preset with `selection=honest`.
-PUBLISHED, HONEST = SELECTIONS = ("published", "honest")
-OPTION = {"selection": ""}  # for `parse_arg`; "" = published, or honest if the preset says so
+# Every config of a method takes `selection=published`, the default, or `selection=held_out`: the test split and metric
+# of a paper, or held-out training images. `preset=held_out` is short for the default preset with `selection=held_out`.
+PUBLISHED, HELD_OUT = SELECTIONS = ("published", "held_out")
+EARLIER = "honest"  # the former name of HELD_OUT
+OPTION = {"selection": ""}  # for `parse_arg`; "" = published, or held_out if the preset says so
 
 
 def apply_selection(config: ConfigDict, options: ConfigDict, presets: Sequence[str]) -> None:
-    """Apply the option `selection` to a config with a data set, and replace `preset=honest` by the first of `presets`.
+    """Apply the option `selection` to a config with a data set.
 
-    published: leave what the data set has set. honest: select weights and fit thresholds on validation images, and read
-    the test splits once, at the end; a data set without a validation split holds out a tenth of its training images,
-    the same for all seeds. Raises UserError for other values, and for a preset and a selection that contradict each
-    other.
+    published: leave what the data set has set. held_out: select weights and fit thresholds on validation images, and
+    read the test splits once, at the end; a data set without a validation split holds out a tenth of its training
+    images, which do not depend on the seed.
+
+    Args:
+        config: changed in place.
+        options: `preset` and `selection`; `preset=held_out` becomes the first of `presets`.
+        presets: the names that the config takes, the default first.
+
+    Raises:
+        UserError: for another value, and for a preset and a selection that contradict each other.
     """
     given = options.selection
-    options.selection = given or (HONEST if options.preset == HONEST else PUBLISHED)
-    for name, known in (("preset", (*presets, HONEST)), ("selection", SELECTIONS)):
+    for name in ("preset", "selection"):
+        if options[name] == EARLIER:
+            raise UserError(f"{name}={EARLIER} is called {name}={HELD_OUT} now")
+    options.selection = given or (HELD_OUT if options.preset == HELD_OUT else PUBLISHED)
+    for name, known in (("preset", (*presets, HELD_OUT)), ("selection", SELECTIONS)):
         if options[name] not in known:
             raise UserError(f"{name}={options[name]} is not one of {', '.join(known)}")
-    if options.preset == HONEST:
+    if options.preset == HELD_OUT:
         if given == PUBLISHED:
-            raise UserError("preset=honest means selection=honest; leave selection=published out")
+            raise UserError("preset=held_out means selection=held_out; leave selection=published out")
         options.preset = presets[0]
-    if options.selection == HONEST:
+    if options.selection == HELD_OUT:
         if not config.data.val_split:
             config.data.val_split, config.data.val_fraction = "held_out", 0.1
         config.eval.select_on = "val"
