@@ -96,7 +96,7 @@ class Device(Hook):
         self._step, self._ahead, self._described = step, RunAhead(), False
 
     def before_step(self, step, state, batch):
-        if not self._described:
+        if not (self._described or jax.config.jax_disable_jit):
             status(memory.describe("a training step", self._step.compile(state, batch)))
         self._described = True
 

@@ -89,8 +89,9 @@ class TrainStep:
         return self._compiled
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        """Take one step."""
-        moving, metrics = self.compile(state, batch)(state.replace(frozen={}), state.frozen, batch)
+        """Take one step; operation by operation under JAX_DISABLE_JIT=1, so that modules see values."""
+        step = self._step if jax.config.jax_disable_jit else self.compile(state, batch)
+        moving, metrics = step(state.replace(frozen={}), state.frozen, batch)
         return moving.replace(frozen=state.frozen), metrics
 
 

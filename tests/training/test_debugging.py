@@ -1,0 +1,26 @@
+"""A training step without compilation, as docs/troubleshooting.md shows it: modules print values."""
+
+import jax
+from helpers import tiny
+
+from mlmoe_jax.models.heads.linear import LinearHead
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.training.loop import train
+
+
+def test_a_module_prints_values_without_jit(tmp_path, monkeypatch, capsys):
+    config = tiny.small_training(monkeypatch)
+    config.train.epochs, config.train.batch_size, config.report.samples = 1, 60, 0  # one step
+    config.data.val_split, config.eval.select_on = "", "none"
+    call = LinearHead.__call__
+
+    def printing(self, features, *args, **options):
+        print(f"features {features.cls}")
+        return call(self, features, *args, **options)
+
+    monkeypatch.setattr(LinearHead, "__call__", printing)
+    with jax.disable_jit():
+        train(config, RunFolder(tmp_path / "run"))
+    printed = capsys.readouterr().out
+    assert printed.startswith("features [[")
+    assert "Traced<" not in printed
