@@ -1,4 +1,4 @@
-"""Draw `docs/digits.svg`, the README's chart, from the tables of results in `docs/results.md`.
+"""Draw `docs/digits.svg`, from the tables of results in `docs/results.md`.
 
 python docs/draw_digits.py
 """

@@ -1,4 +1,4 @@
-"""The chart of the README, against the tables that it is drawn from."""
+"""The chart of docs/results.md, against the tables that it is drawn from."""
 
 import importlib.util
 import re
@@ -23,7 +23,7 @@ def test_the_committed_chart_has_the_figures_of_the_page():
     assert set(LABEL.findall(chart)) == labels_of(drawing.read_results(PAGE)), "run `python docs/draw_digits.py`"
     for name in drawing.NAMES.values():
         assert f">{name}<" in chart
-    assert "docs/digits.svg" in (REPOSITORY / "README.md").read_text()
+    assert "](digits.svg)" in PAGE
 
 
 def test_results_are_those_of_the_tables_and_drawn(tmp_path):

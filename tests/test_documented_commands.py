@@ -29,7 +29,7 @@ from mlmoe_jax.config import default_config, load_config, split_references, vali
 from mlmoe_jax.runs.folder import RunFolder
 
 FOREIGN = {"docker", "find", "gcloud", "git", "kubectl", "pip", "ssh-add", "ssh-keygen", "tensorboard", "xpk"}
-FOREIGN |= {"curl", "hf", "mkdir", "tar", "unzip"}
+FOREIGN |= {"curl", "hf", "uv", "mkdir", "tar", "unzip"}
 BLANK = "…"  # what the reader fills in
 # Pages whose programs have tests of their own, which write the files that the programs import or stand in for the hub.
 FOLLOWED_ELSEWHERE = {"extending.md", "api.md", "deployment.md"}
@@ -98,6 +98,8 @@ def check(words: list[str]) -> None:
     match words:
         case ["python", "-m", "mlmoe_jax.main", *arguments] | ["mlmoe", *arguments]:
             check_main(arguments)
+        case ["python", "-c", program]:
+            compile(program, "", "exec")
         case ["python", "-m", module, *arguments]:
             check_module(module, arguments)
         case ["bash", script, *arguments]:
@@ -180,6 +182,8 @@ python() { "$PYTHON" runner.py "$@"; }
 bash() { :; }
 sbatch() { :; }
 pip() { :; }
+curl() { :; }
+uv() { :; }
 """
 
 
@@ -215,7 +219,7 @@ def run_shell(folder: Path, text: str) -> list[str]:
 
 OF_DIGITS = [
     pytest.param(page, count, marks=pytest.mark.slow, id=page)
-    for page, count in (("README.md", 10), ("evaluation.md", 5), ("methods.md", 1))
+    for page, count in (("README.md", 1), ("getting-started.md", 10), ("evaluation.md", 5), ("methods.md", 1))
 ]
 
 
