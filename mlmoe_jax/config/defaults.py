@@ -113,12 +113,12 @@ def use_adapter(config: ConfigDict, name: str, **settings: Any) -> None:
     """Add an adapter to a config.
 
     Args:
-        config: The config, which changes.
-        name: Name of the adapter.
-        **settings: Values of its settings. All other settings keep their value in the config, or have their default.
+      config: the config, which changes.
+      name: name of the adapter.
+      **settings: values of its settings. All other settings keep their value in the config, or have their default.
 
     Raises:
-        UserError: The adapter or a setting is unknown.
+      UserError: the adapter or a setting is unknown.
     """
     entries = adapter_section(name).entries
     if unknown := settings.keys() - entries.keys():

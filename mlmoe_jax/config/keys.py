@@ -23,10 +23,10 @@ class Key(abc.ABC):
     """One key of the config.
 
     Attributes:
-        takes: The allowed values in words, such as "an integer above 0".
-        default: The default value.
-        doc: One sentence about the key.
-        unit: Unit of a number, empty if it has none.
+      takes: the allowed values in words, such as "an integer above 0".
+      default: the default value.
+      doc: one sentence about the key.
+      unit: unit of a number, empty if it has none.
     """
 
     takes: ClassVar[str]
@@ -71,7 +71,7 @@ class Choice(Text):
     """One of several names.
 
     Attributes:
-        of: The names, a mapping from names to meanings, or a registry.
+      of: the names, a mapping from names to meanings, or a registry.
     """
 
     _: KW_ONLY
@@ -106,7 +106,7 @@ class Number(Key):
     """A finite number with a lower limit, `above` or `least` (ANY = none), and an upper limit, `below` or `most`.
 
     Attributes:
-        LARGEST: Default limit of the magnitude. A larger number is most likely a typo.
+      LARGEST: default limit of the magnitude. A larger number is most likely a typo.
     """
 
     _: KW_ONLY
@@ -242,7 +242,7 @@ class Rules(_Tuple):
     """Ordered rules over parameter paths; the first match counts (see models.rules).
 
     Attributes:
-        factors: Whether the value of a rule is a number instead of True or False.
+      factors: whether the value of a rule is a number instead of True or False.
     """
 
     _: KW_ONLY
@@ -271,7 +271,7 @@ class Section:
     """Keys that belong together, and subsections.
 
     Attributes:
-        further: Type of the keys that may be added; None if no key may be added.
+      further: type of the keys that may be added; None if no key may be added.
     """
 
     doc: str

@@ -35,11 +35,11 @@ def parse_arg(arg: str, **defaults: Any) -> ConfigDict:
     """Split `key=value,key=value`.
 
     Args:
-        arg: The text to split.
-        **defaults: The known keys. The default of a key also determines the type of its values.
+      arg: the text to split.
+      **defaults: the known keys. The default of a key also determines the type of its values.
 
     Raises:
-        UserError: A key is unknown or repeated, or a value has another type.
+      UserError: a key is unknown or repeated, or a value has another type.
     """
     options = ConfigDict(defaults)
     takes = f"this config takes {', '.join(defaults) or 'no arguments'}"
@@ -74,12 +74,12 @@ def load_config(
     """Load a config file and apply overrides.
 
     Args:
-        reference: `path.py:arg`, or the name of a file in configs/.
-        overrides: Pairs of dotted key and text.
-        run: Returns the config of the resumed run, or None. It is called only for a file whose `get_config` takes it.
+      reference: `path.py:arg`, or the name of a file in configs/.
+      overrides: pairs of dotted key and text.
+      run: returns the config of the resumed run, or None. It is called only for a file whose `get_config` takes it.
 
     Raises:
-        UserError: The file is missing, a key is unknown, or a value has another type.
+      UserError: the file is missing, a key is unknown, or a value has another type.
     """
     location, _, arg = reference.partition(":")
     path = find_config(location)
@@ -144,13 +144,13 @@ def set_key(config: ConfigDict, key: str, text: str, *, what: str) -> None:
     """Set a key of a whole config to the value of a text.
 
     Args:
-        config: The config, which changes.
-        key: The dotted key.
-        text: The value as text, such as "0.1" or "a,b".
-        what: Role of the key in an error, such as "config key".
+      config: the config, which changes.
+      key: the dotted key.
+      text: the value as text, such as "0.1" or "a,b".
+      what: role of the key in an error, such as "config key".
 
     Raises:
-        UserError: The key is unknown, or it cannot read the text.
+      UserError: the key is unknown, or it cannot read the text.
     """
     if key == PLACE:
         for name in filter(None, text.split(",")):
@@ -192,12 +192,12 @@ def from_json(text: str, source: str = "the stored config", *, required: Sequenc
     Unknown keys, such as keys of another version, are ignored with a warning.
 
     Args:
-        text: The JSON text.
-        source: Name of the config in errors.
-        required: Dotted keys that the text must contain.
+      text: the JSON text.
+      source: name of the config in errors.
+      required: dotted keys that the text must contain.
 
     Raises:
-        UserError: The JSON is damaged, a value has another type, or a required key is missing.
+      UserError: the JSON is damaged, a value has another type, or a required key is missing.
     """
     config, unknown = default_config(), []
     with damage_explained(source):

@@ -1,7 +1,7 @@
-"""Features of images in the cache folder, by row: training reads them in place of images if the backbone is frozen.
+"""Features of images in the cache folder, which training reads in place of images if the backbone is frozen.
 
 A table is a folder of .npy files, which are written whole and mapped into memory. Each part has one file per kind of
-feature, and a file `read` that is written last: a part without it is missing, and is computed again.
+feature, and a file `read`, which is written last. A part without this file is computed again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import ml_dtypes  # noqa: F401  (numpy knows bfloat16 by name once it is imported)
+import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 from etils import epath
 
@@ -25,9 +25,9 @@ from mlmoe_jax.runtime.files import cache_folder, damage_explained
 from mlmoe_jax.runtime.progress import megabytes
 from mlmoe_jax.runtime.storage import whole_file
 
-PART_BYTES = 2**27  # the most that is computed again after an interruption, and that a part needs in memory
+PART_BYTES = 2**27  # limits the memory of a part, and what is computed again after an interruption
 READ = "read"
-OPEN = 256  # files that are mapped at a time; each has a descriptor, and a process often has at most 1,024
+OPEN = 256  # files that are mapped at a time; each needs a descriptor, and a process often has at most 1,024
 Kinds = Mapping[str, tuple[tuple[int, ...], str]]  # kind of feature -> shape and type of the features of an image
 
 
@@ -35,8 +35,9 @@ Kinds = Mapping[str, tuple[tuple[int, ...], str]]  # kind of feature -> shape an
 class FeatureTable:
     """The features of N = `rows` images.
 
-    kinds: name -> (shape, type) of the features of one image: `cls` [D] and `patches` [h,w,D]. stored: the type in the
-    files, float32 or float16; uint8 for pixels.
+    Attributes:
+      kinds: name -> (shape, type) of the features of one image: `cls` [D] and `patches` [h,w,D].
+      stored: the type in the files, float32 or float16; uint8 for pixels.
     """
 
     folder: Path
@@ -51,7 +52,7 @@ class FeatureTable:
 
     @property
     def part_rows(self) -> int:
-        """The number of images per part; the last one may have fewer."""
+        """The number of images per part; the last part may have fewer."""
         return max(1, PART_BYTES // self.row_bytes)
 
     def missing(self) -> list[int]:
@@ -60,7 +61,7 @@ class FeatureTable:
         return [part for part in parts if not self._file(part, READ).exists()]
 
     def unread(self) -> list[int]:
-        """Return the rows that are stored as images that could not be read."""
+        """Return the rows of the images that could not be read."""
         stored = set(range(math.ceil(self.rows / self.part_rows))) - set(self.missing())
         return [row for part in sorted(stored) for row in self.rows_of(part)[~self._open(part, READ)].tolist()]
 
@@ -77,9 +78,15 @@ class FeatureTable:
         return sum(len(self.rows_of(part)) for part in parts) * self.row_bytes
 
     def require_space(self, needed: int, what: str, otherwise: str) -> None:
-        """Create the folder; UserError if it cannot be created, or its disk has no space for `needed` bytes.
+        """Create the folder and check the space on its disk.
 
-        what, otherwise: what needs them, and the setting that does not.
+        Args:
+          needed: number of bytes.
+          what: what needs the space, in the plural.
+          otherwise: a setting that needs no space.
+
+        Raises:
+          UserError: the folder cannot be created, or the disk is too full.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -92,9 +99,15 @@ class FeatureTable:
             )
 
     def write(self, part: int, features: Mapping[str, np.ndarray], read: np.ndarray) -> None:
-        """Store the features [n,…] of a part, and bool[n], whether each image could be read.
+        """Store the features [n,…] of a part.
 
-        Raises UserError if a feature is too large for float16.
+        Args:
+          part: number of the part.
+          features: features by kind.
+          read: bool[n], whether each image could be read.
+
+        Raises:
+          UserError: a feature is too large for float16.
         """
         for kind, values in features.items():
             with np.errstate(over="ignore"):
@@ -103,7 +116,7 @@ class FeatureTable:
                 raise UserError(f"some features are not finite in {self.stored}; set data.cache_features=float32 or no")
             self._save(part, kind, stored)
         self._save(part, READ, read)
-        _mapped.cache_clear()  # the files may replace others
+        _mapped.cache_clear()  # the files may be new versions of mapped files
 
     def __getitem__(self, row: int) -> dict[str, np.ndarray] | None:
         """Return the features of an image in the type that the backbone computes; None if it could not be read.
@@ -147,7 +160,13 @@ def table_of(
 ) -> FeatureTable:
     """Return the table of the images of a split, which may have no part yet.
 
-    settings: all that the features depend on besides the images. place: the folder of such tables in the cache folder.
+    Args:
+      images: the images.
+      ids: their names.
+      kinds: the features of an image.
+      stored: their type in the files.
+      settings: everything else that the features depend on.
+      place: folder of the tables in the cache folder.
     """
     digest = hashlib.sha256(json.dumps([kinds, stored, PART_BYTES, settings], sort_keys=True).encode())
     for row, name in enumerate(ids):

@@ -1,8 +1,7 @@
-"""Images of a split in the cache folder, at the size that does not change in training (`data.cache=disk`).
+"""Decoded and resized images of a split in the cache folder (`data.cache=disk`).
 
-Decoding and the resize are the same in every epoch, unless a crop is drawn from the image at its own size. Their
-result, u8[S,S,3] for each image, is computed once; augmentation continues from there, so batches are the same with a
-cache and without.
+Decoding and resizing are deterministic, unless a crop is drawn from the image at its own size. Their result, u8[S,S,3]
+per image, is computed once. Augmentation starts from this result, so the cache does not change the batches.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.machine import cores
 from mlmoe_jax.runtime.progress import Progress, megabytes, status
 
-AT_ONCE = 64  # images that are read together
+AT_ONCE = 64  # images per call of the thread pool
 
 
 def with_cache(splits: Sequence[tuple[Split, ConfigDict | None]], data_config: ConfigDict) -> list[Split]:
-    """Return splits that read their images from the cache, after storing those that it lacks.
+    """Return splits that read their images from the cache, after storing the missing images.
 
     Args:
       splits: pairs of a split and `config.augment` for training, or None for evaluation.
       data_config: `config.data`.
 
     Raises:
-      UserError: the disk has no space for all images; none has been read then.
+      UserError: the disk has no space for all images. No image has been read.
       BadImage: an image cannot be read, and is not skipped.
     """
     readers = [ImageReader.of(data_config, augment) for _, augment in splits]
@@ -52,7 +51,7 @@ def with_cache(splits: Sequence[tuple[Split, ConfigDict | None]], data_config: C
 
 
 def _table(split: Split, reader: ImageReader, data_config: ConfigDict) -> FeatureTable:
-    """Return the table of a split, which depends on all that its images depend on."""
+    """Return the table of a split; its settings are everything that the stored images depend on."""
     geometry = reader.geometry
     side = geometry.fixed_side  # not 0, since `config.validate` refuses such a geometry
     settings = {

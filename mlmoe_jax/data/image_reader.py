@@ -1,4 +1,4 @@
-"""How an image file becomes the array of a batch: decoded, turned upright, resized, and in training augmented."""
+"""From an image file to the array of a batch: decoding, orientation, resizing, and augmentation in training."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from mlmoe_jax.data import randaugment, transforms
 from mlmoe_jax.data.images import BadImage, Decoding, Images, open_image
 from mlmoe_jax.data.randaugment import Policy
 
-CROP_RATIOS = (3 / 4, 4 / 3)  # of width to height, the range of the Inception crop
+CROP_RATIOS = (3 / 4, 4 / 3)  # range of width / height in the Inception crop
 
 
 @dataclass(frozen=True)
 class Geometry:
     """Convert an image of any size to S × S pixels; the fields are keys of `config.data` and `config.augment`.
 
-    fit: square | crop | random_resized_crop | multi_scale_crop.
+    Attributes:
+      fit: square | crop | random_resized_crop | multi_scale_crop.
     """
 
     image_size: int
@@ -36,7 +37,7 @@ class Geometry:
 
     @property
     def fixed_side(self) -> int:
-        """The side in pixels of the images that `fixed` returns; 0 if that is the image itself, at its own size."""
+        """The side in pixels of the images that `fixed` returns; 0 if it does not resize images."""
         if self.fit in ("square", "crop"):
             return self.image_size
         return self.image_size + self.margin if self.fit == "multi_scale_crop" and self.margin else 0
@@ -45,18 +46,18 @@ class Geometry:
     def smallest_useful_side(self) -> int:
         """The smallest short side in pixels to which an image can be decoded so that the resize never enlarges it.
 
-        0 means that the full size is needed, since a crop of random size is taken from the decoded image.
+        0 means the full size, for a random crop from the decoded image.
         """
         return self.short_side if self.fit == "crop" else self.fixed_side
 
     def fixed(self, image: np.ndarray | Image.Image) -> np.ndarray:
-        """Return the result of the first part, which is the same whenever an image is read."""
+        """Return the result of the deterministic part."""
         if self.fit == "crop":
             return transforms.resize_and_crop(np.asarray(image), self.short_side, self.image_size)
         return transforms.resize_square(image, self.fixed_side) if self.fixed_side else np.asarray(image)
 
     def varied(self, image: np.ndarray, random: np.random.Generator | None) -> np.ndarray:
-        """Return the image u8[S,S,3] for a result of `fixed`; random crops differ each time."""
+        """Return the image u8[S,S,3] for a result of `fixed`, after random crops."""
         if self.fit == "random_resized_crop":
             return transforms.random_resized_crop(image, random, self.image_size, self.crop_scale, CROP_RATIOS)
         return transforms.multi_scale_crop(image, random, self.image_size) if self.fit == "multi_scale_crop" else image
@@ -64,7 +65,11 @@ class Geometry:
 
 @dataclass(frozen=True)
 class PixelTransforms:
-    """Transforms that keep the size, with strengths from `config.augment`; policy: of RandAugment, or None."""
+    """Transforms that keep the size, with strengths from `config.augment`.
+
+    Attributes:
+      policy: the policy of RandAugment, or None.
+    """
 
     flip: bool = False
     shift: float = 0.0
@@ -97,10 +102,9 @@ class PixelTransforms:
 
 @dataclass(frozen=True)
 class ImageReader:
-    """Read images as the model gets them, u8[S,S,3]; can be pickled for worker processes.
+    """Read images as model inputs u8[S,S,3]; can be pickled for worker processes.
 
-    `fixed` is the part that is the same whenever an image is read, which a cache can store; `varied` does the rest,
-    and all that is random.
+    `fixed` is the deterministic part, whose result a cache can store. `varied` is the rest, with all random transforms.
     """
 
     decoding: Decoding
@@ -110,7 +114,7 @@ class ImageReader:
 
     @classmethod
     def of(cls, data_config: ConfigDict, augment: ConfigDict | None = None) -> ImageReader:
-        """Return the reader for `config.data`, and `config.augment` in training; None for evaluation."""
+        """Return the reader for `config.data`, and for `config.augment` in training."""
         size, fraction = data_config.image_size, data_config.crop_fraction
         geometry, pixels = Geometry(size, data_config.resize, fraction), PixelTransforms()
         if augment is not None:
@@ -122,12 +126,12 @@ class ImageReader:
         return cls(Decoding.of(data_config, least), geometry, pixels, data_config.bad_images == "skip")
 
     def __call__(self, images: Images, row: int, random: np.random.Generator | None = None) -> np.ndarray | None:
-        """Read an image; evaluation needs no generator."""
+        """Read an image; evaluation needs no random generator."""
         image = self.fixed(images, row)
         return None if image is None else self.varied(image, random)
 
     def fixed(self, images: Images, row: int) -> np.ndarray | None:
-        """Decode an image, and resize it unless its size is drawn."""
+        """Decode an image, and resize it unless it gets a random crop."""
         try:
             return self.geometry.fixed(images.open(row, self.decoding))
         except BadImage:

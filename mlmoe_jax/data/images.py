@@ -22,17 +22,17 @@ from mlmoe_jax.runtime.files import MIB, read_bytes
 
 MAX_FILE = 512 * MIB  # bytes of an image as it is stored
 
-# Decoding takes at most 1 GB in each thread of a loader, whatever the file, and an image at its own size as an array at
-# most as much. Pillow warns above 89 million pixels, which many cameras exceed today, and catching the warning around
-# each call is not safe in threads: this limit replaces it. As measured with Pillow 12: most formats need 4 bytes per
-# pixel, and 4 more to convert the mode or to turn the image; the libraries of the others hold copies of their own.
+# Decoding any file takes at most 1 GB in each thread of a loader, and so does the array of an image at its own size.
+# This limit replaces Pillow's warning above 89 million pixels, which many cameras exceed today. Catching the warning
+# around each call is not safe in threads. As measured with Pillow 12, most formats need 4 bytes per pixel, and 4 more
+# to convert the mode or to rotate the image. The libraries of WebP, JPEG 2000 and AVIF hold additional copies.
 MAX_DECODED = 1_000_000_000
 _BYTES_PER_PIXEL = {"WEBP": 20, "JPEG2000": 28, "AVIF": 16}
-_PROGRESSIVE, _DEEP, _OTHERS = 13, 16, 8  # a progressive JPEG; gray in 16 or 32 bits; everything else
-_STRIP = 1 << 20  # pixels that are converted at a time
+_PROGRESSIVE, _DEEP, _DEFAULT = 13, 16, 8  # a progressive JPEG; gray in 16 or 32 bits; all other formats
+_STRIP = 1 << 20  # pixels per conversion
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
-# Listed, because some of Pillow's formats run programs outside Python on untrusted files (EPS runs Ghostscript).
+# An explicit list, because some of Pillow's formats run external programs on untrusted files (EPS runs Ghostscript).
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 
 JPEG_START, JPEG_END = b"\xff\xd8", b"\xff\xd9"
@@ -56,10 +56,13 @@ class BadImage(UserError):
 class Decoding:
     """How image files are decoded.
 
-    at_least: if above 0, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, as long as both sides keep at least this
-    number of pixels. truncated: of a JPEG that is cut short, `read` what is there and leave the rest gray, or `refuse`
-    it; other formats, and a cut in a header, are always refused. exif: `apply` the orientation in the EXIF data, or
-    `ignore` it. most_pixels: images with more are refused before they are decoded.
+    Attributes:
+      at_least: if above 0, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, as long as both sides keep at least
+      this number of pixels.
+      truncated: `read` a JPEG that is cut short, with gray for the missing pixels, or `refuse` it. Other formats, and
+      truncated headers, are always refused.
+      exif: `apply` the orientation in the EXIF data, or `ignore` it.
+      most_pixels: images with more pixels are refused before they are decoded.
     """
 
     at_least: int = 0
@@ -77,16 +80,20 @@ STRICT = Decoding()  # the defaults of the config, at full size
 
 
 def read_image(source: str | os.PathLike | bytes, *, name: str = "", decoding: Decoding = STRICT) -> np.ndarray:
-    """Decode a file, or the bytes of one, to u8[h,w,3], read-only: RGB.
+    """Decode an image file to RGB, u8[h,w,3], read-only.
 
-    name: for errors; by default its path or its length.
+    Gray, palette and CMYK images are converted to RGB. Of 16 bits per channel, the upper 8 remain. An animation becomes
+    its first frame. Color profiles are not applied, as in the authors' codes. Transparent pixels are blended onto
+    white, as in web pages, because their stored color is arbitrary.
 
-    Gray, palette and CMYK become RGB; of 16 bits per channel the upper 8 are kept; an animation becomes its first
-    frame; color profiles are not applied (nor are they by the authors of the methods here). Transparent pixels are
-    blended onto white, as web pages show them: their stored color is arbitrary.
+    Args:
+      source: path of the file, or its bytes.
+      name: name of the image in errors, by default its path or its length.
+      decoding: how the file is decoded.
 
-    Raises BadImage for files that are missing, not regular, empty, cut short, damaged, in none of FORMATS, of more
-    than MAX_FILE bytes, or for which decoding would need more than MAX_DECODED bytes.
+    Raises:
+      BadImage: the file is missing, not regular, empty, cut short, damaged, in none of FORMATS, larger than MAX_FILE
+      bytes, or needs more than MAX_DECODED bytes of memory.
     """
     return pixels_of(open_image(source, name=name, decoding=decoding))
 
@@ -94,9 +101,9 @@ def read_image(source: str | os.PathLike | bytes, *, name: str = "", decoding: D
 def open_image(
     source: str | os.PathLike | bytes | Image.Image, *, name: str = "", decoding: Decoding = STRICT
 ) -> Image.Image:
-    """Decode like `read_image`, to a Pillow image, which saves two copies if it is only resized next.
+    """Decode like `read_image`, but return a Pillow image, which saves two copies before a resize.
 
-    A Pillow image is read at its full size, with its mode, transparency and EXIF data handled as in a file.
+    A Pillow image as source is read at its full size. Its mode, transparency and EXIF data are handled as in a file.
     """
     if isinstance(source, Image.Image):
         return _decode(source, name, replace(decoding, at_least=0))
@@ -108,12 +115,12 @@ def open_image(
     except BadImage:
         if decoding.truncated == "refuse" or not source.startswith(JPEG_START):
             raise
-        # Pillow's lenient mode ends the data in the same way, but it is a switch for all threads of the process.
+        # Pillow's LOAD_TRUNCATED_IMAGES does this too, but for all threads of the process.
         return _decode(source + JPEG_END, name, decoding)
 
 
 def pixels_of(image: Image.Image) -> np.ndarray:
-    """Return an RGB image as u8[h,w,3], read-only, with no further copy of a large image."""
+    """Return an RGB image as u8[h,w,3], read-only, without another copy of a large image."""
     strips = _strips(image)
     if len(strips) == 1:
         return np.asarray(image)
@@ -139,11 +146,11 @@ def read_file(path: str | os.PathLike) -> bytes:
 
 
 class _UnknownWhite(ValueError):
-    """A gray image whose values do not say which one is white."""
+    """A gray image without a known value of white."""
 
 
 def _decode(data: bytes | Image.Image, name: str, decoding: Decoding) -> Image.Image:
-    most = MAX_DECODED // _OTHERS
+    most = MAX_DECODED // _DEFAULT
     try:
         image = Image.open(io.BytesIO(data), formats=_formats()) if isinstance(data, bytes) else data
         most = min(decoding.most_pixels, MAX_DECODED // _bytes_per_pixel(image))
@@ -178,7 +185,7 @@ def _formats() -> tuple[str, ...]:
 def _bytes_per_pixel(image: Image.Image) -> int:
     if image.mode == "F" or image.mode.startswith("I"):
         return _DEEP
-    return _PROGRESSIVE if image.info.get("progressive") else _BYTES_PER_PIXEL.get(image.format, _OTHERS)
+    return _PROGRESSIVE if image.info.get("progressive") else _BYTES_PER_PIXEL.get(image.format, _DEFAULT)
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -198,7 +205,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _on_white(image: Image.Image) -> Image.Image:
-    """Blend a transparent image onto white, in strips: the steps in between need three copies."""
+    """Blend a transparent image onto white, in strips, because blending needs three copies."""
     blended = Image.new("RGB", image.size)
     for box in _strips(image):
         strip = image.crop(box).convert("RGBA")
@@ -216,7 +223,7 @@ def _from_deep(gray: np.ndarray) -> Image.Image:
 
 
 class Images(abc.ABC):
-    """The images of a split, by row; a subclass defines `__len__` and `read`. Picklable, for worker processes."""
+    """The images of a split, by row. A subclass defines `__len__` and `read`, and is picklable for worker processes."""
 
     @abc.abstractmethod
     def __len__(self) -> int: ...
@@ -233,7 +240,7 @@ class Images(abc.ABC):
         return self.read(row, decoding)
 
     def encoded(self, row: int) -> bytes:
-        """Return image `row` as the bytes of an image file: the stored ones if there are any, else those of a PNG."""
+        """Return image `row` as the bytes of an image file: the stored file if there is one, otherwise a PNG."""
         buffer = io.BytesIO()
         Image.fromarray(self.read(row)).save(buffer, "PNG")
         return buffer.getvalue()
@@ -247,7 +254,7 @@ class Images(abc.ABC):
         return ""
 
     def name(self, row: int) -> str:
-        """Return the name of image `row` in errors: the path of its file, if it has one of its own."""
+        """Return the name of image `row` in errors: the path of its file, if it has a file of its own."""
         return f"image {row}"
 
     def line(self, row: int) -> tuple[str, int] | None:
@@ -264,7 +271,7 @@ class Images(abc.ABC):
 
     def take(self, rows: np.ndarray) -> Images:
         """Return the images `rows`, i64[n], in that order."""
-        return _Taken(self, rows)
+        return _Subset(self, rows)
 
     def __getitem__(self, row: int) -> np.ndarray:
         return self.read(row)
@@ -274,7 +281,7 @@ class Images(abc.ABC):
 
 
 @dataclass(eq=False)
-class _Taken(Images):
+class _Subset(Images):
     whole: Images
     rows: np.ndarray
 
@@ -330,7 +337,14 @@ class EncodedImages(Images):
 
 
 class ImageFiles(EncodedImages):
-    """Images in files `names` below `folder`, read on access; lines: those of the file `table` that list them."""
+    """Images in files, read on access.
+
+    Args:
+      folder: folder of the files.
+      names: paths of the files in the folder.
+      table: name of the table that lists the images.
+      lines: line of each image in the table.
+    """
 
     def __init__(self, folder: str | os.PathLike, names: Sequence[str], table: str = "", lines: Sequence[int] = ()):
         self.folder, self.names, self.table, self.lines = os.fspath(folder), names, table, lines

@@ -2,11 +2,11 @@
 
 A batch is `image u8[B,H,W,3]`, `mask f32[B]` (0 = padding) and `id i32[B]`, the row of the split; in training
 also `label f32[B,K]` in {0,1} and `label_mask f32[B,K]` (0 = unknown or ignored). If the features of the images are
-cached, `cls f32[B,D]` and `patches f32[B,h,w,D]`, as far as the head reads them, replace `image`.
+cached, `cls f32[B,D]` and `patches f32[B,h,w,D]` replace `image`, as far as the head reads them.
 
-The global data set is shuffled and repeated before a process takes its part. The global batch of a step, including its
-order, is therefore the same for any number of processes and workers, and training resumes at any step by slicing. (The
-order matters because augmentation draws random numbers by step and position in the global batch.)
+The global data set is shuffled and repeated before a process takes its part. The global batch of a step and its order
+therefore do not depend on the number of processes and workers, and training resumes at any step by slicing. The order
+matters because augmentation draws random numbers by step and position in the global batch.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class _Examples(grain.transforms.MapWithIndex):
         image = self.reader(self.split.images, row, random)
         return None if image is None else {"image": image}
 
-    def timed(self, row: int) -> None:
-        """Read and transform an image as for a batch, to time it."""
+    def read_one(self, row: int) -> None:
+        """Read and transform an image as for a batch, to measure the time."""
         self._input(row, np.random.default_rng(row))
 
 
@@ -93,17 +93,28 @@ def build_loader(
     labels: bool = True,
     process: tuple[int, int] = (0, 1),
 ) -> Iterator[Batch]:
-    """Return this process's part of every global batch of `batch_size` images.
+    """Return the part of this process of every global batch.
 
-    data_config: `config.data`; threads and processes that are `auto` are chosen here (see `data.readers`), and batches
-    do not depend on them. augment: `config.augment` for training: images are shuffled by `seed`, repeated without
-    end and augmented (not if the split has features), starting with the batch of `first_step`. Without it, each image
-    is returned once, in order; the last batch is padded, and each process gets the same number of batches. labels: add
-    `label` and `label_mask`, which are only used in training. process: (index, count); `count` divides `batch_size`.
+    For training, images are shuffled, repeated without end, and augmented unless the split has features. For
+    evaluation, each image is returned once, in order. The last batch is padded, and all processes get equally many
+    batches. Padding has `mask` 0 and `id` −1.
 
-    `mask` is 0 and `id` −1 for padding. If an image cannot be read, the loader raises BadImage; with
-    data.bad_images=skip, the example has `mask` 0 and the `id` of the image (see `SkippedImages`).
-    Raises ValueError if `count` does not divide `batch_size`.
+    If an image cannot be read, the loader raises BadImage. With data.bad_images=skip, the example has `mask` 0 and the
+    `id` of the image (see `SkippedImages`).
+
+    Args:
+      data_config: `config.data`. Numbers of threads and processes that are `auto` are chosen by `data.readers`; batches
+      do not depend on them.
+      split: the split.
+      batch_size: number of images in a global batch.
+      augment: `config.augment` for training, None for evaluation.
+      seed: seed of the shuffling and the augmentation.
+      first_step: index of the first batch.
+      labels: whether to add `label` and `label_mask`, which only training uses.
+      process: (index, count) of the processes.
+
+    Raises:
+      ValueError: the number of processes does not divide `batch_size`.
     """
     if batch_size % process[1]:
         raise ValueError(f"a global batch of {batch_size} does not split over {process[1]} processes")
@@ -123,9 +134,9 @@ def build_loader(
 
 
 def _readers(examples: _Examples, split: Split, data_config: ConfigDict, share: int) -> Readers:
-    """Return the threads and processes that read a split, of which a batch has `share` images in this process.
+    """Return the threads and processes that read a split; this process reads `share` images of each batch.
 
-    Features and cached images are in the memory of this process, so that only its threads read them.
+    Features and cached images are in the memory of this process, so only its threads read them.
     """
     threads, workers = data_config.threads, data_config.workers if split.cached is None else 0
     if split.features is not None:
@@ -133,7 +144,7 @@ def _readers(examples: _Examples, split: Split, data_config: ConfigDict, share: 
     if not len(split):
         return Readers(1, 0)
     key = (split.classes, split.cached is None, str(examples.reader))
-    return choose(examples.timed, len(split), key, share * 3 * data_config.image_size**2, threads, workers)
+    return choose(examples.read_one, len(split), key, share * 3 * data_config.image_size**2, threads, workers)
 
 
 def rows_of_step(split: Split, *, batch_size: int, seed: int, step: int) -> list[int]:
@@ -146,20 +157,20 @@ def _shuffled_rows(split: Split, seed: int) -> grain.MapDataset:
 
 
 class SkippedImages:
-    """The images of a split that could not be read and were left out, by row; and those without a file."""
+    """Rows of the images of a split that were left out because they could not be read, or have no file."""
 
     def __init__(self, split: Split, rows: Iterable[int] = ()):
         self.split, self.rows = split, set(rows)
 
     def watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Yield the batches and record the images that were skipped in them."""
+        """Yield the batches and record their skipped images."""
         for batch in batches:
             skipped = (batch["mask"] == 0) & (batch["id"] >= 0)
             self.rows.update(batch["id"][skipped].tolist())
             yield batch
 
     def everywhere(self) -> SkippedImages:
-        """Return the images that any process skipped; all processes must call it, as each reads a part of them."""
+        """Return the images that any process skipped. All processes must call this method."""
         return SkippedImages(self.split, set().union(*distributed.gather(sorted(self.rows))))
 
     def table(self) -> list[list[str]]:

@@ -13,9 +13,12 @@ Batch = dict[str, jax.Array]
 
 @dataclass(frozen=True)
 class Preprocess:
-    """The input format of a backbone: image side in pixels, and mean and standard deviation per channel in 0…1.
+    """The input format of a backbone, for training, evaluation and prediction.
 
-    Training, evaluation and prediction all use it, so that their inputs cannot differ.
+    Attributes:
+      image_size: side of the images in pixels.
+      mean: mean per channel, in 0…1.
+      std: standard deviation per channel, in 0…1.
     """
 
     image_size: int

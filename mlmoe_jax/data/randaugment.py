@@ -1,15 +1,15 @@
 """RandAugment with Pillow: its operations and its two policies.
 
 An image gets `count` operations in sequence, each drawn independently and uniformly from the policy's list. OPERATIONS
-has the ranges of their magnitudes, from the lowest level to the highest: shears as shares of the other coordinate,
-translations as shares of the side, degrees counter-clockwise, changes of a factor from 1, bits, a level, and pixels.
-Areas uncovered by a geometric operation are filled with gray 128.
+has the ranges of the magnitudes, from the lowest level to the highest. Shears are fractions of y (or x), translations
+fractions of the side, rotations degrees counter-clockwise. Enhancements are differences of a factor from 1. Areas
+uncovered by a geometric operation are filled with gray 128.
 
 `uda` is the variant of ASL, Q2L and ML-VPT: two of 15 operations, levels 1, 2 … 9 of 9 equally often, each applied
-with probability 1/2 (so that there are 135 × 135 pairs). Rotation has one direction only, as in their code.
+with probability 1/2 (135 × 135 pairs). Rotation has one direction only, as in the authors' code.
 `standard` is Cubuk et al. 2020, as in torchvision and timm: N of 14 operations (no invert and no cutout, but identity),
-always applied, at level M of 10 without deviation, with rotation in both directions. These libraries differ in
-interpolation and fill; here both are those of `uda`.
+always applied, at level M of 10 without deviation, with rotation in both directions. torchvision and timm differ in
+interpolation and fill; both policies here use the interpolation and the fill of `uda`.
 """
 
 from collections.abc import Callable
@@ -27,9 +27,13 @@ CUTOUT_FILL = (125, 122, 113)
 # --------------------------------------------------------------------------------------------------------- operations
 @dataclass(frozen=True)
 class Operation:
-    """A function of an image and a magnitude, and the magnitude's range from the lowest level to the highest.
+    """A function of an image and a magnitude.
 
-    whole: the magnitude is rounded to an integer.
+    Attributes:
+      function: the function.
+      low: magnitude at the lowest level.
+      high: magnitude at the highest level.
+      whole: whether the magnitude is rounded to an integer.
     """
 
     function: Callable[..., Image.Image]
@@ -84,13 +88,13 @@ EITHER_WAY = frozenset(
 # ----------------------------------------------------------------------------------------------------------- policies
 @dataclass(frozen=True)
 class Policy:
-    """The distribution of operations; see the module's docstring."""
+    """The distribution of operations."""
 
     operations: tuple[str, ...]
     levels: tuple[float, ...]  # of 0…`highest`, equally likely
     highest: int
     count: int
-    probability: float  # that a drawn operation is applied
+    probability: float  # of applying a drawn operation
     signed: frozenset[str]  # operations whose magnitude is negative with probability 1/2
 
 
@@ -119,7 +123,7 @@ def make_policy(augment) -> Policy | None:
 
 
 # ------------------------------------------------------------------------------------------------------------ drawing
-class Drawn(NamedTuple):
+class Draw(NamedTuple):
     """One operation to apply."""
 
     name: str
@@ -127,31 +131,31 @@ class Drawn(NamedTuple):
     at: tuple[float, float]  # fractions of height and width
 
 
-def sample(policy: Policy, random: np.random.Generator) -> list[Drawn]:
-    """Draw the operations for one image, in order; drawn operations that are not applied are left out."""
-    drawn = []
+def sample(policy: Policy, random: np.random.Generator) -> list[Draw]:
+    """Draw the operations for one image and return the operations to apply, in order."""
+    draws = []
     for _ in range(policy.count):
         name = policy.operations[random.integers(len(policy.operations))]
         level = policy.levels[random.integers(len(policy.levels))]
         negative, applied, *at = random.random(4)
         if applied < policy.probability:
             sign = -1 if name in policy.signed and negative < 0.5 else 1
-            drawn.append(Drawn(name, sign * OPERATIONS[name].magnitude(level, policy.highest), tuple(at)))
-    return drawn
+            draws.append(Draw(name, sign * OPERATIONS[name].magnitude(level, policy.highest), tuple(at)))
+    return draws
 
 
-def operate(image: Image.Image, drawn: Drawn) -> Image.Image:
+def operate(image: Image.Image, draw: Draw) -> Image.Image:
     """Apply one drawn operation to an RGB image."""
-    function = OPERATIONS[drawn.name].function
-    return function(image, drawn.magnitude, drawn.at) if drawn.name == "cutout" else function(image, drawn.magnitude)
+    function = OPERATIONS[draw.name].function
+    return function(image, draw.magnitude, draw.at) if draw.name == "cutout" else function(image, draw.magnitude)
 
 
 def apply(image: np.ndarray, random: np.random.Generator, policy: Policy) -> np.ndarray:
-    """Draw operations and apply them to u8[h,w,3]; an image without any is returned unchanged."""
-    operations = sample(policy, random)
-    if not operations:
+    """Draw operations and apply them to u8[h,w,3]; without an operation, return the image itself."""
+    draws = sample(policy, random)
+    if not draws:
         return image
     result = Image.fromarray(image)
-    for drawn in operations:
-        result = operate(result, drawn)
+    for draw in draws:
+        result = operate(result, draw)
     return np.array(result)

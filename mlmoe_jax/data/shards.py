@@ -22,14 +22,14 @@ from mlmoe_jax.data.sources.packed import sha256_of
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.storage import Folder, whole_file
 
-QUALITY = 95  # of the JPEG of an image that is stored smaller
+QUALITY = 95  # of JPEG, for images that are stored smaller
 # One record per group gives random access to each image; compressing already compressed images only costs time.
 RECORD_OPTIONS = "group_size:1,uncompressed"
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A shard to write: the images `rows` of a split, as the shard with index `number`."""
+    """A shard to write: index `number`, with the images `rows` of a split."""
 
     split: str
     number: int
@@ -41,7 +41,11 @@ class Shard:
 class Packer:
     """Writes shards one after another; can be pickled for worker processes.
 
-    splits: name -> images and ids. short_side: `pack.short_side`. skip_bad: leave out unreadable images.
+    Attributes:
+      folder: folder of the shards.
+      splits: name -> images and ids.
+      short_side: `pack.short_side`.
+      skip_bad: whether unreadable images are left out instead of raising BadImage.
     """
 
     folder: str
@@ -68,10 +72,10 @@ class Packer:
         return {"file": shard.file, "records": records, "bytes": size, "sha256": sha256, "left_out": left_out}
 
     def stored_bytes(self, images: Images, row: int, name: str) -> bytes:
-        """Return the bytes to store for image `row`: its unchanged file, or a JPEG with the short side of the settings.
+        """Return the bytes to store for image `row`: its unchanged file, or a smaller JPEG for a larger image.
 
-        Every image is decoded, so that all packed images can be read. Only larger images are encoded again.
-        Raises BadImage with `name` if the image cannot be read.
+        Every image is decoded, so that a shard contains only readable images. Raises BadImage with `name` for an
+        unreadable image.
         """
         data = images.encoded(row)
         pixels = read_image(data, name=name, decoding=self.decoding)
@@ -87,12 +91,12 @@ class Packer:
         return buffer.getvalue()
 
 
-def written(packer: Packer, shards: Sequence[Shard], processes: int) -> Iterator[tuple[Shard, dict[str, Any]]]:
-    """Write shards in `processes` processes; yield each with its entry for the manifest once it is complete.
+def write_shards(packer: Packer, shards: Sequence[Shard], processes: int) -> Iterator[tuple[Shard, dict[str, Any]]]:
+    """Write shards in several processes; yield each complete shard with its entry for the manifest.
 
-    If the caller closes the iterator, the shards that are being written are completed, and no others are begun.
+    If the caller closes the iterator, the processes complete the present shards and start no new shard.
     """
-    # Not threads: reading a small photograph holds the GIL for a fifth of the time, which limits threads to five cores.
+    # Reading a small photograph holds the GIL for a fifth of the time, which would limit threads to five cores.
     if min(processes, len(shards)) <= 1:
         for shard in shards:
             yield shard, packer(shard)
@@ -104,7 +108,7 @@ def written(packer: Packer, shards: Sequence[Shard], processes: int) -> Iterator
         for future in as_completed(futures):
             yield futures[future], future.result()
     except BrokenProcessPool as error:
-        for worker in multiprocessing.active_children():  # the pool would wait for a worker that started while it broke
+        for worker in multiprocessing.active_children():  # the pool would wait for a worker that has just started
             worker.kill()
         raise UserError(
             "a packing process was killed, perhaps because memory ran out; lower --config.data.workers and repeat "
@@ -115,14 +119,14 @@ def written(packer: Packer, shards: Sequence[Shard], processes: int) -> Iterator
             executor.shutdown(cancel_futures=True)
 
 
-# Set once per worker process, so that the packer is not sent with every shard.
+# Global in each worker process, so that the packer is not sent with every shard.
 _in_worker: Packer | None = None
 
 
 def _start_worker(packer: Packer) -> None:
     global _in_worker
     _in_worker = packer
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the parent decides when to stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes, but only the parent handles it
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from mlmoe_jax.data.features import FeatureTable
 
 NEGATIVE, POSITIVE, UNKNOWN, DIFFICULT = 0, 1, -1, 2
-FEW_POSITIVES = 10  # of a label; its metrics are rough with fewer
+FEW_POSITIVES = 10  # with fewer, the metrics of a label are rough
 
 
 def has_positive(labels: Integer[np.ndarray, "n k"], difficult: str = "negative") -> Bool[np.ndarray, " n"]:
-    """Return whether each image with these label codes has a label that is present.
+    """Return whether each image has a positive label.
 
-    difficult: as in `targets`; a difficult label is enough unless it counts as `negative`.
+    Args:
+      labels: label codes.
+      difficult: the treatment of DIFFICULT, as in `targets`; a difficult label counts unless it is `negative`.
     """
     enough = (POSITIVE,) if difficult == "negative" else (POSITIVE, DIFFICULT)
     return np.any(np.isin(labels, enough), axis=1)
@@ -33,7 +35,9 @@ def targets(
 ) -> tuple[Float32[np.ndarray, "*rows"], Float32[np.ndarray, "*rows"]]:
     """Convert label codes to (label, label_mask).
 
-    difficult: the treatment of DIFFICULT: `negative`, `ignore` or `positive`.
+    Args:
+      labels: label codes.
+      difficult: the treatment of DIFFICULT: `negative`, `ignore` or `positive`.
     """
     positive = labels == POSITIVE
     known = labels != UNKNOWN
@@ -45,9 +49,9 @@ def targets(
 
 
 def few_positives(labels: Integer[np.ndarray, "n k"]) -> str:
-    """Return how few images with these label codes the labels have, "" if the median is FEW_POSITIVES or more.
+    """Return a text about the number of positives per label; "" if the median is FEW_POSITIVES or more.
 
-    The AP of a label with one positive is 1/rank of one image, so that a mean over such labels says little.
+    The AP of a label with one positive is 1/rank of one image, so a mean over such labels says little.
     """
     counts = (labels == POSITIVE).sum(axis=0)
     if not len(counts) or (median := np.median(counts)) >= FEW_POSITIVES:
@@ -60,11 +64,16 @@ def few_positives(labels: Integer[np.ndarray, "n k"]) -> str:
 class Split:
     """One split of a data set with N images and K labels.
 
-    `labels` is i8[N,K] with the values NEGATIVE, POSITIVE, UNKNOWN and DIFFICULT above; the pipeline, not the source,
-    decides how UNKNOWN and DIFFICULT are treated in training. `ids` names each image (a path or a generated name); `id`
-    in a batch is the row in this table. `missing` has the images that were left out because they have no file. With
-    `features`, by row, batches hold these in place of the images; with `cached`, the tables of `data.image_cache`, no
-    image is decoded.
+    Attributes:
+      name: name of the split.
+      classes: names of the labels.
+      labels: i8[N,K] with the values NEGATIVE, POSITIVE, UNKNOWN and DIFFICULT. The pipeline, not the source, decides
+      how UNKNOWN and DIFFICULT are treated in training.
+      ids: name of each image, a path or a generated name. `id` in a batch is the row of the split.
+      images: the images.
+      missing: the images that were left out because they have no file.
+      features: features that replace the images in batches.
+      cached: decoded images of `data.image_cache`.
     """
 
     name: str
@@ -80,12 +89,12 @@ class Split:
         return len(self.ids)
 
     def take(self, rows: np.ndarray, name: str) -> Split:
-        """Return the images i64[n] `rows` of this split, in that order, as a separate split."""
+        """Return the images `rows`, i64[n], of this split, in the order of `rows`, as a separate split."""
         ids = [self.ids[int(row)] for row in rows]
         return Split(name, self.classes, self.labels[rows], ids, self.images.take(rows))
 
     def without_missing(self) -> Split:
-        """Return the split without the images that have no file, which are then in its `missing`."""
+        """Return the split with the images without a file moved to `missing`."""
         absent = self.images.missing()
         if not len(absent):
             return self
@@ -98,7 +107,7 @@ class Split:
                 f"split {self.name}: {len(self.ids)} ids, {len(self.images)} images, {len(self.classes)} classes "
                 f"and labels of shape {self.labels.shape} do not fit together"
             )
-        for name in self.classes:  # they are lines of labels.txt, and cells of tables that people open
+        for name in self.classes:  # lines of labels.txt, and cells of tables
             if not name.isprintable():
                 raise UserError(
                     f"split {self.name} has the label {name!r}, with a line break or another character that is not "

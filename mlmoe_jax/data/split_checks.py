@@ -14,14 +14,14 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import status
 
-EXAMPLES = 5  # listed per problem
-TRIED = 16  # images per split that are read before a training or an evaluation
+EXAMPLES = 5  # names per message
+SAMPLE = 16  # images per split that are read before a training or an evaluation
 
 
 def require_same_images(name: str, splits: Iterable[Split]) -> None:
-    """Print how many images were left out because they have no file; all processes must call it.
+    """Print the number of images that were left out because they have no file; all processes must call it.
 
-    Raises UserError if the processes do not find the same images.
+    Raises UserError if the processes find different images.
     """
     counts = {split.name: [len(split), len(split.missing) if split.missing else 0] for split in splits}
     for other in distributed.gather(counts):
@@ -30,27 +30,28 @@ def require_same_images(name: str, splits: Iterable[Split]) -> None:
                 f"the processes find different images of {name} ({counts} and {other}); give all hosts the same files"
             )
     if parts := [
-        f"{lost:,} of the {lost + rest:,} images of {split}" for split, (rest, lost) in counts.items() if lost
+        f"{missing:,} of the {missing + rest:,} images of {split}"
+        for split, (rest, missing) in counts.items()
+        if missing
     ]:
         status(f"{name}: {' and '.join(parts)} have no file and are left out")
 
 
 def require_readable(splits: Iterable[Split], data_config: ConfigDict) -> None:
-    """Raise UserError if more than half of TRIED images of a split, spread over all of it, cannot be read.
+    """Raise UserError if most images of a split have no file, or if most of SAMPLE images cannot be read.
 
-    It names the first of them. So it does if most images were left out because they have no file. data_config:
-    `config.data`.
+    The sample is spread over the split. The error names the first of these images.
     """
     decoding = Decoding.of(data_config)
     for split in splits:
-        lost = len(split.missing) if split.missing else 0
-        if lost > len(split):
+        missing = len(split.missing) if split.missing else 0
+        if missing > len(split):
             where = split.missing.images.name(0)
             raise UserError(
-                f"{lost:,} of the {lost + len(split):,} images of split {split.name} have no file, the first is "
+                f"{missing:,} of the {missing + len(split):,} images of split {split.name} have no file, the first is "
                 f"{where}; correct data.root, data.images or the paths in the table"
             )
-        rows = sorted(set(np.linspace(0, len(split) - 1, TRIED).round().astype(int).tolist())) if len(split) else []
+        rows = sorted(set(np.linspace(0, len(split) - 1, SAMPLE).round().astype(int).tolist())) if len(split) else []
         errors = [error for row in rows if (error := split.images.problem(row, decoding))]
         if 2 * len(errors) > len(rows):
             raise UserError(
@@ -60,10 +61,17 @@ def require_readable(splits: Iterable[Split], data_config: ConfigDict) -> None:
 
 
 def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
-    """Check labels and ids, without reading images; return warnings, one sentence each.
+    """Check labels and ids, without reading images.
 
-    others: the splits for validation and test; splits of the same name are taken to be the same.
-    Raises UserError for a split without images or positive labels, and for an id that is in two splits.
+    Args:
+      train: the split for training.
+      others: the splits for validation and test; a name that repeats means one split.
+
+    Returns:
+      Warnings, one sentence each.
+
+    Raises:
+      UserError: a split has no images or no positive labels, or an id is in two splits.
     """
     splits = list({split.name: split for split in (train, *others)}.values())
     for split in splits:
@@ -84,7 +92,7 @@ def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
 
 
 def label_warnings(train: Split) -> list[str]:
-    """Return a sentence about the classes without a positive image; [] if there are none."""
+    """Return a warning about the classes without a positive image; [] if there are none."""
     without = [name for name, count in zip(train.classes, count_labels(train, POSITIVE), strict=True) if not count]
     if not without:
         return []
@@ -96,13 +104,13 @@ def label_warnings(train: Split) -> list[str]:
 
 
 def count_labels(split: Split, value: int) -> list[int]:
-    """Return the number of labels with a code per class."""
+    """Return the number of images with a label code, per class."""
     return (split.labels == value).sum(axis=0).tolist()
 
 
 def repeats(first: Sequence[Hashable], second: Sequence[Hashable]) -> list[tuple[int, int]]:
     """Return (i, j) for each second[j] that is in `first`; i is its first position there."""
-    seen: dict[Hashable, int] = {}
+    positions: dict[Hashable, int] = {}
     for i, value in enumerate(first):
-        seen.setdefault(value, i)
-    return [(seen[value], j) for j, value in enumerate(second) if value in seen]
+        positions.setdefault(value, i)
+    return [(positions[value], j) for j, value in enumerate(second) if value in positions]

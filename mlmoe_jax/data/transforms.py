@@ -1,7 +1,7 @@
 """Transforms of single images on the host, before they are batched.
 
-No function modifies its image. Random ones draw from a NumPy generator, so the augmentation of an
-image is determined by that generator alone.
+No function modifies its image. Random transforms draw from a NumPy generator, which alone determines the augmentation
+of an image.
 """
 
 import math
@@ -13,13 +13,13 @@ from PIL import Image
 
 Pixels = UInt8[np.ndarray, "_ _ 3"]
 
-# ITU-R 601-2, the weights with which Pillow converts RGB to gray.
+# ITU-R 601-2, the weights of Pillow's conversion from RGB to gray.
 LUMA = (0.299, 0.587, 0.114)
 
 # The crop of ML-GCN: its sides as fractions of the short side; height and width are at most two entries apart.
 CROP_SCALES = (1.0, 0.875, 0.75, 0.66, 0.5)
 CROP_DISTORTION = 2
-# The long side of a resized image, in sides of the output, above which only the center is resized.
+# If the long side of a resized image would exceed this many sides of the output, only the center is resized.
 ELONGATED = 50
 # A side that differs from the output size by at most this many pixels is set to it, to avoid resampling.
 CROP_SNAP = 2
@@ -34,10 +34,10 @@ CROP_PLACES = (
 
 # ------------------------------------------------------------------------------------------------------------ geometry
 def resize_square(image: Pixels | Image.Image, size: int) -> Pixels:
-    """Resize an image, which may be an RGB image of Pillow, to a square without keeping its aspect ratio.
+    """Resize an array or an RGB image of Pillow to a square, without keeping its aspect ratio.
 
-    The filter is Pillow's antialiased bilinear one, as in training and evaluation of ML-VPT. An image that already has
-    this size is returned unchanged.
+    The filter is Pillow's antialiased bilinear filter, as in training and evaluation of ML-VPT. An image of the final
+    size is returned unchanged.
     """
     return _resize(image, (size, size))
 
@@ -46,29 +46,29 @@ def resize_and_crop(image: Pixels, side: int, size: int) -> Pixels:
     """Resize an image so that its short side has `side` pixels, and crop its center of `size` × `size` pixels.
 
     The long side is rounded down, as torchvision does. If it would have more than ELONGATED · size pixels, only the
-    center is resized: the result differs by at most 2 levels, and a file of 100 bytes cannot fill the memory.
+    center is resized. The result differs by at most 2 levels, and a file of 100 bytes cannot fill the memory.
     """
     height, width = image.shape[:2]
     scaled = tuple(side * length // min(width, height) for length in (width, height))
     if max(scaled) <= ELONGATED * size:
-        return centre_crop(_resize(image, scaled), size)
-    left, top = (round((length - size) / 2) for length in scaled)
+        return center_crop(_resize(image, scaled), size)
+    x, y = (round((length - size) / 2) for length in scaled)
     across, down = width / scaled[0], height / scaled[1]
-    box = (left * across, top * down, min((left + size) * across, width), min((top + size) * down, height))
+    box = (x * across, y * down, min((x + size) * across, width), min((y + size) * down, height))
     return np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR, box=box))
 
 
-def centre_crop(image: Pixels, size: int) -> Pixels:
-    """Crop a square from the center of an image, whose sides are at least `size`."""
-    top, left = (round((side - size) / 2) for side in image.shape[:2])
-    return image[top : top + size, left : left + size]
+def center_crop(image: Pixels, size: int) -> Pixels:
+    """Crop a square from the center of an image whose sides are at least `size`."""
+    y, x = (round((side - size) / 2) for side in image.shape[:2])
+    return image[y : y + size, x : x + size]
 
 
 def evaluated_part(image: Pixels, data_config: ConfigDict) -> Pixels:
-    """Return the part of an image that evaluation resizes to the input of the network, at its own size."""
+    """Return the part of an image that evaluation resizes to the model input, at its own size."""
     if data_config.resize == "square":
         return image
-    return centre_crop(image, round(data_config.crop_fraction * min(image.shape[:2])))
+    return center_crop(image, round(data_config.crop_fraction * min(image.shape[:2])))
 
 
 def random_resized_crop(
@@ -80,8 +80,14 @@ def random_resized_crop(
 ) -> Pixels:
     """Crop a random rectangle and resize it to `size` × `size` pixels: the Inception crop, rounded as in torchvision.
 
-    scale: range of its share of the area. ratio: range of its width / height, which is uniform in the logarithm. After
-    ten draws that do not fit, the crop is the largest central rectangle within `ratio`.
+    After ten draws that do not fit, the crop is the largest central rectangle within `ratio`.
+
+    Args:
+      image: the image.
+      random: the generator.
+      size: side of the result in pixels.
+      scale: range of the area of the rectangle, as a fraction of the image.
+      ratio: range of its width / height, which is uniform in the logarithm.
     """
     height, width = image.shape[:2]
     for _ in range(10):
@@ -89,20 +95,20 @@ def random_resized_crop(
         aspect = math.exp(random.uniform(math.log(ratio[0]), math.log(ratio[1])))
         across, down = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
         if 0 < across <= width and 0 < down <= height:
-            top, left = random.integers(height - down + 1), random.integers(width - across + 1)
+            y, x = random.integers(height - down + 1), random.integers(width - across + 1)
             break
     else:
         across = min(width, round(height * ratio[1]))
         down = min(height, round(width / ratio[0]))
-        top, left = (height - down) // 2, (width - across) // 2
-    return _resize(image[top : top + down, left : left + across], (size, size))
+        y, x = (height - down) // 2, (width - across) // 2
+    return _resize(image[y : y + down, x : x + across], (size, size))
 
 
 def multi_scale_crop(image: Pixels, random: np.random.Generator, size: int) -> Pixels:
     """Crop one of 19 rectangles at one of 13 positions and resize it to `size` × `size` pixels.
 
     The sides are the short side times two of CROP_SCALES, rounded down (ML-GCN, ADD-GCN, after TSN). A crop is never
-    larger than the image, even if a side is set to the output size; the authors' code adds a black border then.
+    larger than the image, even if a side is set to the output size; the authors' code adds a black border.
     """
     height, width = image.shape[:2]
     sides = [max(1, int(min(height, width) * scale)) for scale in CROP_SCALES]
@@ -115,8 +121,8 @@ def multi_scale_crop(image: Pixels, random: np.random.Generator, size: int) -> P
     ]
     across, down = shapes[random.integers(len(shapes))]
     right, below = CROP_PLACES[random.integers(len(CROP_PLACES))]
-    left, top = right * ((width - across) // 4), below * ((height - down) // 4)
-    return _resize(image[top : top + down, left : left + across], (size, size))
+    x, y = right * ((width - across) // 4), below * ((height - down) // 4)
+    return _resize(image[y : y + down, x : x + across], (size, size))
 
 
 def _resize(image: np.ndarray | Image.Image, size: tuple[int, int]) -> np.ndarray:
@@ -128,8 +134,8 @@ def _resize(image: np.ndarray | Image.Image, size: tuple[int, int]) -> np.ndarra
     return np.array(image.resize(size, Image.Resampling.BILINEAR))
 
 
-# ---------------------------------------------------------------------------------------- pixels; the size is the same
-# Results are rounded to integer levels; for the hue, Pillow rounds the coordinates of HSV too, as in torchvision.
+# ----------------------------------------------------------------------------------------- pixels, at unchanged size
+# Results are rounded to integer levels. For the hue, Pillow also rounds the coordinates of HSV, as in torchvision.
 def flip(image: Pixels, random: np.random.Generator) -> Pixels:
     """Mirror an image left to right with probability 1/2."""
     return image[:, ::-1] if random.random() < 0.5 else image
@@ -160,11 +166,11 @@ def saturation(image: Pixels, random: np.random.Generator, strength: float) -> P
 
 
 def hue(image: Pixels, random: np.random.Generator, strength: float) -> Pixels:
-    """Turn the hue of an image by a share of the circle in ± `strength`: torchvision's adjust_hue, to the last bit."""
+    """Rotate the hue by a fraction of the circle in ± `strength`; equals torchvision's adjust_hue exactly."""
     levels = int(255 * random.uniform(-strength, strength))
     channels = list(Image.fromarray(image).convert("HSV").split())
-    turned = (np.asarray(channels[0], np.int16) + levels).astype(np.uint8)  # modulo 256
-    return np.array(Image.merge("HSV", [Image.fromarray(turned), *channels[1:]]).convert("RGB"))
+    rotation = (np.asarray(channels[0], np.int16) + levels).astype(np.uint8)  # modulo 256
+    return np.array(Image.merge("HSV", [Image.fromarray(rotation), *channels[1:]]).convert("RGB"))
 
 
 def cutout(image: Pixels, random: np.random.Generator, fraction: float) -> Pixels:

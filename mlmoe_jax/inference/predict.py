@@ -14,7 +14,7 @@ import numpy as np
 from mlmoe_jax.config.loading import Overrides, as_pairs
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader
-from mlmoe_jax.data.readers import untimed
+from mlmoe_jax.data.readers import plan_for_few_images
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.inputs import GivenImages, ImageLike, is_one_image
@@ -62,7 +62,7 @@ class Predictor:
         self.thresholds = Thresholds(dict(thresholds)).of(self.names)
         self._data = run.config.data.copy_and_resolve_references()
         self._data.bad_images = "skip"
-        self._data.update(untimed(self._data.threads, self._data.workers))
+        self._data.update(plan_for_few_images(self._data.threads, self._data.workers))
         parts = (run.definition, run.preprocess, run.mesh, run.label_axes)
         self._steps = {gates: make_eval_step(*parts, gates=gates) for gates in (False, True)}
 

@@ -7,7 +7,7 @@ from helpers.drawn_images import drawing
 from PIL import Image, ImageEnhance, ImageOps
 
 from mlmoe_jax.config import default_config
-from mlmoe_jax.data.randaugment import EITHER_WAY, OPERATIONS, UDA, Drawn, Policy, apply, make_policy, operate, sample
+from mlmoe_jax.data.randaugment import EITHER_WAY, OPERATIONS, UDA, Draw, Policy, apply, make_policy, operate, sample
 
 AFFINE, BICUBIC = Image.Transform.AFFINE, Image.Resampling.BICUBIC
 GRAY = (128, 128, 128)
@@ -70,7 +70,7 @@ def check_definition(name: str, image: np.ndarray):
     for level in range(10):
         for sign in (1, -1) if name in EITHER_WAY | {"rotate"} else (1,):
             expected = DEFINITIONS[name](before, sign * MAGNITUDES[name][level])
-            ours = operate(before, Drawn(name, sign * OPERATIONS[name].magnitude(level, 9), (0.5, 0.5)))
+            ours = operate(before, Draw(name, sign * OPERATIONS[name].magnitude(level, 9), (0.5, 0.5)))
             np.testing.assert_array_equal(np.asarray(ours), np.asarray(expected), err_msg=f"{name} {sign * level}")
     np.testing.assert_array_equal(np.asarray(before), image, err_msg="the input has changed")
 
@@ -87,7 +87,7 @@ def test_cutout_covers_a_half_open_square_clipped_at_the_borders():
         for row in range(12):
             for column in range(17):
                 at = ((row + 0.5) / 12, (column + 0.5) / 17)
-                covered = np.asarray(operate(Image.fromarray(image), Drawn("cutout", float(side), at)))
+                covered = np.asarray(operate(Image.fromarray(image), Draw("cutout", float(side), at)))
                 half = side // 2
                 expected = image.copy()
                 expected[max(row - half, 0) : row + half, max(column - half, 0) : column + half] = (125, 122, 113)
@@ -119,7 +119,7 @@ def test_the_policies():
 
 
 # ------------------------------------------------------------------------------------------------------------ drawing
-def draws(policy: Policy, count: int, seed: int = 0) -> list[list[Drawn]]:
+def draws(policy: Policy, count: int, seed: int = 0) -> list[list[Draw]]:
     random = np.random.default_rng(seed)
     return [sample(policy, random) for _ in range(count)]
 

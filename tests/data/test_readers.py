@@ -7,7 +7,7 @@ from helpers.tables import data_settings
 from mlmoe_jax.data import readers
 from mlmoe_jax.data.images import ArrayImages, BadImage
 from mlmoe_jax.data.pipeline import build_loader
-from mlmoe_jax.data.readers import Readers, chosen, timed, untimed
+from mlmoe_jax.data.readers import Readers, plan, plan_for_few_images, seconds_per_image
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.files import MIB
 
@@ -17,12 +17,12 @@ SMALL = MIB  # bytes of a batch
 
 @pytest.fixture(autouse=True)
 def _nothing_timed(monkeypatch):
-    monkeypatch.setattr(readers, "_TIMED", {})
+    monkeypatch.setattr(readers, "_SECONDS", {})
 
 
 def choice(cores: int, *, milliseconds: float = 3, batch: int = SMALL, **changes) -> Readers:
     options = {"accelerator": True, "threads": AUTO, "workers": AUTO} | changes
-    return chosen(milliseconds / 1e3, cores, batch, **options)
+    return plan(milliseconds / 1e3, cores, batch, **options)
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def test_a_few_images_are_timed(monkeypatch):
         if row == 1:
             raise BadImage("cannot read it")
 
-    assert 0.02 <= timed(read, [0, 1, 2]) < 1
+    assert 0.02 <= seconds_per_image(read, [0, 1, 2]) < 1
     assert seen == [0, 0, 1, 2]
     monkeypatch.setattr(readers, "TIMED_SECONDS", 0.01)
-    timed(read, [5, 6])
+    seconds_per_image(read, [5, 6])
     assert seen[4:] == [5, 5], "a sample of large images ends early"
 
 
@@ -90,5 +90,5 @@ def test_a_loader_says_once_how_it_reads(capsys, monkeypatch):
 
 def test_few_images_are_read_without_timing(monkeypatch):
     monkeypatch.setattr(readers, "cores", lambda: 64)
-    assert untimed(AUTO, AUTO) == {"threads": 8, "workers": 0}
-    assert untimed(3, 2) == {"threads": 3, "workers": 2}
+    assert plan_for_few_images(AUTO, AUTO) == {"threads": 8, "workers": 0}
+    assert plan_for_few_images(3, 2) == {"threads": 3, "workers": 2}

@@ -22,7 +22,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import Decoding
-from mlmoe_jax.data.shards import QUALITY, Packer, Shard, written
+from mlmoe_jax.data.shards import QUALITY, Packer, Shard, write_shards
 from mlmoe_jax.data.sources.open import open_splits
 from mlmoe_jax.data.sources.packed import FORMAT, MANIFEST, UNFINISHED, PackedFile
 from mlmoe_jax.data.split import Split
@@ -82,7 +82,7 @@ def _write_missing(
     packer = Packer(str(folder), sources, config.pack.short_side, skip, decoding)
     workers = config.data.workers if config.data.workers >= 0 else cores()
     progress, saved = Progress("pack", len(shards), SHARD_IMAGES), time.monotonic()
-    with contextlib.closing(progress), contextlib.closing(written(packer, shards, workers)) as entries:
+    with contextlib.closing(progress), contextlib.closing(write_shards(packer, shards, workers)) as entries:
         for shard, entry in entries:
             manifest["splits"][shard.split]["shards"][shard.number] = entry
             progress.advance()

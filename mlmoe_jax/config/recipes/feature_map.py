@@ -30,16 +30,16 @@ def feature_map(
     """Return a config for a data set and a backbone, and the options read from `arg`.
 
     Args:
-        arg: Options: dataset, root, resolution, backbone, tune, preset, selection, and the options in `further`.
-        dataset: Default data set.
-        backbone: Default backbone; on `digits` it is vit_digits.
-        resolution: Default side of the images in pixels; on `digits` it is 64.
-        tune: Default of the option tune; see `tune_backbone`.
-        presets: The presets of the method, the default first.
-        **further: Other options with their defaults.
+      arg: options: dataset, root, resolution, backbone, tune, preset, selection, and the options in `further`.
+      dataset: default data set.
+      backbone: default backbone; on `digits` it is vit_digits.
+      resolution: default side of the images in pixels; on `digits` it is 64.
+      tune: default of the option tune; see `tune_backbone`.
+      presets: the presets of the method, the default first.
+      **further: other options with their defaults.
 
     Raises:
-        UserError: An option or a value is unknown.
+      UserError: an option or a value is unknown.
     """
     others = {"tune": tune, "preset": presets[0], **OPTION, **further}
     options = parse_arg(arg, dataset=dataset, root="", resolution=0, backbone="", **others)
@@ -60,9 +60,9 @@ def tune_backbone(config: ConfigDict, tune: str, *, frozen: tuple[tuple[str, boo
     """Set which parameters train; the setting follows the backbone.
 
     Args:
-        config: The config, which changes.
-        tune: yes, no, or auto, which tunes a CNN and freezes a ViT.
-        frozen: Rules for parts that stay frozen in a tuned backbone.
+      config: the config, which changes.
+      tune: yes, no, or auto, which tunes a CNN and freezes a ViT.
+      frozen: rules for parts that stay frozen in a tuned backbone.
     """
 
     def rules(name: str) -> tuple[tuple[str, bool], ...]:

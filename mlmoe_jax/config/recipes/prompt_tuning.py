@@ -35,14 +35,14 @@ def prompt_tuning(
     rate and the normalization follow the backbone and the image size, even if they change later.
 
     Args:
-        arg: Options: dataset, root, resolution, backbone, preset, selection (see `recipes.shared`), precision (a name
-            in PRECISIONS), and the options in `further`.
-        digits_rate: Learning rate on `digits`.
-        backbone: Default backbone on other data sets.
-        **further: Other options with their defaults.
+      arg: options: dataset, root, resolution, backbone, preset, selection (see `recipes.shared`), precision (a name
+        in PRECISIONS), and the options in `further`.
+      digits_rate: learning rate on `digits`.
+      backbone: default backbone on other data sets.
+      **further: other options with their defaults.
 
     Raises:
-        UserError: An option or a value is unknown.
+      UserError: an option or a value is unknown.
     """
     common = {"dataset": "coco2014", "root": "", "resolution": 0, "backbone": "", "preset": "code"}
     options = parse_arg(arg, **common, precision="auto", **OPTION, **further)

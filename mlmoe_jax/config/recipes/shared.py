@@ -32,13 +32,13 @@ def use_dataset(config: ConfigDict, name: str, root: str, resolution: int) -> No
     """Set a data set and its splits; the benchmarks select weights on the test split, as their papers do.
 
     Args:
-        config: The config, which changes.
-        name: digits, synthetic, or the name of a benchmark.
-        root: Folder of the data set.
-        resolution: Side of the images in pixels.
+      config: the config, which changes.
+      name: digits, synthetic, or the name of a benchmark.
+      root: folder of the data set.
+      resolution: side of the images in pixels.
 
     Raises:
-        UserError: The name is unknown.
+      UserError: the name is unknown.
     """
     config.data.name, config.data.root, config.data.image_size = name, root, resolution
     if name == "digits":
@@ -127,10 +127,10 @@ def follow(config: ConfigDict, key: str, compute: Callable[..., Any], *sources: 
     line of Python. Run folders store the value.
 
     Args:
-        config: A whole config, which changes.
-        key: The dotted key to set.
-        compute: Function of the values of `sources`.
-        *sources: Dotted keys.
+      config: a whole config, which changes.
+      key: the dotted key to set.
+      compute: function of the values of `sources`.
+      *sources: dotted keys.
     """
     references = [section.get_ref(leaf) for section, leaf in (_place(config, source) for source in sources)]
     value = compute(*(reference.get() for reference in references))
