@@ -26,7 +26,7 @@ CONFIG = section(
     "Everything that a run depends on.",
     seed=Integer(
         0,
-        "Seed of initial weights, the order of images, augmentation, dropout and the clustering of labels.",
+        "Seed of initial weights, image order, augmentation, dropout and label clustering.",
         least=0,
         most=2**32 - 1,
     ),
@@ -35,8 +35,8 @@ CONFIG = section(
     model=MODEL,
     init_from=Text(
         "",
-        "Where training starts: an official checkpoint (.pth, .npz or .safetensors) or the run folder of another run; "
-        "if it is empty, the pretrained backbone and random values.",
+        "Start of the training: an official checkpoint (.pth, .npz or .safetensors) or a run folder; if "
+        "empty, the pretrained backbone.",
     ),
     trainable=Rules(
         ((r"^backbone/", False), (r"", True)),

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping
 
 from mlmoe_jax.config.defaults import CONFIG, PLACE, SECTIONS, adapter_section, key_named, why_unknown
-from mlmoe_jax.config.keys import Choice, Key, Section
+from mlmoe_jax.config.keys import ANY, Choice, Flag, Key, Number, Rules, Section, Text, Texts
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.catalog import ADAPTERS
 
@@ -17,13 +17,16 @@ _WIDTH = 100
 _INTRODUCTION = """\
 # Configuration
 
-Every key of the config, in the order of the table that defines it. A config file sets keys as attributes,
-`config.optim.learning_rate = 3e-4`; the command line sets them as `--config.optim.learning_rate=3e-4`, with the values
-of a list separated by commas or as a Python tuple. `--help=optim` prints one section of this page,
-`--help=optim.learning_rate` one key, and `--help=config` the list of sections. Unless a key has a limit of its own, the
-largest integer is 1,000,000 and the largest other number 1,000,000,000.
+A config file sets keys as attributes, `config.optim.learning_rate = 3e-4`; the command line sets them as
+`--config.optim.learning_rate=3e-4`. Values of a list are separated by commas, or written as a Python tuple.
+`--help=optim` prints one section of this page, `--help=optim.learning_rate` one key, and `--help=config` the list of
+sections.
 
-This page is generated: `python -m mlmoe_jax.apps.cli.reference > docs/configuration.md`.
+The second column has the default, the unit, and the limits of a number or the choices of a name. Without another
+limit, numbers are at least 0 or above 0; integers are at most 1,000,000 and other numbers at most 1,000,000,000. Rules
+are ordered (regex, value) pairs over [parameter paths](architecture.md#parameter-paths).
+
+`python -m mlmoe_jax.apps.cli.reference > docs/configuration.md` writes this page.
 """
 
 
@@ -88,25 +91,44 @@ def _meanings(key: Key) -> Mapping[str, str]:
 # ------------------------------------------------------------------------------------------------------------ the page
 def page() -> str:
     """Return docs/configuration.md."""
-    parts = [_INTRODUCTION, _table("", CONFIG)]
+    parts = [_INTRODUCTION, *_table("", CONFIG)]
     for name, section in SECTIONS.items():
-        parts += [f"## {name}\n\n{section.doc}\n", _table(f"{name}.", section)]
+        parts += [f"## {name}\n\n{section.doc}\n", *_table(f"{name}.", section)]
         for adapter in ADAPTERS if name == PLACE else ():
             keys = adapter_section(adapter)
-            parts += [f"## {name}.{adapter}\n\n{keys.doc}\n", _table(f"{name}.{adapter}.", keys)]
+            parts += [f"## {name}.{adapter}\n\n{keys.doc}\n", *_table(f"{name}.{adapter}.", keys)]
     return "\n".join(parts)
 
 
-def _table(prefix: str, section: Section) -> str:
+def _table(prefix: str, section: Section) -> list[str]:
     rows = [_row(f"{prefix}{name}", key) for name, key in _keys(section).items()]
-    return "\n".join(["| key | takes | default | meaning |", "|---|---|---|---|", *rows, ""])
+    return ["| key | default | meaning |", "|---|---|---|", *rows, ""] if rows else []
 
 
 def _row(name: str, key: Key) -> str:
     default = f"`{key.text_of(key.default)}`" if key.text_of(key.default) else "empty"
-    meaning = "".join(f"<br>`{choice}`: {text}" for choice, text in _meanings(key).items())
-    cells = (f"`{name}`", _takes(key), default, f"{key.doc}{meaning}")
+    default = f"{default} {key.unit}" if key.unit else default
+    choices = {choice: "" if text == choice else f": {text}" for choice, text in _meanings(key).items()}
+    meaning = "".join(f"<br>`{choice}`{text}" for choice, text in choices.items())
+    cells = (f"`{name}`", "; ".join(filter(None, [default, _limits(key)])), f"{key.doc}{meaning}")
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _limits(key: Key) -> str:
+    """Return what a key takes in a few words, empty if the default or the meanings of the choices show it."""
+    if isinstance(key, Number):
+        return _interval(key)
+    return "" if _meanings(key) or isinstance(key, Flag | Texts | Rules) or type(key) is Text else key.takes
+
+
+def _interval(key: Number) -> str:
+    """Return the limits of a number, except that it is at least 0 or above 0."""
+    if key.least == ANY:
+        return "any"
+    lower = key.least if key.above is None else key.above
+    upper = f"< {key.below:g}" if key.most is None and key.below is not None else ""
+    upper = upper if key.most is None else f"≤ {key.most:,}"
+    return ", ".join(filter(None, [f"≥ {lower:g}" if lower else "", upper]))
 
 
 if __name__ == "__main__":

@@ -6,175 +6,160 @@ from mlmoe_jax.data.sources.open import SOURCES
 _DIFFICULT = {"negative": "as absent", "ignore": "not at all", "positive": "as present"}
 
 DATA = section(
-    "The data set: its location, its splits, and how its images are read.",
+    "The data set, and how its images are read.",
     name=Choice(
         "digits",
-        "Name of the data set; tfds:NAME stands for any data set of TFDS, such as tfds:coco/2014.",
+        "Data set; tfds:NAME is any data set of TFDS, such as tfds:coco/2014.",
         of=SOURCES,
     ),
     root=Text(
         "",
-        "Folder of the data set; digits and synthetic need none, and without it a published data set is read from "
-        "$MLMOE_DATA/NAME or else data/NAME, where NAME is data.name.",
+        "Folder of the data set; if empty, $MLMOE_DATA/NAME or data/NAME for a published data set, where "
+        "NAME is data.name.",
     ),
     table=Text(
         "{split}.csv",
-        "For csv, jsonl and coco_json: the file with the labels, below data.root, in which {split} stands for the name "
-        "of the split.",
+        "For csv, jsonl, coco_json: the file with the labels, below data.root; {split} stands for the split.",
     ),
     images=Text(
         "",
-        "For csv, jsonl and coco_json: the folder below data.root that the paths in the table are relative to; it may "
-        "contain {split}.",
+        "For csv, jsonl, coco_json: the folder of the images, below data.root; it may contain {split}.",
     ),
-    image_column=Text("image", "For csv and jsonl: the column, or key, that holds the path of the image."),
+    image_column=Text("image", "For csv, jsonl: the column, or key, with the path of the image."),
     label_column=Text(
         "labels",
-        "For csv and jsonl: the column, or key, that holds the label names; if it is empty, the table has one column "
-        "per class with 1, 0, or nothing for unknown.",
+        "For csv, jsonl: the column, or key, with the label names; if empty, a column per class has 1, "
+        "0, or nothing for unknown.",
     ),
-    labels=Integer(20_000, "For synthetic: the number of labels that its images can show.", above=0),
+    labels=Integer(20_000, "For synthetic: the number of labels.", above=0),
     separator=Text(";", "For csv: the text between two label names."),
     classes=Text(
         "",
-        "For csv, jsonl and vg500: a text file below data.root with one class per line; if it is empty, the classes "
-        "are the names in the table.",
+        "For csv, jsonl, vg500: a text file below data.root, one class per line; if empty, the names in the table.",
     ),
-    train_split=Text("train", "Name of the split to train on."),
-    val_split=Text("val", "Name of the split for model selection and early stopping; if it is empty, there is none."),
-    test_splits=Texts(("test",), "Names of the splits that are evaluated at the end of training."),
+    train_split=Text("train", "Split to train on."),
+    val_split=Text("val", "Split for selection and early stopping; if empty, there is none."),
+    test_splits=Texts(("test",), "Splits that are evaluated at the end of training."),
     val_fraction=Number(
         0.0,
-        "Fraction of the training split that is held out as data.val_split; 0 means that the data set has a validation "
-        "split of its own.",
+        "Fraction of the training split that is held out as data.val_split; 0 uses the data set's own split.",
         least=0,
         most=1,
     ),
     split_rule=Choice(
         "stratified",
-        "How the images that data.val_fraction holds out are drawn.",
+        "How the held-out images are drawn.",
         of={
-            "stratified": "each label has about the same share of its images in both parts, and at least one if it has "
-            "two (iterative stratification)",
-            "random": "regardless of their labels, as before this key existed",
+            "stratified": "each label has about the same share in both parts, and one image in each if it has two",
+            "random": "regardless of labels",
         },
     ),
     split_seed=Integer(
         0,
-        "Seed that draws these images, so that runs with different values of seed share them; -1 means seed, as before "
-        "this key existed.",
+        "Seed that draws the held-out images, for all values of seed; -1 means seed.",
         least=-1,
         most=2**32 - 1,
     ),
     image_size=Integer(64, "Side of the square images that the network gets.", above=0, most=8192, unit="pixels"),
     resize=Choice(
         "square",
-        "How evaluation, and training without augment.geometry, bring an image to its final size.",
+        "How an image is brought to this size, except by augment.geometry.",
         of={
-            "square": "resize to a square, whatever the aspect ratio",
+            "square": "resize, whatever the aspect ratio",
             "crop": "resize the short side, then crop the center",
         },
     ),
     crop_fraction=Number(
         0.875,
-        "For data.resize=crop: the side of the center crop as a fraction of the resized short side.",
+        "For resize=crop: the side of the crop as a fraction of the resized short side.",
         above=0,
         most=1,
     ),
-    reduced_decoding=Flag(
-        False, "Decode a large JPEG at 1/2, 1/4 or 1/8 of its size, which is faster but differs from the papers."
-    ),
+    reduced_decoding=Flag(False, "Decode large JPEGs at 1/2, 1/4 or 1/8 of their size: faster, but unlike the papers."),
     bad_images=Choice(
         "error",
-        "Treatment of an image that is missing or unreadable; with model.backbone.batch_norm=trainable, skip leaves "
-        "only missing images out of the training.",
-        of={"error": "stop with an error", "skip": "leave it out, and list it in the run folder"},
+        "Treatment of missing or unreadable images; with batch_norm=trainable, skip leaves out only missing ones.",
+        of={"error": "stop", "skip": "leave out, and list in the run folder"},
     ),
     truncated=Choice(
         "refuse",
-        "Treatment of a JPEG that is cut short; other formats are always refused.",
+        "Treatment of truncated JPEGs; other formats are always refused.",
         of={
-            "refuse": "it is unreadable",
-            "read": "read what is there and leave the rest gray, as ML-VPT's code does with LOAD_TRUNCATED_IMAGES",
+            "refuse": "unreadable",
+            "read": "read what is there, the rest gray, as ML-VPT's code does",
         },
     ),
     exif=Choice(
         "apply",
-        "Treatment of the orientation in an image's EXIF data; --mode=predict applies it unless this key is set there.",
-        of={"apply": "rotate the image upright", "ignore": "keep the stored rows, as the published codes do"},
+        "Treatment of the EXIF orientation; --mode=predict applies it unless this key is set there.",
+        of={"apply": "rotate upright", "ignore": "keep the stored rows, as the published codes do"},
     ),
-    difficult_train=Choice("negative", "How labels that are marked difficult count in training.", of=_DIFFICULT),
-    difficult_eval=Choice("negative", "How labels that are marked difficult count in metrics.", of=_DIFFICULT),
+    difficult_train=Choice("negative", "How difficult labels count in training.", of=_DIFFICULT),
+    difficult_eval=Choice("negative", "How difficult labels count in metrics.", of=_DIFFICULT),
     keep_empty=Flag(
         False,
-        "Keep images without any positive label in the published data sets, and those with only difficult labels that "
-        "count as absent; the user's own tables and folders always keep them.",
+        "Keep images without a positive label in the published data sets; own tables and folders always keep them.",
     ),
     cache_features=Choice(
         "no",
-        "Whether training reads features of a frozen backbone, computed once and kept in the cache folder, in place "
-        "of images, which must then not be augmented.",
+        "Train on features of a frozen backbone, computed once, without augmentation.",
         of={
-            "no": "the backbone encodes each image in every epoch",
-            "float32": "as they are computed, so that results are the same up to rounding",
-            "float16": "in half the space, rounded to 11 significant bits",
+            "no": "encode each image in every epoch",
+            "float32": "as computed",
+            "float16": "half the space, 11 significant bits",
         },
     ),
     cache=Choice(
         "none",
-        "Where training keeps decoded and resized images, which threads then read; not for random_resized_crop, nor "
-        "for multi_scale_crop without augment.margin.",
+        "Where training keeps decoded and resized images; not for random_resized_crop, nor for "
+        "multi_scale_crop without augment.margin.",
         of={
-            "none": "images are decoded whenever they are needed",
-            "disk": "in the cache folder, also for later runs on the same files and size",
+            "none": "nowhere",
+            "disk": "in the cache folder, also for later runs",
         },
     ),
     workers=AutoInteger(
         AutoInteger.AUTO,
-        "Number of processes that decode, resize and augment images; 0 means threads of the main process, and auto "
-        "starts processes only for an accelerator that threads on all cores could not feed; --mode=pack takes one per "
-        "core for auto.",
+        "Processes that read images; 0 means threads, auto starts processes only if threads cannot feed "
+        "an accelerator, and one per core for --mode=pack.",
         least=0,
     ),
     threads=AutoInteger(
         AutoInteger.AUTO,
-        "Number of reading threads in each of these processes; auto means as many as the cores, the size of a batch "
-        "and a few timed images allow.",
+        "Reading threads per process; auto depends on the cores, the batch size and a few timed images.",
         above=0,
     ),
 )
 
 
 def _jitter(what: str) -> Number:
-    doc = f"Strength of {what} jitter s, with a factor drawn uniformly from 1 − s to 1 + s."
+    doc = f"Strength s of {what} jitter: a factor from 1 − s to 1 + s."
     return Number(0.0, doc, least=0, most=1)
 
 
 AUGMENT = section(
-    "Augmentation of training images, applied in the order of these keys.",
+    "Augmentation of training images, in the order of these keys.",
     geometry=Choice(
         "none",
         "How a training image is cropped and resized.",
         of={
-            "none": "as data.resize does it",
-            "random_resized_crop": "a random part of the image, resized",
+            "none": "as data.resize does",
+            "random_resized_crop": "a random part, resized",
             "multi_scale_crop": "one of several sizes and places, as in ML-GCN",
         },
     ),
-    crop_scale=Interval(
-        (0.08, 1.0), "For random_resized_crop: the smallest and the largest fraction of the image's area to crop."
-    ),
+    crop_scale=Interval((0.08, 1.0), "For random_resized_crop: the smallest and the largest fraction of the area."),
     margin=Integer(
         0,
-        "For multi_scale_crop: how much larger than data.image_size the image is resized to a square before the crop; "
-        "0 skips this resize, and ADD-GCN takes 64.",
+        "For multi_scale_crop: resize to a square this much larger than data.image_size before the crop; "
+        "0 does not resize, and ADD-GCN takes 64.",
         least=0,
         unit="pixels",
     ),
-    flip=Flag(False, "Flip an image left to right with probability 1/2."),
+    flip=Flag(False, "Flip left to right with probability 1/2."),
     shift=Number(
         0.0,
-        "Largest translation in each direction as a fraction of the side; border pixels are repeated.",
+        "Largest translation as a fraction of the side; border pixels are repeated.",
         least=0,
         most=1,
     ),
@@ -183,39 +168,39 @@ AUGMENT = section(
     saturation=_jitter("saturation"),
     hue=Number(
         0.0,
-        "Strength of hue jitter s, with a turn drawn uniformly from −s to s of the circle of colors.",
+        "Strength s of hue jitter: a turn from −s to s of the color circle.",
         least=0,
         most=0.5,
     ),
     jitter_order=Choice(
         "fixed",
-        "The order of contrast, brightness, saturation and hue.",
-        of={"fixed": "this one", "random": "drawn for each image, as in torchvision's ColorJitter"},
+        "Order of contrast, brightness, saturation and hue.",
+        of={"fixed": "this order", "random": "drawn per image, as in torchvision's ColorJitter"},
     ),
     cutout=Number(
         0.0,
-        "Side of the square that cutout covers as a fraction of the image's side; 0 is off, and ML-VPT takes 0.5.",
+        "Side of the square that cutout covers as a fraction of the image's side; 0 is off, ML-VPT takes 0.5.",
         least=0,
         most=1,
     ),
     randaugment=Choice(
         "none",
-        "Which RandAugment policy is applied.",
+        "RandAugment policy.",
         of={
-            "none": "no operations",
-            "uda": "the operations and strengths of ML-VPT's code",
+            "none": "off",
+            "uda": "operations and strengths of ML-VPT's code",
             "standard": "the published policy",
         },
     ),
-    randaugment_ops=Integer(2, "For randaugment=standard: the number of operations per image.", above=0),
-    randaugment_magnitude=Integer(9, "For randaugment=standard: the strength of each operation.", least=0, most=10),
+    randaugment_ops=Integer(2, "For randaugment=standard: operations per image.", above=0),
+    randaugment_magnitude=Integer(9, "For randaugment=standard: strength of each operation.", least=0, most=10),
 )
 
 PACK = section(
     "How --mode=pack stores a data set in shards.",
     short_side=Integer(
         0,
-        "Larger images are stored as JPEG with this short side; 0 stores every file unchanged.",
+        "Short side of the JPEGs that larger images are stored as; 0 stores every file unchanged.",
         least=0,
         unit="pixels",
     ),

@@ -4,26 +4,26 @@ from mlmoe_jax.config.keys import Choice, Flag, Integer, Number, Text, section
 from mlmoe_jax.models.catalog import HEADS
 
 DECODER = section(
-    "For query and routed_experts: learned queries that read the tokens of the image through a transformer.",
+    "For query and routed_experts: learned queries that read the image tokens through a transformer.",
     style=Choice(
         "dr_moe",
-        "The decoder of which paper, apart from its sizes.",
+        "Architecture, by paper.",
         of={
-            "dr_moe": "a transformer on the queries, with sines added to the patches once",
-            "independent": "as dr_moe, without self-attention between queries, for many labels",
-            "q2l": "queries and sines added in every layer, no self-attention between queries",
-            "q2l_self_attention": "as q2l, with self-attention, which flags of the authors' code keep",
+            "dr_moe": "a transformer on the queries, sines added to the patches once",
+            "independent": "dr_moe without self-attention between queries, for many labels",
+            "q2l": "queries and sines added in every layer, without self-attention between queries",
+            "q2l_self_attention": "q2l with self-attention, as flags of the authors' code",
             "ml_decoder": "fixed queries, LN(x + dropout(x)) for their self-attention, a projection with ReLU",
         },
     ),
-    width=Integer(512, "Width of the tokens in the decoder; 0 means the backbone's.", least=0, most=65_536),
-    heads=Integer(8, "Number of attention heads.", above=0, most=1_024),
-    hidden=Integer(2048, "Width of the hidden layer in the feed-forward networks.", above=0, most=65_536),
-    encoder_layers=Integer(2, "Number of encoder layers.", least=0, most=100),
-    decoder_layers=Integer(2, "Number of decoder layers.", above=0, most=100),
+    width=Integer(512, "Width of the tokens; 0 means the backbone's.", least=0, most=65_536),
+    heads=Integer(8, "Attention heads.", above=0, most=1_024),
+    hidden=Integer(2048, "Hidden width of the feed-forward networks.", above=0, most=65_536),
+    encoder_layers=Integer(2, "Encoder layers.", least=0, most=100),
+    decoder_layers=Integer(2, "Decoder layers.", above=0, most=100),
     queries=Integer(
         0,
-        "For query: the number of learned queries; 0 means one per label, and fewer are shared by groups of labels.",
+        "For query: learned queries; 0 means one per label, fewer are shared by groups of labels.",
         least=0,
     ),
     dropout=Number(0.1, "Dropout rate of all layers.", least=0, most=1),
@@ -35,26 +35,24 @@ ROUTING = section(
         "relu_linear",
         "Architecture of an expert.",
         of={
-            "relu_linear": "one linear layer and ReLU, as DR-MoE prints it",
-            "ffn": "a feed-forward network with one hidden layer",
-            "ffn_relu": "a feed-forward network with a ReLU on its output",
+            "relu_linear": "a linear layer and ReLU, as DR-MoE prints it",
+            "ffn": "one hidden layer",
+            "ffn_relu": "one hidden layer, ReLU on the output",
         },
     ),
-    expert_hidden=Integer(
-        256, "Width of the hidden layer of an expert, which is the output of relu_linear.", above=0, most=65_536
-    ),
-    shared_experts=Integer(4, "Number of experts that all labels share.", least=0, most=4_096),
-    task_experts=Integer(1, "Number of experts that belong to one label only, per label.", least=0, most=4_096),
+    expert_hidden=Integer(256, "Hidden width of an expert; the output width of relu_linear.", above=0, most=65_536),
+    shared_experts=Integer(4, "Experts that all labels share.", least=0, most=4_096),
+    task_experts=Integer(1, "Experts of each label alone.", least=0, most=4_096),
     gate=Choice(
         "mlp",
         "How the weights of the experts are computed.",
         of={
-            "mlp": "by a network with one hidden layer (DR-MoE)",
-            "linear": "by a linear layer (HSQ)",
-            "static": "learned directly, the same for every image",
+            "mlp": "one hidden layer (DR-MoE)",
+            "linear": "a linear layer (HSQ)",
+            "static": "learned, equal for every image",
         },
     ),
-    gate_hidden=Integer(256, "For gate=mlp: the width of its hidden layer.", above=0, most=65_536),
+    gate_hidden=Integer(256, "For gate=mlp: the hidden width.", above=0, most=65_536),
     gate_share=Choice("per_label", "Whether each label has its own gate.", of=("per_label", "shared")),
     classifier=Choice(
         "per_label",
@@ -65,63 +63,61 @@ ROUTING = section(
         "maximize",
         "Direction of the entropy penalty on the gates.",
         of={
-            "maximize": "raise their entropy, as the text of DR-MoE describes it",
-            "paper": "lower their entropy, the sign that DR-MoE prints",
+            "maximize": "raise the entropy, as the text of DR-MoE says",
+            "paper": "lower the entropy, the sign that DR-MoE prints",
             "off": "no penalty",
         },
     ),
-    entropy_weight=Number(0.01, "Weight of the entropy penalty in the loss.", least=0),
+    entropy_weight=Number(0.01, "Weight of the penalty in the loss.", least=0),
 )
 
 GRAPH = section(
     "For ml_gcn and add_gcn: a graph of the labels.",
-    hidden=Integer(1024, "Width of the hidden layer of the graph network.", above=0, most=65_536),
-    transpose=Flag(True, "For ml_gcn: transpose the graph as the authors' code does, unlike the formula of the paper."),
+    hidden=Integer(1024, "Hidden width of the graph network.", above=0, most=65_536),
+    transpose=Flag(True, "For ml_gcn: transpose the graph, as the authors' code does, unlike the paper."),
     word_vectors=Text(
         "",
-        "For ml_gcn: a text file of word vectors such as GloVe's; if it is empty, vectors are computed from the "
-        "training labels.",
+        "For ml_gcn: a text file of word vectors such as GloVe's; if empty, vectors are computed from "
+        "the training labels.",
     ),
-    vector_width=Integer(
-        300, "For ml_gcn: the width of the vectors that are computed from the labels.", above=0, most=65_536
-    ),
+    vector_width=Integer(300, "For ml_gcn: the width of the computed vectors.", above=0, most=65_536),
 )
 
 SEQUENCE = section(
     "For cnn_rnn: an LSTM that predicts the labels one after the other.",
     embedding=Integer(64, "Width of the label embedding.", above=0, most=65_536),
     hidden=Integer(512, "Width of the LSTM's state.", above=0, most=65_536),
-    max_labels=Integer(20, "Largest number of labels per sequence, in training and in search.", above=0, most=1_000),
+    max_labels=Integer(20, "Labels per sequence, in training and in search.", above=0, most=1_000),
 )
 
 HEAD = section(
-    "The part of the model that turns the backbone's features into a logit per label.",
+    "The part of the model that turns features into a logit per label.",
     kind=Choice(
         "linear",
-        "Which head is used: group_experts is ML-VPT's, group_linear is GVPT's, query serves Q2L and ML-Decoder, and "
+        "Head: group_experts is ML-VPT's, group_linear GVPT's, query serves Q2L and ML-Decoder, and "
         "routed_experts serves DR-MoE, HSQ and, with group prompts, MLMoE.",
         of=HEADS,
     ),
     pool=Choice(
         "cls",
-        "For linear: which tokens are classified.",
+        "For linear: what is classified.",
         of={
             "cls": "the class token",
             "patches": "every patch, then a smooth maximum",
             "both": "the mean of both",
-            "mean": "the mean of prompts and patches, as the code of VPT, GateVPT and E2VPT does on MAE",
+            "mean": "the mean of prompts and patches, as VPT, GateVPT and E2VPT do on MAE",
         },
     ),
-    expert_hidden=Integer(5, "For group_experts: the width of the hidden layer of an expert.", above=0, most=65_536),
+    expert_hidden=Integer(5, "For group_experts: the hidden width of an expert.", above=0, most=65_536),
     activation=Choice(
         "gelu",
-        "For group_experts: the activation function of the experts.",
+        "For group_experts: the activation of the experts.",
         of={"gelu": "the exact GELU (code)", "relu": "ReLU (paper)"},
     ),
     gates_of=Choice(
         "label",
-        "For group_experts: whether each label has its own gate.",
-        of={"label": "one gate per label", "group": "one gate per label group, strategy 1 of the paper's ablation"},
+        "For group_experts: what has a gate.",
+        of={"label": "each label", "group": "each label group, strategy 1 of the paper"},
     ),
     gate_bias=Choice(
         "unused",
@@ -131,9 +127,9 @@ HEAD = section(
     combine=Choice(
         "mean_logit",
         "For two sides: how their predictions are combined.",
-        of={"mean_logit": "the mean of the logits (code)", "mean_probability": "the mean of the probabilities (paper)"},
+        of={"mean_logit": "mean of the logits (code)", "mean_probability": "mean of the probabilities (paper)"},
     ),
-    shared_classifier=Flag(False, "For group_experts: use one classifier for both sides, as printed (ML-VPT, eq. 16)."),
+    shared_classifier=Flag(False, "For group_experts: one classifier for both sides, as printed (ML-VPT, eq. 16)."),
     decoder=DECODER,
     routing=ROUTING,
     graph=GRAPH,

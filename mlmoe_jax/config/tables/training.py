@@ -4,32 +4,31 @@ from mlmoe_jax.config.keys import ANY, Choice, Flag, Integer, Number, Rules, Sha
 from mlmoe_jax.models.catalog import LOSSES
 
 TERMS = section(
-    "Weights of the terms that the head gives: cls and patches of linear; map and graph of add_gcn; co and dc of the "
-    "group heads, and co_gate and dc_gate of group_experts.",
-    further=Number(0.0, "Weight of a further term that the head gives.", least=ANY),
-    logits=Number(1.0, "Weight of the loss of the final logits, which every head gives.", least=ANY),
+    "Weights of the head's terms: cls and patches of linear; map and graph of add_gcn; co and dc of "
+    "the group heads, co_gate and dc_gate of group_experts.",
+    further=Number(0.0, "Weight of a further term of the head.", least=ANY),
+    logits=Number(1.0, "Weight of the loss of the final logits.", least=ANY),
 )
 
 LOSS = section(
-    "The training loss: a loss per image and label, reduced to one number, and summed over weighted terms.",
+    "A loss per image and label, reduced to one number and summed over weighted terms.",
     kind=Choice(
         "asymmetric",
-        "Loss function per image and label, such as the asymmetric loss (ASL) or binary cross-entropy (bce); softmax "
-        "needs exactly one label per image.",
+        "Loss function: asymmetric is ASL, bce binary cross-entropy; softmax needs exactly one label per image.",
         of=LOSSES,
     ),
-    gamma_neg=Number(2.0, "For asymmetric: the focusing exponent of negative labels.", least=0),
-    gamma_pos=Number(0.0, "For asymmetric: the focusing exponent of positive labels.", least=0),
-    clip=Number(0.0, "For asymmetric: the probability margin of negative labels.", least=0, below=1),
-    eps=Number(1e-5, "For asymmetric: the lowest probability in a logarithm.", above=0),
-    gamma=Number(2.0, "For focal: the focusing exponent of all labels.", least=0),
-    detach=Flag(True, "For asymmetric and focal: let no gradient pass through the focusing weight."),
+    gamma_neg=Number(2.0, "For asymmetric: focusing exponent of negative labels.", least=0),
+    gamma_pos=Number(0.0, "For asymmetric: focusing exponent of positive labels.", least=0),
+    clip=Number(0.0, "For asymmetric: probability margin of negative labels.", least=0, below=1),
+    eps=Number(1e-5, "For asymmetric: lowest probability in a logarithm.", above=0),
+    gamma=Number(2.0, "For focal: focusing exponent of all labels.", least=0),
+    detach=Flag(True, "For asymmetric, focal: no gradient through the focusing weight."),
     positive_weight=Number(
         1.0,
-        "For bce: the factor of positive labels; 0 means the ratio of negatives to positives of each training label.",
+        "For bce: factor of positive labels; 0 means negatives / positives of each training label.",
         least=0,
     ),
-    reduce=Choice("mean", "How the losses of all images and labels become one number.", of=("mean", "sum")),
+    reduce=Choice("mean", "How the losses of images and labels become one number.", of=("mean", "sum")),
     scale=Number(1000.0, "Factor of the reduced loss.", above=0),
     terms=TERMS,
 )
@@ -38,110 +37,101 @@ OPTIM = section(
     "The optimizer, its learning rate, and exceptions by parameter path.",
     name=Choice(
         "adamw",
-        "Which optimizer is used.",
+        "Optimizer.",
         of={
-            "adamw": "Adam with decoupled weight decay",
-            "adam": "Adam with the decay added to the gradient",
-            "sgd": "SGD with momentum b1 and the decay added to the gradient",
-            "muon": "Muon for the matrices in muon_rules, AdamW for all other parameters",
+            "adamw": "decoupled weight decay",
+            "adam": "decay added to the gradient",
+            "sgd": "momentum b1, decay added to the gradient",
+            "muon": "Muon for the matrices in muon_rules, else AdamW",
         },
     ),
     learning_rate=Number(1e-3, "Peak of the learning rate.", above=0),
     schedule=Choice(
         "one_cycle",
-        "How the learning rate changes over the training.",
+        "How the learning rate changes.",
         of={
-            "one_cycle": "PyTorch's OneCycleLR, which cycles b1 as well",
+            "one_cycle": "PyTorch's OneCycleLR, which cycles b1 too",
             "cosine": "a cosine to 0",
             "constant": "constant",
             "multi_step": "divided by 10 at each milestone",
         },
     ),
-    warmup_steps=Integer(
-        0, "For all schedules but one_cycle: the length of a linear rise from 0.", least=0, unit="steps"
-    ),
-    milestones=Shares((0.6, 0.8), "For multi_step: the fractions of the training after which the learning rate falls."),
-    weight_decay=Number(1e-2, "Weight decay, which is multiplied by the learning rate.", least=0),
+    warmup_steps=Integer(0, "For all schedules but one_cycle: length of a linear rise from 0.", least=0, unit="steps"),
+    milestones=Shares((0.6, 0.8), "For multi_step: fractions of the training at which the learning rate falls."),
+    weight_decay=Number(1e-2, "Weight decay, multiplied by the learning rate.", least=0),
     b1=Number(
         0.9,
-        "Decay of the first moment, or the momentum of SGD; one_cycle replaces it by its cycle from 0.95 to 0.85 and "
-        "back.",
+        "Decay of the first moment, or momentum of SGD; one_cycle cycles it from 0.95 to 0.85 and back.",
         least=0,
         below=1,
     ),
     b2=Number(0.999, "Decay of the second moment.", least=0, below=1),
-    clip_norm=Number(
-        0.0, "Largest norm of all trainable gradients together, to which larger ones are scaled; 0 is off.", least=0
-    ),
-    rate_rules=Rules(
-        (), "Ordered factors of the learning rate by parameter path; the first match counts.", factors=True
-    ),
-    decay_rules=Rules(
-        (), "Ordered factors of the weight decay by parameter path; the first match counts.", factors=True
-    ),
+    clip_norm=Number(0.0, "Largest norm of all gradients; 0 is off.", least=0),
+    rate_rules=Rules((), "Factors of the learning rate by parameter path; the first match counts.", factors=True),
+    decay_rules=Rules((), "Factors of the weight decay by parameter path; the first match counts.", factors=True),
     muon_rules=Rules(
         ((r"^backbone/.*/kernel$", True), (r"", False)),
-        "For muon: which matrices it updates, by parameter path; the first match counts.",
+        "For muon: the matrices that it updates, by parameter path; the first match counts.",
     ),
 )
 
 EMA = section(
-    "The exponential moving average of the parameters, which is evaluated in addition to the raw ones.",
-    decay=Number(0.9997, "Decay per step; 0 keeps no moving average.", least=0, most=1),
+    "The exponential moving average of the parameters, evaluated beside the raw parameters.",
+    decay=Number(0.9997, "Decay per step; 0 keeps no average.", least=0, most=1),
 )
 
 TRAIN = section(
     "The training loop.",
     fit=Choice(
         "steps",
-        "How the values are found; for logistic, optim, ema, epochs and all else that is about steps have no effect, "
-        "and no split selects anything.",
+        "How parameters are fitted; logistic ignores all keys about steps (optim, ema, epochs, …), and "
+        "no split selects anything.",
         of={
-            "steps": "by steps of the optimizer on batches",
-            "logistic": "those of a linear classifier on cached features, by L2-penalized logistic regression to "
-            "convergence, with the penalty of the least cross-validated log loss",
+            "steps": "steps of the optimizer on batches",
+            "logistic": "L2-penalized logistic regression on cached features, with the penalty of the least "
+            "cross-validated log loss",
         },
     ),
-    epochs=Integer(40, "Number of passes over the training split.", above=0),
-    batch_size=Integer(64, "Number of images per step over all devices.", above=0),
+    epochs=Integer(40, "Passes over the training split.", above=0),
+    batch_size=Integer(64, "Images per step over all devices.", above=0),
     accumulate=Integer(
         1,
-        "Number of parts of a batch that are computed one after the other to save memory; with batch_norm=trainable, "
-        "the statistics are those of each part.",
+        "Parts of a batch that are computed one after the other, to save memory; batch_norm=trainable "
+        "takes statistics per part.",
         above=0,
     ),
     log_every=Integer(20, "Interval between two rows of the log.", above=0, unit="steps"),
     patience=Integer(
         0,
-        "Stop early if the best eval.select_metric of all weights and that of the raw weights are both older than this "
-        "and the EMA is below its best; 0 is off.",
+        "Stop early if the best eval.select_metric of all weights and of the raw weights are both older "
+        "than this, and the EMA is below its best; 0 is off.",
         least=0,
         unit="epochs",
     ),
     skip_nonfinite=Integer(
         0,
-        "Number of steps that are skipped if their loss or gradient is not finite: parameters and optimizer stay "
-        "unchanged; one more ends the training.",
+        "Steps with a loss or gradient that is not finite, which are skipped without an update; one more "
+        "ends the training.",
         least=0,
         unit="steps",
     ),
-    save_backbone=Flag(False, "Write backbone.safetensors, in float16, at the end of training."),
+    save_backbone=Flag(False, "Write backbone.safetensors, in float16, at the end."),
 )
 
 CHECKPOINT = section(
     "The checkpoints in the run folder.",
     every_epochs=Number(1.0, "Interval between two checkpoints; it may be a fraction.", above=0, unit="epochs"),
-    keep=Integer(2, "Number of the newest checkpoints that are kept.", above=0),
+    keep=Integer(2, "Newest checkpoints that are kept.", above=0),
     include_frozen=Choice(
         "auto",
-        "Whether the run folder stores the frozen weights too.",
-        of={"auto": "those that are in no published file", "always": "all", "never": "none"},
+        "Which frozen weights the run folder stores.",
+        of={"auto": "weights that no published file has", "always": "all", "never": "none"},
     ),
 )
 
 MESH = section(
-    "Number of devices along each axis of the mesh; at most one may be -1, which takes all that remain.",
-    data=Integer(-1, "Number of devices along the axis over which only batches are sharded.", least=-1),
-    fsdp=Integer(1, "Number of devices over which large parameters, and batches, are sharded.", least=-1),
-    expert=Integer(1, "Number of devices over which the labels of a head, and batches, are sharded.", least=-1),
+    "Devices along each axis of the mesh; at most one may be -1, which takes all that remain.",
+    data=Integer(-1, "Devices over which only batches are sharded.", least=-1),
+    fsdp=Integer(1, "Devices over which large parameters, and batches, are sharded.", least=-1),
+    expert=Integer(1, "Devices over which the labels of a head, and batches, are sharded.", least=-1),
 )
