@@ -172,12 +172,12 @@ def split(topology: str) -> tuple[str, list[int]]:
 
 def table(results: dict[tuple[str, str], dict], efficiency: float) -> str:
     """Return the table as Markdown, followed by the missing rows and the larger slices that were compiled."""
-    sizes = " / ".join(str(math.prod(split(topology)[1])) for topology in TOPOLOGIES[0])
+    smallest, *_, largest = (math.prod(split(topology)[1]) for topology in TOPOLOGIES[0])
     lines = [
         f"Assumed: {100 * efficiency:g} % of the peak. HBM, FLOPs and bytes are per chip and training step.",
         "",
         f"| training | chip | images per chip | HBM, GiB | GFLOPs | GB accessed | MB in collectives | compute, ms | "
-        f"communication, ms, on {sizes} chips | images/s on {sizes} chips | weak scaling to {sizes.split()[-1]} | "
+        f"communication, ms, {largest} chips | images/s, {smallest} / {largest} chips | weak scaling | "
         "images per chip for 90 % |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
@@ -210,13 +210,11 @@ def _line(result: dict, family: Sequence[str], efficiency: float) -> str:
     start = f"| {result['row']} | {split(family[0])[0]} | {result['images']} |"
     if not result["fits"]:
         return f"{start} does not fit: {hbm} | | | | | | | | |"
-    slices = [predict(result, topology, efficiency) for topology in family]
-    communication = " / ".join(f"{1e3 * of['communication']:.2f}" for of in slices)
-    speeds = " / ".join(f"{of['images_per_second']:,.0f}" for of in slices)
-    largest = slices[-1]
+    smallest, largest = (predict(result, topology, efficiency) for topology in (family[0], family[-1]))
     return (
         f"{start} {hbm} | {result['flops'] / 1e9:,.0f} | {result['bytes_accessed'] / 1e9:.1f} | "
-        f"{_moved(result) / 1e6:.2f} | {1e3 * largest['compute']:.2f} | {communication} | {speeds} | "
+        f"{_moved(result) / 1e6:.2f} | {1e3 * largest['compute']:.2f} | {1e3 * largest['communication']:.2f} | "
+        f"{smallest['images_per_second']:,.0f} / {largest['images_per_second']:,.0f} | "
         f"{100 * largest['efficiency']:.2f} % | {largest['least_images']} |"
     )
 
