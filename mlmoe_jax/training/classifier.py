@@ -1,4 +1,4 @@
-"""`train.fit=logistic`: the linear classifier of a run by logistic regression on its cached features."""
+"""`train.fit=logistic`: fit the linear classifier of a run by logistic regression on its cached features."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ KERNEL, BIAS = "head/classifier/kernel", "head/classifier/bias"
 
 
 def require_only_classifier(trainable: Collection[str], profile: Window | None) -> None:
-    """Raise UserError if the parameters to train are not those of a linear classifier, or if steps are to be traced."""
+    """Raise UserError if the trainable parameters are not exactly a linear classifier, or if steps are traced."""
     if other := sorted({KERNEL, BIAS} ^ set(trainable)):
         raise UserError(
-            f"train.fit=logistic finds the values of the linear classifier and no others, but config.trainable differs "
+            f"train.fit=logistic trains the linear classifier and nothing else, but config.trainable differs "
             f"in {other[0]}; set train.fit=steps"
         )
     if profile is not None:
-        raise UserError("--profile traces steps, and train.fit=logistic takes none; leave one of them out")
+        raise UserError("--profile traces steps, and train.fit=logistic has no steps; leave out one of the two")
 
 
 def fit_classifier(
     experiment: Experiment, state: TrainState, selection: Selection, manager: ocp.CheckpointManager
 ) -> SplitScores:
-    """Fit the classifier unless the run is finished, and save it; `selection` then has its values.
+    """Fit the classifier and save it, unless the run is finished; `selection` then has its values.
 
-    Returns the training images with the scores of the fits that did not see them. Every process computes the same.
+    Returns the scores of the training images, each by the fit without the image. Every process computes everything.
     """
     if int(state.step) and (experiment.folder / SCORES).exists():
         return read_scores(experiment.folder)[OUT_OF_FOLD]
@@ -49,23 +49,22 @@ def fit_classifier(
     features, read = read_features(split.features)
     experiment.skipped.rows.update(np.flatnonzero(~read).tolist())
     status(f"fitting {len(split.classes):,} labels on {len(features):,} images by logistic regression")
-    options = {"difficult": config.data.difficult_train, "seed": config.seed}
-    found = fit_logistic(features, split.labels[read], **options)
-    tried = f"{min(found.losses):.1g} to {max(found.losses):.1g}"
-    status(f"C={found.penalty:.3g} has the least log loss of {tried}: {found.losses[found.penalty]:.4f} out of fold")
+    fit = fit_logistic(features, split.labels[read], difficult=config.data.difficult_train, seed=config.seed)
+    penalties = f"{min(fit.losses):.1g} to {max(fit.losses):.1g}"
+    status(f"C={fit.penalty:.3g} has the least log loss of {penalties}: {fit.losses[fit.penalty]:.4f} out of fold")
 
-    values = {KERNEL: jnp.asarray(found.kernel), BIAS: jnp.asarray(found.bias)}
+    values = {KERNEL: jnp.asarray(fit.kernel), BIAS: jnp.asarray(fit.bias)}
     placed = experiment.steps.place(values)
     state = state.replace(step=state.step + 1, trainable=placed, ema=copied({**placed, **state.stats}))
     selection.keep(1, "raw", "", copied(state.raw()))
     save_progress(experiment, manager, 1, state, selection)
     scores = np.full(split.labels.shape, np.nan)
-    scores[read] = probabilities(found.logits_outside)
+    scores[read] = probabilities(fit.logits_outside)
     return SplitScores(OUT_OF_FOLD, np.asarray(split.ids, str), scores, split.labels)
 
 
 def read_features(table: FeatureTable) -> tuple[Float32[np.ndarray, "n d"], Bool[np.ndarray, " rows"]]:
-    """Return the features of the images that could be read, and whether each of all images could be."""
+    """Return the features of the readable images, and a mask of the readable images."""
     (kind,) = table.kinds
     rows = [table[row] for row in range(table.rows)]
     return np.stack([row[kind] for row in rows if row]).astype(np.float32), np.array([row is not None for row in rows])

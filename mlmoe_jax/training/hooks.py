@@ -1,4 +1,4 @@
-"""The bookkeeping around the steps of a training; each concern is a hook, and hooks are equals in a list."""
+"""The bookkeeping around the steps of a training: a list of hooks, one per concern."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _norm = jax.jit(optax.tree.norm)
 
 
 class Hook:
-    """Reacts to the events of a training; by default to none."""
+    """Reacts to the events of a training; by default it does nothing."""
 
     def before_step(self, step: int, state: TrainState, batch: Mapping[str, jax.Array]) -> None:
         """Called before each step, which donates the state."""
 
     def after_step(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
-        """Called when a step has been dispatched; its metrics are still on the device."""
+        """Called after a step has been dispatched; its metrics are still on the device."""
 
     def before_evaluation(self) -> None:
         """Called before the state is evaluated."""
@@ -55,7 +55,7 @@ class Hook:
 
 
 class Hooks:
-    """A list of hooks: `hooks.after_step(…)` calls this event of each, in order. The context closes them."""
+    """A list of hooks: `hooks.after_step(…)` calls `after_step` of each hook in order. The context closes the hooks."""
 
     def __init__(self, hooks: Sequence[Hook]):
         self.hooks = hooks
@@ -79,13 +79,13 @@ class Hooks:
 def training_hooks(
     experiment: Experiment, state: TrainState, manager: ocp.CheckpointManager, progress: Progress, *, finished: bool
 ) -> Hooks:
-    """Return the hooks of a training that continues from a state; finished: it takes no further step."""
+    """Return the hooks of a training that continues from a state; with `finished` no further step follows."""
     first, steps, folder = int(state.step), experiment.steps, experiment.folder
     unfinished = first < experiment.total_steps and not finished and distributed.is_first()
     trackers = open_trackers(folder, experiment.config, first) if unfinished else ()
     checks = Checks(experiment, manager, state)
     log = MetricLog(folder, steps.learning_rate, experiment.steps_per_epoch, trackers, checks.require_finite)
-    trace = Trace(steps.train_step, experiment.profile, folder, done=first, total=experiment.total_steps)
+    trace = Trace(steps.train_step, experiment.profile, folder, first=first, total=experiment.total_steps)
     return Hooks([Device(steps.train_step), trace, Log(experiment, log, progress), checks])
 
 
@@ -110,14 +110,14 @@ class Trace(Hook):
     Raises UserError if the window is not within the remaining steps, or the run folder is in an object store.
     """
 
-    def __init__(self, step: TrainStep, window: Window | None, folder: RunFolder, *, done: int, total: int):
+    def __init__(self, step: TrainStep, window: Window | None, folder: RunFolder, *, first: int, total: int):
         self._step, self._folder, self._program = step, folder, ""
         self._window = window if distributed.is_first() else None
         self._running = contextlib.ExitStack()
         if window is not None:
-            window.require(done, total)
+            window.require(first, total)
             if not folder.is_local:
-                raise UserError(f"--profile writes to a local run folder, and {folder} is not one")
+                raise UserError(f"--profile needs a local run folder, and {folder} is in an object store")
 
     def before_step(self, step, state, batch):
         window = self._window
@@ -141,7 +141,7 @@ class Trace(Hook):
 
 
 class Log(Hook):
-    """Writes the metric log and the progress; the row of a step is written while the device computes the next one."""
+    """Writes the metric log and the progress; the row of a step is written while the device computes the next step."""
 
     def __init__(self, experiment: Experiment, log: MetricLog, progress: Progress):
         self._experiment, self._log, self._progress = experiment, log, progress
@@ -174,11 +174,12 @@ class Log(Hook):
 class Checks(Hook):
     """Ends a training that has diverged, before its values are evaluated or saved, or whose checkpoints fail.
 
-    With `train.skip_nonfinite`, the compiled step leaves the state as it was before a step whose loss or gradient is
-    not finite, and the training only ends after more of them. Nothing is fetched from the device for this alone.
-    A loss can still be finite when the update that it led to is not sane: a rate that is far too high shows in the
-    parameters one step before it shows in the loss. So a state whose norm is more than DIVERGENCE_LIMIT times that of
-    the last checkpoint is not saved over it; norms below 1 count as 1.
+    With `train.skip_nonfinite`, the compiled step leaves the state unchanged if its loss or gradient is not finite, and
+    the training ends after more such steps. No value is fetched from the device for this check alone.
+
+    The loss of a step can be finite although its update is too large, so the norm of the parameters is checked too. A
+    state is not saved if its norm is more than DIVERGENCE_LIMIT times the norm at the last checkpoint; norms below 1
+    count as 1.
     """
 
     def __init__(self, experiment: Experiment, manager: ocp.CheckpointManager, state: TrainState):
@@ -202,7 +203,7 @@ class Checks(Hook):
         if not growth <= DIVERGENCE_LIMIT:
             raise UserError(
                 f"the norm of the parameters has grown {growth:.3g} times between steps {saved} and {step}; this state "
-                "is not saved, and the checkpoints before it are kept; lower config.optim.learning_rate and start in a "
+                "is not saved, and earlier checkpoints are kept; lower config.optim.learning_rate and start in a "
                 "new --workdir"
             )
         self._saved = step, norm
@@ -211,7 +212,7 @@ class Checks(Hook):
         checkpoint.require_written(self._manager, wait=True)
 
     def require_finite(self, metrics: Mapping[str, Any]) -> None:
-        """Raise UserError if more steps up to that of `metrics` were not finite than may be skipped."""
+        """Raise UserError if more steps, up to the step of `metrics`, were not finite than may be skipped."""
         allowed, skipped = self._experiment.config.train.skip_nonfinite, int(metrics.get("skipped_steps", 0))
         if skipped <= allowed and (allowed or _is_finite(metrics)):
             self._unseen.clear()
@@ -223,9 +224,9 @@ class Checks(Hook):
         more = f" and {len(rows) - _LISTED} more" if len(rows) > _LISTED else ""
         rate = float(self._experiment.steps.learning_rate(step - 1))
         name, what = ("gradient_norm", "norm of the gradient") if _is_finite(first, "loss") else ("loss", "loss")
-        count = f"{skipped} steps are, and train.skip_nonfinite={allowed} allows fewer; " if allowed else ""
-        kept = self._manager.latest_step()
-        state = "no checkpoint was written before it" if kept is None else f"the checkpoint of step {kept} is kept"
+        count = f"{skipped} steps are not finite, and train.skip_nonfinite={allowed} allows fewer; " if allowed else ""
+        newest = self._manager.latest_step()
+        state = "no checkpoint was written before it" if newest is None else f"the checkpoint of step {newest} is kept"
         raise UserError(
             f"the {what} is {float(first[name]):g} at step {step} (learning rate {rate:g}, images {listed}{more}); "
             f"{count}{state}; lower config.optim.learning_rate and start in a new --workdir, or let the same command "

@@ -1,7 +1,7 @@
-"""Where the values of a training come from: its own checkpoint, `config.init_from`, a pretrained backbone, or its seed.
+"""The origin of a training's initial values: its checkpoint, `config.init_from`, a pretrained backbone, or its seed.
 
 `config.init_from` is a checkpoint of the authors' PyTorch code, or another run, in a folder or shared on the hub. A run
-may have other labels: parameters of a label are matched by its name, and parameters without a counterpart keep their
+may have other labels: the parameters of a label are matched by name. Parameters without a counterpart keep their
 initial values and are listed.
 """
 
@@ -36,33 +36,33 @@ from mlmoe_jax.training.label_transfer import counterparts, report_labels, trans
 
 # ---------------------------------------------------------------------------------------------------------- origins
 def origin_of(config: ConfigDict, folder: RunFolder | None = None) -> Origin:
-    """Return where the values of a training come from, checked before anything that takes time.
+    """Return the origin of a training's initial values. It is checked before anything that takes time.
 
-    It is the first of these that exists: (1) the newest good checkpoint in the folder, (2) `config.init_from`, (3) the
+    It is the first of (1) the newest undamaged checkpoint in the folder, (2) `config.init_from`, (3) the
     pretrained backbone, (4) random values.
 
     Raises:
-      UserError: it is missing, or it does not fit the config.
+      UserError: the origin is missing or does not fit the config.
     """
-    given = config.init_from
+    location = config.init_from
     if folder is not None and has_checkpoint(folder):
         return Resumed(config, folder)
-    if not given:
+    if not location:
         require_weights(config)
         return Origin(config)
-    if given.endswith(CHECKPOINT_SUFFIXES) and not Path(given).is_dir():
-        return OfficialFile(config, Path(given))
-    if not run_folder(given).path.is_dir():
+    if location.endswith(CHECKPOINT_SUFFIXES) and not Path(location).is_dir():
+        return OfficialFile(config, Path(location))
+    if not run_folder(location).path.is_dir():
         kinds = f"{', '.join(CHECKPOINT_SUFFIXES[:-1])} or {CHECKPOINT_SUFFIXES[-1]}"
-        raise UserError(f"config.init_from is '{given}', which is neither a file in {kinds} nor a run folder")
-    return OtherRun(config, run_folder(given))
+        raise UserError(f"config.init_from is '{location}', which is neither a file in {kinds} nor a run folder")
+    return OtherRun(config, run_folder(location))
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The pretrained backbone that a config names, or its seed: (3) and (4) of `origin_of`.
+    """The pretrained backbone of a config, or its seed: (3) and (4) of `origin_of`.
 
-    resumes: a training continues, so its label space and progress are in its folder.
+    `resumes` means that a training continues, with the label space and progress in its folder.
     """
 
     config: ConfigDict
@@ -73,15 +73,16 @@ class Origin:
         return assemble(self.config, label_space)
 
     def _complete(self, parts: Parts, native: tuple[int, ...] | None) -> Parts:
-        """Return the parts of `init_from`; native: the shape of the backbone's own position table.
+        """Return the parts of `init_from`; `native` is the shape of the backbone's own position table.
 
-        Raises UserError if they train a table for another grid, or if values would be lost that no published file has.
+        Raises UserError if a table for another grid is trainable, or if unpublished values would be lost.
         """
         config, table = self.config, parts.trainable.get(POSITION_TABLE)
         if table is not None and table.shape != native:
             raise UserError(
-                f"config.init_from has a position table of {table.shape[1]} entries and the backbone one of "
-                f"{native[1]}; it cannot be trained, so put (r'^backbone/pos_embed$', False) first in config.trainable"
+                f"the position table of config.init_from has {table.shape[1]} entries, and the table of the backbone "
+                f"has {native[1]}, so it cannot be trained; put (r'^backbone/pos_embed$', False) first in "
+                "config.trainable"
             )
         if config.checkpoint.include_frozen == "never" and parts.unpublished:
             raise UserError(
@@ -93,7 +94,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class Resumed(Origin):
-    """The run in a folder: its frozen weights; all other values are ShapeDtypeStructs, restored from a checkpoint."""
+    """The run in a folder: its frozen weights, and ShapeDtypeStructs for the values of its checkpoint."""
 
     folder: RunFolder
     resumes = True
@@ -113,7 +114,7 @@ class OfficialFile(Origin):
             raise UserError(f"there is no weights file {self.path}")
         if head_of(self.config).needs_vectors and not self.config.model.head.graph.word_vectors:
             raise UserError(
-                "config.init_from is a checkpoint of ML-GCN, which was trained with GloVe vectors: name them with "
+                "config.init_from is a checkpoint of ML-GCN, which was trained with GloVe vectors; name the file with "
                 "model.head.graph.word_vectors"
             )
         map_file(self.path, whole=True)
@@ -129,7 +130,7 @@ class OfficialFile(Origin):
         if only_head:
             fill_backbone(model, config)
         for name, shape in masks.items():
-            getattr(model.prompts, name).set_value(shape)  # so that it gets the value that the config gives
+            getattr(model.prompts, name).set_value(shape)  # it gets the value of the config
         draw_missing(model, build)
         if report.sorted_labels:
             _reorder(model, label_space.names)
@@ -150,7 +151,7 @@ class OfficialFile(Origin):
 
 @dataclass(frozen=True)
 class OtherRun(Origin):
-    """Another run, whose labels may be others, in a folder or shared on the hub."""
+    """Another run, which may have other labels, in a folder or shared on the hub."""
 
     folder: RunFolder
 
@@ -177,15 +178,15 @@ class OtherRun(Origin):
         first, known = {**base.trainable, **base.frozen, **base.stats}, {**run.frozen, **restored.selected}
         match = counterparts(config, label_space, their_config, their_space, base.definition, run.definition)
         mine, others = ({path: v for path, v in each.items() if path not in fixed} for each in (first, known))
-        taken, left = transfer_parameters(mine, others, match)
-        step, count = restored.notes["step"], len(taken) + len(published)
+        transferred, skipped = transfer_parameters(mine, others, match)
+        step, count = restored.notes["step"], len(transferred) + len(published)
         status(f"init_from {folder}: {count} of {len(first)} parameters, as selected at step {step}")
         report_labels(match, label_space, their_space, grouped=prompts_of(config).uses_groups and match.same_groups)
-        for reason, paths in left.items():
+        for reason, paths in skipped.items():
             status(f"not transferred, {reason}: {', '.join(sorted(paths))}")
 
         trainable, frozen, stats = (
-            {path: taken.get(path, value) for path, value in values.items()}
+            {path: transferred.get(path, value) for path, value in values.items()}
             for values in (base.trainable, base.frozen, base.stats)
         )
         native = base.trainable.get(POSITION_TABLE)
@@ -211,7 +212,7 @@ def _reorder(model: Classifier, names: tuple[str, ...]) -> None:
 
 
 def _set_masks(config: ConfigDict) -> tuple[str, ...]:
-    """Return the names of the prompt masks whose values the config gives, as the levels of pruning do."""
+    """Return the names of the prompt masks with values in the config, such as the masks of a pruning level."""
     prompts = config.model.prompts
-    given = {"token_mask": prompts.kept_tokens, "segment_mask": prompts.kept_segments}
-    return tuple(name for name, value in given.items() if value) if prompts.pruning == "fixed" else ()
+    masks = {"token_mask": prompts.kept_tokens, "segment_mask": prompts.kept_segments}
+    return tuple(name for name, value in masks.items() if value) if prompts.pruning == "fixed" else ()

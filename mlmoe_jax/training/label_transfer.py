@@ -25,9 +25,12 @@ Axes = tuple[str | None, ...]
 class Counterparts:
     """How the parameters of two models correspond.
 
-    names, their_names: the labels of the two models. axes, their_axes: the names of the axes of their parameters by
-    path, see `ModelDef.axes`. same_head: both heads are of one kind. same_groups: the prompts have the same group
-    structure, or none. same_vectors: the common labels have the same word vectors.
+    Attributes:
+      names, their_names: the labels of the two models.
+      axes, their_axes: the names of the axes of their parameters by path, see `ModelDef.axes`.
+      same_head: both heads are of one kind.
+      same_groups: the prompts of both models have one group structure, or none.
+      same_vectors: the common labels have the same word vectors.
     """
 
     names: tuple[str, ...]
@@ -51,7 +54,7 @@ def counterparts(
     definition: ModelDef,
     their_definition: ModelDef,
 ) -> Counterparts:
-    """Return how two models correspond, given their configs, label spaces and structures."""
+    """Return how two models correspond, by their configs, label spaces and structures."""
     structures = [prompts_of(each).group_structure(each.model.prompts) for each in (config, their_config)]
     return Counterparts(
         space.names,
@@ -77,11 +80,17 @@ def _same_vectors(space: LabelSpace, their_space: LabelSpace) -> bool:
 
 
 def transfer_parameters(ours: Params, theirs: Params, match: Counterparts) -> tuple[Params, dict[str, list[str]]]:
-    """Return the new values of `ours`, in its types, and the paths of either model that are not transferred, by reason.
+    """Transfer parameters between two models.
 
-    ours, theirs: {path: value} of two models that correspond as in `match`.
+    Args:
+      ours: {path: value} of the model to fill.
+      theirs: {path: value} of the source.
+      match: how the two models correspond.
+
+    Returns:
+      the new values of `ours`, in its types, and {reason: paths of either model that are not transferred}.
     """
-    taken, left = {}, {}
+    transferred, skipped = {}, {}
     for path, value in ours.items():
         names = sum(match.axes_at(path), ())
         if path not in theirs:
@@ -95,12 +104,12 @@ def transfer_parameters(ours: Params, theirs: Params, match: Counterparts) -> tu
         else:
             mixed, reason = _transferred(path, value, theirs[path], match)
             if mixed is not None:
-                taken[path] = jnp.asarray(mixed, value.dtype)
+                transferred[path] = jnp.asarray(mixed, value.dtype)
                 continue
-        left.setdefault(reason, []).append(path)
+        skipped.setdefault(reason, []).append(path)
     if unused := [path for path in theirs if path not in ours]:
-        left["missing in this model"] = unused
-    return taken, left
+        skipped["missing in this model"] = unused
+    return transferred, skipped
 
 
 def _transferred(path: str, ours: jax.Array, theirs: jax.Array, match: Counterparts) -> tuple[np.ndarray | None, str]:
@@ -124,7 +133,7 @@ def _transferred(path: str, ours: jax.Array, theirs: jax.Array, match: Counterpa
 
 
 def _pairs(match: Counterparts, further: int) -> tuple[list[int], list[int]]:
-    """Return the indices of the common labels in both models, then those of the `further` entries after the labels."""
+    """Return the indices of the common labels in both models, then of the `further` entries after the labels."""
     place = {name: there for there, name in enumerate(match.their_names)}
     pairs = [(here, place[name]) for here, name in enumerate(match.names) if name in place]
     pairs += [(len(match.names) + extra, len(match.their_names) + extra) for extra in range(further)]
@@ -132,13 +141,13 @@ def _pairs(match: Counterparts, further: int) -> tuple[list[int], list[int]]:
 
 
 def _block(shape: Sequence[int], axes: Iterable[int], places: list[int]) -> tuple[np.ndarray, ...]:
-    """Return the index of `places` along each of `axes`, and of all entries along the other axes."""
+    """Return the index of `places` along `axes`, and of all entries along any other axis."""
     axes = tuple(axes)
     return np.ix_(*(places if axis in axes else range(size) for axis, size in enumerate(shape)))
 
 
 def report_labels(match: Counterparts, space: LabelSpace, their_space: LabelSpace, *, grouped: bool) -> None:
-    """Print the labels that are matched, new and left out, and with `grouped` those in another group than before."""
+    """Print the labels that are matched, new and left out, and with `grouped` the labels whose group changes."""
     known = [name for name in match.names if name in set(match.their_names)]
     new = [name for name in match.names if name not in set(known)]
     left_out = [name for name in match.their_names if name not in set(known)]

@@ -4,13 +4,13 @@ For each label the weights w and the intercept b minimize, as in scikit-learn,
 
     C · Σ_i log(1 + exp(−y_i (w·x_i + b))) + |w|²/2,    y_i = ±1,
 
-over the images whose label is known. This is convex, so that nothing depends on a start, a rate or a number of steps.
-One C is chosen for all labels: the one with the least mean log loss of the images outside each fold's fit (M. Stone,
+over the images whose label is known. The problem is convex, so the result depends on no start, rate or number of steps.
+All labels use one C, the value with the least mean log loss of the images outside each fold's fit (M. Stone,
 "Cross-validatory choice and assessment of statistical predictions", JRSS B 36, 1974).
 
-The features are first rotated onto the principal axes of the images, which changes no solution, because |w| stays the
-same. Fewer images than features then have fewer coordinates than images, and the Hessian is nearly diagonal, which
-preconditions the solver.
+The features are first rotated onto the principal axes of the images. This changes no solution, because it preserves
+|w|. With fewer images than features it leaves fewer coordinates than images, and the Hessian becomes nearly diagonal,
+which preconditions the solver.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.training.logistic_solver import solve
 
 FOLDS = 5
-FIRST, STEP = 1e-3, 10**0.5  # of C: where the search begins, and the factor to the next value
+FIRST, STEP = 1e-3, 10**0.5  # of C: the first value, and the factor to the next value
 LIMITS = 1e-9, 1e9  # of C
 PATIENCE = 3  # values of C without a lower loss before the search ends
 ROUGH, EXACT = 1e-2, 1e-4  # |Δw| / |w| of the last Newton step, in the search and at its result
@@ -38,10 +38,13 @@ NEGLIGIBLE = 1e-5  # singular values, relative to the largest, that float32 feat
 
 @dataclass(frozen=True)
 class LogisticFit:
-    """The classifiers of K labels on D features, and what the images say that had no part in a fit.
+    """The classifiers of K labels on D features.
 
-    logits_outside: those of each image by the fit without its fold. penalty: the chosen C. losses: C -> mean log loss
-    outside the folds, in nats.
+    Attributes:
+      kernel, bias: the classifiers.
+      logits_outside: the logits of each image by the fit without its fold.
+      penalty: the C with the least loss.
+      losses: C -> mean log loss of the images outside each fold's fit, in nats.
     """
 
     kernel: Float[np.ndarray, "d k"]
@@ -58,7 +61,14 @@ def fit_logistic(
 
     A label with one value only has no weights, see `logistic_solver.solve`.
 
-    codes, difficult: as in `data.split.targets`. seed: draws the folds. Raises UserError for fewer than two images.
+    Args:
+      features: one row per image.
+      codes: as in `data.split.targets`.
+      difficult: as in `data.split.targets`.
+      seed: draws the folds.
+
+    Raises:
+      UserError: there are fewer than two images.
     """
     if len(features) < 2:
         raise UserError(f"train.fit=logistic needs two images or more to choose its penalty, and has {len(features)}")
@@ -79,7 +89,7 @@ def fit_logistic(
 # ------------------------------------------------------------------------------------------------------------ rotation
 @dataclass(frozen=True)
 class Rotation:
-    """Features x = mean + axes · values, with orthonormal axes, as many as the centered features have dimensions."""
+    """Features x = mean + axes · values; the number of orthonormal axes is the rank of the centered features."""
 
     mean: Float[np.ndarray, " d"]
     axes: Float[np.ndarray, "d r"]
@@ -87,24 +97,24 @@ class Rotation:
 
 
 def rotate(features: Float[np.ndarray, "n d"]) -> Rotation:
-    """Return features on the principal axes of the images, the widest first."""
+    """Return features on the principal axes of the images, the axis with the largest variance first."""
     mean = features.mean(axis=0, dtype=np.float64)
     centered = (features - mean).astype(np.float32)
     if len(features) >= features.shape[1]:
         axes = eigh(centered.T @ centered, driver="evd")[1][:, ::-1]
-    else:  # the axes in the space of the images; float64, because their lengths divide
+    else:  # axes from the Gram matrix; float64, because they are divided by their lengths
         wide = centered.astype(np.float64)
         squares, vectors = eigh(wide @ wide.T, driver="evd")
-        kept = np.flatnonzero(squares > NEGLIGIBLE**2 * squares[-1])[::-1]
-        axes = wide.T @ (vectors[:, kept] / np.sqrt(squares[kept]))
+        used = np.flatnonzero(squares > NEGLIGIBLE**2 * squares[-1])[::-1]
+        axes = wide.T @ (vectors[:, used] / np.sqrt(squares[used]))
     return Rotation(mean, axes, (centered @ axes).astype(np.float32))
 
 
 # --------------------------------------------------------------------------------------------------------------- folds
 def stratified_folds(codes: Int[np.ndarray, "n k"], count: int, seed: int) -> Int[np.ndarray, " n"]:
-    """Return the fold of each image, 0 … count − 1: of one size, with equal shares of each label.
+    """Return the fold of each image, 0 … count − 1. The folds have one size, and equal shares of each label.
 
-    codes: as in `data.split`; only POSITIVE counts.
+    `codes` are as in `data.split`; only POSITIVE counts.
     """
     fold, rest = np.zeros(len(codes), np.int64), np.arange(len(codes))
     for number in range(count - 1):
@@ -118,7 +128,7 @@ def stratified_folds(codes: Int[np.ndarray, "n k"], count: int, seed: int) -> In
 # -------------------------------------------------------------------------------------------------------------- search
 @dataclass(frozen=True)
 class Point:
-    """The solutions for one penalty: of each label K and fit F, without one fold each and, at last, with all images."""
+    """The solutions for one penalty, of each label K and fit F. Fit f omits fold f; the last fit is on all images."""
 
     penalty: float
     weights: Float[np.ndarray, "r k f"]
@@ -127,7 +137,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Search:
-    """The data of a search for the penalty; values: rotated features, others as in `fit_logistic`."""
+    """The data of a search for the penalty: rotated features, targets, masks of known targets, and folds."""
 
     values: Float[np.ndarray, "n r"]
     label: Float[np.ndarray, "n k"]
@@ -136,7 +146,7 @@ class Search:
 
     @property
     def fits(self) -> int:
-        """The number of fits per label: one without each fold, and one with all images."""
+        """The number of fits per label: one without each fold, and one on all images."""
         return int(self.fold.max()) + 2
 
     def start(self) -> Point:
@@ -145,10 +155,10 @@ class Search:
         return Point(FIRST, np.zeros((width, labels, self.fits), np.float32), np.zeros((labels, self.fits), np.float32))
 
     def path(self, losses: dict[float, float]) -> Iterator[Point]:
-        """Yield the solutions for one C after the other, each from its neighbor's, and note their losses.
+        """Yield the solutions for one C after another, each started at the previous solution, and fill `losses`.
 
-        The first C is FIRST. Then the penalty becomes weaker, and if FIRST had the least loss, stronger, until PATIENCE
-        values have brought no lower loss.
+        C starts at FIRST and grows until PATIENCE values have brought no lower loss. If FIRST has the least loss, C
+        then falls from FIRST in this way.
         """
         first = point = self.start()
         for factor in (STEP, 1 / STEP):

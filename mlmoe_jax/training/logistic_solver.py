@@ -1,8 +1,8 @@
 """The minima of many logistic regressions at once, by Newton's method.
 
 The linear systems are solved by conjugate gradients (C.-J. Lin, R. C. Weng and S. S. Keerthi, "Trust region Newton
-method for large-scale logistic regression", JMLR 9, 2008), and a line search takes the place of the trust region. All
-labels and fits are columns of the same matrix products. N images, R features, K labels, F fits per label, P = K · F.
+method for large-scale logistic regression", JMLR 9, 2008), with a line search instead of a trust region. All labels and
+fits are columns of one matmul. N images, R features, K labels, F fits per label, P = K · F.
 """
 
 from __future__ import annotations
@@ -32,22 +32,29 @@ def solve(
 ) -> tuple[Float[Array, "r k f"], Float[Array, "k f"]]:
     """Return the weights and biases that minimize the objective of each label and fit.
 
-    That is C · Σ_i log(1 + exp(−y_i (w·x_i + b))) + |w|²/2 with y_i = ±1, over the images with a known label that are
-    not in fold f. If these have one value only, the weights stay as they are and the bias is the log odds ∓log(n + 1).
+    The objective is C · Σ_i log(1 + exp(−y_i (w·x_i + b))) + |w|²/2 with y_i = ±1, over the images with a known label
+    that are not in fold f. If their labels have one value only, the weights stay as they are and the bias is the log
+    odds ∓log(n + 1).
 
-    fold: of each image. penalty: C. weights, biases: where to start. tolerance: the last Newton step moves w by at most
-    this times |w|, and b by this times 1 + |b|.
+    Args:
+      values: rotated features.
+      label: 1 for positive labels.
+      known: 1 for known labels.
+      fold: the fold of each image.
+      penalty: C.
+      weights, biases: the start.
+      tolerance: the last Newton step changes w by at most tolerance · |w|, and b by tolerance · (1 + |b|).
     """
     images, fits = len(values), biases.shape[1]
     inside = fold[:, None] != jnp.arange(fits)
     counted = (known[:, :, None] * inside[:, None]).reshape(images, -1)
     target = jnp.repeat(label, fits, axis=1)
-    positive, of_all = (counted * target).sum(axis=0), counted.sum(axis=0)
-    fixed = (positive == 0) | (positive == of_all)
+    positives, total = (counted * target).sum(axis=0), counted.sum(axis=0)
+    fixed = (positives == 0) | (positives == total)
     odds = jnp.log(images + 1.0)
-    began = weights.reshape(len(weights), -1), jnp.where(fixed, jnp.where(positive > 0, odds, -odds), biases.ravel())
-    found = _newton(_Problem(values, target, counted, penalty), _Step(*began), fixed, tolerance)
-    return found.weights.reshape(weights.shape), found.biases.reshape(biases.shape)
+    first = weights.reshape(len(weights), -1), jnp.where(fixed, jnp.where(positives > 0, odds, -odds), biases.ravel())
+    last = _newton(_Problem(values, target, counted, penalty), _Step(*first), fixed, tolerance)
+    return last.weights.reshape(weights.shape), last.biases.reshape(biases.shape)
 
 
 class _Step(NamedTuple):
@@ -64,7 +71,7 @@ class _Step(NamedTuple):
 
 
 class _Problem(NamedTuple):
-    """The objectives of P columns; counted: 1 for the images of a column."""
+    """The objectives of P columns; `counted` is 1 for the images of a column."""
 
     values: Float[Array, "n r"]
     target: Float[Array, "n p"]
@@ -75,7 +82,7 @@ class _Problem(NamedTuple):
         return jnp.dot(self.values, at.weights, precision="highest") + at.biases
 
     def back(self, residuals: Float[Array, "n p"]) -> _Step:
-        """Return the transposed product: the derivative by weights and biases of Σ residuals · margins."""
+        """Return the transposed matmul: the derivative of Σ residuals · margins by weights and biases."""
         return _Step(jnp.dot(self.values.T, residuals, precision="highest"), residuals.sum(axis=0))
 
     def objective(self, margins: Float[Array, "n p"], norms: Float[Array, " p"]) -> Float[Array, " p"]:
@@ -84,40 +91,40 @@ class _Problem(NamedTuple):
 
 
 def _newton(problem: _Problem, at: _Step, fixed: Bool[Array, " p"], tolerance: Float[Array, ""]) -> _Step:
-    """Return the minima of all columns but the fixed ones."""
+    """Return the minima of all columns that are not fixed."""
 
     def continues(state) -> Bool[Array, ""]:
-        count, _, _, done = state
-        return (count < NEWTON) & ~done.all()
+        count, _, _, converged = state
+        return (count < NEWTON) & ~converged.all()
 
     def step(state):
-        count, at, margins, done = state
+        count, at, margins, converged = state
         shares = jax.nn.sigmoid(margins)
         gradient = problem.back(problem.penalty * problem.counted * (shares - problem.target))
         gradient = _Step(gradient.weights + at.weights, gradient.biases)
         curvature = problem.penalty * problem.counted * shares * (1 - shares)
-        direction = _conjugate_gradients(problem, curvature, gradient, done)
+        direction = _conjugate_gradients(problem, curvature, gradient, converged)
         change = problem.margins(direction)
         factor = _line_search(problem, at, direction, margins, change, gradient.dot(direction))
-        factor = jnp.where(done, 0, factor)
+        factor = jnp.where(converged, 0, factor)
         at, margins = at.plus(factor, direction), margins + factor * change
-        there = (direction.weights**2).sum(axis=0) <= tolerance**2 * (at.weights**2).sum(axis=0)
-        there &= jnp.abs(direction.biases) <= tolerance * (1 + jnp.abs(at.biases))
-        return count + 1, at, margins, done | there | (factor == 0)
+        small = (direction.weights**2).sum(axis=0) <= tolerance**2 * (at.weights**2).sum(axis=0)
+        small &= jnp.abs(direction.biases) <= tolerance * (1 + jnp.abs(at.biases))
+        return count + 1, at, margins, converged | small | (factor == 0)
 
     return jax.lax.while_loop(continues, step, (0, at, problem.margins(at), fixed))[1]
 
 
 def _conjugate_gradients(
-    problem: _Problem, curvature: Float[Array, "n p"], gradient: _Step, done: Bool[Array, " p"]
+    problem: _Problem, curvature: Float[Array, "n p"], gradient: _Step, converged: Bool[Array, " p"]
 ) -> _Step:
-    """Return the Newton directions −H⁻¹g; the squares of rotated values give the diagonal of H for equal curvatures.
+    """Return the Newton directions −H⁻¹g. With equal curvatures, the squares of rotated values give the diagonal of H.
 
-    The bias has no penalty, so its entry of H can vanish where all margins are large; it is kept above |g|/4.
+    The bias has no penalty, so its entry of H can vanish where all margins are large; its lower bound is |g|/4.
     """
     mean, squares = curvature.mean(axis=0), (problem.values**2).sum(axis=0)
-    of_bias = jnp.maximum(curvature.sum(axis=0), jnp.abs(gradient.biases) / 4 + TINY)
-    diagonal, added = _Step(squares[:, None] * mean + 1, of_bias), of_bias - curvature.sum(axis=0)
+    bias_curvature = jnp.maximum(curvature.sum(axis=0), jnp.abs(gradient.biases) / 4 + TINY)
+    diagonal, added = _Step(squares[:, None] * mean + 1, bias_curvature), bias_curvature - curvature.sum(axis=0)
     zero = jax.tree.map(jnp.zeros_like, gradient)
 
     def preconditioned(residual: _Step) -> _Step:
@@ -125,7 +132,7 @@ def _conjugate_gradients(
 
     def continues(state) -> Bool[Array, ""]:
         count, _, _, _, size = state
-        return (count < CONJUGATE) & ((size > RESIDUAL**2 * first) & ~done).any()
+        return (count < CONJUGATE) & ((size > RESIDUAL**2 * first) & ~converged).any()
 
     def step(state):
         count, at, residual, direction, size = state

@@ -1,4 +1,4 @@
-"""The training loop: from an empty run folder, or a checkpoint, to test metrics."""
+"""The training loop: from an empty run folder or a checkpoint to test metrics."""
 
 from __future__ import annotations
 
@@ -41,14 +41,12 @@ class Stopped(Exception):
 
 
 def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = None) -> Results:
-    """Train, or resume training, in a run folder.
-
-    A training starts from the values of `origin_of`.
+    """Train, or resume training, in a run folder. The initial values are from `origin_of`.
 
     Args:
-      config: of the training; it is not changed.
-      folder: of the run, new or not.
-      profile: steps to trace, which changes no results.
+      config: the config; it is not changed.
+      folder: the run folder, new or not.
+      profile: steps to trace. Tracing does not change the results.
 
     Returns:
       the metrics of each split, as fractions.
@@ -79,7 +77,7 @@ def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = Non
         if distributed.is_first():
             write_run_metadata(folder, config, experiment.label_space, preprocess, parts.frozen, parts.unpublished)
         state = experiment.steps.start(parts, resumes=origin.resumes)
-        del parts  # its values would occupy memory in addition to those of the state
+        del parts  # its values would occupy memory in addition to the state
         with checkpoint.open_manager(folder, keep=config.checkpoint.keep) as manager:
             state, selection = restore_progress(experiment, state, manager)
             outside = None
@@ -91,16 +89,16 @@ def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = Non
 
 
 def run_steps(experiment: Experiment, state: TrainState, selection: Selection, manager: ocp.CheckpointManager) -> None:
-    """Take all remaining steps; `selection` is updated.
+    """Take all remaining steps, and update `selection`.
 
-    The order within a step matters for an exact resume: the step; the row of an earlier step, while the device computes
-    this one; evaluation and selection; the row of this step and the checkpoint, if it is due; the stop, if requested.
+    An exact resume needs this order: the step; the row of an earlier step, while the device computes; evaluation and
+    selection; the row of the step and the checkpoint, if it is due; the stop, if requested.
     """
     step, stopping = int(state.step), False
     progress = Progress("train", experiment.total_steps, experiment.config.train.batch_size, first=step)
     batches = () if selection.finished else experiment.batches(step, progress)
     hooks = training_hooks(experiment, state, manager, progress, finished=selection.finished)
-    with hooks, stop_requests() as asked:
+    with hooks, stop_requests() as request:
         for step, batch in batches:
             hooks.before_step(step, state, batch)
             state, metrics = experiment.steps.train_step(state, batch)
@@ -108,14 +106,14 @@ def run_steps(experiment: Experiment, state: TrainState, selection: Selection, m
             if experiment.evaluates(step):
                 hooks.before_evaluation()
                 hooks.after_evaluation(evaluate(experiment, state, selection, step))
-            stopping = asked.agreed()
+            stopping = request.agreed()
             if experiment.saves(step) or selection.finished or stopping:
                 hooks.before_save(step, state)
                 save_progress(experiment, manager, step, state, selection)
             if selection.finished or stopping:
                 break
         hooks.finish()
-        if stopping or asked.agreed_at_end():  # a request may arrive while the last checkpoint is written
+        if stopping or request.agreed_at_end():  # a request may arrive while the last checkpoint is written
             raise Stopped(f"stopped at step {step} of {experiment.total_steps}; the same command resumes from there")
 
 
@@ -127,7 +125,7 @@ def evaluate(experiment: Experiment, state: TrainState, selection: Selection, st
     scored = score(experiment, kinds, state.frozen, experiment.eval_splits[name]) if name else {}
     measured = {kind: measure(scores, experiment.label_space, config) for kind, scores in scored.items()}
     results = {kind: values[metric] for kind, values in measured.items()}
-    # A run of an earlier version, which has selected already, continues as it began.
+    # A run of an earlier version may have selected with few positives, and continues to.
     few = few_positives(experiment.eval_splits[name].labels) if name and not selection.best else ""
     if config.eval.select_on == "none" or few:
         kind = list(kinds)[-1]
@@ -136,9 +134,9 @@ def evaluate(experiment: Experiment, state: TrainState, selection: Selection, st
         candidates = {kind: (result, copied(kinds[kind])) for kind, result in results.items()}
         selection.consider(step, name, candidates, patience=config.train.patience * epoch)
     if results:
-        shown = ", ".join(f"{kind} {100 * result:.2f}" for kind, result in results.items())
+        percent = ", ".join(f"{kind} {100 * result:.2f}" for kind, result in results.items())
         rough = f" (rough, so it selects nothing: {few})" if few else ""
-        status(f"step {step}, epoch {step / epoch:g}: {name} {metric} {shown} %{rough}")
+        status(f"step {step}, epoch {step / epoch:g}: {name} {metric} {percent} %{rough}")
     if selection.finished:
         status(f"stopping early: the best {metric} is more than train.patience={config.train.patience} epochs old")
     return {f"{name}/{kind}/{metric}": value for kind, values in measured.items() for metric, value in values.items()}
@@ -147,7 +145,11 @@ def evaluate(experiment: Experiment, state: TrainState, selection: Selection, st
 def finish(experiment: Experiment, selection: Selection, frozen: Params, outside: SplitScores | None = None) -> Results:
     """Evaluate the selected values on every evaluation split, fit thresholds if requested, and write all results.
 
-    outside: the scores of the training images by fits without them, a split of their own.
+    Args:
+      experiment: the training.
+      selection: the selected values.
+      frozen: the frozen values.
+      outside: the scores of `fit_classifier`, written as a split.
     """
     config, folder, names = experiment.config, experiment.folder, experiment.label_space.names
     if outside is None:
@@ -177,13 +179,13 @@ def finish(experiment: Experiment, selection: Selection, frozen: Params, outside
 def score(
     experiment: Experiment, candidates: Mapping[str, Params], frozen: Params, split: Split
 ) -> dict[str, SplitScores]:
-    """Return the scores of a split for each of the given values, in one pass over its images."""
+    """Return the scores of a split for each of `candidates`, in one pass over its images."""
     steps = experiment.steps
     return score_split(steps.eval_step, candidates, frozen, split, experiment.config, steps.mesh)
 
 
 def _backbone_file(values: Params) -> bytes:
-    """Return the file of a backbone; every process calls it, because arrays may be sharded over them."""
+    """Return the file of a backbone; every process calls it, because arrays may be sharded over the processes."""
     prefix = "backbone/"
     own = {path.removeprefix(prefix): value for path, value in values.items() if path.startswith(prefix)}
     return safetensors_bytes({path: np.asarray(value, np.float16) for path, value in distributed.to_host(own).items()})

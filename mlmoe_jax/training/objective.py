@@ -21,9 +21,12 @@ Objective = Callable[..., tuple[jax.Array, Metrics]]  # (prediction, batch, whol
 def make_objective(settings: ConfigDict, balance: Callable[[], jax.Array] | None = None) -> Objective:
     """Build the training loss from `config.loss`: a weighted sum over the named terms, plus the model's penalties.
 
-    The objective takes a prediction and its batch, and the whole batch if that batch is only a part of one; then the
-    losses of the parts add up to the loss of the whole batch.
-    balance: returns the weight of positives per label, f32[K], for losses with `positive_weight=0`.
+    The objective takes a prediction, its batch, and the whole batch if the batch is a part of it. The losses of the
+    parts then add up to the loss of the whole batch.
+
+    Args:
+      settings: `config.loss`.
+      balance: returns the weight of positives per label, f32[K], for losses with `positive_weight=0`.
     """
     per_element = LOSSES[settings.kind](settings, balance)
     weights = {name: weight for name, weight in settings.terms.items() if weight}
@@ -54,10 +57,7 @@ def make_objective(settings: ConfigDict, balance: Callable[[], jax.Array] | None
 
 
 def training_objective(config: ConfigDict, labels: np.ndarray) -> Objective:
-    """Return the training loss of a config.
-
-    labels: codes i8[N,K] of the training split, from which the weights of a balanced loss are computed.
-    """
+    """Return the training loss of a config; a balanced loss needs `labels`, the codes i8[N,K] of the training split."""
     return make_objective(config.loss, lambda: _negatives_over_positives(labels, config.data.difficult_train))
 
 

@@ -27,9 +27,9 @@ def one_cycle(peak: float, total_steps: int) -> tuple[Schedule, Schedule]:
     """Return one-cycle learning rate and beta1: PyTorch's OneCycleLR with pct_start=0.2 and its other defaults.
 
     The rate goes peak/25 → peak at step 0.2·total_steps − 1 (rarely an integer) → peak/25e4 at the last step,
-    total_steps − 1, and stays there. beta1 mirrors it, 0.95 → 0.85 → 0.95. Both are functions of the number of steps
-    already taken, to f32[], that work inside jit.
-    If 0.2·total_steps = 1, the first step is the peak (PyTorch divides by zero).
+    total_steps − 1, and stays there. beta1 goes 0.95 → 0.85 → 0.95 at these steps. Both are functions of the number of
+    steps taken, to f32[], and work inside jit. If 0.2·total_steps = 1, the first step is the peak (PyTorch divides by
+    zero).
     """
     last = float(total_steps - 1)
     top = 0.2 * total_steps - 1
@@ -50,11 +50,11 @@ def one_cycle(peak: float, total_steps: int) -> tuple[Schedule, Schedule]:
 
 
 def make_schedules(optim: Any, total_steps: int) -> tuple[Schedule, Schedule]:
-    """Return (learning rate, beta1) of a config, both functions of the number of steps already taken.
+    """Return (learning rate, beta1) of a config, both functions of the number of steps taken.
 
     `optim.schedule`: "one_cycle" (also cycles beta1, so `optim.b1` is not used), "constant", "cosine" (to 0 at
     total_steps), or "multi_step" (times MILESTONE_FACTOR after each fraction of the training in
-    `optim.milestones`). All but the first rise linearly from 0 over `optim.warmup_steps` and keep beta1 = `optim.b1`.
+    `optim.milestones`). All except "one_cycle" rise linearly from 0 over `optim.warmup_steps` with beta1 = `optim.b1`.
     Raises UserError for too many warm-up steps.
     """
     peak = optim.learning_rate
@@ -75,18 +75,18 @@ def make_schedules(optim: Any, total_steps: int) -> tuple[Schedule, Schedule]:
 def make_optimizer(optim: Any, total_steps: int, paths: Iterable[str]) -> optax.GradientTransformation:
     """Return the optimizer of a config, for flat dicts {path: array} with exactly `paths`.
 
-    adamw (decoupled decay), adam and sgd with momentum beta1 (decay added to the gradient) equal torch.optim's at every
-    step; muon is Muon (see `_scale_by_muon`) for the paths that `muon_rules` choose, and AdamW for the others.
-    Rate and weight decay of a parameter are the global ones times the value of the first rule that matches its path, or
-    times 1. The rate also multiplies the decay, as in PyTorch.
+    adamw (decoupled decay), adam, and sgd with momentum beta1 (decay added to the gradient) equal torch.optim's at
+    every step. muon is Muon (see `_scale_by_muon`) for the paths that `muon_rules` match, and AdamW for any other path.
+    The global rate and weight decay are multiplied by the value of the first rule that matches the path of a parameter.
+    The rate also multiplies the decay, as in PyTorch.
 
     Args:
       optim: `config.optim`.
       total_steps: number of optimizer steps of the whole training.
-      paths: of the trainable parameters.
+      paths: the paths of the trainable parameters.
 
     Raises:
-      UserError: too many warm-up steps, a regex that does not compile.
+      UserError: there are too many warm-up steps, or a regex does not compile.
     """
     rate, beta1 = make_schedules(optim, total_steps)
     paths = list(paths)
@@ -113,7 +113,7 @@ def make_optimizer(optim: Any, total_steps: int, paths: Iterable[str]) -> optax.
 
 def updates_made(opt: Any) -> Array:
     """Return the number of updates that an optimizer of `make_optimizer` has made, i32[], from its state."""
-    return opt[-1].count  # that of optax.scale_by_learning_rate
+    return opt[-1].count  # the state of optax.scale_by_learning_rate
 
 
 def ema_update(ema: Mapping[str, Array], new: Mapping[str, Array], decay: float) -> dict[str, Array]:
@@ -124,8 +124,8 @@ def ema_update(ema: Mapping[str, Array], new: Mapping[str, Array], decay: float)
 def _scale_by_adam(beta1: Schedule, b2: float) -> optax.GradientTransformation:
     """Adam's direction m̂ / (√v̂ + EPS), with the state of optax.scale_by_adam and a beta1 that depends on the step.
 
-    The bias corrections use the beta1 of this step only, as PyTorch's do. 1 − b2^t is −expm1(t · log b2): as a
-    difference in float32, its first values have an error of one part in 10⁵, and so has the whole trajectory.
+    The bias corrections use the beta1 of this step only, as in PyTorch. 1 − b2^t is computed as −expm1(t · log b2),
+    because a difference in float32 has an error of one part in 10⁵ at the first steps, and so has the whole trajectory.
     """
 
     def init(params: Mapping[str, Array]) -> optax.ScaleByAdamState:
@@ -151,14 +151,14 @@ def _scale_by_muon() -> optax.GradientTransformation:
     Scaled by 0.2·√max(rows, columns), so that updates are as large as with AdamW and both use one rate
     (Moonlight, sec. 2.2).
     """
-    # explicit, although they are documented as the default for matrices: optax fails without them
+    # documented as the default for matrices, but optax fails without it
     axes = optax.contrib.MuonDimensionNumbers()
     direction = optax.contrib.scale_by_muon(weight_dimension_numbers=lambda grads: dict.fromkeys(grads, axes))
 
     def update(grads, state, params=None):
         for path, grad in grads.items():
             if grad.ndim != 2:
-                raise UserError(f"optim.muon_rules chose {path}, which has {grad.ndim} axes; Muon is for matrices")
+                raise UserError(f"optim.muon_rules match {path}, which has {grad.ndim} axes; Muon is for matrices")
         updates, state = direction.update(grads, state, params)
         return {path: 0.2 * math.sqrt(max(u.shape)) * u for path, u in updates.items()}, state
 
@@ -166,18 +166,18 @@ def _scale_by_muon() -> optax.GradientTransformation:
 
 
 def _divide(
-    chosen: set[str], first: optax.GradientTransformation, second: optax.GradientTransformation
+    paths: set[str], first: optax.GradientTransformation, second: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-    """Apply `first` to the `chosen` paths and `second` to the others."""
+    """Apply `first` to the values at `paths` and `second` to all further values."""
 
     def parts(tree):
-        return {p: v for p, v in tree.items() if p in chosen}, {p: v for p, v in tree.items() if p not in chosen}
+        return {p: v for p, v in tree.items() if p in paths}, {p: v for p, v in tree.items() if p not in paths}
 
     def init(params):
         return tuple(t.init(part) for t, part in zip((first, second), parts(params), strict=True))
 
     def update(grads, states, params):
-        done = [t.update(*of) for t, *of in zip((first, second), parts(grads), states, parts(params), strict=True)]
-        return {path: u for updates, _ in done for path, u in updates.items()}, tuple(state for _, state in done)
+        results = [t.update(*of) for t, *of in zip((first, second), parts(grads), states, parts(params), strict=True)]
+        return {path: u for updates, _ in results for path, u in updates.items()}, tuple(state for _, state in results)
 
     return optax.GradientTransformation(init, update)

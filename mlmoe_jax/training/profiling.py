@@ -1,6 +1,6 @@
-"""A trace of some training steps (`--profile=START:STOP`), and the operations that took most of their time.
+"""A trace of some training steps (`--profile=START:STOP`), and a table of its most expensive operations.
 
-The trace is in `profile/` in the run folder, where TensorBoard's profile plugin and xprof find it.
+The trace is in `profile/` of the run folder, where TensorBoard's profile plugin and xprof find it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from mlmoe_jax.runtime.text import text_table
 
 FOLDER = "profile"
 MOST_STEPS = 100  # a step can have a hundred thousand events
-SHOWN = 10
-_OPERATION, _DEVICE_LINE = "hlo_op", "XLA Ops"  # how CPU and GPU, and how TPU mark the operations of a program
+MOST_ROWS = 10
+_OPERATION, _DEVICE_LINE = "hlo_op", "XLA Ops"  # marks of a program's operations, on CPU and GPU, and on TPU
 _SOURCE = re.compile(r'^\s*(?:ROOT )?%?([\w.-]+) = .*metadata={[^}]*op_name="([^"]*)"', re.MULTILINE)
 
 
@@ -35,7 +35,7 @@ class Window:
 
     @classmethod
     def parse(cls, text: str) -> Window:
-        """Return the steps of `START:STOP`; UserError unless these are steps, in this order, and not too many."""
+        """Return the steps of `START:STOP`; UserError unless these are at most MOST_STEPS steps in order."""
         numbers = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", text)
         first, last = map(int, numbers.groups()) if numbers else (0, 0)
         if not 1 <= first <= last < first + MOST_STEPS:
@@ -45,14 +45,16 @@ class Window:
             )
         return cls(first, last)
 
-    def require(self, done: int, total: int) -> None:
-        """Raise UserError unless all of the steps are after `done`, the steps taken already, and within `total`."""
-        if not done < self.first <= self.last <= total:
-            raise UserError(f"--profile={self.first}:{self.last} is not within the steps {done + 1} to {total} to take")
+    def require(self, step: int, total: int) -> None:
+        """Raise UserError unless all steps are after `step`, the last step taken, and at most `total`."""
+        if not step < self.first <= self.last <= total:
+            raise UserError(
+                f"--profile={self.first}:{self.last} is not within the remaining steps, {step + 1} to {total}"
+            )
 
 
 def print_trace(folder: RunFolder, window: Window, program: str) -> None:
-    """Print the operations of the newest trace in a run folder; program: the text of the compiled step."""
+    """Print the operations of the newest trace in a run folder; `program` is the text of the compiled step."""
     newest = max(Path(folder / FOLDER).rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
     traced = operations(ProfileData.from_file(str(newest)))
     status(format_operations(traced, window.last - window.first + 1, sources(program)))
@@ -61,20 +63,20 @@ def print_trace(folder: RunFolder, window: Window, program: str) -> None:
 
 def operations(data: ProfileData) -> dict[str, tuple[float, int]]:
     """Return {operation: (seconds, number of times)} of a trace, without the time of operations inside an operation."""
-    found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
+    totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
     for plane in data.planes:
         for line in plane.lines:
             events = [event for event in line.events if line.name == _DEVICE_LINE or _OPERATION in dict(event.stats)]
             for name, seconds in _own_times((event.name, event.start_ns, event.duration_ns) for event in events):
-                found[name][0] += seconds
-                found[name][1] += 1
-    return {name: (seconds, int(count)) for name, (seconds, count) in found.items()}
+                totals[name][0] += seconds
+                totals[name][1] += 1
+    return {name: (seconds, int(count)) for name, (seconds, count) in totals.items()}
 
 
 def _own_times(events: Iterable[tuple[str, float, float]]) -> list[tuple[str, float]]:
-    """Return the name and the seconds of each of (name, start, duration in ns), without those inside it."""
+    """Return the name and the seconds of each (name, start, duration in ns), without the time of events inside it."""
     own: list[list[Any]] = []
-    around: list[tuple[int, float]] = []  # the events that contain the present one: index, end
+    around: list[tuple[int, float]] = []  # index and end of the events that contain the current event
     for name, start, duration in sorted(events, key=lambda event: (event[1], -event[2])):
         while around and around[-1][1] <= start:
             around.pop()
@@ -86,18 +88,21 @@ def _own_times(events: Iterable[tuple[str, float, float]]) -> list[tuple[str, fl
 
 
 def sources(program: str) -> dict[str, str]:
-    """Return {operation: the call in the model that it comes from} of the text of a compiled program."""
+    """Return {operation: its call in the model} of the text of a compiled program."""
     return dict(_SOURCE.findall(program))
 
 
-def format_operations(found: dict[str, tuple[float, int]], steps: int, origin: dict[str, str]) -> str:
-    """Return a table of the SHOWN most expensive operations per step.
+def format_operations(totals: dict[str, tuple[float, int]], steps: int, origin: dict[str, str]) -> str:
+    """Return a table of the most expensive operations.
 
-    found: of `operations`, over `steps` steps. origin: of `sources`.
+    Args:
+      totals: result of `operations`.
+      steps: number of steps in the trace.
+      origin: result of `sources`.
     """
-    total = sum(seconds for seconds, _ in found.values())
+    total = sum(seconds for seconds, _ in totals.values())
     rows = [["ms per step", "share", "times", "operation", "from"]]
-    for name, (seconds, count) in sorted(found.items(), key=lambda item: -item[1][0])[:SHOWN]:
+    for name, (seconds, count) in sorted(totals.items(), key=lambda item: -item[1][0])[:MOST_ROWS]:
         share = f"{100 * seconds / total:.1f} %"
         rows.append([f"{1e3 * seconds / steps:.2f}", share, f"{count / steps:.3g}", name, origin.get(name, "")])
     return text_table(rows, align=">>><<")

@@ -1,4 +1,4 @@
-"""Resuming a training: the comparison of configs, and the progress in checkpoints."""
+"""Resume a training: compare the configs, and save and restore the progress."""
 
 from __future__ import annotations
 
@@ -38,10 +38,17 @@ def save_progress(
 def restore_progress(
     experiment: Experiment, state: TrainState, manager: ocp.CheckpointManager
 ) -> tuple[TrainState, Selection]:
-    """Return state and selection from the newest good checkpoint, or the initial ones if there are no checkpoints.
+    """Return state and selection of the newest undamaged checkpoint, or the initial state if there is no checkpoint.
 
-    state: of `Steps.start`. Rows of metrics.jsonl after the restored step are removed, and the start is recorded.
-    Raises UserError if all checkpoints are damaged.
+    Rows of metrics.jsonl after the restored step are removed, and the start is recorded.
+
+    Args:
+      experiment: the training.
+      state: result of `Steps.start`.
+      manager: the manager of the checkpoints.
+
+    Raises:
+      UserError: all checkpoints are damaged.
     """
     steps, like = experiment.steps, {"selected": state.ema, "state": state.replace(frozen={})}
     restored = checkpoint.restore(manager, **steps.stored_form(like), check=_require_progress)
@@ -69,14 +76,14 @@ def _require_progress(notes: Mapping[str, Any]) -> None:
 def config_of_run(config: ConfigDict, folder: RunFolder) -> ConfigDict:
     """Return the config with which a run in the folder starts or resumes.
 
-    A run keeps its types, because other devices have other types by default. Keys that are set apply.
+    A type that is `auto` is taken from the run, because its default depends on the device.
 
     Raises:
       UserError: the folder holds a run with a different config.
     """
     if (stored := stored_config(folder)) is None:
         return config
-    config = _with_values(config, stored)
+    config = _with_types(config, stored)
     differences = _differences(config, stored)
     if changed := [text for key, text in differences.items() if key not in REPORTED_KEYS and not is_free(key)]:
         instead = "choose another --workdir"
@@ -87,22 +94,22 @@ def config_of_run(config: ConfigDict, folder: RunFolder) -> ConfigDict:
             f"resume, or {instead}"
         )
     if texts := [text for key, text in differences.items() if key in REPORTED_KEYS]:
-        status(f"{'; '.join(texts)}: the numbers can differ from those of a run without this change")
+        status(f"{'; '.join(texts)}: the results can differ from a run without this change")
     return config
 
 
 def changed_keys(config: ConfigDict, folder: RunFolder) -> list[str]:
-    """Describe each key that differs from the run in the folder and must not; [] if it holds no run."""
+    """Describe each key that must not differ from the run in the folder, but does; [] if the folder holds no run."""
     if (stored := stored_config(folder)) is None:
         return []
-    differences = _differences(_with_values(config, stored), stored)
+    differences = _differences(_with_types(config, stored), stored)
     return [text for key, text in differences.items() if key not in REPORTED_KEYS and not is_free(key)]
 
 
 def _differences(config: ConfigDict, stored: ConfigDict) -> dict[str, str]:
     """Describe each key whose value differs from the stored config."""
     before, now = configuration.flatten(stored), configuration.flatten(config)
-    # Only terms of the loss can be missing in one of them, where their weight is 0.
+    # Only a term of the loss can be missing in a config; its weight then is 0.
     return {
         key: f"{key} was {before.get(key, 0.0)!r} and is {now.get(key, 0.0)!r}"
         for key in now | before
@@ -110,7 +117,7 @@ def _differences(config: ConfigDict, stored: ConfigDict) -> dict[str, str]:
     }
 
 
-def _with_values(config: ConfigDict, stored: ConfigDict) -> ConfigDict:
+def _with_types(config: ConfigDict, stored: ConfigDict) -> ConfigDict:
     config = copy.deepcopy(config)
     for name in ("dtype", "frozen_dtype"):
         if config.model[name] == AUTO:

@@ -1,15 +1,15 @@
 """Selection of the values for evaluation and prediction, and early stopping, by one metric of one split.
 
-The rules are those of Query2Label's training code (55eb050), which ML-VPT's (4fd40e4) takes over. It evaluates raw and
-averaged weights after each epoch and keeps the better of the two, the raw ones if they are equal, if they exceed all
-earlier results; a result that only equals the best is no gain. It stops if (1) both the best result of all and the best
-result of the raw weights are more than `patience` epochs old, 6 in ML-VPT's code and 8 in Query2Label's, and (2) the
-averaged weights are below their own best. A later best of the averages that is not the best of all therefore does not
-extend the wait, but nothing stops while they are at their best.
+The rules follow Query2Label's training code (55eb050), which ML-VPT's code (4fd40e4) adopts. It evaluates raw and
+averaged weights after each epoch. It selects the better weights, and the raw weights if they are equal, but only if the
+result exceeds all earlier results. Training stops if (1) the best result of all and the best result of the raw weights
+are both more than `patience` epochs old, 6 in ML-VPT's code and 8 in Query2Label's, and (2) the result of the averaged
+weights is below their own best. A later best of the averages that is not the best of all therefore does not extend the
+wait, but training does not stop while the averages are at their best.
 
 Three cases are not defined there. Without averaged weights, (1) alone decides. An undefined result (nan) is never the
 best, and undefined averages are not below their best; the authors' code ends with an error if a loss is nan. A first
-result of 0 is a best here, while their code requires more than 0.
+result of 0 is a best here, while the authors' code requires more than 0.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mlmoe_jax.runtime.registry import suggestion
 
 
 def selection_split(config: ConfigDict) -> str:
-    """Return the split that is evaluated during training, on which the weights are selected; "" if there is none."""
+    """Return the split that is evaluated during training to select weights; "" if there is none."""
     return config.data.test_splits[0] if config.eval.select_on == "test" else config.data.val_split
 
 
@@ -47,9 +47,15 @@ def require_metric(config: ConfigDict) -> None:
 class Selection:
     """The values selected so far, their origin, and the best result per kind of weights (`raw`, `ema`).
 
-    All of it is part of a checkpoint, so a resumed run selects and stops like an uninterrupted one.
-    metric: its name, as in results.json. step, kind, split: of the selected values; split "" = selected without a
-    metric. best: kind -> highest result. best_step: kind -> the step of that result. finished: training stops early.
+    All of it is part of a checkpoint, so a resumed run selects and stops like an uninterrupted run.
+
+    Attributes:
+      values: the selected values.
+      metric: the name of the metric, as in results.json.
+      step, kind, split: the origin of the selected values; split "" means that they were selected without a metric.
+      best: kind -> highest result.
+      best_step: kind -> the step of the highest result.
+      finished: training stops early.
     """
 
     values: Params
@@ -64,9 +70,13 @@ class Selection:
     def consider(
         self, step: int, split: str, candidates: Mapping[str, tuple[float, Params]], *, patience: int = 0
     ) -> None:
-        """Select the best of `candidates`, kind -> (result, values), if it exceeds all earlier ones; decide on the end.
+        """Select the best candidate if it exceeds all earlier results, and decide whether training stops.
 
-        Of equal candidates the first is selected. patience: as in the module, but in steps; 0 = never stop.
+        Args:
+          step: the step of the candidates.
+          split: the split of the results.
+          candidates: kind -> (result, values). The first of equal results is selected.
+          patience: as in the module, but in steps; 0 = never stop.
         """
         results = {kind: result for kind, (result, _) in candidates.items() if not math.isnan(result)}
         kind = max(results, key=results.__getitem__, default="")

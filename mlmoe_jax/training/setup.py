@@ -43,7 +43,7 @@ from mlmoe_jax.training.profiling import Window
 from mlmoe_jax.training.selection import selection_split
 from mlmoe_jax.training.step import TrainState, TrainStep, initial_state, make_train_step
 
-# A length of training that no warm-up exceeds; shapes and costs of the steps do not depend on it.
+# More steps than any warm-up has; shapes and costs of the compiled steps do not depend on the number.
 ANY_LENGTH = 10**9
 
 
@@ -52,8 +52,15 @@ ANY_LENGTH = 10**9
 class Experiment:
     """A training without its values, which are in a `TrainState`.
 
-    eval_splits: the splits to evaluate, by name. skipped: images of the training split that could not be read. steps:
-    None until there is a model. profile: steps to trace.
+    Attributes:
+      config: the config.
+      folder: the run folder.
+      train_split: the training split.
+      eval_splits: the splits to evaluate, by name.
+      label_space: names, groups and statistics of the labels.
+      skipped: images of the training split that could not be read.
+      steps: the compiled steps; None until there is a model.
+      profile: steps to trace.
     """
 
     config: ConfigDict
@@ -96,9 +103,15 @@ def open_experiment(
 ) -> Experiment:
     """Open the splits of a training, and print warnings about them and about the config.
 
-    resumes: take the label space from the run in the folder. Another version of a library may group labels differently,
-    and a file of word vectors may have changed, but a model keeps the label space that it was trained with.
-    Raises UserError if the data cannot be used for training, or if its labels are not those of the run.
+    Args:
+      config: the config.
+      folder: the run folder.
+      resumes: take the label space from the run in the folder. It can differ from a new label space, because another
+        version of a library may group labels differently, and a file of word vectors may have changed.
+      profile: steps to trace.
+
+    Raises:
+      UserError: the data cannot be used for training, or its labels differ from the labels of the run.
     """
     fitting = split_to_fit(config) if config.thresholds.at_end else ""
     names = [selection_split(config), fitting, *config.data.test_splits]
@@ -135,10 +148,17 @@ def with_steps(experiment: Experiment, parts: Parts, preprocess: Preprocess, mes
 
 
 def with_caches(experiment: Experiment, parts: Parts, *, resumes: bool = False) -> Experiment:
-    """Return the experiment with features or decoded images from a cache, as its config says; compute what is missing.
+    """Return the experiment with features or decoded images from a cache, if the config says so.
 
-    parts: its backbone computes the features. resumes: the checkpoint of the run has the statistics of the backbone.
-    Raises UserError if training would change the features, or if there is no space.
+    Features and images that the cache lacks are computed.
+
+    Args:
+      experiment: the experiment with its steps.
+      parts: the model, whose backbone computes the features.
+      resumes: the checkpoint of the run has the statistics of the backbone.
+
+    Raises:
+      UserError: training would change the features, or there is no disk space.
     """
     config, evaluated, steps = experiment.config, experiment.eval_splits, experiment.steps
     splits = [(experiment.train_split, config.augment), *((split, None) for split in evaluated.values())]
@@ -158,7 +178,7 @@ def training_batches(
 ) -> Iterator[dict[str, np.ndarray]]:
     """Return this process's part of the training batches after `first_step` steps; `skipped` collects bad images."""
     data_config = config.data
-    if has_batch_statistics(config):  # the blank of an unreadable image would be in them
+    if has_batch_statistics(config):  # they would include the blank of an unreadable image
         data_config = data_config.copy_and_resolve_references()
         data_config.bad_images = "error"
     loader = build_loader(
@@ -186,7 +206,7 @@ def label_space_for(config: ConfigDict, train_split: Split) -> LabelSpace:
 class Steps:
     """The optimizer and the compiled steps for one model on one mesh.
 
-    learning_rate: number of steps taken -> f32[], jitted. train_step: see TrainStep. eval_step: see `make_eval_step`.
+    `learning_rate` maps the number of steps taken to f32[]; `eval_step` is a result of `make_eval_step`.
     """
 
     num_labels: int
@@ -206,7 +226,7 @@ class Steps:
     def start(self, parts: Parts, *, resumes: bool) -> TrainState:
         """Return the state before the first step, on the mesh.
 
-        resumes: a checkpoint has its values; all but the frozen weights are ShapeDtypeStructs with shardings.
+        With `resumes`, values that a checkpoint holds are ShapeDtypeStructs with shardings.
         """
         state = jax.eval_shape(self.initial_state, parts) if resumes else self.initial_state(parts)
         if not resumes:
@@ -235,8 +255,14 @@ def build_steps(
 ) -> Steps:
     """Build the optimizer and the steps of a config for a model, which may be abstract, without compiling them.
 
-    train_labels: codes i8[N,K] of the training split, for the weights of a balanced loss. evaluated: the structure for
-    evaluation, from `evaluated_definition`; None = the one for training.
+    Args:
+      config: the config.
+      parts: the model.
+      preprocess: the preprocessing of images.
+      mesh: the mesh.
+      train_labels: codes i8[N,K] of the training split, for a balanced loss.
+      total_steps: number of steps of the whole training.
+      evaluated: the structure for evaluation, from `evaluated_definition`; None = the structure for training.
     """
     num_labels = train_labels.shape[1]
     label_axes = label_axes_for(parts.definition, num_labels, mesh)
@@ -272,7 +298,7 @@ def build_steps(
 def abstract_steps(config: ConfigDict, mesh: Mesh, num_labels: int = 0) -> tuple[Parts, Steps]:
     """Return a config's model and steps without data or weights; every value is a ShapeDtypeStruct.
 
-    num_labels: 0 = the number of labels of the data set. Raises UserError if that number is unknown without the data.
+    `num_labels` is by default the number of labels of the data set; UserError if it is unknown without the data.
     """
     space = synthetic_label_space(num_labels or count_labels(config.data), config.model.prompts.num_groups)
     parts, labels = abstract_parts(config, space), np.zeros((1, len(space.names)), np.int8)

@@ -27,8 +27,13 @@ from mlmoe_jax.training.optim import ema_update, updates_made
 class TrainState:
     """The state of a run after `step` steps.
 
-    stats: values that the forward pass updates instead of the optimizer. opt: the state of the optimizer. ema: moving
-    averages of trainable and stats together.
+    Attributes:
+      step: the number of steps.
+      trainable: parameters that the optimizer updates.
+      frozen: parameters that nothing updates.
+      stats: values that the forward pass updates.
+      opt: the state of the optimizer.
+      ema: moving averages of trainable and stats together.
     """
 
     step: jax.Array
@@ -49,14 +54,14 @@ class TrainState:
 
 @jax.jit  # one small program instead of one for each shape
 def copied(values: Any) -> Any:
-    """Return a copy of a tree of values that survives the donation of the originals in the next step."""
+    """Return a copy of a tree of values that remains valid after the next step donates the originals."""
     return jax.tree.map(jnp.copy, values)
 
 
 def initial_state(trainable: Params, frozen: Params, stats: Params, opt: Any) -> TrainState:
     """Return the state before the first step; the moving averages start at the initial values.
 
-    Every value that a step donates is copied, because a buffer that appears twice cannot be donated.
+    Every value that a step donates is copied, because a buffer that occurs twice cannot be donated.
     """
     trainable, stats, opt, ema = copied((trainable, stats, opt, {**trainable, **stats}))
     return TrainState(jnp.asarray(np.int32(0)), trainable, frozen, stats, opt, ema)
@@ -67,9 +72,9 @@ Differentiate = Callable[[TrainState, Params, Batch, Batch, jax.Array], tuple[Pa
 
 
 class TrainStep:
-    """The compiled training step: (state, batch) -> (state after it, metrics).
+    """The compiled training step: (state, batch) -> (new state, metrics).
 
-    The state is donated, except for its frozen weights, which the program does not return either.
+    The state is donated, except for its frozen weights, which the program does not return.
     """
 
     def __init__(self, step: Callable, mesh: Mesh, label_axes: LabelAxes | None):
@@ -110,10 +115,19 @@ def make_train_step(
 ) -> TrainStep:
     """Return the training step. All randomness of step t comes from (seed, t), so a resumed run repeats it.
 
-    label_axes: as in `sharding.place` of the state. accumulate: number of parts into which a batch is split; they are
-    computed one after another, so only the activations of one part are in memory (see `_accumulated`). skips: a step
-    whose loss or gradient is not finite changes nothing but the number of the step; the metrics then have
-    `skipped_steps`, the number so far.
+    Args:
+      definition: the structure of the model.
+      objective: the loss.
+      optimizer: the optimizer.
+      preprocess: the preprocessing of images.
+      ema_decay: the decay of the moving averages.
+      seed: the seed.
+      mesh: the mesh.
+      label_axes: as in `sharding.place` of the state.
+      accumulate: number of parts into which a batch is split. Only the activations of one part are in memory at a time
+        (see `_accumulated`).
+      skips: a step whose loss or gradient is not finite changes only the number of the step. The metrics then have
+        `skipped_steps`, the number of such steps so far.
     """
 
     def differentiate(moving: TrainState, frozen: Params, batch: Batch, whole: Batch, key: jax.Array):
@@ -138,8 +152,8 @@ def make_train_step(
         after = moving.replace(step=moving.step + 1, trainable=trainable, stats=stats, opt=opt, ema=ema)
         metrics = {**metrics, "gradient_norm": optax.tree.norm(gradient)}
         if skips:
-            taken = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["gradient_norm"])
-            after = jax.tree.map(partial(jnp.where, taken), after, moving.replace(step=after.step))
+            finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["gradient_norm"])
+            after = jax.tree.map(partial(jnp.where, finite), after, moving.replace(step=after.step))
             metrics["skipped_steps"] = after.step - updates_made(after.opt)
         return after, metrics
 
@@ -149,11 +163,11 @@ def make_train_step(
 def _accumulated(differentiate: Differentiate, parts: int, mesh: Mesh) -> Differentiate:
     """Return `differentiate` for a batch that is split into `parts`, computed one after another.
 
-    The gradients are those of the whole batch, but batch norm sees one part at a time, and dropout uses
+    The result is the gradient of the whole batch, but batch norm sees one part at a time, and dropout uses
     other random numbers for each part.
     """
 
-    def of_batch(moving: TrainState, frozen: Params, batch: Batch, whole: Batch, key: jax.Array):
+    def accumulated(moving: TrainState, frozen: Params, batch: Batch, whole: Batch, key: jax.Array):
         def add(carry, part: tuple[Batch, jax.Array]):
             total, stats = carry
             images, index = part
@@ -165,4 +179,4 @@ def _accumulated(differentiate: Differentiate, parts: int, mesh: Mesh) -> Differ
         (gradient, stats), metrics = jax.lax.scan(add, start, (interleaved(batch, parts, mesh), jnp.arange(parts)))
         return gradient, jax.tree.map(lambda x: jnp.sum(x, axis=0), metrics), stats
 
-    return of_batch
+    return accumulated

@@ -151,7 +151,7 @@ def test_a_config_that_is_no_logistic_regression_is_refused(refusal, changes, ex
 def test_further_trained_parameters_and_traces_are_refused(tmp_path, refusal):
     config = config_of()
     config.trainable = ((r"^backbone/", False), (r"bias", False), (r"", True))
-    assert "no others, but config.trainable differs in head/classifier/bias" in refusal(
+    assert "nothing else, but config.trainable differs in head/classifier/bias" in refusal(
         train, config, RunFolder(tmp_path)
     )
     text = refusal(train, config_of(), RunFolder(tmp_path / "run"), profile=Window(1, 1), error=UserError)

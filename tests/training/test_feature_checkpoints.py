@@ -113,6 +113,6 @@ def test_a_published_file_needs_the_word_vectors_that_it_was_trained_with(refusa
     config = load_config("mlgcn_resnet101", [("init_from", str(tmp_path / "coco.pth.tar"))])
     assert refusal(origin_of, config) == f"there is no weights file {tmp_path / 'coco.pth.tar'}"
     (tmp_path / "coco.pth.tar").touch()
-    assert "trained with GloVe vectors: name them with model.head.graph.word_vectors" in refusal(origin_of, config)
+    assert "trained with GloVe vectors; name the file with model.head.graph.word_vectors" in refusal(origin_of, config)
     config.model.head.graph.word_vectors = "glove.txt"
     assert "coco.pth.tar is damaged" in refusal(origin_of, config)  # as it is empty

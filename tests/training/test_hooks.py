@@ -94,7 +94,7 @@ def test_a_few_such_steps_can_be_skipped_and_resumed(config, poisoned, tmp_path)
     assert [row["loss"] is None for row in rows] == [False, True, False, False, True, False]
     assert rows[1]["learning_rate"] == rows[0]["learning_rate"], "that of the last update"
     half = RunFolder(tmp_path / "half")
-    with pytest.raises(UserError, match=r"at step 5 .*2 steps are, and train.skip_nonfinite=1 allows fewer"):
+    with pytest.raises(UserError, match=r"at step 5 .*2 steps are not finite, and train.skip_nonfinite=1 allows fewer"):
         train(changed(config, skip_nonfinite=1), half)
     assert train(skipping, half) == whole, "resumed from step 3, with a higher limit"
     for one, other in zip(RunFolder(tmp_path / "whole").rows(), half.rows(), strict=True):
@@ -154,7 +154,7 @@ class Doubling:
 def test_the_steps_of_the_range_are_traced_and_their_operations_printed(tmp_path, capsys):
     folder, state = RunFolder(tmp_path), jnp.ones((300, 300))
     step = Doubling()
-    hook = Trace(step, Window(2, 3), folder, done=0, total=5)
+    hook = Trace(step, Window(2, 3), folder, first=0, total=5)
     for number in range(1, 5):
         assert bool(list((tmp_path / FOLDER).rglob("*.xplane.pb"))) == (number == 4)
         hook.before_step(number, state, {})
@@ -169,7 +169,7 @@ def test_the_steps_of_the_range_are_traced_and_their_operations_printed(tmp_path
 
 
 def test_a_training_that_ends_early_ends_its_trace(tmp_path):
-    hook = Trace(Doubling(), Window(1, 3), RunFolder(tmp_path), done=0, total=5)
+    hook = Trace(Doubling(), Window(1, 3), RunFolder(tmp_path), first=0, total=5)
     hook.before_step(1, jnp.ones((3, 3)), {})
     hook.close()
     jax.profiler.start_trace(str(tmp_path / "another"))  # fails while one is running

@@ -239,4 +239,4 @@ def test_muon_is_for_matrices_only(refusal):
     params = some(5, **{"head/experts": (2, 3, 4)})
     optimizer = optim.make_optimizer(muon(muon_rules=[("", True)]), STEPS, params)
     sentence = refusal(optimizer.update, params, optimizer.init(params), params)
-    assert sentence == "optim.muon_rules chose head/experts, which has 3 axes; Muon is for matrices"
+    assert sentence == "optim.muon_rules match head/experts, which has 3 axes; Muon is for matrices"

@@ -18,8 +18,8 @@ def test_a_range_that_is_none_is_refused(refusal, text):
 def test_ranges_end_within_the_training_and_begin_after_what_is_done(refusal):
     assert Window.parse("3:5") == Window(3, 5)
     Window(3, 5).require(2, 5)
-    for done, total in ((0, 4), (3, 9)):
-        assert f"within the steps {done + 1} to {total} to take" in refusal(Window(3, 5).require, done, total)
+    for step, total in ((0, 4), (3, 9)):
+        assert f"within the remaining steps, {step + 1} to {total}" in refusal(Window(3, 5).require, step, total)
 
 
 def trace(**lines) -> SimpleNamespace:

@@ -81,7 +81,7 @@ def test_keys_that_only_keep_a_run_alive_may_change_and_are_told(finished, capsy
     config.data.truncated, config.data.exif = "read", "ignore"
     config_of_run(config, folder)
     [line] = capsys.readouterr().err.splitlines()
-    assert line.endswith(": the numbers can differ from those of a run without this change")
+    assert line.endswith(": the results can differ from a run without this change")
     changes = "data.bad_images was 'error' and is 'skip'", "model.remat was False and is True"
     for told in (*changes, "train.accumulate was 1 and is 2"):
         assert told in line
