@@ -44,7 +44,7 @@ from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.text import counted, text_table
 
 Metrics = dict[str, float]
-# Patterns of the metrics that are printed last; of a metric at several thresholds the first, eval.threshold.
+# Patterns of the main metrics. The first match counts, which is a metric at eval.threshold.
 _HEADLINES = ("mAP", "CF1@.+", "OF1@.+", "AUC_macro", "precision@1", FALL)
 
 
@@ -59,10 +59,18 @@ def score_split(
     """Score each image of a split exactly once per candidate, on any number of processes; return name -> scores.
 
     Every image is read, decoded and transferred once for all candidates; unreadable images score NaN.
-    `config.eval.batch_size` is per device, so that scores are the same to the last bit for any number of devices.
+    `config.eval.batch_size` is per device, so that scores do not depend on the number of devices, to the last bit.
 
-    candidates: name -> values of the model, such as `raw` and `ema`. Raises UserError if a score is not finite, or a
-    device is out of memory.
+    Args:
+      eval_step: result of `make_eval_step`.
+      candidates: name -> values of the model, such as `raw` and `ema`.
+      frozen: the frozen values of the model.
+      split: the split.
+      config: the config.
+      mesh: the mesh.
+
+    Raises:
+      UserError: a score is not finite, or a device is out of memory.
     """
     size = config.eval.batch_size * mesh.size
     loader = build_loader(config.data, split, batch_size=size, labels=False, process=distributed.process())
@@ -95,21 +103,29 @@ def measure(
 ) -> Metrics:
     """Return all metrics over the images of a split that have scores: name -> fraction.
 
-    The results of a paper's own evaluator (`config.metrics.preset`) are included under its name. fitted: thresholds
-    fitted on another split, at which this one is also reported. Raises UserError if no image has a score.
+    The results of a paper's own evaluator (`config.metrics.preset`) are included under its name.
+
+    Args:
+      scored: the split with its scores.
+      label_space: the label space of the run.
+      config: the config.
+      fitted: thresholds for additional metrics, unless they were fitted on this split.
+
+    Raises:
+      UserError: no image has a score.
     """
     read, settings = scored.read, config.metrics
     if not read.any():
         raise UserError(f"no image of {scored.name} can be read")
     scores, codes = scored.scores[read], scored.codes[read]
     label, mask = targets(codes, config.data.difficult_eval)
-    cuts: dict[str, float | np.ndarray] = {
+    thresholds: dict[str, float | np.ndarray] = {
         f"{config.eval.threshold:g}": config.eval.threshold,
         "prior_matched_transductive": prior_matched(scores, label_space.frequency, mask=mask),
     }
     if fitted is not None:
-        cuts |= fitted.fitted_for(scored.name, label_space.names)
-    measured = evaluate_scores(scores, label, mask, cuts, k=settings.top_k)
+        thresholds |= fitted.fitted_for(scored.name, label_space.names)
+    measured = evaluate_scores(scores, label, mask, thresholds, k=settings.top_k)
     if settings.preset != "none":
         published = metric_presets.preset(settings.preset, scores, codes, frequency=label_space.frequency)
         measured |= {f"{settings.preset}/{name}": value for name, value in published.items()}
@@ -119,13 +135,13 @@ def measure(
 def _measure_pairs(
     scored: Mapping[str, SplitScores], label_space: LabelSpace, config: ConfigDict
 ) -> dict[str, list[cooccurrence.PairRow]]:
-    found = {}
+    biases = {}
     pairs = cooccurrence.training_pairs(label_space.together, label_space.positives, label_space.images)
     for name, item in scored.items() if pairs else ():
         label, mask = targets(item.codes[item.read], config.data.difficult_eval)
         scores = item.scores[item.read]
-        found[name] = cooccurrence.pair_biases(scores, label, pairs, config.eval.threshold, mask=mask)
-    return found
+        biases[name] = cooccurrence.pair_biases(scores, label, pairs, config.eval.threshold, mask=mask)
+    return biases
 
 
 def measure_and_write(
@@ -141,13 +157,13 @@ def measure_and_write(
 
     The files are results.json, scores.npz, per_class.csv, gates.npz if the model has shared and task experts, and
     cooccurrence.csv if pairs of labels co-occur in training; under a prefix also the config.
-    The metrics include the means over these pairs, and the drop of mAP from `test` to `test_shift`.
+    The metrics include the means over pairs of labels, and the drop of mAP from `test` to `test_shift`.
     """
     results = {name: measure(item, label_space, config, fitted) for name, item in scored.items()}
     pairs = _measure_pairs(scored, label_space, config)
     for name, means in _mean_pairs(pairs, config.data.test_splits).items():
-        figures = {figure: value for figure, value in means.items() if not figure.startswith("pairs")}
-        results[name] |= {f"cooccurrence/{figure}": value for figure, value in figures.items() if not np.isnan(value)}
+        metrics = {metric: value for metric, value in means.items() if not metric.startswith("pairs")}
+        results[name] |= {f"cooccurrence/{metric}": value for metric, value in metrics.items() if not np.isnan(value)}
     if {"test", "test_shift"} <= results.keys():
         results["test_shift"][FALL] = results["test"]["mAP"] - results["test_shift"]["mAP"]
     for name, item in scored.items():
@@ -158,7 +174,7 @@ def measure_and_write(
             _write_pairs(folder, pairs, label_space.names, prefix)
         else:
             (folder / f"{prefix}{COOCCURRENCE}").unlink(missing_ok=True)  # from an earlier evaluation
-        if prefix:  # the run's own is there since the start of its training
+        if prefix:  # without a prefix, the start of the training has written it
             folder.write_text(f"{prefix}{CONFIG}", configuration.to_json(config))
         write_results(folder, results, scored, label_space.names, difficult=config.data.difficult_eval, prefix=prefix)
     return results
@@ -175,9 +191,16 @@ def write_results(
 ) -> None:
     """Write scores.npz, per_class.csv and results.json for all splits, under `prefix` in the run folder.
 
-    results.json is the last file of a training, so that a run that has it is finished. If the splits have shares of
-    gates, gates.npz too, see `gate_shares`.
-    names: those of the K labels. difficult: as in `data.split.targets`.
+    results.json is the last file of a training: a run that has it is finished. If the splits have shares of gates,
+    gates.npz is written too, see `gate_shares`.
+
+    Args:
+      folder: the run folder.
+      results: split -> metric -> value.
+      scored: split -> scores.
+      names: the names of the K labels.
+      difficult: as in `data.split.targets`.
+      prefix: see `SplitScores`.
     """
     joined = {
         "ids": np.concatenate([s.ids for s in scored.values()]),
@@ -189,17 +212,17 @@ def write_results(
     if shares := gate_shares.join(list(scored.values())):
         del joined["scores"]
         folder.write_npz(f"{prefix}{GATES}", **joined, **shares)
-    figures, rows = ("positives", "AP", "AP_envelope", "AP_11point", "AUC"), []
+    metrics, rows = ("positives", "AP", "AP_envelope", "AP_11point", "AUC"), []
     for name, item in scored.items():
         label, mask = targets(item.codes[item.read], difficult)
-        of_class = multilabel.per_class(item.scores[item.read], label, mask=mask)
-        rows += [[name, label_name, *(of_class[figure][k] for figure in figures)] for k, label_name in enumerate(names)]
-    folder.write_csv(f"{prefix}{PER_CLASS}", ["split", "label", *figures], rows)
+        values = multilabel.per_class(item.scores[item.read], label, mask=mask)
+        rows += [[name, label_name, *(values[metric][k] for metric in metrics)] for k, label_name in enumerate(names)]
+    folder.write_csv(f"{prefix}{PER_CLASS}", ["split", "label", *metrics], rows)
     folder.write_json(f"{prefix}{RESULTS}", dict(results))
 
 
 def _mean_pairs(pairs: Mapping[str, Sequence[cooccurrence.PairRow]], reported: Sequence[str]) -> dict[str, dict]:
-    """Average the pairs of each split; use the same pairs for all reported splits."""
+    """Average the pairs of each split; all reported splits average the same pairs."""
     together = {name: rows for name, rows in pairs.items() if name in reported}
     groups = [together, *({name: rows} for name, rows in pairs.items() if name not in reported)]
     return {name: means for group in groups if group for name, means in cooccurrence.summarize(group).items()}
@@ -211,8 +234,8 @@ def _write_pairs(
     """Write cooccurrence.csv, one row per split and pair; cells that are undefined are empty."""
     rows = [
         {"split": split} | row | {"a": names[row["a"]], "b": names[row["b"]]}
-        for split, of_split in pairs.items()
-        for row in of_split
+        for split, biases in pairs.items()
+        for row in biases
     ]
     cells = [["" if value != value else value for value in row.values()] for row in rows]  # nan differs from itself
     folder.write_csv(f"{prefix}{COOCCURRENCE}", list(rows[0]), cells)
@@ -220,7 +243,7 @@ def _write_pairs(
 
 def list_skipped(folder: RunFolder, skipped: Iterable[SkippedImages], *, prefix: str = "") -> None:
     """Write skipped_images.csv under `prefix` in the run folder if images were skipped, and log their number."""
-    if rows := [row for of_split in skipped for row in of_split.table()]:
+    if rows := [row for images in skipped for row in images.table()]:
         folder.write_csv(f"{prefix}{SKIPPED}", ["split", "image", "why"], rows)
         were = f"{counted(len(rows), 'image')} could not be read and {'was' if len(rows) == 1 else 'were'} skipped"
         status(f"{were}; {folder / f'{prefix}{SKIPPED}'} has the list")
@@ -233,8 +256,15 @@ def evaluate_run(
 ) -> dict[str, Metrics]:
     """Restore a run, evaluate its test splits and write the results to `eval/` in its folder.
 
-    Sample images are explained if `report.samples` is above 0. overrides, which: as in `restore.open_run`.
-    Raises UserError for a folder that cannot be restored, or data with other classes than the run.
+    Sample images are explained if `report.samples` is above 0.
+
+    Args:
+      folder: the run folder.
+      overrides: as in `restore.open_run`.
+      which: as in `restore.open_run`.
+
+    Raises:
+      UserError: the run cannot be restored, or the data has other classes than the run.
     """
     fitted = stored_thresholds(folder)  # before the model, which takes longer to read
     return evaluate_opened(folder, open_run(folder, list(overrides), which=which), fitted)
@@ -246,7 +276,7 @@ def stored_thresholds(folder: RunFolder) -> Thresholds | None:
 
 
 def evaluate_opened(folder: RunFolder, run: Run, fitted: Thresholds | None) -> dict[str, Metrics]:
-    """Evaluate a run that is restored already, as `evaluate_run` does; fitted: of `stored_thresholds`."""
+    """Evaluate a restored run as `evaluate_run` does; `fitted` is a result of `stored_thresholds`."""
     config = run.config
     if not config.data.test_splits:
         raise UserError("data.test_splits is empty; name the splits to evaluate, such as --config.data.test_splits=val")
@@ -266,20 +296,20 @@ def evaluate_opened(folder: RunFolder, run: Run, fitted: Thresholds | None) -> d
 
 
 def headlines(results: Mapping[str, Metrics]) -> list[str]:
-    """Return the names of the main metrics among those of any split."""
+    """Return the names of the main metrics that a split has."""
     names = dict.fromkeys(name for values in results.values() for name in values)
-    found = (next((name for name in names if re.fullmatch(pattern, name)), None) for pattern in _HEADLINES)
-    return list(filter(None, found))
+    matches = (next((name for name in names if re.fullmatch(pattern, name)), None) for pattern in _HEADLINES)
+    return list(filter(None, matches))
 
 
 def format_results(results: Mapping[str, Metrics], *, every: bool = False) -> str:
-    """Return the main metrics of each split as a table in percent; empty if a split lacks a metric.
+    """Return the main metrics of each split as a table in percent, with `every` below all further metrics.
 
-    every: put all other metrics above them.
+    A cell is empty if the split lacks the metric.
     """
-    shown = headlines(results)
-    others = dict.fromkeys(name for values in results.values() for name in values if every and name not in shown)
+    last = headlines(results)
+    first = dict.fromkeys(name for values in results.values() for name in values if every and name not in last)
     rows = [["metric, %", *results]]
-    for name in [*others, *shown]:
+    for name in [*first, *last]:
         rows.append([name, *(f"{100 * values[name]:.2f}" if name in values else "" for values in results.values())])
     return text_table(rows, least=(0, 10))

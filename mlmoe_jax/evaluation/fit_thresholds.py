@@ -14,15 +14,15 @@ from mlmoe_jax.evaluation.results import OUT_OF_FOLD, SplitScores
 from mlmoe_jax.runs.thresholds import Thresholds
 from mlmoe_jax.runtime.progress import status
 
-# Labels with fewer positive images share one threshold: one positive image with a low score would otherwise let a label
-# be predicted almost everywhere.
+# Labels with fewer positive images share one threshold. Otherwise one positive image with a low score could lead to a
+# threshold at which a label is predicted almost everywhere.
 LEAST_POSITIVES = 10
 
 
 def split_to_fit(config: ConfigDict) -> str:
-    """Return the split that `thresholds.split` names; UserError if there is none, or if it is a reported one."""
-    usual = OUT_OF_FOLD if config.train.fit == "logistic" else config.data.val_split
-    split = config.thresholds.split or usual
+    """Return the split of `thresholds.split`; UserError if there is none, or if its metrics are reported."""
+    default = OUT_OF_FOLD if config.train.fit == "logistic" else config.data.val_split
+    split = config.thresholds.split or default
     if not split:
         raise UserError(
             "the run has no validation split to fit thresholds on; name one with --config.thresholds.split, or train "
@@ -31,7 +31,7 @@ def split_to_fit(config: ConfigDict) -> str:
     if split in config.data.test_splits:
         raise UserError(
             f"thresholds are not fitted on {split}, one of data.test_splits, because its reported metrics would be too "
-            "high; name another with --config.thresholds.split"
+            "high; name another split with --config.thresholds.split"
         )
     return split
 
@@ -39,11 +39,11 @@ def split_to_fit(config: ConfigDict) -> str:
 def fit_split(table: SplitScores, names: Sequence[str], config: ConfigDict) -> Thresholds:
     """Fit thresholds to the images of a split that have scores, see `thresholds.fit`.
 
-    With one threshold per label, labels with fewer than LEAST_POSITIVES positives share the threshold that is fitted to
+    With one threshold per label, labels with fewer than LEAST_POSITIVES positives share a threshold that is fitted to
     all labels together.
 
-    The source of the thresholds describes the fit, with the results of `metrics.precision_recall_f1` at the fixed and
-    at the fitted thresholds. Raises UserError if no label has a positive, or no threshold reaches the goal.
+    `Thresholds.source` of the result describes the fit, with the results of `multilabel.precision_recall_f1` at the
+    fixed and at the fitted thresholds. Raises UserError if no label has a positive, or no threshold reaches the goal.
     """
     settings, fixed = config.thresholds, config.eval.threshold
     if table.name == config.data.train_split:
@@ -51,18 +51,20 @@ def fit_split(table: SplitScores, names: Sequence[str], config: ConfigDict) -> T
     table = table.take(table.read)
     label, mask = table.targets(config.data.difficult_eval)
     goal = {"mask": mask, "goal": settings.goal, "precision": settings.precision}
-    cuts, few = fit(table.scores, label, per=settings.per, **goal), np.zeros(len(names), bool)
+    thresholds, few = fit(table.scores, label, per=settings.per, **goal), np.zeros(len(names), bool)
     if settings.per == "class":
         few = ((label == 1) & (mask != 0)).sum(axis=0) < LEAST_POSITIVES
-        cuts = np.where(few, fit(table.scores, label, per="global", **goal), cuts) if few.any() else cuts
-    if np.isnan(cuts).all():
+        thresholds = (
+            np.where(few, fit(table.scores, label, per="global", **goal), thresholds) if few.any() else thresholds
+        )
+    if np.isnan(thresholds).all():
         raise UserError(f"no label has a positive among the {len(table):,} images of {table.name} that have scores")
-    if not np.isfinite(cuts).any():
+    if not np.isfinite(thresholds).any():
         raise UserError(
             f"a precision of {settings.precision:g} is not reached on {table.name} by any label at any threshold; "
             "lower --config.thresholds.precision"
         )
-    before, after = (precision_recall_f1(table.scores >= at, label, mask=mask) for at in (fixed, cuts))
+    before, after = (precision_recall_f1(table.scores >= at, label, mask=mask) for at in (fixed, thresholds))
     source = {
         "split": table.name,
         "images": len(table),
@@ -72,8 +74,8 @@ def fit_split(table: SplitScores, names: Sequence[str], config: ConfigDict) -> T
         "fixed": fixed,
         "least_positives": LEAST_POSITIVES,
         "shared": [name for name, is_few in zip(names, few, strict=True) if is_few],
-        "never": [name for name, cut in zip(names, cuts, strict=True) if np.isposinf(cut)],
+        "never": [name for name, threshold in zip(names, thresholds, strict=True) if np.isposinf(threshold)],
         "before": before,
         "after": after,
     }
-    return Thresholds(dict(zip(names, cuts.tolist(), strict=True)), source)
+    return Thresholds(dict(zip(names, thresholds.tolist(), strict=True)), source)

@@ -1,8 +1,8 @@
 """The weight of gates on shared experts, per label.
 
-DR-MoE says that its gates give shared experts more weight for correlated labels. `gates.npz` beside `scores.npz` has
-what is needed to look: `ids` str[N], `split` str[N], `labels` i8[N,K] as in `scores.npz`, and `shared/GATE` f32[N,K],
-the summed weight of the shared experts for each label (static gates: f32[1,K]), nan if an image could not be read.
+DR-MoE says that its gates give shared experts more weight for correlated labels. `gates.npz` beside `scores.npz` holds
+the weights: `ids` str[N], `split` str[N], `labels` i8[N,K] as in `scores.npz`, and `shared/GATE` f32[N,K], the summed
+weight of the shared experts for each label (static gates: f32[1,K]), nan if an image could not be read.
 
 Shape letters: N images, K labels.
 """
@@ -27,7 +27,7 @@ _SHARED = "shared/"
 
 
 def shared_entries(config: ConfigDict) -> dict[str, tuple[int, ...]]:
-    """Return the entries of shared experts in each gate that also has task experts, gate -> indices; {} without any."""
+    """Return gate -> indices of its shared experts, for each gate with shared and task experts."""
     shared = {}
     for gate, names in head_of(config).gate_entries(config).items():
         entries = tuple(e for e, name in enumerate(names) if name.startswith("shared "))
@@ -39,7 +39,11 @@ def shared_entries(config: ConfigDict) -> dict[str, tuple[int, ...]]:
 def collect(outputs: Sequence[Mapping[str, Any]], images: int) -> dict[str, np.ndarray]:
     """Return gate -> f32[N,K] (static gates: f32[1,K]) from the outputs of the evaluation step for all batches.
 
-    Rows of images that could not be read are nan. outputs: of `models.apply.make_eval_step`. images: N.
+    Rows of images that could not be read are nan.
+
+    Args:
+      outputs: outputs of `models.apply.make_eval_step`.
+      images: N.
     """
     shares = {}
     for gate in outputs[0].get("shares", {}):
@@ -65,22 +69,23 @@ def join(splits: Sequence[SplitScores]) -> dict[str, np.ndarray]:
 
 
 class LabelShares(NamedTuple):
-    """The mean weight on shared experts per label: over all images, and over those with the label (nan without any)."""
+    """The mean weight on shared experts per label: over all images, and over the images with the label (else nan)."""
 
     mean: Floats
     present: Floats
 
 
 def label_shares(folder: RunFolder, split: str, *, difficult: str) -> dict[str, LabelShares]:
-    """Return gate -> f64[K] twice, from gates.npz of the training or else of --mode=eval; {} without the split.
+    """Return gate -> LabelShares, from gates.npz of the training or else of --mode=eval; {} without the split.
 
-    difficult: as in `data.split.targets`. Raises UserError if the file is damaged.
+    `difficult` is as in `data.split.targets`. Raises UserError if the file is damaged.
     """
     for prefix in PREFIXES:
         name, scores = f"{prefix}{GATES}", folder / f"{prefix}{SCORES}"
         if not (folder / name).exists():
             continue
-        # With static gates the file is little more than the codes of scores.npz, mostly zeros: it unpacks to as much.
+        # With static gates the file is mostly the codes of scores.npz, nearly all zeros, so it may unpack to their
+        # size.
         usual = max(USUAL, PACKED * scores.stat().length if scores.exists() else 0)
         with folder.reading(name):
             stored = folder.read_npz(name, usual=usual)

@@ -1,7 +1,7 @@
 """Results of evaluations in a run folder: the scores of all images, and the metrics of each split.
 
-Training writes its files to the folder itself, `--mode=eval` to `eval/`. For a split with both, those of the training
-take precedence. Shape letters: N images, K labels.
+Training writes its files to the folder itself, `--mode=eval` to `eval/`. The files of the training take precedence for
+a split that has both. Shape letters: N images, K labels.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import CONFIG, LABELS, RESULTS, SCORES, RunFolder
 from mlmoe_jax.runs.restore import read_config
 
-EVALUATED = "eval/"  # what --mode=eval writes
+EVALUATED = "eval/"  # the folder of --mode=eval
 FALL = "mAP_fall_from_test"  # of test_shift, a difference from the results of test
-OUT_OF_FOLD = "out_of_fold"  # the training images, each scored by a fit without it (train.fit=logistic)
-PREFIXES = ("", EVALUATED)  # the first that has a split takes precedence
+OUT_OF_FOLD = "out_of_fold"  # the training images with scores of fits without the image (train.fit=logistic)
+PREFIXES = ("", EVALUATED)  # in order of precedence
 _CODES = (-1, 0, 1, 2)  # of data.split: unknown, negative, positive, difficult
 
 Results = dict[str, dict[str, float]]  # split -> metric -> value, as fractions
@@ -32,11 +32,16 @@ Results = dict[str, dict[str, float]]  # split -> metric -> value, as fractions
 class SplitScores:
     """One split with its scores, computed or read from a run folder.
 
-    ids str[N]. scores: probabilities f64[N,K], computed from float32 logits in float64 so that order is kept; nan if an
-    image could not be read. codes: i8[N,K] of data.split. source: the whole split as its data set has it; None for the
-    scores of a run folder and for a part of the images or labels. shares: gate -> f32[N,K], the weight of each label's
-    gate on shared experts (f32[1,K] for static gates), of a scored split only.
-    prefix: the one of PREFIXES below which the scores were read.
+    Attributes:
+      name: the name of the split.
+      ids: str[N].
+      scores: probabilities f64[N,K], computed from float32 logits in float64, which preserves their order; nan if an
+        image could not be read.
+      codes: i8[N,K] of data.split.
+      source: the split of the data set; None for the scores of a run folder, and for a part of the images or labels.
+      shares: gate -> f32[N,K], the weight of each label's gate on shared experts (f32[1,K] for static gates); only
+        after scoring.
+      prefix: the entry of PREFIXES below which the scores were read.
     """
 
     name: str
@@ -62,15 +67,15 @@ class SplitScores:
 
     @property
     def skipped(self) -> SkippedImages:
-        """The images that could not be read; requires `source`, which knows the reasons."""
+        """The images that could not be read; requires `source`, which has the reasons."""
         return SkippedImages(self.source, np.flatnonzero(~self.read).tolist())
 
     def take(self, rows: np.ndarray) -> SplitScores:
-        """Return the images `rows`, bool[N] or i64[n], in that order."""
+        """Return the images `rows`, bool[N] or i64[n], in this order."""
         return SplitScores(self.name, self.ids[rows], self.scores[rows], self.codes[rows], prefix=self.prefix)
 
     def with_labels(self, columns: np.ndarray) -> SplitScores:
-        """Return the labels i64[k] `columns`, in that order."""
+        """Return the labels `columns`, i64[k], in this order."""
         return replace(self, scores=self.scores[:, columns], codes=self.codes[:, columns], source=None, shares={})
 
     def targets(self, difficult: str) -> tuple[np.ndarray, np.ndarray]:
@@ -79,7 +84,7 @@ class SplitScores:
 
 
 def read_scores(folder: RunFolder) -> dict[str, SplitScores]:
-    """Return all splits that have scores, by name; those of the training take precedence over --mode=eval.
+    """Return all splits that have scores, by name; scores of the training take precedence over --mode=eval.
 
     Raises UserError if there are none, or if a file is damaged.
     """
@@ -88,12 +93,12 @@ def read_scores(folder: RunFolder) -> dict[str, SplitScores]:
 
 
 def read_settings(folder: RunFolder, prefix: str) -> ConfigDict:
-    """Return the config with which the files below a prefix were measured: that of the run, or of an evaluation."""
+    """Return the config of the files below a prefix: the config of the run, or of an evaluation."""
     return read_config(folder, f"{prefix}{CONFIG}")
 
 
 def require_split(folder: RunFolder, splits: dict[str, SplitScores], name: str) -> SplitScores:
-    """Return one of the splits that `read_scores` found."""
+    """Return an entry of `splits`, a result of `read_scores`; UserError if it is missing."""
     if name not in splits:
         raise UserError(
             f"{folder} has scores of {', '.join(splits)}, not of {name}; run --mode=eval --workdir={folder} "
@@ -105,37 +110,37 @@ def require_split(folder: RunFolder, splits: dict[str, SplitScores], name: str) 
 def read_results(folder: RunFolder) -> Results:
     """Return split -> metric -> fraction, nan if a metric is undefined; precedence as in `read_scores`.
 
-    A difference from the results of another split that are not among those returned is left out.
-    Raises UserError if there are none, or if a file is damaged.
+    The fall of mAP from another split is left out if it refers to other results of that split than the returned ones.
+    Raises UserError if there are no results, or if a file is damaged.
     """
-    found: Results = {}
+    results: Results = {}
     for prefix in _present(folder, RESULTS):
         own = _results_in(folder, f"{prefix}{RESULTS}")
         for split, metrics in own.items():
-            found.setdefault(split, metrics)
-            if FALL in metrics and found.get("test") != own.get("test"):
-                found[split] = {name: value for name, value in found[split].items() if name != FALL}
-    return found
+            results.setdefault(split, metrics)
+            if FALL in metrics and results.get("test") != own.get("test"):
+                results[split] = {name: value for name, value in results[split].items() if name != FALL}
+    return results
 
 
 def hidden_evaluations(folder: RunFolder) -> dict[str, str]:
-    """Return split -> a sentence, for splits of which --mode=eval has other results than the training; may be {}."""
+    """Return split -> a sentence, for splits whose results differ between --mode=eval and the training."""
     both = [f"{prefix}{RESULTS}" for prefix in PREFIXES]
     if not all((folder / name).exists() for name in both):
         return {}
     ours, later = (_results_in(folder, name) for name in both)
-    shown = "results of the training; eval/ has another evaluation of it, which is not shown"
-    return {split: f"{split}: {shown}" for split in ours if split in later and ours[split] != later[split]}
+    note = "results of the training; eval/ has another evaluation, which is not shown"
+    return {split: f"{split}: {note}" for split in ours if split in later and ours[split] != later[split]}
 
 
 def result_sources(folder: RunFolder) -> dict[str, str]:
-    """Return split -> the prefix of the file from which `read_results` has its metrics."""
+    """Return split -> the prefix of the file from which `read_results` takes its metrics."""
     prefixes = reversed(_present(folder, RESULTS))
     return {split: prefix for prefix in prefixes for split in _results_in(folder, f"{prefix}{RESULTS}")}
 
 
 def training_results(folder: RunFolder) -> Results | None:
-    """Return the results of a finished training, as `read_results` does; None if it is not finished."""
+    """Return the results of a training, as `read_results` does; None if the training is not finished."""
     return _results_in(folder, RESULTS) if (folder / RESULTS).exists() else None
 
 
@@ -155,7 +160,7 @@ def read_labels(folder: RunFolder) -> tuple[str, ...]:
 
 
 def _present(folder: RunFolder, name: str) -> list[str]:
-    """Return the prefixes under which a file is there; UserError if there are none."""
+    """Return the prefixes under which a file exists; UserError if there are none."""
     folder.require()
     if not (prefixes := [prefix for prefix in PREFIXES if (folder / f"{prefix}{name}").exists()]):
         raise UserError(f"{folder} has no {name}; run --mode=eval --workdir={folder}, or let its training finish")
@@ -166,10 +171,11 @@ def _read_file(folder: RunFolder, prefix: str) -> dict[str, SplitScores]:
     name, labels = f"{prefix}{SCORES}", len(read_labels(folder))
     with folder.reading(name):
         stored = folder.read_npz(name)
-        ids, scores, codes, of = (stored[key] for key in ("ids", "scores", "labels", "split"))
-        fit = scores.shape == codes.shape == (len(ids), labels) and ids.shape == of.shape == (len(ids),)
+        ids, scores, codes, split_names = (stored[key] for key in ("ids", "scores", "labels", "split"))
+        fit = scores.shape == codes.shape == (len(ids), labels) and ids.shape == split_names.shape == (len(ids),)
         # nan is an image that could not be read
         if not fit or not np.isin(codes, _CODES).all() or ((scores < 0) | (scores > 1)).any():
             raise ValueError(f"its arrays do not fit the {labels} labels of {LABELS}, or have impossible values")
         whole = SplitScores("", ids.astype(str), scores.astype(np.float64, copy=False), codes, prefix=prefix)
-        return {split: replace(whole.take(of == split), name=split) for split in dict.fromkeys(of.astype(str).tolist())}
+        splits = dict.fromkeys(split_names.astype(str).tolist())
+        return {split: replace(whole.take(split_names == split), name=split) for split in splits}

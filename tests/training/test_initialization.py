@@ -279,8 +279,8 @@ def test_a_resampled_position_table_is_kept_in_runs(config, refusal, tmp_path):
     for source in ("in.npz", "a"):
         config.init_from = str(tmp_path / source)
         assert refusal(initial_parts, config, space_of("cat", "dog")) == (
-            "the position table of config.init_from has 17 entries, and the table of the backbone has 5, so it cannot be "
-            "trained; put (r'^backbone/pos_embed$', False) first in config.trainable"
+            "the position table of config.init_from has 17 entries, and the table of the backbone has 5, so it cannot "
+            "be trained; put (r'^backbone/pos_embed$', False) first in config.trainable"
         )
 
 

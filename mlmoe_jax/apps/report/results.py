@@ -17,7 +17,7 @@ from mlmoe_jax.apps.tools.fit_thresholds import fitted_lines
 from mlmoe_jax.evaluation.metrics.calibration import reliability
 from mlmoe_jax.evaluation.metrics.groups import GROUPS
 from mlmoe_jax.evaluation.metrics.ranking import Ranking, checked, rank_all
-from mlmoe_jax.evaluation.metrics.standard import CUTS, FIGURES, PREDICTIONS
+from mlmoe_jax.evaluation.metrics.standard import METRICS, PREDICTIONS, THRESHOLDS
 from mlmoe_jax.evaluation.results import hidden_evaluations
 from mlmoe_jax.runtime.text import counted, percent
 
@@ -40,7 +40,7 @@ def metrics(files: RunFiles) -> Section:
         )
     ]
     parts += [Note(f"{sentence}.") for sentence in hidden_evaluations(files.folder).values()]
-    at_thresholds = {name: name.partition("@")[2] for name in names if name.partition("@")[0] in FIGURES}
+    at_thresholds = {name: name.partition("@")[2] for name in names if name.partition("@")[0] in METRICS}
     remaining = [name for name in names if name not in at_thresholds]
     for number, key in enumerate(GROUPS):
         group = GROUPS[key]
@@ -49,10 +49,10 @@ def metrics(files: RunFiles) -> Section:
             parts.append(_table(f"metrics-{number}", group.caption, meanings, splits))
     threshold = f"{files.settings(files.main_split.prefix).eval.threshold:g}"
     for at in sorted(dict.fromkeys(at_thresholds.values()), key=lambda at: at != threshold):  # of the config first
-        meaning = _meaning(at, CUTS) or "see results.json"
-        figures = {f"{name}@{at}": text for name, text in FIGURES.items() if f"{name}@{at}" in names}
-        table = _table(f"metrics-at-{at}", f"{PREDICTIONS.caption} at {at}: {meaning}", figures, splits)
-        parts += [table, *_never_predicted(files)] if at == threshold else [Details(f"The same at {at}", [table])]
+        meaning = _meaning(at, THRESHOLDS) or "see results.json"
+        metrics = {f"{name}@{at}": text for name, text in METRICS.items() if f"{name}@{at}" in names}
+        table = _table(f"metrics-at-{at}", f"{PREDICTIONS.caption} at {at}: {meaning}", metrics, splits)
+        parts += [table, *_never_predicted(files)] if at == threshold else [Details(f"Metrics at {at}", [table])]
     if remaining:
         rows = [[name, *(split.metrics.get(name) for split in splits.values())] for name in remaining]
         columns = [("name", "text"), *((name, "number") for name in splits)]
@@ -193,8 +193,8 @@ def precision_recall_points(ranking: Ranking, positives: np.ndarray, *, most: in
 
     positives: their scores f64[P]. If there are more than `most`, evenly spaced ones, including the first and the last.
     """
-    hits, seen = ranking.found, ranking.found + ranking.above + ranking.level
-    points = np.stack([hits / max(1, ranking.positives), hits / seen, np.sort(positives)], axis=1)
+    hits, ranks = ranking.hits, ranking.hits + ranking.above + ranking.level
+    points = np.stack([hits / max(1, ranking.positives), hits / ranks, np.sort(positives)], axis=1)
     return points[np.unique(np.linspace(0, len(points) - 1, min(most, len(points))).round().astype(int))]
 
 

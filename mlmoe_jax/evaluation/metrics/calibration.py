@@ -23,9 +23,12 @@ Ints = NDArray[np.int64]
 class Reliability:
     """Sums over the valid entries of a split, one row per class, from which all metrics of this module follow.
 
-    Bin m holds the scores with floor(M · score) = m, the last one also 1: M bins of equal width.
-    count, positive i64[K,M], entries and positives per bin; score f64[K,M], the sum of their scores;
-    squared_error f64[K], the sum of (score − label)².
+    The M bins have equal width: bin m holds the scores with floor(M · score) = m, and the last bin also the score 1.
+
+    Attributes:
+      count, positive: i64[K,M], entries and positives per bin.
+      score: f64[K,M], the sum of the scores of the entries.
+      squared_error: f64[K], the sum of (score − label)².
     """
 
     count: Ints
@@ -74,24 +77,24 @@ def reliability(scores: Scores, labels: Labels, *, mask: Labels | None = None, b
         score, label = scores[rows][keep].astype(np.float64), positive[rows][keep]
         if score.size and not (score.min() >= 0 and score.max() <= 1):
             raise ValueError("calibration is defined for probabilities, and a score is outside [0, 1]")
-        of_class = np.broadcast_to(np.arange(classes), keep.shape)[keep]
-        bin_ = of_class * bins + np.minimum((score * bins).astype(np.int64), bins - 1)
+        class_ = np.broadcast_to(np.arange(classes), keep.shape)[keep]
+        bin_ = class_ * bins + np.minimum((score * bins).astype(np.int64), bins - 1)
         count += np.bincount(bin_, minlength=count.size)
         hits += np.bincount(bin_[label], minlength=count.size)
         total += np.bincount(bin_, score, minlength=count.size)
-        squared += np.bincount(of_class, np.square(score - label), minlength=classes)
+        squared += np.bincount(class_, np.square(score - label), minlength=classes)
     return Reliability(*(x.reshape(classes, bins) for x in (count, hits, total)), squared)
 
 
 MEANINGS = {
     r"ECE_pooled": "mean distance between score and share of positives per bin, over all scores pooled",
-    r"ECE_macro": "the same per label, averaged over labels",
+    r"ECE_macro": "mean distance between score and share of positives per bin, per label, averaged over labels",
     r"Brier_pooled": "mean squared distance between score and truth",
 }
 
 
 def measure(entries: Entries) -> dict[str, float]:
-    """Return the metrics that MEANINGS names."""
+    """Return the metrics of MEANINGS."""
     binned = reliability(entries.scores, entries.positive, mask=entries.valid)
     pooled = binned.pooled()
     return {

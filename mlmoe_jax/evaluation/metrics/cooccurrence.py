@@ -1,17 +1,18 @@
 """Co-occurrence overfitting: does a model predict b because a is present, and miss b if a is absent?
 
-Pairs (a, b) are chosen from the *training* labels alone, such that b is frequent in images with a; they are therefore
-the same for all models and splits. The test images fall into four cells, a and b each present or absent, and there are
-two questions:
+Pairs (a, b) are chosen from the *training* labels alone, such that b is frequent in images with a. So all models and
+splits have the same pairs. The test images fall into four cells, a and b each present or absent, and there are two
+questions:
 
 * Images without b: does a raise the score of b? Compare the false-positive rate and the mean score of b in images with
   a and without a. Conditioning on the absence of b removes the frequency of the pair: a model that recognizes b itself
-  has a gap near 0 on any split. (A small gap can be legitimate: scenes with a may also look more like b.)
-* Images with b: is b found without a? Compare the AP of b over its co-occurring positives (with a) and its exclusive
-  ones (without a), each against all negatives of b. These are the "co-occur" and "exclusive" distributions of Singh et
-  al., "Don't Judge an Object by Its Context" (CVPR 2020), who choose pairs by the scores of a model (their bias is the
-  ratio of the mean scores of b with and without a). AP increases with the number of positives, so each AP can be
-  compared between models, but not with the other. AUC does not depend on that number, so its gap is meaningful.
+  has a gap near 0 on any split. (A small gap can be legitimate, because scenes with a may resemble scenes with b.)
+* Images with b: is b recognized without a? Compare the AP of b over its co-occurring positives (with a) and over its
+  exclusive positives (without a), each against all negatives of b. These are the "co-occur" and "exclusive"
+  distributions of Singh et al., "Don't Judge an Object by Its Context" (CVPR 2020), who choose pairs by the scores of a
+  model (their bias is the ratio of the mean scores of b with and without a). AP increases with the number of positives,
+  so either AP can be compared between models, but the two APs cannot be compared. AUC does not depend on the number of
+  positives, so its gap is meaningful.
 
 Related work: out-of-context objects (Choi, Torralba & Willsky 2012), bias amplification (Zhao et al. 2017), which
 counts predicted pairs and so mixes the two questions.
@@ -44,7 +45,7 @@ class Pair:
 PairRow = dict[str, float]  # the values of a pair on a split by name, as in cooccurrence.csv; nan if undefined
 
 CELLS = ("both", "a_only", "b_only", "neither")
-# The metrics of the two questions; those of one question are averaged over the same pairs.
+# The metrics of the two questions. All metrics of a question are averaged over one set of pairs.
 _QUESTIONS = {
     "pairs_fpr": ("fpr_with_a", "fpr_without_a", "fpr_gap", "score_with_a", "score_without_a", "score_gap"),
     "pairs_ap": ("ap_cooccurring", "ap_exclusive", "auc_cooccurring", "auc_exclusive", "auc_gap"),
@@ -57,16 +58,16 @@ _GAPS = {
 MEANINGS = {
     r"mAP_fall_from_test": "mAP on test minus mAP on this split, in which labels do not co-occur as in training",
     r"cooccurrence/fpr_with_a": "false-positive rate of b in images with a, for pairs that often co-occur in training",
-    r"cooccurrence/fpr_without_a": "the same in images without a",
+    r"cooccurrence/fpr_without_a": "false-positive rate of b in images without a",
     r"cooccurrence/fpr_gap": "how much a raises the false-positive rate of b",
     r"cooccurrence/score_with_a": "mean score of an absent b in images with a",
-    r"cooccurrence/score_without_a": "the same in images without a",
+    r"cooccurrence/score_without_a": "mean score of an absent b in images without a",
     r"cooccurrence/score_gap": "how much a raises the score of an absent b",
     r"cooccurrence/ap_cooccurring": "average precision of b over its positives with a",
-    r"cooccurrence/ap_exclusive": "the same over its positives without a",
+    r"cooccurrence/ap_exclusive": "average precision of b over its positives without a",
     r"cooccurrence/auc_cooccurring": "chance that b with a scores higher than images without b",
-    r"cooccurrence/auc_exclusive": "the same for b without a",
-    r"cooccurrence/auc_gap": "how much worse b is found without a",
+    r"cooccurrence/auc_exclusive": "chance that b without a scores higher than images without b",
+    r"cooccurrence/auc_gap": "how much worse b is recognized without a",
 }
 COOCCURRENCE = MetricGroup("Co-occurrence overfitting, means over pairs of labels", MEANINGS)
 
@@ -76,17 +77,19 @@ def training_pairs(
 ) -> list[Pair]:
     """Choose the ordered pairs (a, b) with p(b | a) ≥ level > 0 and above p(b), by decreasing p(b | a).
 
-    A very frequent label (COCO's person) reaches any level with most others by chance; only pairs that co-occur more
+    A very frequent label (COCO's person) reaches any level with most labels by chance, so only pairs that co-occur more
     often than by chance are chosen.
 
-    together, positives, images: as in `data.labels.LabelSpace`. level: 0.4 is the threshold of an edge in ML-GCN's
-    label graph. support: minimum number of training images with both, because frequencies of a few images are noise.
+    Args:
+      together, positives, images: as in `data.labels.LabelSpace`.
+      level: the minimum of p(b | a); 0.4 is the threshold of an edge in ML-GCN's label graph.
+      support: minimum number of training images with both labels, because frequencies of a few images are noise.
     """
     together, positives = csr_array(together).tocoo(), np.asarray(positives, np.int64)
     a, b = together.row, together.col
-    given, alone = together.data / np.maximum(positives[a], 1), positives[b] / max(1, images)
-    chosen = (a != b) & (given >= level) & (given > alone) & (together.data >= max(1, support))
-    columns = (values[chosen].tolist() for values in (a, b, given, alone, together.data))
+    conditional, alone = together.data / np.maximum(positives[a], 1), positives[b] / max(1, images)
+    selected = (a != b) & (conditional >= level) & (conditional > alone) & (together.data >= max(1, support))
+    columns = (values[selected].tolist() for values in (a, b, conditional, alone, together.data))
     pairs = [Pair(*row) for row in zip(*columns, strict=True)]
     return sorted(pairs, key=lambda pair: -pair.p_b_given_a)
 
@@ -105,7 +108,7 @@ def pair_biases(
     Args:
       scores: f[N,K], probabilities.
       labels: [N,K], positive if equal to 1.
-      pairs: of `training_pairs`.
+      pairs: result of `training_pairs`.
       thresholds: a number or f[K]; b is predicted if its score ≥ its threshold.
       mask: [N,K] or None; an image counts for a pair only if both labels are known; negatives of b count for the AP
         even if a is unknown.
@@ -113,16 +116,16 @@ def pair_biases(
 
     Returns:
       per pair: the fields of `Pair`; images_CELL, the number of images with both, a only, b only and neither, among
-      those with both labels known; fpr_* and score_*, the share predicted as b and the mean score of b, in images
+      the images with both labels known; fpr_* and score_*, the share predicted as b and the mean score of b, in images
       without b; ap_* and auc_* of b over its positives with a (cooccurring) or without (exclusive), against all its
       negatives.
     """
     scores, positive, valid = checked(scores, labels, mask)
-    cuts = np.broadcast_to(np.asarray(thresholds, np.float64), scores.shape[1:])
-    return [_measure(pair, scores, positive, valid, cuts[pair.b], max(1, fewest)) for pair in pairs]
+    thresholds = np.broadcast_to(np.asarray(thresholds, np.float64), scores.shape[1:])
+    return [_measure(pair, scores, positive, valid, thresholds[pair.b], max(1, fewest)) for pair in pairs]
 
 
-def _measure(pair: Pair, scores: Floats, positive: Bools, valid: Bools, cut: np.float64, fewest: int) -> PairRow:
+def _measure(pair: Pair, scores: Floats, positive: Bools, valid: Bools, threshold: np.float64, fewest: int) -> PairRow:
     score, shows_a, shows_b = scores[:, pair.b], positive[:, pair.a], positive[:, pair.b]
     known = valid[:, pair.a] & valid[:, pair.b]
     both, a_only, b_only, neither = cells = (
@@ -134,10 +137,10 @@ def _measure(pair: Pair, scores: Floats, positive: Bools, valid: Bools, cut: np.
     images = {f"images_{name}": int(cell.sum()) for name, cell in zip(CELLS, cells, strict=True)}
     means, ranks, absent = {}, {}, score[valid[:, pair.b] & ~shows_b]
     for side, cell in (("with_a", a_only), ("without_a", neither)):
-        of_cell = score[cell].astype(np.float64)
-        enough = of_cell.size >= fewest
-        means[f"fpr_{side}"] = float((of_cell >= cut).mean()) if enough else np.nan
-        means[f"score_{side}"] = float(of_cell.mean()) if enough else np.nan
+        values = score[cell].astype(np.float64)
+        enough = values.size >= fewest
+        means[f"fpr_{side}"] = float((values >= threshold).mean()) if enough else np.nan
+        means[f"score_{side}"] = float(values.mean()) if enough else np.nan
     for side, cell in (("cooccurring", both), ("exclusive", b_only)):
         ranking = rank(score[cell], [absent]) if min(np.count_nonzero(cell), absent.size) >= fewest else None
         ranks[f"ap_{side}"] = ranking.average_precision() if ranking else np.nan
@@ -150,16 +153,16 @@ def _measure(pair: Pair, scores: Floats, positive: Bools, valid: Bools, cut: np.
 def summarize(splits: Mapping[str, Sequence[PairRow]]) -> dict[str, dict[str, float]]:
     """Average the pairs of one or several splits so that the splits are comparable.
 
-    All pairs have the same weight regardless of their number of images, because the most frequent label would dominate
-    otherwise. A pair enters the means of a question (see the module) only if all metrics of that question are defined
-    on *all* splits, so that all splits and both sides of a gap average the same pairs.
+    All pairs have equal weights regardless of their number of images, because the most frequent label would dominate
+    otherwise. A pair is part of the means of a question (see the module) only if all metrics of the question are
+    defined on *all* splits, so that all splits and both sides of a gap average the same pairs.
 
     Args:
-      splits: name -> result of `pair_biases`, for the same pairs.
+      splits: name -> result of `pair_biases`, for equal pairs.
 
     Returns:
       name -> pairs, their number; pairs_fpr, the number of pairs in the means of fpr_* and score_*, and pairs_ap, in
-      the means of ap_* and auc_*; the mean of each of these metrics and of the gaps, nan without pairs.
+      the means of ap_* and auc_*; the mean of each metric and of the gaps, nan without pairs.
     """
     report: dict[str, dict[str, float]] = {name: {"pairs": len(rows)} for name, rows in splits.items()}
     whole = [

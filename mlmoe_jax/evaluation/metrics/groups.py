@@ -1,4 +1,4 @@
-"""All metrics of a split by group; a new group takes one file and one line of `GROUPS`."""
+"""All metrics of a split by group; a new group needs one file and one line of `GROUPS`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cached_property
 from ml_collections import ConfigDict
 from numpy.typing import ArrayLike, NDArray
 
-from mlmoe_jax.evaluation.metrics.multilabel import per_class, top_k
+from mlmoe_jax.evaluation.metrics import multilabel
 from mlmoe_jax.evaluation.metrics.ranking import Bools, Floats, checked
 from mlmoe_jax.runtime.registry import Registry
 
@@ -18,10 +18,14 @@ from mlmoe_jax.runtime.registry import Registry
 class MetricGroup:
     """Related metrics: one table of the report.
 
-    caption: the heading of the table. meanings: regular expression for names -> definition in one sentence, with {0}
-    for the first group of the expression. measure: `Entries` -> name -> fraction, nan if undefined; None if the metrics
-    need more than the scores of one split (`evaluation.evaluate` then adds them). selectable: config -> the names of
-    the metrics by which a training can select values: computed for every split, and better if higher.
+    Attributes:
+      caption: the heading of the table.
+      meanings: regular expression for names -> definition in one sentence, with {0} for the first group of the
+        expression.
+      measure: `Entries` -> name -> fraction, nan if undefined; None if the metrics need more than the scores of one
+        split (`evaluation.evaluate` then adds them).
+      selectable: config -> names of metrics by which a training can select values: computed for every split, and better
+        if higher.
     """
 
     caption: str
@@ -47,8 +51,10 @@ GROUPS: Registry[MetricGroup] = Registry(
 class Entries:
     """The scores of a split with the truth, and cached values that several groups use.
 
-    scores f[B,K], probabilities; positive, valid bool[B,K], the present and the valid labels. thresholds and k as in
-    `evaluate_scores`.
+    Attributes:
+      scores: f[B,K], probabilities.
+      positive, valid: bool[B,K], the present and the valid labels.
+      thresholds, k: as in `evaluate_scores`.
     """
 
     scores: Floats
@@ -58,14 +64,14 @@ class Entries:
     k: int = 3
 
     @cached_property
-    def of_class(self) -> dict[str, NDArray]:
+    def per_class(self) -> dict[str, NDArray]:
         """The ranking metrics per class, see `multilabel.per_class`."""
-        return per_class(self.scores, self.positive, mask=self.valid)
+        return multilabel.per_class(self.scores, self.positive, mask=self.valid)
 
     @cached_property
     def top(self) -> Bools:
         """The k highest valid classes per image, bool[B,K]."""
-        return top_k(self.scores, self.k, mask=self.valid)
+        return multilabel.top_k(self.scores, self.k, mask=self.valid)
 
 
 def evaluate_scores(
@@ -89,12 +95,12 @@ def evaluate_scores(
       ValueError: wrong shapes, or a valid score that is NaN or outside [0, 1].
     """
     entries = Entries(*checked(scores, labels, mask), thresholds, k)
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for group in map(GROUPS.__getitem__, GROUPS):
-        found |= group.measure(entries) if group.measure else {}
-    return found
+        metrics |= group.measure(entries) if group.measure else {}
+    return metrics
 
 
 def selectable_metrics(config: ConfigDict) -> list[str]:
-    """Return the names that `eval.select_metric` may have."""
+    """Return the valid values of `eval.select_metric`."""
     return [name for group in map(GROUPS.__getitem__, GROUPS) for name in group.selectable(config)]

@@ -32,9 +32,9 @@ def average_precision(
     Args:
       scores: see the module, as labels and mask.
       interpolation: "none", mean of the precision at each positive (scikit-learn, ML-GCN, ADD-GCN, ASL, ML-Decoder);
-        "envelope", the same with the largest precision at this or any higher recall (VOC 2010+, SSGRL, Q2L, ML-VPT),
-        never below "none";
-        "11point", mean of that largest precision at recall 0, 0.1 … 1 (VOC 2007; recalls compared exactly).
+        "envelope", mean of the largest precision at the recall of each positive or any higher recall (VOC 2010+, SSGRL,
+        Q2L, ML-VPT), never below "none";
+        "11point", mean of this largest precision at recall 0, 0.1 … 1 (VOC 2007; recalls compared exactly).
 
     Raises:
       ValueError: unknown interpolation, wrong shapes, or a NaN score in a valid entry.
@@ -56,9 +56,9 @@ def per_class(scores: Scores, labels: Labels, *, mask: Labels | None = None) -> 
         (r.positives, *(r.average_precision(kind) for kind in INTERPOLATIONS), r.roc_auc())
         for r in rank_classes(*checked(scores, labels, mask))
     ]
-    positives, *figures = zip(*ranked, strict=True) if ranked else [()] * 5
+    positives, *metrics = zip(*ranked, strict=True) if ranked else [()] * 5
     names = ("AP", "AP_envelope", "AP_11point", "AUC")
-    return {"positives": np.array(positives, np.int64)} | dict(zip(names, map(np.array, figures), strict=True))
+    return {"positives": np.array(positives, np.int64)} | dict(zip(names, map(np.array, metrics), strict=True))
 
 
 def micro_average_precision(
@@ -66,7 +66,7 @@ def micro_average_precision(
 ) -> float:
     """Return the AP of the entries of all classes ranked in one list; nan without positives.
 
-    Unlike the other forms of AP, it requires scores that are comparable between classes. Arguments as for
+    Unlike AP per class, it requires scores that are comparable between classes. Arguments as for
     `average_precision`.
     """
     return rank_all(*checked(scores, labels, mask)).average_precision(interpolation)
@@ -75,8 +75,8 @@ def micro_average_precision(
 def mean_average_precision(ap: Num[np.ndarray, " k"], *, weights: Num[np.ndarray, " k"] | None = None) -> float:
     """Return the mean over the classes that have a positive (ap is not nan); nan if there are none.
 
-    weights: of the classes, or None for equal weights (macro). With the number of positives per class, it is the
-    weighted mAP.
+    `weights` are of the classes; None means equal weights (macro). With the number of positives per class, the result
+    is the weighted mAP.
     """
     ap = np.asarray(ap, np.float64)
     if weights is None:
@@ -100,14 +100,17 @@ def precision_recall_f1(
 
     CF1 and OF1 are 0 if precision and recall are both 0, and nan if either is nan.
 
-    empty: the value of 0/0: "skip", a class is left out of the mean, and an overall value is nan (ML-VPT); "zero", 0
-    (scikit-learn); "one", as "skip" but P is at least 1 for each class, also in ΣP (ML-GCN, ADD-GCN).
+    Args:
+      predicted: 0 or False for classes that are not predicted.
+      labels, mask: see the module.
+      empty: the value of 0/0: "skip", a class is left out of the mean, and an overall value is nan (ML-VPT); "zero", 0
+        (scikit-learn); "one", as "skip" but P is at least 1 for each class, also in ΣP (ML-GCN, ADD-GCN).
     """
     hits, claimed, actual = _counts(predicted, labels, mask)
     if empty == "one":
         claimed = np.maximum(claimed, 1)
-    figures = precision_recall_f1_of(hits, claimed, actual, fill={"skip": np.nan, "zero": 0.0, "one": np.nan}[empty])
-    return {name: float(value) for name, value in figures.items()}
+    metrics = precision_recall_f1_of(hits, claimed, actual, fill={"skip": np.nan, "zero": 0.0, "one": np.nan}[empty])
+    return {name: float(value) for name, value in metrics.items()}
 
 
 def top_k(
@@ -115,11 +118,17 @@ def top_k(
 ) -> Bool[np.ndarray, "b k"]:
     """Return whether each class is one of the k highest of an image.
 
-    Of equal scores, the lower class index ranks higher. Classes whose mask is 0 are skipped. Without `minimum`,
-    each image has exactly k classes (older work); with it, classes with a lower score are dropped (ML-GCN's top-3
-    requires logit ≥ 0).
+    Of equal scores, the lower class index ranks higher. Without `minimum` each image has exactly k classes (older
+    work).
 
-    Raises ValueError for k below 1, or a NaN score in a valid entry.
+    Args:
+      scores: see the module.
+      k: number of classes per image.
+      minimum: drop classes with a lower score (ML-GCN's top-3 requires logit ≥ 0).
+      mask: 0 for classes to skip.
+
+    Raises:
+      ValueError: k is below 1, or a valid score is NaN.
     """
     if k < 1:
         raise ValueError(f"k must be at least 1, not {k}")
@@ -127,25 +136,25 @@ def top_k(
     scores, _, valid = checked(scores, np.broadcast_to(np.False_, scores.shape), mask)
     images, classes = scores.shape
     k = min(k, classes)
-    chosen = np.zeros(scores.shape, bool)
+    top = np.zeros(scores.shape, bool)
     for rows in row_blocks(images, classes):
         block = np.where(valid[rows], scores[rows], -np.inf)
         kth = np.partition(block, classes - k, axis=1)[:, classes - k, None]
         best = block >= kth
-        crowded = np.flatnonzero(np.count_nonzero(best, axis=1) > k)  # equal scores at the cut, which are rare
+        crowded = np.flatnonzero(np.count_nonzero(best, axis=1) > k)  # equal k-th scores, which are rare
         level = block[crowded] == kth[crowded]
-        room = k - np.count_nonzero(best[crowded] & ~level, axis=1)
-        best[crowded] &= ~level | (np.cumsum(level, axis=1) <= room[:, None])
-        chosen[rows] = best & valid[rows]
+        vacant = k - np.count_nonzero(best[crowded] & ~level, axis=1)
+        best[crowded] &= ~level | (np.cumsum(level, axis=1) <= vacant[:, None])
+        top[rows] = best & valid[rows]
         if minimum is not None:
-            chosen[rows] &= block >= minimum
-    return chosen
+            top[rows] &= block >= minimum
+    return top
 
 
 def map_at_k(
     scores: Scores, labels: Labels, k: int, *, mask: Labels | None = None, minimum: float | None = None
 ) -> float:
-    """Return the mAP if each image returns only its k highest valid classes (DR-MoE names it without details).
+    """Return the mAP if each image returns only its k highest valid classes (DR-MoE does not define it in detail).
 
     A class ranks the images that returned it; its positives in other images count with precision 0. With `minimum`,
     images do not return classes with a lower score. Equal to the plain mAP for k ≥ K without a minimum. At most 1; nan
@@ -182,17 +191,17 @@ def precision_recall_f1_of(
     *,
     fill: float = np.nan,
 ) -> dict[str, Any]:
-    """Return the metrics that `precision_recall_f1` defines, from counts of true positives, predictions and positives.
+    """Return the metrics of `precision_recall_f1` from counts of true positives, predictions and positives.
 
-    fill: the value of 0/0; nan leaves a class out of the means, except out of those named macro, where it is 0.
+    `fill` is the value of 0/0; nan leaves a class out of the means. In macro metrics 0/0 is 0.
     """
     hits, claimed, actual = map(np.asarray, (hits, claimed, actual))
     cp, cr = (mean_defined(ratio(hits, count, fill)) for count in (claimed, actual))
     op, or_ = (ratio(hits.sum(axis=-1), count.sum(axis=-1), fill) for count in (claimed, actual))
     f1 = mean_defined(ratio(2 * hits, claimed + actual, fill))
-    figures = dict(CP=cp, CR=cr, CF1=harmonic(cp, cr), CF1_mean=f1, OP=op, OR=or_, OF1=harmonic(op, or_))
+    metrics = dict(CP=cp, CR=cr, CF1=harmonic(cp, cr), CF1_mean=f1, OP=op, OR=or_, OF1=harmonic(op, or_))
     macro = dict(precision_macro=(hits, claimed), recall_macro=(hits, actual), F1_macro=(2 * hits, claimed + actual))
-    return figures | {name: mean_defined(ratio(*counts, fill=0.0)) for name, counts in macro.items()}
+    return metrics | {name: mean_defined(ratio(*counts, fill=0.0)) for name, counts in macro.items()}
 
 
 def ratio(numerator: ArrayLike, denominator: ArrayLike, fill: float = np.nan) -> Floats:
@@ -217,6 +226,6 @@ def sample_deviation(values: ArrayLike) -> float:
 
 
 def harmonic(a: ArrayLike, b: ArrayLike) -> Floats:
-    """Return the harmonic mean of a and b, both at least 0: 0 if both are."""
+    """Return the harmonic mean of a and b, which are not negative; 0 if both are 0."""
     a, b = np.asarray(a), np.asarray(b)
     return np.where((a == 0) & (b == 0), 0.0, ratio(2 * a * b, a + b))

@@ -1,12 +1,12 @@
 """Metrics as the evaluators of the papers compute them.
 
-`groups.evaluate_scores` uses one set of definitions for all methods. Published numbers use those of their authors,
+`groups.evaluate_scores` uses one set of definitions for all methods. Published numbers use their authors' definitions,
 which differ between papers, so comparisons with a published table use this module.
 
 | | mlvpt | q2l | mlgcn | asl | drmoe |
 |---|---|---|---|---|---|
 | AP | envelope | envelope | plain | plain | plain |
-| predicted if | score ≥ prior-matched cut | ≥ 0.5 | ≥ 0.5 (logit ≥ 0) | > 0.8 | ≥ 0.5 |
+| predicted if | score ≥ prior-matched threshold | ≥ 0.5 | ≥ 0.5 (logit ≥ 0) | > 0.8 | ≥ 0.5 |
 | class without positives | mAP is nan, left out of CR | mAP, CR, CF1 are nan | same as q2l | counts 0 | left out |
 | class without predictions | left out of CP | P at least 1, also in OP | same as q2l | counts 0 | left out |
 | top 3 | exactly 3 | of 3, those ≥ 0.5 | of 3, those ≥ 0.5 | none | none |
@@ -17,10 +17,10 @@ of these papers has, are ignored.
 
 mlvpt: `sl_mAP_cf1_of1` of its repository (4fd40e4), which prints the numbers of the tables. A class is predicted for
   the floor(r · N) images that score highest, r its share of the training images; if that is 0, an index wraps around
-  and *all* images are predicted. The cuts depend on the evaluated scores (transductive). The top-3 metrics are printed,
-  but not in the tables.
-q2l: mAP is `voc_mAP` of its repository (55eb050), which is that of SSGRL. The code of the other columns is not public;
-  they follow ML-GCN here, whose table they extend. Their top 3 must have a minimum: the OF1 of 78.3 printed for
+  and *all* images are predicted. The thresholds depend on the evaluated scores (transductive). The top-3 metrics are
+  printed, but not in the tables.
+q2l: mAP is `voc_mAP` of its repository (55eb050), from SSGRL. The code of any other column is not public; these columns
+  follow ML-GCN here, whose table they extend. Their top 3 must have a minimum: the OF1 of 78.3 printed for
   ResNet-101 at 576 pixels is above 76.7, the maximum for exactly three labels per image on COCO's val2014.
 mlgcn: `AveragePrecisionMeter` of its repository (5517d6f), also ADD-GCN's. Without positives it divides by zero and
   stops; the affected metrics are nan here.
@@ -66,11 +66,11 @@ class Evaluator:
 
     # scores, known and frequency -> predictions
     predict: Callable[[Floats, Bools, ArrayLike | None], Bools] = lambda scores, known, frequency: scores >= 0.5
-    shown: tuple[str, ...] = _TABLE
+    metrics: tuple[str, ...] = _TABLE
     interpolation: str = "none"
     ap_without_positives: float | None = np.nan  # None: the class is left out of the mean
     empty: str = "skip"  # of `precision_recall_f1`
-    difficult_in_ap: str = "negative"  # of `data.split.targets`; difficult labels are negative in all other metrics
+    difficult_in_ap: str = "negative"  # of `data.split.targets`; for metrics other than AP they are always negative
     top3: tuple[str, float | None] | None = None  # suffix of the metrics, and the minimum score
 
 
@@ -98,10 +98,10 @@ def preset(name: str, scores: ArrayLike, codes: ArrayLike, *, frequency: ArrayLi
         suffix, minimum = evaluator.top3
         groups[suffix] = top_k(scores, 3, minimum=minimum, mask=known)
     for suffix, predicted in groups.items():
-        figures = precision_recall_f1(predicted, label, mask=known, empty=evaluator.empty)
+        values = precision_recall_f1(predicted, label, mask=known, empty=evaluator.empty)
         if evaluator.empty == "one" and without_positives:
-            figures |= {"CR": np.nan, "CF1": np.nan}
-        report |= {figure + suffix: figures[figure] for figure in evaluator.shown}
+            values |= {"CR": np.nan, "CF1": np.nan}
+        report |= {metric + suffix: values[metric] for metric in evaluator.metrics}
     return report
 
 
@@ -126,11 +126,11 @@ PRESETS: Mapping[str, Evaluator] = MappingProxyType(
         "mlgcn": Evaluator(empty="one", difficult_in_ap="ignore", top3=_MINIMUM),
         "asl": Evaluator(
             lambda scores, known, frequency: scores > 0.8,
-            shown=(*_TABLE[:3], "CF1_mean", *_TABLE[3:]),
+            metrics=(*_TABLE[:3], "CF1_mean", *_TABLE[3:]),
             ap_without_positives=0.0,
             empty="zero",
         ),
-        "drmoe": Evaluator(shown=("CF1", "CF1_mean", "OF1"), ap_without_positives=None),
+        "drmoe": Evaluator(metrics=("CF1", "CF1_mean", "OF1"), ap_without_positives=None),
     }
 )
 
@@ -140,7 +140,7 @@ def _selectable(config: ConfigDict) -> list[str]:
         return []
     evaluator = PRESETS[name]
     suffixes = ("", evaluator.top3[0]) if evaluator.top3 else ("",)
-    return [f"{name}/mAP", *(f"{name}/{figure}{suffix}" for suffix in suffixes for figure in evaluator.shown)]
+    return [f"{name}/mAP", *(f"{name}/{metric}{suffix}" for suffix in suffixes for metric in evaluator.metrics)]
 
 
 PUBLISHED = MetricGroup(

@@ -22,11 +22,13 @@ _CLASSES = 8  # columns of a row-major matrix copied at a time: one cache line o
 class Ranking:
     """Counts for each positive of a class, from the lowest score to the highest.
 
-    found i64[P], positives with at least this score; above, level i64[P], negatives with a higher and with the same
-    score; negatives, their number.
+    Attributes:
+      hits: i64[P], positives with at least this score.
+      above, level: i64[P], negatives with a higher score, and with an equal score.
+      negatives: number of negatives.
     """
 
-    found: Ints
+    hits: Ints
     above: Ints
     level: Ints
     negatives: int
@@ -34,7 +36,7 @@ class Ranking:
     @property
     def positives(self) -> int:
         """P."""
-        return self.found.size
+        return self.hits.size
 
     def average_precision(self, interpolation: str = "none") -> float:
         """Return AP as defined by `multilabel.average_precision`; nan without positives."""
@@ -42,30 +44,30 @@ class Ranking:
             raise ValueError(f"interpolation must be 'none', 'envelope' or '11point', not {interpolation!r}")
         if not self.positives:
             return float("nan")
-        precision = self.found / (self.found + self.above + self.level)
+        precision = self.hits / (self.hits + self.above + self.level)
         if interpolation == "none":
             return float(precision.mean())
         highest = np.maximum.accumulate(precision)  # at this or any higher recall, that is, any lower score
         if interpolation == "envelope":
             return float(highest.mean())
         # Integers: a recall of 3/10 in floating point may fall short of 0.3.
-        last = [np.count_nonzero(10 * self.found >= level * self.positives) - 1 for level in range(11)]
+        last = [np.count_nonzero(10 * self.hits >= level * self.positives) - 1 for level in range(11)]
         return float(highest[last].mean())
 
     def roc_auc(self) -> float:
         """Return the chance that a positive scores higher than a negative; ties count half; nan without either."""
         if not self.positives or not self.negatives:
             return float("nan")
-        lost = 2 * int(self.above.sum()) + int(self.level.sum())
+        misordered = 2 * int(self.above.sum()) + int(self.level.sum())
         pairs = 2 * self.positives * self.negatives
-        return (pairs - lost) / pairs
+        return (pairs - misordered) / pairs
 
 
 def rank(positives: Floats, negatives: Iterable[Floats]) -> Ranking:
-    """Rank the scores f[P] of positives among those of negatives, given in parts f[n]."""
+    """Rank the scores f[P] of positives among the scores of negatives, in parts f[n]."""
     positives = np.sort(positives)
-    found = positives.size - np.searchsorted(positives, positives)
-    above, level, total = np.zeros_like(found), np.zeros_like(found), 0
+    hits = positives.size - np.searchsorted(positives, positives)
+    above, level, total = np.zeros_like(hits), np.zeros_like(hits), 0
     for part in negatives:
         part = np.sort(part)
         lower = np.searchsorted(part, positives)
@@ -75,7 +77,7 @@ def rank(positives: Floats, negatives: Iterable[Floats]) -> Ranking:
         above += part.size - upper
         level += upper - lower
         total += part.size
-    return Ranking(found, above, level, total)
+    return Ranking(hits, above, level, total)
 
 
 def rank_classes(scores: Floats, positive: Bools, valid: Bools) -> Iterator[Ranking]:
@@ -88,10 +90,10 @@ def rank_classes(scores: Floats, positive: Bools, valid: Bools) -> Iterator[Rank
 
 def rank_all(scores: Floats, positive: Bools, valid: Bools) -> Ranking:
     """Return the ranking of the valid entries of all classes in one list."""
-    of_positives = scores[positive & valid]
+    positives = scores[positive & valid]
     # Large parts, because all positives are searched in each.
-    blocks = row_blocks(*scores.shape, entries=max(4 * _ENTRIES, of_positives.size))
-    return rank(of_positives, (scores[rows][valid[rows] & ~positive[rows]] for rows in blocks))
+    blocks = row_blocks(*scores.shape, entries=max(4 * _ENTRIES, positives.size))
+    return rank(positives, (scores[rows][valid[rows] & ~positive[rows]] for rows in blocks))
 
 
 def checked(scores: ArrayLike, labels: ArrayLike, mask: ArrayLike | None) -> tuple[Floats, Bools, Bools]:

@@ -17,8 +17,8 @@ from mlmoe_jax.evaluation.metrics.ranking import rank_all
 # ------------------------------------------------------------------------------------------------------------- ranking
 MEANINGS = {
     r"mAP": "mean of average precision, the mean precision at each positive, over the labels with a positive",
-    r"mAP_envelope": "the same with the largest precision at this or any higher recall (VOC 2010+, Q2L, ML-VPT)",
-    r"mAP_11point": "the same at recall 0, 0.1 … 1 (VOC 2007)",
+    r"mAP_envelope": "mAP with the largest precision at this or any higher recall (VOC 2010+, Q2L, ML-VPT)",
+    r"mAP_11point": "mAP with the largest precision at recall 0, 0.1 … 1 or higher (VOC 2007)",
     r"mAP_weighted": "mean of average precision weighted by the positives of each label",
     r"mAP_micro": "average precision of the scores of all labels in one list",
     r"mAP@(\d+)": "mAP if each image returns only its {0} highest labels",
@@ -28,19 +28,19 @@ MEANINGS = {
 
 
 def _measure_ranking(entries: Entries) -> dict[str, float]:
-    """Return the metrics that MEANINGS names.
+    """Return the metrics of MEANINGS.
 
     precision@1 is over the images with a valid entry; images without positives are misses.
     """
-    of_class, positive, valid = entries.of_class, entries.positive, entries.valid
+    per_class, positive, valid = entries.per_class, entries.positive, entries.valid
     first = top_k(entries.scores, 1, mask=valid)
     return {
-        "mAP": mean_average_precision(of_class["AP"]),
-        "mAP_envelope": mean_average_precision(of_class["AP_envelope"]),
-        "mAP_11point": mean_average_precision(of_class["AP_11point"]),
-        "mAP_weighted": mean_average_precision(of_class["AP"], weights=of_class["positives"]),
+        "mAP": mean_average_precision(per_class["AP"]),
+        "mAP_envelope": mean_average_precision(per_class["AP_envelope"]),
+        "mAP_11point": mean_average_precision(per_class["AP_11point"]),
+        "mAP_weighted": mean_average_precision(per_class["AP"], weights=per_class["positives"]),
         "mAP_micro": rank_all(entries.scores, positive, valid).average_precision(),
-        "AUC_macro": float(mean_defined(of_class["AUC"])),
+        "AUC_macro": float(mean_defined(per_class["AUC"])),
         "precision@1": float(ratio((first & positive).sum(), valid.any(axis=1).sum())),
         f"mAP@{entries.k}": map_of_returned(entries.scores, positive, valid, entries.top),
     }
@@ -55,7 +55,7 @@ RANKING = MetricGroup(
 
 # --------------------------------------------------------------------------------------------------------- predictions
 TOP_MINIMUM = 0.5  # of a label among the k highest of an image in @topk_min
-FIGURES = {
+METRICS = {
     "CP": "mean of the precision of the labels that are predicted at least once",
     "CR": "mean of the recall of the labels that are present at least once",
     "CF1": "harmonic mean of CP and CR, as in nearly all published tables",
@@ -63,16 +63,16 @@ FIGURES = {
     "OP": "precision of all predictions together",
     "OR": "recall of all positives together",
     "OF1": "harmonic mean of OP and OR",
-    "precision_macro": "mean over all labels of precision, 0 for one that is never predicted (scikit-learn's macro)",
-    "recall_macro": "mean over all labels of recall, 0 for one that is never present (scikit-learn's macro)",
-    "F1_macro": "mean over all labels of F1, 0 for one that is never predicted (scikit-learn's macro)",
+    "precision_macro": "mean over all labels of precision, 0 for labels that are never predicted (scikit-learn's macro)",
+    "recall_macro": "mean over all labels of recall, 0 for labels that are never present (scikit-learn's macro)",
+    "F1_macro": "mean over all labels of F1, 0 for labels that are never predicted (scikit-learn's macro)",
 }
-CUTS = {
+THRESHOLDS = {
     r"([\d.]+)": "a label is predicted if its score is at least {0}",
     r"fitted": "a label is predicted if its score is at least its own threshold, fitted on another split "
     "(see Thresholds)",
-    r"prior_matched_transductive": "each label is predicted as often as it was positive in training; these cuts are "
-    "computed from the scores of the evaluated images themselves (transductive), so they are for comparison with "
+    r"prior_matched_transductive": "each label is predicted as often as it was positive in training; the thresholds "
+    "are computed from the scores of the evaluated images themselves (transductive), so they are for comparison with "
     "published tables, never for prediction",
     r"top(\d+)": "the {0} highest labels of each image are predicted",
     r"top(\d+)_min([\d.]+)": "the {0} highest labels of each image are predicted if their score is at least {1}",
@@ -80,22 +80,22 @@ CUTS = {
 
 
 def _measure_predictions(entries: Entries) -> dict[str, float]:
-    """Return FIGURES of `precision_recall_f1` at each cut."""
+    """Return METRICS of `precision_recall_f1` at each entry of THRESHOLDS."""
     scores, top, k = entries.scores, entries.top, entries.k
-    cuts = {name: scores >= np.asarray(threshold, np.float64) for name, threshold in entries.thresholds.items()}
-    cuts |= {f"top{k}": top, f"top{k}_min{TOP_MINIMUM:g}": top & (scores >= TOP_MINIMUM)}
-    found = {}
-    for name, predicted in cuts.items():
+    predictions = {name: scores >= np.asarray(threshold, np.float64) for name, threshold in entries.thresholds.items()}
+    predictions |= {f"top{k}": top, f"top{k}_min{TOP_MINIMUM:g}": top & (scores >= TOP_MINIMUM)}
+    metrics = {}
+    for name, predicted in predictions.items():
         values = precision_recall_f1(predicted, entries.positive, mask=entries.valid)
-        found |= {f"{figure}@{name}": value for figure, value in values.items()}
-    return found
+        metrics |= {f"{metric}@{name}": value for metric, value in values.items()}
+    return metrics
 
 
 def _selectable(config: ConfigDict) -> list[str]:
     k = config.metrics.top_k
-    cuts = (f"{config.eval.threshold:g}", "prior_matched_transductive", f"top{k}", f"top{k}_min{TOP_MINIMUM:g}")
-    return [f"{figure}@{cut}" for cut in cuts for figure in FIGURES]
+    thresholds = (f"{config.eval.threshold:g}", "prior_matched_transductive", f"top{k}", f"top{k}_min{TOP_MINIMUM:g}")
+    return [f"{metric}@{threshold}" for threshold in thresholds for metric in METRICS]
 
 
-# The report shows these by cut and figure instead of one line per name.
+# The report has a table per threshold for these metrics, instead of one line per name.
 PREDICTIONS = MetricGroup("Precision, recall and F1 of predictions", {}, _measure_predictions, _selectable)

@@ -1,4 +1,4 @@
-"""Cuts that turn scores into predictions: a class is predicted if score ≥ threshold.
+"""Thresholds that turn scores into predictions: a class is predicted if score ≥ threshold.
 
 The thresholds that prediction uses are in thresholds.json of a run folder. Shape letters: N images, K classes.
 """
@@ -17,20 +17,20 @@ Floats = NDArray[np.float64]
 def prior_matched(
     scores: ArrayLike, train_frequency: ArrayLike, *, mask: ArrayLike | None = None, when_zero: str = "none"
 ) -> Floats:
-    """Return one cut per class, so that each class is predicted as often as it was positive in training.
+    """Return one threshold per class, at which each class is predicted as often as it was positive in training.
 
-    ML-VPT's published CP … OF1 use these cuts: the m-th largest score of class k, with m = floor(r_k · N_k) in float64,
-    r_k the fraction of training images with class k, and N_k the number of images whose label is known. The cuts are
-    computed from the scores of the evaluated images themselves (transductive), so they are for comparison with
-    published tables, never for prediction. All scores equal to the cut are predicted, so there may be more than m
-    predictions.
+    ML-VPT's published CP … OF1 use these thresholds: the m-th largest score of class k, with m = floor(r_k · N_k) in
+    float64, r_k the fraction of training images with class k, and N_k the number of images whose label is known. The
+    thresholds are computed from the scores of the evaluated images themselves (transductive), so they are for
+    comparison with published tables, never for prediction. All scores equal to a threshold are predicted, so there may
+    be more than m predictions.
 
     Args:
       scores: f[N,K].
       train_frequency: f[K], fractions in [0, 1].
       mask: [N,K], 0 for unknown labels, whose scores are ignored; None: all are known.
-      when_zero: the cut if m = 0. "none": infinity, so no image is predicted. "all": the smallest score, so all images
-        are predicted, as in ML-VPT's code (index m − 1 = −1 wraps around).
+      when_zero: the threshold if m = 0. "none": infinity, so no image is predicted. "all": the smallest score, so all
+        images are predicted, as in ML-VPT's code (index m − 1 = −1 wraps around).
 
     Returns:
       f64[K], infinity also for a class without known labels.
@@ -42,8 +42,8 @@ def prior_matched(
     ascending = np.sort(np.where(valid, scores, -np.inf), axis=0)
     # For m = 0 the authors' index wraps around to the smallest score.
     rank = np.where(count > 0, count, known)
-    cuts = np.take_along_axis(ascending, (len(scores) - np.maximum(rank, 1))[None], axis=0)[0]
-    return np.where({"none": count, "all": known}[when_zero] == 0, np.inf, cuts)
+    thresholds = np.take_along_axis(ascending, (len(scores) - np.maximum(rank, 1))[None], axis=0)[0]
+    return np.where({"none": count, "all": known}[when_zero] == 0, np.inf, thresholds)
 
 
 # ----------------------------------------------------------------------------------------------------------- fitting
@@ -56,50 +56,50 @@ def fit(
     goal: str = "f1",
     precision: float = 0.9,
 ) -> Floats:
-    """Return the thresholds that reach a goal on the images of one split, exactly: all cuts between scores are tried.
+    """Return the thresholds that reach a goal on the images of one split, exactly, by trying every possible threshold.
 
-    With P predicted, G positive and TP correctly predicted images, "f1" selects the cut with the largest
-    F1 = 2TP / (P + G), the highest one if several are equal; "precision" selects the lowest cut with
-    TP/P ≥ precision, so that as many positives as possible are found. Equal scores are predicted together. The
-    threshold is midway between the lowest predicted score and the next lower one (0 if there is none), because new
-    images score on both sides of it.
+    With P predicted, G positive and TP correctly predicted images, "f1" selects the threshold with the largest
+    F1 = 2TP / (P + G), the highest threshold if several are equal. "precision" selects the lowest threshold with
+    TP/P ≥ precision, which predicts as many positives as possible. Equal scores are predicted together. The threshold
+    is midway between the lowest predicted score and the next lower score (0 if there is none), because new images score
+    on both sides of it.
 
     Args:
       scores: f[N,K], probabilities.
       labels: [N,K], positive if equal to 1.
       mask: [N,K], 0 for entries to ignore; None: none.
-      per: "class", one threshold per class; "global", one for all, fitted to all entries as if of one class.
+      per: "class", one threshold per class; "global", one threshold, fitted to the entries of all classes together.
       goal: "f1" or "precision".
       precision: the goal of "precision", within [0, 1].
 
     Returns:
-      f64[K]: within [0, 1]; nan for a class without positives, whose threshold is undetermined; infinity if no cut is
-      precise enough, so that the class is never predicted.
+      f64[K]: within [0, 1]; nan for a class without positives, whose threshold is undetermined; infinity if no
+      threshold is precise enough, so that the class is never predicted.
     """
     scores, positive, valid = checked(np.asarray(scores, np.float64), labels, mask)
     classes = scores.shape[1]
     if per == "global":
         scores, positive, valid = (x.reshape(-1, 1) for x in (scores, positive, valid))
-    fitted = _best_cuts(np.where(valid, scores, -1.0), positive & valid, goal, precision)
+    fitted = _best_thresholds(np.where(valid, scores, -1.0), positive & valid, goal, precision)
     return np.broadcast_to(fitted, classes).copy()
 
 
-def _best_cuts(scores: Floats, positive: NDArray[np.bool_], goal: str, precision: float) -> Floats:
+def _best_thresholds(scores: Floats, positive: NDArray[np.bool_], goal: str, precision: float) -> Floats:
     """Return `fit` of each column of scores f64[N,K], which are −1 for entries to ignore."""
     if not len(scores):
         return np.full(scores.shape[1], np.nan)
     order = np.argsort(-scores, axis=0)
     scores, positive = (np.take_along_axis(x, order, axis=0) for x in (scores, positive))
     lower = np.concatenate([scores[1:], np.full((1, scores.shape[1]), -1.0)])
-    possible = (scores >= 0) & (scores > lower)  # cuts below this rank
-    found, seen = np.cumsum(positive, axis=0), np.arange(1, len(scores) + 1)[:, None]
+    possible = (scores >= 0) & (scores > lower)  # thresholds below this rank
+    hits, ranks = np.cumsum(positive, axis=0), np.arange(1, len(scores) + 1)[:, None]
     if goal == "f1":
-        value = np.where(possible, 2 * found / (seen + found[-1]), -1.0)
+        value = np.where(possible, 2 * hits / (ranks + hits[-1]), -1.0)
         rank, reached = value.argmax(axis=0), possible.any(axis=0)
     else:
-        enough = possible & (found / seen >= precision)
+        enough = possible & (hits / ranks >= precision)
         rank, reached = len(scores) - 1 - enough[::-1].argmax(axis=0), enough.any(axis=0)
     upper, lower = (np.take_along_axis(x, rank[None], axis=0)[0] for x in (scores, np.maximum(lower, 0)))
     middle = lower + (upper - lower) / 2
-    cuts = np.where(middle > lower, middle, upper)  # neighboring floats have no number between them
-    return np.where(found[-1] == 0, np.nan, np.where(reached, cuts, np.inf))
+    thresholds = np.where(middle > lower, middle, upper)  # neighboring floats have no number between them
+    return np.where(hits[-1] == 0, np.nan, np.where(reached, thresholds, np.inf))

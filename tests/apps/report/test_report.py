@@ -18,7 +18,7 @@ from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.apps.tools.compare import ComparedRun, compare_runs
 from mlmoe_jax.apps.tools.fit_thresholds import format_fitted
 from mlmoe_jax.evaluation.fit_thresholds import fit_split
-from mlmoe_jax.evaluation.metrics.standard import FIGURES
+from mlmoe_jax.evaluation.metrics.standard import METRICS
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.thresholds import Thresholds, write_thresholds
 
@@ -164,7 +164,7 @@ def test_metrics_are_shown_with_their_definitions(text, run):
     for at in ("0.5", "top3"):
         table = rows_of(text, f"metrics-at-{at}")
         for name in ("CP", "CR", "CF1", "precision_macro"):
-            name, meaning = f"{name}@{at}", FIGURES[name]
+            name, meaning = f"{name}@{at}", METRICS[name]
             assert table[name] == [[name, meaning], stored["val"][name], stored["test"][name]]
     scores = run.read_npz("scores.npz")
     never = int((scores["scores"][scores["split"] == "test"] < 0.5).all(axis=0).sum())

@@ -19,7 +19,7 @@ def test_values_shared_by_groups_are_computed_once(monkeypatch):
     calls = []
     monkeypatch.setattr(groups, "per_class", lambda *args, **options: calls.append(options) or {})
     entries = Entries(np.eye(2), np.eye(2, dtype=bool), np.ones((2, 2), bool), k=1)
-    assert entries.of_class is entries.of_class
+    assert entries.per_class is entries.per_class
     assert len(calls) == 1
     np.testing.assert_array_equal(entries.top, np.eye(2, dtype=bool))
 
