@@ -2,8 +2,8 @@
 
     import mlmoe_jax as mm
 
-The names in `__all__` are the public API, with examples in `docs/api.md`; all else is internal and may move. Importing
-the package imports none of its libraries: each name imports what it needs when it is used.
+The names in `__all__` are the public API, with examples in `docs/api.md`; any other name is internal and may move.
+Importing the package imports no libraries: each name imports what it needs when it is used.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module 'mlmoe_jax' has no attribute '{name}'; its public names are {', '.join(__all__)}")
     module, _, attribute = _LAZY[name].partition(":")
-    found = importlib.import_module(module)
+    value = importlib.import_module(module)
     if attribute:
-        found = getattr(found, attribute)
-    globals()[name] = found  # the next time it is found without asking here
-    return found
+        value = getattr(value, attribute)
+    globals()[name] = value  # the next access does not call __getattr__
+    return value
 
 
 def __dir__() -> list[str]:
@@ -85,15 +85,15 @@ def __dir__() -> list[str]:
 
 
 def load_config(reference: str | os.PathLike, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
-    """Load a config file, set keys of it, and check the whole.
+    """Load a config file, set keys, and check the result.
 
     Args:
-      reference: what `--config=` takes: the path of a file or the name of one in `configs/`, with arguments after a
-        colon, such as "linear_probe:dataset=digits".
-      overrides: dotted key -> value, such as {"train.epochs": 3}. A text is read as the type of the key's default.
+      reference: the value of `--config=`: the path of a file or the name of a file in `configs/`, with arguments after
+        a colon, such as "linear_probe:dataset=digits".
+      overrides: dotted key -> value, such as {"train.epochs": 3}. A string is parsed as the type of the key's default.
 
     Raises:
-      UserError: no such file, argument or key, a value of another type, or settings that do not fit together.
+      UserError: a file, argument or key does not exist, a value has another type, or settings do not fit together.
     """
     import mlmoe_jax.config as configuration
     from mlmoe_jax.config.loading import as_pairs
@@ -104,18 +104,18 @@ def load_config(reference: str | os.PathLike, overrides: Mapping[str, Any] | Non
 
 
 def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, dict[str, float]]:
-    """Train in a run folder, or resume the training that it holds, and evaluate, as `--mode=train` does.
+    """Train in a run folder, or resume its training, and evaluate, as `--mode=train` does.
 
     Args:
-      config: of `load_config`; it is not changed.
-      workdir: a local folder, or an address such as gs://bucket/run; it is made if it does not exist.
+      config: result of `load_config`; it is not changed.
+      workdir: a local folder, or an address such as gs://bucket/run; it is created if it does not exist.
 
     Returns:
       split -> metric -> value, as a fraction.
 
     Raises:
-      UserError: a config, data set or run folder that does not fit.
-      KeyboardInterrupt: after Ctrl-C or SIGTERM, once a checkpoint is saved; the same call then resumes.
+      UserError: the config, the data set or the run folder does not fit.
+      KeyboardInterrupt: after Ctrl-C or SIGTERM, once a checkpoint is saved; calling `train` again then resumes.
     """
     _require_config(config)
     from mlmoe_jax.inference.explain import write_requested_samples
@@ -137,17 +137,17 @@ def evaluate(
     """Evaluate the trained model of a run folder on its test splits, as `--mode=eval` does; the results are in `eval/`.
 
     Args:
-      workdir: the folder of a run.
+      workdir: the run folder.
       overrides: dotted key -> value, as in `load_config`, of keys that may differ from the training, such as
         {"data.test_splits": ["val"]}.
-      checkpoint: "best", the values that training selected; "latest", those at the end of the newest checkpoint; or a
-        step, for the values that were selected when its checkpoint was saved.
+      checkpoint: "best", the values that training selected; "latest", the values of the newest checkpoint; or a step,
+        for the values that were selected when the checkpoint of the step was saved.
 
     Returns:
       split -> metric -> value, as a fraction.
 
     Raises:
-      UserError: a folder without a trained model, a key of what was trained, or data with other labels.
+      UserError: the folder has no trained model, a key would change the trained model, or the data has other labels.
     """
     from mlmoe_jax.config.loading import as_pairs
     from mlmoe_jax.evaluation.evaluate import evaluate_run
@@ -162,7 +162,7 @@ def open_run(
     """Restore the trained model of a run folder.
 
     Args:
-      workdir: the folder of a run, a model on the hub, hf:user/name, or demo:photographs.
+      workdir: the run folder, a model on the hub, hf:user/name, or demo:photographs.
       overrides: dotted key -> value, as in `load_config`, of keys that may differ from the training.
       checkpoint: as in `evaluate`.
 
@@ -170,7 +170,7 @@ def open_run(
       the run, with `model()`, a Flax NNX module, `config`, `label_space` and `preprocess(image u8[B,H,W,3])`.
 
     Raises:
-      UserError: a folder without a trained model, or a key of what was trained.
+      UserError: the folder has no trained model, or a key would change the trained model.
     """
     from mlmoe_jax.config.loading import as_pairs
     from mlmoe_jax.runs import restore
@@ -185,14 +185,14 @@ def build_model(
     """Build the Flax NNX model of a config: `model(image f32[B,H,W,3]) -> Prediction`, with `logits` f32[B,K].
 
     Args:
-      config: of `load_config`; prompts and head have the initial values of its seed.
-      labels: the names of the K labels, or only their number. Methods that use statistics of the training labels
-        (groups, graphs, frequencies) then get placeholders. They get the real ones from a training split of
-        `open_split`, and from a `LabelSpace`, such as `run.label_space`.
-      weights: load the pretrained backbone that the config names; otherwise it is random too.
+      config: result of `load_config`; prompts and head have the initial values of its seed.
+      labels: a training split of `open_split`, or a `LabelSpace`, such as `run.label_space`; or only the names of the
+        K labels, or their number. In place of statistics of the training labels (groups, graphs, frequencies), methods
+        then use placeholders.
+      weights: load the pretrained backbone of the config; otherwise it is random too.
 
     Raises:
-      UserError: no labels, a head or prompts that do not fit the backbone, or weights that cannot be found.
+      UserError: there are no labels, the head or prompts do not fit the backbone, or the weights are missing.
     """
     _require_config(config)
     from mlmoe_jax.runs.assemble import initial_model
@@ -209,11 +209,11 @@ def load_backbone(name: str, *, weights: str | os.PathLike = "auto") -> nnx.Modu
     `std` of each channel for values in 0…1.
 
     Args:
-      name: a name of the catalogue, such as "vit_digits" or "dinov2_vitb14".
+      name: a name of the catalog, such as "vit_digits" or "dinov2_vitb14".
       weights: "auto", the published file, downloaded once; "none", random; or the path of a weights file.
 
     Raises:
-      UserError: an unknown name, or weights that cannot be found or do not fit.
+      UserError: the name is unknown, or the weights are missing or do not fit.
     """
     from flax import nnx
 
@@ -238,15 +238,15 @@ def open_split(config: ConfigDict, split: str = "") -> Split:
     """Open a split of the data set of a config; images are read when they are used.
 
     Args:
-      config: of `load_config`.
-      split: its name; the training split if it is empty.
+      config: result of `load_config`.
+      split: the name of the split; by default the training split.
 
     Returns:
       the split: `classes`, the names of the K labels; `labels` i8[N,K], 1 positive, 0 negative, -1 unknown and 2
       difficult; `ids`, the name of each image; `images.read(row)` u8[h,w,3].
 
     Raises:
-      UserError: a data set that is missing or damaged, or a split that it does not have.
+      UserError: the data set is missing or damaged, or has no such split.
     """
     _require_config(config)
     from mlmoe_jax.data.sources.open import open_splits
@@ -261,15 +261,15 @@ def load_batches(
     """Read a split in batches: `image` u8[B,H,W,3], `label` and `label_mask` f32[B,K], `mask` f32[B] and `id` i32[B].
 
     Args:
-      config: of `load_config`; its section `data` says how images are resized, `augment` how they are augmented.
-      split: of `open_split`.
+      config: result of `load_config`; its section `data` says how images are resized, `augment` how they are augmented.
+      split: result of `open_split`.
       batch_size: B.
       training: shuffle by the config's seed, repeat without end, and augment, all on the host. Otherwise each image
         comes once, in order, and the last batch is padded with `mask` 0 and `id` -1.
       first_step: the number of batches to leave out, to resume.
 
     Raises:
-      UserError: from the iterator, for an image that cannot be read, unless `data.bad_images` is "skip".
+      UserError: raised by the iterator if an image cannot be read, unless `data.bad_images` is "skip".
     """
     _require_config(config)
     from mlmoe_jax.data.pipeline import build_loader
@@ -287,28 +287,28 @@ def make_loss(
     `batch` has `label` f32[B,K], `label_mask` f32[B,K] (0 = unknown) and `mask` f32[B] (0 = padding).
 
     Args:
-      config: of `load_config`.
+      config: result of `load_config`.
       labels: the label codes i8[N,K] of the training split, which only `loss.positive_weight=0` needs.
 
     Raises:
-      UserError: labels are needed but not given.
+      UserError: the loss needs labels, and there are none.
     """
     _require_config(config)
     from mlmoe_jax.training.objective import make_objective, training_objective
 
     if labels is None and config.loss.kind == "bce" and not config.loss.positive_weight:
-        raise UserError("loss.positive_weight=0 weights positives by the training labels; give make_loss these labels")
+        raise UserError("loss.positive_weight=0 weights positives by the training labels; pass the labels to make_loss")
     objective = make_objective(config.loss) if labels is None else training_objective(config, labels)
     return lambda prediction, batch: objective(prediction, batch)[0]
 
 
 def trainable_filter(config: ConfigDict) -> Callable[[tuple, Any], bool]:
-    """Return a filter of Flax NNX for the parameters that train under a config; all others are frozen.
+    """Return a filter of Flax NNX for the trainable parameters of a config; other parameters are frozen.
 
     `nnx.split(model, trainable_filter(config), ...)` separates them.
 
     Raises:
-      UserError: from the filter, for a parameter that no rule of `config.trainable` matches.
+      UserError: raised by the filter if no rule of `config.trainable` matches a parameter.
     """
     _require_config(config)
     from flax import nnx

@@ -27,7 +27,7 @@ from benchmarks.fuzz_cases.hostile import (
 )
 from mlmoe_jax.apps.tools.image_list import find_images
 from mlmoe_jax.data.images import FORMATS, Decoding, read_image
-from mlmoe_jax.inference.inputs import GivenImages
+from mlmoe_jax.inference.inputs import MixedImages
 from mlmoe_jax.pretrained.load import read_tensors
 
 
@@ -136,6 +136,6 @@ def lists(draw: st.DrawFn, base: Path, place: Path) -> Case:
     items = [item for item in items if item != "-"]
 
     def act() -> None:
-        read_all(GivenImages(find_images(items)))
+        read_all(MixedImages(find_images(items)))
 
     return str((items, listed))[:300], act

@@ -60,8 +60,8 @@ def make_explain_step(
 ) -> Callable[[Params, Params, Batch], dict[str, Any]]:
     """Return the step (values, frozen, batch) -> `prediction` (see Prediction), and the batch's `image`, `id`, `mask`.
 
-    attention: return attention maps and their grid in addition to gates. Every process receives the results of the
-    whole global batch.
+    With `attention`, the prediction has attention maps and their grid in addition to gates. Every process receives the
+    results of the whole global batch.
     """
 
     def step(values: Params, frozen: Params, batch: Batch) -> dict[str, Any]:
@@ -91,14 +91,14 @@ def prompt_places(config: ConfigDict) -> list[tuple[str, int, int]] | None:
 def choose_samples(codes: np.ndarray, count: int) -> np.ndarray:
     """Choose at most `count` of N images deterministically; return their rows i64[S], increasing.
 
-    Images are chosen one by one: each is the image with the largest number of labels that no chosen image has yet; if
-    no image adds a label, all labels count as new again. Images without labels come last. Of equal images the first is
-    chosen. codes: i8[N,K], see data.split.
+    Images are chosen one by one, each as the image with the most labels that no chosen image has. If no image adds a
+    label, all labels count as new again. Images without labels come last. The first of equal images is chosen. `codes`
+    are i8[N,K], see data.split.
     """
     positive = codes == POSITIVE
-    chosen, free, unseen = [], np.ones(len(codes), bool), np.ones(codes.shape[1], bool)
+    samples, free, unseen = [], np.ones(len(codes), bool), np.ones(codes.shape[1], bool)
     gain = positive.sum(axis=1)
-    while len(chosen) < count and free.any():
+    while len(samples) < count and free.any():
         row = int(np.argmax(np.where(free, gain, -1)))
         if not gain[row]:
             unseen[:], gain = True, positive.sum(axis=1)
@@ -106,16 +106,16 @@ def choose_samples(codes: np.ndarray, count: int) -> np.ndarray:
         new = unseen & positive[row]
         unseen &= ~new
         gain -= positive[:, new].sum(axis=1)
-        chosen.append(row)
+        samples.append(row)
         free[row] = False
-    return np.sort(np.array(chosen, np.int64))
+    return np.sort(np.array(samples, np.int64))
 
 
 class Explained(NamedTuple):
-    """Explained images of a split; left_out: names of arrays that are too large."""
+    """Explained images of a split; `left_out` has the names of arrays that are too large."""
 
-    rows: np.ndarray  # i64[S], those that could be read
-    images: np.ndarray  # u8[S,H,W,3], as the model received them
+    rows: np.ndarray  # i64[S], rows of the readable images
+    images: np.ndarray  # u8[S,H,W,3], the model input
     scores: np.ndarray  # f32[S,K]
     arrays: dict[str, np.ndarray]  # of explained.npz
     grid: tuple[int, int]
@@ -135,8 +135,8 @@ def explain_images(run: Run, split: Split, *, most_numbers: int = MOST_NUMBERS) 
         images = {name: 1 if len(values) == 1 else len(split) for name, values in arrays.items()}  # 1: static gates
         large = {name for name, values in arrays.items() if values.size // len(values) * images[name] > most_numbers}
         small = {name: values.astype(np.float16) for name, values in arrays.items() if name not in large}
-        of_images = {"rows": output["id"], "images": output["image"], "scores": jax.nn.sigmoid(prediction.logits)}
-        return {"mask": output["mask"], "arrays": small | of_images, "grid": prediction.grid, "large": sorted(large)}
+        per_image = {"rows": output["id"], "images": output["image"], "scores": jax.nn.sigmoid(prediction.logits)}
+        return {"mask": output["mask"], "arrays": small | per_image, "grid": prediction.grid, "large": sorted(large)}
 
     parts: dict[str, list[np.ndarray]] = {}
     for output in predictions(run, split, batch_size=BATCH * run.mesh.size, attention=True, select=selected):
@@ -144,7 +144,7 @@ def explain_images(run: Run, split: Split, *, most_numbers: int = MOST_NUMBERS) 
         for name, values in output["arrays"].items():
             if len(values) == len(real):
                 parts.setdefault(name, []).append(values[real])
-            else:  # static gates are the same for every image
+            else:  # static gates do not depend on the image
                 parts[name] = [values]
     joined = {name: np.concatenate(arrays) for name, arrays in parts.items()}
     rows, images, scores = (joined.pop(name) for name in ("rows", "images", "scores"))
@@ -156,15 +156,16 @@ def explain_images(run: Run, split: Split, *, most_numbers: int = MOST_NUMBERS) 
 def write_samples(folder: RunFolder, run: Run, split: Split, *, count: int) -> None:
     """Explain at most `count` images of a split and write them to samples/, replacing earlier samples.
 
-    With several processes, all of them call it, and the first one writes. Raises UserError if no image can be read.
+    Every process calls it, and the first process writes. Raises UserError if no image can be read.
     """
-    chosen = split.take(choose_samples(split.labels, count), split.name)
-    explained = explain_images(run, chosen)
+    samples = split.take(choose_samples(split.labels, count), split.name)
+    explained = explain_images(run, samples)
     if not distributed.is_first():
         return
     for name in explained.left_out:
         status(
-            f"{name} of {len(chosen)} samples has more than {MOST_NUMBERS:,} entries and is left out of {SAMPLE_ARRAYS}"
+            f"{name} of {len(samples)} samples has more than {MOST_NUMBERS:,} entries and is left out of "
+            f"{SAMPLE_ARRAYS}"
         )
     folder.inside(SAMPLES)  # nothing is removed through a link
     for name in (SAMPLE_INDEX, SAMPLE_ARRAYS):
@@ -175,10 +176,10 @@ def write_samples(folder: RunFolder, run: Run, split: Split, *, count: int) -> N
     data_config = run.config.data
     decoding = Decoding.of(data_config, at_least=2 * MOST_SIDE)
     for number, (row, scores) in enumerate(zip(explained.rows, explained.scores, strict=True)):
-        file, image = f"{SAMPLES}/{number:04}.jpg", chosen.images.read(row, decoding)
+        file, image = f"{SAMPLES}/{number:04}.jpg", samples.images.read(row, decoding)
         folder.write_bytes(file, thumbnail(evaluated_part(image, data_config), MOST_SIDE))
-        codes, scores = chosen.labels[row].tolist(), [round(score, 5) for score in scores.tolist()]
-        listed.append({"id": str(chosen.ids[row]), "file": file, "codes": codes, "scores": scores})
+        codes, scores = samples.labels[row].tolist(), [round(score, 5) for score in scores.tolist()]
+        listed.append({"id": str(samples.ids[row]), "file": file, "codes": codes, "scores": scores})
     folder.write_npz(SAMPLE_ARRAYS, **explained.arrays)
     index = {
         "split": split.name,
@@ -191,9 +192,15 @@ def write_samples(folder: RunFolder, run: Run, split: Split, *, count: int) -> N
 
 
 def write_requested_samples(folder: RunFolder, config: ConfigDict, run: Run | None = None) -> None:
-    """Write the samples that `config.report.samples` requests, if any, of the first test or else the validation split.
+    """Write the samples that `config.report.samples` requests, of the first test split or else the validation split.
 
-    run: that of the folder; None = not open yet. Raises UserError if there is no split, or as `write_samples` does.
+    Args:
+      folder: the run folder.
+      config: the config of the run, with overrides.
+      run: the run of the folder, if it is open already.
+
+    Raises:
+      UserError: there is no split, or no image can be read.
     """
     if not config.report.samples:
         return
@@ -223,7 +230,7 @@ def predictions(
 ) -> Iterator[Any]:
     """Yield the outputs of `make_explain_step` for the batches of a split, in order, on the host.
 
-    select: output on the device -> the part of it to transfer.
+    `select` maps the output on the device to its part that is transferred.
     """
     step = make_explain_step(run.definition, run.preprocess, run.mesh, run.label_axes, attention=attention)
     loader = build_loader(run.config.data, split, batch_size=batch_size, labels=False, process=distributed.process())

@@ -1,4 +1,4 @@
-"""Compute the features of a backbone once: for training on them in place of images, or as files for the user."""
+"""Compute the features of a backbone once, for training on features instead of images, or as files for the user."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class FeatureExtractor:
         self.settings = self._settings({path: v for path, v in backbone.items() if path not in parts.trainable})
 
     def _settings(self, fixed: Params) -> dict[str, Any]:
-        """Return all that features depend on besides the images."""
+        """Return everything except the images on which features depend."""
         data, model = self.config.data, self.config.model
         preprocess = [self.preprocess.image_size, *self.preprocess.mean, *self.preprocess.std]
         return {
@@ -58,8 +58,8 @@ class FeatureExtractor:
         side = self.preprocess.image_size
         shapes = {"image": ((1, side, side, 3), np.uint8), "mask": ((1,), np.float32), "id": ((1,), np.int32)}
         batch = {name: jax.ShapeDtypeStruct(*shape) for name, shape in shapes.items()}
-        found = jax.eval_shape(self.step, self.values, batch)
-        return {kind: (value.shape[1:], str(value.dtype)) for kind, value in found.items() if kind not in batch}
+        outputs = jax.eval_shape(self.step, self.values, batch)
+        return {kind: (value.shape[1:], str(value.dtype)) for kind, value in outputs.items() if kind not in batch}
 
     def batches(self, split: Split) -> Iterator[dict[str, np.ndarray]]:
         """Yield the features of all images of a split in order, by batch: by kind [n,…], and `mask` f32[n].
@@ -79,13 +79,13 @@ class FeatureExtractor:
             yield {kind: values[whole] for kind, values in output.items()}
 
     def cached(self, split: Split) -> Split:
-        """Return a split whose batches hold features in place of images; what is not in the cache yet is computed.
+        """Return a split whose batches hold features instead of images; features missing in the cache are computed.
 
-        Raises UserError if the disk has no space for them.
+        Raises UserError if the disk has no space for the features.
         """
         stored = self.config.data.cache_features
         table = table_of(split.images, split.ids, self.kinds(), stored, self.settings)
-        # Every process takes part in computing what any of them lacks.
+        # All processes together compute the parts that any process lacks.
         missing = sorted(set().union(*distributed.gather([*table.missing(), *self._readable_again(table, split)])))
         size = f"{len(split):,} images, {megabytes(len(split) * table.row_bytes)} as {stored} in {table.folder}"
         status(f"features of {split.name}, without augmentation: {size}{'' if missing else ', already there'}")
@@ -95,7 +95,7 @@ class FeatureExtractor:
         return replace(split, features=table)
 
     def _readable_again(self, table: FeatureTable, split: Split) -> list[int]:
-        """Return the parts with images that could not be read when they were stored, as in a failure of the network."""
+        """Return the parts with images that could not be read when they were stored, but can be read now."""
         decoding = Decoding.of(self.config.data)
         return table.parts_of([row for row in table.unread() if not split.images.problem(row, decoding)])
 
@@ -114,7 +114,7 @@ class FeatureExtractor:
 
 
 def require_frozen(parts: Parts) -> None:
-    """Raise UserError if training changes values that the features depend on."""
+    """Raise UserError if training changes values on which the features depend."""
     if tuned := sorted(path for path in parts.trainable if path.startswith("backbone/")):
         raise UserError(
             f"data.cache_features needs a frozen backbone, but {len(tuned)} of its parameters train, such as "

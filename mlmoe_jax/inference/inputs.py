@@ -1,4 +1,4 @@
-"""Images given as values in Python: paths, encoded bytes, arrays or Pillow images, in any mixture."""
+"""Images as Python values: paths, encoded bytes, arrays or Pillow images, in any mixture."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from mlmoe_jax.data.images import STRICT, BadImage, Decoding, Images, open_image
 ImageLike = str | os.PathLike | bytes | np.ndarray | Image.Image
 
 
-def is_one_image(given: ImageLike | Sequence[ImageLike]) -> bool:
-    """Return whether `given` is one image: a path, bytes, an array of at most three axes, or a Pillow image."""
-    if isinstance(given, np.ndarray):
-        return given.ndim <= 3 and given.dtype != object
-    return isinstance(given, str | os.PathLike | bytes | Image.Image)
+def is_one_image(value: ImageLike | Sequence[ImageLike]) -> bool:
+    """Return whether a value is one image: a path, bytes, an array of at most three axes, or a Pillow image."""
+    if isinstance(value, np.ndarray):
+        return value.ndim <= 3 and value.dtype != object
+    return isinstance(value, str | os.PathLike | bytes | Image.Image)
 
 
 def read_images(images: ImageLike | Sequence[ImageLike], config: ConfigDict) -> np.ndarray:
-    """Return images as the model of a config gets them in evaluation, u8[B,H,W,3], before they are normalized.
+    """Return the model input of a config in evaluation, u8[B,H,W,3], before normalization.
 
     Args:
       images: one image or a sequence: paths, encoded bytes, u8[h,w,3] RGB arrays or Pillow images, of any size. As in
         prediction, the orientation in EXIF data is applied.
-      config: of `load_config`.
+      config: result of `load_config`.
 
     Raises:
-      UserError: an image that cannot be read (BadImage).
+      UserError: an image cannot be read (BadImage).
     """
-    given = GivenImages(cast("Sequence[ImageLike]", [images] if is_one_image(images) else images))
+    items = MixedImages(cast("Sequence[ImageLike]", [images] if is_one_image(images) else images))
     data_config = config.data.copy_and_resolve_references()
     data_config.exif, data_config.bad_images = "apply", "error"
     reader = ImageReader.of(data_config)
-    return np.stack(cast("list[np.ndarray]", [reader(given, row) for row in range(len(given))]))
+    return np.stack(cast("list[np.ndarray]", [reader(items, row) for row in range(len(items))]))
 
 
-class GivenImages(Images):
-    """Images given as paths, encoded bytes, u8[h,w,3] RGB arrays or Pillow images, in any mixture."""
+class MixedImages(Images):
+    """Paths, encoded bytes, u8[h,w,3] RGB arrays or Pillow images, in any mixture."""
 
-    def __init__(self, given: Sequence[ImageLike]):
-        self.given = given
+    def __init__(self, items: Sequence[ImageLike]):
+        self.items = items
 
     def __len__(self) -> int:
-        return len(self.given)
+        return len(self.items)
 
     def name(self, row: int) -> str:
         """Return the path of image `row`, or its number."""
-        image = self.given[row]
+        image = self.items[row]
         return os.fspath(image) if isinstance(image, str | os.PathLike) else f"image {row}"
 
     def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
@@ -60,8 +60,8 @@ class GivenImages(Images):
         return np.asarray(self.open(row, decoding))
 
     def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray | Image.Image:
-        """Return image `row` as an array if it is given as one, else as a Pillow image."""
-        image, name = self.given[row], self.name(row)
+        """Return image `row` as an array if it is an array, else as a Pillow image."""
+        image, name = self.items[row], self.name(row)
         if isinstance(image, np.ndarray):
             if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
                 raise BadImage(f"{name} is an array {image.dtype}{list(image.shape)} and should be uint8[h,w,3]")

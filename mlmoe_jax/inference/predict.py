@@ -1,4 +1,4 @@
-"""Label images with the model of a run folder; needs neither the data set nor training code."""
+"""Label images with the model of a run folder, without its data set and without training code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mlmoe_jax.data.pipeline import SkippedImages, build_loader
 from mlmoe_jax.data.readers import plan_for_few_images
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.inference.inputs import GivenImages, ImageLike, is_one_image
+from mlmoe_jax.inference.inputs import ImageLike, MixedImages, is_one_image
 from mlmoe_jax.models.apply import make_eval_step, probabilities
 from mlmoe_jax.runs.restore import BEST, Run, open_run
 from mlmoe_jax.runs.shared import run_folder
@@ -27,8 +27,8 @@ from mlmoe_jax.runtime.batches import run_batches
 from mlmoe_jax.runtime.progress import Progress
 
 BATCH = 32  # default number of images per device
-# Images per device in a batch, if no batch size is given: few, so that few programs are compiled, and one image is not
-# padded to 32.
+# Default numbers of images per device in a batch: few sizes, so that few programs are compiled, but with small sizes,
+# so that one image is not padded to 32.
 SIZES = (1, 4, 16, BATCH)
 
 
@@ -36,10 +36,13 @@ SIZES = (1, 4, 16, BATCH)
 class Result:
     """The result for one image.
 
-    labels: the labels at or above their threshold, in the order of the model; with `top_k`, the best ones, best first.
-    scores: label -> probability, for all labels.
-    error: the reason if the image could not be read; all other fields except `image` are then empty.
-    gates: name of the gate -> routing weights f32[K,E], if requested.
+    Attributes:
+      image: the path or number of the image.
+      labels: the labels at or above their threshold, in the order of the model; with `top_k` the best labels, best
+        first.
+      scores: label -> probability, for all labels.
+      error: the reason if the image could not be read; `labels`, `scores` and `gates` are then empty.
+      gates: name of the gate -> routing weights f32[K,E], if requested.
     """
 
     image: str
@@ -52,9 +55,13 @@ class Result:
 class Predictor:
     """A trained model that labels images.
 
-    thresholds: label -> minimum probability for assigning the label. source: how they were fitted, as in
-    `runs.thresholds.Thresholds`. With several processes, all of them make the same calls with the same images; each
-    reads its part of each batch and receives all results.
+    With several processes, all processes make equal calls with equal images. Each process reads its part of each batch
+    and receives all results.
+
+    Args:
+      run: the trained model.
+      thresholds: label -> minimum probability for assigning the label.
+      source: how the thresholds were fitted, as in `runs.thresholds.Thresholds`.
     """
 
     def __init__(self, run: Run, thresholds: Mapping[str, float], source: Mapping[str, Any] | None = None):
@@ -72,9 +79,9 @@ class Predictor:
 
         Args:
           workdir: the folder or name of the run.
-          overrides: config keys under data, eval and mesh that differ from the run's; eval.threshold replaces all of
-            its thresholds. data.exif is "apply" unless it is set here: a method may have ignored the orientation of the
-            images of a benchmark, but a photograph of a camera is labeled as people see it.
+          overrides: config keys under data, eval and mesh that differ from the run's config. eval.threshold replaces
+            all thresholds of the run. data.exif is "apply" unless it is set here: the training may have ignored the
+            orientation of benchmark images, but photographs of a camera are labeled as people see them.
           checkpoint: "best", "latest" or a step, as `which` in `restore.open_run`.
 
         Raises:
@@ -105,10 +112,10 @@ class Predictor:
     ) -> list[Result]: ...
 
     def __call__(self, images, *, batch_size=None, top_k=None, gates=False):
-        """Label images given as paths, encoded bytes, u8[h,w,3] arrays or Pillow images; see `stream`.
+        """Label paths, encoded bytes, u8[h,w,3] arrays or Pillow images; see `stream`.
 
-        Returns a list of results in the order of the images; for one image that is not in a sequence, its result.
-        Raises UserError (BadImage) if one image cannot be read; in a list, the `error` of its result says so.
+        Returns a list of results in the order of the images, or the result of an image that is not in a sequence. An
+        image that cannot be read raises UserError (BadImage); in a sequence, its result has an `error` instead.
         """
         if is_one_image(images):
             (result,) = self([images], batch_size=batch_size, top_k=top_k, gates=gates)
@@ -131,15 +138,15 @@ class Predictor:
         Args:
           images: paths, encoded bytes, u8[h,w,3] arrays or Pillow images.
           batch_size: for all devices together, rounded up to a multiple of their number; by default the smallest of
-            SIZES per device that takes all images, or else the largest. Every batch has this size (the last one is
+            SIZES per device that takes all images, or else the largest. Every batch has this size (the last batch is
             padded), and the model is compiled once per size.
           top_k: assign this number of best labels to each image instead of using the thresholds.
           gates: also return the routing weights of the labels.
           progress: advanced once per batch.
 
         Raises:
-          UserError: images that are not in a sequence, a top_k above the number of labels, or gates of a model without
-            gates; the iterator raises it if the model returns non-finite scores.
+          UserError: the images are not in a sequence, top_k is above the number of labels, or the model has no gates.
+            The iterator raises it if the model returns non-finite scores.
         """
         if is_one_image(images):
             raise UserError("stream takes a sequence of images; put the image in a list")
@@ -166,24 +173,24 @@ class Predictor:
         return bool(jax.eval_shape(self._steps[True], self.run.values, self.run.frozen, shapes)["gates"])
 
     def _results(self, images, batch_size, top_k, gates, progress) -> Iterator[Result]:
-        given, run = GivenImages(images), self.run
-        names = [given.name(row) for row in range(len(given))]
-        split = Split("images", (), np.zeros((len(given), 0), np.int8), names, given)
+        items, run = MixedImages(images), self.run
+        names = [items.name(row) for row in range(len(items))]
+        split = Split("images", (), np.zeros((len(items), 0), np.int8), names, items)
         loader = build_loader(self._data, split, batch_size=batch_size, labels=False, process=distributed.process())
         step, advice = self._steps[gates], "take a smaller batch (--batch-size)"
         for output in run_batches(
             lambda batch: step(run.values, run.frozen, batch), loader, run.mesh, advice=advice, progress=progress
         ):
-            yield from self._of_batch(output, split, top_k)
+            yield from self._batch_results(output, split, top_k)
 
-    def _of_batch(self, output: dict, split: Split, top_k: int | None) -> Iterator[Result]:
+    def _batch_results(self, output: dict, split: Split, top_k: int | None) -> Iterator[Result]:
         read = output["mask"] > 0
         if not np.isfinite(output["logits"][read]).all():
             raise UserError("the model returns scores that are not finite: its training has diverged; train it again")
         for at, row in enumerate(output["id"].tolist()):
             if row < 0:  # padding
                 continue
-            if not read[at]:  # perhaps by another process, which knows the reason
+            if not read[at]:  # this or another process could not read it; `table` finds the reason
                 [(_, name, error)] = SkippedImages(split, [row]).table()
                 yield Result(name, error=error)
                 continue
@@ -194,7 +201,7 @@ class Predictor:
     def result(
         self, name: str, logits: np.ndarray, top_k: int | None = None, gates: dict[str, np.ndarray] | None = None
     ) -> Result:
-        """Return the result for an image, given its logits f32[K] and, if requested, its gates f32[K,E]."""
+        """Return the result of an image from its logits f32[K] and, if requested, its gates f32[K,E]."""
         scores = probabilities(logits)
         # Of equal scores, the first label ranks higher.
         best = np.argsort(-scores, kind="stable")[:top_k] if top_k else np.flatnonzero(scores >= self.thresholds)
@@ -208,5 +215,5 @@ def fitting_size(images: int, sizes: Sequence[int]) -> int:
 
 
 def by_label(names: Sequence[str], weights: np.ndarray) -> dict[str, list[float]]:
-    """Return label -> weights of f32[K,E], rounded: six digits suffice and take a third of the space."""
+    """Return label -> weights of f32[K,E], rounded to six digits, which take a third of the space."""
     return dict(zip(names, np.round(weights.astype(np.float64), 6).tolist(), strict=True))

@@ -7,14 +7,14 @@ from PIL import Image
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import BadImage, Decoding, open_image, read_image
 from mlmoe_jax.data.transforms import resize_square
-from mlmoe_jax.inference.inputs import GivenImages, read_images
+from mlmoe_jax.inference.inputs import MixedImages, read_images
 
 
 def test_one_image_in_every_form(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (5, 7, 3), np.uint8)
     path = tmp_path / "a.png"
     Image.fromarray(pixels).save(path)
-    given = GivenImages([str(path), path, path.read_bytes(), pixels, Image.fromarray(pixels), Image.open(path)])
+    given = MixedImages([str(path), path, path.read_bytes(), pixels, Image.fromarray(pixels), Image.open(path)])
     assert len(given) == 6
     for row in range(6):
         np.testing.assert_array_equal(given.read(row), pixels, err_msg=str(row))
@@ -26,12 +26,12 @@ def test_modes_that_few_files_have(tmp_path, refusal):
     Image.fromarray(values).save(tmp_path / "a.tiff")
     wide = Image.open(tmp_path / "a.tiff")
     assert wide.mode == "I"
-    np.testing.assert_array_equal(GivenImages([wide]).read(0), read_image(tmp_path / "a.tiff"))
-    assert "its pixels are int32 without a known white" in refusal(GivenImages([Image.fromarray(-values - 1)]).read, 0)
+    np.testing.assert_array_equal(MixedImages([wide]).read(0), read_image(tmp_path / "a.tiff"))
+    assert "its pixels are int32 without a known white" in refusal(MixedImages([Image.fromarray(-values - 1)]).read, 0)
     palette = Image.fromarray(np.zeros((4, 6, 4), np.uint8)).convert("LA").convert("PA")
     others = [Image.new(mode, (6, 4)).convert(to) for mode, to in (("LA", "La"), ("RGBA", "RGBa"), ("RGB", "RGBX"))]
     for image in (palette, *others):
-        assert GivenImages([image]).read(0).shape == (4, 6, 3), image.mode
+        assert MixedImages([image]).read(0).shape == (4, 6, 3), image.mode
 
 
 def test_images_are_decoded_as_small_as_in_evaluation(tmp_path):
@@ -65,7 +65,7 @@ def test_pillow_images_are_read_like_their_files(tmp_path, mode, suffix):
     image.save(path, exif=exif)
     expected = read_image(path)
     assert expected.shape == ((4, 6, 3) if mode == "P" else (6, 4, 3)), "a GIF has no EXIF"
-    np.testing.assert_array_equal(GivenImages([Image.open(io.BytesIO(path.read_bytes()))]).read(0), expected)
+    np.testing.assert_array_equal(MixedImages([Image.open(io.BytesIO(path.read_bytes()))]).read(0), expected)
 
 
 @pytest.mark.parametrize(
@@ -82,11 +82,11 @@ def test_pillow_images_are_read_like_their_files(tmp_path, mode, suffix):
     ],
 )
 def test_unreadable_values_are_bad_images(refusal, given, part):
-    assert part in refusal(GivenImages([given]).read, 0, error=BadImage)
+    assert part in refusal(MixedImages([given]).read, 0, error=BadImage)
 
 
 def test_a_truncated_pillow_image_is_a_bad_image(refusal):
     buffer = io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)).save(buffer, "JPEG")
     cut = Image.open(io.BytesIO(buffer.getvalue()[:1500]))
-    assert "truncated" in refusal(GivenImages([cut]).open, 0, error=BadImage)
+    assert "truncated" in refusal(MixedImages([cut]).open, 0, error=BadImage)

@@ -121,8 +121,8 @@ def test_growth_counts_from_the_state_that_was_saved_before(refusal):
     hook.before_save(4, state_of(0.7 * DIVERGENCE_LIMIT))
     hook.before_save(6, state_of((0.7 * DIVERGENCE_LIMIT) ** 2))
     assert refusal(checks(state_of(2, 3)).before_save, 6, state_of(2.1 * DIVERGENCE_LIMIT)) == (
-        "the norm of the parameters has grown 1.05e+03 times between steps 3 and 6; this state is not saved, and the "
-        "checkpoints before it are kept; lower config.optim.learning_rate and start in a new --workdir"
+        "the norm of the parameters has grown 1.05e+03 times between steps 3 and 6; this state is not saved, and "
+        "earlier checkpoints are kept; lower config.optim.learning_rate and start in a new --workdir"
     )
 
 

@@ -63,9 +63,9 @@ METRICS = {
     "OP": "precision of all predictions together",
     "OR": "recall of all positives together",
     "OF1": "harmonic mean of OP and OR",
-    "precision_macro": "mean over all labels of precision, 0 for labels that are never predicted (scikit-learn's macro)",
-    "recall_macro": "mean over all labels of recall, 0 for labels that are never present (scikit-learn's macro)",
-    "F1_macro": "mean over all labels of F1, 0 for labels that are never predicted (scikit-learn's macro)",
+    "precision_macro": "mean over all labels of precision, 0 for labels never predicted (scikit-learn's macro)",
+    "recall_macro": "mean over all labels of recall, 0 for labels never present (scikit-learn's macro)",
+    "F1_macro": "mean over all labels of F1, 0 for labels never predicted (scikit-learn's macro)",
 }
 THRESHOLDS = {
     r"([\d.]+)": "a label is predicted if its score is at least {0}",

@@ -9,7 +9,7 @@ import pytest
 from mlmoe_jax.apps.tools import image_list
 from mlmoe_jax.apps.tools.image_list import find_images
 from mlmoe_jax.data.images import BadImage
-from mlmoe_jax.inference.inputs import GivenImages
+from mlmoe_jax.inference.inputs import MixedImages
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_a_folder_with_a_pipe_is_searched_and_the_pipe_cannot_be_read(tree):
     os.mkfifo("photos/z.jpg")
     assert find_images(["photos"])[-1] == "photos/z.jpg"
     with pytest.raises(BadImage, match="it is not a regular file"):
-        GivenImages(["photos/z.jpg"]).read(0)
+        MixedImages(["photos/z.jpg"]).read(0)
 
 
 def test_a_list_has_a_limit(tree, monkeypatch, refusal):

@@ -17,7 +17,7 @@ from mlmoe_jax.evaluation.metrics.multilabel import (
 
 def test_values_shared_by_groups_are_computed_once(monkeypatch):
     calls = []
-    monkeypatch.setattr(groups, "per_class", lambda *args, **options: calls.append(options) or {})
+    monkeypatch.setattr(groups.multilabel, "per_class", lambda *args, **options: calls.append(options) or {})
     entries = Entries(np.eye(2), np.eye(2, dtype=bool), np.ones((2, 2), bool), k=1)
     assert entries.per_class is entries.per_class
     assert len(calls) == 1
