@@ -171,15 +171,21 @@ def split(topology: str) -> tuple[str, list[int]]:
 
 
 def table(results: dict[tuple[str, str], dict], efficiency: float) -> str:
-    """Return the table as Markdown, followed by the missing rows and the larger slices that were compiled."""
+    """Return the tables as Markdown, followed by the missing rows and the larger slices that were compiled."""
     smallest, *_, largest = (math.prod(split(topology)[1]) for topology in TOPOLOGIES[0])
-    lines = [
-        f"Assumed: {100 * efficiency:g} % of the peak. HBM, FLOPs and bytes are per chip and training step.",
+    requirements = [
+        "Requirements per chip and training step:",
         "",
-        f"| training | chip | images per chip | HBM, GiB | GFLOPs | GB accessed | MB in collectives | compute, ms | "
-        f"communication, ms, {largest} chips | images/s, {smallest} / {largest} chips | weak scaling | "
-        "images per chip for 90 % |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| training | chip | images per chip | HBM, GiB | GFLOPs | GB accessed | MB in collectives |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    predictions = [
+        "",
+        f"Prediction at {100 * efficiency:g} % of the peak:",
+        "",
+        f"| training | chip | compute, ms | communication, ms, {largest} chips | "
+        f"images/s, {smallest} / {largest} chips | weak scaling | images per chip for 90 % |",
+        "|---|---|---:|---:|---:|---:|---:|",
     ]
     missing, larger = [], []
     for row in ROWS:
@@ -188,8 +194,10 @@ def table(results: dict[tuple[str, str], dict], efficiency: float) -> str:
             if result is None:
                 missing.append(f"- {row.name}, {family[0]}")
                 continue
-            lines.append(_line(result, family, efficiency))
+            requirements.append(_requirements(result, family[0]))
+            predictions += [_prediction(result, family, efficiency)] if result["fits"] else []
             larger += [_beside(results[key], result) for slice_ in family[1:] if (key := (row.name, slice_)) in results]
+    lines = requirements + predictions
     if missing:
         lines += ["", "Not compiled yet:", "", *missing]
     if larger:
@@ -204,16 +212,24 @@ def table(results: dict[tuple[str, str], dict], efficiency: float) -> str:
     return "\n".join(lines)
 
 
-def _line(result: dict, family: Sequence[str], efficiency: float) -> str:
-    """Return the table row of a training and a kind of chip, from the compilation for the smallest slice."""
+def _requirements(result: dict, topology: str) -> str:
+    """Return the row of a training and a kind of chip, from the compilation for the smallest slice."""
     hbm = f"{result['needed'] / GIB:.2f} of {result['capacity'] / GIB:.2f}"
-    start = f"| {result['row']} | {split(family[0])[0]} | {result['images']} |"
+    start = f"| {result['row']} | {split(topology)[0]} | {result['images']} |"
     if not result["fits"]:
-        return f"{start} does not fit: {hbm} | | | | | | | | |"
-    smallest, largest = (predict(result, topology, efficiency) for topology in (family[0], family[-1]))
+        return f"{start} does not fit: {hbm} | | | |"
     return (
         f"{start} {hbm} | {result['flops'] / 1e9:,.0f} | {result['bytes_accessed'] / 1e9:.1f} | "
-        f"{_moved(result) / 1e6:.2f} | {1e3 * largest['compute']:.2f} | {1e3 * largest['communication']:.2f} | "
+        f"{_moved(result) / 1e6:.2f} |"
+    )
+
+
+def _prediction(result: dict, family: Sequence[str], efficiency: float) -> str:
+    """Return the row of a training and a kind of chip, for the smallest and the largest slice."""
+    smallest, largest = (predict(result, topology, efficiency) for topology in (family[0], family[-1]))
+    return (
+        f"| {result['row']} | {split(family[0])[0]} | {1e3 * largest['compute']:.2f} | "
+        f"{1e3 * largest['communication']:.2f} | "
         f"{smallest['images_per_second']:,.0f} / {largest['images_per_second']:,.0f} | "
         f"{100 * largest['efficiency']:.2f} % | {largest['least_images']} |"
     )

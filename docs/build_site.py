@@ -5,8 +5,7 @@
     python docs/build_site.py --run-notebooks              # run them first, and store their outputs (extra "dev")
 
 The pages are those of docs/, the Markdown files of the root, CITATION.cff, and the notebooks with their stored outputs.
-They can be opened as files and load nothing from elsewhere. Only the search needs a server, such as
-`python -m http.server --directory=build/docs/site`.
+They can be opened as files and load nothing from elsewhere. Only the search needs a server, whose command is printed.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ REPOSITORY = DOCS.parent
 BUILD = REPOSITORY / "build" / "docs"
 SETTINGS = DOCS / "zensical.toml"
 PREFIX = "docs/"
+FILES = (".md", ".ipynb", ".svg", ".png", ".css")
 
 # Pages outside docs/, by their place in the repository -> their place in the site.
 ELSEWHERE = {
@@ -54,7 +54,7 @@ def place_of(path: str) -> str | None:
     inside = path.removeprefix(PREFIX)
     if inside == path or not (REPOSITORY / path).is_file():
         return None
-    return re.sub(r"\.ipynb$", ".md", inside) if Path(path).suffix in (".md", ".ipynb", ".svg", ".png") else None
+    return re.sub(r"\.ipynb$", ".md", inside) if Path(path).suffix in FILES else None
 
 
 def outside_code(text: str, change) -> str:
@@ -186,6 +186,8 @@ if __name__ == "__main__":
     if given.run_notebooks:
         run_notebooks()
     try:
-        print(f"open {build(repository=given.repository) / 'index.html'}")
+        folder = os.path.relpath(build(repository=given.repository))
+        print(f"open {folder}/index.html, or, for the search, http://127.0.0.1:8000 after this command:")
+        print(f"python -m http.server --bind=127.0.0.1 --directory={folder} 8000")
     except subprocess.CalledProcessError as error:  # the lines above say why
         sys.exit(error.returncode)
