@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -31,8 +31,22 @@ from mlmoe_jax.models.contracts import (
 from mlmoe_jax.runtime.setup import dtypes
 
 
+def _at_own_precision(method: Callable) -> Callable:
+    """Trace a method of a module at the module's precision, so that JAX's setting for the process stays as it is."""
+
+    @functools.wraps(method)
+    def traced(self, *args, **kwargs):
+        with jax.default_matmul_precision(self.precision):
+            return method(self, *args, **kwargs)
+
+    return traced
+
+
 class Classifier(nnx.Module):
-    """A backbone, prompts and further adapters if any, and a head."""
+    """A backbone, prompts and further adapters if any, and a head.
+
+    precision: of float32 matmuls, as `jax.default_matmul_precision` takes it.
+    """
 
     def __init__(
         self,
@@ -41,9 +55,11 @@ class Classifier(nnx.Module):
         head: Head,
         *,
         final_norm: bool,
+        precision: str,
         adapters: Mapping[str, Adapter] = MappingProxyType({}),
     ):
         self.backbone, self.prompts, self.head, self.final_norm = backbone, prompts, head, final_norm
+        self.precision = precision
         self.adapters = nnx.Dict(adapters)
 
     def __call__(
@@ -61,6 +77,7 @@ class Classifier(nnx.Module):
         features = self.encode(image, rngs=rngs, return_attention=return_attention)
         return self.classify(features, labels=labels, rngs=rngs, return_attention=return_attention)
 
+    @_at_own_precision
     def encode(self, image: jax.Array, *, rngs: nnx.Rngs | None = None, return_attention: bool = False) -> Features:
         """Return the features of f32[B,H,W,3] that the head reads."""
         adapters = [adapter for adapter in (self.prompts, *self.adapters.values()) if adapter is not None]
@@ -77,6 +94,7 @@ class Classifier(nnx.Module):
             **({"deltas": deltas} if deltas else {}),
         )
 
+    @_at_own_precision
     def classify(
         self,
         features: Features,
@@ -145,4 +163,6 @@ def build_model(config: ConfigDict, label_space: LabelSpace, *, rngs: nnx.Rngs) 
     adapters = {name: ADAPTERS[name].from_config(of_it, shape, **given) for name, of_it in settings.adapters.items()}
     adapters = {name: adapter for name, adapter in adapters.items() if adapter is not None}
     final_norm = reads_final_norm(settings.backbone, prompts=PROMPTS in head.read)
-    return Classifier(backbone, prompts, head, final_norm=final_norm, adapters=adapters)
+    return Classifier(
+        backbone, prompts, head, final_norm=final_norm, precision=settings.matmul_precision, adapters=adapters
+    )

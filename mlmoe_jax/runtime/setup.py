@@ -1,37 +1,23 @@
-"""Set up JAX from a config: precision, types, devices, and the cache of compiled programs.
-
-Compiled programs are in the cache folder, in JAX's persistent compilation cache. A program is compiled once for all
-runs of a sweep, and for all processes that predict. Its key covers the program, the versions of JAX and XLA, the
-options of the compiler, and the devices, including the features of a CPU. Several processes may use the cache at once.
-"""
+"""Set up the devices and types of a run from its config."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 import jax
-from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime import distributed
-from mlmoe_jax.runtime.files import GIB, cache_folder
-from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import make_mesh
 
 AUTO = "auto"
-MOST_BYTES = GIB
-SHORTEST = 0.1  # seconds; programs that compile faster than this are not cached
 
 
 def setup_jax(config: ConfigDict, devices: Sequence[jax.Device] | None = None, *, training: bool = True) -> Mesh:
-    """Set the precision of matmuls, for the whole process, and return the mesh, see `make_mesh`.
+    """Return the mesh, see `make_mesh`, and resolve the types of the config.
 
-    Types that are `auto` are replaced by the types for the platform of the devices, so that a run folder
-    records them. Programs for the devices of this process are cached, see `cache_programs`.
+    A type that is `auto` is replaced by the type for the platform of the devices, so that a run folder records it.
 
     Args:
       config: the config of a run. It is changed.
@@ -41,9 +27,6 @@ def setup_jax(config: ConfigDict, devices: Sequence[jax.Device] | None = None, *
     Raises:
       UserError: the batch size is not a multiple, or the mesh does not fit the devices.
     """
-    jax.config.update("jax_default_matmul_precision", config.model.matmul_precision)
-    if devices is None:
-        cache_programs()
     mesh = make_mesh(config.mesh, devices)
     platform = (jax.devices() if devices is None else devices)[0].platform
     config.model.dtype, config.model.frozen_dtype = dtypes(config, platform)
@@ -81,33 +64,3 @@ def dtypes(config: ConfigDict, platform: str = "") -> tuple[str, str]:
         return matmuls, model.frozen_dtype
     rounded = matmuls == "bfloat16" and config.eval.dtype in ("same", "bfloat16")
     return matmuls, "bfloat16" if rounded else "float32"
-
-
-# ---------------------------------------------------------------------------------------------------- compiled programs
-def cache_programs() -> None:
-    """Let JAX cache the programs that it compiles from now on, up to MOST_BYTES; the oldest programs are removed first.
-
-    Without effect if JAX has a cache already (JAX_COMPILATION_CACHE_DIR), if caching is off
-    (JAX_ENABLE_COMPILATION_CACHE=false), and in a job of several processes on GPUs, whose autotuning is shared.
-    If the folder cannot be written, one line says so.
-    """
-    together = distributed.process()[1] > 1 and jax.default_backend() == "gpu"
-    if not jax.config.jax_enable_compilation_cache or jax.config.jax_compilation_cache_dir or together:
-        return
-    folder = programs_folder()
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # who can write to it can run code in this process
-        with tempfile.TemporaryFile(dir=folder) as probe:
-            probe.write(bytes(2**20))
-    except OSError as error:
-        status(f"compiled programs are not cached: {folder} cannot be written ({error.strerror or error})")
-        return
-    jax.config.update("jax_compilation_cache_max_size", MOST_BYTES)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", SHORTEST)
-    jax.config.update("jax_compilation_cache_dir", str(folder))
-    compilation_cache.reset_cache()  # JAX decides at its first program whether it has a cache
-
-
-def programs_folder() -> Path:
-    """Return the folder of compiled programs."""
-    return cache_folder() / "programs"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
@@ -73,7 +74,8 @@ def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = Non
     require_same_frozen(folder, parts.frozen)
     experiment = with_caches(with_steps(experiment, parts, preprocess, mesh), parts, resumes=origin.resumes)
 
-    with memory.shortage_explained(memory.FOR_TRAINING), folder.writing_by_first():
+    precision = jax.default_matmul_precision(config.model.matmul_precision)  # of what the optimizer computes
+    with precision, memory.shortage_explained(memory.FOR_TRAINING), folder.writing_by_first():
         if distributed.is_first():
             write_run_metadata(folder, config, experiment.label_space, preprocess, parts.frozen, parts.unpublished)
         state = experiment.steps.start(parts, resumes=origin.resumes)

@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -26,7 +25,6 @@ CLASSES = ("a", "b", "c")
 @contextlib.contextmanager
 def config_of(folder: Path) -> Iterator[ConfigDict]:
     """Give a config for the backbone `tiny`; its weights are published in `folder` until the end of the block."""
-    precision = jax.config.jax_default_matmul_precision
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLMOE_CACHE", str(folder / "cache"))
         shape = {"width": 8, "depth": 1, "patch": 4, "native": 8, "mlp_ratio": 1}
@@ -36,7 +34,6 @@ def config_of(folder: Path) -> Iterator[ConfigDict]:
         config.model.backbone.name, config.data.image_size, config.eval.batch_size = "tiny", 8, 4
         config.model.matmul_precision = "highest"
         yield config
-    jax.config.update("jax_default_matmul_precision", precision)
 
 
 def publish(folder: Path, seed: int) -> None:

@@ -39,13 +39,6 @@ TINY = ViTShape(width=16, depth=1, heads=2, patch=4, native=8, mlp_ratio=1)
 
 
 @pytest.fixture(autouse=True)
-def _precision():
-    before = jax.config.jax_default_matmul_precision
-    yield
-    jax.config.update("jax_default_matmul_precision", before)
-
-
-@pytest.fixture(autouse=True)
 def _values_drawn_in_numpy(monkeypatch):
     """Give models initial values without compiling anything; like the real ones they depend on the seed."""
 

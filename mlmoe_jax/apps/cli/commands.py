@@ -14,11 +14,14 @@ from collections.abc import Callable, Sequence
 
 from mlmoe_jax.apps.cli.flags import is_shared, named_mode, parse_flags
 from mlmoe_jax.apps.cli.process import explain, flush_output, run_job
+from mlmoe_jax.apps.cli.program_cache import cache_programs
 from mlmoe_jax.errors import DONE, INTERRUPTED, OUTDATED, UserError
 from mlmoe_jax.runtime.preemption import interruptible
 
 # Modes in which all processes take part; in every other mode only the first one works.
 TOGETHER = ("train", "reproduce", "eval", "predict", "prune")
+# Modes of a --workdir that compute on the devices of this process.
+COMPUTING = ("train", "eval", "predict", "serve", "prune", "import", "export")
 _HELP = "--help="  # with a section or a key of the config; a bare --help is about the modes
 
 
@@ -33,7 +36,10 @@ def _load_config(reference: str, overrides: list[tuple[str, str]]):
 def _workdir(flags: argparse.Namespace):
     from mlmoe_jax.runs.shared import run_folder
 
-    return run_folder(flags.workdir)
+    folder = run_folder(flags.workdir)
+    if flags.mode in COMPUTING:
+        cache_programs()
+    return folder
 
 
 def _new_run(flags: argparse.Namespace, overrides: list[tuple[str, str]], *, validate: bool = True):
@@ -130,6 +136,7 @@ def _reproduce(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> i
     from mlmoe_jax.apps.papers.reproduce import reproduce
     from mlmoe_jax.runs.folder import RunFolder
 
+    cache_programs()
     return reproduce(request, RunFolder(workdir), as_json=flags.json)
 
 
@@ -237,6 +244,7 @@ def _features(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> in
     config = _load_config(flags.config, overrides)
     from mlmoe_jax.apps.tools.feature_files import write_features
 
+    cache_programs()
     return write_features(config, flags.output)
 
 

@@ -150,8 +150,8 @@ def _without_cache_trouble(show: Callable[..., None]) -> Callable[..., None]:
         if not about_cache:
             show(message, *where, **options)
             return
+        from mlmoe_jax.apps.cli.program_cache import programs_folder
         from mlmoe_jax.runtime.progress import status
-        from mlmoe_jax.runtime.setup import programs_folder
 
         folder = programs_folder()
         name, _, reason = rest.partition("': ")

@@ -1,0 +1,48 @@
+"""The cache of compiled programs: JAX's persistent compilation cache, in the cache folder.
+
+A program is compiled once for all runs of a sweep, and for all processes that predict. Its key covers the program, the
+versions of JAX and XLA, the options of the compiler, and the devices, including the features of a CPU. Several
+processes may use the cache at once.
+"""
+
+import tempfile
+from pathlib import Path
+
+from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.files import GIB, cache_folder
+from mlmoe_jax.runtime.progress import status
+
+MOST_BYTES = GIB
+SHORTEST = 0.1  # seconds; programs that compile faster than this are not cached
+
+
+def cache_programs() -> None:
+    """Let JAX cache the programs that it compiles from now on, up to MOST_BYTES; the oldest programs are removed first.
+
+    Without effect if JAX has a cache already (JAX_COMPILATION_CACHE_DIR), if caching is off
+    (JAX_ENABLE_COMPILATION_CACHE=false), and in a job of several processes on GPUs, whose autotuning is shared.
+    If the folder cannot be written, one line says so.
+    """
+    import jax  # only modes that compute need it
+    from jax.experimental.compilation_cache import compilation_cache
+
+    together = distributed.process()[1] > 1 and jax.default_backend() == "gpu"
+    if not jax.config.jax_enable_compilation_cache or jax.config.jax_compilation_cache_dir or together:
+        return
+    folder = programs_folder()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # who can write to it can run code in this process
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(2**20))
+    except OSError as error:
+        status(f"compiled programs are not cached: {folder} cannot be written ({error.strerror or error})")
+        return
+    jax.config.update("jax_compilation_cache_max_size", MOST_BYTES)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", SHORTEST)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    compilation_cache.reset_cache()  # JAX decides at its first program whether it has a cache
+
+
+def programs_folder() -> Path:
+    """Return the folder of compiled programs."""
+    return cache_folder() / "programs"

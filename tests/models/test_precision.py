@@ -1,0 +1,56 @@
+"""The precision of matmuls is a property of the model, and JAX's own setting stays as it is."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from helpers import tiny
+from helpers.bench import drawn_model
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from mlmoe_jax import load_config
+from mlmoe_jax.data.labels.space import synthetic_label_space
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.training import loop
+
+HIGHEST = (jax.lax.Precision.HIGHEST,) * 2  # of resampled positions in any case
+
+
+def precisions(jaxpr: Jaxpr) -> set:
+    """Return the precisions of all matmuls of a program."""
+    inner = (value for equation in jaxpr.eqns for value in jax.tree.leaves(equation.params, is_leaf=is_program))
+    programs = (getattr(value, "jaxpr", value) for value in inner if is_program(value))
+    matmuls = (equation for equation in jaxpr.eqns if equation.primitive.name == "dot_general")
+    return {equation.params["precision"] for equation in matmuls}.union(*map(precisions, programs))
+
+
+def is_program(value: object) -> bool:
+    return isinstance(value, Jaxpr | ClosedJaxpr)
+
+
+@pytest.mark.parametrize("precision", ["default", "highest"])
+@pytest.mark.parametrize("method", ["mlvpt_digits", "lora"])
+def test_all_matmuls_have_the_precision_of_the_config(tiny_vit, method, precision):
+    config = load_config(method, {"model.backbone.name": "vit_digits", "model.matmul_precision": precision})
+    structure, state = nnx.split(drawn_model(config, synthetic_label_space(4, 2)))
+    image = jnp.zeros((1, config.data.image_size, config.data.image_size, 3))
+    loss = lambda state: nnx.merge(structure, state)(image).logits.sum()  # noqa: E731
+    before = jax.config.jax_default_matmul_precision
+    forward = jax.make_jaxpr(loss)(state)
+    assert jax.config.jax_default_matmul_precision == before
+    with jax.default_matmul_precision(precision):  # as in training: some backward passes are traced later
+        backward = jax.make_jaxpr(jax.grad(loss, allow_int=True))(state)
+    expected = (getattr(jax.lax.Precision, precision.upper()),) * 2
+    matmuls = precisions(forward.jaxpr) | precisions(backward.jaxpr)
+    assert matmuls - {HIGHEST} == {expected} - {HIGHEST}
+
+
+def test_training_computes_at_the_precision_of_the_config(monkeypatch, tmp_path):
+    config, precisions = tiny.small_training(monkeypatch), []
+    config.model.matmul_precision = "highest"
+    before = jax.config.jax_default_matmul_precision
+    monkeypatch.setattr(loop, "run_steps", lambda *_: precisions.append(jax.config.jax_default_matmul_precision))
+    monkeypatch.setattr(loop, "finish", lambda *_: {})
+    loop.train(config, RunFolder(tmp_path))
+    assert precisions == ["highest"]
+    assert jax.config.jax_default_matmul_precision == before
