@@ -35,17 +35,17 @@ INK, GRAY, BLUE, ORANGE = "#1b1f24", "#8c959f", "#0969da", "#bc4c00"
 
 
 def read_results(page: str) -> dict[str, tuple[float, float]]:
-    """Return the mAP on `test` and on `test_shift`, in percent, of the methods in NAMES, the best on the latter last.
+    """Return the mAP on `test` and on `test_shift`, in percent, of the methods in NAMES, in the order of `test_shift`.
 
     page: the Markdown of the page on results. Raises ValueError if it lacks one of them.
     """
-    found = {}
+    results = {}
     for config, *cells in re.findall(r"^\| `([^`]+)` \|[^|]*\|[^|]*\| ([\d.]+) ± [^|]*\| ([\d.]+) ± ", page, re.M):
         if config in NAMES:
-            found[NAMES[config]] = (float(cells[0]), float(cells[1]))
-    if missing := sorted(set(NAMES.values()) - set(found)):
+            results[NAMES[config]] = (float(cells[0]), float(cells[1]))
+    if missing := sorted(set(NAMES.values()) - set(results)):
         raise ValueError(f"the page has no results of {', '.join(missing)}")
-    return dict(sorted(found.items(), key=lambda item: item[1][1]))
+    return dict(sorted(results.items(), key=lambda item: item[1][1]))
 
 
 def draw(results: dict[str, tuple[float, float]], path: Path) -> None:

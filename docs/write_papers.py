@@ -45,7 +45,7 @@ def _paper(paper: Paper) -> Iterator[str]:
         yield from _table(paper, result, common, {note for notes in backbones.values() for note in notes})
     others = [result for result in paper.results() if not _is_readable(result)]
     yield from (
-        "Figures without numbers that can be read:\n",
+        "Without readable numbers:\n",
         *(f"* {_title(paper, one, common)}" for one in others),
         "",
     )
@@ -61,7 +61,7 @@ def _is_readable(result: Result) -> bool:
     return any(number.certain for row in result.rows for number in row.numbers.values())
 
 
-def _table(paper: Paper, result: Result, common: set[str], of_backbones: set[str]) -> Iterator[str]:
+def _table(paper: Paper, result: Result, common: set[str], noted: set[str]) -> Iterator[str]:
     """Yield a table with one row for the runs that the paper prints side by side."""
     groups = list(paper.data["results"][result.id.partition(".")[2]].get("groups", [""]))
     rows = [result.rows[start : start + len(groups)] for start in range(0, len(result.rows), len(groups))]
@@ -73,7 +73,7 @@ def _table(paper: Paper, result: Result, common: set[str], of_backbones: set[str
         facts.append(f"notes on all rows: {paper.marks(own)}")
     yield f"#### {paper.name}, {result.title}\n"
     yield "; ".join([f"`--table={result.id}`", *facts]) + ".\n"
-    marks = [paper.marks({note for one in row for note in one.all_notes} - of_backbones - {"unread"}) for row in rows]
+    marks = [paper.marks({note for one in row for note in one.all_notes} - noted - {"unread"}) for row in rows]
     names = {"dataset": "data set"}
     head = [names.get(key, key.rpartition(".")[2]) for key in varying]
     table = [[*head, *result.columns]]

@@ -68,7 +68,7 @@ def train_on_digits(config: ConfigDict, *, rate: float) -> None:
 # Every config of a method takes `selection=published`, the default, or `selection=held_out`: the test split and metric
 # of a paper, or held-out training images. `preset=held_out` is short for the default preset with `selection=held_out`.
 PUBLISHED, HELD_OUT = SELECTIONS = ("published", "held_out")
-EARLIER = "honest"  # the former name of HELD_OUT
+OLD_NAME = "honest"  # of HELD_OUT
 OPTION = {"selection": ""}  # for `parse_arg`; "" = published, or held_out if the preset says so
 
 
@@ -87,16 +87,16 @@ def apply_selection(config: ConfigDict, options: ConfigDict, presets: Sequence[s
     Raises:
         UserError: for another value, and for a preset and a selection that contradict each other.
     """
-    given = options.selection
+    requested = options.selection
     for name in ("preset", "selection"):
-        if options[name] == EARLIER:
-            raise UserError(f"{name}={EARLIER} is called {name}={HELD_OUT} now")
-    options.selection = given or (HELD_OUT if options.preset == HELD_OUT else PUBLISHED)
+        if options[name] == OLD_NAME:
+            raise UserError(f"{name}={OLD_NAME} is called {name}={HELD_OUT} now")
+    options.selection = requested or (HELD_OUT if options.preset == HELD_OUT else PUBLISHED)
     for name, known in (("preset", (*presets, HELD_OUT)), ("selection", SELECTIONS)):
         if options[name] not in known:
             raise UserError(f"{name}={options[name]} is not one of {', '.join(known)}")
     if options.preset == HELD_OUT:
-        if given == PUBLISHED:
+        if requested == PUBLISHED:
             raise UserError("preset=held_out means selection=held_out; leave selection=published out")
         options.preset = presets[0]
     if options.selection == HELD_OUT:
