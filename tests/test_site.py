@@ -78,6 +78,12 @@ def test_every_page_is_in_the_navigation_once():
     assert not places - set(listed), "add them to docs/zensical.toml"
 
 
+def test_the_images_of_the_pages_are_small():
+    images = sorted((DOCS / "images").glob("*.png"))
+    assert images
+    assert not [image.name for image in images if image.stat().st_size > 150_000]
+
+
 # --------------------------------------------------------------------------------------------------- troubleshooting
 def messages() -> list[str]:
     """Every text of the package, with … for the values in it."""
