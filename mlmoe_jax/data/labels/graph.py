@@ -21,13 +21,12 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_LINE, damage_explained, open_regular
 from mlmoe_jax.runtime.text import some
 
-# VOC writes these names as one word.
+# Names that VOC writes as one word.
 COMPOUNDS = {"diningtable": ("dining", "table"), "pottedplant": ("potted", "plant"), "tvmonitor": ("tv", "monitor")}
 # The standard deviation of the numbers in GloVe's 300-dimensional vectors of the COCO label names.
 GLOVE_DEVIATION = 0.377
 _PARTS = re.compile(r"[^\W_]+")
-# The authors' code adds this to the number of edges of a label, which may be 0.
-_EPSILON = 1e-6
+_EPSILON = 1e-6  # as in the authors' code, for labels without edges
 
 Counts = Num[np.ndarray, "k k"]  # the number of images with both labels, with a zero diagonal
 Positives = Num[np.ndarray, " k"]  # the number of images with each label
@@ -36,7 +35,7 @@ Positives = Num[np.ndarray, " k"]  # the number of images with each label
 def conditional_probabilities(counts: Counts, positives: Positives) -> Float[np.ndarray, "k k"]:
     """Return P[i,j] = counts[i,j] / positives[i] = p(label j | label i) (ML-GCN, eq. 6).
 
-    The row of a label without positives is 0.
+    Rows of labels without positives are 0.
     """
     counts, positives = np.asarray(counts, np.float64), np.asarray(positives, np.float64)[:, None]
     return np.divide(counts, positives, out=np.zeros_like(counts), where=positives > 0)
@@ -53,11 +52,16 @@ def label_graph(
 
     transpose=True follows the authors' code: W = share/(1 − share)·B/(column sums of B + 1e-6) + I and
     Ā = diag(d) Wᵀ diag(d) with d = (row sums of W)^(−1/2). A label receives information from the labels that imply it
-    (`person` from 55 of the 80 labels of COCO); its degrees and weights belong to opposite directions.
+    (`person` from 55 of the 80 labels of COCO). Degrees and weights belong to opposite directions.
     transpose=False follows ML-GCN, eq. 8: row sums in W, and Ā = diag(d) W diag(d). A label receives information from
-    the labels that it implies.
+    the labels that it implies. Without edges, Ā is the identity.
 
-    Without edges, Ā is the identity. threshold: τ in (0, 1]. share: p in [0, 1).
+    Args:
+      counts: number of images with both labels.
+      positives: number of images with each label.
+      threshold: τ in (0, 1].
+      share: p in [0, 1).
+      transpose: see above.
     """
     edges = (conditional_probabilities(counts, positives) >= threshold).astype(np.float64)
     degree = edges.sum(axis=0 if transpose else 1, keepdims=True)
@@ -78,25 +82,25 @@ def read_glove(path: str | Path, names: Sequence[str]) -> Float32[np.ndarray, "k
 
     A name is converted to lower case and split at blanks and underscores. A word that is not in the file is split at
     all characters other than letters and digits (`t-shirt`, `plant(potted)`). The vector of a name is the mean of the
-    vectors of its words that are in the file, as in ML-GCN. Only the lines that are needed are parsed.
+    vectors of its words that are in the file, as in ML-GCN. Only the necessary lines are parsed.
 
     Raises:
       UserError: the file cannot be read or has another format, or it has no word of some label.
     """
-    spelled = [_words(name) for name in names]
-    needed = {word for words in spelled for whole in words for word in (whole, *_PARTS.findall(whole))}
-    vector_of = _rows(path, needed)
-    vectors, lost = [], []
-    for name, words in zip(names, spelled, strict=True):
-        parts = [part for word in words for part in ((word,) if word in vector_of else _PARTS.findall(word))]
-        rows = [vector_of[part] for part in parts if part in vector_of]
+    words_by_name = [_words(name) for name in names]
+    needed = {word for words in words_by_name for whole in words for word in (whole, *_PARTS.findall(whole))}
+    word_vectors = _rows(path, needed)
+    vectors, unknown = [], []
+    for name, words in zip(names, words_by_name, strict=True):
+        parts = [part for word in words for part in ((word,) if word in word_vectors else _PARTS.findall(word))]
+        rows = [word_vectors[part] for part in parts if part in word_vectors]
         if rows:
             vectors.append(np.mean(rows, axis=0))
         else:
-            lost.append(name)
-    if lost:
+            unknown.append(name)
+    if unknown:
         raise UserError(
-            f"{path} has no word of the labels {some(lost)}; name labels in the language of the file or set "
+            f"{path} has no word of the labels {some(unknown)}; name labels in the language of the file or set "
             "model.head.graph.word_vectors='' to use the co-occurrence counts"
         )
     return np.asarray(vectors, np.float32)
@@ -107,30 +111,30 @@ def cooccurrence_vectors(
 ) -> Float32[np.ndarray, "k d"]:
     """Compute vectors of labels from the training labels alone, for use without a file of word vectors.
 
-    Like word vectors from co-occurring words (Levy and Goldberg, sec. 5), they are computed from the spectrum of the
-    positive pointwise mutual information
+    Like word vectors from co-occurring words (Levy and Goldberg, sec. 5), label vectors are computed from the spectrum
+    of the positive pointwise mutual information
 
         M[i,j] = max(0, log(p(i,j) / (p(i) p(j)))),   p(i,i) = p(i).
 
     A label co-occurs with itself, so the diagonal is −log p(i). With M = Q Λ Qᵀ, the vectors are the rows of Q √Λ for
-    the largest positive eigenvalues: among vectors of this width, their products are closest to M (Eckart and Young).
-    The sign of a column makes its largest entry positive. Columns are padded with zeros to `width`, and each row is
-    scaled to the length 0.377·√width, the length of GloVe vectors: vectors of equal length work best
-    (Levy, Goldberg and Dagan, sec. 3.3), and the published learning rates of ML-GCN fit this length.
+    the largest positive eigenvalues. Among vectors of this width, their products are closest to M (Eckart and Young).
+    The sign of a column makes its largest entry positive. Columns are padded with zeros to `width`. Each row is scaled
+    to 0.377·√width, the length of GloVe vectors, because vectors of equal length work best (Levy, Goldberg and Dagan,
+    sec. 3.3), and because the published learning rates of ML-GCN fit this length.
 
-    Imaginary images keep every vector away from zero: one image per label without positives, with this label only, and
-    one image without labels. Without any counts, the vectors are orthogonal.
+    To avoid zero vectors, one artificial image per label without positives, with this label only, and one artificial
+    image without labels are counted too. Without any counts, the vectors are orthogonal.
 
-    The vectors are reproducible on one machine. Another machine may rotate vectors of equal eigenvalues into each
-    other, so a trained model must be stored with its vectors.
+    The vectors are reproducible on one machine only: another machine may rotate vectors of equal eigenvalues. A trained
+    model must therefore be stored with its vectors.
     """
     positives = np.asarray(positives, np.float64)
-    seen = np.maximum(positives, 1)
+    occurrences = np.maximum(positives, 1)
     total = images + np.sum(positives == 0) + 1
     together = np.array(counts, np.float64)
-    np.fill_diagonal(together, seen)
-    with np.errstate(divide="ignore"):  # the logarithm for pairs that never occur is clipped to 0
-        information = np.maximum(np.log(together * total / np.outer(seen, seen)), 0)
+    np.fill_diagonal(together, occurrences)
+    with np.errstate(divide="ignore"):  # pairs that never occur get 0
+        information = np.maximum(np.log(together * total / np.outer(occurrences, occurrences)), 0)
     values, axes = np.linalg.eigh(information)
     largest = np.argsort(-values, kind="stable")[:width]
     vectors = axes[:, largest] * np.sqrt(np.maximum(values[largest], 0))
@@ -159,7 +163,7 @@ def _rows(path: str | Path, words: set[str]) -> dict[str, NDArray[np.float64]]:
             if word not in keys or keys[word] in rows:
                 continue
             numbers = rest.split()
-            # Some words in the largest files contain blanks and begin with a needed word.
+            # In the largest files, some words contain blanks and begin with a needed word.
             if len(numbers) == width:
                 rows[keys[word]] = _numbers(number, numbers)
     return rows
@@ -180,7 +184,7 @@ def _numbers(line: int, fields: list[bytes]) -> NDArray[np.float64]:
 
 
 def _with_signs(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Flip the signs of columns so that the entry of largest magnitude (the first one of ties) is positive."""
+    """Flip the signs of columns so that the entry of largest magnitude (the first of equal entries) is positive."""
     size = np.abs(vectors)
     ties = size >= size.max(axis=0) * (1 - 1e-6)
     pivot = vectors[ties.argmax(axis=0), np.arange(vectors.shape[1])]

@@ -20,8 +20,8 @@ def cooccurrence(labels: Shaped[np.ndarray, "n k"]) -> tuple[csr_array, Int64[np
     """Count pairs and single labels; only 1 is positive (not 0, −1 unknown, 2 difficult).
 
     Returns:
-      counts: sparse, the number of images with both labels, with a zero diagonal. Sparse because with 20,000
-        labels few pairs occur at all.
+      counts: the number of images with both labels, with a zero diagonal; sparse, because few pairs of 20,000 labels
+        occur.
       positives: the number of images with each label.
     """
     labels = np.asarray(labels)
@@ -41,8 +41,8 @@ def affinity(counts: Counts, positives: Positives, *, tau: float, side: str = "c
 
     With S_ij = counts_ij / positives_j = p(i | j) and R = S^(1/tau):
     "co", for labels that occur together: (R + Rᵀ)/2, with a zero diagonal;
-    "dc", for labels that rarely do: the mean of 1 − R and its transpose, with ones on the diagonal (the "I" of the
-    paper is the matrix of ones).
+    "dc", for labels that rarely occur together: the mean of 1 − R and its transpose, with ones on the diagonal (the "I"
+    of the paper is the matrix of ones).
     A label without positives co-occurs with no other label: its entries of S are 0.
 
     Args:
@@ -62,7 +62,7 @@ def affinity(counts: Counts, positives: Positives, *, tau: float, side: str = "c
 
 
 def require_groups(labels: int, num_groups: int) -> None:
-    """Raise UserError unless K = `labels` labels can be divided into `num_groups` groups."""
+    """Raise UserError unless `labels` labels can be divided into `num_groups` groups."""
     if not 1 <= num_groups <= labels:
         raise UserError(
             f"{labels} labels cannot be divided into {num_groups} groups; set model.prompts.num_groups to 1 … {labels}"
@@ -74,11 +74,11 @@ def group_labels(
 ) -> Int32[np.ndarray, " k"]:
     """Divide the labels into groups by spectral clustering of their affinity.
 
-    Spectral clustering with 20 k-means starts is run 4 times, and the result with the highest Calinski-Harabasz score
-    on the rows of the affinity is kept, as in CPSD. The same inputs and seed give the same groups. Groups are numbered
-    by their first label, so equal partitions are equal arrays: label 0 is in group 0, the first label outside it in
-    group 1, … Groups are not merged or repaired: a group may have a single label, and if k-means finds fewer distinct
-    groups than requested (identical labels), the highest numbers are unused.
+    Spectral clustering with 20 k-means starts is run 4 times. The result with the highest Calinski-Harabasz score on
+    the rows of the affinity is returned, as in CPSD. Equal inputs and seeds give equal groups. Groups are numbered by
+    their first label, so equal partitions are equal arrays: label 0 is in group 0, the first label outside it in
+    group 1, … Groups are not merged: a group may have a single label. If k-means finds fewer distinct groups than
+    requested (identical labels), the highest numbers are unused.
 
     Args:
       counts: see graph.Counts.
@@ -97,12 +97,12 @@ def group_labels(
     require_groups(labels, num_groups)
     if num_groups in (1, labels):
         return np.arange(labels, dtype=np.int32) % num_groups
-    from sklearn.cluster import SpectralClustering  # imported here because it takes a second
+    from sklearn.cluster import SpectralClustering  # here, because the import takes a second
     from sklearn.metrics import calinski_harabasz_score
 
     random = np.random.RandomState(seed)
     with warnings.catch_warnings():
-        # Labels that never occur together leave the graph unconnected, which is common in small data sets.
+        # The graph is often unconnected in small data sets, where many labels never occur together.
         warnings.filterwarnings("ignore", message="Graph is not fully connected")
         runs = [
             SpectralClustering(num_groups, affinity="precomputed", n_init=20, random_state=random).fit_predict(matrix)

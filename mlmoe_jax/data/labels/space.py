@@ -19,7 +19,7 @@ from mlmoe_jax.runtime.files import MOST_TEXT, damage_explained, read_bytes
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.text import counted
 
-TAU = {"co": 2.0, "dc": 3.0}  # the root of each side in the published groups, see grouping.affinity
+TAU = {"co": 2.0, "dc": 3.0}  # of the published groups, see grouping.affinity
 PUBLISHED_GROUPS = Path(__file__).parents[1] / "files" / "label_groups.json"
 PUBLISHED_FOR = {"coco2014": "coco", "voc2007": "voc2007", "voc2012": "voc2007", "nuswide": "nuswide", "vg256": "vg256"}
 
@@ -28,10 +28,15 @@ PUBLISHED_FOR = {"coco2014": "coco", "voc2007": "voc2007", "voc2012": "voc2007",
 class LabelSpace:
     """The names of K labels and their statistics in training.
 
-    together: sparse i64[K,K], the number of training images with both labels, with a zero diagonal; a dense array is
-    converted. positives: i64[K], the number of training images with each label. images: the number of training images.
-    co_group, dc_group: i32[K], the group of each label on the co-occurrence and the discriminative side.
-    vectors: f32[K,d], one vector per label name, or None if the model does not need them.
+    Attributes:
+      names: the names of the labels.
+      together: sparse i64[K,K], the number of training images with both labels, with a zero diagonal; a dense array is
+        converted.
+      positives: i64[K], the number of training images with each label.
+      images: the number of training images.
+      co_group: i32[K], the group of each label on the co-occurrence side.
+      dc_group: i32[K], the group of each label on the discriminative side.
+      vectors: f32[K,d], one vector per label name, or None if the model needs no vectors.
     """
 
     names: tuple[str, ...]
@@ -52,7 +57,7 @@ class LabelSpace:
 
     @property
     def frequency(self) -> np.ndarray:
-        """The share of training images with each label, f64[K]."""
+        """The fraction of training images with each label, f64[K]."""
         return self.positives / max(1, self.images)
 
     def save(self, path) -> None:
@@ -88,12 +93,18 @@ class LabelSpace:
 def label_space_of(
     train: Split, data_name: str, model_config, seed: int, *, grouped: bool = False, vectors: bool = False
 ) -> LabelSpace:
-    """Compute the label space from the labels i8[N,K] of the training split; its images are not read.
+    """Compute the label space from the labels of the training split, without reading images.
 
-    model_config: `config.model`; labels are grouped by `groups` and `num_groups` of its prompts, and word vectors
-    come from `graph` of its head. grouped: whether the model needs label groups; otherwise all labels are in one.
-    vectors: whether it needs word vectors.
-    Raises UserError for groups that are not published for this data set, and for a file that does not match the labels.
+    Args:
+      train: the training split.
+      data_name: name of the data set, for published groups.
+      model_config: `config.model`; `prompts.groups`, `prompts.num_groups` and `head.graph` are used.
+      seed: seed of the clustering.
+      grouped: whether the model needs label groups; otherwise all labels are in one group.
+      vectors: whether the model needs word vectors.
+
+    Raises:
+      UserError: no groups are published for this data set, or a file does not match the labels.
     """
     together, positives = cooccurrence(train.labels)
     co_group = dc_group = np.zeros(len(positives), np.int32)
@@ -111,11 +122,11 @@ def label_space_of(
 
 
 def synthetic_label_space(labels: int, groups: int) -> LabelSpace:
-    """Return a label space of K artificial labels, spread evenly over the groups, for use without a data set."""
+    """Return a label space of artificial labels, spread evenly over the groups, for use without a data set."""
     group = (np.arange(labels) % groups).astype(np.int32)
     names = tuple(f"label {k}" for k in range(labels))
-    never = csr_array((labels, labels), dtype=np.int64)
-    return LabelSpace(names, never, np.zeros(labels, np.int64), 0, group, group)
+    together = csr_array((labels, labels), dtype=np.int64)
+    return LabelSpace(names, together, np.zeros(labels, np.int64), 0, group, group)
 
 
 def _groups(together: csr_array, positives, data_name: str, prompts, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -7,7 +7,7 @@
 
 A label is positive when an image has any annotation of its category, crowds included. Labels are in the order of the
 file's `categories` (person, bicycle, car, …). 82,081 of the 82,783 training and 40,137 of the 40,504 validation images
-have an annotation; the others are dropped unless `keep_empty` is set.
+have an annotation. Images without one are dropped unless `keep_empty` is set.
 
 `coco_json` reads your own images, with one file per split:
 
@@ -15,7 +15,7 @@ have an annotation; the others are dropped unless `keep_empty` is set.
     images/…                     # data.images: the folder to which each file_name is relative; it can contain {split}
 
 Without {split}, the only file is the whole training split, from which `data.val_fraction` can be held out. A class that
-the file of another split does not list as a category is negative there.
+is missing in the categories of another split is negative in this split.
 """
 
 import json
@@ -38,7 +38,7 @@ PUBLISHED = Published(
 
 
 def open_coco(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open train or val of COCO 2014; images sorted by number as text, which is the authors' order."""
+    """Open train or val of COCO 2014; images are sorted by number as text, as in the authors' code."""
     require_split("coco2014", split, ("train", "val"))
     folder = PUBLISHED.folder(data_config.root)
     source = folder / "annotations" / f"instances_{split}2014.json"
@@ -54,8 +54,9 @@ def open_coco_json(data_config: ConfigDict, split: str, classes: Sequence[str] |
     """Open a split of your own images, sorted by their id as text, as in `coco2014`.
 
     Images without any annotation are left out unless data.keep_empty is set.
-    Raises UserError for a file that is missing or of another kind, annotations of an unknown class, and a split without
-    images.
+
+    Raises:
+      UserError: the file is missing or has another format, a class is unknown, or the split has no images.
     """
     path = table_path(data_config, split)
     if "{split}" not in data_config.table:
@@ -70,7 +71,7 @@ def open_coco_json(data_config: ConfigDict, split: str, classes: Sequence[str] |
 def read_instances(path: Path) -> tuple[tuple[str, ...], list[str], np.ndarray]:
     """Read an instances file: names of the K classes, files of the N images, labels i8[N,K].
 
-    Raises UserError for a file that is missing, damaged, ambiguous, or of another kind.
+    Raises UserError for a file that is missing, damaged, ambiguous, or in another format.
     """
     with damage_explained(path):
         content = json.loads(read_bytes(path, MOST_DATA))
@@ -94,7 +95,7 @@ def read_instances(path: Path) -> tuple[tuple[str, ...], list[str], np.ndarray]:
 
 
 def _places(what: str, values: Iterable[Hashable]) -> dict[Hashable, int]:
-    """Return the position of each value; ValueError for one that is repeated."""
+    """Return the position of each value; ValueError for a repeated value."""
     places: dict[Hashable, int] = {}
     for position, value in enumerate(values):
         if places.setdefault(value, position) != position:
@@ -103,7 +104,7 @@ def _places(what: str, values: Iterable[Hashable]) -> dict[Hashable, int]:
 
 
 def _by_classes(labels: np.ndarray, names: Sequence[str], classes: Sequence[str], path: Path) -> np.ndarray:
-    """Return i8[N,K] `labels` of the categories `names` in the order of `classes`."""
+    """Return the labels i8[N,K] of the categories `names` in the order of `classes`."""
     place = {name: k for k, name in enumerate(classes)}
     ordered = np.full((len(labels), len(classes)), NEGATIVE, np.int8)
     for name, column in zip(names, labels.T, strict=True):

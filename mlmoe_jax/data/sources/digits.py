@@ -1,9 +1,9 @@
-"""`digits-v1`: real handwriting in multi-label scenes, with no download.
+"""`digits-v1`: real handwriting in multi-label scenes, without a download.
 
 The 1,797 scans of 8×8 pixels in scikit-learn (UCI "Optical Recognition of Handwritten Digits") are split at random, per
-digit, into disjoint train, val and test scans *before* any scene is composed (the collection does not identify its
-writers, so one writer may appear in several parts). A scene is a textured 64×64 canvas with 1 to 4 different digits at
-random scale, slant, color and position; its labels are the digits in it.
+digit, into disjoint train, val and test scans *before* any scene is composed. The collection does not identify its
+writers, so one writer may appear in several splits. A scene is a textured 64×64 canvas with 1 to 4 different digits at
+random scale, slant, color and position. Its labels are its digits.
 
 The labels are correlated on purpose (`draw_label_sets`):
 
@@ -12,14 +12,14 @@ The labels are correlated on purpose (`draw_label_sets`):
 * the target number of digits is 1, 2, 3 and 4 for 15, 30, 30 and 25 % of the scenes.
 
 `train`, `val` and `test` follow these rules. `test_shift` starts from the labels of `test` and trades them between
-scenes (`break_correlations`), which keeps the number of digits of every scene and the number of scenes of every digit
-exactly and destroys all correlations: the drop from `test` to `test_shift` measures co-occurrence overfitting.
+scenes (`break_correlations`). This keeps the number of digits of every scene and the number of scenes of every digit
+exactly, and destroys all correlations. The drop from `test` to `test_shift` measures co-occurrence overfitting.
 
-`digits_single` has one digit per image, rendered from the same scans; the packaged backbone is pretrained on its train
-split, which is more varied than the others (`render_varied_single`) because it has only 1,078 scans.
+`digits_single` has one digit per image, rendered from these scans. The packaged backbone is pretrained on its train
+split, which has only 1,078 scans and therefore more varied images (`render_varied_single`).
 
-Every constant of this file is part of the name `digits-v1`: change one and the name changes. Random numbers come from
-`numpy.random.RandomState`, whose streams are frozen, unlike those of `numpy.random.Generator`.
+A change of any constant of this file needs another name than `digits-v1`. Random numbers come from
+`numpy.random.RandomState`, because `numpy.random.Generator` does not guarantee its streams.
 
     python -m mlmoe_jax.data.sources.digits --out=DIR     # the scenes as image files with one CSV per split
 """
@@ -49,7 +49,7 @@ CANVAS = 64
 CLASSES = tuple(str(digit) for digit in range(10))
 SCENES = {"train": 6_000, "val": 1_000, "test": 2_000, "test_shift": 2_000}
 SINGLES = {"train": 240_000, "val": 2_000, "test": 4_000}
-SCAN_SHARE = {"train": 0.60, "val": 0.15}  # the others are test
+SCAN_SHARE = {"train": 0.60, "val": 0.15}  # test has the remaining scans
 
 COMPANION = {2: 7, 5: 3, 8: 6}
 COMPANION_PROBABILITY = 0.9
@@ -60,17 +60,17 @@ SIZE_PROBABILITY = (0.15, 0.30, 0.30, 0.25)
 # ---------------------------------------------------------------------------------------------------- source scans
 @functools.cache
 def source_scans() -> dict[str, list[np.ndarray]]:
-    """Return the scans of each part: part -> list over the 10 digits of f32[n,8,8] in [0,1], disjoint between parts."""
-    from sklearn.datasets import load_digits  # imported here, because that takes a second
+    """Return the disjoint scans of each split: split -> list over the 10 digits of f32[n,8,8] in [0,1]."""
+    from sklearn.datasets import load_digits  # here, because the import takes a second
 
     bunch = load_digits()
     order = np.random.RandomState(1797)
     parts = {"train": [], "val": [], "test": []}
     for digit in range(10):
         rows = order.permutation(np.flatnonzero(bunch.target == digit))
-        cuts = np.cumsum([round(share * len(rows)) for share in SCAN_SHARE.values()])
-        for part, chosen in zip(parts, np.split(rows, cuts), strict=True):
-            parts[part].append((bunch.images[chosen] / 16).astype(np.float32))
+        ends = np.cumsum([round(share * len(rows)) for share in SCAN_SHARE.values()])
+        for part, members in zip(parts, np.split(rows, ends), strict=True):
+            parts[part].append((bunch.images[members] / 16).astype(np.float32))
     return parts
 
 
@@ -80,12 +80,12 @@ def draw_label_sets(random: np.random.RandomState, count: int) -> np.ndarray:
     labels = np.zeros((count, 10), bool)
     sizes = 1 + random.choice(4, size=count, p=SIZE_PROBABILITY)
     for present, size in zip(labels, sizes, strict=True):
-        while (room := size - present.sum()) > 0:
+        while (missing := size - present.sum()) > 0:
             banned = {digit for group in EXCLUSIVE if present[list(group)].any() for digit in group}
             allowed = [
                 digit
                 for digit in range(10)
-                if not present[digit] and digit not in banned and (digit not in COMPANION or room >= 2)
+                if not present[digit] and digit not in banned and (digit not in COMPANION or missing >= 2)
             ]
             digit = _one_of(random, allowed)
             present[digit] = True
@@ -97,8 +97,8 @@ def draw_label_sets(random: np.random.RandomState, count: int) -> np.ndarray:
 def break_correlations(random: np.random.RandomState, labels: np.ndarray, trades_per_row: int = 10) -> np.ndarray:
     """Return a random matrix with the row sums and column sums of bool[N,K] `labels` (Curveball trades).
 
-    In a trade, the labels that only one of two random rows has are redistributed between the two at random, so that
-    each row keeps its number of labels (Strona et al., Nature Communications 5:4114, 2014).
+    A trade takes the labels that only one of two random rows has, and redistributes them at random between the two
+    rows. Each row keeps its number of labels (Strona et al., Nature Communications 5:4114, 2014).
     """
     sets = [set(np.flatnonzero(row)) for row in labels]
     for _ in range(trades_per_row * len(sets)):
@@ -110,15 +110,15 @@ def break_correlations(random: np.random.RandomState, labels: np.ndarray, trades
             shared = sets[first] & sets[second]
             sets[first] = shared | set(pool[: len(only_first)])
             sets[second] = shared | set(pool[len(only_first) :])
-    traded = np.zeros_like(labels)
-    for row, members in zip(traded, sets, strict=True):
+    result = np.zeros_like(labels)
+    for row, members in zip(result, sets, strict=True):
         row[list(members)] = True
-    return traded
+    return result
 
 
 # ------------------------------------------------------------------------------------------------------- rendering
 def _bilinear_weights(positions: np.ndarray, cells: int) -> np.ndarray:
-    """Return weights of `cells` samples at fractional `positions`; they are 0 outside, so scans fade out there."""
+    """Return weights of `cells` samples at fractional `positions`. Weights outside are 0, so that scans fade out."""
     return np.maximum(0, 1 - np.abs(positions[..., None] - np.arange(cells)))
 
 
@@ -129,7 +129,7 @@ BLOTCHES = tuple(
 
 
 def _window(center, half: float) -> tuple[tuple[slice, slice], np.ndarray, np.ndarray]:
-    """Return the pixels within `half` of `center` along both axes, and their y f32[h] and x f32[w] from the center."""
+    """Return the pixels within `half` of `center` along both axes, and their offsets y f32[h] and x f32[w]."""
     starts = [max(0, int(np.floor(middle - half))) for middle in center]
     stops = [min(CANVAS, int(np.ceil(middle + half))) for middle in center]
     y, x = (
@@ -229,13 +229,13 @@ def render_single(random: np.random.RandomState, digit: int, scans: list[np.ndar
     return _finish(canvas)
 
 
-LYING = (2, 3, 4, 5, 6, 7, 9)  # rotated by 90 degrees these are not digits; 0, 1 and 8 could be
+LYING = (2, 3, 4, 5, 6, 7, 9)  # not digits after a rotation by 90 degrees, unlike 0, 1 and 8
 
 
 def render_varied_single(random: np.random.RandomState, digit: int, scans: list[np.ndarray]) -> np.ndarray:
-    """Render one warped digit, u8[64,64,3]; in half of the images with 1 to 3 others rotated by 90 degrees.
+    """Render one warped digit, u8[64,64,3]; half of the images also have 1 to 3 digits rotated by 90 degrees.
 
-    Rotated digits are strokes without a label: a network has to recognize the upright digit by its shape, not its ink.
+    Rotated digits are strokes without a label, so a network must recognize the upright digit by its shape, not its ink.
     """
     canvas = paint_canvas(random)
     if random.uniform() < 0.5:
@@ -264,14 +264,14 @@ def scene_labels(split: str) -> np.ndarray:
 
 
 def open_scenes(split: str) -> Split:
-    """Open a split of `digits-v1`, all in memory; UserError for an unknown split."""
+    """Open a split of `digits-v1` in memory; UserError for an unknown split."""
     require_split("digits", split, SCENES)
     labels, images = _scenes(split, SCENES[split])
     ids = [f"{split}/{row:05d}.png" for row in range(len(labels))]
     return Split(split, CLASSES, labels.astype(np.int8), ids, ArrayImages(images))
 
 
-@functools.cache  # a sweep opens the same scenes many times; all of them together take 135 MB
+@functools.cache  # for sweeps; all splits together take 135 MB
 def _scenes(split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the labels bool[N,10] and images u8[N,64,64,3] of a split of N = `count` scenes, both read-only."""
     labels = scene_labels(split)
@@ -287,9 +287,9 @@ def _render_scenes(split: str, labels: np.ndarray) -> np.ndarray:
 
 
 def _cached(name: str, render: Callable[[], np.ndarray]) -> np.ndarray:
-    """Return the array `name` from the cache folder of this version of the file, or else render and store it.
+    """Return the array `name` from the cache folder of this version of the file, or render and store it.
 
-    Without the cache, every program would spend half a minute on rendering all scenes.
+    Rendering all scenes takes half a minute.
     """
     folder = cache_folder() / NAME / hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
     if (folder / name).is_file():

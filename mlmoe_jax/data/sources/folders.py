@@ -1,10 +1,10 @@
-"""Your own images sorted into one folder per class: one positive label per image, the others negative.
+"""Your own images sorted into one folder per class: one positive label per image, all other labels negative.
 
     root/{split}/{class}/…/a.jpg     # one folder per split
-    root/{class}/…/a.jpg             # or none, with data.val_fraction of the images held out or no other split
+    root/{class}/…/a.jpg             # no folders per split, with data.val_fraction or without another split
 
-Images may be in further folders below a class. Hidden files and folders, files that are not images, and images outside
-every class folder are left out.
+A folder of a class may have subfolders. Hidden files and folders, files that are not images, and images outside every
+class folder are left out.
 """
 
 import os
@@ -19,12 +19,12 @@ from mlmoe_jax.data.sources.source import Source, data_folder
 from mlmoe_jax.data.split import NEGATIVE, POSITIVE, Split
 from mlmoe_jax.errors import UserError
 
-# As predict takes them. HEIC is not read, but it is named as unreadable instead of being left out.
+# HEIC cannot be read; it is listed here so that an error names these files.
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".heic", ".heif")
 
 
 def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open a split; classes, and images within each, are sorted by name, and ids are paths relative to the root.
+    """Open a split. Classes and their images are sorted by name, and ids are paths relative to the root.
 
     Raises UserError for a split without a folder, a folder that is not a class, or a split without images.
     """
@@ -36,17 +36,18 @@ def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | N
         raise UserError(
             f"{top} holds the folder {unknown}, which is not a class of the training split; rename or remove it"
         )
-    files_of = {name: image_names(top / name) if name in present else [] for name in names}
-    count = sum(map(len, files_of.values()))
+    files_by_class = {name: image_names(top / name) if name in present else [] for name in names}
+    count = sum(map(len, files_by_class.values()))
     if not count:
         raise UserError(
-            f"{top} holds no folders with images ({', '.join(IMAGE_SUFFIXES)}); sort the images into one per class"
+            f"{top} holds no folders with images ({', '.join(IMAGE_SUFFIXES)}); sort the images into one folder per "
+            "class"
         )
-    class_of = np.repeat(np.arange(len(names)), [len(files) for files in files_of.values()])
+    class_of = np.repeat(np.arange(len(names)), [len(files) for files in files_by_class.values()])
     labels = np.full((count, len(names)), NEGATIVE, np.int8)
     labels[np.arange(count), class_of] = POSITIVE
     below = "" if top == root else f"{split}/"
-    files = [f"{below}{name}/{file}" for name, names_of in files_of.items() for file in names_of]
+    files = [f"{below}{name}/{file}" for name, class_files in files_by_class.items() for file in class_files]
     return Split(split, names, labels, files, ImageFiles(root, files))
 
 
@@ -57,9 +58,9 @@ def _folder_of_split(root: Path, split: str, data_config: ConfigDict) -> Path:
     alone = split == data_config.train_split and not any((root / name).is_dir() for name in others)
     if alone and (data_config.val_fraction or not others):
         return root
-    there = ", ".join(_subfolders(root)[:5]) or "none"
+    present = ", ".join(_subfolders(root)[:5]) or "none"
     raise UserError(
-        f"there is no folder {root / split} (folders there: {there}); sort the images into {root}/SPLIT/CLASS, "
+        f"there is no folder {root / split} (folders there: {present}); sort the images into {root}/SPLIT/CLASS, "
         f"or into {root}/CLASS with data.val_fraction above 0 and data.test_splits cleared"
     )
 
@@ -84,7 +85,7 @@ def image_names(folder: Path) -> list[str]:
 
 
 def _is_cycle(folder: Path) -> bool:
-    """Return whether a folder is a link to itself or to one of the folders above it."""
+    """Return whether a folder is a link to itself or to a folder above it."""
     return folder.is_symlink() and any(folder.samefile(above) for above in folder.absolute().parents)
 
 

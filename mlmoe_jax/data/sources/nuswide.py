@@ -2,11 +2,11 @@
 
     ImageList/{Train,Test}Imagelist.txt                                 # a path per line: actor\\0001_2124494179.jpg
     Groundtruth/Labels_{Train,Test}.txt                                 # 81 numbers per line, 0 or 1
-    Groundtruth/TrainTestLabels/Labels_{concept}_{Train,Test}.txt       # or else these, one number per line
+    Groundtruth/TrainTestLabels/Labels_{concept}_{Train,Test}.txt       # or one file per concept, one number per line
     Flickr/actor/0001_2124494179.jpg
 
-161,789 training and 107,859 test images; without those that have no label, about 125,449 and 83,898. Many are no longer
-on Flickr: data.bad_images=skip skips the missing ones.
+There are 161,789 training and 107,859 test images, about 125,449 and 83,898 of them with a label. Many are no longer on
+Flickr; data.bad_images=skip skips missing images.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ CLASSES = tuple(CONCEPTS.split())
 
 
 def open_nuswide(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open train or test; images in the order of the lists, ids relative to the root."""
+    """Open train or test; images are in the order of the lists, and ids are relative to the root."""
     require_split("nuswide", split, ("train", "test"))
     folder = PUBLISHED.folder(data_config.root)
     list_path = folder / "ImageList" / f"{split.capitalize()}Imagelist.txt"
@@ -49,7 +49,7 @@ def open_nuswide(data_config: ConfigDict, split: str, classes: Sequence[str] | N
 
 
 def _read_labels(folder: Path, split: str, images: int, list_path: Path) -> np.ndarray:
-    """Read the labels of N `images` as i8[N,81], from the merged file or else from one file per concept."""
+    """Read the labels of N images as i8[N,81], from the merged file or from one file per concept."""
     merged, per_concept = folder / f"Labels_{split}.txt", folder / "TrainTestLabels"
     if merged.is_file():
         return _read_marks(merged, len(CLASSES), images, list_path)

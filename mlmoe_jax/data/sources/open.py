@@ -1,4 +1,4 @@
-"""Open splits of any data set by its name; a new data set takes one file and one line in `SOURCES`."""
+"""Open splits of any data set by its name. A new data set needs one file and one line in `SOURCES`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mlmoe_jax.runtime.text import some
 
 Rows = NDArray[np.int64]
 
-# name -> what opens it; also the choices of the config key data.name.
+# name -> source; the names are the choices of the config key data.name.
 SOURCES: Registry[Source] = Registry(
     "data set",
     {
@@ -41,10 +41,7 @@ SOURCES: Registry[Source] = Registry(
 
 
 def root_of(data_config: ConfigDict) -> str:
-    """Return the folder of the data set of `config.data`: for a published one as `Published.folder` finds it.
-
-    Raises UserError if a published data set has none.
-    """
+    """Return the folder of the data set of `config.data`; UserError if a published data set has no folder."""
     published = SOURCES[data_config.name].published
     return str(published.folder(data_config.root)) if published else data_config.root
 
@@ -59,30 +56,38 @@ def open_split(
 ) -> Split:
     """Open a split of the data set `data.name`.
 
-    data_config: `config.data`. classes: the ordered class names of the model, which are those of the training split. A
-    source without fixed classes uses them to read its labels; the classes of other sources must be equal to them.
-    seed: draws the `data.val_fraction` of the training split that is used as `data.val_split` if `data.split_seed` is
-    -1; the rest remains the training split. With data.bad_images=skip, images without a file are left out
-    (`Split.missing`), after the drawing, so that it does not depend on them; keep_missing: they stay.
-    Raises UserError for a name that is not in SOURCES, for other classes, with data.bad_images=error for images without
-    a file, and for the errors of the source.
+    With data.bad_images=skip, images without a file are left out (`Split.missing`) after images are held out, so that
+    the held-out images do not depend on missing files.
+
+    Args:
+      data_config: `config.data`.
+      split: name of the split.
+      classes: the ordered class names of the training split. A source without fixed classes uses them to read its
+        labels; the classes of other sources must be equal to them.
+      seed: seed that holds out `data.val_fraction` of the training split as `data.val_split` if `data.split_seed` is
+        -1.
+      keep_missing: whether images without a file stay in the split.
+
+    Raises:
+      UserError: the name is not in SOURCES, the classes differ, an image has no file with data.bad_images=error, or the
+        source raises it.
     """
     in_part = data_config.val_fraction and split in (data_config.train_split, data_config.val_split)
-    opened = SOURCES[data_config.name].open(data_config, data_config.train_split if in_part else split, classes)
-    if classes is not None and tuple(classes) != opened.classes:
+    whole = SOURCES[data_config.name].open(data_config, data_config.train_split if in_part else split, classes)
+    if classes is not None and tuple(classes) != whole.classes:
         raise UserError(
-            f"split {split} of {data_config.name} has the labels {some(opened.classes, 4)}, but the model was trained "
+            f"split {split} of {data_config.name} has the labels {some(whole.classes, 4)}, but the model was trained "
             f"on {some(classes, 4)}"
         )
     skip = data_config.bad_images == "skip"
-    if not skip and len(missing := opened.images.missing()):
+    if not skip and len(missing := whole.images.missing()):
         raise UserError(
-            f"{len(missing):,} of the {len(opened):,} images of {opened.name} have no file, the first is "
-            f"{opened.images.name(missing[0])}; unpack the images there, or leave such images out with "
+            f"{len(missing):,} of the {len(whole):,} images of {whole.name} have no file, the first is "
+            f"{whole.images.name(missing[0])}; unpack the images there, or leave such images out with "
             "data.bad_images=skip"
         )
-    opened = _hold_out(opened, split, data_config, seed) if in_part else opened
-    return opened.without_missing() if skip and not keep_missing else opened
+    result = _hold_out(whole, split, data_config, seed) if in_part else whole
+    return result.without_missing() if skip and not keep_missing else result
 
 
 def open_splits(
@@ -92,9 +97,13 @@ def open_splits(
     seed: int = 0,
     keep_missing: bool = False,
 ) -> dict[str, Split]:
-    """Open the training split and the splits `names` with its classes; return name -> split, the training split first.
+    """Open the training split and other splits with its classes; return name -> split, the training split first.
 
-    names: repeated and empty names are ignored. keep_missing: as in `open_split`.
+    Args:
+      data_config: `config.data`.
+      names: names of the other splits; repeated and empty names are ignored.
+      seed: as in `open_split`.
+      keep_missing: as in `open_split`.
     """
     options = {"seed": seed, "keep_missing": keep_missing}
     splits = {data_config.train_split: open_split(data_config, data_config.train_split, **options)}
@@ -106,14 +115,14 @@ def open_splits(
 
 
 def original_name(data_config: ConfigDict) -> str:
-    """Return the name of the data set of `config.data`: `data.name`, or for packed data the name of its source."""
+    """Return the name of the data set: `data.name`, or for packed data the name of its source."""
     original = SOURCES[data_config.name].original
     return original(data_config) if original else data_config.name
 
 
 def count_labels(data_config: ConfigDict) -> int:
-    """Return the number of labels of the data set of `config.data`, which is opened only if necessary."""
-    name = original_name(data_config)  # may be unknown: packed data does not need its original source
+    """Return the number of labels of the data set, which is opened only if necessary."""
+    name = original_name(data_config)  # may be unknown, because packed data does not need its original source
     labels = SOURCES[name].labels if name in SOURCES else None
     return labels(data_config) if labels else len(open_split(data_config, data_config.train_split).classes)
 
@@ -135,46 +144,52 @@ def _hold_out(whole: Split, split: str, data_config: ConfigDict, seed: int) -> S
 
 # ------------------------------------------------------------------------------- the images held out for validation
 def draw_random(labels: NDArray[np.int8], count: int, seed: int) -> Rows:
-    """Draw `count` of N images regardless of their labels i8[N,K]; return their rows i64[count], increasing."""
+    """Draw `count` of N images independently of their labels i8[N,K]; return the rows i64[count], increasing."""
     return np.sort(np.random.RandomState(seed).permutation(len(labels))[:count])
 
 
 def draw_stratified(labels: NDArray[np.int8], count: int, seed: int) -> Rows:
-    """Draw `count` of N images so that each label has the same share of its images in both parts.
+    """Draw `count` of N images so that each label has about the same fraction of its images in both parts.
 
-    A label with two images or more gets at least one in each part; if the parts have no room for all of these, the
-    rarest labels come first. This is the iterative stratification of K. Sechidis, G. Tsoumakas and I. Vlahavas ("On the
-    stratification of multi-label data", ECML PKDD 2011) with parts of exact size; the seed draws the order of images.
+    A label with two images or more gets at least one in each part. If the parts are too small for this, the rarest
+    labels come first. This is the iterative stratification of K. Sechidis, G. Tsoumakas and I. Vlahavas ("On the
+    stratification of multi-label data", ECML PKDD 2011) with parts of exact size.
 
-    labels: codes i8[N,K] of `data.split`; only POSITIVE counts. Returns rows i64[count], increasing.
+    Args:
+      labels: label codes i8[N,K]; only POSITIVE counts.
+      count: number of images to draw.
+      seed: seed of the order of the images.
+
+    Returns:
+      The rows i64[count], increasing.
     """
     by_image = csr_array(labels == POSITIVE)
     images = by_image.shape[0]
     order = np.random.RandomState(seed).permutation(images)
     by_label = by_image[order].tocsc()
-    left = np.diff(by_label.indptr).astype(np.int64)  # images of each label that are in no part yet
+    remaining = np.diff(by_label.indptr).astype(np.int64)  # images of each label that are in no part yet
     # The images that each label lacks in the held-out part and in the rest, times N so that they are integers.
-    least = np.minimum(left // 2, 1) * images
-    share = np.clip(left * count, least, left * images - least)
-    lacking = [share.tolist(), (left * images - share).tolist()]
-    room = [count, images - count]
+    least = np.minimum(remaining // 2, 1) * images
+    share = np.clip(remaining * count, least, remaining * images - least)
+    lacking = [share.tolist(), (remaining * images - share).tolist()]
+    capacity = [count, images - count]
     part = np.full(images, -1)
 
     def put(image: int, into: int) -> None:
         part[image] = into
-        room[into] -= 1
+        capacity[into] -= 1
         for label in by_image.indices[by_image.indptr[image] : by_image.indptr[image + 1]]:
             lacking[into][label] -= images
-            left[label] -= 1
+            remaining[label] -= 1
 
-    while left.any():
-        rarest = int(np.where(left > 0, left, images + 1).argmin())
+    while remaining.any():
+        rarest = int(np.where(remaining > 0, remaining, images + 1).argmin())
         for image in order[by_label.indices[by_label.indptr[rarest] : by_label.indptr[rarest + 1]]]:
             if part[image] < 0:
-                need = [(lacking[into][rarest], room[into]) for into in (0, 1)]
-                put(image, int(not room[0] or (room[1] > 0 and need[1] >= need[0])))
-    without = order[part[order] < 0]  # labels
-    part[without[: room[0]]] = 0
+                need = [(lacking[into][rarest], capacity[into]) for into in (0, 1)]
+                put(image, int(not capacity[0] or (capacity[1] > 0 and need[1] >= need[0])))
+    unlabeled = order[part[order] < 0]
+    part[unlabeled[: capacity[0]]] = 0
     return np.flatnonzero(part == 0)
 
 

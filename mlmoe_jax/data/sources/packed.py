@@ -1,11 +1,11 @@
-"""A data set that `--mode=pack` has packed into a few large files, with random access to each image.
+"""A data set in a few large files (`--mode=pack`), with random access to each image.
 
     FOLDER/manifest.json                       # all files with sizes and sha256, classes, settings
-    FOLDER/train.npz                           # labels i8[N,K] and ids (UTF-8), so that no images are read to open it
+    FOLDER/train.npz                           # labels i8[N,K] and ids (UTF-8), so that opening a split reads no images
     FOLDER/train-00000-of-00006.arrayrecord    # one encoded image per record
 
 On an object store, a shard is copied to the local cache when one of its images is first needed, so that later epochs
-only read local disk. The cache needs space for the whole data set.
+read only the local disk. The cache needs space for the whole data set.
 """
 
 from __future__ import annotations
@@ -45,7 +45,11 @@ STREAMS = 16  # concurrent requests to an object store
 
 @dataclass(frozen=True)
 class PackedFile:
-    """A file of a packed data set as listed in the manifest; records: its number of images, 0 for labels."""
+    """A file of a packed data set as listed in the manifest.
+
+    Attributes:
+      records: the number of images; 0 for labels.
+    """
 
     file: str
     bytes: int
@@ -64,7 +68,11 @@ class PackedFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A packed data set; splits: name -> the file of the labels, and then the shards."""
+    """A packed data set.
+
+    Attributes:
+      splits: name -> the file of the labels, followed by the shards.
+    """
 
     folder: epath.Path
     source: str
@@ -73,7 +81,7 @@ class Manifest:
 
 
 def read_manifest(root: str | os.PathLike) -> Manifest:
-    """Read the manifest of the folder `root`; UserError if it is not a packed data set or is incomplete."""
+    """Read the manifest in a folder; UserError if the folder is not a packed data set or is incomplete."""
     if not os.fspath(root):
         raise UserError("data.root is empty; set it to the folder that --mode=pack wrote")
     folder = epath.Path(root).expanduser()
@@ -95,9 +103,14 @@ def read_manifest(root: str | os.PathLike) -> Manifest:
 
 
 def open_packed(root: str | os.PathLike, split: str) -> Split:
-    """Open a split of the folder, or gs:// address, `root`, with the ids, labels and classes of the original data set.
+    """Open a split of a packed data set, with the ids, labels and classes of the original data set.
 
-    Raises UserError if `root` is not a packed data set, for an unknown split, and for damaged labels.
+    Args:
+      root: folder or gs:// address of the packed data set.
+      split: name of the split.
+
+    Raises:
+      UserError: `root` is not a packed data set, the split is unknown, or its labels are damaged.
     """
     manifest = read_manifest(root)
     folder, classes = manifest.folder, manifest.classes
@@ -108,14 +121,14 @@ def open_packed(root: str | os.PathLike, split: str) -> Split:
         content = read_bytes(folder / table.file, MOST_DATA)
         if hashlib.sha256(content).hexdigest() != table.sha256:
             raise UserError(_changed(folder / table.file))
-        # Labels are mostly zeros, so that the file may be much smaller; every image has at least a byte in a shard.
+        # Labels are mostly zeros, so the file may be much smaller. Every image has at least a byte in a shard.
         stored = read_npz(io.BytesIO(content), usual=max(USUAL, 2 * len(images) * len(classes)))
         images.ids = [name.decode(errors="surrogatepass") for name in stored["ids"].tolist()]
         return Split(split, classes, stored["labels"].astype(np.int8), images.ids, images)
 
 
 def verify(root: str | os.PathLike) -> Iterator[str]:
-    """Compare every file with its sha256; yield one sentence per damaged or missing file and "" per intact one.
+    """Compare every file with its sha256; yield one sentence per damaged or missing file, and "" per intact file.
 
     On an object store, files are read from the store, not from the cache. Raises UserError if `root` is not a packed
     data set.
@@ -148,7 +161,7 @@ def _changed(path: epath.Path) -> str:
 
 # -------------------------------------------------------------------------------------------------------------- images
 class PackedImages(EncodedImages):
-    """The images of one split, in the order of `shards`; error messages name them by `ids`.
+    """The images of one split, in the order of `shards`; errors name images by `ids`.
 
     A shard is opened when it is first needed, separately in each worker process.
     """
@@ -187,18 +200,18 @@ def _reader(folder: str, shard: PackedFile) -> ArrayRecordReader:
     path = _cached(folder, shard) if "://" in folder else f"{folder}/{shard.file}"
     # No read-ahead: images are read by position, mostly in random order.
     reader = ArrayRecordReader(path, "readahead_buffer_size:0", file_reader_buffer_size=1 << 15)
-    if (there := reader.num_records()) != shard.records:  # also if the file is missing, which does not raise
+    if (records := reader.num_records()) != shard.records:  # 0 for a missing file
         raise UserError(
-            f"{path} is missing or damaged: it has {there} images instead of {shard.records}; copy it again"
+            f"{path} is missing or damaged: it has {records} images instead of {shard.records}; copy it again"
         )
     return reader
 
 
-_FETCHING: dict[str, threading.Lock] = defaultdict(threading.Lock)  # so that two threads do not fetch the same shard
+_FETCHING: dict[str, threading.Lock] = defaultdict(threading.Lock)  # one lock per shard
 
 
 def _cached(folder: str, shard: PackedFile) -> str:
-    """Return the path of the local copy of a shard on an object store; copy and verify it if it is not in the cache."""
+    """Return the path of the local copy of a shard; copy and verify the shard if it is not in the cache."""
     local = cache_folder() / "packed" / f"{shard.sha256}.arrayrecord"
     source = epath.Path(folder) / shard.file
     with _FETCHING[shard.sha256]:

@@ -1,4 +1,4 @@
-"""The interface of data sources, and what several of them share."""
+"""The interface of data sources, and functions for several sources."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_DATA, read_bytes
 
 VARIABLE = "MLMOE_DATA"  # a folder with one folder per data set
-BESIDE = Path("data")  # the same, below the working directory
+DEFAULT_FOLDER = Path("data")  # a folder with one folder per data set, in the working directory
 T = TypeVar("T")
 
 
@@ -25,11 +25,13 @@ T = TypeVar("T")
 class Source:
     """One data set, or one file layout for your own images.
 
-    open: (`config.data`, split, classes) -> Split; it raises UserError for all errors in the data or its settings.
-    classes: the ordered class names of the model, or None, with which a source without fixed classes reads its labels.
-    labels: `config.data` -> the number of labels; None if the data set has to be opened to count them.
-    original: `config.data` -> the name of the data set of which this is a copy; None if it is not a copy.
-    published: where the files of a published data set are; None for other data.
+    Attributes:
+      open: (`config.data`, split, classes) -> Split. It raises UserError for all errors in the data or its settings.
+        `classes` has the ordered class names of the model, or is None; a source without fixed classes reads its labels
+        with them.
+      labels: `config.data` -> the number of labels; None if the data set has to be opened to count the labels.
+      original: `config.data` -> the name of the original data set; None if this data set is not a copy.
+      published: the files of a published data set; None for other data.
     """
 
     open: Callable[[ConfigDict, str, Sequence[str] | None], Split]
@@ -42,8 +44,11 @@ class Source:
 class Published:
     """The files of one published data set.
 
-    name: that of `data.name`. files: the files and folders that its folder holds. address: where they are published.
-    section: that of docs/datasets.md which has the download commands and the layout.
+    Attributes:
+      name: its `data.name`.
+      files: the files and folders in its folder.
+      address: where the files are published.
+      section: section of docs/datasets.md with the download commands and the layout.
     """
 
     name: str
@@ -52,15 +57,15 @@ class Published:
     section: str
 
     def folder(self, root: str | os.PathLike = "") -> Path:
-        """Return the folder of the data set: `root`, or if it is empty $MLMOE_DATA/NAME or else data/NAME.
+        """Return the folder of the data set: `root`, or if `root` is empty, $MLMOE_DATA/NAME or data/NAME.
 
-        Raises UserError if there is none; a `root` that is set is the only place that counts.
+        Raises UserError if there is no such folder.
         """
         if os.fspath(root):
             places = [Path(root).expanduser()]
         else:
             above = [Path(os.environ[VARIABLE]).expanduser()] if os.environ.get(VARIABLE) else []
-            places = [folder / self.name for folder in (*above, BESIDE)]
+            places = [folder / self.name for folder in (*above, DEFAULT_FOLDER)]
         folder = next((place for place in places if place.is_dir()), None)
         if folder is None:
             unset = "" if os.fspath(root) or len(places) > 1 else f" (and ${VARIABLE} is not set)"
@@ -79,7 +84,7 @@ class Published:
         return self.read(path).decode(errors="replace").splitlines()
 
     def missing(self, reason: str) -> UserError:
-        """Return the error for files that are not there; `reason` says which was looked for and where."""
+        """Return the error for missing files; `reason` names the file and its place."""
         return UserError(
             f"{reason}; {self.name} needs {self.files}, published at {self.address}: put it there, or set data.root "
             f"to its folder (docs/datasets.md#{self.section} shows how)"
@@ -93,16 +98,24 @@ def require_split(data_set: str, split: str, splits: Iterable[str]) -> None:
 
 
 def difficult_of(data_config: ConfigDict, split: str) -> str:
-    """Return how difficult labels of a split count: as in training for the training split, else as in metrics."""
+    """Return the treatment of difficult labels in a split: of training for the training split, otherwise of metrics."""
     return data_config.difficult_train if split == data_config.train_split else data_config.difficult_eval
 
 
 def labeled(
     images: Sequence[T], labels: np.ndarray, data_config: ConfigDict, *, lists: object, difficult: str = "negative"
 ) -> tuple[list[T], np.ndarray]:
-    """Return the images that have a positive label, or with `data.keep_empty` all N images, and their labels i8[N,K].
+    """Return the images with a positive label, or with `data.keep_empty` all images, and their labels i8[n,K].
 
-    Raises UserError, with the name of the `lists`, if no image is left.
+    Args:
+      images: the N images.
+      labels: their label codes i8[N,K].
+      data_config: `config.data`.
+      lists: name of the list of images in an error.
+      difficult: the treatment of difficult labels, as in `split.has_positive`.
+
+    Raises:
+      UserError: no image has a positive label.
     """
     rows = has_positive(labels, difficult) | data_config.keep_empty
     if not rows.any():
@@ -111,7 +124,7 @@ def labeled(
 
 
 def data_folder(data_config: ConfigDict, holds: str) -> Path:
-    """Return the folder `data.root` of your own images; UserError, which says what it `holds`, if it is none."""
+    """Return the folder `data.root` of your own images; UserError, with what the folder `holds`, if there is none."""
     folder = Path(data_config.root).expanduser()
     if not data_config.root or not folder.is_dir():
         what = f"'{folder}', which is not a folder" if data_config.root else "empty"

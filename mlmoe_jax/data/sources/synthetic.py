@@ -1,7 +1,7 @@
-"""`synthetic`: images generated when they are read, for any number of labels; nothing to download.
+"""`synthetic`: images generated on access, for any number of labels, without a download.
 
-For timing, and for label spaces of a size that no small data set has. An image is a mosaic of 4 × 4 tiles, three of
-them colored and the others gray. A label is one color at one position, so all labels can be learned.
+For timing and for large label spaces. An image is a mosaic of 4 × 4 tiles: three colored tiles and 13 gray tiles. A
+label is one color at one position, so all labels can be learned.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 
 SIZES = {"train": 2_000, "val": 500, "test": 500}
-SIDE, TILES, SHOWN, NOISE = 64, 4, 3, 16  # pixels per side, tiles per side, labels per image, ± gray levels
+SIDE, TILES, LABELS, NOISE = 64, 4, 3, 16  # pixels per side, tiles per side, labels per image, ± gray levels
 FEWEST = TILES**2  # labels, so that each position has a color
 
 
@@ -28,7 +28,7 @@ def open_synthetic(data_config: ConfigDict, split: str, classes: Sequence[str] |
     images = _Mosaics(labels, SIZES[split], list(SIZES).index(split))
     table = np.zeros((len(images), labels), np.int8)
     for row in range(len(images)):
-        table[row, images.shown(row)] = 1
+        table[row, images.row_labels(row)] = 1
     names = tuple(f"label {k}" for k in range(labels))
     return Split(split, names, table, [f"{split}/{row:05d}" for row in range(len(images))], images)
 
@@ -40,17 +40,17 @@ class _Mosaics(Images):
     def __len__(self) -> int:
         return self.count
 
-    def shown(self, row: int) -> np.ndarray:
+    def row_labels(self, row: int) -> np.ndarray:
         """Return the labels of image `row`, at different positions."""
         draw = self._draw(row, 0)
-        places = draw.choice(TILES**2, SHOWN, replace=False)
-        colors = draw.random(SHOWN) * ((self.labels - 1 - places) // TILES**2 + 1)
+        places = draw.choice(TILES**2, LABELS, replace=False)
+        colors = draw.random(LABELS) * ((self.labels - 1 - places) // TILES**2 + 1)
         return places + TILES**2 * colors.astype(int)
 
     def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
         tiles = np.full((TILES**2, 3), 128)
-        shown = self.shown(row)
-        tiles[shown % TILES**2] = _color(shown // TILES**2, -(-self.labels // TILES**2))
+        labels = self.row_labels(row)
+        tiles[labels % TILES**2] = _color(labels // TILES**2, -(-self.labels // TILES**2))
         image = tiles.reshape(TILES, TILES, 3).repeat(SIDE // TILES, axis=0).repeat(SIDE // TILES, axis=1)
         noise = self._draw(row, 1).integers(-NOISE, NOISE + 1, image.shape)
         return np.clip(image + noise, 0, 255).astype(np.uint8)
@@ -60,7 +60,7 @@ class _Mosaics(Images):
 
 
 def _color(number: np.ndarray, count: int) -> np.ndarray:
-    """Return colors i64[n,3] of the given numbers, with `count` colors spread evenly over a cube of levels."""
+    """Return the colors i64[n,3] with the given numbers, of `count` colors spread evenly over a cube of levels."""
     levels = 1
     while levels**3 < count:
         levels += 1

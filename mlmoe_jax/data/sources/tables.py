@@ -3,9 +3,9 @@
 `data.table` is the path of the table below `data.root`. If it contains {split}, there is one table per split.
 Otherwise, a column (or key) `split` assigns rows to splits; without it, the table is the training split, of which
 `data.val_fraction` can be held out. Paths of images are relative to `data.images`, which can contain {split} as well.
-All listed images are used, including those without labels, which are examples of none of the classes.
+All listed images are used. An image without labels is an example without any class.
 
-CSV, one column with the names of the positive labels; the other labels are negative:
+CSV, one column with the names of the positive labels; all other labels are negative:
 
     image,labels
     beach/001.jpg,sea;sand
@@ -18,7 +18,7 @@ other programs write for columns with empty cells):
     beach/001.jpg,1,1
     beach/002.jpg,0,
 
-JSONL, one object per line; labels that a list does not name are negative, labels that an object does not name are
+JSONL, one object per line. Labels that are missing in a list are negative. Labels that are missing in an object are
 unknown, like null:
 
     {"image": "beach/001.jpg", "labels": ["sea", "sand"]}
@@ -58,9 +58,14 @@ CELLS = {"1": POSITIVE, "0": NEGATIVE, "": UNKNOWN, "1.0": POSITIVE, "0.0": NEGA
 
 
 class Row(NamedTuple):
-    """One image of a table: its line, path, split (None if the table does not name it) and labels (name -> code).
+    """One image of a table.
 
-    rest: the code of labels that are not named.
+    Attributes:
+      line: its line in the table.
+      image: its path.
+      split: its split, None if the table has no splits.
+      labels: name -> code.
+      rest: the code of all other labels.
     """
 
     line: int
@@ -71,11 +76,16 @@ class Row(NamedTuple):
 
 
 def open_table(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open a split of the CSV or JSONL table of `config.data`; its images are in the order of the table.
+    """Open a split of a CSV or JSONL table; its images are in the order of the table.
 
-    classes: the ordered class names with which labels are read if data.classes is empty.
-    Raises UserError for a missing or invalid table, column, key or cell, an image that is listed twice, and a label
-    that is not one of the classes.
+    Args:
+      data_config: `config.data`.
+      split: name of the split.
+      classes: the ordered class names, if data.classes is empty.
+
+    Raises:
+      UserError: the table, or a column, key or cell, is missing or invalid, an image is listed twice, or a label is not
+        one of the classes.
     """
     path = table_path(data_config, split)
     if data_config.classes:
@@ -85,7 +95,7 @@ def open_table(data_config: ConfigDict, split: str, classes: Sequence[str] | Non
             rows = _jsonl_rows(file, path, data_config)
         else:
             rows, classes = _csv_rows(file, path, data_config, classes)
-        classes, files, labels, lines = _collected(_of_split(rows, path, split, data_config), path, classes)
+        classes, files, labels, lines = _collect(_select(rows, path, split, data_config), path, classes)
     return listed_split(data_config, split, classes, labels, files, path, lines)
 
 
@@ -120,20 +130,20 @@ def table_path(data_config: ConfigDict, split: str) -> Path:
 
 
 def _instead_of_table(path: Path, table: str) -> str:
-    """Return what to do without the table `path`, by what is in its folder."""
+    """Return what to do about a missing table; the advice depends on the other files in its folder."""
     folder = path.parent
-    kinds = (".csv", ".json", ".jsonl", *SPREADSHEETS)
+    suffixes = (".csv", ".json", ".jsonl", *SPREADSHEETS)
     entries = sorted(folder.iterdir()) if folder.is_dir() else []
-    there = [entry.name for entry in entries if entry.suffix.lower() in kinds and entry.is_file()]
-    if there and all(Path(name).suffix.lower() in SPREADSHEETS for name in there):
-        return f"{there[0]} is a spreadsheet: {_SAVE_AS.format(path.name)}"
+    tables = [entry.name for entry in entries if entry.suffix.lower() in suffixes and entry.is_file()]
+    if tables and all(Path(name).suffix.lower() in SPREADSHEETS for name in tables):
+        return f"{tables[0]} is a spreadsheet: {_SAVE_AS.format(path.name)}"
     below = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
-    if not there and any(image_names(entry) for entry in below):
+    if not tables and any(image_names(entry) for entry in below):
         return (
             f"write it, or, if the folders there are the classes ({some([entry.name for entry in below], 3)}), set "
             "data.name=folders"
         )
-    others = f" (found {some(there, 5)})" if there else ""
+    others = f" (found {some(tables, 5)})" if tables else ""
     return f"correct data.table, which is {table}{others}"
 
 
@@ -146,11 +156,21 @@ def listed_split(
     table: Path,
     lines: Sequence[int] = (),
 ) -> Split:
-    """Return the split of the `files` that a table lists relative to `data.images`, with their labels i8[N,K].
+    """Return a split of listed images.
 
-    lines: those of the table that list the files, if it has one for each.
     If each split has its own `data.images`, ids begin with the name of the split, because file names may be equal.
-    Raises UserError for an absolute path outside that folder.
+
+    Args:
+      data_config: `config.data`.
+      split: name of the split.
+      classes: names of the K classes.
+      labels: label codes i8[N,K].
+      files: paths of the images, relative to `data.images`, or absolute paths below it.
+      table: the table that lists the images.
+      lines: line of each image in the table, if it has one line per image.
+
+    Raises:
+      UserError: an absolute path is outside `data.images`.
     """
     folder = Path(data_config.root).expanduser() / data_config.images.replace("{split}", split)
     start = f"{folder.absolute()}".rstrip("/") + "/"
@@ -165,7 +185,7 @@ def listed_split(
 
 
 def refuse_other_splits(path: Path, split: str, data_config: ConfigDict, lacks: str) -> None:
-    """Raise UserError unless `split` is the training split, to which tables without split names belong."""
+    """Raise UserError unless `split` is the training split, because a table without splits is the training split."""
     if split != data_config.train_split:
         raise UserError(
             f"{path} {lacks}, so all its images are in split {data_config.train_split} and none in {split}; write one "
@@ -174,11 +194,11 @@ def refuse_other_splits(path: Path, split: str, data_config: ConfigDict, lacks: 
         )
 
 
-# ------------------------------------------------------------------------------------------------ rows of either format
-def _of_split(rows: Iterable[Row], path: Path, split: str, data_config: ConfigDict) -> Iterator[tuple[Row, bool]]:
-    """Yield each row, and whether its image is in `split`; UserError for a missing image, or one that is repeated."""
+# ---------------------------------------------------------------------------------------------------- rows of a table
+def _select(rows: Iterable[Row], path: Path, split: str, data_config: ConfigDict) -> Iterator[tuple[Row, bool]]:
+    """Yield each row, and whether its image is in `split`; UserError for a missing or repeated image."""
     whole_table = "{split}" in data_config.table
-    seen: set[str] = set()
+    images: set[str] = set()
     others: set[str] = set()
     for row in rows:
         if row.split is None and not whole_table:
@@ -188,22 +208,22 @@ def _of_split(rows: Iterable[Row], path: Path, split: str, data_config: ConfigDi
             others.add(row.split)
             yield row, False
             continue
-        if not row.image or row.image in seen:
+        if not row.image or row.image in images:
             wrong = f"lists {row.image} again; delete one of the lines" if row.image else "has no image path"
             raise UserError(f"{path} line {row.line} {wrong}")
-        seen.add(row.image)
+        images.add(row.image)
         yield row, True
-    if not seen:
-        there = f"no images of split {split}; its splits are {', '.join(sorted(others))}" if others else "no images"
-        raise UserError(f"{path} lists {there}")
+    if not images:
+        none = f"no images of split {split}; its splits are {', '.join(sorted(others))}" if others else "no images"
+        raise UserError(f"{path} lists {none}")
 
 
-def _collected(
+def _collect(
     rows: Iterable[tuple[Row, bool]], path: Path, known: Sequence[str] | None
 ) -> tuple[tuple[str, ...], list[str], np.ndarray, array]:
     """Return the K classes, and the images, label codes i8[N,K] and lines of the rows in the split.
 
-    known: the classes; without them, all names in the table, sorted.
+    Without `known` classes, the classes are all names in the table, sorted.
     """
     place = {name: k for k, name in enumerate(known or ())}
     images, outside = [], None
@@ -273,7 +293,7 @@ def _jsonl_rows(file: TextIO, path: Path, data_config: ConfigDict) -> Iterator[R
 
 
 def _codes(labels: Any) -> dict[str, int]:
-    """Return the code of each label of a JSON value. Raises ValueError if the value has neither of the two forms."""
+    """Return the code of each label of a JSON value; ValueError for a value of another form."""
     if isinstance(labels, list | dict) and all(isinstance(name, str) and name for name in labels):
         if isinstance(labels, list):
             return dict.fromkeys(labels, POSITIVE)
@@ -286,7 +306,7 @@ def _codes(labels: Any) -> dict[str, int]:
 def _csv_rows(
     file: TextIO, path: Path, data_config: ConfigDict, classes: Sequence[str] | None
 ) -> tuple[Iterator[Row], Sequence[str] | None]:
-    """Return the rows of a CSV, and the classes: if it has one column per class, these columns."""
+    """Return the rows of a CSV, and the classes, which are the columns of a CSV with one column per class."""
     reader = csv.reader(read_lines(file), skipinitialspace=True)
     header = [formats.plain(name.strip()) for name in next(filter(None, reader), [])]
     if not header or (repeated := _first_repeated(header)):
@@ -333,17 +353,17 @@ def _csv_rows(
 def _class_columns(
     header: list[str], data_config: ConfigDict, known: Sequence[str] | None, path: Path
 ) -> tuple[str, ...]:
-    """Return the classes of a CSV with one column per class; UserError if its columns are others."""
-    among = [name for name in header if name not in (data_config.image_column, SPLIT_COLUMN)]
-    names = tuple(sorted(among)) if known is None else tuple(known)
+    """Return the classes of a CSV with one column per class; UserError if its columns are not the classes."""
+    columns = [name for name in header if name not in (data_config.image_column, SPLIT_COLUMN)]
+    names = tuple(sorted(columns)) if known is None else tuple(known)
     for name in names:
         _column(header, name, "the list of classes", path)
-    if not among or "" in among:
-        wrong = f"a column without a name (column {header.index('') + 1})" if among else "no column of a class"
+    if not columns or "" in columns:
+        wrong = f"a column without a name (column {header.index('') + 1})" if columns else "no column of a class"
         raise UserError(f"{path} has {wrong}; write one column per class, or set data.label_column")
-    if not data_config.classes and len(among) > len(names):
+    if not data_config.classes and len(columns) > len(names):
         raise UserError(
-            f"{path} has the column '{next(name for name in among if name not in names)}', which is not one of the "
+            f"{path} has the column '{next(name for name in columns if name not in names)}', which is not one of the "
             f"{len(names)} classes; remove it, or list the class columns in the file of data.classes"
         )
     return names
@@ -351,13 +371,13 @@ def _class_columns(
 
 def _column(header: list[str], name: str, named_by: str, path: Path) -> int:
     if name not in header:
-        same = next((one for one in header if one.strip().casefold() == name.casefold()), None)
-        other = next((mark for mark in (";", "\t", "|") if len(header) == 1 and mark in header[0]), None)
-        if same is not None:
+        similar = next((one for one in header if one.strip().casefold() == name.casefold()), None)
+        separator = next((mark for mark in (";", "\t", "|") if len(header) == 1 and mark in header[0]), None)
+        if similar is not None:
             key = named_by if named_by.startswith("data.") else "the name there"
-            fix = f"the case of letters counts: rename '{same}' to '{name}', or set {key} to {same}"
-        elif other is not None:
-            fix = f"its columns are separated by {other!r}: save it as a CSV with commas"
+            fix = f"the case of letters counts: rename '{similar}' to '{name}', or set {key} to {similar}"
+        elif separator is not None:
+            fix = f"its columns are separated by {separator!r}: save it as a CSV with commas"
         else:
             fix = "correct one of the two, or clear data.label_column if there is one column per class"
         raise UserError(f"{path} has no column '{name}', which {named_by} names (columns: {some(header)}); {fix}")

@@ -1,17 +1,17 @@
 """Data sets of TensorFlow Datasets by name, such as `tfds:coco/2014`, read without TensorFlow.
 
-They must have been prepared as ArrayRecord, on a machine with TensorFlow, below `data.root` (or, if that is empty,
-below TFDS's own folder, ~/tensorflow_datasets or $TFDS_DATA_DIR):
+Prepare a data set as ArrayRecord, on a machine with TensorFlow, below `data.root` (by default TFDS's own folder,
+~/tensorflow_datasets or $TFDS_DATA_DIR):
 
     tfds build coco/2014 --file_format=array_record --data_dir=ROOT
 
 A name may have a configuration and a version, such as `voc/2007:5.0.0`; without them, the default configuration and the
 newest prepared version are used. Splits are the data set's own, or parts of them, such as `train[:90%]`.
 
-Labels are found by their features: `labels` (a sequence of classes), `label` (one or a sequence), or `objects` with a
-`label` each. A single label of −1 means unknown. In VOC, labels in `labels` but not in `labels_no_difficult` are
-difficult. Labels are stored within the records, so opening a split reads all of its records once; --mode=pack makes a
-copy with separate labels.
+Labels come from the first of these features: `labels` (a sequence of classes), `label` (one class or a sequence), or
+`objects` with a `label` each. A single label of −1 means unknown. In VOC, labels in `labels` but not in
+`labels_no_difficult` are difficult. Labels are stored within the records, so opening a split reads all records once.
+--mode=pack makes a copy with separate labels.
 """
 
 import re
@@ -29,7 +29,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
 
 RECORDS_AT_ONCE = 256
-LABELS = ("labels", "label", "objects")  # in this order: VOC marks difficult labels only beside `labels`
+LABELS = ("labels", "label", "objects")  # `labels` first, because VOC marks difficult labels only there
 ID_KEYS = ("image/filename", "file_name", "filename", "image/id", "image_id", "id")
 
 
@@ -50,11 +50,13 @@ class TfdsImages(EncodedImages):
 
 
 def open_tfds(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open a split of the prepared data set; images in their stored order.
+    """Open a split of the prepared data set; images are in their stored order.
 
     `data.root` is TFDS's data_dir, or the folder of one version of one data set; empty means TFDS's default.
-    Raises UserError for a data set that is missing or not in ArrayRecord, an unknown split, features without an image
-    or labels, or records that cannot be read.
+
+    Raises:
+      UserError: the data set is missing or not in ArrayRecord, the split is unknown, the features have no image or no
+        labels, or records are damaged.
     """
     name = data_config.name.removeprefix("tfds:")
     title = f"tfds:{name} split {split}"
@@ -81,7 +83,7 @@ def open_tfds(data_config: ConfigDict, split: str, classes: Sequence[str] | None
 
 # ------------------------------------------------------------------------------------------------------ the builder
 def _builder(root: epath.Path, name: str):
-    """Return the read-only builder of a data set's newest version below `root`."""
+    """Return the read-only builder of the newest version of a data set below `root`."""
     how = f"'tfds build {name} --file_format=array_record --data_dir={{}}'"
     with damage_explained(f"tfds:{name} in {root}"):  # TFDS raises various errors for damaged files
         try:
@@ -126,7 +128,7 @@ def _is_image(feature) -> bool:
 
 
 def _class_label(feature):
-    """Return the ClassLabel of a feature that is one, a sequence of them, or objects with a `label`; None otherwise."""
+    """Return the ClassLabel of a feature, of a sequence, or of objects with a `label`; None for other features."""
     if isinstance(feature, tfds.features.Sequence):
         feature = feature.feature
     if isinstance(feature, tfds.features.FeaturesDict) and "label" in feature:
@@ -135,7 +137,7 @@ def _class_label(feature):
 
 
 def _read(source, label_key: str, count: int, features) -> tuple[np.ndarray, list[str]]:
-    """Read labels i8[N,count] and, if a feature holds them, the ids of the N images."""
+    """Read the labels i8[N,count] and, if there is a feature for them, the ids of the N images."""
     id_key = next((key for key in ID_KEYS if key in features and features[key].shape == ()), None)
     easy_key = "labels_no_difficult" if label_key == "labels" and "labels_no_difficult" in features else label_key
     labels = np.full((len(source), count), NEGATIVE, np.int8)

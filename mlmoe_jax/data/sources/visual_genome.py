@@ -3,16 +3,17 @@
     VG_100K/1.jpg, VG_100K_2/107898.jpg     # both data sets; VG_100K_2 may also be merged into VG_100K
     objects_v1_2.json or objects.json       # vg256: [{"image_id": 1, "objects": [{"names": ["tree"], …}, …]}, …]
 
-vg256: an image has a category if the first name of one of its objects is among the object names of that category
-(mlmoe_jax/data/files/vg256_categories.json; a name in two categories belongs to the later one). Images without any
-category are left out. The others are sorted by number and split by a fixed permutation, 70 % train and 30 % test.
+vg256: an image has a category if the first name of one of its objects is among the object names of the category
+(mlmoe_jax/data/files/vg256_categories.json; a name in two categories belongs to the later category). Images without any
+category are left out. Images with a category are sorted by number and split by a fixed permutation, 70 % train and 30 %
+test.
 
     train_list_500.txt, test_list_500.txt     # vg500: a file name per line
     vg_category_500_labels_index.json         # vg500: {"1.jpg": [0, 17, …], …}, indices of 500 labels
 
-vg500: SSGRL's files are known to us only by their counts, 82,904 train and 10,000 test images. This module reads the
-names and the layout above: convert other files to it. The files do not name the labels: these are "0" to "499", unless
-`data.classes` is a file of 500 names.
+vg500: of SSGRL's files, only the counts are known to us, 82,904 train and 10,000 test images. Convert other files to
+the names and the layout above. The files have no label names. The labels are "0" to "499", unless `data.classes` is a
+file of 500 names.
 """
 
 import functools
@@ -37,7 +38,7 @@ CATEGORIES = Path(__file__).parents[1] / "files" / "vg256_categories.json"
 OBJECTS = ("objects_v1_2.json", "objects.json")
 FOLDERS = ("VG_100K", "VG_100K_2")
 TEST_SHARE = 0.3
-# stripped from the front of a name if all words before the last one are attributes: "large brown dog" is a dog
+# Removed from the start of a name if all words but the last are attributes: "large brown dog" is a dog.
 COLORS = ("white", "black", "blue", "green", "red", "brown", "yellow", "silver", "orange", "gray", "grey", "pink")
 ATTRIBUTES = frozenset((*COLORS, "small", "large", "wooden", "metal", "tall", "long", "dark"))
 
@@ -52,9 +53,9 @@ PUBLISHED_500 = Published(
 
 # ------------------------------------------------------------------------------------------------------------ vg256
 def open_vg256(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open train or test of the 256 categories; images sorted by number, ids such as VG_100K/1.jpg.
+    """Open train or test of the 256 categories; images are sorted by number, with ids such as VG_100K/1.jpg.
 
-    Refuses data.keep_empty: the published split is drawn from the images that have a label.
+    Raises UserError for data.keep_empty, because the published split is drawn from the images with a label.
     """
     require_split("vg256", split, SPLITS)
     if data_config.keep_empty:
@@ -75,13 +76,13 @@ def open_vg256(data_config: ConfigDict, split: str, classes: Sequence[str] | Non
     return _split(split, tuple(_categories()), labels[rows], files, folder)
 
 
-def category_of(name: str, of_name: dict[str, int]) -> int | None:
-    """Return the category of an object's name as annotated, looked up among the cleaned names in `of_name`."""
+def category_of(name: str, categories: dict[str, int]) -> int | None:
+    """Return the category of an annotated object name; `categories` maps normalized names to categories."""
     name = name.lower().strip().removesuffix(".").rstrip()
     *leading, last = name.split() or [""]
     if leading and ATTRIBUTES.issuperset(leading):
         name = last
-    return of_name.get(name)
+    return categories.get(name)
 
 
 @functools.cache
@@ -93,16 +94,16 @@ def _categories() -> dict[str, list[str]]:
 def _read_objects(path: Path, size: int, modified: int) -> tuple[np.ndarray, np.ndarray]:
     """Read the numbers i64[N], ascending, and labels i8[N,256] of the images with a label.
 
-    size, modified: of the file, so that a changed file is read again.
+    `size` and `modified` describe the file, so that the cache does not return the content of an earlier file.
     """
-    of_name = {name: k for k, names in enumerate(_categories().values()) for name in names}
+    category_by_name = {name: k for k, names in enumerate(_categories().values()) for name in names}
 
     def shrink(record: dict):
-        # Called for each JSON object as it is read, inner ones first, so that the objects never exist all at once.
+        # Called for each JSON object, inner objects first, so that the objects are never in memory all at once.
         if "objects" in record:
             return int(record["image_id"]), {k for k in record["objects"] if isinstance(k, int)}
         names = record.get("names")
-        return category_of(names[0], of_name) if names else None
+        return category_of(names[0], category_by_name) if names else None
 
     images = json.loads(PUBLISHED_256.read(path), object_hook=shrink)
     images = sorted((number, categories) for number, categories in images if categories)
@@ -114,7 +115,7 @@ def _read_objects(path: Path, size: int, modified: int) -> tuple[np.ndarray, np.
 
 # ------------------------------------------------------------------------------------------------------------ vg500
 def open_vg500(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open train or test of the 500 labels; images in the order of the list, ids such as VG_100K/1.jpg."""
+    """Open train or test of the 500 labels; images are in the order of the list, with ids such as VG_100K/1.jpg."""
     require_split("vg500", split, SPLITS)
     folder, names = PUBLISHED_500.folder(data_config.root), data_config.classes
     classes = read_classes(folder / names) if names else tuple(map(str, range(LABELS_500)))
@@ -142,7 +143,7 @@ def _read_index(path: Path, files: list[str]) -> np.ndarray:
 
 # ------------------------------------------------------------------------------------------------------------- both
 def _split(split: str, classes: tuple[str, ...], labels: np.ndarray, files: list[str], folder: Path) -> Split:
-    """Return the split of image files in either folder; ids do not depend on the folder that a file is in."""
+    """Return a split of image files in either folder; ids do not depend on the folder of a file."""
     first, second = FOLDERS
     in_second = set(os.listdir(folder / second)) if (folder / second).is_dir() else set()
     images = ImageFiles(folder, [f"{second if file in in_second else first}/{file}" for file in files])

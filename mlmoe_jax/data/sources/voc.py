@@ -5,8 +5,8 @@
 
 A mark is 1 (present), -1 (absent) or 0 (present, but difficult to see). ML-VPT treats 0 as absent and drops an image
 without a 1. ML-GCN and ADD-GCN treat 0 as present in training, leave it out of the AP, and keep every image.
-`data.difficult_train` and `data.difficult_eval` choose: an image with only difficult objects is dropped like an empty
-one where they count as absent. The published lists of 2007 and 2012 have no such image.
+`data.difficult_train` and `data.difficult_eval` set the treatment. Where difficult objects count as absent, an image
+with only difficult objects is dropped. The published lists of 2007 and 2012 have no such image.
 """
 
 import functools
@@ -38,7 +38,7 @@ MEANING = {"1": POSITIVE, "-1": NEGATIVE, "0": DIFFICULT}
 
 
 def open_voc(year: int, data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open train, val, trainval or test of VOC `year`; images sorted by name, ids relative to the year's folder.
+    """Open train, val, trainval or test of VOC; images are sorted by name, and ids are relative to the year's folder.
 
     `data.root` may also be VOCdevkit or the year's own folder.
     """
@@ -46,8 +46,8 @@ def open_voc(year: int, data_config: ConfigDict, split: str, classes: Sequence[s
     published = PUBLISHED[year]
     folder = _find(published.folder(data_config.root), year)
     names, labels = _read_lists(published, folder / "ImageSets" / "Main", split)
-    of_split, difficult = f"{folder}/ImageSets/Main/*_{split}.txt", difficult_of(data_config, split)
-    names, labels = labeled(names, labels, data_config, lists=of_split, difficult=difficult)
+    lists, difficult = f"{folder}/ImageSets/Main/*_{split}.txt", difficult_of(data_config, split)
+    names, labels = labeled(names, labels, data_config, lists=lists, difficult=difficult)
     ids = [f"JPEGImages/{name}.jpg" for name in names]
     return Split(split, CLASSES, labels, ids, ImageFiles(folder, ids))
 
