@@ -36,13 +36,19 @@ def apply(
 ) -> tuple[Prediction, Params]:
     """Apply a model to a batch inside jit; return its prediction, and its statistics after the forward pass.
 
-    Training, pruning, evaluation, prediction, explanations and exports all call this function, so padding is removed
-    and activations are sharded in the same way for all of them.
+    Training, pruning, evaluation, prediction, explanations and exports all call this function, so that padding and
+    sharding are equal for all of them.
 
-    values: all values of the model, placed on `mesh` with `label_axes`; without a mesh, nothing is sharded. batch: as
-    in `data.pipeline`; if it has features, the backbone is not applied. Evaluation needs no labels. key: None for
-    evaluation. With a key the model is in training mode: heads that learn from the labels read `batch["label"]`, and
-    all random numbers are drawn from the key. return_attention: include attention maps in the prediction.
+    Args:
+      definition: the structure of the model.
+      values: all values of the model, placed on `mesh` with `label_axes`.
+      batch: a batch of `data.pipeline`. If it has features, the backbone is not applied. Evaluation needs no labels.
+      preprocess: conversion of images to the model input.
+      mesh: the mesh; None = no sharding.
+      label_axes: axes of the values that are sharded by label.
+      key: None for evaluation. With a key the model is in training mode: all random numbers are drawn from the key, and
+        heads that learn from the labels read `batch["label"]`.
+      return_attention: include attention maps in the prediction.
     """
     model = definition.merge(unpadded(values, label_axes))
     options: dict[str, Any] = {"return_attention": True} if return_attention else {}
@@ -54,7 +60,7 @@ def apply(
         if "image" in batch:
             prediction = model(preprocess(batch["image"]), **options)
         else:
-            prediction = model.classify(Features.of_arrays(batch), **options)
+            prediction = model.classify(Features.from_arrays(batch), **options)
     return prediction, definition.stats_of(model)
 
 
@@ -69,18 +75,24 @@ def make_eval_step(
 ) -> Callable[[Params, Params, Batch], dict[str, Any]]:
     """Return the step of evaluation and prediction: (values, frozen, batch) -> logits f32[B,K], `id` and `mask`.
 
-    values: trainable and stats together. label_axes: those with which they and the frozen were placed. gates: also
-    return `gates`, name -> f32[B or 1,K,E]. shared: gate -> entries of shared experts; also return `shares`, the sum of
-    their weights, gate -> f32[B or 1,K]. Every process receives the results of the whole global batch.
+    `values` are the trainable parameters and the statistics. Every process receives the results of the global batch.
+
+    Args:
+      definition: the structure of the model.
+      preprocess: conversion of images to the model input.
+      mesh: the mesh.
+      label_axes: axes of the values that are sharded by label.
+      gates: also return `gates`, name -> f32[B or 1,K,E].
+      shared: gate -> entries of shared experts; also return `shares`, the sum of their weights, gate -> f32[B or 1,K].
     """
 
     def step(values: Params, frozen: Params, batch: Batch) -> dict[str, Any]:
         prediction, _ = apply(definition, {**values, **frozen}, batch, preprocess, mesh, label_axes)
-        found = {"logits": prediction.logits, "id": batch["id"], "mask": batch["mask"]}
+        outputs = {"logits": prediction.logits, "id": batch["id"], "mask": batch["mask"]}
         if shared:
             weights = {gate: prediction.gates[gate][..., np.array(entries)] for gate, entries in shared.items()}
-            found["shares"] = {gate: of_shared.sum(axis=-1) for gate, of_shared in weights.items()}
-        return {**found, "gates": prediction.gates} if gates else found
+            outputs["shares"] = {gate: shared_weights.sum(axis=-1) for gate, shared_weights in weights.items()}
+        return {**outputs, "gates": prediction.gates} if gates else outputs
 
     return jax.jit(step, out_shardings=NamedSharding(mesh, REPLICATED))
 
@@ -88,11 +100,10 @@ def make_eval_step(
 def make_feature_step(
     definition: ModelDef, preprocess: Preprocess, mesh: Mesh
 ) -> Callable[[Params, Batch], dict[str, jax.Array]]:
-    """Return the step that computes features: (values, batch) -> arrays of the `Features` that the head reads.
+    """Return the step that computes features: (values, batch) -> arrays of the `Features` of the head, `id` and `mask`.
 
-    It returns `id` and `mask` too.
-    values: those of the backbone, replicated on the mesh; a model with prompts needs those of the prompts too. Every
-    process receives the results of the whole batch.
+    `values` are the values of the backbone, and of the prompts if any, replicated on the mesh. Every process receives
+    the results of the global batch.
     """
 
     def step(values: Params, batch: Batch) -> dict[str, jax.Array]:

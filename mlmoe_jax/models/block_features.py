@@ -1,4 +1,4 @@
-"""The tokens of a vision transformer after any of its blocks, and the attention inside any of them."""
+"""The tokens of a vision transformer after any of its blocks, and the attention inside any block."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def block_features(
     Args:
       backbone: a vision transformer, such as `load_backbone("vit_digits")` or the `backbone` of a model.
       image: f32[B,H,W,3], normalized.
-      blocks: numbers of blocks, from 0; the computation ends with the last of them.
-      norm: apply the final LayerNorm, as the backbone itself does after its last block.
+      blocks: numbers of blocks, from 0; the computation ends after the last of these blocks.
+      norm: apply the final LayerNorm, as the backbone does after its last block.
       return_attention: also return the attention inside each of `blocks`, averaged over heads.
 
     Returns:
@@ -27,8 +27,7 @@ def block_features(
       the weights of the N patches for the queries `patches` f32[B,N,N] and `cls` f32[B,1,N].
 
     Raises:
-      ValueError: a convolutional backbone, a block that it does not have, or images whose sides are not multiples of
-        the patch size.
+      ValueError: a convolutional backbone, an unknown block, or images whose sides are not multiples of the patch size.
     """
     if not isinstance(backbone, ViT):
         raise ValueError(f"a {type(backbone).__name__} has no transformer blocks; give a ViT")
@@ -36,7 +35,7 @@ def block_features(
     if unknown := sorted(set(blocks) - set(range(depth))):
         raise ValueError(f"there is no block {unknown[0]}; the blocks are numbered from 0 to {depth - 1}")
     tokens, grid = backbone.embed(image)
-    rotary, found = backbone.rotary(grid), {}
+    rotary, features = backbone.rotary(grid), {}
     for index in range(max(blocks, default=-1) + 1):
         attention = {}
         if return_attention and index in blocks:
@@ -47,5 +46,5 @@ def block_features(
         if index in blocks:
             read = backbone.norm(tokens) if norm else tokens
             cls = read[:, 0] if backbone.shape.class_token else None
-            found[index] = Features(cls, None, read[:, first:], grid, attention)
-    return found
+            features[index] = Features(cls, None, read[:, first:], grid, attention)
+    return features

@@ -70,9 +70,13 @@ class Classifier(nnx.Module):
         rngs: nnx.Rngs | None = None,
         return_attention: bool = False,
     ) -> Prediction:
-        """Classify f32[B,H,W,3]. labels f32[B,K] and rngs are for models whose training needs them.
+        """Classify images.
 
-        return_attention: also return `attention` and `grid` (see Prediction); only for evaluation, without dropout.
+        Args:
+          image: f32[B,H,W,3].
+          labels: f32[B,K], for models whose training reads the labels.
+          rngs: for dropout in training.
+          return_attention: also return `attention` and `grid` (see Prediction); only for evaluation, without dropout.
         """
         features = self.encode(image, rngs=rngs, return_attention=return_attention)
         return self.classify(features, labels=labels, rngs=rngs, return_attention=return_attention)
@@ -81,10 +85,11 @@ class Classifier(nnx.Module):
     def encode(self, image: jax.Array, *, rngs: nnx.Rngs | None = None, return_attention: bool = False) -> Features:
         """Return the features of f32[B,H,W,3] that the head reads."""
         adapters = [adapter for adapter in (self.prompts, *self.adapters.values()) if adapter is not None]
-        prompts = [given for adapter in adapters if (given := adapter(image.shape[0], rngs=rngs)) is not None]
+        prompts = [adapter(image.shape[0], rngs=rngs) for adapter in adapters]
+        prompts = [value for value in prompts if value is not None]
         if len(prompts) > 1:
             raise ValueError("only one adapter of a model can give prompts")
-        deltas = combined([adapter.deltas(rngs=rngs) for adapter in adapters])
+        deltas = sum_deltas([adapter.deltas(rngs=rngs) for adapter in adapters])
         return self.backbone(
             image,
             prompts[0] if prompts else None,
@@ -103,23 +108,23 @@ class Classifier(nnx.Module):
         rngs: nnx.Rngs | None = None,
         return_attention: bool = False,
     ) -> Prediction:
-        """Classify features that `encode` has returned."""
+        """Classify the features that `encode` returns."""
         with partition.crossing(self.head):
             prediction = self.head(features, labels=labels, rngs=rngs)
             sharded = jax.tree.map(partition.by_label, (prediction.logits, prediction.terms, prediction.gates))
             prediction = replace(prediction, **dict(zip(("logits", "terms", "gates"), sharded, strict=True)))
             if not return_attention:
                 return prediction
-            of_labels = self.head.attention(features)
-        return replace(prediction, attention={**features.attention, **of_labels}, grid=features.grid)
+            attention = {**features.attention, **self.head.attention(features)}
+        return replace(prediction, attention=attention, grid=features.grid)
 
 
-def combined(deltas: Sequence[Deltas]) -> Deltas:
-    """Return the sum of the deltas of several adapters; () if all are empty."""
+def sum_deltas(deltas: Sequence[Deltas]) -> Deltas:
+    """Return the sum of the deltas of several adapters; an empty list if all are empty."""
     blocks = []
-    for of_block in zip(*filter(None, deltas), strict=True):
+    for adapters in zip(*filter(None, deltas), strict=True):
         by_layer: dict[str, list[Delta]] = {}
-        for adapter in of_block:
+        for adapter in adapters:
             for layer, delta in adapter.items():
                 by_layer.setdefault(layer, []).append(delta)
         blocks.append({layer: functools.partial(_sum, every) for layer, every in by_layer.items()})
@@ -131,22 +136,26 @@ def _sum(deltas: Sequence[Delta], tokens: jax.Array) -> jax.Array:
 
 
 def backbone_shape(config: ConfigDict) -> BackboneShape:
-    """Return the architecture that `config.model.backbone.name` names."""
+    """Return the architecture of `config.model.backbone.name`."""
     return catalog.entry(config.model.backbone.name).shape
 
 
 def reads_final_norm(settings: ConfigDict, *, prompts: bool) -> bool:
     """Return whether the head reads features after the final norm of the backbone.
 
-    settings: `config.model.backbone`. prompts: whether the head reads prompts. ML-VPT's code reads the prompts of some
-    backbones before the final norm; VPT's code reads the class token after it for all backbones.
+    ML-VPT's code reads the prompts of some backbones before the final norm. VPT's code reads the class token after the
+    final norm for all backbones.
+
+    Args:
+      settings: `config.model.backbone`.
+      prompts: whether the head reads prompts.
     """
-    chosen = {"yes": True, "no": False}
-    return chosen.get(settings.final_norm, not prompts or catalog.entry(settings.name).final_norm)
+    values = {"yes": True, "no": False}
+    return values.get(settings.final_norm, not prompts or catalog.entry(settings.name).final_norm)
 
 
 def build_model(config: ConfigDict, label_space: LabelSpace, *, rngs: nnx.Rngs) -> Classifier:
-    """Build the model of a config for K = len(label_space.names) labels, with random weights.
+    """Build the model of a config for the labels of a label space, with random weights.
 
     Raises UserError for adapters of a backbone that is not a ViT.
     """
@@ -154,14 +163,14 @@ def build_model(config: ConfigDict, label_space: LabelSpace, *, rngs: nnx.Rngs) 
     products, _ = dtypes(config)
     dtype = None if products == "float32" else jnp.dtype(products)
     shape = backbone_shape(config)
-    if (chosen := described(config)) and not shape.takes_adapters:
-        raise UserError(f"the backbone of {chosen} must be a ViT, and {settings.backbone.name} is not one")
-    given = {"dtype": dtype, "rngs": rngs}
-    prompts = prompts_of(config).from_config(settings.prompts, shape, **given)
+    if (adapters := described(config)) and not shape.takes_adapters:
+        raise UserError(f"the backbone of {adapters} must be a ViT, and {settings.backbone.name} is not one")
+    options = {"dtype": dtype, "rngs": rngs}
+    prompts = prompts_of(config).from_config(settings.prompts, shape, **options)
     backbone = shape.build(dtype=dtype, remat=settings.remat, batch_norm=settings.backbone.batch_norm, rngs=rngs)
     head = head_of(config).from_config(config, shape.width, label_space, dtype=dtype, rngs=rngs)
-    adapters = {name: ADAPTERS[name].from_config(of_it, shape, **given) for name, of_it in settings.adapters.items()}
-    adapters = {name: adapter for name, adapter in adapters.items() if adapter is not None}
+    others = {name: ADAPTERS[name].from_config(keys, shape, **options) for name, keys in settings.adapters.items()}
+    others = {name: adapter for name, adapter in others.items() if adapter is not None}
     final_norm = reads_final_norm(settings.backbone, prompts=PROMPTS in head.read)
     return Classifier(
         backbone, prompts, head, final_norm=final_norm, precision=settings.matmul_precision, adapters=adapters

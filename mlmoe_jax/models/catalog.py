@@ -1,4 +1,4 @@
-"""Heads, prompts, adapters and losses by name: a new one is a line here. Does not import jax."""
+"""Heads, prompts, adapters and losses by name. A new entry is one line. This module does not import jax."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ ADAPTERS: Registry[type[Adapter]] = Registry(
     },
 )
 
-# By the values of `config.loss.kind`. An entry is a builder `(settings, balance) -> per_element`: `settings` is
-# `config.loss`, `balance()` the ratio of negatives to positives per label in training, f32[K], or None if no training
-# labels are known, and `per_element` takes logits and labels f32[B,K] and returns the loss per element, f32[B,K].
+# By the values of `config.loss.kind`. An entry is a builder `(settings, balance) -> per_element`. `settings` is
+# `config.loss`. `balance()` returns the ratio of negatives to positives per label in training, f32[K]; it is None if no
+# training labels are known. `per_element` maps logits and labels f32[B,K] to the loss per element, f32[B,K].
 LOSSES: Registry[LossBuilder] = Registry(
     "loss",
     {
@@ -68,20 +68,20 @@ LOSSES: Registry[LossBuilder] = Registry(
 
 
 def head_of(config: ConfigDict) -> type[Head]:
-    """Return the class of the head that a config names."""
+    """Return the class of the head of a config."""
     return HEADS[config.model.head.kind]
 
 
 def prompts_of(config: ConfigDict) -> type[Adapter]:
-    """Return the class of the prompts that a config names."""
+    """Return the class of the prompts of a config."""
     return PROMPTS[config.model.prompts.kind]
 
 
 def adapters_of(config: ConfigDict) -> dict[str, tuple[type[Adapter], ConfigDict]]:
-    """Return each adapter of a config that changes features by its name: its class and its settings."""
-    chosen = {config.model.prompts.kind: (prompts_of(config), config.model.prompts)}
-    chosen |= {name: (ADAPTERS[name], settings) for name, settings in config.model.adapters.items()}
-    return {name: (adapter, settings) for name, (adapter, settings) in chosen.items() if adapter.changes_features}
+    """Return the adapters of a config that change features: name -> class and settings."""
+    adapters = {config.model.prompts.kind: (prompts_of(config), config.model.prompts)}
+    adapters |= {name: (ADAPTERS[name], settings) for name, settings in config.model.adapters.items()}
+    return {name: (adapter, settings) for name, (adapter, settings) in adapters.items() if adapter.changes_features}
 
 
 def described(config: ConfigDict) -> str:

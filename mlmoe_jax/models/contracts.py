@@ -1,4 +1,4 @@
-"""The contracts of backbones, adapters and heads, and the values that pass between them and the loss.
+"""The interfaces of backbones, adapters and heads, and the values that they exchange.
 
 A new head or adapter is a subclass of `Head` or `Adapter` in a new file, and a line in `catalog.py`. A new backbone
 family is a module with the interface of `Backbone`, its `BackboneShape`, and a line in `backbones/catalog.py`.
@@ -31,7 +31,7 @@ CLS, PROMPTS, PATCHES, MEAN = "cls", "prompts", "patches", "mean"
 LABELS = "labels"
 
 
-# What an adapter adds to the output of a linear layer: its input [b,T,inputs] -> [b,T,outputs], in the output's type.
+# A term that an adapter adds to a linear layer: input [b,T,inputs] -> [b,T,outputs], in the type of the output.
 Delta = Callable[[jax.Array], jax.Array]
 Deltas = Sequence[Mapping[str, Delta]]  # per block: name of a linear layer in `BackboneShape.layers` -> delta
 
@@ -40,15 +40,16 @@ Deltas = Sequence[Mapping[str, Delta]]  # per block: name of a linear layer in `
 class Prompts:
     """The prompts that an adapter passes to the ViT.
 
-    tokens: f32[L or 1, 1 or B, P, D]. With L sets, block i uses `tokens[i]` and discards it afterwards (deep prompts).
-    With one set and `carry`, the prompts enter the first block and are carried through all blocks.
-    mask: bool[P,P] numpy, True if a prompt (row) may attend to a prompt (column); None = all may.
-    present: bool[P]; prompts that are not present are masked out for all tokens; None = all are present.
-    key_value: f32[L, 1 or 2, m, D], additional keys and values of each block, used after its projection; with 1, keys
-    and values are the same.
-    carry: f32[L−1] in 0…1. The prompts entering block i+1 are c·(prompts leaving block i) + (1 − c)·(prompts entering
-    block i).
-    temperature: f32[L], divides the attention logits of each block.
+    Attributes:
+      tokens: f32[L or 1, 1 or B, P, D]. With L sets, block i uses `tokens[i]` and discards it afterwards (deep
+        prompts). With one set and `carry`, the prompts enter the first block and are carried through all blocks.
+      mask: bool[P,P] numpy, True if a prompt (row) may attend to a prompt (column); None = all True.
+      present: bool[P]; absent prompts are masked out for all tokens; None = all True.
+      key_value: f32[L, 1 or 2, m, D], additional keys and values of each block, added after the projection; with 1, the
+        keys are also the values.
+      carry: f32[L−1] in 0…1. The prompts entering block i+1 are c·(prompts leaving block i) + (1 − c)·(prompts entering
+        block i).
+      temperature: f32[L], divides the attention logits of each block.
     """
 
     tokens: jax.Array
@@ -62,13 +63,17 @@ class Prompts:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Features:
-    """The output of a backbone; a field that was not in `read` is None and was not computed.
+    """The output of a backbone. Fields that the head does not read are None and are not computed.
 
-    cls: f32[B,D], the summary of the image that the backbone was trained to give: the class token, the output of an
-    attention pool over the patches after the final norm (with `norm` or without, and without prompts), or the mean of
-    a CNN's map. prompts: f32[B,P,D]. patches: f32[B,N,D], row-major over `grid` = (rows, columns).
-    attention: see Prediction; of `cls` and `prompts`, if they are read and `return_attention` was set.
-    mean: f32[B,D], the mean over prompts (if any) and patches, to which the final norm is applied afterwards.
+    Attributes:
+      cls: f32[B,D], the summary of the image in the pretraining: the class token, the output of an attention pool over
+        the normalized patches (without prompts, for any `norm`), or the mean of the feature map of a CNN.
+      prompts: f32[B,P,D].
+      patches: f32[B,N,D], row-major over `grid`.
+      grid: (rows, columns) of the patches.
+      attention: attention weights of `cls` and `prompts`, if they are read and `return_attention` is set; see
+        Prediction.
+      mean: f32[B,D], the mean over prompts (if any) and patches, followed by the final norm.
     """
 
     cls: jax.Array | None
@@ -79,16 +84,16 @@ class Features:
     mean: jax.Array | None = None
 
     def arrays(self) -> dict[str, jax.Array]:
-        """Return the features that are there and not of prompts: `cls` and `mean` [B,D], `patches` [B,h,w,D]."""
-        found = {name: value for name, value in ((CLS, self.cls), (MEAN, self.mean)) if value is not None}
+        """Return the present features except prompts: `cls` and `mean` [B,D], `patches` [B,h,w,D]."""
+        arrays = {name: value for name, value in ((CLS, self.cls), (MEAN, self.mean)) if value is not None}
         if self.patches is not None:
             batch, _, width = self.patches.shape
-            found[PATCHES] = self.patches.reshape(batch, *self.grid, width)
-        return found
+            arrays[PATCHES] = self.patches.reshape(batch, *self.grid, width)
+        return arrays
 
     @classmethod
-    def of_arrays(cls, arrays: Mapping[str, jax.Array]) -> Self:
-        """Return the features whose `arrays` these are, among other entries; the grid is (0, 0) without patches."""
+    def from_arrays(cls, arrays: Mapping[str, jax.Array]) -> Self:
+        """Return the features of `arrays`; other entries are ignored, and the grid is (0, 0) without patches."""
         patches, grid = arrays.get(PATCHES), (0, 0)
         if patches is not None:
             batch, rows, columns, width = patches.shape
@@ -101,17 +106,17 @@ class Features:
 class Prediction:
     """The output of a model.
 
-    logits: f32[B,K], the logit of the reported probability.
-    terms: additional logits f32[B,K] that are supervised under their own names.
-    gates: routing weights f32[B,K,E] (static gates: f32[1,K,E]).
-    penalties: f32[B], values per image that are added to the loss.
-    attention: attention weights f32[B,Q,N] over the N patches, averaged over heads; only with `return_attention`. `cls`
-    (Q = 1) and `prompts` (Q = P) are queries of the last block of the backbone, present if the head reads them; without
-    a class token, `cls` is the query of the attention pool.
-    `labels` (Q = K) are the label queries in the last layer of a decoder, or ADD-GCN's attention over the map. A row
-    is not renormalized over the patches: it sums to 1 minus the weights of other tokens (class token, registers,
-    prompts).
-    grid: (rows, columns) of the patches, row-major, with `attention`.
+    Attributes:
+      logits: f32[B,K], the logit of the reported probability.
+      terms: name -> additional logits f32[B,K] with their own loss.
+      gates: name -> routing weights f32[B,K,E] (static gates: f32[1,K,E]).
+      penalties: name -> f32[B], values per image that are added to the loss.
+      attention: attention weights f32[B,Q,N] over the N patches, averaged over heads; only with `return_attention`.
+        `cls` (Q = 1) and `prompts` (Q = P) are queries of the last block of the backbone, present if the head reads
+        them; without a class token, `cls` is the query of the attention pool. `labels` (Q = K) are the label queries in
+        the last layer of a decoder, or ADD-GCN's attention over the map. Rows are not renormalized over the patches: a
+        row sums to 1 minus the weights of other tokens (class token, registers, prompts).
+      grid: (rows, columns) of the patches, row-major, with `attention`.
     """
 
     logits: jax.Array
@@ -125,7 +130,11 @@ class Prediction:
 class Setting(NamedTuple):
     """A key that an adapter declares in its own file.
 
-    default: also gives the type. doc: one sentence. least, most: the limits of a number; None = none.
+    Attributes:
+      default: the default value, which also determines the type.
+      doc: one sentence.
+      least: lower limit of a number, or None.
+      most: upper limit of a number, or None.
     """
 
     default: bool | int | float | str | tuple[str, ...]
@@ -154,18 +163,18 @@ class Backbone(Protocol):
     ) -> Features:
         """Encode f32[B,H,W,3].
 
-        A backbone whose shape has `takes_adapters` also takes `deltas: Deltas = ()`, which are added to the outputs of
-        its linear layers.
+        A backbone whose shape has `takes_adapters` also takes `deltas: Deltas = ()`, terms that are added to the
+        outputs of its linear layers.
 
         Args:
           image: f32[B,H,W,3], normalized.
           prompts: tokens that are added in the blocks; None for none.
           read: which of `cls`, `prompts`, `patches` and `mean` the head reads.
-          norm: apply the final norm to them, if the backbone has one.
+          norm: apply the final norm to these features, if the backbone has a final norm.
           return_attention: also return `Features.attention`, if the backbone has attention.
 
         Raises:
-          ValueError: features that the backbone does not have, or prompts that it cannot take.
+          ValueError: the backbone lacks a feature or does not take prompts.
         """
         ...
 
@@ -173,19 +182,18 @@ class Backbone(Protocol):
 class BackboneShape(abc.ABC):
     """The architecture of a backbone: one frozen dataclass per family, one instance per variant.
 
-    It builds the backbone and holds all properties of the family, so that no other module depends on the family.
+    It has all properties of the family, so that no other module depends on the family.
     """
 
     width: int  # D, the channels of a feature
     patch: int  # the pixels between two patch tokens
-    # Whether the backbone accepts `Prompts` and `Deltas`. If so, the shape also has the next four.
-    takes_adapters = False
+    takes_adapters = False  # whether the backbone accepts `Prompts` and `Deltas`; the next four are needed only then
     tokens: Callable[[int, nnx.Module | None], int]  # (side of the image, prompts) -> the number of tokens in a block
     depth: int  # the number of blocks
     heads: int  # of the attention of a block
     layers: Mapping[str, tuple[int, int]]  # the linear layers of a block that take deltas: name -> (inputs, outputs)
     any_size = False  # whether padding lets the backbone encode images of any size, not only multiples of `patch`
-    # Freezes scale and bias of batch normalization, if there is any: weight decay would change them without a gradient.
+    # Freezes scale and bias of batch normalization, if any: weight decay would change them without a gradient.
     batch_norm_rule: ClassVar[tuple[str, bool] | None] = None
 
     @abc.abstractmethod
@@ -194,8 +202,11 @@ class BackboneShape(abc.ABC):
     ) -> Backbone:
         """Build the backbone with random weights.
 
-        dtype: of matrix products; None = float32. remat: recompute each block in the backward pass instead of storing
-        its activations. batch_norm: see layers.batch_norm; ignored if the backbone has no batch normalization.
+        Args:
+          dtype: type of the matmuls; None = float32.
+          remat: recompute each block in the backward pass instead of storing its activations.
+          batch_norm: see layers.batch_norm; ignored if the backbone has no batch normalization.
+          rngs: for the weights.
         """
 
     def fits(self, side: int) -> bool:
@@ -203,31 +214,31 @@ class BackboneShape(abc.ABC):
         return self.any_size or side % self.patch == 0
 
     def frozen_rules(self, batch_norm: str) -> tuple[tuple[str, bool], ...]:
-        """Return the rules that precede those of `config.trainable`, for parameters that a setting freezes."""
+        """Return rules for parameters that a setting freezes; they precede `config.trainable`."""
         return (self.batch_norm_rule,) if self.batch_norm_rule and batch_norm == "frozen" else ()
 
     def published_macs(self, side: int, prompts: nnx.Module | None) -> tuple[int, int, int]:
         """Return two counts of multiply-adds for one image of `side` × `side` pixels, and its number N of patch tokens.
 
-        The first count covers the layers that the prompt-tuning papers count, the second all that a full count adds;
-        see training.preflight.cost. The default counts all dot products and convolutions, and adds nothing.
+        The first count covers the layers that the prompt-tuning papers count, the second count all other layers; see
+        training.preflight.cost. By default, the first count has all dot products and convolutions.
         """
         image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
         layers, features = forward_macs(nnx.eval_shape(lambda: self.build(rngs=nnx.Rngs(0))), image)
         return layers, 0, math.prod(features.grid)
 
     def norm_macs(self, side: int, prompts: nnx.Module | None) -> int:
-        """Return how much of the first count of `published_macs` is norms; the default counts none."""
+        """Return the part of norms in the first count of `published_macs`; 0 by default."""
         return 0
 
 
 # ------------------------------------------------------------------------------------------------------------- adapters
 class Adapter(nnx.Module):
-    """The base class of all adapters: what changes the features of a frozen backbone, such as prompts and LoRA.
+    """The base class of all adapters, which change the features of a frozen backbone, such as prompts and LoRA.
 
     A subclass overrides the attributes and methods whose defaults do not fit. No other module depends on the kind of an
-    adapter. `model.prompts.kind` chooses one adapter, whose parameter paths begin with `prompts/`; each entry of
-    `model.adapters` adds one, with paths below `adapters/NAME/`.
+    adapter. `model.prompts.kind` selects one adapter, whose parameter paths begin with `prompts/`. Each entry of
+    `model.adapters` adds an adapter, with paths below `adapters/NAME/`.
     """
 
     settings: ClassVar[Mapping[str, Setting]] = {}
@@ -249,7 +260,7 @@ class Adapter(nnx.Module):
         Args:
           settings: the section of the adapter in a config, `model.prompts` or `model.adapters.NAME`.
           shape: the architecture of a backbone with `takes_adapters`.
-          dtype: of matrix products; None = float32.
+          dtype: type of the matmuls; None = float32.
           rngs: for initial values.
 
         Returns:
@@ -257,16 +268,19 @@ class Adapter(nnx.Module):
         """
 
     def __call__(self, batch: int, *, rngs: nnx.Rngs | None = None) -> Prompts | None:
-        """Return the prompts for `batch` images, or None; only one adapter of a model gives prompts.
+        """Return the prompts for `batch` images, or None. Only one adapter of a model returns prompts.
 
-        rngs: for dropout in training.
+        Args:
+          batch: number of images.
+          rngs: for dropout in training.
         """
         return None
 
     def deltas(self, *, rngs: nnx.Rngs | None = None) -> Deltas:
-        """Return what is added to the outputs of linear layers, one mapping per block; () for nothing.
+        """Return the terms that are added to the outputs of linear layers, one mapping per block; () for none.
 
-        rngs: for dropout in training.
+        Args:
+          rngs: for dropout in training.
         """
         return ()
 
@@ -276,17 +290,17 @@ class Adapter(nnx.Module):
 
     @classmethod
     def describe(cls, settings: ConfigDict) -> str:
-        """Return the adapter in words, for the report and the model card."""
+        """Return a description of the adapter for the report and the model card."""
         return cls.__name__
 
     @classmethod
     def group_structure(cls, settings: ConfigDict) -> tuple | None:
-        """Return what two models must share so that prompts of label groups fit; None without groups."""
+        """Return the settings in which two models must agree to exchange group prompts; None without groups."""
         return None
 
     @classmethod
     def frozen_rules(cls, settings: ConfigDict) -> tuple[tuple[str, bool], ...]:
-        """Return the rules that precede those of `config.trainable`, for parameters that a setting freezes."""
+        """Return rules for parameters that a setting freezes; they precede `config.trainable`."""
         return ()
 
     @classmethod
@@ -300,8 +314,7 @@ class Head(nnx.Module):
     """The base class of all heads: a head maps features to the logits of K labels.
 
     A subclass overrides the attributes and methods whose defaults do not fit. No other module depends on the kind of a
-    head. Its parameter paths begin with `head/`. Parameters with an entry per label name their axes, see
-    `partition.axes`.
+    head. Its parameter paths begin with `head/`. Parameters with an entry per label name their axes (`partition.axes`).
     """
 
     # ---- of the module; some heads set these per instance
@@ -309,49 +322,57 @@ class Head(nnx.Module):
     """The features that the head reads: any of `cls`, `prompts`, `patches` and `mean`."""
     by_label: bool = False
     """Whether labels are computed independently, so that the head can be sharded by label. If True, the head calls
-    `partition.gathered` once on the inputs of its labels. If False, because labels interact, it is replicated."""
+    `partition.gathered` once on the inputs of its labels. If False, because labels interact, the head is replicated."""
 
     # ---- of the class
     needs_group_prompts: bool = False
     """Whether the head reads the prompts of label groups."""
     uses_groups: bool = False
-    """Whether the head uses which label group a prompt belongs to."""
+    """Whether the head uses the label group of each prompt."""
     needs_vectors: bool = False
     """Whether the head needs a word vector per label, `LabelSpace.vectors`."""
     batch_statistics: bool = False
     """Whether the head normalizes by statistics of the training batch, which therefore must not contain blanks."""
     unknown_labels: str = ""
-    """How training treats unknown labels, if not only by excluding them from the loss; printed as a warning."""
+    """A warning about the treatment of unknown labels in training, if they are not only excluded from the loss."""
 
     @classmethod
     @abc.abstractmethod
     def from_config(
         cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
     ) -> Self:
-        """Build the head that `config.model` describes, with random weights.
+        """Build the head of a config, with random weights.
 
-        width: D of the backbone. space: names, groups, word vectors, order and training counts of the labels; counts
-        and vectors are missing for synthetic labels. dtype: of matrix products; None = float32.
+        Args:
+          config: the whole config.
+          width: D of the backbone.
+          space: names, groups, word vectors, order and training counts of the labels. Synthetic labels have no counts
+            and vectors.
+          dtype: type of the matmuls; None = float32.
+          rngs: for the weights.
         """
 
     @abc.abstractmethod
     def __call__(
         self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
     ) -> Prediction:
-        """Classify; features that are not in `read` are None.
+        """Classify images.
 
-        labels: f32[B,K], passed only in training, for heads whose training uses them as input. rngs: for dropout.
+        Args:
+          features: the features in `read`; all other features are None.
+          labels: f32[B,K] in training, for heads that use them as an input.
+          rngs: for dropout.
         """
 
     def published_macs(self, tokens: int) -> tuple[int, int] | None:
-        """Return the multiply-adds per image with N = `tokens` patches: of layers, and those that a full count adds.
+        """Return two counts of multiply-adds per image with N = `tokens` patches, as in `BackboneShape.published_macs`.
 
         None, the default: all dot products and convolutions are counted in the program of the head.
         """
         return None
 
     def norm_macs(self, tokens: int) -> int:
-        """Return how much of the first count of `published_macs` is norms."""
+        """Return the part of norms in the first count of `published_macs`."""
         return 0
 
     def attention(self, features: Features) -> dict[str, jax.Array]:
@@ -360,7 +381,7 @@ class Head(nnx.Module):
 
     @classmethod
     def terms(cls, config: ConfigDict) -> tuple[str, ...]:
-        """Return the logits that `config.loss.terms` may weight: `logits`, and the keys of `Prediction.terms`.
+        """Return the possible keys of `config.loss.terms`: `logits` and the keys of `Prediction.terms`.
 
         () if the loss of the head consists of penalties only.
         """
@@ -368,12 +389,12 @@ class Head(nnx.Module):
 
     @classmethod
     def gate_entries(cls, config: ConfigDict) -> dict[str, list[str]]:
-        """Return the names of the E entries of each gate in `Prediction.gates`, gate -> names; {} without gates."""
+        """Return the names of the E entries of each gate in `Prediction.gates`; {} without gates."""
         return {}
 
     @classmethod
     def frozen_rules(cls, config: ConfigDict) -> tuple[tuple[str, bool], ...]:
-        """Return the rules that precede those of `config.trainable`, for parameters that a setting freezes."""
+        """Return rules for parameters that a setting freezes; they precede `config.trainable`."""
         return ()
 
     @classmethod

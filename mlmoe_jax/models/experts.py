@@ -1,8 +1,8 @@
 """Experts, gates and their combination, each usable alone.
 
-An expert is written for one token and turned into a bank with `jax.vmap`; the parameters of a bank are those of the
-expert with a leading axis. There are two families: ML-VPT has one expert per prompt (`BottleneckExpert`, `LabelGates`);
-DR-MoE and its relatives apply experts to one feature per label (`LabelExperts`, `Gates`, `combine`).
+An expert is written for one token. `jax.vmap` turns it into a bank, whose parameters have an additional leading axis.
+There are two families: ML-VPT has one expert per prompt (`BottleneckExpert`, `LabelGates`); DR-MoE and its relatives
+apply experts to one feature per label (`LabelExperts`, `Gates`, `combine`).
 
 Axes: b batch, d width, k labels, s shared experts, t task experts per label, e = s + t entries of a gate, o output
 width of an expert; p prompts, g groups, m experts per group.
@@ -50,7 +50,7 @@ class BottleneckExpert(nnx.Module):
 def make_bank(
     make_expert: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.Rngs, axis: str | None = None
 ) -> nnx.Module:
-    """Return `count` experts as one module whose parameters have a leading axis of that size, named `axis`."""
+    """Return `count` experts as one module whose parameters have a leading axis of size `count`, named `axis`."""
     bank = jax.vmap(make_expert)(rngs.split(count))
     if axis is not None:
         for _, variable in nnx.to_flat_state(nnx.state(bank)):
@@ -66,10 +66,16 @@ def apply_bank(bank: nnx.Module, tokens: Float[ArrayLike, "b p d"]) -> Float[Arr
 class LabelGates(nnx.Module):
     """A softmax over the M experts of a label's group, per label and image (ML-VPT, eq. 12–13).
 
-    The logit of expert e for label k is the product of a weight vector w[e,k] with the input token of that expert.
-    bias: `used` adds b[e,k] as in the paper; `unused` allocates it without adding it, as in the authors' code (the
-    published parameter count includes it).
-    owner: the name of the axis of size `labels`, which is `partition.PROMPT` for a gate per group.
+    The logit of expert e for label k is the product of a weight vector w[e,k] with the input token of the expert.
+
+    Args:
+      width: D.
+      labels: K, or the number of groups for a gate per group.
+      per_group: M.
+      bias: `used` adds b[e,k] as in the paper; `unused` allocates it without adding it, as in the authors' code (the
+        published parameter count includes it).
+      owner: the name of the axis of size `labels`, which is `partition.PROMPT` for a gate per group.
+      rngs: for the weights.
     """
 
     def __init__(
@@ -101,7 +107,7 @@ class LabelGates(nnx.Module):
 
 
 class ReluLinearExpert(nnx.Module):
-    """E(h) = ReLU(Wᵀh + b) with a narrower output, the experts as printed (DR-MoE, eq. 3–4)."""
+    """E(h) = ReLU(Wᵀh + b) with a narrower output, as printed (DR-MoE, eq. 3–4)."""
 
     def __init__(self, width: int, hidden: int, *, dtype: jnp.dtype | None = None, rngs: nnx.Rngs):
         draw = torch_linear(width)
@@ -137,11 +143,20 @@ EXPERTS: dict[str, Callable[..., nnx.Module]] = {
 class LabelExperts(nnx.Module):
     """S experts shared by all labels and T task experts per label, applied to one feature per label.
 
-    The parameters of `shared` have a leading axis S, those of `task` leading axes K and T (DR-MoE, eq. 3–4, with
-    S = 4 and T = 1). Either number may be 0. The task experts of label k are applied only to the feature of label k.
-    kind: `relu_linear` is DR-MoE, eq. 3–4, as printed: one layer from `width` to `hidden`, so that O = hidden. Its text
-    describes a feed-forward network with that hidden width: `ffn` is one, `ffn_relu` adds the printed outer ReLU, and
-    O = width in both.
+    The parameters of `shared` have a leading axis S, the parameters of `task` leading axes K and T (DR-MoE, eq. 3–4,
+    with S = 4 and T = 1). The task experts of label k are applied only to the feature of label k.
+
+    Args:
+      width: D.
+      labels: K.
+      kind: `relu_linear` is DR-MoE, eq. 3–4, as printed: one layer from `width` to `hidden`, so that O = hidden. The
+        text of DR-MoE describes a feed-forward network with hidden width `hidden` and O = width: `ffn`. `ffn_relu` adds
+        the printed outer ReLU.
+      hidden: width of the hidden layer.
+      shared: S, which may be 0.
+      task: T, which may be 0.
+      dtype: type of the matmuls; None = float32.
+      rngs: for the weights.
     """
 
     def __init__(
@@ -171,7 +186,7 @@ class LabelExperts(nnx.Module):
         self.task = make_bank(label_experts, labels, rngs, LABEL) if task else None
 
     def __call__(self, features: Float[ArrayLike, "b k d"]) -> tuple[Float[Array, "b k _ o"], ...]:
-        """Return the outputs of the shared and of the task experts, without the part that has no experts."""
+        """Return the outputs of the shared experts, if any, and of the task experts, if any."""
         outputs = []
         if self.shared is not None:
             outputs.append(_apply_each(self.shared, features))
@@ -188,8 +203,8 @@ def _apply_each(bank: nnx.Module, features: jax.Array) -> jax.Array:
 class Gate(nnx.Module):
     """Logits over the experts from the feature of a label: linear, or with one hidden ReLU layer (DR-MoE's G).
 
-    The layer that computes the logits is float32 for every `dtype`, because the softmax over them amplifies rounding
-    errors (Switch Transformers, sec. 2.4).
+    The layer of the logits is float32 for every `dtype`, because the softmax amplifies rounding errors (Switch
+    Transformers, sec. 2.4).
     """
 
     def __init__(
@@ -211,10 +226,17 @@ class Gate(nnx.Module):
 class Gates(nnx.Module):
     """Routing weights per label, w_i = softmax(G_i(h_i)) over its E experts: [shared 1…S, task 1…T] (DR-MoE).
 
-    kind: `mlp` (DR-MoE) and `linear` (as HSQ is described) read the feature of the label. `static` has free logits,
-    initially 0 and the same for every image, the ablation in DR-MoE.
-    share: `per_label` has one gate per label, as the subscript of G_i indicates, with a leading axis K in every
-    parameter; `shared` has one gate for all labels.
+    Args:
+      width: D.
+      labels: K.
+      entries: E.
+      kind: `mlp` (DR-MoE) and `linear` (as in the text of HSQ) read the feature of the label. `static`, the ablation in
+        DR-MoE, has free logits, which start at 0 and do not depend on the image.
+      hidden: width of the hidden layer of `mlp`.
+      share: `per_label` has one gate per label, as the subscript of G_i indicates, with a leading axis K in every
+        parameter; `shared` has one gate for all labels.
+      dtype: type of the matmuls; None = float32.
+      rngs: for the weights.
     """
 
     def __init__(
@@ -243,13 +265,13 @@ class Gates(nnx.Module):
             self.net = make_bank(gate, labels, rngs, LABEL) if self.per_label else gate(rngs)
 
     def logits(self, features: Float[ArrayLike, "b k d"]) -> Float[Array, "#b k e"]:
-        """Return the logits; static gates ignore the features and return one image's."""
+        """Return the logits; static gates ignore the features and return the logits of one image."""
         if self.kind == "static":
             return jnp.broadcast_to(self.free_logits[...], (1, self.labels, self.free_logits.shape[-1]))
         return apply_bank(self.net, features) if self.per_label else self.net(features)
 
     def __call__(self, features: Float[ArrayLike, "b k d"]) -> Float[Array, "#b k e"]:
-        """Return weights that sum to 1 over the experts, of one image for static gates."""
+        """Return weights that sum to 1 over the experts; for static gates, weights of one image."""
         return jax.nn.softmax(self.logits(features), axis=-1)
 
 
@@ -258,7 +280,9 @@ def combine(
 ) -> Float[Array, "b k o"]:
     """Return the outputs of the experts weighted by the routing weights, o_i = Σₑ w_ie·E_ie (DR-MoE, eq. 8).
 
-    outputs: arrays whose third axes together are the e experts in the order of the weights.
+    Args:
+      weights: the routing weights.
+      outputs: arrays whose third axes together are the e experts in the order of the weights.
     """
     shares = jnp.split(weights, np.cumsum([part.shape[2] for part in outputs])[:-1], axis=-1)
     return sum(jnp.sum(share[..., None] * part, axis=2) for share, part in zip(shares, outputs, strict=True))
@@ -267,8 +291,8 @@ def combine(
 def gate_entropy(gates: Float[ArrayLike, "*rows e"]) -> Float[Array, "*rows"]:
     """Return the entropy −Σ w log w over the last axis, in nats, between 0 and log e.
 
-    `gates` are weights that sum to 1 (not logits). A weight of 0 adds 0 and has a finite gradient, so that the gradient
-    through a softmax is correct even if a weight underflows; it equals that of log-softmax.
+    `gates` are weights that sum to 1 (not logits). A weight of 0 adds 0 and has a finite gradient. The gradient through
+    a softmax is therefore correct even if a weight underflows, as with log-softmax.
     """
     gates = _as_float(gates)
     return -jnp.sum(gates * jnp.log(jnp.maximum(gates, jnp.finfo(gates.dtype).tiny)), axis=-1)

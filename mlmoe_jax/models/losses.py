@@ -33,7 +33,7 @@ def asymmetric_loss(
 
     With p = sigmoid(logit) and q = min(1 − p + clip, 1):
     loss = −y (1 − p)^gamma_pos log max(p, eps) − (1 − y) (1 − q)^gamma_neg log max(q, eps).
-    The clip therefore shifts both the weight and the logarithm: a negative with p ≤ clip has no loss and no gradient.
+    The clip shifts the weight and the logarithm: a negative with p ≤ clip has no loss and no gradient.
     The gradient through a logarithm at its floor log(eps) is 0.
 
     Args:
@@ -49,7 +49,7 @@ def asymmetric_loss(
     logits, labels = _as_float(logits), _as_float(labels)
     floor = jnp.log(eps)
     log_p = jax.nn.log_sigmoid(logits)
-    # log(1 − p + clip) in log space keeps its precision for p near 1; clip = 0 needs no special case: log(0) = −inf.
+    # log(1 − p + clip) is precise for p near 1 in log space. clip = 0 needs no special case, because log(0) = −inf.
     log_q = jnp.minimum(jnp.logaddexp(jax.nn.log_sigmoid(-logits), jnp.log(clip)), 0.0)
     weight_p = _focus(jax.nn.sigmoid(-logits), gamma_pos, detach)
     weight_q = _focus(jax.nn.sigmoid(logits) - clip, gamma_neg, detach)
@@ -116,13 +116,13 @@ def build_asymmetric(settings: ConfigDict, balance: Balance) -> PerElement:
 
 
 def build_bce(settings: ConfigDict, balance: Balance) -> PerElement:
-    """Return binary cross-entropy with `loss.positive_weight`, or with `balance()` if that is 0."""
+    """Return binary cross-entropy with `loss.positive_weight`, or with `balance()` if `loss.positive_weight` is 0."""
     weight = settings.positive_weight or (balance() if balance else None)
     return partial(binary_cross_entropy, positive_weight=weight)
 
 
 def build_focal(settings: ConfigDict, balance: Balance) -> PerElement:
-    """Return the focal loss of `config.loss`, with the same weight for positives and negatives."""
+    """Return the focal loss of `config.loss`, with equal weights of positives and negatives."""
     return partial(focal_loss, gamma=settings.gamma, detach=settings.detach)
 
 
@@ -133,7 +133,7 @@ def build_softmax(settings: ConfigDict, balance: Balance) -> PerElement:
 
 # ----------------------------------------------------------------------------------------------------------- reduction
 def count_valid(label_mask: Num[ArrayLike, "b k"], mask: Num[ArrayLike, " b"]) -> Integer[Array, ""]:
-    """Return the number of entries that `reduce` reduces over for the same masks."""
+    """Return the number of valid entries, see `reduce`."""
     return jnp.sum(_valid(label_mask, mask))
 
 
@@ -152,21 +152,21 @@ def reduce(
 ) -> Float[Array, ""]:
     """Reduce to a scalar over the valid entries, for which label_mask and mask are both nonzero.
 
-    An invalid entry affects neither the value nor the gradient with respect to `per_element`, even if it is NaN.
-    (Labels of masked entries should still be finite: a NaN label makes the derivative of the loss NaN, and 0 × NaN is
-    NaN.)
+    An invalid entry affects neither the value nor the gradient with respect to `per_element`, even if it is NaN. Labels
+    of masked entries must be finite, because a NaN label makes the derivative of the loss NaN, and 0 × NaN is NaN.
 
     Args:
       per_element: the losses.
       label_mask: 0 = unknown or ignored.
       mask: 0 = padding.
-      how: "mean" over the valid entries (1/(B·K) Σ for a full batch) or "sum" over them.
+      how: "mean" (1/(B·K) Σ for a full batch) or "sum" over the valid entries. ML-VPT and Q2L use "mean" × 1000, ASL
+        and ML-Decoder "sum".
       scale: factor of the result.
       count: the divisor of a mean; None = the number of valid entries. With the count of a whole batch, the means of
         its parts add up to the mean of the batch.
 
     Returns:
-      0 if no entry is valid. Published forms: ML-VPT and Q2L "mean" × 1000, ASL and ML-Decoder "sum".
+      The scalar, 0 if no entry is valid.
     """
     valid = _valid(label_mask, mask)
     total = jnp.sum(jnp.where(valid, _as_float(per_element), 0.0))
@@ -176,12 +176,12 @@ def reduce(
 
 
 def _focus(miss: Array, gamma: float, detach: bool) -> Array:
-    """Return miss^gamma for the probability `miss` of the wrong answer; negative values (below the clip) count as 0."""
+    """Return miss^gamma for the probability `miss` of the wrong label; negative values (below the clip) count as 0."""
     # The derivative of 0^gamma is infinite for gamma < 1, and infinity times a zero gradient is NaN.
     weight = jnp.maximum(miss, jnp.finfo(miss.dtype).tiny) ** gamma
     return jax.lax.stop_gradient(weight) if detach else weight
 
 
 def _as_float(x: ArrayLike) -> Array:
-    """Convert to at least float32: a sum of bfloat16 losses would have only two digits."""
+    """Convert to at least float32, because a sum of bfloat16 losses has only two digits."""
     return jnp.asarray(x, jnp.promote_types(jnp.result_type(x), jnp.float32))

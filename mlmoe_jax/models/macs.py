@@ -1,4 +1,4 @@
-"""Multiply-adds, counted in traced programs."""
+"""Counts of multiply-adds in traced programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flax import nnx
 
 
 def count_macs(jaxpr) -> int:
-    """Return the multiply-adds of all dot products and convolutions in a jaxpr, inner ones included.
+    """Return the multiply-adds of all dot products and convolutions in a jaxpr and its inner jaxprs.
 
     The body of a scan counts once per iteration, a cond as its most expensive branch, and a while loop once.
     """
@@ -19,8 +19,8 @@ def count_macs(jaxpr) -> int:
         name, parameters = equation.primitive.name, equation.params
         if name == "dot_general":
             (contracted, _), _ = parameters["dimension_numbers"]
-            left = equation.invars[0].aval.shape
-            total += equation.outvars[0].aval.size * math.prod(left[axis] for axis in contracted)
+            shape = equation.invars[0].aval.shape
+            total += equation.outvars[0].aval.size * math.prod(shape[axis] for axis in contracted)
         elif name == "conv_general_dilated":
             kernel = equation.invars[1].aval.shape
             out_axis = parameters["dimension_numbers"].rhs_spec[0]
@@ -34,11 +34,11 @@ def count_macs(jaxpr) -> int:
 def forward_macs(module: Any, *inputs: Any) -> tuple[int, Any]:
     """Return the multiply-adds of a module on `inputs`, and its abstract output.
 
-    Values and inputs may be abstract. The module is traced only: nothing is computed or allocated.
+    Values and inputs may be abstract. The module is only traced, without computing or allocating anything.
     """
     structure, state = nnx.split(module)
-    called = jax.make_jaxpr(lambda state, *inputs: nnx.merge(structure, state)(*inputs), return_shape=True)
-    jaxpr, output = called(state, *inputs)
+    trace = jax.make_jaxpr(lambda state, *inputs: nnx.merge(structure, state)(*inputs), return_shape=True)
+    jaxpr, output = trace(state, *inputs)
     return count_macs(jaxpr.jaxpr), output
 
 

@@ -1,7 +1,7 @@
 """Parameters and statistics of a model as flat dictionaries over public parameter paths.
 
 The path of a parameter is its position in the model joined by '/', such as `backbone/blocks/3/attn/qkv/kernel`. Rules,
-checkpoints, tables and messages use the same paths.
+checkpoints, tables and messages use these paths.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Params = dict[str, jax.Array]
 
 
 def variables_of(module: nnx.Module, *kinds: type[nnx.Variable]) -> dict[str, tuple[tuple, nnx.Variable]]:
-    """Return {path: (position, variable)} of the variables of a module; kinds: none for all kinds."""
+    """Return {path: (position, variable)} of the variables of the given kinds in a module; without kinds, of all."""
     state = nnx.state(module, kinds) if kinds else nnx.state(module)
     return {"/".join(map(str, place)): (place, variable) for place, variable in nnx.to_flat_state(state)}
 
@@ -46,15 +46,15 @@ class ModelDef:
         return cls(graphdef, shapes), params, stats
 
     def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return the shape and the type of every value by its path."""
+        """Return {path: shape and type} of all values."""
         return {path: variable.get_value() for path, (_, variable) in self._variables.items()}
 
     def axes(self) -> dict[str, tuple[str | None, ...]]:
-        """Return the names of the axes of every parameter that has named axes, by its path; see `partition.axes`."""
+        """Return {path: names of the axes} of all parameters with named axes; see `partition.axes`."""
         return {path: names for path, (_, v) in self._variables.items() if any(names := partition.axes_of(v))}
 
     def merge(self, *values: Params) -> nnx.Module:
-        """Return a new module with `values`, which together contain every path."""
+        """Return a new module with these values, which together must contain every path."""
         joined = {path: value for part in values for path, value in part.items()}
         state = nnx.from_flat_state({place: v.replace(joined[path]) for path, (place, v) in self._variables.items()})
         return nnx.merge(self._graphdef, state, copy=True)
@@ -66,10 +66,10 @@ class ModelDef:
 
 def split_trainable(params: Params, trainable_rules: Sequence[tuple[str, bool]]) -> tuple[Params, Params]:
     """Split parameters into (trainable, frozen) by ordered (regex, bool); UserError for a path without a rule."""
-    chosen = rules.assign(trainable_rules, params)
+    trains = rules.assign(trainable_rules, params)
     return (
-        {path: value for path, value in params.items() if chosen[path]},
-        {path: value for path, value in params.items() if not chosen[path]},
+        {path: value for path, value in params.items() if trains[path]},
+        {path: value for path, value in params.items() if not trains[path]},
     )
 
 
@@ -108,12 +108,15 @@ def parameter_table(trainable: Params, frozen: Params) -> str:
 
 # ---------------------------------------------------------------------------------------------------- initial values
 def draw_missing(module: nnx.Module, build: Callable[[], nnx.Module], among: Collection[str] | None = None) -> None:
-    """Give the values of a module that are ShapeDtypeStructs those that `build()` would give them, to the last bit.
+    """Replace the abstract values of a module by the initial values of `build()`, exactly.
 
-    `nnx.eval_shape(build)` returns a module whose values are all of this type. A file fills those that it holds, and
-    this function draws the others.
+    `nnx.eval_shape(build)` returns a module with abstract values. A file provides some of them, and this function draws
+    all other values.
 
-    build: returns a new module with the same parameter paths. among: the paths of values that may be drawn; None = all.
+    Args:
+      module: the module, which changes.
+      build: returns a new module with equal parameter paths.
+      among: the paths of values that may be drawn; None = all.
     """
     missing = {
         path: (place, variable)
@@ -124,17 +127,17 @@ def draw_missing(module: nnx.Module, build: Callable[[], nnx.Module], among: Col
         return
 
     def initial() -> dict[str, jax.Array]:
-        return {path: found.get_value() for path, (_, found) in variables_of(build()).items() if path in missing}
+        return {path: variable.get_value() for path, (_, variable) in variables_of(build()).items() if path in missing}
 
-    drawn = _without_dead_code(initial)
-    values = {place: variable.replace(drawn[path]) for path, (place, variable) in missing.items()}
-    nnx.update(module, nnx.from_flat_state(values))
+    values = _without_dead_code(initial)
+    state = {place: variable.replace(values[path]) for path, (place, variable) in missing.items()}
+    nnx.update(module, nnx.from_flat_state(state))
 
 
 def _without_dead_code(function: Callable[[], Any]) -> Any:
-    """Return the result of a function without the operations that do not contribute to it.
+    """Return the result of a function, without running operations that do not contribute to it.
 
-    They run one after another, as in a call of the function: a single program of all could round in other places.
+    Operations run one after another, as in a call of the function: one compiled program could round differently.
     """
     traced, shapes = jax.make_jaxpr(function, return_shape=True)()
     needed = {result for result in traced.jaxpr.outvars if isinstance(result, Var)}

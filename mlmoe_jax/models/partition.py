@@ -1,16 +1,16 @@
-"""Sharding by label: the named axes of parameters, and the seam between activations per image and per label.
+"""Sharding by label: the named axes of parameters, and the boundary between activations per image and per label.
 
 A parameter with an entry per label names its axes where it is created, with Flax's metadata `out_sharding`, see `axes`.
 Sharding, padding, and transfer to other labels read the names from `ModelDef.axes`.
 
-In the backbone, and in the encoder of a head, the batch is sharded over all axes. At the seam of a head that is sharded
-by label, the inputs of the labels are gathered over the axis `expert`; from there on, labels are sharded over `expert`
-and the batch over `data` × `fsdp`. With one device along `expert`, or without a mesh, these functions have no effect.
+In the backbone, and in the encoder of a head, the batch is sharded over all axes. A head that is sharded by label
+gathers the inputs of the labels over the axis `expert`. After this boundary, labels are sharded over `expert` and the
+batch over `data` × `fsdp`. With one device along `expert`, or without a mesh, these functions have no effect.
 
 The mesh is hidden state: a context variable that exists only while a step is traced. A step sets it with `over`, the
-model opens the seam for its head with `crossing`, and only the functions below read it. Passing the mesh as an argument
-would add it to the signature of every head, decoder and expert. `crossing` limits the scope: it disables the seam for
-heads whose labels interact, and raises an error if a head that is sharded by label has not crossed the seam.
+model calls its head in `crossing`, and only the functions below read it. An argument would change the signature of
+every head, decoder and expert. `crossing` limits the scope: it hides the mesh from heads whose labels interact, and
+raises an error if a head that is sharded by label has not called `gathered`.
 """
 
 import contextlib
@@ -24,19 +24,19 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 LABEL = "label"
-"""An axis with an entry per label, in the order of the labels, then an equal number of further entries for any K."""
+"""An axis with an entry per label, in the order of the labels, then a number of other entries that does not depend on K."""
 LABEL_GROUP = "label_group"
 """An axis whose entries each serve a group of labels, numbered in the order of the labels."""
 PROMPT = "prompt"
-"""An axis over prompts of label groups, or over the groups; it fits only groups of the same structure."""
+"""An axis over prompts of label groups, or over the groups; it fits only groups of equal structure."""
 WORD_VECTOR = "word_vector"
-"""An axis of features of word vectors; it fits only the same word vectors."""
+"""An axis of features of word vectors; it fits only equal word vectors."""
 
 
 def axes(*names: str | None) -> dict[str, Any]:
     """Return the metadata of a parameter whose axes have these names; None is an axis without a name.
 
-    Flax must not place the value when it is created (`eager_sharding`): the names are not axes of the mesh.
+    `eager_sharding` is off because the names are not axes of the mesh, so Flax cannot place the value.
     """
     return {"out_sharding": names, "eager_sharding": False}
 
@@ -52,37 +52,37 @@ def label_axes(names: Sequence[str | None]) -> tuple[int, ...]:
 
 
 @dataclass
-class _Seam:
+class _Boundary:
     """The mesh of the traced step, and whether a head has called `gathered`."""
 
     mesh: Mesh | None
     crossed: bool = False
 
 
-_SEAM: ContextVar[_Seam | None] = ContextVar("seam", default=None)
+_BOUNDARY: ContextVar[_Boundary | None] = ContextVar("boundary", default=None)
 
 
 @contextlib.contextmanager
-def over(mesh: Mesh | None) -> Iterator[_Seam]:
-    """Shard the computation traced inside over `mesh`; None = do not shard it."""
-    seam = _Seam(mesh)
-    token = _SEAM.set(seam)
+def over(mesh: Mesh | None) -> Iterator[_Boundary]:
+    """Shard the computation that is traced inside over `mesh`; None = no sharding."""
+    boundary = _Boundary(mesh)
+    token = _BOUNDARY.set(boundary)
     try:
-        yield seam
+        yield boundary
     finally:
-        _SEAM.reset(token)
+        _BOUNDARY.reset(token)
 
 
 @contextlib.contextmanager
 def crossing(head: Any) -> Iterator[None]:
-    """Open the seam for `head` (a contracts.Head): it is sharded by label if `by_label` is set, else replicated.
+    """Shard `head` (a contracts.Head) by label if its `by_label` is set, or replicate it.
 
     Raises RuntimeError on exit if the head is sharded by label and has not called `gathered`.
     """
     mesh = label_mesh() if head.by_label else None
-    with over(mesh) as seam:
+    with over(mesh) as boundary:
         yield
-        if mesh is not None and not seam.crossed:
+        if mesh is not None and not boundary.crossed:
             raise RuntimeError(
                 f"{type(head).__name__} is sharded by label but has not called partition.gathered on its inputs"
             )
@@ -90,26 +90,26 @@ def crossing(head: Any) -> Iterator[None]:
 
 def label_mesh() -> Mesh | None:
     """Return the mesh if labels are sharded over it, or None."""
-    seam = _SEAM.get()
-    return seam.mesh if seam and seam.mesh is not None and seam.mesh.shape["expert"] > 1 else None
+    mesh = boundary.mesh if (boundary := _BOUNDARY.get()) else None
+    return mesh if mesh is not None and mesh.shape["expert"] > 1 else None
 
 
 def gathered(tokens: jax.Array) -> jax.Array:
-    """Shard the batch of f32[B,…] over `data` × `fsdp`: all devices along `expert` have the same images."""
-    if seam := _SEAM.get():
-        seam.crossed = True
-    return _constrained(tokens, ("data", "fsdp"))
+    """Shard the batch of f32[B,…] over `data` × `fsdp`, so that devices along `expert` have equal images."""
+    if boundary := _BOUNDARY.get():
+        boundary.crossed = True
+    return _constrain(tokens, ("data", "fsdp"))
 
 
 def by_label(values: jax.Array) -> jax.Array:
     """Shard the batch of f32[B,K,…] over `data` × `fsdp` and its labels over `expert`."""
-    return _constrained(values, ("data", "fsdp"), "expert")
+    return _constrain(values, ("data", "fsdp"), "expert")
 
 
-def _constrained(values: jax.Array, *axes: str | tuple[str, ...]) -> jax.Array:
+def _constrain(values: jax.Array, *axes: str | tuple[str, ...]) -> jax.Array:
     mesh = label_mesh()
     if mesh is None:
         return values
-    if values.shape[0] == 1:  # values shared by all images have no batch to shard
+    if values.shape[0] == 1:  # shared by all images
         axes = (None, *axes[1:])
     return jax.lax.with_sharding_constraint(values, NamedSharding(mesh, PartitionSpec(*axes)))

@@ -26,23 +26,25 @@ from mlmoe_jax.models.layers.positions import detr_positions
 from mlmoe_jax.models.layers.recompute import LayerNorm
 from mlmoe_jax.models.layers.values import torch_linear
 
-# Precedes the trainable rules if queries are fixed: they are counted as parameters but must not change.
+# Precedes the trainable rules if queries are fixed. They count as parameters but must not change.
 FIXED_QUERIES = (r"^head/decoder/queries$", False)
 
 
 @dataclass(frozen=True)
 class Style:
-    """The choices in which the decoders of the papers differ.
+    """The differences between the decoders of the papers.
 
-    self_attention: of queries in every decoder layer, see DecoderLayer. `off` and `identity` have no array of size Q×Q.
-    added_queries: start from zeros and add the learned queries to the queries, and to the keys of self-attention, in
+    Attributes:
+      self_attention: self-attention of queries in every decoder layer, see DecoderLayer. `off` and `identity` have no
+        array of size Q×Q.
+      added_queries: start from zeros and add the learned queries to the queries, and to the keys of self-attention, in
         every layer; otherwise the learned queries are the input of the first layer.
-    fixed_queries: the queries keep their initial values, because their gradient is stopped.
-    positions: of the patches. `once` adds sines to the input of the encoder; `detr` adds them to queries and keys of
-        every encoder layer, and to the keys of the decoder; `none`.
-    norm: whether a norm follows the last decoder layer.
-    relu_projection: project the patches by a linear layer and ReLU; otherwise by a linear layer if the widths differ.
-    init: of matrices, see layers.detr.
+      fixed_queries: keep the initial values of the queries by stopping their gradient.
+      positions: positions of the patches. `once` adds sines to the input of the encoder; `detr` adds sines to queries
+        and keys of every encoder layer, and to the keys of the decoder; `none` adds nothing.
+      norm: whether a norm follows the last decoder layer.
+      relu_projection: project the patches by a linear layer and ReLU; otherwise by a linear layer if the widths differ.
+      init: initializer of matrices, see layers.detr.
     """
 
     self_attention: str = "on"
@@ -54,8 +56,8 @@ class Style:
     init: str = "xavier"
 
 
-# By the values of `model.head.decoder.style`. `dr_moe` follows torch.nn.Transformer where the paper does not specify;
-# `independent` is for label counts at which self-attention does not fit.
+# By the values of `model.head.decoder.style`. `dr_moe` follows torch.nn.Transformer where the paper is silent.
+# `independent` is for label counts at which self-attention does not fit into memory.
 STYLES = {
     "dr_moe": Style(),
     "independent": Style(self_attention="off"),
@@ -74,25 +76,37 @@ STYLES = {
 
 def decoder_settings(settings: ConfigDict, channels: int) -> dict[str, Any]:
     """Return the arguments of QueryDecoder for `config.model.head.decoder` and C = `channels`."""
-    given = {key: value for key, value in settings.items() if key != "queries"}
-    return given | {"width": settings.width or channels}
+    arguments = {key: value for key, value in settings.items() if key != "queries"}
+    return arguments | {"width": settings.width or channels}
 
 
 def fixed_queries(settings: ConfigDict) -> tuple[tuple[str, bool], ...]:
-    """Return the rules of `config.model.head.decoder` that precede those of `config.trainable`."""
+    """Return the rules for fixed queries, which precede `config.trainable`."""
     return (FIXED_QUERIES,) if STYLES[settings.style].fixed_queries else ()
 
 
 class QueryDecoder(nnx.Module):
     """Map image tokens f32[B,N,C] to one feature per query f32[B,Q,D], by an encoder over patches and a decoder.
 
-    The defaults follow DR-MoE: D = 512, two and two layers, eight heads. Norms follow the parts of a layer.
+    The defaults follow DR-MoE: D = 512, two encoder and two decoder layers, eight heads. Norms follow the parts of a
+    layer. Norms, softmax and sums are always float32.
 
-    channels: C. num_queries: Q, or K if each label has its own query. width: D. hidden: width of the feed-forward
-        layers. style: a key of STYLES.
-    owner: whose the queries are, `partition.LABEL` or `partition.LABEL_GROUP`.
-    dtype: of the matrix products; None = float32. Norms, softmax and sums are always float32.
-    Raises UserError for sizes that do not fit together.
+    Args:
+      channels: C.
+      num_queries: Q, or K if each label has its own query.
+      style: a key of STYLES.
+      width: D.
+      heads: number of attention heads.
+      hidden: width of the feed-forward layers.
+      encoder_layers: number of encoder layers.
+      decoder_layers: number of decoder layers.
+      dropout: dropout rate.
+      owner: name of the axis of the queries, `partition.LABEL` or `partition.LABEL_GROUP`.
+      dtype: type of the matmuls; None = float32.
+      rngs: for the weights.
+
+    Raises:
+      UserError: the sizes do not fit together.
     """
 
     read = (PATCHES,)
@@ -142,9 +156,12 @@ class QueryDecoder(nnx.Module):
     ) -> Float[Array, "#b q d"]:
         """Return the features of all queries for `features.patches`.
 
-        extra: additional memory tokens, per image or for all images. They are projected like patches but have no
-        positions, and they skip the encoder, which would mix them into the patches. extra_mask: True if a query may
-        attend to a token; None = all may. Every query attends to all patches. rngs: for dropout in training.
+        Args:
+          features: the features; every query attends to all patches.
+          extra: additional memory tokens, per image or for all images. They are projected like patches but have no
+            positions, and they skip the encoder, which would mix them into the patches.
+          extra_mask: True if a query may attend to an additional token; None = all True.
+          rngs: for dropout in training.
         """
         memory, positions, mask = self._memory(features, extra, extra_mask, rngs)
         return self.decode(memory, positions, mask=mask, rngs=rngs)
@@ -156,9 +173,9 @@ class QueryDecoder(nnx.Module):
         extra: Float[ArrayLike, "_ e c"] | None = None,
         extra_mask: Bool[np.ndarray, "q e"] | None = None,
     ) -> Float[Array, "b q n"]:
-        """Return the attention weights of queries over patches in the last layer, averaged over heads.
+        """Return the attention weights of queries over patches in the last layer, averaged over heads, without dropout.
 
-        The arguments are those of `__call__`; dropout is not applied. A row sums to 1 minus the weights of `extra`.
+        A row sums to 1 minus the weights of `extra`. See `__call__` for the arguments.
         """
         memory, positions, mask = self._memory(features, extra, extra_mask, None)
         tokens, added, keys = self._start(memory, positions)
@@ -174,11 +191,11 @@ class QueryDecoder(nnx.Module):
         extra_mask: np.ndarray | None,
         rngs: nnx.Rngs | None,
     ) -> tuple[jax.Array, jax.Array | None, np.ndarray | None]:
-        """Return memory f32[B,T,D], positions and mask for `decode`; the arguments are those of `__call__`."""
+        """Return memory f32[B,T,D], positions and mask for `decode`."""
         memory, positions = self.encode(features.patches, features.grid, rngs=rngs)
         if extra is None:
             return partition.gathered(memory), positions, None
-        patches, extra = memory.shape[1], self._projected(extra)
+        patches, extra = memory.shape[1], self._project(extra)
         extra = jnp.broadcast_to(extra, (memory.shape[0], *extra.shape[1:]))
         memory = jnp.concatenate([memory, extra], axis=1)
         if positions is not None:
@@ -192,9 +209,9 @@ class QueryDecoder(nnx.Module):
     ) -> tuple[Float[ArrayLike, "b n d"], Float[ArrayLike, "1 n d"] | None]:
         """Return memory and positions for `decode`, for patch tokens, row-major over `grid`.
 
-        The positions are added to the keys of the decoder; None if there are none.
+        The positions are added to the keys of the decoder; None = no positions.
         """
-        tokens, positions = self._projected(tokens), None
+        tokens, positions = self._project(tokens), None
         if self.style.positions == "once":
             tokens = tokens + detr_positions(grid, self.width)
         elif self.style.positions == "detr":
@@ -213,7 +230,11 @@ class QueryDecoder(nnx.Module):
     ) -> Float[Array, "#b q d"]:
         """Return the features of the queries for memory tokens.
 
-        positions: added to the keys; None = no positions. mask: True if a query may attend to a token; None = all may.
+        Args:
+          memory: the memory tokens.
+          positions: added to the keys; None = no positions.
+          mask: True if a query may attend to a token; None = all True.
+          rngs: for dropout in training.
         """
         tokens, added, keys = self._start(memory, positions)
         for layer in self.layers:
@@ -228,14 +249,14 @@ class QueryDecoder(nnx.Module):
         tokens, added = (jnp.zeros_like(queries), queries) if self.style.added_queries else (queries, None)
         drop = self.layers[0].dropout
         if drop.rate and not drop.deterministic:
-            # Dropout differs per image; without it, the layers before the first cross-attention run once per batch.
+            # Without dropout, the layers before the first cross-attention run once per batch.
             tokens = jnp.broadcast_to(tokens, (memory.shape[0], *tokens.shape[1:]))
         return tokens, added, memory if positions is None else memory + positions
 
     def published_macs(self, tokens: int, extra: int = 0) -> tuple[int, int]:
         """Return the multiply-adds per image with N = `tokens` patches and E = `extra` additional memory tokens.
 
-        The first count is linear layers and 4·tokens·D per norm, the second the attention products.
+        The first count is linear layers and 4·tokens·D per norm, the second count the matmuls of attention.
         """
         width, queries, memory = self.width, self.num_queries, tokens + extra
         square, feed = width**2, 2 * width * self.hidden
@@ -251,12 +272,12 @@ class QueryDecoder(nnx.Module):
         return layers, products
 
     def norm_macs(self, tokens: int) -> int:
-        """Return 4·tokens·D per norm, those of the encoder over N = `tokens` patches and the others over queries."""
-        of_patches = 2 * len(self.encoder)
-        of_queries = sum(2 + (layer.norm1 is not None) for layer in self.layers) + (self.norm is not None)
-        return 4 * self.width * (of_patches * tokens + of_queries * self.num_queries)
+        """Return 4·tokens·D per norm: encoder norms over N = `tokens` patches, decoder norms over queries."""
+        encoder_norms = 2 * len(self.encoder)
+        decoder_norms = sum(2 + (layer.norm1 is not None) for layer in self.layers) + (self.norm is not None)
+        return 4 * self.width * (encoder_norms * tokens + decoder_norms * self.num_queries)
 
-    def _projected(self, tokens: jax.Array) -> jax.Array:
+    def _project(self, tokens: jax.Array) -> jax.Array:
         """f32[b,T,C] -> f32[b,T,D]."""
         if self.project is not None:
             tokens = self.project(tokens)
@@ -268,4 +289,4 @@ def _check_sizes(width: int, heads: int, positions: str) -> None:
     if width % heads:
         raise UserError(f"a query decoder of width {width} cannot be divided among {heads} heads: choose a divisor")
     if positions != "none" and width % 4:
-        raise UserError(f"sine positions need a width that is a multiple of 4, not {width}: choose another")
+        raise UserError(f"sine positions need a width that is a multiple of 4, not {width}: choose another width")

@@ -1,6 +1,6 @@
 """Ordered (regex, value) rules over parameter paths such as `head/co/gate/bias`; the first match wins.
 
-Freezing, learning rates and weight decay are configured in this form.
+The rules set freezing, learning rates and weight decay.
 """
 
 import re
@@ -15,16 +15,16 @@ _UNMATCHED = object()
 
 
 def first_match(rules: Rules, path: str, default: Any) -> Any:
-    """Return the value of the first rule whose regex matches anywhere in `path` (`re.search`), or else `default`.
+    """Return the value of the first rule whose regex matches anywhere in `path` (`re.search`), or `default`.
 
     Raises UserError for a regex that does not compile.
     """
     for pattern, value in rules:
         try:
-            found = re.search(pattern, path)
+            match = re.search(pattern, path)
         except re.error as error:
             raise UserError(f"the rule {pattern!r} is not a regular expression: {error}") from error
-        if found:
+        if match:
             return value
     return default
 

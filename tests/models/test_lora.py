@@ -17,7 +17,7 @@ from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.main import main
 from mlmoe_jax.models.adapters.lora import LAYERS, LoRA
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
-from mlmoe_jax.models.build import build_model, combined
+from mlmoe_jax.models.build import build_model, sum_deltas
 from mlmoe_jax.models.catalog import described
 from mlmoe_jax.models.contracts import Prompts
 from mlmoe_jax.models.macs import count_macs
@@ -118,9 +118,9 @@ def test_a_new_update_changes_nothing_bit_for_bit(image):
 
 def test_updates_of_several_adapters_are_added(image):
     vit, one, other = vit_of(SHAPE), lora(rank=2), lora(rank=3, targets=("value", "fc1"))
-    both = combined([one.deltas(), (), other.deltas()])
+    both = sum_deltas([one.deltas(), (), other.deltas()])
     close(vit(image, deltas=both).cls, merged(merged(vit, one), other)(image).cls)
-    assert combined([(), ()]) == []
+    assert sum_deltas([(), ()]) == []
 
 
 def test_a_recomputed_block_has_the_same_gradient(image):
