@@ -24,7 +24,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 LABEL = "label"
-"""An axis with an entry per label, in the order of the labels, then a number of other entries that does not depend on K."""
+"""An axis with an entry per label, in the order of the labels, then other entries, as many for any number of labels."""
 LABEL_GROUP = "label_group"
 """An axis whose entries each serve a group of labels, numbered in the order of the labels."""
 PROMPT = "prompt"

@@ -1,1 +1,1 @@
-"""Published weights: downloading, reading and renaming them, in and out; may use models and the packages below."""
+"""Published weights: download, reading, and conversion in both directions; may use models and the packages below."""

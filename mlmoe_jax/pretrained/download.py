@@ -1,7 +1,7 @@
-"""Download published weights into the cache folder: resumable, checked, and never visible before they are complete.
+"""Download published weights into the cache folder. Downloads are resumed and checked before they become visible.
 
-During the download of NAME its folder holds NAME.part (the bytes so far) and NAME.part.json (the address, version and
-length of the whole file); afterwards NAME, and NAME.sha256 in the format of sha256sum, which pins the content.
+During the download of NAME, its folder has NAME.part (the bytes so far) and NAME.part.json (the address, version and
+length of the whole file). Afterwards it has NAME, and NAME.sha256 in the format of sha256sum, which pins the content.
 """
 
 import contextlib
@@ -26,40 +26,41 @@ from mlmoe_jax.runtime.storage import Folder
 
 CHUNK = 1 << 20
 TIMEOUT = 30.0  # seconds, for connecting and for every read
-PAUSES = (1.0, 3.0, 10.0)  # seconds before each retry; starts again whenever a chunk has arrived
+PAUSES = (1.0, 3.0, 10.0)  # seconds before each retry; starts again after each chunk
 LONGEST_PAUSE = 120.0  # seconds; upper limit of a pause that a server requests
-_MAY_PASS = (408, 425, 429, 500, 502, 503, 504)
+_TEMPORARY = (408, 425, 429, 500, 502, 503, 504)  # HTTP status codes
 
-pause = time.sleep  # a separate name, so that tests can replace it
+pause = time.sleep  # a name that tests can replace
 
 
 class Unreachable(UserError):
-    """The file cannot be downloaded; a copy that the user puts in its place works as well."""
+    """The file cannot be downloaded. A copy that the user puts in its place works too."""
 
 
 class _Changed(NoAnswer):
-    """The bytes of an earlier attempt are not a part of the file that the server has now."""
+    """The file on the server has changed since an earlier attempt."""
 
 
 # ---------------------------------------------------------------------------------------------------------- interface
 def fetch(address: str, target: Path, *, sha256: str = "") -> Path:
     """Download a file to `target` unless it exists already, and return `target`.
 
-    The first download is pinned; an interrupted one is resumed.
+    The first download pins the content. An interrupted download is resumed.
 
     Args:
-      address: https, or http on this machine.
-      sha256: of the published file, if known; the first digits are enough, as PyTorch puts them into names of files.
+      address: an https address, or http on this machine.
+      target: path of the file.
+      sha256: the sha256 of the published file, if known, or its first digits, which PyTorch puts into names of files.
 
     Raises:
       Unreachable: the file cannot be downloaded.
-      UserError: it cannot be stored, or is not the expected one.
+      UserError: the file cannot be stored, or is not the expected file.
     """
     if not target.is_file():
         if os.environ.get("MLMOE_OFFLINE", "") not in ("", "0"):
             raise _unreachable(address, target, "MLMOE_OFFLINE is set")
         with _writing(target):
-            if not target.is_file():  # another process may have downloaded it, while this one waited
+            if not target.is_file():  # another process may have downloaded it in the meantime
                 _download(address, target, sha256)
                 return target
     check_pinned(target, sha256=sha256)
@@ -67,10 +68,11 @@ def fetch(address: str, target: Path, *, sha256: str = "") -> Path:
 
 
 def check_pinned(target: Path, *, sha256: str = "") -> None:
-    """Raise UserError unless a file has the given sha256, and the one pinned when it was downloaded.
+    """Raise UserError unless the sha256 of a file is the published sha256 and the sha256 of its download.
 
-    sha256 may be the first digits; a pin that does not begin with them is ignored. Without either, as for a file that
-    the user put there, the check passes.
+    Args:
+      target: path of the file. Without `sha256` and a pin, as for a file from the user, the check passes.
+      sha256: the published sha256 or its first digits; a pin that does not begin with these digits is ignored.
     """
     expected = _expected(target, sha256)
     if expected and not (actual := hub.sha256_of(target)).startswith(expected):
@@ -82,7 +84,7 @@ def check_pinned(target: Path, *, sha256: str = "") -> None:
 
 
 def _expected(target: Path, sha256: str) -> str:
-    """Return the pinned sha256 of a file if it begins with the given digits, and otherwise these."""
+    """Return the pinned sha256 of a file if it begins with the digits `sha256`, otherwise `sha256`."""
     pin = _beside(target, ".sha256")
     pinned = re.match(r"[0-9a-f]{64}", pin.read_text(errors="replace")) if pin.is_file() else None
     return pinned[0] if pinned and pinned[0].startswith(sha256.lower()) else sha256.lower()
@@ -90,11 +92,11 @@ def _expected(target: Path, sha256: str) -> str:
 
 @contextlib.contextmanager
 def _writing(target: Path) -> Iterator[None]:
-    """Let one process at a time write to the folder of a file, and explain errors of the disk."""
+    """Let only one process at a time write to the folder of a file, and explain disk errors."""
     try:
         with disk_errors_explained(target), Folder(target.parent).writing(wait=True):
             yield
-    except DiskError:  # a training run needs the space, and the part can be downloaded again
+    except DiskError:  # frees space, and the part can be downloaded again
         _beside(target, ".part").unlink(missing_ok=True)
         raise
     except OSError as error:
@@ -115,7 +117,7 @@ def _beside(target: Path, suffix: str) -> Path:
 
 # ------------------------------------------------------------------------------------------------------- the download
 def _download(address: str, target: Path, sha256: str) -> None:
-    """Complete the part, retrying after temporary failures; then check, pin and move it into place."""
+    """Complete the part, with retries after temporary failures, then check, pin and move it into place."""
     part, tries = _beside(target, ".part"), 0
     while True:
         before = part.stat().st_size if part.exists() else 0
@@ -144,7 +146,7 @@ def _download(address: str, target: Path, sha256: str) -> None:
             f"{actual[:12]}… instead of {expected[:12]}…; start again, put the right file at {target}, or delete "
             f"{_beside(target, '.sha256')} if the new file is right"
         )
-    # The pin first: then every file in place can be checked later, and a pin without a file does no harm.
+    # The pin is written first, so that every file in place can be checked later. A pin without a file does no harm.
     _beside(target, ".sha256").write_text(f"{actual}  {target.name}\n")
     with open(part, "rb") as file:
         os.fsync(file.fileno())
@@ -159,7 +161,7 @@ def _drop(part: Path) -> None:
 
 
 def _receive(location: str, headers: Mapping[str, str], target: Path, *, checked: bool) -> None:
-    """Complete the part without retries. checked: the sha256 of the file is known."""
+    """Complete the part without retries; `checked` says whether the sha256 of the file is known."""
     part = _beside(target, ".part")
     notes, offset = _resumable(part, location)
     if offset and offset == notes["length"]:  # interrupted between the last byte and the move
@@ -178,7 +180,7 @@ def _receive(location: str, headers: Mapping[str, str], target: Path, *, checked
                 raise Refused("the response is a web page and not a file (perhaps the login page of a network)")
             if not length and not checked:
                 raise Refused("the server does not give the length of the file, so damage could not be detected")
-            # The old bytes are deleted first, so that they never coexist with the new notes.
+            # The old bytes are deleted first, so that they never stand beside new notes.
             offset = part.write_bytes(b"")
             notes = {"address": location, "version": version, "length": length}
             _beside(part, ".json").write_text(json.dumps(notes))
@@ -203,7 +205,7 @@ def _resumable(part: Path, location: str) -> tuple[dict[str, Any], int]:
 
 
 def _version_of(response: http.client.HTTPResponse) -> str:
-    """Return the If-Range value that identifies the file's current content: a strong ETag or the modification time."""
+    """Return the value for If-Range that identifies the content: a strong ETag or the modification time."""
     tag = response.headers.get("ETag") or ""
     return tag if tag.startswith('"') else response.headers.get("Last-Modified") or ""
 
@@ -237,7 +239,7 @@ def _open(location: str, headers: Mapping[str, str]) -> http.client.HTTPResponse
             reason = f"the server responds with {error.code}{meaning.get(error.code, '')}"
             if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
                 raise _Changed("the file has changed") from error
-            if error.code in _MAY_PASS:
+            if error.code in _TEMPORARY:
                 raise NoAnswer(reason, error.headers.get("Retry-After") or "") from error
             raise Refused(reason) from error
     except (OSError, http.client.HTTPException) as error:

@@ -1,7 +1,7 @@
 """Trained models on the Hugging Face hub: `hf:user/name` or `hf:user/name@revision`.
 
-The content of a repository may come from anybody. Only files of known names are downloaded, each up to a size, into a
-folder of the cache that has the name of the commit; nothing else of a repository is read.
+The content of a repository may come from anybody. Only files with known names are downloaded, each up to a size, into a
+folder of the cache with the name of the commit. All other content of a repository is ignored.
 """
 
 from __future__ import annotations
@@ -47,7 +47,11 @@ class Address:
 
 
 class NoAnswer(Exception):
-    """A server did not answer, or not completely. wait: the number of seconds that it asks the client to wait."""
+    """A server did not answer, or not completely.
+
+    Attributes:
+      wait: the number of seconds that the server asks the client to wait.
+    """
 
     def __init__(self, reason: str, wait: str = ""):
         super().__init__(reason)
@@ -55,7 +59,7 @@ class NoAnswer(Exception):
 
 
 class Refused(UserError):
-    """A server refuses a request; a retry does not change that."""
+    """A server refuses a request. A retry is of no use."""
 
 
 def require_repository(name: str) -> str:
@@ -75,26 +79,26 @@ def require_revision(name: str) -> str:
 
 
 def parse(text: str) -> Address:
-    """Return the address that `hf:user/name` or `hf:user/name@revision` stands for; UserError for another form."""
+    """Return the address of `hf:user/name` or `hf:user/name@revision`; UserError for another form."""
     repository, at, revision = text.removeprefix(HUB).partition("@")
     return Address(require_repository(repository), require_revision(revision) if at else "main")
 
 
 # ---------------------------------------------------------------------------------------------------------- download
 def locate(address: str) -> tuple[str, dict[str, str], str]:
-    """Return where the file at an https address is: its location, headers for requests, and its sha256 or "".
+    """Return the location of the file at an https address, headers for requests, and its sha256 or "".
 
     A file on the hub is located at its commit, on the mirror and with the token of the user.
 
     Raises:
       Refused, NoAnswer: the hub does not describe the file.
     """
-    if not (found := FILE.fullmatch(address)):
+    if not (match := FILE.fullmatch(address)):
         return address, {}, ""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.utils import build_hf_headers
 
-    repository, revision, name = found["repo"], found["revision"], urllib.parse.unquote(found["file"])
+    repository, revision, name = match["repo"], match["revision"], urllib.parse.unquote(match["file"])
     headers = build_hf_headers(library_name="mlmoe_jax")
     with _explained(Address(repository, revision)):
         url = hf_hub_url(repository, name, revision=revision, endpoint=_endpoint())
@@ -106,15 +110,15 @@ def locate(address: str) -> tuple[str, dict[str, str], str]:
 def fetch_model(address: Address, most: Mapping[str, int], required: Collection[str]) -> Path:
     """Download the files of a model that are not in the cache, and return their folder.
 
-    If the hub cannot be reached, the files of an earlier download of the same revision are used, and this is reported.
+    If the hub cannot be reached, the files of an earlier download of this revision are used, and a message says so.
 
     Args:
       address: the model and its revision.
-      most: name -> the largest size in bytes, of all files to download that the repository has.
-      required: the files without which it is no model.
+      most: name -> the largest size in bytes; only these files are downloaded.
+      required: the files that a model must have.
 
     Raises:
-      UserError: the repository does not exist, is not shown or lacks a required file, a file is too large, or a
+      UserError: the repository does not exist, is not visible or lacks a required file, a file is too large, or a
         download fails.
     """
     models = cache_folder() / "hub" / address.repository.replace("/", "--")
@@ -166,7 +170,7 @@ def _download(
         path = folder / name
         if path.stat().st_size != size or (sha256 and sha256_of(path) != sha256):
             path.unlink()
-            raise UserError(f"the {name} of {address} has another size or sha256 than the hub says; try again")
+            raise UserError(f"the {name} of {address} has another size or sha256 than on the hub; try again")
 
 
 # ------------------------------------------------------------------------------------------------------------ upload
@@ -180,11 +184,19 @@ def require_token() -> None:
 
 
 def upload_model(folder: Path, address: Address, names: Collection[str], *, private: bool) -> str:
-    """Upload the files `names` of a folder as one commit, and return its address.
+    """Upload files of a folder as one commit, and return the address of the commit.
 
-    The repository and the branch are created if they do not exist. Files that an earlier upload left and that are not
-    in the folder now are deleted, if they are among `names`; all other files of the repository stay. Raises UserError
-    if the hub refuses, cannot be reached, or shows everybody a repository that should be private.
+    The repository and the branch are created if they do not exist.
+
+    Args:
+      folder: the folder.
+      address: the repository and the branch.
+      names: the files to upload. Files of an earlier upload that are in `names` but not in the folder are deleted. All
+        other files of the repository stay.
+      private: whether the repository must be private.
+
+    Raises:
+      UserError: the hub refuses or cannot be reached, or the repository is public but must be private.
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
@@ -198,7 +210,7 @@ def upload_model(folder: Path, address: Address, names: Collection[str], *, priv
                 hub.create_branch(repository, branch=revision, exist_ok=True)
             present = {file.rfilename for file in hub.model_info(repository, revision=revision).siblings or ()}
             added = [name for name in names if (folder / name).exists()]
-            done = hub.create_commit(
+            commit = hub.create_commit(
                 repository,
                 [
                     *(CommitOperationAdd(name, folder / name) for name in added),
@@ -209,7 +221,7 @@ def upload_model(folder: Path, address: Address, names: Collection[str], *, priv
             )
     except NoAnswer as error:
         raise UserError(f"{repository} cannot be uploaded, because {error}; try again") from error
-    return done.commit_url
+    return commit.commit_url
 
 
 def is_safe(address: str) -> bool:
@@ -221,7 +233,7 @@ def is_safe(address: str) -> bool:
 def _endpoint() -> str | None:
     endpoint = os.environ.get("HF_ENDPOINT", "").rstrip("/") or None  # the library reads it only when it is imported
     if endpoint and not is_safe(endpoint):
-        raise Refused(f"HF_ENDPOINT: '{endpoint}' is not an https address; give that of the hub or of a mirror")
+        raise Refused(f"HF_ENDPOINT: '{endpoint}' is not an https address; set the address of the hub or of a mirror")
     return endpoint
 
 
@@ -233,7 +245,7 @@ def _hub() -> Any:
 
 @contextlib.contextmanager
 def _explained(address: Address, *, writes: bool = False) -> Iterator[None]:
-    """Turn the errors of the hub's library into a UserError, or into NoAnswer; none of them quotes a token."""
+    """Turn the errors of the hub's library into UserError or NoAnswer, without quoting a token."""
     from huggingface_hub import errors
 
     repository, page = address.repository, f"https://huggingface.co/{address.repository}"
@@ -253,10 +265,10 @@ def _explained(address: Address, *, writes: bool = False) -> Iterator[None]:
         }
         reason = next((text for kind, text in reasons.items() if isinstance(error, kind)), "")
         if not reason and code in (401, 403):
-            reason = f"the token for the hub may not {do} {repository}; {_LOGIN} with one that may"
+            reason = f"the token for the hub may not {do} {repository}; {_LOGIN} with a token that may"
         reason = reason or f"the hub refuses {address} with the status {code}; check the name and the token"
         raise Refused(reason) from error
-    except Exception as error:  # each major version of the library changed its transport, and with it the errors
+    except Exception as error:  # each major version of the library has other types of errors
         raise NoAnswer(f"the hub cannot be reached ({brief(error)})") from error
 
 
@@ -267,7 +279,7 @@ def sha256_of(path: Path) -> str:
 
 
 def brief(error: Exception) -> str:
-    """Return the message of an error in a form that fits into a sentence."""
+    """Return the message of an error as a part of a sentence."""
     reason = getattr(error, "reason", error)
     text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
     return text.partition("\n")[0].partition(". ")[0].rstrip(".")

@@ -1,4 +1,4 @@
-"""Load weights from a file into a module, by a rule table that must account for every tensor."""
+"""Load weights from a file into a module, by a table of rules that must cover every tensor."""
 
 import math
 import re
@@ -40,7 +40,7 @@ RULES: Registry[tuple[Source, ...]] = Registry(
 )
 SOURCES = tuple(source for file in RULES for source in RULES[file])
 # Possible prefixes of all names of a model: its position in a training state, DataParallel, and the name of the
-# backbone in MoCo v3, in a classifier of Hugging Face, or beside a tower for texts.
+# backbone in MoCo v3, in a classifier of Hugging Face, or in a model with a text tower.
 _WRAPPERS = re.compile(
     r"(?:opt/target/|state_dict\.|model\.|module\.|base_encoder\.|vision_model\."
     r"|vit\.|dinov2\.|dinov2_with_registers\.|dinov3_vit\.|resnet\.|convnext\.)*"
@@ -58,9 +58,12 @@ _SUFFIXES = (".safetensors", ".npz", *TORCH_SUFFIXES)
 class LoadReport:
     """The result of loading weights.
 
-    source: the layout of the file. loaded: the paths of the values that were filled. unused: the tensors of the file
-    that were not used. missing: the paths of optional values that the file does not contain and that were not changed.
-    sorted_labels: see Source.
+    Attributes:
+      source: the layout of the file.
+      loaded: the paths of the values from the file.
+      unused: the tensors of the file that were not used.
+      missing: the paths of optional values that are not in the file and have not changed.
+      sorted_labels: see Source.
     """
 
     source: str
@@ -72,9 +75,15 @@ class LoadReport:
 
 @dataclass(frozen=True)
 class Mapped:
-    """The values of a file by parameter path, the paths that may be reshaped, and the tensors that match no rule.
+    """The values of a file by parameter path.
 
-    wrapper: the common prefix of all names in the file.
+    Attributes:
+      path: the file.
+      source: its layout.
+      wrapper: the common prefix of all names in the file.
+      values: the values by parameter path.
+      may_reshape: the paths whose values may be reshaped.
+      unused: the tensors that match no rule.
     """
 
     path: Path
@@ -87,7 +96,7 @@ class Mapped:
 
 @dataclass(frozen=True)
 class _Piece:
-    """The part of a value that comes from one tensor, its places along the axes of the rule, and its tensor name."""
+    """The part of a value from one tensor, its places along the axes of its rule, and the name of the tensor."""
 
     rule: Rule
     places: tuple[int, ...]
@@ -96,7 +105,7 @@ class _Piece:
 
 
 def read_tensors(path: Path) -> dict[str, np.ndarray]:
-    """Read all tensors of a weights file; raises UserError with the cause if it cannot be read."""
+    """Read all tensors of a weights file; UserError with the cause if it cannot be read."""
     if not path.name.endswith(_SUFFIXES):
         suffixes = f"{', '.join(_SUFFIXES[:-1])} and {_SUFFIXES[-1]}"
         raise UserError(f"weights are read from {suffixes} files, not from {path.name}")
@@ -120,12 +129,18 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def load_weights(module: nnx.Module, path_or_name: str | Path, *, source: Source | None = None) -> LoadReport:
-    """Fill the parameters and batch statistics of a module from a file, or from the file of a catalog name.
+    """Fill the parameters and batch statistics of a module from a file.
 
-    The layout is recognized from the tensor names if `source` is None. If the file holds a whole model and the module
-    is a backbone, only the backbone is read. Every value needs a tensor of its shape, and every tensor must be used,
-    except for those that the layout lists as optional or ignored. Raises UserError with a list of mismatches; the
-    module is then unchanged.
+    Every value needs a tensor of its shape, and every tensor must be used, except optional values and ignored tensors
+    of the layout. From a file with a whole model, a backbone reads only the backbone.
+
+    Args:
+      module: the module, which changes.
+      path_or_name: path of the file, or name of a backbone in the catalog.
+      source: the layout; None recognizes it from the tensor names.
+
+    Raises:
+      UserError: the file does not fit; the error lists the mismatches, and the module has not changed.
     """
     path = find_weights(path_or_name) if path_or_name in CATALOG else Path(path_or_name)
     whole = any(target.startswith(BACKBONE) for target in variables_of(module, nnx.Param, nnx.BatchStat))
@@ -135,14 +150,19 @@ def load_weights(module: nnx.Module, path_or_name: str | Path, *, source: Source
 def map_file(path: Path, *, whole: bool, source: Source | None = None) -> Mapped:
     """Read a weights file and map its tensors to parameter paths.
 
-    whole: whether the values are for a whole model or its head; otherwise they are for a backbone alone. The layout is
-    recognized from the tensor names if `source` is None. Raises UserError for a file that cannot be read, an unknown
-    layout or backbone, a file without a head if `whole`, and a file with a head alone if not.
+    Args:
+      path: the file.
+      whole: whether the values are for a whole model or its head; otherwise they are for a backbone alone.
+      source: the layout; None recognizes it from the tensor names.
+
+    Raises:
+      UserError: the file cannot be read, its layout or backbone is unknown, it has no head but `whole` is True, or it
+        has only a head but `whole` is False.
     """
     tensors = read_tensors(path)
     refuse_unknown_backbone(tensors)
     if source is None:
-        if (source := recognise(tensors)) is None:
+        if (source := recognize(tensors)) is None:
             some = ", ".join(sorted(tensors)[:3]) or "none"
             raise UserError(f"{path} has an unknown layout; its first tensors are {some}")
         if source.head_alone and not whole:
@@ -153,12 +173,12 @@ def map_file(path: Path, *, whole: bool, source: Source | None = None) -> Mapped
             "config.model.backbone.weights to it if it is a backbone"
         )
     if source.whole and not whole:
-        source = source.of_backbone()
+        source = source.backbone_only()
     return apply_rules(path, tensors, source)
 
 
 def fill(module: nnx.Module, mapped: Mapped) -> LoadReport:
-    """Fill a module with the values of a file; UserError lists mismatches, and the module is then unchanged."""
+    """Fill a module with the values of a file; UserError lists mismatches, without changing the module."""
     source, variables = mapped.source, variables_of(module, nnx.Param, nnx.BatchStat)
     shapes = {target: variable.shape for target, (_, variable) in variables.items()}
     values = dict(mapped.values)
@@ -169,7 +189,7 @@ def fill(module: nnx.Module, mapped: Mapped) -> LoadReport:
         listed = "; ".join(wrong[:6]) + (f"; and {len(wrong) - 6} more" if len(wrong) > 6 else "")
         raise UserError(f"{mapped.path} ({source.name} layout) does not fit the model: {listed}")
     filled = {
-        # converted by numpy, as JAX would compile a program for each shape
+        # numpy converts the values, because JAX would compile a program for each shape
         place: variable.replace(jax.device_put(np.asarray(values[target], variable.dtype)))
         for target, (place, variable) in variables.items()
         if target in values
@@ -179,16 +199,16 @@ def fill(module: nnx.Module, mapped: Mapped) -> LoadReport:
     return LoadReport(source.name, tuple(sorted(values)), mapped.unused, missing, source.sorted_labels)
 
 
-def recognise(names: Collection[str]) -> Source | None:
-    """Return the layout of these tensor names, or None if it is unknown."""
+def recognize(names: Collection[str]) -> Source | None:
+    """Return the layout of tensor names, or None if it is unknown."""
     return next((source for source in SOURCES if _wrapper(names, source) is not None), None)
 
 
 def _wrapper(names: Collection[str], source: Source) -> str | None:
     """Return the common prefix of all names of a file in this layout; None for a file in another layout."""
-    found = [name.removesuffix(source.marker) for name in names if name.endswith(source.marker)]
-    found = [wrapper for wrapper in found if all(f"{wrapper}{name}" in names for name in source.also)]
-    return min((wrapper for wrapper in found if _WRAPPERS.fullmatch(wrapper)), key=len, default=None)
+    wrappers = [name.removesuffix(source.marker) for name in names if name.endswith(source.marker)]
+    wrappers = [wrapper for wrapper in wrappers if all(f"{wrapper}{name}" in names for name in source.also)]
+    return min((wrapper for wrapper in wrappers if _WRAPPERS.fullmatch(wrapper)), key=len, default=None)
 
 
 def _matches(patterns: tuple[str, ...], name: str) -> bool:
@@ -196,7 +216,7 @@ def _matches(patterns: tuple[str, ...], name: str) -> bool:
 
 
 def apply_rules(path: Path, tensors: dict[str, np.ndarray], source: Source) -> Mapped:
-    """Convert the tensors of a file to values by the rules of a layout; those without the common prefix are unused."""
+    """Convert the tensors of a file by the rules of a layout; tensors without the common prefix are unused."""
     pieces: dict[str, list[_Piece]] = defaultdict(list)
     wrapper, unused = _wrapper(tensors, source) or "", []
     for name, tensor in tensors.items():
@@ -219,7 +239,7 @@ def apply_rules(path: Path, tensors: dict[str, np.ndarray], source: Source) -> M
 
 
 def _join(target: str, pieces: list[_Piece]) -> np.ndarray:
-    """Return the value that the tensors of one target form together."""
+    """Return the value of a target from its tensors."""
     pieces.sort(key=lambda piece: piece.places)
     by_place = {piece.places: piece.value for piece in pieces}
     if len(by_place) < len(pieces):
@@ -232,7 +252,7 @@ def _join(target: str, pieces: list[_Piece]) -> np.ndarray:
 
 
 def join(pieces: dict[tuple[int, ...], np.ndarray], axes: tuple[int, ...]) -> np.ndarray:
-    """Concatenate arrays, given by their places along `axes`; raises ValueError if their shapes do not fit together."""
+    """Concatenate arrays by their places along `axes`; ValueError if their shapes do not fit together."""
     if not axes:
         return pieces[()]
     rows: dict[int, dict[tuple[int, ...], np.ndarray]] = defaultdict(dict)
@@ -242,7 +262,7 @@ def join(pieces: dict[tuple[int, ...], np.ndarray], axes: tuple[int, ...]) -> np
 
 
 def _mistakes(values: dict[str, np.ndarray], shapes: dict[str, tuple], mapped: Mapped) -> list[str]:
-    """Return the mismatches between the values and a module of these shapes."""
+    """Return the mismatches between values and the shapes of a module."""
     source = mapped.source
     lacking = sorted(set(shapes) - set(values))
     wrong = [f"no tensor for {target}" for target in lacking if not _matches(source.optional, target)]

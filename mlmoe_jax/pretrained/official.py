@@ -31,23 +31,23 @@ from mlmoe_jax.models.layers.positions import sine_positions
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.models.partition import LABEL
 from mlmoe_jax.models.query_decoder import STYLES
-from mlmoe_jax.pretrained.load import SOURCES, LoadReport, fill, map_file, recognise
+from mlmoe_jax.pretrained.load import SOURCES, LoadReport, fill, map_file, recognize
 from mlmoe_jax.pretrained.rules.base import INVERSES, Rule, Source
 from mlmoe_jax.pretrained.torch_file import SUFFIXES as TORCH_SUFFIXES
 from mlmoe_jax.runtime.storage import whole_file
 
 CHECKPOINT_SUFFIXES = (".npz", ".safetensors", *TORCH_SUFFIXES)
 POSITION_TABLE = "backbone/pos_embed"
-# The style of Q2L with the self-attention that flags of its code keep, and the parameters by which a file shows it.
-_Q2L_KEPT, _BETWEEN_LABELS = "q2l_self_attention", r"head/decoder/layers/\d+/self_attn/.*"
+# The style of Q2L with self-attention between labels (by flags of the authors' code), and its parameters.
+_Q2L_WITH_SELF_ATTENTION, _SELF_ATTENTION = "q2l_self_attention", r"head/decoder/layers/\d+/self_attn/.*"
 
 
-def _of_decoder(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _decoder_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a query decoder that change its outputs, but not the shape of a parameter."""
     return {f"head.decoder.{key}": settings[key] for key in ("heads", "style")}
 
 
-# The values of keys of `config.model` that correspond to the authors' code: (pattern of layouts, {key: value}).
+# The values of keys of `config.model` in the authors' code: (pattern of layouts, {key: value}).
 _EXPECTED = (
     (
         r"ml_vpt.*",
@@ -61,39 +61,46 @@ _EXPECTED = (
         },
     ),
     (r"e2vpt.*", {"prompts.pruned": "zeroed"}),
-    (r"q2l", _of_decoder(Q2L)),
-    (r"ml_decoder.*", _of_decoder(ML_DECODER) | {"backbone.normalization": "unit"}),
+    (r"q2l", _decoder_keys(Q2L)),
+    (r"ml_decoder.*", _decoder_keys(ML_DECODER) | {"backbone.normalization": "unit"}),
 )
 
 
 def load_official(model: nnx.Module, path: Path, labels: int) -> LoadReport:
-    """Fill a model of K = `labels` labels from a checkpoint of the authors' code, which may hold only its head.
+    """Fill a model from a checkpoint of the authors' code, which may contain only its head.
 
-    A position table for another grid replaces the table of the backbone: the authors' code for ViT-B/16 resamples the
-    table when it builds a model for larger images, and stores the result.
-    Raises UserError if the file is neither a whole model nor a head, has another number of labels, classifies other
-    tokens than the model, or does not fit the model.
+    A position table for another grid replaces the table of the backbone, because the authors' code for ViT-B/16
+    resamples the table when it builds a model for larger images, and stores the result.
+
+    Args:
+      model: the model, which changes.
+      path: the checkpoint.
+      labels: number of labels.
+
+    Raises:
+      UserError: the file is neither a whole model nor a head, has another number of labels, classifies other tokens
+        than the model, or does not fit the model.
     """
     mapped = map_file(path, whole=True)
     axes = ModelDef.split(model)[0].axes()
     counts = [value.size for path, value in mapped.values.items() if axes.get(path) == (LABEL,)]
     if counts and counts[0] != labels:
         raise UserError(
-            f"{path} ({mapped.source.name} layout) is a model of {counts[0]} labels, but the data has {labels}; such "
-            "a file has no label names, so the labels must agree in number and order"
+            f"{path} ({mapped.source.name} layout) is a model of {counts[0]} labels, but the data has {labels}; the "
+            "file has no label names, so the labels must agree in number and order"
         )
     table = mapped.values.get(POSITION_TABLE)
     pool = _pooling(mapped.source.name, table)
     if pool is not None and pool != _pool_of(model):
         raise UserError(
-            f"{path} ({mapped.source.name} layout) comes from code that classifies {_POOLED[pool]}; set "
+            f"{path} ({mapped.source.name} layout) comes from code that classifies {_TOKENS[pool]}; set "
             f"config.model.head.pool={pool}"
         )
     without = isinstance(model.head, QueryHead) and model.head.decoder.style == STYLES["q2l"]
-    if without and any(re.fullmatch(_BETWEEN_LABELS, path) for path in mapped.values):
+    if without and any(re.fullmatch(_SELF_ATTENTION, path) for path in mapped.values):
         raise UserError(
             f"{path} ({mapped.source.name} layout) has self-attention between labels; set "
-            f"config.model.head.decoder.style={_Q2L_KEPT}"
+            f"config.model.head.decoder.style={_Q2L_WITH_SELF_ATTENTION}"
         )
     if mapped.source.head_alone:
         mapped = replace(mapped, source=replace(mapped.source, optional=(r"(?!head/).*",)))
@@ -102,15 +109,15 @@ def load_official(model: nnx.Module, path: Path, labels: int) -> LoadReport:
     return fill(model, mapped)
 
 
-_POOLED = {"cls": "the class token", "mean": "the mean of prompts and patches, as on MAE"}
+_TOKENS = {"cls": "the class token", "mean": "the mean of prompts and patches, as on MAE"}
 
 
 def _pooling(layout: str, table: np.ndarray | None) -> str | None:
-    """Return the `model.head.pool` of the authors' code that writes a layout with these positions, f32[1,1+S·S,D].
+    """Return the `model.head.pool` of the authors' code for a layout and a position table f32[1,1+S·S,D].
 
-    The code of VPT, GateVPT and E2VPT classifies the mean of prompts and patches on MAE and the class token otherwise.
-    GateVPT's code has the same names for MAE and MoCo v3, but their tables of positions are fixed and differ. None if
-    the table is neither of them, and for layouts of other models.
+    The code of VPT, GateVPT and E2VPT classifies the mean of prompts and patches on MAE, and the class token on other
+    backbones. GateVPT's code uses equal names for MAE and MoCo v3, but their fixed position tables differ. None for
+    another table, and for layouts of other models.
     """
     if layout.endswith("_mae"):
         return "mean"
@@ -119,9 +126,9 @@ def _pooling(layout: str, table: np.ndarray | None) -> str | None:
             return None
         side = math.isqrt(table.shape[1] - 1)
         mae = sine_positions(side, table.shape[-1], endpoint=False).reshape(side, side, -1)
-        given = table[0, 1:].reshape(mae.shape)
-        known = {"mean": mae, "cls": mae.swapaxes(0, 1)}  # of MAE, and of MoCo v3
-        return next((pool for pool, of in known.items() if np.allclose(given, of, rtol=0, atol=1e-2)), None)
+        patches = table[0, 1:].reshape(mae.shape)
+        tables = {"mean": mae, "cls": mae.swapaxes(0, 1)}  # of MAE and of MoCo v3
+        return next((pool for pool, fixed in tables.items() if np.allclose(patches, fixed, rtol=0, atol=1e-2)), None)
     return "cls" if layout.startswith(("vpt", "e2vpt")) else None
 
 
@@ -130,14 +137,14 @@ def _pool_of(model: nnx.Module) -> str | None:
 
 
 def _is_table(value: np.ndarray, width: int) -> bool:
-    """Return whether a value is f32[1,1+S·S,D], positions of the class token and of a square grid."""
+    """Return whether a value is f32[1,1+S·S,D], the positions of the class token and of a square grid."""
     return (
         value.ndim == 3 and value.shape[::2] == (1, width) and math.isqrt(value.shape[1] - 1) ** 2 == value.shape[1] - 1
     )
 
 
 def export_official(model: nnx.Module, path: Path) -> Source:
-    """Write a whole model as a state dict with the names of the authors' code, in float32; return the layout.
+    """Write a whole model as a state dict of the authors' code, in float32; return the layout.
 
     The file is .npz or .safetensors, see `require_writable`. Raises UserError for a model without a layout.
     """
@@ -152,11 +159,11 @@ def export_official(model: nnx.Module, path: Path) -> Source:
 
 
 def require_writable(path: Path) -> None:
-    """Raise UserError if a state dict cannot be written to `path`: an unsupported suffix, or a missing folder."""
+    """Raise UserError for a path with an unsupported suffix or a missing folder."""
     if torch_suffix := next((suffix for suffix in TORCH_SUFFIXES if path.name.endswith(suffix)), ""):
         file = f"{path.name.removesuffix(torch_suffix)}.safetensors"
         raise UserError(
-            f"{path.name} would need PyTorch to be written; export to {file} and, if it must be a .pth, run python -c "
+            f"writing {path.name} needs PyTorch; export to {file} and, if it must be a .pth, run python -c "
             f"\"import torch, safetensors.torch as s; torch.save(s.load_file('{file}'), '{path.name}')\""
         )
     if path.suffix not in (".npz", ".safetensors"):
@@ -166,10 +173,13 @@ def require_writable(path: Path) -> None:
 
 
 def official_tensors(model: nnx.Module) -> tuple[Source, dict[str, np.ndarray]]:
-    """Return the layout of the authors' code for a whole model, and its values f32 with the names of that code.
+    """Return the layout of the authors' code for a whole model, and its values f32 by the names of the layout.
 
-    Importing these tensors restores the same values. Raises UserError if no layout has names for all parameters, if the
-    code of all that do classifies other tokens, and for rotary positions, which no authors' code has.
+    Importing these tensors restores the values.
+
+    Raises:
+      UserError: no layout has names for all parameters, the code of the layout classifies other tokens, or the model
+        has rotary positions, which no authors' code has.
     """
     if isinstance(model.backbone, ViT) and model.backbone.shape.rotary_base is not None:
         raise UserError("the authors' code has no ViT with rotary positions, so there is no layout for this model")
@@ -179,9 +189,9 @@ def official_tensors(model: nnx.Module) -> tuple[Source, dict[str, np.ndarray]]:
     close: list[tuple[int, bool, str, list[str]]] = []
     pools: dict[str, str] = {}
     for source in (source for source in SOURCES if source.whole):
-        tensors, missing = _named(source, values, heads)
-        # A layout with names for all parameters may still belong to another class, which its marker distinguishes.
-        if not missing and recognise(tensors) is source:
+        tensors, missing = _name_tensors(source, values, heads)
+        # A layout with names for all parameters may belong to another class of models; its marker decides.
+        if not missing and recognize(tensors) is source:
             pools[source.name] = pool = _pooling(source.name, values.get(POSITION_TABLE))
             if pool in (None, _pool_of(model)):
                 return source, {name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}
@@ -190,7 +200,7 @@ def official_tensors(model: nnx.Module) -> tuple[Source, dict[str, np.ndarray]]:
     if pools:
         name, pool = next(iter(pools.items()))
         raise UserError(
-            f"the authors' code that reads the {name} layout classifies {_POOLED[pool]} (model.head.pool={pool}), "
+            f"the authors' code that reads the {name} layout classifies {_TOKENS[pool]} (model.head.pool={pool}), "
             f"but this model has model.head.pool={_pool_of(model)}"
         )
     *_, closest, missing = min(close)
@@ -200,17 +210,17 @@ def official_tensors(model: nnx.Module) -> tuple[Source, dict[str, np.ndarray]]:
     )
 
 
-def _named(source: Source, values: dict[str, np.ndarray], heads: int) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return the tensors that a layout names, and the paths of the values that it has no names for."""
+def _name_tensors(source: Source, values: dict[str, np.ndarray], heads: int) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return the tensors of a layout by name, and the paths of the values without a name in the layout."""
     tensors, missing = {}, []
     for path, value in values.items():
         try:
             makers = [rule for rule in source.rules if rule.transform in INVERSES and rule.makes(path)]
             parts = {
                 rule.tensor_name(path, places): INVERSES[rule.transform](part, heads)
-                for rule, places, part in cut(makers, value)
+                for rule, places, part in split_value(makers, value)
             }
-        except ValueError:  # the parameter has another shape in the layout, or the rule cannot be read backwards
+        except ValueError:  # the parameter has another shape in the layout, or the rule has no inverse
             parts = {}
         if not parts:
             missing.append(path)
@@ -218,10 +228,18 @@ def _named(source: Source, values: dict[str, np.ndarray], heads: int) -> tuple[d
     return tensors, missing
 
 
-def cut(rules: Sequence[Rule], value: np.ndarray, depth: int = 0) -> Iterator[tuple[Rule, tuple[int, ...], np.ndarray]]:
+def split_value(
+    rules: Sequence[Rule], value: np.ndarray, depth: int = 0
+) -> Iterator[tuple[Rule, tuple[int, ...], np.ndarray]]:
     """Split a value into the parts that `rules` join, the inverse of `load.join`: (rule, places, part).
 
-    depth: the number of axes already split. Raises ValueError if the value cannot be split by the rules.
+    Args:
+      rules: the rules of the parts.
+      value: the value.
+      depth: the number of axes that are split already.
+
+    Raises:
+      ValueError: the value cannot be split by the rules.
     """
     if not rules or depth == len(rules[0].axes):
         yield from ((rule, (), value) for rule in rules[:1])
@@ -232,45 +250,42 @@ def cut(rules: Sequence[Rule], value: np.ndarray, depth: int = 0) -> Iterator[tu
         owners, sizes = dict.fromkeys(range(length), rules), dict.fromkeys(range(length), 1)
     else:
         owners = {at: [rule for rule in rules if rule.at[depth] == at] for at in sorted(sizes)}
-        sizes = _shared_out(sizes, length)
+        sizes = _fill_sizes(sizes, length)
     parts = np.split(value, np.cumsum([sizes[place] for place in owners])[:-1], axis=axis)
     for (place, members), part in zip(owners.items(), parts, strict=True):
-        yield from ((rule, (place, *rest), piece) for rule, rest, piece in cut(members, part, depth + 1))
+        yield from ((rule, (place, *rest), piece) for rule, rest, piece in split_value(members, part, depth + 1))
 
 
-def _shared_out(sizes: dict[int, int | None], length: int) -> dict[int, int]:
-    """Give equal shares of the remaining entries to places without a size; ValueError if they do not divide evenly."""
-    open_ = [place for place, size in sizes.items() if size is None]
-    left = length - sum(size for size in sizes.values() if size)
-    if left < 0 or (left % len(open_) if open_ else left):
+def _fill_sizes(sizes: dict[int, int | None], length: int) -> dict[int, int]:
+    """Divide the remaining entries equally over places without a size; ValueError if they do not divide evenly."""
+    unsized = [place for place, size in sizes.items() if size is None]
+    remaining = length - sum(size for size in sizes.values() if size)
+    if remaining < 0 or (remaining % len(unsized) if unsized else remaining):
         raise ValueError(f"{length} entries do not divide into {sizes}")
-    return {place: left // len(open_) if size is None else size for place, size in sizes.items()}
+    return {place: remaining // len(unsized) if size is None else size for place, size in sizes.items()}
 
 
 def departures(settings: ConfigDict, layout: str) -> list[str]:
-    """Return the settings in which a model differs from the authors' code of a layout with the same values.
-
-    settings: `config.model`.
-    """
+    """Return the settings of `config.model` that differ from the authors' code of a layout, in words."""
     expected = next((table for pattern, table in _EXPECTED if re.fullmatch(pattern, layout)), {})
     expected = {"backbone.normalization": "imagenet"} | expected
-    if layout == "q2l" and settings.head.decoder.style == _Q2L_KEPT:
-        expected["head.decoder.style"] = _Q2L_KEPT  # the tensors decide between the two
+    if layout == "q2l" and settings.head.decoder.style == _Q2L_WITH_SELF_ATTENTION:
+        expected["head.decoder.style"] = _Q2L_WITH_SELF_ATTENTION  # the tensors show which style it is
     if settings.prompts.pruning == "none":
         expected.pop("prompts.pruned", None)
     if expected["backbone.normalization"] == "imagenet" == _normalization(settings.backbone):
-        del expected["backbone.normalization"]  # auto is the same here
-    chosen = {key: reduce(getitem, key.split("."), settings) for key in expected}
-    found = [
-        f"model.{key} is {value} instead of {expected[key]}" for key, value in chosen.items() if value != expected[key]
+        del expected["backbone.normalization"]  # auto means imagenet
+    values = {key: reduce(getitem, key.split("."), settings) for key in expected}
+    differences = [
+        f"model.{key} is {value} instead of {expected[key]}" for key, value in values.items() if value != expected[key]
     ]
-    # ML-VPT reads some backbones before the final norm, which cannot be recognized from its tensors.
+    # ML-VPT reads some backbones before the final norm; its tensors do not show it.
     if not layout.startswith("ml_vpt") and not reads_final_norm(settings.backbone, prompts=False):
-        found.append("model.backbone.final_norm is no instead of yes")
-    return found
+        differences.append("model.backbone.final_norm is no instead of yes")
+    return differences
 
 
 def _normalization(backbone: ConfigDict) -> str:
-    """Return the normalization of `config.model.backbone`, which `auto` takes from the backbone."""
-    of_imagenet = catalog.entry(backbone.name).mean == IMAGENET_MEAN
-    return "imagenet" if backbone.normalization == "auto" and of_imagenet else backbone.normalization
+    """Return the normalization of `config.model.backbone`, with "imagenet" for `auto` if the backbone uses it."""
+    imagenet = catalog.entry(backbone.name).mean == IMAGENET_MEAN
+    return "imagenet" if backbone.normalization == "auto" and imagenet else backbone.normalization

@@ -1,4 +1,4 @@
-"""Read tensors from files of torch.save, without torch and without executing any code that a file contains."""
+"""Read tensors from files of torch.save, without torch and without executing code from a file."""
 
 import functools
 import io
@@ -14,7 +14,7 @@ import numpy as np
 from mlmoe_jax.pretrained.torch_pickle import Storage, Tensor, Unreadable, load
 
 SUFFIXES = (".pth", ".pth.tar", ".pt", ".bin")
-# Keys under which training scripts store the state dict beside other things; the first one with tensors is used.
+# Keys under which training scripts store the state dict; the first key with tensors is used.
 STATE_KEYS = ("model", "state_dict", "model_state_dict", "teacher")
 
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C.to_bytes(10, "little"), 1001
@@ -24,15 +24,15 @@ Read = Callable[[str, int], bytes]
 
 
 def read_torch_file(file: BinaryIO) -> dict[str, np.ndarray]:
-    """Return the tensors of a state dict that torch.save wrote, in its zip layout or in the legacy one.
+    """Return the tensors of a state dict that torch.save wrote, in its zip layout or in its legacy layout.
 
-    If the file holds more than the state dict, the first of STATE_KEYS that has tensors is used; entries that are not
-    tensors are left out, and a prefix `module.` that all names share is removed. Only the storages that are needed
-    are read, each once; tensors that share one in the file also share it here, so the arrays are read-only.
+    If the file has more than the state dict, the first of STATE_KEYS with tensors is used. Entries that are not tensors
+    are left out, and a prefix `module.` of all names is removed. Only the needed storages are read, each once. Tensors
+    that share a storage in the file also share it here, so the arrays are read-only.
 
     Raises:
-      Unreadable: the file is of another kind, or refers to a name that is not in the whitelist.
-      Exception: any other, if the file is damaged.
+      Unreadable: the file has another format, or refers to a name that is not in the whitelist.
+      Exception: any other exception, if the file is damaged.
     """
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         content, read = _open_zip(file, len(data)) if data[:2] == b"PK" else _open_legacy(data)
@@ -42,7 +42,7 @@ def read_torch_file(file: BinaryIO) -> dict[str, np.ndarray]:
 
 # ---------------------------------------------------------------------------------------------------- the two layouts
 def _open_zip(file: BinaryIO, size: int) -> tuple[Any, Read]:
-    """Return the content of the archive's pickle, and the function that reads storages; size: of the file."""
+    """Return the content of the archive's pickle, and the function that reads storages; `size` is the file size."""
     archive = zipfile.ZipFile(file)
     records = archive.infolist()
     sizes = {record.filename: record.file_size for record in records}
@@ -52,17 +52,17 @@ def _open_zip(file: BinaryIO, size: int) -> tuple[Any, Read]:
     root = roots[0]
     if any(name == f"{root}constants.pkl" or name.startswith(f"{root}code/") for name in sizes):
         raise Unreadable("it is a TorchScript archive, a program and not only weights: save its state_dict() instead")
-    # So that no more is read than the file has: compressed and overlapping records can be much larger.
+    # Compressed and overlapping records can be much larger than the file.
     stored = all(not record.compress_type and record.compress_size == record.file_size for record in records)
     if not stored or sum(record.file_size for record in records) > size:
-        raise Unreadable("its records are compressed or overlap, which those of torch.save never do")
+        raise Unreadable("its records are compressed or overlap, unlike the records of torch.save")
     if f"{root}byteorder" in sizes and archive.read(f"{root}byteorder") != b"little":
-        raise Unreadable("it was written on a big-endian machine: save it again on a little-endian one")
+        raise Unreadable("it was written on a big-endian machine: save it again on a little-endian machine")
 
     def read(key: str, nbytes: int) -> bytes:
         name = f"{root}data/{key}"
         if sizes.get(name) != nbytes:
-            raise Unreadable(f"its storage {key[:100]!r} is not there with the {nbytes} bytes that its tensors need")
+            raise Unreadable(f"it has no storage {key[:100]!r} with the {nbytes} bytes that its tensors need")
         return archive.read(name)
 
     return load(io.BytesIO(archive.read(f"{root}data.pkl")), {}), read
@@ -70,7 +70,7 @@ def _open_zip(file: BinaryIO, size: int) -> tuple[Any, Read]:
 
 def _open_legacy(data: mmap.mmap) -> tuple[Any, Read]:
     """Return the content of the file's main pickle, and the function that reads storages."""
-    # Without this check for a binary pickle, text would be read as instructions, which the error would then name.
+    # Without this check for a binary pickle, text would be read as instructions.
     if data[:1] != b"\x80" or _MAGIC not in data[:32]:
         raise Unreadable(_other_kind(data[:1024]))
     storages: dict[str, Storage] = {}
@@ -87,7 +87,7 @@ def _open_legacy(data: mmap.mmap) -> tuple[Any, Read]:
 
 
 def _other_kind(head: bytes) -> str:
-    """Return the kind of a file that torch.save did not write, judging by its first bytes, and the remedy."""
+    """Return the format of a file that torch.save did not write, by its first bytes, and the remedy."""
     if head.lstrip().startswith(b"<"):
         return "it is a web page and not a checkpoint: download the file itself"
     if head.startswith(b"version https://git-lfs"):
@@ -115,14 +115,14 @@ def _state_dict(content: Any) -> dict[str, Tensor]:
 
 
 def _array(name: str, tensor: Tensor, read: Read, file_size: int) -> np.ndarray:
-    """Return an array on the bytes of the tensor's storage, after checking that it stays inside them."""
+    """Return an array on the bytes of the tensor's storage, after a check of its bounds."""
     if not _fits(tensor, file_size):
         raise Unreadable(f"its tensor {name[:100]!r} does not fit into its storage and the file")
     storage, shape, item = tensor.storage, tensor.shape, tensor.dtype.itemsize
     if 0 in shape:
         return np.empty(shape, tensor.dtype)
     start = storage.start * storage.dtype.itemsize + tensor.offset * item
-    # The stride of an axis of size 1 is never used, so it may be any number, even one that numpy cannot represent.
+    # The stride of an axis of size 1 is never used, so it may be any number, even if numpy cannot represent it.
     steps = tuple(stride * item if size > 1 else 0 for size, stride in zip(shape, tensor.strides, strict=True))
     return np.ndarray(shape, tensor.dtype, read(storage.key, storage.nbytes), start, steps)
 
@@ -133,7 +133,7 @@ def _fits(tensor: Tensor, file_size: int) -> bool:
         return False
     if not all(type(number) is int and 0 <= number < 2**62 for number in (offset, *shape, *strides)):
         return False
-    # A stride of zero makes a large tensor of few bytes; a real one is never larger than its own file.
+    # A stride of zero makes a large tensor of few bytes. A real tensor is never larger than its file.
     small = math.prod(size for size in shape if size) * tensor.dtype.itemsize <= max(file_size, 2**20)
     last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
     return small and (0 in shape or last < storage.count * storage.dtype.itemsize // tensor.dtype.itemsize)

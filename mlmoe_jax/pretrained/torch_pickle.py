@@ -1,7 +1,7 @@
 """Read the pickles of a PyTorch file as descriptions of tensors.
 
 Python's unpickler reads them, with `find_class` from a whitelist: every name stands for a class of this file, and
-nothing is imported. `_check` runs before, since the unpickler allocates and hashes whatever a pickle says.
+nothing is imported. `_check` runs first, because the unpickler allocates and hashes everything in a pickle.
 """
 
 import io
@@ -16,8 +16,8 @@ import numpy as np
 
 from mlmoe_jax.errors import UserError
 
-_MOST = 8 << 20  # bytes of a pickle; that of a ViT-g with optimizer state has less than 1 MB
-_MOST_ITEMS = 1 << 20  # of a tuple with all tuples in it; hashing it takes a step for each
+_MOST = 8 << 20  # bytes of a pickle; a ViT-g with optimizer state has less than 1 MB
+_MOST_ITEMS = 1 << 20  # of a tuple and the tuples in it; hashing takes one step per item
 _MOST_DEPTH = 100  # of tuples in tuples; hashing is recursive
 _PUTS, _GETS = ("PUT", "BINPUT", "LONG_BINPUT"), ("GET", "BINGET", "LONG_BINGET")
 _TUPLES = ("TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET")
@@ -29,7 +29,7 @@ _DTYPES |= {name: np.dtype(getattr(ml_dtypes, name)) for name in _SHORT}
 _STORAGES = {"Bool": "bool", "Byte": "uint8", "Char": "int8", "Short": "int16", "Int": "int32", "Long": "int64"}
 _STORAGES |= {"Half": "float16", "BFloat16": "bfloat16", "Float": "float32", "Double": "float64", "Untyped": "uint8"}
 _STORAGES |= {"ComplexFloat": "complex64", "ComplexDouble": "complex128"}
-# Settings and counters that checkpoints hold besides tensors; they are read as empty objects.
+# Settings and counters in checkpoints, which are read as empty objects.
 _WITHOUT_CONTENT = re.compile(
     r"_codecs\.encode|argparse\.Namespace|collections\.(Counter|deque)|numpy\.(dtype|ndarray)"
     r"|numpy\.(core|_core)\.multiarray\.(scalar|_reconstruct)|pathlib\.(Pure)?(Posix|Windows)?Path"
@@ -39,12 +39,12 @@ _WITHOUT_CONTENT = re.compile(
 
 
 class Unreadable(UserError):
-    """The reason why a file cannot be read, as the end of the error message."""
+    """The reason why a file cannot be read, as the end of an error message."""
 
 
 # ------------------------------------------------------------------------------------------------ values of a pickle
 class _StandIn:
-    """A value whose attributes a pickle cannot set, as its state is dropped; classes return other values if called."""
+    """A value whose attributes a pickle cannot set, because its state is dropped."""
 
     def __setstate__(self, state: Any) -> None:
         pass
@@ -52,7 +52,7 @@ class _StandIn:
 
 @dataclass(frozen=True, eq=False)
 class Storage(_StandIn):
-    """A range of `nbytes` bytes in the file, of which a tensor may use `count` elements starting at element `start`."""
+    """A range of `nbytes` bytes in the file. A tensor may use `count` elements of it from element `start` on."""
 
     key: str
     dtype: np.dtype
@@ -63,7 +63,7 @@ class Storage(_StandIn):
 
 @dataclass(frozen=True, eq=False)
 class Tensor(_StandIn):
-    """A tensor as the pickle describes it; all fields but `dtype` are unchecked and of any type."""
+    """A tensor as described by the pickle. All fields but `dtype` are unchecked and may have any type."""
 
     storage: Any
     dtype: np.dtype
@@ -74,14 +74,14 @@ class Tensor(_StandIn):
 
 @dataclass(frozen=True, eq=False)
 class _Kind(_StandIn):
-    """A type of numbers, or of storages of them."""
+    """A type of numbers or storages."""
 
     dtype: np.dtype
 
 
 class _Rebuilt(_StandIn):
     def __new__(cls, storage: Any, offset: Any, shape: Any, strides: Any, *more: Any) -> Any:
-        dtype = more[2].dtype if len(more) > 2 else storage.dtype  # _rebuild_tensor_v3 has a type of its own
+        dtype = more[2].dtype if len(more) > 2 else storage.dtype  # _rebuild_tensor_v3 has its own type
         return Tensor(storage, dtype, offset, shape, strides)
 
 
@@ -98,18 +98,18 @@ class _Wrapped(_StandIn):
 class _Dict(_StandIn, dict):
     def __init__(self, items: Any = (), *more: Any):
         super().__init__(items if type(items) is list else ())
-        if type(items) is list:  # of an OrderedDict of Python 2; cleared here, it cannot be copied again and again
+        if type(items) is list:  # an OrderedDict of Python 2; a cleared list cannot be copied again and again
             items.clear()
 
 
 class _Empty(_StandIn):
-    """An object without tensors; anything put into it is dropped."""
+    """An object without tensors, which drops all items."""
 
-    def __init__(self, *given: Any):
+    def __init__(self, *arguments: Any):
         pass
 
     def append(self, item: Any) -> None:
-        """Drop an item."""
+        pass
 
     extend = add = append
 
@@ -144,9 +144,9 @@ class _Unpickler(pickle.Unpickler):
             return _NAMES[full]
         if _WITHOUT_CONTENT.fullmatch(full):
             return _Empty
-        shown = full if full.isprintable() and " " not in full else repr(full)
+        text = full if full.isprintable() and " " not in full else repr(full)
         raise Unreadable(
-            f"it refers to {shown[:200]}, which is neither a tensor nor a plain container and is not loaded: "
+            f"it refers to {text[:200]}, which is neither a tensor nor a plain container and is not loaded: "
             "save only the state_dict(), or use a file that has nothing else"
         )
 
@@ -162,15 +162,15 @@ class _Unpickler(pickle.Unpickler):
 
 
 def load(data: Any, storages: dict[str, Storage]) -> Any:
-    """Return the content of the next pickle of a file object, which is left at the byte after it.
+    """Return the content of the next pickle of a file object, and move its position behind the pickle.
 
     Args:
       data: a mapped file or io.BytesIO.
-      storages: gets every storage that the pickle refers to, by key.
+      storages: receives every storage of the pickle, by key.
 
     Raises:
       Unreadable: the pickle has a name that is not in the whitelist.
-      Exception: any other that broken instructions lead to.
+      Exception: any other exception, for damaged instructions.
     """
     start = data.tell()
     _check(data)
@@ -180,16 +180,16 @@ def load(data: Any, storages: dict[str, Storage]) -> Any:
 
 
 def _check(data: Any) -> None:
-    """Read a pickle to its end without making its values; ValueError if making them could take much memory or time.
+    """Read a pickle to its end without building its values; ValueError if they could need much memory or time.
 
-    A small pickle can ask for a memo of 2**32 entries, and for the hash of a tuple that holds one tuple in 2**n ways.
-    So an index of the memo is at most the length of the pickle, and a tuple with all tuples in it has a limited size.
+    A small pickle can request a memo of 2**32 entries, or the hash of a tuple that contains one tuple in 2**n ways.
+    Therefore, an index of the memo must not exceed the length of the pickle, and the size of nested tuples is limited.
     """
     start, marks, memo = data.tell(), [0], {}
-    stack: list[tuple[int, int]] = []  # of each value, the number of items and the depth of its tuples
+    stack: list[tuple[int, int]] = []  # per value, the number of items and the depth of its tuples
     for opcode, argument, place in pickletools.genops(data):
         name, before = opcode.name, opcode.stack_before
-        if name.startswith("EXT"):  # the unpickler looks it up in a cache of the process, and not with find_class
+        if name.startswith("EXT"):  # the unpickler would look it up in a cache of the process, without find_class
             raise Unreadable(f"its pickle has the instruction {name} {argument}, which no file of tensors needs")
         if place - start > _MOST or (name in _PUTS and argument > place - start):
             raise ValueError("the pickle is too large")
@@ -205,12 +205,12 @@ def _check(data: Any) -> None:
             marked = pickletools.markobject in before
             first = marks.pop() - before.index(pickletools.markobject) if marked else len(stack) - len(before)
             if first < marks[-1]:
-                raise ValueError("an instruction of the pickle takes more values than there are")
-            made = _tuple_of(stack[first:]) if name in _TUPLES else (1, 0)
-            stack[first:] = [made] * len(opcode.stack_after)
+                raise ValueError("an instruction of the pickle takes too many values")
+            result = _tuple_size(stack[first:]) if name in _TUPLES else (1, 0)
+            stack[first:] = [result] * len(opcode.stack_after)
 
 
-def _tuple_of(items: list[tuple[int, int]]) -> tuple[int, int]:
+def _tuple_size(items: list[tuple[int, int]]) -> tuple[int, int]:
     size, depth = 1 + sum(size for size, _ in items), 1 + max((depth for _, depth in items), default=0)
     if size > _MOST_ITEMS or depth > _MOST_DEPTH:
         raise ValueError("a tuple of the pickle is too large")

@@ -16,9 +16,9 @@ from helpers.twins import parity_script
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.contracts import Prompts
-from mlmoe_jax.models.layers.attention import FusedProjection, rotated
+from mlmoe_jax.models.layers.attention import FusedProjection, rotate
 from mlmoe_jax.models.layers.positions import rotary_angles
-from mlmoe_jax.pretrained.load import apply_rules, recognise
+from mlmoe_jax.pretrained.load import apply_rules, recognize
 
 make_vit = parity_script("make_vit")
 NAMES = ("dinov2_small", "dinov3", "siglip2", "clip")
@@ -288,12 +288,12 @@ def test_rotations_depend_on_differences_of_positions():
 
     def product(first, second):
         angles = [jnp.full((1, 6), angle) for angle in (first, second)]
-        return jnp.sum(rotated(query, angles[0]) * rotated(key, angles[1]), -1)
+        return jnp.sum(rotate(query, angles[0]) * rotate(key, angles[1]), -1)
 
     np.testing.assert_allclose(product(0.3, 1.1), product(2.0, 2.8), rtol=1e-4, atol=1e-5)
     assert np.abs(product(0.3, 1.1) - product(0.3, 1.6)).max() > 1e-2
-    np.testing.assert_array_equal(rotated(query, jnp.zeros((1, 6))), query)
-    assert rotated(query.astype(jnp.bfloat16), jnp.ones((1, 6))).dtype == jnp.bfloat16
+    np.testing.assert_array_equal(rotate(query, jnp.zeros((1, 6))), query)
+    assert rotate(query.astype(jnp.bfloat16), jnp.ones((1, 6))).dtype == jnp.bfloat16
 
 
 def test_angles_are_symmetric_and_independent_of_the_number_of_patches():
@@ -339,7 +339,7 @@ def test_names_parameters_and_multiply_adds_are_those_of_the_source(name):
         for key, shape in source["tensors"].items()
         for index in range(entry.shape.depth if "*" in key else 1)
     }
-    layout = recognise(tensors)
+    layout = recognize(tensors)
     mapped = apply_rules(Path(name), tensors, layout)
     assert {path: value.shape for path, value in mapped.values.items()} == ours
     assert all(any(re.fullmatch(pattern, key) for pattern in layout.ignored) for key in mapped.unused)

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from mlmoe_jax.models.layers import recompute, softmax_attention
-from mlmoe_jax.models.layers.recompute import LayerNorm, gelu, of_backward_pass
+from mlmoe_jax.models.layers.recompute import LayerNorm, gelu, in_backward_pass
 from mlmoe_jax.models.layers.softmax_attention import attend, attention_weights, uses_cudnn
 
 FORWARD, GRADIENT = 2e-6, 5e-6
@@ -105,10 +105,10 @@ def test_layer_norm(dtype):
 # ---------------------------------------------------------------------------------------------------------- the memory
 def test_a_value_of_the_backward_pass_is_unchanged(monkeypatch):
     small = jnp.ones((3, recompute.SMALL - 1))
-    assert of_backward_pass(small, small) is small
+    assert in_backward_pass(small, small) is small
     monkeypatch.setattr(recompute, "SMALL", 0)
     kept, slope = tokens(5, dtype=jnp.float16), 1e6 * tokens(5, seed=1)  # a slope beyond the numbers of float16
-    value = of_backward_pass(kept, slope)
+    value = in_backward_pass(kept, slope)
     assert value.dtype == kept.dtype
     np.testing.assert_array_equal(value, kept)
 

@@ -12,7 +12,7 @@ from helpers.twins import below
 from mlmoe_jax.models.backbones.convnext import ConvNeXt, ConvNeXtShape
 from mlmoe_jax.models.backbones.efficientnet import EfficientNetLiteShape
 from mlmoe_jax.models.backbones.resnet import ResNet, ResNetShape
-from mlmoe_jax.pretrained.load import load_weights, recognise
+from mlmoe_jax.pretrained.load import load_weights, recognize
 from mlmoe_jax.pretrained.rules.cnn import SOURCES, TORCHVISION_CONVNEXT, TORCHVISION_RESNET
 
 TORCHVISION = {"resnet": TORCHVISION_RESNET, "convnext": TORCHVISION_CONVNEXT}
@@ -212,4 +212,4 @@ def test_each_layout_is_recognized(reference):
     names = {layout: layout.removesuffix(" alone") for layout in files}
     assert {*names.values(), "efficientnet_pytorch"} == {source.name for source in SOURCES}
     for layout, tensors in files.items():
-        assert recognise(tensors).name == names[layout]
+        assert recognize(tensors).name == names[layout]

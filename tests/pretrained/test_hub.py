@@ -90,10 +90,10 @@ def test_large_files_are_refused_before_they_are_downloaded(hub, refusal):
 
 def test_a_file_of_another_size_or_content_than_announced_is_refused(hub, refusal, monkeypatch):
     hub.lies["config.json"] = 1
-    assert "has another size or sha256 than the hub says" in refusal(fetched)
+    assert "has another size or sha256 than on the hub" in refusal(fetched)
     hub.lies.clear()
     monkeypatch.setattr(hub_site, "sha256", lambda content: "0" * 64)
-    assert "has another size or sha256 than the hub says" in refusal(fetched)
+    assert "has another size or sha256 than on the hub" in refusal(fetched)
 
 
 def test_a_repository_without_our_files_is_refused(hub, refusal):

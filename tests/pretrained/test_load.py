@@ -256,7 +256,7 @@ def test_an_unknown_backbone_is_refused_with_the_nearest_or_all_names(refusal):
         assert len(entry.mean) == len(entry.std) == 3, name
 
 
-def test_the_page_lists_every_backbone_with_its_licence():
+def test_the_page_lists_every_backbone_with_its_license():
     def names(text: str) -> list[str]:
         head, brace, rest = text.partition("{")
         inside, _, tail = rest.partition("}")
@@ -264,10 +264,10 @@ def test_the_page_lists_every_backbone_with_its_licence():
 
     page = (REPOSITORY / "docs" / "methods.md").read_text().partition("## Backbones")[2].partition("\n### ")[0]
     listed = {}
-    for cells, licence in re.findall(r"^\| (`.*?) \|.*\| ([^|]*) \|$", page, re.MULTILINE):
+    for cells, license in re.findall(r"^\| (`.*?) \|.*\| ([^|]*) \|$", page, re.MULTILINE):
         for name in names(" ".join(re.findall("`([^`]*)`", cells.replace("`, `…_reg", "{,_reg}")))):
-            listed |= dict.fromkeys(name.split(), licence)
-    own = {name: entry.licence + ", **gated**" * entry.gated for name, entry in catalog.CATALOG.items()}
+            listed |= dict.fromkeys(name.split(), license)
+    own = {name: entry.license + ", **gated**" * entry.gated for name, entry in catalog.CATALOG.items()}
     assert listed == own
 
 

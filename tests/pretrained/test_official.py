@@ -185,7 +185,7 @@ def test_another_number_of_labels_is_refused(refusal, tmp_path):
     model, path = make_model("VPT deep"), write(tmp_path / "a.npz", random_tensors("VPT deep"))
     before = params_of(model)
     assert refusal(load_official, model, path, 80) == (
-        f"{path} (vpt_deep layout) is a model of 7 labels, but the data has 80; such a file has no label names, "
+        f"{path} (vpt_deep layout) is a model of 7 labels, but the data has 80; the file has no label names, "
         "so the labels must agree in number and order"
     )
     assert all(np.array_equal(value, before[place]) for place, value in params_of(model).items())

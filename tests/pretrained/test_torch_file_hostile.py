@@ -289,7 +289,7 @@ def test_a_zip_must_have_one_pickle_and_each_storage(why, tmp_path):
     assert why(path) == "it is a zip archive without the data.pkl of torch.save"
     for contents in ({"1": b""}, {"0": FOUR.tobytes()[:-1]}):
         write_zip(path, table(w=tensor()), contents)
-        assert why(path) == "its storage '0' is not there with the 16 bytes that its tensors need"
+        assert why(path) == "it has no storage '0' with the 16 bytes that its tensors need"
     write_zip(path, table(w=tensor()), constants_pkl=b"")
     assert "TorchScript" in why(path)
     write_zip(path, table(w=tensor(storage("../../data.pkl"))))

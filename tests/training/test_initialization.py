@@ -349,7 +349,7 @@ def test_a_checkpoint_becomes_a_run_that_is_evaluated_exported_and_trained(own_i
     assert export_run(folder, str(tmp_path / "out.safetensors"), None) == 0
     assert "imported weights of step 0 as official; in the vpt_deep layout; written to" in capsys.readouterr().out
     same(load_file(tmp_path / "out.safetensors"), load_file(tmp_path / "kept.safetensors"))
-    assert "would need PyTorch" in refusal(export_run, folder, str(tmp_path / "out.pth"), "official")
+    assert "needs PyTorch" in refusal(export_run, folder, str(tmp_path / "out.pth"), "official")
 
     wanted = {path: np.asarray(x) for path, x in ModelDef.split(model)[1].items()}
     train(config, folder)  # resumes from the imported values, and the steps leave them unchanged

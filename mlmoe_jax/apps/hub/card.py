@@ -66,7 +66,7 @@ def write_card(
         adapters=described(config),
         backbone=model.backbone.name,
         source=entry.address or entry.package or "part of mlmoe_jax",
-        licence=_plain(entry.licence),
+        backbone_license=_plain(entry.license),
         published=not (folder / FROZEN).exists(),
         data=_plain(_data_set(config)),
         images=counted(space.images, "image"),

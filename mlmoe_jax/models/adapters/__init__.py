@@ -1,1 +1,1 @@
-"""What changes the features of a frozen backbone: prompts, additional keys and values, low-rank updates."""
+"""Adapters of a frozen backbone: prompts, additional keys and values, low-rank updates."""

@@ -46,9 +46,9 @@ class GroupPrompts(DeepPrompts):
 
 
 def _axes(sides: int, groups: int, per_group: int) -> tuple[int, int, int]:
-    """Return the sizes of the axes that number the prompts: side, expert and group, the last one fastest.
+    """Return the sizes of the axes of the prompts, from slowest to fastest: side, expert and group.
 
-    The order is that of the authors' checkpoints: expert e of group t on side s is prompt s·M·G + e·G + t.
+    As in the authors' checkpoints, expert e of group t on side s is prompt s·M·G + e·G + t.
     """
     return sides, per_group, groups
 
@@ -65,9 +65,9 @@ def prompt_groups(sides: int, groups: int, per_group: int) -> np.ndarray:
 
 
 def by_side(tokens: jax.Array, sides: Sequence[str], per_group: int, groups: int) -> dict[str, jax.Array]:
-    """Split prompts f32[B,P,D], in the order of `prompt_places`, by side: f32[B,M,G,D] each."""
-    apart = tokens.reshape(tokens.shape[0], *_axes(len(sides), groups, per_group), tokens.shape[-1])
-    return dict(zip(sides, jnp.moveaxis(apart, 1, 0), strict=True))
+    """Split prompts f32[B,P,D], in the order of `prompt_places`, by side: f32[B,M,G,D] per side."""
+    split = tokens.reshape(tokens.shape[0], *_axes(len(sides), groups, per_group), tokens.shape[-1])
+    return dict(zip(sides, jnp.moveaxis(split, 1, 0), strict=True))
 
 
 def groups_by_side(settings: ConfigDict, space: LabelSpace) -> dict[str, np.ndarray]:
@@ -77,10 +77,10 @@ def groups_by_side(settings: ConfigDict, space: LabelSpace) -> dict[str, np.ndar
 
 
 def prompt_mask(kind: str, group_of: np.ndarray) -> np.ndarray | None:
-    """Return bool[P,P], True if a prompt (row) may attend to a prompt (column), or None if all may.
+    """Return bool[P,P], True if a prompt (row) may attend to a prompt (column); None = all True.
 
     With `all_prompts`, each prompt attends only to itself (the authors' code). With `cross_group`, prompts attend only
-    to prompts of the same group (ML-VPT, sec. 4.2). `none` has no mask.
+    to prompts of their own group (ML-VPT, sec. 4.2). `none` has no mask.
     """
     if kind == "none":
         return None

@@ -19,8 +19,8 @@ LAYERS = ("query", "key", "value", "output", "fc1", "fc2")  # of a block, as in 
 class LoRA(Adapter):
     """Adds (alpha / rank)·x·A·B to the outputs of linear layers, for their inputs x, in every block.
 
-    A f32[L, inputs, rank] starts as in the authors' code, B f32[L, rank, outputs] with zeros, so that the first step
-    starts from the backbone's own features (LoRA, sec. 4.1). Both are below `adapters/lora/LAYER/`.
+    A f32[L, inputs, rank] starts as in the authors' code, B f32[L, rank, outputs] with zeros, so that the features do
+    not change at first (LoRA, sec. 4.1). The paths of both begin with `adapters/lora/LAYER/`.
     """
 
     settings: ClassVar = {
@@ -52,7 +52,7 @@ class LoRA(Adapter):
 
     def _delta(self, update: LowRank, block: int, rngs: nnx.Rngs | None) -> Delta:
         drops = not self.dropout.deterministic and self.dropout.rate > 0
-        # Drawn here, because a block that is recomputed in the backward pass must not draw again.
+        # The key is drawn here, because a recomputed block must not draw another key.
         dropout = partial(self.dropout, rngs=rngs.dropout()) if drops else None
         return partial(
             _low_rank, a=update.a[block], b=update.b[block], scale=self.scale, dtype=self.dtype, dropout=dropout

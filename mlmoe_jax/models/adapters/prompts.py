@@ -17,13 +17,13 @@ from mlmoe_jax.models.layers.values import Constant, torch_linear, uniform
 from mlmoe_jax.models.params import Params
 
 TEMPERATURES = (0.01, 10.0)
-BOUNDS = ((r"^prompts/temperature$", TEMPERATURES),)  # of parameters, as rules: (pattern of paths, (low, high))
-SEGMENTS = 16  # of a prompt that can be pruned, interleaved, as in the authors' code
+BOUNDS = ((r"^prompts/temperature$", TEMPERATURES),)  # bounds of parameters, as rules: (regex of paths, (low, high))
+SEGMENTS = 16  # interleaved segments per prompt, as in the authors' code
 PRUNING_MASKS = (r"^prompts/(token|segment)_mask$", False)  # the rule that freezes the masks
 
 
 class NoPrompts(Adapter):
-    """No prompts: the features are the backbone's own."""
+    """No prompts."""
 
     changes_features = False
 
@@ -40,12 +40,15 @@ def _prompt_bound(patch: int, width: int) -> float:
 
 
 class _PromptTokens(Adapter):
-    """The base class of all prompt methods: a projection from a narrower width, if any, and dropout (as in VPT's code).
+    """The base class of all prompt methods: an optional projection from a narrower width, and dropout (VPT's code).
 
-    learned: the number of prompts in all blocks.
-    project: the width of the learned prompts, which one linear layer projects to the width of the backbone; 0 = the
-    width of the backbone, without projection.
-    dropout: the rate at which entries of the projected prompts are dropped, independently per image.
+    Args:
+      width: D.
+      learned: the number of prompts in all blocks.
+      project: the width of the learned prompts, which one linear layer projects to the width of the backbone; 0 = the
+        width of the backbone, without projection.
+      dropout: dropout rate of the entries of the projected prompts, independent per image.
+      rngs: for initial values.
     """
 
     def __init__(self, width: int, *, learned: int, project: int, dropout: float, rngs: nnx.Rngs):
@@ -64,7 +67,7 @@ class _PromptTokens(Adapter):
 
     @classmethod
     def options(cls, settings: ConfigDict, shape: BackboneShape) -> dict[str, Any]:
-        """Return the arguments of the constructor beside the sizes of the backbone."""
+        """Return the arguments of the constructor except the sizes of the backbone."""
         return {"count": settings.count, "project": settings.project, "dropout": settings.dropout}
 
     @property
@@ -80,7 +83,7 @@ class _PromptTokens(Adapter):
     def mistakes(cls, settings: ConfigDict) -> list[str]:
         if settings.count:
             return []
-        return [f"model.prompts.count is 0: for no prompts at all set model.prompts.kind=none, not {settings.kind}"]
+        return ["model.prompts.count is 0; for a model without prompts, set model.prompts.kind=none"]
 
     def prepare(self, tokens: jax.Array, batch: int, rngs: nnx.Rngs | None) -> jax.Array:
         """Project f32[L,1,P,d] and, in training, apply dropout: f32[L, 1 or B, P, D]."""
@@ -95,8 +98,17 @@ class _PromptTokens(Adapter):
 class DeepPrompts(_PromptTokens):
     """One set of P prompt tokens per block, f32[L,1,P,D] (VPT, sec. 3.2; ML-VPT, eq. 8).
 
-    mask: bool[P,P], True if a prompt (row) may attend to a prompt (column), or None. Initial values are drawn from
-    U(±√(6/(3·patch² + D))) as in the visual-prompt-tuning code.
+    Initial values are drawn from U(±√(6/(3·patch² + D))) as in the visual-prompt-tuning code.
+
+    Args:
+      depth: L.
+      width: D.
+      patch: pixels per patch.
+      count: P.
+      mask: bool[P,P], True if a prompt (row) may attend to a prompt (column); None = all True.
+      project: see `_PromptTokens`.
+      dropout: see `_PromptTokens`.
+      rngs: for initial values.
     """
 
     def __init__(
@@ -123,11 +135,21 @@ class DeepPrompts(_PromptTokens):
 class ShallowPrompts(_PromptTokens):
     """P prompts that are carried from the first block through all blocks (VPT, sec. 3.2), or gated (GateVPT).
 
-    gate_init: None for VPT-shallow. With a number θ₀, the prompts entering block i+1 are g·(prompts leaving block i) +
-    (1 − g)·(prompts entering block i) with g = σ(θᵢ), for all blocks but the last; θ is initially −θ₀ (Yoo et al.,
-    "Improving visual prompt tuning for self-supervised vision transformers", ICML 2023; initial value from its code).
-    learn_temperature: divide the attention logits of each block by a learned number, clamped to 0.01 … 10, initially 1
-    (same source; see `clamped` and `within_bounds`).
+    GateVPT is "Improving visual prompt tuning for self-supervised vision transformers" (Yoo et al., ICML 2023).
+
+    Args:
+      depth: L.
+      width: D.
+      patch: pixels per patch.
+      count: P.
+      gate_init: None for VPT-shallow. With a number θ₀, the prompts entering block i+1 are g·(prompts leaving block i)
+        + (1 − g)·(prompts entering block i) with g = σ(θᵢ), for all blocks but the last; θ starts at −θ₀, as in
+        GateVPT's code.
+      learn_temperature: divide the attention logits of each block by a learned number, clamped to 0.01 … 10, initially
+        1, as in GateVPT (see `clamped` and `within_bounds`).
+      project: see `_PromptTokens`.
+      dropout: see `_PromptTokens`.
+      rngs: for initial values.
     """
 
     def __init__(
@@ -167,14 +189,25 @@ class ShallowPrompts(_PromptTokens):
 class PrunablePrompts(DeepPrompts):
     """The prompts of E2VPT (Han et al., ICCV 2023): deep prompts, additional keys and values, and pruning masks.
 
-    key_values: m tokens per block that are appended to the keys and values after the projection (E2VPT, sec. 3.2),
-    with the heads concatenated. shared: keys and values are one tensor, the default of its code.
-    segments: 0 = no masks. Otherwise each projected prompt is multiplied by its token mask, and its channel c by its
-    segment mask c mod `segments`; all blocks share the masks (E2VPT, sec. 3.3; segments are contiguous channels in
-    the paper and interleaved in its code).
-    token_mask, segment_mask: f32[P], f32[P,segments], initial values; None = ones.
-    absent: prompts whose token mask is 0 are masked out for all tokens. Otherwise they remain as zero vectors that are
-    attended to, as in its code.
+    Args:
+      depth: L.
+      width: D.
+      patch: pixels per patch.
+      count: P.
+      key_values: m tokens per block that are appended to the keys and values after the projection (E2VPT, sec. 3.2),
+        with the heads concatenated.
+      shared: use one tensor for keys and values, the default of the authors' code.
+      heads: number of attention heads.
+      segments: 0 = no masks. Otherwise each projected prompt is multiplied by its token mask, and its channel c by its
+        segment mask c mod `segments`; all blocks share the masks (E2VPT, sec. 3.3; segments are contiguous channels in
+        the paper and interleaved in the authors' code).
+      token_mask: initial values f32[P]; None = ones.
+      segment_mask: initial values f32[P,segments]; None = ones.
+      absent: prompts whose token mask is 0 are masked out for all tokens. Otherwise tokens attend to their zero
+        vectors, as in the authors' code.
+      project: see `_PromptTokens`.
+      dropout: see `_PromptTokens`.
+      rngs: for initial values.
     """
 
     prunable = True
@@ -200,7 +233,7 @@ class PrunablePrompts(DeepPrompts):
         super().__init__(depth, width, patch, count=count, project=project, dropout=dropout, rngs=rngs)
         self.key_values, self.segments, self.absent = key_values, segments, absent
         if key_values:
-            # the fan-in of torch's kaiming_uniform for [heads, m, D/heads] is m·D/heads
+            # torch's kaiming_uniform has the fan-in m·D/heads for [heads, m, D/heads].
             draw = uniform(math.sqrt(6 / (key_values * width // heads)))
             self.key_value = nnx.Param(draw(rngs.params(), (depth, 1 if shared else 2, key_values, width)))
         if segments:
@@ -229,7 +262,7 @@ class PrunablePrompts(DeepPrompts):
     def mistakes(cls, settings: ConfigDict) -> list[str]:
         wrong, rows = super().mistakes(settings), [str(row) for row in settings.kept_segments]
         if any(set(row) - {"0", "1"} for row in (settings.kept_tokens, *rows)):
-            wrong.append("model.prompts.kept_tokens and kept_segments are made of the digits 0 and 1")
+            wrong.append("model.prompts.kept_tokens and kept_segments must consist of the digits 0 and 1")
         expected_rows = [SEGMENTS] * settings.count
         if (settings.kept_tokens and len(settings.kept_tokens) != settings.count) or (
             rows and [len(row) for row in rows] != expected_rows
@@ -259,8 +292,8 @@ def _bits(text: str) -> np.ndarray:
 def clamped(value: jax.Array, low: float, high: float) -> jax.Array:
     """Return `value` clamped to low … high, with the derivative 1 everywhere, also at the bounds and beyond them.
 
-    The derivative of a parameter that was clamped in place, as in GateVPT's code: that of `jnp.clip` is 0 beyond the
-    bounds, so that a parameter which left them would never return.
+    GateVPT's code clamps a parameter in place, which has this derivative. The derivative of `jnp.clip` is 0 beyond the
+    bounds, so a parameter beyond the bounds would never return.
     """
     return jnp.clip(value, low, high)
 
@@ -271,10 +304,10 @@ def _derivative_of_clamped(primals: tuple, tangents: tuple) -> tuple[jax.Array, 
 
 
 def within_bounds(params: Params) -> Params:
-    """Return parameters with those in `BOUNDS` clamped.
+    """Return parameters clamped to their `BOUNDS`.
 
-    A training step begins with it: GateVPT's code clamps the stored temperatures before each forward pass, and its
-    optimizer updates and decays the clamped values.
+    A training step begins with this function, because GateVPT's code clamps the stored temperatures before each forward
+    pass, and its optimizer updates and decays the clamped values.
     """
-    found = {path: rules.first_match(BOUNDS, path, None) for path in params}
-    return {path: jnp.clip(value, *found[path]) if found[path] else value for path, value in params.items()}
+    bounds = {path: rules.first_match(BOUNDS, path, None) for path in params}
+    return {path: jnp.clip(value, *bounds[path]) if bounds[path] else value for path, value in params.items()}

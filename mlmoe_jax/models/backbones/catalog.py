@@ -1,4 +1,4 @@
-"""The named backbones of all families: a new family is a module with `ENTRIES`, and a line here."""
+"""The named backbones of all families. A new family is a module with `ENTRIES`, and a line here."""
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones.entry import Entry
@@ -17,7 +17,7 @@ CATALOG: dict[str, Entry] = {name: entry for family in FAMILIES for name, entry 
 
 
 def entry(name: str) -> Entry:
-    """Return the entry of a backbone; for an unknown name, UserError with the nearest one, or with all of them."""
+    """Return the entry of a backbone; for an unknown name, UserError with the nearest name or with all names."""
     if name not in CATALOG:
         raise UserError(f"there is no backbone '{name}' for model.backbone.name{suggestion(name, CATALOG)}")
     return CATALOG[name]

@@ -1,4 +1,4 @@
-"""ConvNeXt (Liu et al., CVPR 2022), numerically equal to the authors' and torchvision's, without stochastic depth.
+"""ConvNeXt (Liu et al., CVPR 2022), numerically equal to the authors' and torchvision's code, without stochastic depth.
 
 Stochastic depth regularizes long trainings from scratch and does not affect evaluation.
 """
@@ -51,7 +51,7 @@ class ConvNeXtShape(BackboneShape):
 
     def norm_macs(self, side: int, prompts: nnx.Module | None) -> int:
         grids = [(side // (4 * 2**stage)) ** 2 for stage in range(len(self.widths))]
-        # one in each block, one after the stem, one before each downsampling, one on the pooled feature
+        # One norm in each block, after the stem, before each downsampling, and on the pooled feature.
         norms = sum(blocks * grid * width for blocks, width, grid in zip(self.blocks, self.widths, grids, strict=True))
         norms += grids[0] * self.widths[0] + self.widths[-1]
         norms += sum(grid * width for grid, width in zip(grids, self.widths[:-1], strict=False))
@@ -61,7 +61,7 @@ class ConvNeXtShape(BackboneShape):
 def _convolution(
     into: int, out: int, size: int, *, dtype: jnp.dtype | None, rngs: nnx.Rngs, depthwise: bool = False
 ) -> nnx.Conv:
-    """Return a depthwise convolution that keeps the size of the map, or one with kernel size and stride `size`."""
+    """Return a depthwise convolution that keeps the size of the map, or a convolution with kernel and stride `size`."""
     return nnx.Conv(
         into,
         out,
@@ -112,7 +112,7 @@ class Downsample(nnx.Module):
 
 
 class Stage(nnx.Module):
-    """Blocks at one resolution, preceded by the downsampling to it."""
+    """Downsampling (except in the first stage), and the blocks at one resolution."""
 
     def __init__(self, shape: ConvNeXtShape, index: int, *, dtype: jnp.dtype | None, rngs: nnx.Rngs):
         width = shape.widths[index]
@@ -133,7 +133,7 @@ class Stage(nnx.Module):
 class ConvNeXt(nnx.Module):
     """A ConvNeXt body; stages and blocks count from 0 (`stages/2/blocks/5/mlp/fc1/kernel`, `stages/1/downsample/…`).
 
-    remat: store only the input of each block, and recompute its activations in the backward pass.
+    With `remat`, only the input of each block is stored, and its activations are recomputed in the backward pass.
     """
 
     def __init__(self, shape: ConvNeXtShape, *, dtype: jnp.dtype | None = None, remat: bool = False, rngs: nnx.Rngs):
@@ -160,7 +160,7 @@ class ConvNeXt(nnx.Module):
     ) -> Features:
         """Encode images of any size from 32 up; the grid is (⌊H/32⌋, ⌊W/32⌋) for four stages.
 
-        `patches` is the last map, and `cls` its mean. The published model applies the final norm only to the mean; this
+        `patches` is the last map, and `cls` its mean. The published model applies the final norm only to the mean. This
         package also normalizes single cells, so that heads on the map have inputs of a suitable scale.
         """
         check_read(prompts, read)

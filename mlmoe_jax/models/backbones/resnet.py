@@ -1,4 +1,4 @@
-"""ResNets with bottleneck blocks (He et al., CVPR 2016), numerically equal to torchvision's (first weights).
+"""ResNets with bottleneck blocks (He et al., CVPR 2016), numerically equal to torchvision's code (first weights).
 
 As in torchvision, the stride of a stage is in the 3×3 convolution ("v1.5"), and padding is symmetric, unlike XLA's
 `SAME` for stride-2 convolutions.
@@ -29,7 +29,7 @@ FROZEN_BATCH_NORM = (r"^backbone/(stem|stages/\d+/\d+(/shortcut)?)/norm\d?/(scal
 class ResNetShape(BackboneShape):
     """The architecture of a bottleneck ResNet: blocks of each stage, and the width of the stem.
 
-    The 3×3 convolutions of stage i have `stem`·2^i channels, its output `EXPANSION` times that number.
+    The 3×3 convolutions of stage i have `stem`·2^i channels, its output `EXPANSION` times as many.
     """
 
     blocks: tuple[int, ...]
@@ -105,14 +105,14 @@ class Bottleneck(nnx.Module):
 def check_read(prompts: Prompts | None, read: Collection[str]) -> None:
     """Raise ValueError for prompts, and for features that convolutional backbones do not have."""
     if prompts is not None or not read or set(read) - {CLS, PATCHES, MEAN}:
-        given = "takes no prompts" if prompts is not None else f"cannot read {sorted(read)}"
-        raise ValueError(f"a convolutional backbone has cls, patches and mean; {given}")
+        problem = "takes no prompts" if prompts is not None else f"cannot read {sorted(read)}"
+        raise ValueError(f"a convolutional backbone has cls, patches and mean; {problem}")
 
 
 def read_map(
     feature_map: Float[ArrayLike, "b h w d"], read: Collection[str], norm: Callable[[Array], Array] | None = None
 ) -> Features:
-    """Return the mean of a map as `cls` and `mean`, its cells as `patches`, normalized by `norm` if given.
+    """Return the mean of a map as `cls` and `mean`, and its cells as `patches`; `norm` normalizes all of them.
 
     The mean is computed and returned in float32 for every type of the map.
     """
@@ -131,8 +131,8 @@ def read_map(
 class ResNet(nnx.Module):
     """A ResNet body; stages and blocks count from 0 (`stages/2/5/conv1/kernel`, `stages/0/0/shortcut/norm/scale`).
 
-    batch_norm: see `BatchNorm`. Stages are frozen by rules over these paths, like all parameters. remat: store only the
-    input of each block, and recompute its activations in the backward pass.
+    `batch_norm` is a mode of `BatchNorm`. With `remat`, only the input of each block is stored, and its activations are
+    recomputed in the backward pass. Rules over these paths freeze stages.
     """
 
     def __init__(
@@ -178,8 +178,8 @@ class ResNet(nnx.Module):
     ) -> Features:
         """Encode images of any size; the grid is (⌈H/32⌉, ⌈W/32⌉) for four stages.
 
-        `patches` is the last map, and `cls` its mean, the input of the published classifier. A ResNet has neither a
-        final norm nor attention.
+        `patches` is the last map, and `cls` its mean, the input of the published classifier. A ResNet has no final norm
+        and no attention.
         """
         check_read(prompts, read)
         return read_map(self.maps(image)[-1], read)

@@ -1,10 +1,10 @@
 """Vision transformers: one implementation of all ViTs in the papers, with an exact fast path for deep prompts.
 
 Deep prompts are replaced before every block. In every block but the last, a prompt therefore provides only a key and a
-value, which do not depend on the image: they are computed once per batch, without queries and without the MLP. In the
-last block, only the tokens that the head reads are queries. Outputs and gradients equal those of running all tokens
-through all blocks; the prompt mask matters only in the last block, where prompts are queries. Prompts that are carried
-from block to block (`Prompts.carry`) are queries in all blocks.
+value. Keys and values of prompts do not depend on the image, so they are computed once per batch, without queries and
+without the MLP. In the last block, only the tokens that the head reads are queries. Outputs and gradients are equal to
+a computation with all tokens in all blocks. The prompt mask matters only in the last block, where prompts are queries.
+Prompts that are carried from block to block (`Prompts.carry`) are queries in all blocks.
 """
 
 from __future__ import annotations
@@ -30,14 +30,22 @@ IMAGE, REGISTERS = "image", "registers"  # parts of the sequence that heads do n
 
 @dataclasses.dataclass(frozen=True)
 class ViTShape(BackboneShape):
-    """The architecture of a ViT; `native` is the image size of the position table, in pixels.
+    """The architecture of a ViT.
 
-    mlp: a key of layers.transformer.MLPS. key_bias, patch_bias: whether the keys and the patch embedding have a bias.
-    registers: number of register tokens (Darcet et al., 2024), which have no position and are not read by heads.
-    position_offset, position_antialias: how the authors' code resamples its table to another grid (see
-    resample_positions). rotary_base: if it is set, patches have rotary positions in each attention (see rotary_angles)
-    and there is no table; other tokens have no position. pre_norm: a LayerNorm between the embedding and the blocks.
-    class_token: if there is none, `cls` is the output of an attention pool over the patches after the final norm.
+    Attributes:
+      native: image size of the position table, in pixels.
+      mlp: a key of layers.transformer.MLPS.
+      mask_token: whether published files have an unused tensor, which counts as a parameter.
+      position_offset: how the authors' code resamples its table to another grid, see resample_positions.
+      position_antialias: see resample_positions.
+      registers: number of register tokens (Darcet et al., 2024), which have no position and are not read by heads.
+      rotary_base: if set, patches have rotary positions in each attention (see rotary_angles) instead of a table; other
+        tokens have no position.
+      key_bias: whether keys have a bias.
+      patch_bias: whether the patch embedding has a bias.
+      pre_norm: whether a LayerNorm follows the embedding.
+      class_token: whether there is a class token. Otherwise `cls` is the output of an attention pool over the patches
+        after the final norm.
     """
 
     width: int
@@ -49,7 +57,7 @@ class ViTShape(BackboneShape):
     mlp: str = "gelu"
     eps: float = 1e-6
     layer_scale: float | None = None
-    mask_token: bool = False  # an unused tensor of some published files, kept so that parameter counts agree
+    mask_token: bool = False
     position_offset: float = 0.0
     position_antialias: bool = False
     registers: int = 0
@@ -87,18 +95,18 @@ class ViTShape(BackboneShape):
         counted even if the head does not read `cls`.
         """
         patches, width, tokens = (side // self.patch) ** 2, self.width, self.tokens(side, prompts)
-        further = 0 if prompts is None else prompts.key_values
+        extra = 0 if prompts is None else prompts.key_values
         mlp = (3 if self.mlp == "swiglu" else 2) * width * self.hidden
         linear = patches * 3 * self.patch**2 * width + self.depth * tokens * (4 * width**2 + mlp)
         linear += 0 if prompts is None else prompts.projection_macs
-        products = self.depth * 2 * tokens * (tokens + further) * width
+        products = self.depth * 2 * tokens * (tokens + extra) * width
         if not self.class_token:
             linear, products = linear + (2 + 2 * patches) * width**2 + mlp, products + 2 * patches * width
         return linear + self.norm_macs(side, prompts), products, patches
 
     def norm_macs(self, side: int, prompts: nnx.Module | None) -> int:
-        pooled = not self.class_token  # the one token of the attention pool
-        return 4 * self.width * ((2 * self.depth + 1 + self.pre_norm) * self.tokens(side, prompts) + pooled)
+        pool_tokens = not self.class_token
+        return 4 * self.width * ((2 * self.depth + 1 + self.pre_norm) * self.tokens(side, prompts) + pool_tokens)
 
     def tokens(self, side: int, prompts: nnx.Module | None) -> int:
         """Return the number of tokens in a block: class token, registers, prompts and patches."""
@@ -108,9 +116,14 @@ class ViTShape(BackboneShape):
 class ViT(nnx.Module):
     """A ViT encoder; its parameters are named as in the published PyTorch files (`blocks/3/attn/qkv/kernel`).
 
-    dtype: of matrix products and the arrays between them inside a block; parameters, positions, LayerNorm, softmax and
-    the residual stream are always float32. remat: recompute each block in the backward pass instead of storing its
-    activations: activation memory of one block, for about a third more time.
+    Parameters, positions, LayerNorm, softmax and the residual stream are always float32.
+
+    Args:
+      shape: the architecture.
+      dtype: type of the matmuls and of their inputs and outputs inside a block; None = float32.
+      remat: recompute each block in the backward pass instead of storing its activations. This needs the activation
+        memory of one block, and about a third more time.
+      rngs: for the weights.
     """
 
     def __init__(self, shape: ViTShape, *, dtype: jnp.dtype | None = None, remat: bool = False, rngs: nnx.Rngs):
@@ -122,7 +135,7 @@ class ViT(nnx.Module):
         if shape.class_token:
             self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, shape.width)))
         if shape.rotary_base is None:
-            # Sines and cosines as initial table make training from scratch several times faster than random values.
+            # With this initial table, training from scratch is several times faster than with random values.
             table = sine_positions(shape.native // shape.patch, shape.width)
             self.pos_embed = nnx.Param(jnp.pad(table, ((0, 0), (int(shape.class_token), 0), (0, 0))))
         if shape.mask_token:
@@ -142,7 +155,7 @@ class ViT(nnx.Module):
     def embed(self, image: jax.Array) -> tuple[jax.Array, tuple[int, int]]:
         """Split f32[B,H,W,3] into patches; return the tokens and the patch grid.
 
-        Tokens are f32[B,C+R+N,D]: C = 1 or 0 class tokens, R registers, the patches. Raises ValueError if the sides of
+        Tokens are f32[B,C+R+N,D]: C = 1 or 0 class tokens, R registers, N patches. Raises ValueError if the sides of
         the image are not multiples of the patch size.
         """
         shape, patch = self.shape, self.shape.patch
@@ -154,11 +167,11 @@ class ViT(nnx.Module):
         tokens = self.patch_embed(pieces.reshape(batch, grid[0] * grid[1], -1))
         leading = [self.cls_token[...]] if shape.class_token else []
         if shape.rotary_base is None:
-            own, of_patches = jnp.split(self.pos_embed[...], [int(shape.class_token)], axis=1)
+            class_position, table = jnp.split(self.pos_embed[...], [int(shape.class_token)], axis=1)
             tokens = tokens + resample_positions(
-                of_patches, grid, offset=shape.position_offset, antialias=shape.position_antialias
+                table, grid, offset=shape.position_offset, antialias=shape.position_antialias
             )
-            leading = [token + own for token in leading]
+            leading = [token + class_position for token in leading]
         if shape.registers:
             leading.append(self.register_tokens[...])
         leading = [jnp.broadcast_to(part, (batch, *part.shape[1:])) for part in leading]
@@ -183,35 +196,35 @@ class ViT(nnx.Module):
         return_attention: bool = False,
         deltas: Deltas = (),
     ) -> Features:
-        """Encode f32[B,H,W,3], see contracts.Backbone; deltas: per block, () for nothing.
+        """Encode f32[B,H,W,3], see contracts.Backbone.
 
-        Raises ValueError if the sides of the image are not multiples of the patch size, or prompts are read but not
-        given.
+        `deltas` has one mapping per block, or is (). Raises ValueError if the sides of the image are not multiples of
+        the patch size, or if prompts are read without prompts.
         """
         unknown = set(read) - {CLS, PROMPTS, PATCHES, MEAN}
         if unknown or not read or (PROMPTS in read and prompts is None):
             raise ValueError(f"cannot read {sorted(read)} {'without prompts' if prompts is None else ''}")
         tokens, grid = self.embed(image)
         rotary = self.rotary(grid)
-        given = {"prompts": prompts, "rotary": rotary, "deltas": deltas}
-        run = partial(self._block, **given)
+        options = {"prompts": prompts, "rotary": rotary, "deltas": deltas}
+        run = partial(self._block, **options)
         parts = {IMAGE: tokens} | ({} if prompts is None else {PROMPTS: prompts.tokens[0]})
         for index in range(self.shape.depth - 1):
             if prompts is None or prompts.carry is None:
                 parts |= run(index, parts, (IMAGE,))
                 parts |= {} if prompts is None else {PROMPTS: prompts.tokens[index + 1]}
             else:
-                advanced = run(index, parts, (PROMPTS, IMAGE))
-                kept = prompts.carry[index]
-                parts = advanced | {PROMPTS: kept * advanced[PROMPTS] + (1 - kept) * parts[PROMPTS]}
+                outputs = run(index, parts, (PROMPTS, IMAGE))
+                gate = prompts.carry[index]
+                parts = outputs | {PROMPTS: gate * outputs[PROMPTS] + (1 - gate) * parts[PROMPTS]}
         tokens = parts.pop(IMAGE)
         ends = int(self.shape.class_token), self.shape.leading
         parts |= dict(zip((CLS, REGISTERS, PATCHES), jnp.split(tokens, ends, axis=1), strict=True))
         # An attention pool reads the patches instead of a class token.
         needed = set(read) if self.pool is None else {PATCHES if name == CLS else name for name in read}
-        asked = [name for name in parts if name in needed]
-        queries = [name for name in parts if name in asked or (MEAN in read and name in (PROMPTS, PATCHES))]
-        attention = self._attention(parts, asked, **given) if return_attention else {}
+        requested = [name for name in parts if name in needed]
+        queries = [name for name in parts if name in requested or (MEAN in read and name in (PROMPTS, PATCHES))]
+        attention = self._attention(parts, requested, **options) if return_attention else {}
         parts = run(self.shape.depth - 1, parts, queries)
         parts |= {MEAN: _mean(parts, prompts)} if MEAN in read else {}
         normed = {name: self.norm(part) for name, part in parts.items()}
@@ -219,51 +232,51 @@ class ViT(nnx.Module):
         if self.pool is not None and CLS in read:
             parts = parts | {CLS: self.pool(normed[PATCHES])[:, None]}
             attention |= {CLS: self.pool.weights(normed[PATCHES])} if return_attention else {}
-        found = {name: parts[name] for name in read}
-        cls = None if CLS not in found else found[CLS][:, 0]
-        return Features(cls, found.get(PROMPTS), found.get(PATCHES), grid, attention, found.get(MEAN))
+        values = {name: parts[name] for name in read}
+        cls = None if CLS not in values else values[CLS][:, 0]
+        return Features(cls, values.get(PROMPTS), values.get(PATCHES), grid, attention, values.get(MEAN))
 
     def _block(
         self,
         index: int,
         parts: dict[str, jax.Array],
         queries: Sequence[str],
-        **given: Any,
+        **options: Any,
     ) -> dict[str, jax.Array]:
-        """Apply a block to the parts in `queries`; the others are context. Each part is f32[B or 1, T, D]."""
-        joined, context, settings = _arranged(index, parts, queries, **given)
+        """Apply a block to the parts in `queries`; all other parts are context. Each part is f32[B or 1, T, D]."""
+        joined, context, settings = _block_arguments(index, parts, queries, **options)
 
         def run(tokens: jax.Array, context: list[jax.Array]) -> jax.Array:
             return self.blocks[index](tokens, context, **settings)
 
-        advanced = (jax.checkpoint(run) if self.remat else run)(joined, context)
+        outputs = (jax.checkpoint(run) if self.remat else run)(joined, context)
         ends = np.cumsum([parts[name].shape[1] for name in queries])[:-1]
-        return dict(zip(queries, jnp.split(advanced, ends, axis=1), strict=True))
+        return dict(zip(queries, jnp.split(outputs, ends, axis=1), strict=True))
 
-    def _attention(self, parts: dict[str, jax.Array], queries: Sequence[str], **given: Any) -> dict[str, jax.Array]:
+    def _attention(self, parts: dict[str, jax.Array], queries: Sequence[str], **options: Any) -> dict[str, jax.Array]:
         """Return the attention of `cls` and `prompts`, if in `queries`, over patches in the last block: f32[B,Q,N]."""
         names = [name for name in queries if name != PATCHES]
         if not names:
             return {}
         last = self.shape.depth - 1
-        tokens, context, settings = _arranged(last, parts, names, **given)
+        tokens, context, settings = _block_arguments(last, parts, names, **options)
         weights = self.blocks[last].weights(tokens, context, **settings).mean(axis=1)
         places = _places(parts, names)
         return {name: weights[:, places[name], places[PATCHES]] for name in names}
 
 
 def _mean(parts: dict[str, jax.Array], prompts: Prompts | None) -> jax.Array:
-    """Return the mean f32[B,D] over the prompts that are present, if there are any, and the patches."""
+    """Return the mean f32[B,D] over the present prompts, if any, and the patches."""
     patches = parts[PATCHES]
     if prompts is None:
         return patches.mean(axis=1)
-    averaged = parts[PROMPTS]
-    present = jnp.ones(averaged.shape[1], bool) if prompts.present is None else prompts.present
-    total = averaged.sum(axis=1, where=present[:, None]) + patches.sum(axis=1)
+    tokens = parts[PROMPTS]
+    present = jnp.ones(tokens.shape[1], bool) if prompts.present is None else prompts.present
+    total = tokens.sum(axis=1, where=present[:, None]) + patches.sum(axis=1)
     return total / (present.sum() + patches.shape[1])
 
 
-def _arranged(
+def _block_arguments(
     index: int,
     parts: dict[str, jax.Array],
     queries: Sequence[str],
@@ -272,7 +285,7 @@ def _arranged(
     rotary: jax.Array | None,
     deltas: Deltas,
 ) -> tuple[jax.Array, list[jax.Array], dict[str, Any]]:
-    """Return the arguments of block `index` for queries from the parts in `queries`: tokens, context, and settings."""
+    """Return the arguments of block `index`: tokens from the parts in `queries`, context, and settings."""
     context = [part for name, part in parts.items() if name not in queries and part.shape[1]]
     (batch,) = jnp.broadcast_shapes(*(parts[name].shape[:1] for name in queries))
     joined = jnp.concatenate(
@@ -293,7 +306,7 @@ def _angles(
 ) -> jax.Array:
     """Return the angles f32[T,d/2] of all tokens in the order of `_places`; only patches are rotated.
 
-    rotary: those of the tokens of the image, see ViT.rotary.
+    `rotary` has the angles of the tokens of the image, see ViT.rotary.
     """
     places = _places(parts, queries)
     angles = jnp.zeros((_length(parts, prompts), rotary.shape[1]))
@@ -302,13 +315,13 @@ def _angles(
 
 
 def _length(parts: dict[str, jax.Array], prompts: Prompts | None) -> int:
-    """Return T, the number of keys: all tokens, and the further keys of the prompts."""
-    further = 0 if prompts is None or prompts.key_value is None else prompts.key_value.shape[2]
-    return sum(part.shape[1] for part in parts.values()) + further
+    """Return T, the number of keys: all tokens, and the additional keys of the prompts."""
+    extra = 0 if prompts is None or prompts.key_value is None else prompts.key_value.shape[2]
+    return sum(part.shape[1] for part in parts.values()) + extra
 
 
 def _places(parts: dict[str, jax.Array], queries: Sequence[str]) -> dict[str, slice]:
-    """Return the slice of each part in the sequence of a block: first those in `queries`, then the others in order."""
+    """Return the slice of each part in the sequence of a block: first the parts in `queries`, then all other parts."""
     order = [*queries, *(name for name in parts if name not in queries)]
     ends = np.cumsum([parts[name].shape[1] for name in order]).tolist()
     return {name: slice(end - parts[name].shape[1], end) for name, end in zip(order, ends, strict=True)}

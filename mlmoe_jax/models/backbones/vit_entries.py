@@ -1,27 +1,27 @@
-"""The named ViTs: those of the papers, DINOv2, DINOv3, and the vision towers of SigLIP 2 and CLIP."""
+"""The named ViTs: ViT-B/16 as in the papers, DINOv2, DINOv3, and the vision towers of SigLIP 2 and CLIP."""
 
 from typing import Any
 
-from mlmoe_jax.models.backbones.entry import DINOV3_LICENCE, IMAGENET_MEAN, IMAGENET_STD, Entry, sha256_in
+from mlmoe_jax.models.backbones.entry import DINOV3_LICENSE, IMAGENET_MEAN, IMAGENET_STD, Entry, sha256_in
 from mlmoe_jax.models.backbones.vit import ViTShape
 
 _HALF = (0.5,) * 3
 
 
-def _vit_b16(address: str, licence: str, *, half: bool, final_norm: bool) -> Entry:
+def _vit_b16(address: str, license: str, *, half: bool, final_norm: bool) -> Entry:
     shape = ViTShape(width=768, depth=12, heads=12, patch=16, native=224)
     mean, std = (_HALF, _HALF) if half else (IMAGENET_MEAN, IMAGENET_STD)
     file = address.rpartition("/")[2]
-    return Entry(shape, mean, std, 224, file, address, licence, final_norm, sha256=sha256_in(file))
+    return Entry(shape, mean, std, 224, file, address, license, final_norm, sha256=sha256_in(file))
 
 
 def _on_hub(
-    repository: str, shape: ViTShape, licence: str, *, file: str = "model.safetensors", **settings: Any
+    repository: str, shape: ViTShape, license: str, *, file: str = "model.safetensors", **settings: Any
 ) -> Entry:
     """Return the entry of a file on the Hugging Face hub, with ImageNet's mean and std and images of 224 px."""
     address = f"https://huggingface.co/{repository}/resolve/main/{file}"
-    given = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, "image_size": 224} | settings
-    return Entry(shape, file=f"{repository.partition('/')[2]}/{file}", address=address, licence=licence, **given)
+    settings = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, "image_size": 224} | settings
+    return Entry(shape, file=f"{repository.partition('/')[2]}/{file}", address=address, license=license, **settings)
 
 
 def _dinov2(width: int, depth: int, heads: int, size: str, *, mlp: str = "gelu", registers: int = 0) -> Entry:
@@ -39,7 +39,7 @@ def _dinov3(width: int, depth: int, heads: int, size: str, *, plus: bool = False
     common = {"patch": 16, "native": 224, "eps": 1e-5, "layer_scale": 1e-5, "mask_token": True, "registers": 4}
     mlp = {"mlp": "swiglu", "mlp_ratio": 6.0} if plus else {}
     shape = ViTShape(width, depth, heads, rotary_base=100.0, key_bias=False, **common, **mlp)
-    return _on_hub(f"facebook/dinov3-{size}-pretrain-lvd1689m", shape, DINOV3_LICENCE)
+    return _on_hub(f"facebook/dinov3-{size}-pretrain-lvd1689m", shape, DINOV3_LICENSE)
 
 
 # Published size -> (width, blocks, heads, hidden width of the MLPs, patch)
@@ -53,7 +53,7 @@ _SIGLIP_SIZES = {
 def _siglip2(size: str, side: int) -> Entry:
     """The vision tower of SigLIP 2 (Tschannen et al., 2025), without a class token but with an attention pool."""
     width, depth, heads, hidden, patch = _SIGLIP_SIZES[size]
-    # The authors' code ignores the 6 pixels by which 384 exceeds a multiple of 14.
+    # As in the authors' code: 384 is 6 pixels more than a multiple of 14, and these pixels are ignored.
     native = side // patch * patch
     shape = ViTShape(width, depth, heads, patch, native, mlp_ratio=hidden / width, mlp="gelu_tanh", class_token=False)
     return _on_hub(f"google/siglip2-{size}-{side}", shape, "Apache-2.0", mean=_HALF, std=_HALF, image_size=native)
@@ -68,8 +68,7 @@ def _clip(
 ) -> Entry:
     """The vision tower of CLIP (Radford et al., ICML 2021) or OpenCLIP (Cherti et al., CVPR 2023), without projection.
 
-    `cls` is the class token after the last norm, which the projection into the space of texts would read. The file is
-    that of OpenCLIP.
+    `cls` is the class token after the last norm, the input of the omitted projection. The file is OpenCLIP's.
     """
     shape = ViTShape(*size, side, mlp=mlp, eps=1e-5, patch_bias=False, pre_norm=True)
     colors = {"mean": _HALF, "std": _HALF} if half else {"mean": _CLIP_MEAN, "std": _CLIP_STD}

@@ -36,7 +36,13 @@ class MLGCNHead(Head):
     the map (ML-GCN, eq. 3–4), without biases. The only learned parameters are W₁ and W₂, `gc1/kernel` and `gc2/kernel`,
     with initial values from U(±1/√columns) as in the authors' code.
 
-    word_vectors: X f32[K,d]. adjacency: Ā f32[K,K], see `data.labels.graph.label_graph`.
+    Args:
+      width: D.
+      word_vectors: X f32[K,d].
+      adjacency: Ā f32[K,K], see `data.labels.graph.label_graph`.
+      hidden: columns of W₁.
+      dtype: type of the matmuls; None = float32.
+      rngs: for the weights.
     """
 
     read = (PATCHES,)
@@ -57,9 +63,9 @@ class MLGCNHead(Head):
         self.word_vectors, self.adjacency = word_vectors, adjacency
 
         def layer(into: int, out: int) -> nnx.Linear:
-            draw, named = uniform(1 / math.sqrt(out)), axes(WORD_VECTOR, None)
+            draw, names = uniform(1 / math.sqrt(out)), axes(WORD_VECTOR, None)
             return nnx.Linear(
-                into, out, use_bias=False, kernel_init=draw, kernel_metadata=named, dtype=dtype, rngs=rngs
+                into, out, use_bias=False, kernel_init=draw, kernel_metadata=names, dtype=dtype, rngs=rngs
             )
 
         self.gc1, self.gc2 = layer(inputs, hidden), layer(hidden, width)
@@ -71,7 +77,7 @@ class MLGCNHead(Head):
         graph = config.model.head.graph
         adjacency = label_graph(space.counts, space.positives, transpose=graph.transpose)
         vectors = space.vectors
-        if vectors is None:  # synthetic labels, whose counts and vectors have no effect
+        if vectors is None:  # for synthetic labels
             vectors = np.zeros((len(space.names), graph.vector_width), np.float32)
         return cls(width, Constant(vectors), Constant(adjacency), hidden=graph.hidden, dtype=dtype, rngs=rngs)
 
@@ -87,7 +93,7 @@ class MLGCNHead(Head):
         return Prediction(feature @ self.classifiers().T)
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return K·D of the classifiers, and the graph layers, which are computed once per batch."""
+        """Return K·D for the classifiers, and the graph layers, which are computed once per batch."""
         (labels, inputs), (hidden, width) = self.word_vectors.value.shape, self.gc2.kernel.shape
         layers = labels * (inputs * hidden + hidden * width)
         return labels * width, layers + labels**2 * (hidden + width)
@@ -106,8 +112,8 @@ def _pointwise(
     rngs: nnx.Rngs,
 ) -> nnx.Linear:
     """Return a convolution with kernel size 1 and PyTorch's initial values; `names` are the axes of its kernel."""
-    init, named = torch_linear(into), {"kernel_metadata": axes(*names), "bias_metadata": axes(names[1])}
-    return nnx.Linear(into, out, use_bias=bias, kernel_init=init, bias_init=init, **named, dtype=dtype, rngs=rngs)
+    init, metadata = torch_linear(into), {"kernel_metadata": axes(*names), "bias_metadata": axes(names[1])}
+    return nnx.Linear(into, out, use_bias=bias, kernel_init=init, bias_init=init, **metadata, dtype=dtype, rngs=rngs)
 
 
 class DynamicGraph(nnx.Module):
@@ -155,10 +161,10 @@ class ADDGCNHead(Head):
     (ADD-GCN, sec. 3.2). The output of the graph network is added to V and classified per label, with logits s_r. The
     reported logits are (s_m + s_r)/2, in training and evaluation (ADD-GCN, sec. 3.4).
 
-    The classifier of a label is applied only to the feature of that label. The authors' code applies all K classifiers
+    The classifier of a label is applied only to the feature of this label. The authors' code applies all K classifiers
     to all features and multiplies by an identity matrix, which their files store as `mask_mat`.
 
-    terms: `map` is s_m, `graph` is s_r.
+    The terms of the prediction are `map` (s_m) and `graph` (s_r).
     """
 
     read = (PATCHES,)
@@ -195,9 +201,9 @@ class ADDGCNHead(Head):
         return self.graph.adjacency(self.graph.spread_static(label_features))
 
     def attention(self, features: Features) -> dict[str, jax.Array]:
-        """Return the share of each cell in the feature of a label, σ(score) over its sum: `labels` f32[B,K,N]."""
+        """Return the weight of each cell in the feature of a label, σ(score) over its sum: `labels` f32[B,K,N]."""
         scores = self.map_classifier(features.patches).astype(jnp.float32)
-        # the softmax of log σ, which is finite even if every σ rounds to 0
+        # A softmax of log σ is finite even if every σ rounds to 0.
         return {LABELS: jnp.swapaxes(jax.nn.softmax(jax.nn.log_sigmoid(scores), axis=1), 1, 2)}
 
     def __call__(
@@ -210,9 +216,9 @@ class ADDGCNHead(Head):
         return Prediction((terms["map"] + terms["graph"]) / 2, terms)
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return the layers of the authors' code, and the products of the attention and of the dynamic graph.
+        """Return the layers, and the matmuls of the attention and of the dynamic graph.
 
-        As in that code, the layers include all K classifiers on all K features.
+        As in the authors' code, the layers include all K classifiers on all K features.
         """
         (width, labels), hidden = self.map_classifier.kernel.shape, self.transform.out_features
         on_map = tokens * width * (labels + hidden)

@@ -1,4 +1,4 @@
-"""Heads on group prompts: ML-VPT's with experts and gates, and GVPT's, the ablation that keeps only the grouping."""
+"""Heads on group prompts: ML-VPT's head with experts and gates, and GVPT's head, its ablation without them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mlmoe_jax.models.partition import LABEL, PROMPT
 
 
 class Side(nnx.Module):
-    """Gates, and a classifier unless the sides share one, of one side (CO or DC)."""
+    """The gates, and the classifier unless both sides share one, of one side (CO or DC)."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class Side(nnx.Module):
 def pick(values: Float[ArrayLike, "*rows g k"], group_of: Sequence[int]) -> Float[Array, "*rows k"]:
     """Select the entry of the group of each label.
 
-    Computing all G entries in one matrix product and selecting afterwards is much cheaper than first gathering the
-    tokens per label into [B,M,K,D].
+    Computing all G entries in one matmul and selecting afterwards is much cheaper than gathering tokens per label into
+    [B,M,K,D] first.
     """
     member = np.arange(values.shape[-2])[:, None] == np.asarray(group_of)
     return jnp.sum(values, axis=-2, where=member)
@@ -64,7 +64,7 @@ def combine_sides(sides: Sequence[Float[ArrayLike, "b k"]], how: str) -> Float[A
     """Combine the logits of one or two sides: `mean_logit`, or the logit of the `mean_probability`."""
     if len(sides) == 1 or how == "mean_logit":
         return sum(sides) / len(sides)
-    # the logit of the mean of two sigmoids; log-sigmoids keep it finite even if a sigmoid rounds to 0 or 1
+    # Log-sigmoids keep the logit finite even if a sigmoid rounds to 0 or 1.
     yes = jnp.logaddexp(*(jax.nn.log_sigmoid(logits) for logits in sides))
     no = jnp.logaddexp(*(jax.nn.log_sigmoid(-logits) for logits in sides))
     return yes - no
@@ -73,13 +73,24 @@ def combine_sides(sides: Sequence[Float[ArrayLike, "b k"]], how: str) -> Float[A
 class GroupExpertsHead(Head):
     """The group-aware mixture of experts (ML-VPT, sec. 4.3–4.4) on the prompts of the last block.
 
-    terms: `co`, `dc` are the logits of the classifiers on the label features Σₑ w·E(z) (ML-VPT, eq. 14–16); `co_gate`,
-    `dc_gate` are the gate logits weighted by the gates, Σₑ w·g, which the authors' code also supervises.
-    gates: `co`, `dc` f32[B,K,M].
-    group_of: {side: the group of each label}, for `co`, `dc` or both. gates_of: one gate per `label` (strategy 2 of the
-    paper, used by its model) or per `group` (strategy 1).
-    combine: `mean_logit` reports σ((co + dc)/2) as in the code, `mean_probability` (σ(co) + σ(dc))/2 as in the
-    paper, where it has no number.
+    The terms `co` and `dc` of the prediction are the logits of the classifiers on the label features Σₑ w·E(z) (ML-VPT,
+    eq. 14–16). The terms `co_gate` and `dc_gate` are the gate logits weighted by the gates, Σₑ w·g, which have a loss
+    in the authors' code too. The gates are `co` and `dc` f32[B,K,M].
+
+    Args:
+      width: D.
+      group_of: {side: the group of each label}, for `co`, `dc` or both.
+      groups: G.
+      per_group: M.
+      gates_of: one gate per `label` (strategy 2 of the paper, used by its model) or per `group` (strategy 1).
+      hidden: width of the hidden layer of an expert.
+      activation: activation of the experts, see BottleneckExpert.
+      gate_bias: see LabelGates.
+      combine: `mean_logit` reports σ((co + dc)/2) as in the code, `mean_probability` (σ(co) + σ(dc))/2 as in the
+        paper, without an equation number.
+      shared_classifier: use one classifier for both sides.
+      dtype: type of the matmuls; None = float32.
+      rngs: for the weights.
     """
 
     read = (PROMPTS,)
@@ -110,7 +121,7 @@ class GroupExpertsHead(Head):
 
         self.bank = make_bank(expert, len(self.sides) * groups * per_group, rngs, PROMPT)
         options = {"gate_bias": gate_bias, "gates": gates_of, "own_classifier": not shared_classifier, "rngs": rngs}
-        sides = {name: Side(width, of, groups, per_group, **options) for name, of in group_of.items()}
+        sides = {name: Side(width, labels, groups, per_group, **options) for name, labels in group_of.items()}
         self.co, self.dc = sides.get("co"), sides.get("dc")
         self.classifier = LabelClassifier(width, self.labels, rngs=rngs) if shared_classifier else None
 
@@ -160,7 +171,7 @@ class GroupExpertsHead(Head):
         terms = {}
         for name, side in self._sides().items():
             classifier = side.classifier or self.classifier
-            # V·Σₑ wₑEₑ = Σₑ wₑ(V·Eₑ): voting before mixing avoids the label features [B,K,D]
+            # V·Σₑ wₑEₑ = Σₑ wₑ(V·Eₑ). The second form needs no label features [B,K,D].
             votes = pick(jnp.einsum("bmgd,kd->bmgk", outputs[name], classifier.kernel[...]), side.group_of)
             weights = jnp.moveaxis(gates[name], 2, 1)
             terms[name] = jnp.sum(weights * votes, axis=1) + classifier.bias[...]
@@ -168,10 +179,9 @@ class GroupExpertsHead(Head):
         return Prediction(combine_sides([terms[name] for name in self.sides], self.combine), terms, gates)
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return the multiply-adds per image that the papers count (one classifier), and those that a full count adds.
+        """Return the multiply-adds per image that the papers count (one classifier), and all other multiply-adds.
 
-        The full count adds experts, gates, the mixture over the experts of a label and the classifier of the second
-        side.
+        These are experts, gates, the mixture over the experts of a label, and the classifier of the second side.
         """
         width, hidden = self.bank.up.kernel.shape[1:]
         experts = len(self.sides) * self.groups * self.per_group * 2 * width * hidden
@@ -202,11 +212,16 @@ def _weights(gate_logits: dict[str, jax.Array]) -> dict[str, jax.Array]:
 class GroupLinearHead(Head):
     """One classifier per side on the mean of the prompts of each label's group (GVPT; with one side VPT-CO, VPT-DC).
 
-    The paper does not specify how the M prompts of a group are combined (ML-VPT, sec. 5.3). Their mean needs no
-    parameters, which agrees with the published parameter count (0.39 M).
+    The paper does not specify how the M prompts of a group are combined (ML-VPT, sec. 5.3). A mean needs no parameters,
+    which agrees with the published parameter count (0.39 M). The logits of the sides are the terms of the prediction.
 
-    group_of: {side: the group of each label}, for `co`, `dc` or both; the logits of the sides are the terms.
-    combine: how the two sides are combined, see `combine_sides`.
+    Args:
+      width: D.
+      group_of: {side: the group of each label}, for `co`, `dc` or both.
+      groups: G.
+      per_group: M.
+      combine: how the two sides are combined, see `combine_sides`.
+      rngs: for the weights.
     """
 
     read = (PROMPTS,)
@@ -224,8 +239,8 @@ class GroupLinearHead(Head):
         rngs: nnx.Rngs,
     ):
         self.groups, self.per_group, self.combine = groups, per_group, combine
-        self.group_of = tuple((name, tuple(int(group) for group in of)) for name, of in group_of.items())
-        classifiers = {name: LabelClassifier(width, len(of), rngs=rngs) for name, of in group_of.items()}
+        self.group_of = tuple((name, tuple(int(group) for group in labels)) for name, labels in group_of.items())
+        classifiers = {name: LabelClassifier(width, len(labels), rngs=rngs) for name, labels in group_of.items()}
         self.co, self.dc = classifiers.get("co"), classifiers.get("dc")
 
     @classmethod
@@ -264,6 +279,6 @@ class GroupLinearHead(Head):
         return Prediction(combine_sides(list(terms.values()), self.combine), terms)
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return the multiply-adds per image that the papers count (one classifier), and those of the second side."""
+        """Return the multiply-adds per image of the first classifier, as counted in the papers, and of the second."""
         one = (self.co or self.dc).kernel.size
         return one, (len(self.group_of) - 1) * one

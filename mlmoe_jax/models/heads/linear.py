@@ -25,11 +25,15 @@ POOLS = {"cls": (CLS,), "patches": (PATCHES,), "both": (CLS, PATCHES), "mean": (
 class LinearHead(Head):
     """logits = V·x + b, with the initial values of torch.nn.Linear.
 
-    pool: `cls` (linear probing, VPT, full fine-tuning) classifies the class token. `mean` classifies the mean over
-    prompts and patches, as the code of VPT, GateVPT and E2VPT does on MAE. `patches` classifies every patch token and
-    takes the log-mean-exp over patches, a smooth maximum, so that one patch is enough to show a label (Pinheiro and
-    Collobert, CVPR 2015, with r = 1). `both` has both classifiers and reports the mean of their logits, which are the
-    terms `cls` and `patches`.
+    Args:
+      width: D.
+      labels: K.
+      pool: `cls` (linear probing, VPT, full fine-tuning) classifies the class token. `mean` classifies the mean over
+        prompts and patches, as the code of VPT, GateVPT and E2VPT does on MAE. `patches` classifies every patch token
+        and takes the log-mean-exp over patches, a smooth maximum, so that one patch is enough to show a label (Pinheiro
+        and Collobert, CVPR 2015, with r = 1). `both` has the classifiers of `cls` and `patches`, whose logits are
+        terms, and reports the mean of the logits.
+      rngs: for the weights.
     """
 
     by_label = True
@@ -39,8 +43,8 @@ class LinearHead(Head):
         draw = torch_linear(width)
 
         def linear() -> nnx.Linear:
-            named = {"kernel_metadata": axes(None, LABEL), "bias_metadata": axes(LABEL)}
-            return nnx.Linear(width, labels, kernel_init=draw, bias_init=draw, **named, rngs=rngs)
+            metadata = {"kernel_metadata": axes(None, LABEL), "bias_metadata": axes(LABEL)}
+            return nnx.Linear(width, labels, kernel_init=draw, bias_init=draw, **metadata, rngs=rngs)
 
         if pool != "patches":
             self.classifier = linear()
@@ -76,7 +80,10 @@ class LinearHead(Head):
 
 
 class LabelClassifier(nnx.Module):
-    """⟨v_k, o_k⟩ + b_k for one feature per label; `shared`: one v and b for all labels (DR-MoE, eq. 9 as printed)."""
+    """⟨v_k, o_k⟩ + b_k for one feature per label.
+
+    With `share="shared"`, all labels have one v and b (DR-MoE, eq. 9 as printed).
+    """
 
     def __init__(self, width: int, labels: int, *, share: str = "per_label", rngs: nnx.Rngs):
         rows, owner = (labels, LABEL) if share == "per_label" else (1, None)

@@ -1,4 +1,4 @@
-"""A query decoder as classifier; Q2L, and ML-Decoder with full and with grouped decoding, are settings of this head."""
+"""A query decoder as classifier. Q2L and ML-Decoder (with full or grouped decoding) are settings of this head."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from mlmoe_jax.models.layers.values import torch_linear
 from mlmoe_jax.models.partition import LABEL, LABEL_GROUP, axes
 from mlmoe_jax.models.query_decoder import QueryDecoder, decoder_settings, fixed_queries
 
-# The settings of Query2Label (Liu et al., 2021) in `config.model.head.decoder`, from its code for ResNet-101; its width
-# is that of the backbone.
+# The settings of Query2Label (Liu et al., 2021) in `config.model.head.decoder`, from the authors' code for ResNet-101.
+# The width is the width of the backbone.
 Q2L: dict[str, Any] = {"style": "q2l", "heads": 4, "hidden": 8192, "encoder_layers": 1, "decoder_layers": 2}
 # The settings of ML-Decoder (Ridnik et al., WACV 2023).
 ML_DECODER: dict[str, Any] = {
@@ -35,12 +35,18 @@ ML_DECODER: dict[str, Any] = {
 
 
 class GroupedClassifier(nnx.Module):
-    """Query q yields the logits of F = ⌈K/Q⌉ labels, w[q,:,f]·h[q]; the logits of all queries, cut to K, plus b.
+    """Query q yields the logits of F = ⌈K/Q⌉ labels, w[q,:,f]·h[q]; the first K logits of all queries, plus b.
 
     With Q = K, this is the group-wise linear layer of Query2Label (Liu et al., 2021), one weight vector and bias per
-    label; with Q < K, the group fully-connected layer of ML-Decoder (Ridnik et al., WACV 2023).
-    init: `uniform`, U(±1/√D) for weights and biases (Q2L); `xavier`, normal weights as in torch's xavier_normal for a
-    tensor of this shape, and biases 0 (ML-Decoder).
+    label. With Q < K, it is the group fully-connected layer of ML-Decoder (Ridnik et al., WACV 2023).
+
+    Args:
+      width: D.
+      queries: Q.
+      labels: K.
+      init: `uniform`, U(±1/√D) for weights and biases (Q2L), or `xavier`, normal weights as in torch's xavier_normal
+        for a tensor of this shape, and biases 0 (ML-Decoder).
+      rngs: for the weights.
     """
 
     def __init__(self, width: int, queries: int, labels: int, *, init: str = "uniform", rngs: nnx.Rngs):
@@ -48,7 +54,7 @@ class GroupedClassifier(nnx.Module):
         if init == "uniform":
             draw, bias = torch_linear(width), torch_linear(width)
         else:
-            # torch's fan-in is the middle axis and its fan-out the first, both times the last
+            # torch's fan-in is the middle axis and its fan-out the first axis, both times the last axis.
             draw = nnx.initializers.normal(math.sqrt(2 / ((width + queries) * each)))
             bias = nnx.initializers.zeros
         owner = LABEL if queries == labels else LABEL_GROUP
@@ -63,8 +69,12 @@ class GroupedClassifier(nnx.Module):
 class QueryHead(Head):
     """A query decoder over the tokens of an image, and a linear classifier on the features of the queries.
 
-    classifier: with `per_label`, each label has its own query; with `grouped`, ⌈K/Q⌉ labels share one. They also differ
-    in their initial values (see GroupedClassifier). There is at most one query per label.
+    Args:
+      decoder: the decoder, with at most one query per label.
+      labels: K.
+      classifier: `per_label` if each label has its own query; `grouped` if ⌈K/Q⌉ labels share a query. The initial
+        values differ too, see GroupedClassifier.
+      rngs: for the weights.
     """
 
     def __init__(self, decoder: QueryDecoder, labels: int, *, classifier: str = "per_label", rngs: nnx.Rngs):
@@ -80,9 +90,9 @@ class QueryHead(Head):
     ) -> Self:
         settings, labels = config.model.head.decoder, len(space.names)
         queries = min(settings.queries or labels, labels)
-        given = decoder_settings(settings, width) | {"owner": LABEL if queries == labels else LABEL_GROUP}
-        decoder = QueryDecoder(width, queries, **given, dtype=dtype, rngs=rngs)
-        # the initial values of the classifier are those of Q2L, or those of ML-Decoder if queries are fixed
+        arguments = decoder_settings(settings, width) | {"owner": LABEL if queries == labels else LABEL_GROUP}
+        decoder = QueryDecoder(width, queries, **arguments, dtype=dtype, rngs=rngs)
+        # Initial values are as in Q2L, or as in ML-Decoder if queries are fixed.
         classifier = "grouped" if decoder.style.fixed_queries or queries < labels else "per_label"
         return cls(decoder, labels, classifier=classifier, rngs=rngs)
 
@@ -93,8 +103,8 @@ class QueryHead(Head):
     def __call__(
         self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
     ) -> Prediction:
-        queried = self.decoder(features, rngs=rngs)
-        return Prediction(self.classifier(partition.by_label(queried)))
+        label_features = self.decoder(features, rngs=rngs)
+        return Prediction(self.classifier(partition.by_label(label_features)))
 
     def attention(self, features: Features) -> dict[str, jax.Array]:
         """Return the attention of the query of each label, `labels` f32[B,K,N], equal for labels that share a query."""

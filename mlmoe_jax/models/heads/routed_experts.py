@@ -1,8 +1,8 @@
 """The head of DR-MoE and its relatives: a feature per label from a query decoder, routed over shared and task experts.
 
-DR-MoE (Dynamic Routing Mixture of Experts, an anonymous submission to ICLR 2025 that was rejected) has no published
-code. If its equations and its text disagree, there is an option for both. HSQ (Hybrid Sharing Query, Yin et al., ICLR
-2024) has no published code either and is described in less detail: the settings `hsq` are a RECONSTRUCTION.
+DR-MoE (Dynamic Routing Mixture of Experts, a rejected anonymous submission to ICLR 2025) has no published code. Where
+its equations and its text disagree, there is an option for both. HSQ (Hybrid Sharing Query, Yin et al., ICLR 2024) has
+no published code either, and a less detailed text: the settings `hsq` are a RECONSTRUCTION.
 """
 
 from __future__ import annotations
@@ -63,19 +63,24 @@ SETTINGS: dict[str, dict[str, str | int | float]] = {
 def own_prompts(group_of: Mapping[str, Sequence[int]], groups: int, per_group: int) -> np.ndarray:
     """Return bool[K,P], True if a prompt belongs to a group of the label; prompts are ordered as in `prompt_groups`."""
     side_and_group = prompt_groups(len(group_of), groups, per_group)
-    own = [np.asarray(of)[:, None] + side * groups == side_and_group for side, of in enumerate(group_of.values())]
+    labels = enumerate(group_of.values())
+    own = [np.asarray(group)[:, None] + side * groups == side_and_group for side, group in labels]
     return np.any(own, axis=0)
 
 
 class GroupTokenDecoder(QueryDecoder):
     """A query decoder whose memory is all patches and, per label, the prompts of its groups (MLMoE).
 
-    It combines both papers: group prompts in a frozen ViT (ML-VPT), and label queries with experts (DR-MoE).
+    MLMoE combines two papers: group prompts in a frozen ViT (ML-VPT), and label queries with experts (DR-MoE). The
+    prompts of other groups are masked, so that a label is predicted from the image and from its own groups, not from
+    evidence for other labels.
 
-    The prompts of other groups are masked, so that a label is predicted from the image and from its own groups, not
-    from evidence for other labels.
-
-    group_of: {side: the group of each label}. groups, per_group: of the prompts. settings: those of QueryDecoder.
+    Args:
+      channels: C.
+      group_of: {side: the group of each label}.
+      groups: number of groups per side.
+      per_group: number of prompts per group.
+      **settings: arguments of QueryDecoder.
     """
 
     read = (PROMPTS, PATCHES)
@@ -99,10 +104,13 @@ class GroupTokenDecoder(QueryDecoder):
 
 
 def entropy_penalty(gates: Float[ArrayLike, "b k e"], sign: str, weight: float) -> Float[Array, " b"]:
-    """Return ±λ · mean over labels of H(w), in nats, with λ = `weight`; static gates are of one image.
+    """Return ±λ · mean over labels of H(w), in nats.
 
-    sign: `paper` is DR-MoE, eq. 11, as printed: −λ Σ w log w added to the loss. It LOWERS the entropy and collapses the
-    gates onto one expert each, the opposite of its stated purpose. `maximize` has the sign that raises the entropy.
+    Args:
+      gates: w; static gates have one image.
+      sign: `paper` is DR-MoE, eq. 11, as printed: −λ Σ w log w added to the loss. It LOWERS the entropy and collapses
+        each gate onto one expert, the opposite of its stated purpose. `maximize` has the sign that raises the entropy.
+      weight: λ.
     """
     return ENTROPY[sign] * weight * jnp.mean(gate_entropy(gates), axis=-1)
 
@@ -110,16 +118,28 @@ def entropy_penalty(gates: Float[ArrayLike, "b k e"], sign: str, weight: float) 
 class RoutedExpertsHead(Head):
     """DR-MoE: label features h_i from a query decoder, a dense mixture of shared and task experts, a classifier.
 
-    decoder: a module that maps the features in its attribute `read` to one feature per label,
-    `decoder(features, rngs=rngs)` -> f32[B,K,width], with the methods `published_macs(tokens)`,
-    `norm_macs(tokens)` and `attention(features)` -> f32[B,K,N]. After the decoder, labels are independent: parameters
-    per label are stacked along a leading axis K.
-    expert, expert_hidden, shared_experts, task_experts: see LabelExperts. gate, gate_hidden, gate_share: see Gates.
-    classifier: `per_label` or `shared`, see LabelClassifier.
-    entropy, entropy_weight: sign and λ of the penalty `entropy`, see entropy_penalty; `off`: no penalty.
-    SETTINGS has named sets of these choices; the defaults are `recommended`, and `hsq` is a reconstruction of HSQ.
+    After the decoder, labels are independent, and parameters per label have a leading axis K. The gates `experts` of
+    the prediction are f32[B,K,E] (static gates: f32[1,K,E]), with experts in the order [shared…, task…]. SETTINGS has
+    named sets of arguments; the defaults are `recommended`, and `hsq` is a reconstruction of HSQ.
 
-    gates: `experts` f32[B,K,E] (static gates: f32[1,K,E]), experts in the order [shared…, task…].
+    Args:
+      decoder: a module that maps the features in its attribute `read` to one feature per label,
+        `decoder(features, rngs=rngs)` -> f32[B,K,width], with the methods `published_macs(tokens)`,
+        `norm_macs(tokens)` and `attention(features)` -> f32[B,K,N].
+      width: width of the label features.
+      labels: K.
+      expert: see `kind` of LabelExperts.
+      expert_hidden: see `hidden` of LabelExperts.
+      shared_experts: S.
+      task_experts: T.
+      gate: see `kind` of Gates.
+      gate_hidden: see `hidden` of Gates.
+      gate_share: see `share` of Gates.
+      classifier: `per_label` or `shared`, see LabelClassifier.
+      entropy: sign of the penalty `entropy`, see entropy_penalty; `off` = no penalty.
+      entropy_weight: λ.
+      dtype: type of the matmuls; None = float32.
+      rngs: for the weights.
     """
 
     by_label = uses_groups = True
@@ -206,16 +226,16 @@ class RoutedExpertsHead(Head):
         if routing.entropy == "paper" and routing.entropy_weight > 0:
             return [
                 "model.head.routing.entropy=paper adds the entropy of the gates to the loss as printed in DR-MoE, "
-                "which drives each gate to one expert, the opposite of its stated purpose; maximize has the other sign"
+                "which drives each gate to one expert, the opposite of its stated purpose; maximize raises the entropy"
             ]
         return []
 
     def __call__(
         self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
     ) -> Prediction:
-        queried = partition.by_label(self.decoder(features, rngs=rngs))
-        gates = self.gates(queried)
-        logits = self.classifier(combine(gates, self.experts(queried)))
+        label_features = partition.by_label(self.decoder(features, rngs=rngs))
+        gates = self.gates(label_features)
+        logits = self.classifier(combine(gates, self.experts(label_features)))
         penalties = {}
         if self.entropy != "off":
             penalty = entropy_penalty(gates, self.entropy, self.entropy_weight)

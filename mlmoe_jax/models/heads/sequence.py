@@ -1,6 +1,6 @@
 """CNN-RNN: a sequence of labels, each predicted from the image and the preceding labels (Wang et al., CVPR 2016).
 
-Shape letters in addition to those of `models.contracts`: T steps of a label sequence, W paths of a beam.
+Shape letters in addition to `models.contracts`: T steps of a label sequence, W paths of a beam.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from mlmoe_jax.models.contracts import CLS, PATCHES, Features, Head, Prediction
 from mlmoe_jax.models.layers.values import torch_linear
 from mlmoe_jax.models.partition import LABEL, axes
 
-# (state of W paths per image, their last labels i32[B,W]) -> (new state, scores f32[B,W,K+1] of the next label); the
-# last score is that of the end.
+# (state of W paths per image, their last labels i32[B,W]) -> (new state, scores f32[B,W,K+1] of the next label). The
+# last score belongs to the end of the sequence.
 Advance = Callable[[Any, jax.Array], tuple[Any, jax.Array]]
 POOLS = {"cls": (CLS,), "patches": (PATCHES,)}
-BEAM_WIDTH, DROPOUT = 4, 0.5  # the number of paths that the search keeps, and the rate on x in training
+BEAM_WIDTH, DROPOUT = 4, 0.5  # the number of paths in the beam, and the dropout rate on x
 
 
 @jax.tree_util.register_dataclass
@@ -36,9 +36,10 @@ BEAM_WIDTH, DROPOUT = 4, 0.5  # the number of paths that the search keeps, and t
 class BeamResult:
     """The result of a beam search.
 
-    path: i32[B,max_labels], the labels of the most probable ended path, −1 after its end.
-    log_probability: f32[B], of that path with its end.
-    label_logits: f32[B,K], the logit of the largest probability of each label at any step of any path in the beam.
+    Attributes:
+      path: i32[B,max_labels], the labels of the most probable ended path, −1 after its end.
+      log_probability: f32[B], the log-probability of this path with its end.
+      label_logits: f32[B,K], the logit of the largest probability of each label at any step of any path in the beam.
     """
 
     path: jax.Array
@@ -49,9 +50,15 @@ class BeamResult:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Beam:
-    """The state of the search between two steps; paths that do not exist have a log-probability of −inf.
+    """The state of the search between two steps; unused paths have a log-probability of −inf.
 
-    state: see Advance. last: i32[B,W]. log_p: f32[B,W]. path: i32[B,W,max_labels]. used: bool[B,W,K].
+    Attributes:
+      state: see Advance.
+      last: i32[B,W].
+      log_p: f32[B,W].
+      path: i32[B,W,max_labels].
+      used: bool[B,W,K].
+      result: the result of the steps before.
     """
 
     state: Any
@@ -59,7 +66,7 @@ class _Beam:
     log_p: jax.Array
     path: jax.Array
     used: jax.Array
-    found: BeamResult
+    result: BeamResult
 
 
 def log_odds(scores: Float[ArrayLike, "*rows e"]) -> Float[Array, "*rows e"]:
@@ -69,8 +76,8 @@ def log_odds(scores: Float[ArrayLike, "*rows e"]) -> Float[Array, "*rows e"]:
     """
     top = jax.nn.one_hot(jnp.argmax(scores, axis=-1), scores.shape[-1], dtype=bool)
     others = jax.nn.logsumexp(jnp.where(top, -jnp.inf, scores), axis=-1, keepdims=True)
-    # All probabilities but the largest are at most 1/2, so log(1 − p) is accurate. Substituting a value for the largest
-    # keeps the gradient of the branch that is not taken finite.
+    # All probabilities but the largest are at most 1/2, so log(1 − p) is accurate. The constant for the largest keeps
+    # the gradient of the unused branch finite.
     log_p = jnp.where(top, jnp.log(0.5), jax.nn.log_softmax(scores, axis=-1))
     return jnp.where(top, scores - others, log_p - jnp.log1p(-jnp.exp(log_p)))
 
@@ -79,9 +86,9 @@ def beam_search(advance: Advance, state: Any, *, start: int, labels: int, max_la
     """Find the most probable sequence of distinct labels by beam search (CNN-RNN, sec. 3.3).
 
     The probability of a path is the product of the softmax probabilities of its labels and its end. A label cannot
-    occur twice on a path, and the other probabilities are not rescaled. Each step keeps the W most probable extensions.
-    Every path in the beam may also end; ended paths are not kept in the beam. The search of an image stops when its
-    best ended path is at least as probable as all open paths. A path of `max_labels` labels can only end.
+    occur twice on a path; the probabilities of all other labels are not rescaled. Each step keeps the W most probable
+    extensions. Every path in the beam may also end, and leaves the beam when it ends. The search of an image stops when
+    its best ended path is at least as probable as all open paths. A path of `max_labels` labels can only end.
 
     Args:
       advance: see Advance; called once per step inside `jax.lax.scan`.
@@ -89,9 +96,6 @@ def beam_search(advance: Advance, state: Any, *, start: int, labels: int, max_la
       start: the token before the first label.
       labels: K.
       max_labels: the largest number of labels of a path.
-
-    Returns:
-      BeamResult.
     """
     batch, width = jax.tree.leaves(state)[0].shape[:2]
     none = partial(jnp.full, fill_value=-jnp.inf)
@@ -108,15 +112,15 @@ def beam_search(advance: Advance, state: Any, *, start: int, labels: int, max_la
         state, scores = advance(beam.state, beam.last)
         return _extend(beam, state, scores.astype(jnp.float32), time), None
 
-    return jax.lax.scan(step, beam, jnp.arange(max_labels + 1))[0].found
+    return jax.lax.scan(step, beam, jnp.arange(max_labels + 1))[0].result
 
 
 def _extend(beam: _Beam, state: Any, scores: jax.Array, time: jax.Array) -> _Beam:
     """End all paths, extend all paths by all labels, and keep the best; `scores` f32[B,W,K+1] are of step `time`."""
     (batch, width), labels = beam.log_p.shape, scores.shape[-1] - 1
-    searching = beam.log_p.max(axis=1) > beam.found.log_probability
+    searching = beam.log_p.max(axis=1) > beam.result.log_probability
     log_p = jnp.where(searching[:, None], beam.log_p, -jnp.inf)
-    found = _update(beam, log_p, scores)
+    result = _update(beam, log_p, scores)
     next_p = log_p[..., None] + jax.nn.log_softmax(scores, axis=-1)[..., :-1]
     next_p = jnp.where(beam.used, -jnp.inf, next_p).reshape(batch, width * labels)
     log_p, place = jax.lax.top_k(next_p, width)
@@ -131,45 +135,52 @@ def _extend(beam: _Beam, state: Any, scores: jax.Array, time: jax.Array) -> _Bea
         log_p,
         inherit(beam.path).at[:, :, time].set(label, mode="drop"),
         inherit(beam.used) | jax.nn.one_hot(label, labels, dtype=bool),
-        found,
+        result,
     )
 
 
 def _update(beam: _Beam, log_p: jax.Array, scores: jax.Array) -> BeamResult:
-    """Return the result updated by the scores f32[B,W,K+1] of the paths with log_p f32[B,W] > −inf."""
+    """Return the result after a step with scores f32[B,W,K+1], for the paths with log_p f32[B,W] > −inf."""
     exists = (log_p > -jnp.inf)[..., None]
-    seen = jnp.where(exists, log_odds(scores)[..., :-1], -jnp.inf).max(axis=1)
+    label_logits = jnp.where(exists, log_odds(scores)[..., :-1], -jnp.inf).max(axis=1)
     ended = log_p + jax.nn.log_softmax(scores, axis=-1)[..., -1]
     best = jnp.argmax(ended, axis=1)[:, None]
     ended = jnp.take_along_axis(ended, best, axis=1)[:, 0]
     path = jnp.take_along_axis(beam.path, best[..., None], axis=1)[:, 0]
-    better = ended > beam.found.log_probability
+    better = ended > beam.result.log_probability
     return BeamResult(
-        jnp.where(better[:, None], path, beam.found.path),
-        jnp.where(better, ended, beam.found.log_probability),
-        jnp.maximum(beam.found.label_logits, seen),
+        jnp.where(better[:, None], path, beam.result.path),
+        jnp.where(better, ended, beam.result.log_probability),
+        jnp.maximum(beam.result.label_logits, label_logits),
     )
 
 
 class CNNRNNHead(Head):
     """An LSTM over label embeddings, combined with the image feature (CNN-RNN, sec. 3).
 
-    With the embedding u of the previous label: o = LSTM(u), x = ReLU(P_o o + P_I I), and scores U·x with the same
-    embeddings (CNN-RNN, eq. 2–5); their softmax is over the K labels and the end. `embedding` f32[K+2,E] has the
-    labels, the end and the start, in this order; the projections have no bias, as printed. The cell is flax's LSTM
+    With the embedding u of the previous label, o = LSTM(u), x = ReLU(P_o o + P_I I), and the scores are U·x, where U
+    has the embeddings u (CNN-RNN, eq. 2–5). The softmax is over the K labels and the end. `embedding` f32[K+2,E] has
+    the labels, the end and the start, in this order. The projections have no bias, as printed. The cell is flax's LSTM
     with tanh; the paper's formula has ReLU instead.
 
-    Training (labels given): teacher forcing on the labels of each image by decreasing training frequency, then the end.
-    `penalties["sequence"]` is −log of the probability of that sequence, the sum of the cross-entropies of its steps.
-    Sequences longer than `max_labels` are truncated, without a target for the end. `logits` are those of the largest
-    probability of each label at any of these steps; they need no further computation, but depend on the given labels.
+    Training (with labels): teacher forcing on the labels of each image by decreasing training frequency, then the end.
+    `penalties["sequence"]` is −log of the probability of the sequence, the sum of the cross-entropies of its steps.
+    Sequences longer than `max_labels` are truncated, without a target for the end. The logit of a label belongs to its
+    largest probability at any of these steps, so logits depend on the labels.
 
-    Otherwise: beam search; `logits` are those of the largest probability of each label at any step of any path in the
-    beam. The paper predicts only the labels of the best path (`search`); this score is our convention, so that the
-    model has a mean average precision.
+    Otherwise: beam search. The logit of a label belongs to its largest probability at any step of any path in the beam.
+    The paper predicts only the labels of the best path (`search`). This score is our convention, so that the model has
+    a mean average precision.
 
-    order: the K labels by decreasing training frequency, see `data.labels.graph.frequency_order`.
-    pool: the image feature I is the class token (the mean of the map of a CNN) or the mean patch.
+    Args:
+      width: D.
+      order: the K labels by decreasing training frequency, see `data.labels.graph.frequency_order`.
+      embedding: E.
+      hidden: width of the state of the LSTM.
+      max_labels: the largest number of labels of a sequence.
+      pool: the image feature I is the class token (the mean of the map of a CNN) or the mean patch.
+      dtype: type of the matmuls; None = float32.
+      rngs: for the weights.
     """
 
     by_label = False  # labels interact, so they are replicated
@@ -221,7 +232,8 @@ class CNNRNNHead(Head):
     def sequence(self, labels: Num[ArrayLike, "b k"]) -> tuple[Integer[Array, "b t"], Bool[Array, "b t"]]:
         """Sort labels (present if above 0.5) by training frequency, followed by the end.
 
-        Returns them with t = max_labels + 1, padded with ends, and the steps that count in the loss.
+        Returns:
+          The sorted labels, padded with ends to t = max_labels + 1 steps, and whether each step counts in the loss.
         """
         order = jnp.asarray(self.order)
         present = jnp.take(labels, order, axis=1) > 0.5
@@ -234,9 +246,12 @@ class CNNRNNHead(Head):
     def scores(
         self, image: Float[ArrayLike, "b e"], before: Integer[ArrayLike, "b t"], *, rngs: nnx.Rngs | None = None
     ) -> Float[Array, "b t _"]:
-        """Return the scores of the successors of the labels `before`, which begin with `start`.
+        """Return the scores of the next label after each of the labels `before`, which begin with `start`.
 
-        image: from `image_feature`.
+        Args:
+          image: the result of `image_feature`.
+          before: the preceding labels.
+          rngs: for dropout in training.
         """
         inputs = jnp.moveaxis(self.embedding[...][before], 1, 0)
         outputs = jax.lax.scan(self.lstm, self._first_state(before.shape[:1]), inputs)[1]
@@ -267,7 +282,7 @@ class CNNRNNHead(Head):
         return Prediction(logits, penalties={"sequence": -jnp.sum(log_p, axis=1, where=counts)})
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return the layers for one path of max_labels + 1 steps, and those for the other paths of the beam."""
+        """Return the layers for one path of max_labels + 1 steps, and for the remaining W − 1 paths of the beam."""
         width, embedding = self.image_projection.kernel.shape
         step = 4 * self.hidden * (embedding + self.hidden) + self.hidden * embedding + (self.labels + 1) * embedding
         path = (self.max_labels + 1) * step

@@ -1,4 +1,4 @@
-"""Multi-head attention where some tokens provide keys and values only."""
+"""Multi-head attention in which some tokens provide only keys and values."""
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -11,31 +11,35 @@ from flax import nnx
 
 from mlmoe_jax.models.layers.softmax_attention import attend, attention_weights
 
-# What is added to the outputs of linear layers, by the name of the layer (see contracts.Deltas).
+# Name of a linear layer -> the term that is added to its output (see contracts.Deltas).
 BlockDeltas = Mapping[str, Callable[[jax.Array], jax.Array]]
 NO_DELTAS: BlockDeltas = MappingProxyType({})
 
 
-def adapted(output: jax.Array, layer: str, tokens: jax.Array, deltas: BlockDeltas) -> jax.Array:
-    """Return the output of a linear layer on `tokens`, with the delta of the layer if there is one."""
+def add_delta(output: jax.Array, layer: str, tokens: jax.Array, deltas: BlockDeltas) -> jax.Array:
+    """Return the output of a linear layer on `tokens` plus the delta of the layer, if any."""
     return output + deltas[layer](tokens).astype(output.dtype) if layer in deltas else output
 
 
-def rotated(tokens: jax.Array, angles: jax.Array) -> jax.Array:
-    """Rotate queries or keys [B,T,h,d] by angles f32[T,d/2]: angle c of a token turns its channels c and c + d/2.
+def rotate(tokens: jax.Array, angles: jax.Array) -> jax.Array:
+    """Rotate queries or keys [B,T,h,d] by angles f32[T,d/2]: angle c of a token rotates its channels c and c + d/2.
 
-    The rotary positions of (RoFormer, eq. 34), which pairs adjacent channels instead. Computed in float32.
+    The rotary positions of (RoFormer, eq. 34) rotate adjacent channels instead. Computed in float32.
     """
     cosine, sine = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
     first, second = jnp.split(tokens.astype(jnp.float32), 2, axis=-1)
-    turned = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
-    return turned.astype(tokens.dtype)
+    result = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+    return result.astype(tokens.dtype)
 
 
 class FusedProjection(nnx.Linear):
-    """One linear layer for queries, keys and values (columns in that order); the queries can be omitted.
+    """One linear layer with the columns of queries, keys and values, in this order.
 
-    key_bias: whether keys have a bias; without, `bias` is f32[2D], for queries and values.
+    Args:
+      width: D.
+      key_bias: whether keys have a bias; without, `bias` is f32[2D], for queries and values.
+      rngs: for the weights.
+      **settings: other arguments of nnx.Linear.
     """
 
     def __init__(self, width: int, *, key_bias: bool = True, rngs: nnx.Rngs, **settings: Any):
@@ -63,10 +67,7 @@ class FusedProjection(nnx.Linear):
 
 
 class Attention(nnx.Module):
-    """Softmax attention with scale 1/√(head width) and a fused projection of queries, keys and values, with bias.
-
-    key_bias: see FusedProjection.
-    """
+    """Softmax attention with scale 1/√(head width) and a FusedProjection of queries, keys and values."""
 
     def __init__(
         self, width: int, heads: int, *, key_bias: bool = True, dtype: jnp.dtype | None = None, rngs: nnx.Rngs
@@ -86,19 +87,28 @@ class Attention(nnx.Module):
     ) -> jax.Array:
         """Attend from `tokens` to themselves, to `context` and to `key_value`.
 
-        tokens: f32[b,Q,D], which provide queries, keys and values. context: arrays f32[b,C,D], which provide keys and
-        values only. key_value: f32[1 or 2, m, D], additional keys and values that are not projected (with 1, both are
-        the same). Each leading size b is B or 1; arrays with 1 are projected once for the whole batch.
-        mask: bool[Q,T], T = Q plus all C plus m in order, True if a query may attend to a key; None = all may.
-        rotary: f32[T,d/2], the angles that rotate the keys, and of which the first Q rotate the queries; 0 or None = no
-        rotation.
-        temperature: divides the attention logits; None = 1. deltas: of the layers `query`, `key`, `value` and
-        `output`. Returns f32[B,Q,D].
+        Each leading size b is B or 1. Arrays with 1 are projected once for the whole batch. T is Q plus all C plus m,
+        in this order.
+
+        Args:
+          tokens: f32[b,Q,D], which provide queries, keys and values.
+          context: arrays f32[b,C,D], which provide only keys and values.
+          mask: bool[Q,T], True if a query may attend to a key; None = all True.
+          deltas: deltas of the layers `query`, `key`, `value` and `output`.
+          **settings: any of
+            key_value: f32[1 or 2, m, D], additional keys and values that are not projected; with 1, the keys are also
+              the values.
+            rotary: f32[T,d/2], the angles that rotate the keys; the first Q also rotate the queries. None = no
+              rotation; angle 0 does not rotate.
+            temperature: divides the attention logits; None = 1.
+
+        Returns:
+          f32[B,Q,D].
         """
         query, key, value = self._project(tokens, context, deltas=deltas, **settings)
         mixed = attend(query, key, value, mask)
         mixed = mixed.reshape(*mixed.shape[:2], -1)
-        return adapted(self.proj(mixed), "output", mixed, deltas)
+        return add_delta(self.proj(mixed), "output", mixed, deltas)
 
     def weights(
         self,
@@ -107,7 +117,7 @@ class Attention(nnx.Module):
         mask: np.ndarray | jax.Array | None = None,
         **settings: Any,
     ) -> jax.Array:
-        """Return the attention weights f32[B,h,Q,T] of `tokens`; the arguments are the same as of `__call__`."""
+        """Return the attention weights f32[B,h,Q,T] of `tokens`; see `__call__` for the arguments."""
         query, key, _ = self._project(tokens, context, **settings)
         return attention_weights(query, key, mask)
 
@@ -123,11 +133,11 @@ class Attention(nnx.Module):
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Return queries f32[B,Q,h,d], keys and values f32[B,T,h,d]."""
         query, *pair = jnp.split(self.qkv(tokens), 3, axis=-1)
-        query = adapted(query, "query", tokens, deltas)
-        projected = [(tokens, pair), *((part, jnp.split(self.qkv.key_value(part), 2, axis=-1)) for part in context)]
+        query = add_delta(query, "query", tokens, deltas)
+        parts = [(tokens, pair), *((part, jnp.split(self.qkv.key_value(part), 2, axis=-1)) for part in context)]
         pairs = [
-            (adapted(key, "key", part, deltas), adapted(value, "value", part, deltas))
-            for part, (key, value) in projected
+            (add_delta(key, "key", part, deltas), add_delta(value, "value", part, deltas))
+            for part, (key, value) in parts
         ]
         if key_value is not None:
             pairs.append((key_value[:1].astype(query.dtype), key_value[-1:].astype(query.dtype)))
@@ -136,12 +146,12 @@ class Attention(nnx.Module):
             jnp.concatenate([jnp.broadcast_to(part, (batch, *part.shape[1:])) for part in parts], axis=1)
             for parts in zip(*pairs, strict=True)
         )
-        if temperature is not None:  # in float32: bfloat16 would lose steps of a learned one below 0.4 %
+        if temperature is not None:  # in float32, because bfloat16 would lose changes of a temperature below 0.4 %
             query = (query.astype(jnp.float32) / temperature).astype(query.dtype)
         query = jnp.broadcast_to(query, (batch, *query.shape[1:]))
         query, key, value = (
             part.reshape(*part.shape[:2], self.heads, part.shape[-1] // self.heads) for part in (query, key, value)
         )
         if rotary is not None:
-            query, key = rotated(query, rotary[: query.shape[1]]), rotated(key, rotary)
+            query, key = rotate(query, rotary[: query.shape[1]]), rotate(key, rotary)
         return query, key, value

@@ -1,4 +1,4 @@
-"""Batch normalization with torch's running statistics, in three modes that papers use for fine-tuning."""
+"""Batch normalization with torch's running statistics, in the three fine-tuning modes of papers."""
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +13,18 @@ EPSILON, MOMENTUM = 1e-5, 0.1
 class BatchNorm(nnx.Module):
     """y = (x − μ)/√(σ² + ε)·scale + bias per channel (Ioffe and Szegedy, ICML 2015, algorithms 1 and 2).
 
-    mode: `frozen` normalizes by the running statistics and stops the gradient of scale and bias. `running` normalizes
-    by the running statistics, and scale and bias are trainable. `trainable` normalizes by the statistics of the whole
-    global batch and updates the running statistics, as torch.nn.BatchNorm2d does in training; the running variance of
-    nnx.BatchNorm is defined differently.
+    A new module is in evaluation mode, in which all modes normalize by the running statistics. `train()` and `eval()`
+    of NNX switch it. Every image of a batch counts, so training batches must not contain padding.
 
-    A new module is in evaluation mode, in which all modes normalize by the running statistics; NNX's `train()` and
-    `eval()` switch it. Every image of a batch counts, so training batches must not contain padding.
+    Args:
+      width: the number of channels.
+      mode: `frozen` normalizes by the running statistics and stops the gradient of scale and bias. `running` normalizes
+        by the running statistics, and scale and bias are trainable. `trainable` normalizes by the statistics of the
+        whole global batch and updates the running statistics, as torch.nn.BatchNorm2d does in training (nnx.BatchNorm
+        defines the running variance differently).
+      dtype: type of the result; None = float32.
+      epsilon: ε.
+      momentum: weight of a batch in the running statistics.
     """
 
     def __init__(
@@ -33,7 +38,7 @@ class BatchNorm(nnx.Module):
     ):
         self.mode, self.dtype = mode, dtype
         self.epsilon, self.momentum = epsilon, momentum
-        # train() and eval() of nnx.Module set the attribute of this name.
+        # train() and eval() of nnx.Module set this attribute by its name.
         self.use_running_average = True
         self.scale, self.bias = nnx.Param(jnp.ones(width)), nnx.Param(jnp.zeros(width))
         self.mean, self.var = nnx.BatchStat(jnp.zeros(width)), nnx.BatchStat(jnp.ones(width))
@@ -56,20 +61,20 @@ class BatchNorm(nnx.Module):
         if count < 2:
             raise ValueError("batch statistics need more than one value per channel: use larger images or batches")
         mean = x.mean((0, 1, 2))
-        # From centered values: E[x²] − E[x]² would lose digits if the mean is large.
+        # From centered values, because E[x²] − E[x]² loses digits if the mean is large.
         var = jnp.square(x - mean).mean((0, 1, 2))
         # The running variance is unbiased; the batch is normalized by the biased variance.
-        seen = jax.lax.stop_gradient((mean, var * (count / (count - 1))))
-        for running, value in zip((self.mean, self.var), seen, strict=True):
+        statistics = jax.lax.stop_gradient((mean, var * (count / (count - 1))))
+        for running, value in zip((self.mean, self.var), statistics, strict=True):
             running[...] = (1 - self.momentum) * running[...] + self.momentum * value
         return mean, var
 
 
 def fold(model: nnx.Module) -> None:
-    """Let the convolutions of a model for evaluation compute the batch normalizations that follow them, too.
+    """Fold batch normalizations into the convolutions before them, in a model for evaluation.
 
-    These are the pairs `conv` and `norm`, `conv1` and `norm1` and so on of one module. The kernel of each convolution
-    gets the factor, its bias the shift. Other normalizations stay.
+    Modules have these layers as the pairs `conv` and `norm`, `conv1` and `norm1`, … The kernel of a convolution gets
+    the factor, its bias the shift. Other normalizations stay.
     """
     for _, module in [*nnx.iter_modules(model)]:
         for name, norm in [*vars(module).items()]:
@@ -78,9 +83,9 @@ def fold(model: nnx.Module) -> None:
                 factor = norm.scale[...] / jnp.sqrt(norm.var[...] + norm.epsilon)
                 conv.kernel = nnx.Param(conv.kernel[...] * factor)
                 conv.use_bias, conv.bias = True, nnx.Param(norm.bias[...] - norm.mean[...] * factor)
-                setattr(module, name, _Folded())
+                setattr(module, name, _Identity())
 
 
-class _Folded(nnx.Module):
+class _Identity(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         return x

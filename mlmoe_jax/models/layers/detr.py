@@ -1,7 +1,7 @@
 """The attention and the layers of a transformer encoder and decoder, with dropout and norms after the parts.
 
-They are those of DETR (Carion et al., ECCV 2020), numerically those of torch.nn.MultiheadAttention and the layers that
-Q2L and ML-Decoder build around it. A pool of the same attention is the output of ViTs without a class token.
+The layers follow DETR (Carion et al., ECCV 2020). They are numerically equal to torch.nn.MultiheadAttention and the
+layers of Q2L and ML-Decoder. AttentionPool is the output of ViTs without a class token.
 Axes: b batch, q queries, t keys and values, n patches, d width, h heads.
 """
 
@@ -26,7 +26,7 @@ EPSILON = 1e-5
 class QueryAttention(nnx.Module):
     """softmax(QKᵀ/√d)·V with h heads of width d = D/h (Transformer, eq. 1), with separate tokens for Q, K, V.
 
-    The projections of queries, keys and values, with biases, are the columns of one matrix, in that order. In training,
+    The projections of queries, keys and values, with biases, are the columns of one matrix, in this order. In training,
     `dropout` applies to the attention weights, as in torch.nn.MultiheadAttention.
     """
 
@@ -55,7 +55,15 @@ class QueryAttention(nnx.Module):
         mask: Bool[np.ndarray, "q t"] | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "#b q d"]:
-        """Attend from queries to keys and values; mask: True if a query may attend to a key, None = all may."""
+        """Attend from queries to keys and values.
+
+        Args:
+          query: the queries.
+          key: the keys.
+          value: the values.
+          mask: True if a query may attend to a key; None = all True.
+          rngs: for dropout in training.
+        """
         query, key, value = (self._project(tokens, part) for part, tokens in enumerate((query, key, value)))
         if self.dropout.deterministic or not self.dropout.rate:
             mixed = attend(query, key, value, mask)
@@ -75,13 +83,13 @@ class QueryAttention(nnx.Module):
         return attention_weights(self._project(query, 0), self._project(key, 1), mask)
 
     def _project(self, tokens: jax.Array, part: int) -> jax.Array:
-        """f32[b,T,D] -> f32[b,T,h,d], by the projection number `part` of queries, keys and values."""
+        """f32[b,T,D] -> f32[b,T,h,d]; part: 0 for queries, 1 for keys, 2 for values."""
         width = self.qkv.in_features
         columns = slice(part * width, (part + 1) * width)
         dtype = self.qkv.dtype or jnp.float32
         kernel, bias = self.qkv.kernel[:, columns].astype(dtype), self.qkv.bias[columns].astype(dtype)
-        projected = jnp.dot(tokens.astype(dtype), kernel) + bias
-        return projected.reshape(*tokens.shape[:2], self.heads, width // self.heads)
+        result = jnp.dot(tokens.astype(dtype), kernel) + bias
+        return result.reshape(*tokens.shape[:2], self.heads, width // self.heads)
 
 
 class FeedForward(nnx.Module):
@@ -149,7 +157,7 @@ class EncoderLayer(nnx.Module):
 class DecoderLayer(nnx.Module):
     """Self-attention of queries, cross-attention to the memory, and a feed-forward layer.
 
-    self_attention: `on`; `off` omits it and its norm; `identity` replaces its output by its input.
+    `self_attention` is `on`, `off` (without its norm), or `identity`, which replaces its output by its input.
     """
 
     def __init__(
@@ -182,7 +190,16 @@ class DecoderLayer(nnx.Module):
         mask: Bool[np.ndarray, "q t"] | None = None,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "#b q d"]:
-        """Apply the layer to queries, with `memory` as values; added: added to queries and keys of self-attention."""
+        """Apply the layer to queries.
+
+        Args:
+          tokens: the queries.
+          added: a term for the queries, and for the keys of self-attention; None = 0.
+          memory: the values of cross-attention.
+          keys: the keys of cross-attention.
+          mask: True if a query may attend to a token of the memory; None = all True.
+          rngs: for dropout in training.
+        """
 
         tokens = self._among_queries(tokens, added, rngs)
         attended = self.cross_attn(_queries(tokens, added), keys, memory, mask=mask, rngs=rngs)
@@ -197,13 +214,11 @@ class DecoderLayer(nnx.Module):
         *,
         mask: Bool[np.ndarray, "q t"] | None = None,
     ) -> Float[Array, "#b h q t"]:
-        """Return the attention weights of queries over memory tokens; arguments as of `__call__`."""
+        """Return the attention weights of queries over memory tokens; see `__call__` for the arguments."""
         tokens = self._among_queries(tokens, added, None)
         return self.cross_attn.weights(_queries(tokens, added), keys, mask=mask)
 
     def _among_queries(self, tokens: jax.Array, added: jax.Array | None, rngs: nnx.Rngs | None) -> jax.Array:
-        """Apply the self-attention of queries f32[b,Q,D]."""
-
         if self.norm1 is None:
             return tokens
         queries = _queries(tokens, added)

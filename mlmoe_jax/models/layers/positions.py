@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# The kernel parameters of torch's bicubic interpolation; with antialiasing it is that of Pillow.
+# The kernel parameters of torch's bicubic interpolation without and with antialiasing (as in Pillow).
 PLAIN, ANTIALIASED = -0.75, -0.5
 
 
@@ -23,10 +23,15 @@ def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
 def bicubic_weights(source: int, target: int, *, scale: float | None = None, antialias: bool = False) -> np.ndarray:
     """Return f64[target,source], the weights of torch's bicubic interpolation (align_corners=False).
 
-    Output i samples the source at (i + 0.5)/scale − 0.5. `scale` defaults to target/source; a different one gives the
-    result of `interpolate(scale_factor=scale)`. Without antialiasing there are four taps, and taps beyond the border
-    repeat the border. antialias: the kernel is widened if the grid shrinks, taps beyond the border are dropped, and the
-    others are rescaled to sum to 1.
+    Output i samples the source at (i + 0.5)/scale − 0.5. Without antialiasing there are four taps, and taps beyond the
+    border repeat the border. With antialiasing, the kernel is widened if the grid shrinks, taps beyond the border are
+    dropped, and all other taps are rescaled to sum to 1.
+
+    Args:
+      source: number of source samples.
+      target: number of outputs.
+      scale: target/source by default; another scale gives the result of `interpolate(scale_factor=scale)`.
+      antialias: see above.
     """
     scale = scale or target / source
     center = (np.arange(target) + 0.5) / scale - 0.5
@@ -46,8 +51,8 @@ def sine_positions(side: int, width: int, temperature: float = 10_000.0, *, endp
     """Return f32[1,side·side,width]: sines and cosines of the column, then of the row, at width/4 frequencies each.
 
     The frequencies fall from 1 to 1/temperature, as in the fixed table of Beyer et al., "Better plain ViT baselines"
-    (2022); without `endpoint`, the last of them is left out, as in the table of MAE. MoCo v3 has the table of MAE with
-    rows and columns exchanged. `width` is a multiple of 4.
+    (2022). Without `endpoint`, the last frequency is left out, as in the table of MAE. MoCo v3 has the table of MAE
+    with rows and columns exchanged. `width` is a multiple of 4.
     """
     frequency = temperature ** -np.linspace(0, 1, width // 4, endpoint=endpoint)
     row, column = (axis.reshape(-1, 1) * frequency for axis in np.mgrid[:side, :side])
@@ -58,9 +63,9 @@ def sine_positions(side: int, width: int, temperature: float = 10_000.0, *, endp
 def rotary_angles(grid: tuple[int, int], width: int, base: float) -> np.ndarray:
     """Return f32[N,width/2] for `grid` = (rows, columns), row-major: the angles of DINOv3's rotary positions.
 
-    Centers of patches are at −1 … 1 along each axis, whatever the size of the grid. The first half of the angles are
-    those of the row and the second half those of the column: 2π·position·base^(−4j/width) for the j-th of width/4
-    frequencies (DINOv3, sec. 3.2; numbers from its code). `width`, that of an attention head, is a multiple of 4.
+    Centers of patches are at −1 … 1 along each axis, for any size of the grid. The first half of the angles belongs to
+    the row, the second half to the column: 2π·position·base^(−4j/width) for the j-th of width/4 frequencies (DINOv3,
+    sec. 3.2; numbers from the authors' code). `width`, the width of an attention head, is a multiple of 4.
     """
     frequency = 2 * np.pi * base ** -np.arange(0, 1, 4 / width)
     row, column = (axis.reshape(-1, 1) * frequency for axis in np.meshgrid(*map(_centers, grid), indexing="ij"))
@@ -81,7 +86,7 @@ def detr_positions(grid: tuple[int, int], width: int, temperature: float = 10_00
     """
     half = width // 2
     frequency = temperature ** (-2 * (np.arange(half) // 2) / half)
-    # The authors' 1e-6 guards against a division by zero, which cannot occur here; it is kept for identical values.
+    # The authors' 1e-6 avoids a division by zero, which cannot occur here; it stays for equal values.
     angles = [2 * np.pi * (1 + np.arange(size)[:, None]) / (size + 1e-6) * frequency for size in grid]
     even = np.arange(half) % 2 == 0
     rows, columns = (np.where(even, np.sin(angle), np.cos(angle)) for angle in angles)
@@ -95,10 +100,15 @@ def resample_positions(
 ) -> jax.Array:
     """Resample a square position table [1,S·S,D] to `grid` = (rows, columns), giving f32[1,rows·columns,D].
 
-    offset: added to the grid size when the scale is computed. DINOv2 without registers was trained and is evaluated
-    with 0.1, which shifts the sampling positions by up to a quarter of a cell; 0 is plain bicubic resampling.
-    antialias: for DINOv2 with registers. Computed in float32 for every type of the table. If `grid` is the grid of the
-    table, the table is returned unchanged for all settings.
+    Computed in float32 for every type of the table. If `grid` is the grid of the table, the table is returned unchanged
+    for all settings.
+
+    Args:
+      table: the position table.
+      grid: (rows, columns).
+      offset: added to the grid size when the scale is computed. DINOv2 without registers was trained and is evaluated
+        with 0.1, which shifts the sampling positions by up to a quarter of a cell; 0 is plain bicubic resampling.
+      antialias: see `bicubic_weights`; for DINOv2 with registers.
     """
     side = round(table.shape[1] ** 0.5)
     if grid == (side, side):
@@ -108,5 +118,5 @@ def resample_positions(
         for size in grid
     )
     square = table.reshape(side, side, -1).astype(jnp.float32)
-    resampled = jnp.einsum("rs,ct,std->rcd", rows, columns, square, precision=jax.lax.Precision.HIGHEST)
-    return resampled.reshape(1, grid[0] * grid[1], -1)
+    result = jnp.einsum("rs,ct,std->rcd", rows, columns, square, precision=jax.lax.Precision.HIGHEST)
+    return result.reshape(1, grid[0] * grid[1], -1)

@@ -1,4 +1,4 @@
-"""GELU and LayerNorm whose backward passes compute arrays again instead of keeping them."""
+"""GELU and LayerNorm whose backward passes recompute arrays instead of storing them."""
 
 from functools import partial
 
@@ -10,37 +10,41 @@ from flax import nnx
 SMALL = 2**16  # values per image
 
 
-def of_backward_pass(kept: jax.Array, slope: jax.Array) -> jax.Array:
-    """Return `kept` [B,…] unchanged, as a value that is known only in the backward pass; `slope` has the same shape.
+def in_backward_pass(residual: jax.Array, slope: jax.Array) -> jax.Array:
+    """Return `residual` [B,…] unchanged, as a value that XLA knows only in the backward pass.
 
-    Without it, XLA finds that the forward pass computed the same arrays from `kept`, and keeps them for the backward
-    pass. `jax.lax.optimization_barrier` would do as well, if the CPU compiler of JAX 0.10 did not remove it. It is used
-    on all platforms: on a CPU, a training step takes as long as without it; compiled for a TPU, it accesses fewer bytes
-    (docs/performance.md). Arrays of fewer values per image than SMALL are left to XLA, because a narrow ViT has memory
-    enough and loses time. Where the slope is not finite, the value is NaN; the gradient is not finite either way.
+    Otherwise, XLA detects that the forward pass computes the needed arrays, and stores them for the backward pass. The
+    CPU compiler of JAX 0.10 removes `jax.lax.optimization_barrier`. On a CPU, a training step takes as long as without
+    this function. Compiled for a TPU, it accesses fewer bytes (docs/performance.md). Arrays with fewer values per image
+    than SMALL are left to XLA, because a narrow ViT has enough memory and would lose time. Where the slope is not
+    finite, the value is NaN, and the gradient is not finite in any case.
+
+    Args:
+      residual: an array of the forward pass.
+      slope: an array of the backward pass with an equal shape.
     """
-    if kept.size < SMALL * kept.shape[0]:
-        return kept
-    return kept + (0 * slope).astype(kept.dtype)
+    if residual.size < SMALL * residual.shape[0]:
+        return residual
+    return residual + (0 * slope).astype(residual.dtype)
 
 
 @jax.custom_vjp
 def gelu(x: jax.Array) -> jax.Array:
-    """Return x·Φ(x) with the exact Φ, computed in float32. It can be differentiated backward only.
+    """Return x·Φ(x) with the exact Φ, computed in float32. Only reverse-mode differentiation is possible.
 
-    The backward pass keeps x alone; that of `jax.nn.gelu` keeps parts of Φ and of its slope, each as large as x.
+    Only x is stored for the backward pass. `jax.nn.gelu` stores parts of Φ and of its slope, each as large as x.
     """
     wide = x.astype(jnp.float32)
     return (wide * _below(wide)).astype(x.dtype)
 
 
 def _below(x: jax.Array) -> jax.Array:
-    """Return Φ(x), the share of a normal distribution below x."""
+    """Return Φ(x), the normal distribution function."""
     return 0.5 * (1 + jax.lax.erf(x * np.float32(0.5**0.5)))
 
 
 def _gelu_backward(x: jax.Array, slope: jax.Array) -> tuple[jax.Array]:
-    wide = of_backward_pass(x, slope).astype(jnp.float32)
+    wide = in_backward_pass(x, slope).astype(jnp.float32)
     density = np.float32((2 * np.pi) ** -0.5) * jnp.exp(-0.5 * jnp.square(wide))
     return ((slope * (_below(wide) + wide * density)).astype(x.dtype),)
 
@@ -51,21 +55,21 @@ gelu.defvjp(lambda x: (gelu(x), x), _gelu_backward)
 class LayerNorm(nnx.LayerNorm):
     """Layer normalization over the last axis in float32, with variance from centered values, scale and bias.
 
-    As `nnx.LayerNorm(…, use_fast_variance=False)`, but the gradient of that one keeps several arrays as large as the
-    input. It can be differentiated backward only.
+    Equal to `nnx.LayerNorm(…, use_fast_variance=False)`, which stores several arrays as large as the input for its
+    gradient. Only reverse-mode differentiation is possible.
     """
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """[…,D] -> f32[…,D]."""
-        return _normalized(x, self.scale[...], self.bias[...], self.epsilon)
+        return _normalize(x, self.scale[...], self.bias[...], self.epsilon)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _normalized(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
-    return _normalized_forward(x, scale, bias, epsilon)[0]
+def _normalize(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
+    return _normalize_forward(x, scale, bias, epsilon)[0]
 
 
-def _normalized_forward(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> tuple[jax.Array, tuple]:
+def _normalize_forward(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> tuple[jax.Array, tuple]:
     wide = x.astype(jnp.float32)
     mean = wide.mean(axis=-1, keepdims=True)
     centered = wide - mean
@@ -73,13 +77,13 @@ def _normalized_forward(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon
     return centered * factor * scale + bias, (x, mean, factor, scale)
 
 
-def _normalized_backward(_: float, kept: tuple, slope: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    x, mean, factor, scale = kept
-    unit, inner = (of_backward_pass(x, slope).astype(jnp.float32) - mean) * factor, slope * scale
+def _normalize_backward(_: float, residuals: tuple, slope: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    x, mean, factor, scale = residuals
+    unit, inner = (in_backward_pass(x, slope).astype(jnp.float32) - mean) * factor, slope * scale
     along = unit * (inner * unit).mean(axis=-1, keepdims=True)
-    of_x = factor * (inner - inner.mean(axis=-1, keepdims=True) - along)
+    x_slope = factor * (inner - inner.mean(axis=-1, keepdims=True) - along)
     tokens = tuple(range(x.ndim - 1))
-    return of_x.astype(x.dtype), (slope * unit).sum(axis=tokens), slope.sum(axis=tokens)
+    return x_slope.astype(x.dtype), (slope * unit).sum(axis=tokens), slope.sum(axis=tokens)
 
 
-_normalized.defvjp(_normalized_forward, _normalized_backward)
+_normalize.defvjp(_normalize_forward, _normalize_backward)

@@ -7,26 +7,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mlmoe_jax.models.layers.recompute import of_backward_pass
+from mlmoe_jax.models.layers.recompute import in_backward_pass
 
-Mask = np.ndarray | jax.Array  # bool[Q,T], True if a query may attend to a key
+Mask = np.ndarray | jax.Array  # bool[Q,T], True if a query may attend to a key; None = all True
 
 
 def attention_weights(query: jax.Array, key: jax.Array, mask: Mask | None) -> jax.Array:
-    """Return softmax(QKᵀ/√d), in float32: queries [b,Q,h,d] and keys [b,T,h,d] -> f32[B,h,Q,T].
-
-    mask: bool[Q,T], True if a query may attend to a key; None = all may.
-    """
-    query, key = (part.swapaxes(1, 2) for part in _of_one_batch(query, key))
+    """Return softmax(QKᵀ/√d), in float32: queries [b,Q,h,d] and keys [b,T,h,d] -> f32[B,h,Q,T]."""
+    query, key = (part.swapaxes(1, 2) for part in _broadcast(query, key))
     return _weights(query, key, mask)
 
 
 def attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask | None = None) -> jax.Array:
     """Return softmax(QKᵀ/√d)·V: queries [b,Q,h,d], keys and values [b,T,h,d] -> [B,Q,h,d], in their type.
 
-    mask: bool[Q,T], True if a query may attend to a key; None = all may. It can be differentiated backward only.
+    Only reverse-mode differentiation is possible.
     """
-    query, key, value = _of_one_batch(query, key, value)
+    query, key, value = _broadcast(query, key, value)
     if uses_cudnn(query, mask):
         return _attend_by_cudnn(query, key, value)
     query, key, value = (part.swapaxes(1, 2) for part in (query, key, value))
@@ -35,15 +32,15 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask | None
 
 # ----------------------------------------------------------------------------------------------------------- the choice
 def uses_cudnn(query: jax.Array, mask: Mask | None) -> bool:
-    """Return whether `attend` calls cuDNN's fused attention for queries [B,Q,h,d]; otherwise it is `_attend`.
+    """Return whether `attend` calls cuDNN's fused attention for queries [B,Q,h,d], instead of `_attend`.
 
-    NVIDIA, from the architecture Ampere (compute capability 8.0): cuDNN's kernel forms no matrix [B,h,Q,T] in memory.
-    It takes 16-bit numbers and heads of a width that is a multiple of 8, at most 128. It has no form for our masks
-    except an added matrix [Q,T]; they occur in the last block, or in all blocks of pruned prompts.
+    NVIDIA, from Ampere on (compute capability 8.0): cuDNN's kernel forms no matrix [B,h,Q,T] in memory. It takes 16-bit
+    numbers and heads of a width that is a multiple of 8, at most 128. It takes our masks only as an added matrix [Q,T];
+    masks occur in the last block, or in all blocks with pruned prompts.
     CPU: `_attend` takes less time and memory than `jax.nn.dot_product_attention` (docs/performance.md).
     TPU: the compiled `_attend` accesses fewer bytes than `jax.nn.dot_product_attention`. The kernels of Pallas work on
-    blocks of at least 128 queries and keys, and a ViT at 224 px has 257 tokens or fewer.
-    The device is the one for which JAX traces by default; `jax.default_device` changes it.
+    blocks of at least 128 queries and keys, and a ViT at 224 px has at most 257 tokens.
+    The device is JAX's default device, which `jax.default_device` changes.
     """
     return (
         mask is None
@@ -56,19 +53,19 @@ def uses_cudnn(query: jax.Array, mask: Mask | None) -> bool:
 
 def compute_capability() -> tuple[int, ...]:
     """Return the compute capability of JAX's default device, such as (9, 0); () if it is not an NVIDIA GPU."""
-    chosen = jax.config.jax_default_device
-    if isinstance(chosen, str):
-        chosen = jax.devices(chosen)[0]
-    device = chosen or jax.devices()[0]
+    device = jax.config.jax_default_device
+    if isinstance(device, str):
+        device = jax.devices(device)[0]
+    device = device or jax.devices()[0]
     number = getattr(device, "compute_capability", "") if device.platform == "gpu" else ""
     parts = number.split(".")
-    return tuple(map(int, parts)) if all(part.isdigit() for part in parts) else ()  # AMD's are such as gfx942
+    return tuple(map(int, parts)) if all(part.isdigit() for part in parts) else ()  # AMD has names such as gfx942
 
 
 def _attend_by_cudnn(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
     """Apply cuDNN's attention to [B,Q,h,d] and [B,T,h,d].
 
-    Its backward pass takes even lengths only, so odd ones are padded, and the padding is masked by the lengths.
+    Its backward pass takes only even lengths, so odd lengths are padded, and the padding is masked by the lengths.
     """
     lengths = [jnp.full(part.shape[0], part.shape[1], jnp.int32) for part in (query, key)]
     odd = query.shape[1] % 2 or key.shape[1] % 2
@@ -78,14 +75,14 @@ def _attend_by_cudnn(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.
     return mixed[:, : query.shape[1]]
 
 
-# --------------------------------------------------------------------------------------------------- in products of JAX
+# ----------------------------------------------------------------------------------------------------- in JAX's matmuls
 @jax.custom_vjp
 def _attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask | None) -> jax.Array:
     """Return softmax(QKᵀ/√d)·V, heads first: [B,h,Q,d], [B,h,T,d] -> [B,h,Q,d].
 
-    With heads first, all products and their gradients are products of matrices without a transposed copy of the
-    weights [B,h,Q,T], the largest array. The backward pass computes them again instead of keeping them: one product
-    more, and the memory of a step does not grow with the weights of all blocks.
+    With heads first, all products and their gradients are matmuls without a transposed copy of the weights [B,h,Q,T],
+    the largest array. The backward pass recomputes the weights with one more matmul, so that the memory of a step does
+    not grow with the weights of all blocks.
     """
     return _attend_forward(query, key, value, mask)[0]
 
@@ -95,19 +92,19 @@ def _attend_forward(query: jax.Array, key: jax.Array, value: jax.Array, mask: Ma
     return mixed, (query, key, value, mask, mixed)
 
 
-def _attend_backward(kept: tuple, slope: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
-    query, key, value, mask, mixed = kept
-    weights = _weights(of_backward_pass(query, slope), key, mask).astype(value.dtype)
+def _attend_backward(residuals: tuple, slope: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+    query, key, value, mask, mixed = residuals
+    weights = _weights(in_backward_pass(query, slope), key, mask).astype(value.dtype)
     # Σ_t (weights · slope of weights) for each query, from the smaller arrays (FlashAttention, eq. 4)
     common = jnp.sum(slope.astype(jnp.float32) * mixed.astype(jnp.float32), axis=-1, keepdims=True)
-    of_weights = jnp.einsum("bhqd,bhtd->bhqt", slope, value, preferred_element_type=jnp.float32)
-    of_scores = (weights * (of_weights - common)).astype(query.dtype)
-    if mask is not None:  # matters for a query that may not attend to any key: its weights are equal
-        of_scores = jnp.where(mask, of_scores, 0)
+    weights_slope = jnp.einsum("bhqd,bhtd->bhqt", slope, value, preferred_element_type=jnp.float32)
+    scores_slope = (weights * (weights_slope - common)).astype(query.dtype)
+    if mask is not None:  # needed for a query without any allowed key, whose weights are equal
+        scores_slope = jnp.where(mask, scores_slope, 0)
     scale = _scale(query)
     return (
-        jnp.einsum("bhqt,bhtd->bhqd", of_scores, key) * scale,
-        jnp.einsum("bhqt,bhqd->bhtd", of_scores, query) * scale,
+        jnp.einsum("bhqt,bhtd->bhqd", scores_slope, key) * scale,
+        jnp.einsum("bhqt,bhqd->bhtd", scores_slope, query) * scale,
         jnp.einsum("bhqt,bhqd->bhtd", weights, slope),
         None,
     )
@@ -125,11 +122,11 @@ def _weights(query: jax.Array, key: jax.Array, mask: Mask | None) -> jax.Array:
 
 
 def _scale(query: jax.Array) -> jax.Array:
-    """Return 1/√d. Queries are scaled instead of the scores, a larger array."""
+    """Return 1/√d, for queries, because the scores are a larger array."""
     return jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
 
 
-def _of_one_batch(*parts: jax.Array) -> list[jax.Array]:
-    """Repeat the arrays with a leading size of 1, if the others have more."""
+def _broadcast(*parts: jax.Array) -> list[jax.Array]:
+    """Broadcast the leading sizes of arrays, which are 1 or B."""
     (batch,) = jnp.broadcast_shapes(*(part.shape[:1] for part in parts))
     return [jnp.broadcast_to(part, (batch, *part.shape[1:])) for part in parts]

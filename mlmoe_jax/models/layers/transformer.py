@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mlmoe_jax.models.layers.attention import NO_DELTAS, Attention, BlockDeltas, adapted
+from mlmoe_jax.models.layers.attention import NO_DELTAS, Attention, BlockDeltas, add_delta
 from mlmoe_jax.models.layers.recompute import LayerNorm, gelu
 
 
@@ -30,15 +30,15 @@ class Mlp(nnx.Module):
         self.fc2 = nnx.Linear(hidden, width, dtype=dtype, rngs=rngs)
 
     def __call__(self, tokens: jax.Array, deltas: BlockDeltas = NO_DELTAS) -> jax.Array:
-        """f32[B,T,D] -> f32[B,T,D]; deltas: of the layers `fc1` and `fc2`."""
-        hidden = self.activation(adapted(self.fc1(tokens), "fc1", tokens, deltas))
-        return adapted(self.fc2(hidden), "fc2", hidden, deltas)
+        """f32[B,T,D] -> f32[B,T,D], with deltas of the layers `fc1` and `fc2`."""
+        hidden = self.activation(add_delta(self.fc1(tokens), "fc1", tokens, deltas))
+        return add_delta(self.fc2(hidden), "fc2", hidden, deltas)
 
 
 class SwiGlu(nnx.Module):
     """Linear to a gate and a value, silu(gate)·value, linear (Shazeer, "GLU variants improve transformer", 2020).
 
-    One layer computes both, with the gate in its first columns, as in the files of DINOv2 giant.
+    One layer computes gate and value, with the gate in its first columns, as in the files of DINOv2 giant.
     """
 
     def __init__(self, width: int, hidden: int, *, dtype: jnp.dtype | None = None, rngs: nnx.Rngs):
@@ -46,15 +46,15 @@ class SwiGlu(nnx.Module):
         self.fc2 = nnx.Linear(hidden, width, dtype=dtype, rngs=rngs)
 
     def __call__(self, tokens: jax.Array, deltas: BlockDeltas = NO_DELTAS) -> jax.Array:
-        """f32[B,T,D] -> f32[B,T,D]; deltas: of the layers `fc1` and `fc2`."""
-        gate, value = jnp.split(adapted(self.fc1(tokens), "fc1", tokens, deltas), 2, axis=-1)
+        """f32[B,T,D] -> f32[B,T,D], with deltas of the layers `fc1` and `fc2`."""
+        gate, value = jnp.split(add_delta(self.fc1(tokens), "fc1", tokens, deltas), 2, axis=-1)
         hidden = jax.nn.silu(gate) * value
-        return adapted(self.fc2(hidden), "fc2", hidden, deltas)
+        return add_delta(self.fc2(hidden), "fc2", hidden, deltas)
 
 
 MLPS = {
     "gelu": Mlp,
-    # the approximation of Φ by tanh (Hendrycks and Gimpel, 2016), as in SigLIP
+    # Approximates Φ by tanh (Hendrycks and Gimpel, 2016), as in SigLIP.
     "gelu_tanh": partial(Mlp, activation=partial(jax.nn.gelu, approximate=True)),
     "quick_gelu": partial(Mlp, activation=lambda x: x * jax.nn.sigmoid(1.702 * x)),  # as in OpenAI's CLIP
     "swiglu": SwiGlu,
@@ -62,7 +62,7 @@ MLPS = {
 
 
 def hidden_width(width: int, ratio: float, mlp: str) -> int:
-    """Return the hidden width of an MLP; for SwiGLU two thirds of it, rounded up to a multiple of 8 (DINOv2)."""
+    """Return the hidden width of an MLP; for SwiGLU times 2/3, rounded up to a multiple of 8 (DINOv2)."""
     hidden = int(width * ratio)
     return (int(hidden * 2 / 3) + 7) // 8 * 8 if mlp == "swiglu" else hidden
 
@@ -80,9 +80,18 @@ class LayerScale(nnx.Module):
 class Block(nnx.Module):
     """x + s1·Attention(LN x), then x + s2·MLP(LN x); the scales s exist if `layer_scale` is not None.
 
-    dtype: of the matrix products and the arrays between them (queries, keys, values, attention output, MLP).
-    LayerNorm, softmax, LayerScale and the residual stream are always float32. mlp: a key of `MLPS`. key_bias: see
-    FusedProjection.
+    LayerNorm, softmax, LayerScale and the residual stream are always float32.
+
+    Args:
+      width: D.
+      heads: number of attention heads.
+      hidden: hidden width of the MLP.
+      mlp: a key of `MLPS`.
+      eps: epsilon of LayerNorm.
+      layer_scale: initial value of the scales; None = no scales.
+      key_bias: see FusedProjection.
+      dtype: type of the matmuls and of their inputs and outputs (queries, keys, values, attention output, MLP).
+      rngs: for the weights.
     """
 
     def __init__(
@@ -115,9 +124,9 @@ class Block(nnx.Module):
         deltas: BlockDeltas = NO_DELTAS,
         **settings: Any,
     ) -> jax.Array:
-        """Apply the block to `tokens` f32[b,Q,D]; `context` arrays f32[b,C,D] provide keys and values only.
+        """Apply the block to `tokens` f32[b,Q,D]; `context` arrays f32[b,C,D] provide only keys and values.
 
-        deltas: of the layers of Attention and of the MLP. The other arguments are passed to Attention.
+        `deltas` has the deltas of the layers of Attention and of the MLP. `settings` are passed to Attention.
         """
         context = [self.norm1(part) for part in context]
         mixed = self.attn(self.norm1(tokens), context, mask, deltas=deltas, **settings)
@@ -126,5 +135,5 @@ class Block(nnx.Module):
         return tokens + (self.ls2(mixed) if self.scaled else mixed)
 
     def weights(self, tokens: jax.Array, context: Sequence[jax.Array] = (), *arguments, **settings) -> jax.Array:
-        """Return the attention weights f32[B,h,Q,T] of `tokens`; the arguments are those of `__call__`."""
+        """Return the attention weights f32[B,h,Q,T] of `tokens`; see `__call__` for the arguments."""
         return self.attn.weights(self.norm1(tokens), [self.norm1(part) for part in context], *arguments, **settings)

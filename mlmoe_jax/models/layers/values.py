@@ -1,4 +1,4 @@
-"""Values of a model: uniform initial values of PyTorch's layers and of the visual-prompt-tuning code, and constants."""
+"""Initial values, as in PyTorch's layers and the visual-prompt-tuning code, and constants of a model."""
 
 import math
 
@@ -13,14 +13,14 @@ def uniform(bound: float) -> Initializer:
 
 
 def torch_linear(fan_in: int) -> Initializer:
-    """Return an initializer that draws from U(±1/√fan_in), the default of torch.nn.Linear for weight and bias."""
+    """Return an initializer that draws from U(±1/√fan_in), as torch.nn.Linear does for weight and bias."""
     return uniform(1 / math.sqrt(fan_in))
 
 
 class Constant:
-    """A read-only array that is part of the structure of a model: not learned, and not counted as a parameter.
+    """A read-only array that is part of the structure of a model, not a parameter.
 
-    It is hashed and compared by content, as required of the static parts of a module.
+    It is hashed and compared by content, because static parts of a module must be hashable.
     """
 
     def __init__(self, array: np.ndarray):

@@ -1,1 +1,1 @@
-"""How the tensor names of published files map to our parameter paths: one file a source."""
+"""Tables that map the tensor names of published files to parameter paths."""

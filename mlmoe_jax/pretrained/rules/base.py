@@ -1,10 +1,10 @@
-r"""The vocabulary of the rule tables, which are read in both directions: published tensors to parameters, and back.
+r"""Rules that map published tensors to parameters, and parameters back to published tensors.
 
 Two examples. A rule with a group and a transform:
 
     rule = Rule(r"blocks\.(\d+)\.(?:fc1|w12)\.weight", r"blocks/\1/mlp/fc1/kernel", transpose)
 
-maps either of the tensors `blocks.7.fc1.weight` and `blocks.7.w12.weight` to `blocks/7/mlp/fc1/kernel`, by
+maps the tensors `blocks.7.fc1.weight` or `blocks.7.w12.weight` to `blocks/7/mlp/fc1/kernel`, by
 `re.fullmatch(rule.pattern, name)` and `match.expand(rule.target)`. Backwards, the pattern becomes the name template
 `blocks.{g1}.fc1.weight` (the first of `fc1|w12` is written), and the target becomes the pattern of its paths,
 `blocks/(?P<g1>\d+)/mlp/fc1/kernel`:
@@ -18,8 +18,8 @@ Rules that join tensors: of P prompts per block in L = 12 blocks, the authors' c
     Rule("deep_prompt_embeddings", "prompts/deep", token_set, at=(1,), axes=(0,))
 
 so [1,P,D] and [11,P,D] become f32[1,1,P,D] and f32[11,1,P,D] at places 0 and 1 along axis 0, together f32[12,1,P,D].
-Backwards, place 0 has `size` = 1 entry of that axis and place 1 the others (`official.cut`). With at=(r"\1",) the
-place is the number in the name instead, one entry per tensor: `layer.4.extra` is entry 4.
+Backwards, place 0 has `size` = 1 entry of the axis, and place 1 all other entries (`official.split_value`). With
+at=(r"\1",) the place is the number in the name, one entry per tensor: `layer.4.extra` is entry 4.
 """
 
 import functools
@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 Transform = Callable[[np.ndarray], np.ndarray]
-# The inverse of a transform. Its second argument is the number of attention heads, which our matrices do not contain.
+# The inverse of a transform. The second argument is the number of attention heads, which our matrices do not show.
 Inverse = Callable[[np.ndarray, int], np.ndarray]
 INVERSES: dict[Transform, Inverse] = {}
 
@@ -45,7 +45,7 @@ def invertible(transform: Transform, inverse: Inverse) -> Transform:
 
 
 # ------------------------------------------------------------------------------------------------------- transforms
-# Of the tensor, and backwards of our value and the number of attention heads.
+# Functions of a tensor, and their inverses, functions of our value and the number of attention heads.
 same = invertible(lambda tensor: tensor, lambda value, heads: value)
 # [out, in] as PyTorch stores a linear weight -> [in, out].
 transpose = invertible(lambda tensor: tensor.T, lambda value, heads: value.T)
@@ -81,16 +81,20 @@ def without_class_position(tensor: np.ndarray) -> np.ndarray:
 # -------------------------------------------------------------------------------------------------------- the tables
 @dataclass(frozen=True)
 class Rule:
-    """A tensor whose name matches `pattern` in full becomes `target`, a parameter path with \\1, \\2 … from the match.
-
-    at, axes: if several tensors form one parameter, the place of this tensor along each of `axes`: a number, or \\1,
-    \\2 … from the match, which means one entry per tensor along that axis.
-    size: number of entries along the first of `axes`; None = an equal share of the entries that no rule's size takes.
-    reshape: the tensor may have another shape than the parameter, with the same elements in the same order.
+    """A rule from tensor names to parameter paths.
 
     A rule can be read backwards if its transform has an inverse and its pattern consists of names, dots, groups that
-    are not nested, and non-capturing groups: `(?:a|b)` is written as a, and `(?:…)?` is omitted. The name to write
-    therefore follows from the pattern and is not stored separately.
+    are not nested, and non-capturing groups. `(?:a|b)` is written as a, and `(?:…)?` is omitted.
+
+    Attributes:
+      pattern: a regex that matches the whole name of a tensor.
+      target: the parameter path, with \\1, \\2 … from the match.
+      transform: conversion of the tensor.
+      at: if several tensors form one parameter, the place of this tensor along each of `axes`: a number, or \\1, \\2 …
+        from the match, which means one entry per tensor along the axis.
+      axes: see `at`.
+      size: number of entries along the first of `axes`; None = an equal share of the entries without a size.
+      reshape: whether the shapes of tensor and parameter may differ, with equal elements in equal order.
     """
 
     pattern: str
@@ -102,16 +106,16 @@ class Rule:
     reshape: bool = False
 
     def makes(self, path: str) -> bool:
-        """Return whether this rule can produce `path`; the rule must be readable backwards."""
+        """Return whether this rule makes a path; ValueError if the rule cannot be read backwards."""
         return self._match(path) is not None
 
     def tensor_name(self, path: str, places: tuple[int, ...] = ()) -> str:
         """Return the name of the tensor at `places` along the axes of `path`, a path that the rule makes."""
-        filled = self._match(path).groupdict()
+        groups = self._match(path).groupdict()
         for at, place in zip(self.at, places, strict=True):
             if isinstance(at, str):
-                filled[f"g{at[1:]}"] = str(place)
-        return _template(self.pattern)[0].format(**filled)
+                groups[f"g{at[1:]}"] = str(place)
+        return _template(self.pattern)[0].format(**groups)
 
     def _match(self, path: str) -> re.Match[str] | None:
         return re.fullmatch(_path_pattern(self.target, _template(self.pattern)[1]), path)
@@ -122,16 +126,16 @@ _PIECE = re.compile(r"\\(\.)|\((\?:)?([^()]*)\)(\?)?|([\w/-]+)")
 
 @functools.cache
 def _template(pattern: str) -> tuple[str, tuple[str, ...]]:
-    """Convert a pattern to a format string with {g1}, {g2} … for its groups, and the patterns of these groups."""
+    """Return a pattern as a format string with {g1}, {g2} … for its groups, and the patterns of the groups."""
     template, groups, end = "", [], 0
     for piece in _PIECE.finditer(pattern):
         if piece.start() != end:
             break
         end = piece.end()
-        dot, kept_out, inner, optional, plain = piece.groups()
+        dot, non_capturing, inner, optional, plain = piece.groups()
         if dot or plain:
             template += dot or plain
-        elif kept_out:
+        elif non_capturing:
             template += "" if optional else inner.partition("|")[0].replace("\\.", ".")
         else:
             groups.append(inner)
@@ -144,19 +148,22 @@ def _template(pattern: str) -> tuple[str, tuple[str, ...]]:
 @functools.cache
 def _path_pattern(target: str, groups: tuple[str, ...]) -> str:
     """Convert a target to the regular expression of its paths."""
-    return re.sub(r"\\\\(\d)", lambda found: f"(?P<g{found[1]}>{groups[int(found[1]) - 1]})", re.escape(target))
+    return re.sub(r"\\\\(\d)", lambda match: f"(?P<g{match[1]}>{groups[int(match[1]) - 1]})", re.escape(target))
 
 
 @dataclass(frozen=True)
 class Source:
     """A layout of tensor names.
 
-    marker: the name of a tensor by which the layout is recognized, without the prefix common to all names.
-    also: the names of further tensors without which a file is in another layout.
-    ignored: patterns of tensors that may be unused. optional: patterns of parameter paths that may be missing in the
-    file; these parameters keep their values.
-    beside: for a whole model, patterns of tensors that may also be unused if only its backbone is read.
-    sorted_labels: the rows of the head are in alphabetical order of the labels, as in the data sets of the authors.
+    Attributes:
+      name: the name of the layout.
+      marker: the name of a tensor that identifies the layout, without the common prefix of all names.
+      rules: the rules.
+      ignored: patterns of tensors that may be unused.
+      optional: patterns of parameter paths that may be missing in the file; these parameters keep their values.
+      beside: for a whole model, patterns of tensors that may also be unused if only its backbone is read.
+      sorted_labels: whether the rows of the head are in alphabetical order of the labels, as in the authors' data sets.
+      also: the names of other tensors that a file in this layout must have.
     """
 
     name: str
@@ -170,26 +177,26 @@ class Source:
 
     @property
     def whole(self) -> bool:
-        """Whether the layout is that of a whole model: backbone, prompts and head."""
+        """Whether the layout has a whole model: backbone, prompts and head."""
         return any(rule.target.startswith(BACKBONE) for rule in self.rules)
 
     @property
     def head_alone(self) -> bool:
-        """Whether the layout is that of a head without its backbone."""
+        """Whether the layout has a head without its backbone."""
         return all(rule.target.startswith(HEAD) for rule in self.rules)
 
-    def of_backbone(self) -> "Source":
-        """Return the layout for reading only the backbone of a whole model: prompts and head are ignored."""
-        mine = tuple(rule for rule in self.rules if rule.target.startswith(BACKBONE))
+    def backbone_only(self) -> "Source":
+        """Return the layout for reading only the backbone of a whole model."""
+        backbone = tuple(rule for rule in self.rules if rule.target.startswith(BACKBONE))
         others = tuple(rule.pattern for rule in self.rules if not rule.target.startswith(BACKBONE))
-        rules = tuple(replace(rule, target=rule.target.removeprefix(BACKBONE)) for rule in mine)
+        rules = tuple(replace(rule, target=rule.target.removeprefix(BACKBONE)) for rule in backbone)
         optional = tuple(pattern.removeprefix(BACKBONE) for pattern in self.optional)
         ignored = (*self.ignored, *self.beside, *others)
         return replace(self, rules=rules, ignored=ignored, optional=optional, beside=())
 
 
 def nested(rules: tuple[Rule, ...], prefix: str, under: str) -> tuple[Rule, ...]:
-    """Return rules for the same layout below `prefix` (a regex) in the file and below `under` in our model."""
+    """Return the rules below `prefix` (a regex) in the file and below `under` in our model."""
     return tuple(replace(rule, pattern=prefix + rule.pattern, target=under + rule.target) for rule in rules)
 
 

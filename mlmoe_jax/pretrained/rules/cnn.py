@@ -1,12 +1,11 @@
-"""CNN layouts: ResNet as in torchvision (and timm) and Hugging Face, ConvNeXt as in these and the authors' code, and
-EfficientNet."""
+"""CNN layouts: ResNet (torchvision, timm, Hugging Face), ConvNeXt (also the authors' code), and EfficientNet."""
 
 import numpy as np
 
 from mlmoe_jax.pretrained.rules.base import Rule, Source, invertible, linear
 from mlmoe_jax.pretrained.rules.base import norm as affine
 
-COUNTERS = r".*\.num_batches_tracked"  # of BatchNorm, never used here
+COUNTERS = r".*\.num_batches_tracked"  # of BatchNorm, unused here
 
 
 # [out, in/groups, rows, columns] as PyTorch stores a convolution -> [rows, columns, in/groups, out].
@@ -33,7 +32,7 @@ def batch_norm(pattern: str, target: str) -> tuple[Rule, ...]:
 
 
 def torchvision_resnet_rules() -> tuple[Rule, ...]:
-    """Return the rules of the layout that torchvision and timm use; it counts stages from 1."""
+    """Return the rules of the layout of torchvision and timm, which counts stages from 1."""
     rules = [*_conv("conv1", "stem/conv", bias=False), *batch_norm("bn1", "stem/norm")]
     for stage in range(4):
         theirs, ours = rf"layer{stage + 1}\.(\d+)", rf"stages/{stage}/\1"
@@ -62,7 +61,7 @@ def _hugging_face_resnet() -> tuple[Rule, ...]:
 
 
 def _convnext_block(pattern: str, target: str, names: tuple[str, str, str, str]) -> tuple[Rule, ...]:
-    """Return the rules of a block except its layer scale; names: of the depthwise, LayerNorm and linear layers."""
+    """Return the rules of a block except its layer scale; `names`: the depthwise, LayerNorm and two linear layers."""
     depthwise, norm, first, second = (rf"{pattern}\.{name}" for name in names)
     return (
         *_conv(depthwise, f"{target}/depthwise"),

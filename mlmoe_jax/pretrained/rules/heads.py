@@ -1,4 +1,4 @@
-"""Layouts of models with a ResNet: Q2L and ML-Decoder, also its head alone, ML-GCN and ADD-GCN."""
+"""Layouts of models with a ResNet: Q2L, ML-Decoder (also its head alone), ML-GCN and ADD-GCN."""
 
 import re
 from collections.abc import Iterable
@@ -10,8 +10,8 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.pretrained.rules.base import Rule, Source, invertible, linear, nested, norm, transpose
 from mlmoe_jax.pretrained.rules.cnn import COUNTERS, batch_norm, torchvision_resnet_rules
 
-# Tensor names that identify an unsupported architecture, among the backbones of published query decoders.
-_ELSEWHERE = {
+# Tensor names of unsupported backbones of published query decoders.
+_UNSUPPORTED = {
     "TResNet": r"(?:.*\.)?body\.conv1\.(?:0|conv)\.weight",
     "Swin Transformer": r".*\.relative_position_bias_table",
     "CvT": r"(?:.*\.)?stage\d\.blocks\.\d+\.attn\.conv_proj_[qkv]\..*",
@@ -27,7 +27,7 @@ label_bias = invertible(lambda tensor: tensor.squeeze(0), lambda value, heads: v
 
 
 def attention(theirs: str, ours: str) -> tuple[Rule, ...]:
-    """Return the rules of torch.nn.MultiheadAttention, where one matrix holds queries, keys and values, as in ours."""
+    """Return the rules of torch.nn.MultiheadAttention, where one matrix has queries, keys and values, as here."""
     return (
         Rule(rf"{theirs}\.in_proj_weight", f"{ours}/qkv/kernel", transpose),
         Rule(rf"{theirs}\.in_proj_bias", f"{ours}/qkv/bias"),
@@ -36,7 +36,7 @@ def attention(theirs: str, ours: str) -> tuple[Rule, ...]:
 
 
 def encoder_rules(theirs: str, ours: str) -> tuple[Rule, ...]:
-    """Return the rules of the layers of a torch.nn.TransformerEncoder; theirs, ours: the prefixes of its names."""
+    """Return the rules of the layers of a torch.nn.TransformerEncoder, with the prefixes `theirs` and `ours`."""
     theirs, ours = rf"{theirs}\.layers\.(\d+)", rf"{ours}/\1"
     return (
         *attention(rf"{theirs}\.self_attn", f"{ours}/attn"),
@@ -46,7 +46,7 @@ def encoder_rules(theirs: str, ours: str) -> tuple[Rule, ...]:
 
 
 def decoder_rules(theirs: str, ours: str) -> tuple[Rule, ...]:
-    """Return the rules of the layers of a torch.nn.TransformerDecoder; theirs, ours: the prefixes of its names."""
+    """Return the rules of the layers of a torch.nn.TransformerDecoder, with the prefixes `theirs` and `ours`."""
     theirs, ours = rf"{theirs}\.layers\.(\d+)", rf"{ours}/\1"
     return (
         *attention(rf"{theirs}\.self_attn", f"{ours}/self_attn"),
@@ -78,7 +78,7 @@ Q2L = Source(
     "q2l",
     "fc.W",
     (*nested(torchvision_resnet_rules(), r"backbone\.0\.body\.", "backbone/"), *_Q2L_HEAD),
-    # The table of sines for the map size that the authors trained on; ours is computed for the size of each map.
+    # The table of sines for the authors' map size; this package computes the sines for each map size.
     ignored=(COUNTERS, r"backbone\.(?:1|pe)\.pe"),
 )
 ML_DECODER_RESNET = Source(
@@ -91,12 +91,12 @@ ML_DECODER = Source("ml_decoder", "decoder.duplicate_pooling", _ML_DECODER_HEAD)
 
 
 def refuse_unknown_backbone(names: Iterable[str]) -> None:
-    """Raise UserError if the tensor names are those of an unsupported backbone: TResNet, Swin or CvT.
+    """Raise UserError for tensor names of TResNet, Swin or CvT.
 
-    Most published checkpoints of Q2L and ML-Decoder use these.
+    Most published checkpoints of Q2L and ML-Decoder have such a backbone.
     """
     names = tuple(names)
-    for architecture, pattern in _ELSEWHERE.items():
+    for architecture, pattern in _UNSUPPORTED.items():
         if any(re.fullmatch(pattern, name) for name in names):
             raise UserError(
                 f"these are weights of a {architecture}, a backbone that is not supported: choose a checkpoint that "
@@ -105,7 +105,7 @@ def refuse_unknown_backbone(names: Iterable[str]) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- ML-GCN and ADD-GCN
-# The indices of torchvision's modules in Sequential(conv1, bn1, relu, maxpool, layer1, layer2, layer3, layer4).
+# The indices of modules in Sequential(conv1, bn1, relu, maxpool, layer1, layer2, layer3, layer4).
 _INDICES = {"conv1": 0, "bn1": 1, "layer1": 4, "layer2": 5, "layer3": 6, "layer4": 7}
 
 
@@ -120,7 +120,7 @@ def own_classifier(tensor: np.ndarray) -> np.ndarray:
 
 
 def sequential_resnet_rules() -> tuple[Rule, ...]:
-    """Return torchvision's rules for a ResNet with modules named by their index in a list, or as in torchvision."""
+    """Return torchvision's rules for a ResNet whose modules are named by their index in a list or as in torchvision."""
     rules = []
     for rule in torchvision_resnet_rules():
         name, rest = rule.pattern.split(r"\.", 1)
@@ -135,7 +135,7 @@ def _pointwise(pattern: str, target: str, *, bias: bool = True) -> tuple[Rule, .
 
 _BACKBONE = nested(sequential_resnet_rules(), r"features\.", "backbone/")
 
-# `A` is the adjacency matrix before normalisation; the model computes its own from the label counts.
+# `A` is the adjacency matrix before normalization; the model computes it from the label counts.
 ML_GCN = Source(
     "ml_gcn",
     "gc1.weight",

@@ -1,11 +1,11 @@
-"""Layouts of whole prompt-tuned ViTs: ML-VPT, VPT, GateVPT and E2VPT with the names of their authors' code."""
+"""Layouts of whole prompt-tuned ViTs in the authors' code: ML-VPT, VPT, GateVPT and E2VPT."""
 
 from dataclasses import replace
 
 from mlmoe_jax.pretrained.rules.base import Rule, Source, invertible, linear, nested, norm, token_set
 from mlmoe_jax.pretrained.rules.vit import CHUNKED_BLOCK, fused, patches, timm_rules
 
-_SIDES = (("co", "co"), ("cl", "dc"))  # `cl` is what the paper calls DC
+_SIDES = (("co", "co"), ("cl", "dc"))  # `cl` is DC in the paper
 
 
 # ------------------------------------------------------------------------------------------------------- transforms
@@ -21,7 +21,7 @@ heads_side_by_side = invertible(
 
 # ------------------------------------------------------------------------------------------------------------ ML-VPT
 def _ml_vpt(backbone: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """Return the rules of ML-VPT on a backbone with the given rules."""
+    """Return the rules of ML-VPT on a backbone."""
     return (
         *nested(backbone, r"img_encoder\.", "backbone/"),
         *nested(_deep_prompts(), r"img_encoder\.", ""),
@@ -29,7 +29,7 @@ def _ml_vpt(backbone: tuple[Rule, ...]) -> tuple[Rule, ...]:
         Rule(r"adapt_experts\.b1", "head/bank/up/bias"),
         Rule(r"adapt_experts\.W2", "head/bank/down/kernel"),
         Rule(r"adapt_experts\.b2", "head/bank/down/bias"),
-        # gate rows are indexed e·K + k, which is [M,K] flattened
+        # Row e·K + k of a gate is entry [e,k] of [M,K].
         *(Rule(rf"{theirs}_gate\.W", f"head/{ours}/gate/kernel", label_rows, reshape=True) for theirs, ours in _SIDES),
         *(Rule(rf"{theirs}_gate\.b", f"head/{ours}/gate/bias", label_values, reshape=True) for theirs, ours in _SIDES),
         *(Rule(rf"{theirs}_fc\.W", f"head/{ours}/classifier/kernel", label_rows) for theirs, ours in _SIDES),
@@ -38,7 +38,7 @@ def _ml_vpt(backbone: tuple[Rule, ...]) -> tuple[Rule, ...]:
 
 
 def _deep_prompts() -> tuple[Rule, ...]:
-    """Return the rules of prompts per block: one tensor for the first block, one for all the others."""
+    """Return the rules of prompts per block: one tensor for the first block, one for all other blocks."""
     first = Rule("prompt_embeddings", "prompts/deep", token_set, at=(0,), axes=(0,), size=1)
     return first, replace(first, pattern="deep_prompt_embeddings", at=(1,), size=None)
 
@@ -50,7 +50,7 @@ ML_VPT = Source("ml_vpt", "adapt_experts.W1", _ml_vpt(timm_rules()))
 
 # ------------------------------------------------------------------------------------------- VPT, E2VPT and GateVPT
 def vpt_rules() -> tuple[Rule, ...]:
-    """Return the rules of the supervised ViT in the VPT code, on which the E2VPT code is based."""
+    """Return the rules of the supervised ViT in the code of VPT and E2VPT."""
     layer = r"encoder\.layer\.(\d+)"
     return (
         Rule(r"embeddings\.cls_token", "cls_token"),
@@ -66,7 +66,7 @@ def vpt_rules() -> tuple[Rule, ...]:
 
 
 def _key_values(attention: str, *, shared: bool) -> tuple[Rule, ...]:
-    """Return the rules of E2VPT's prompt keys and values: per block one tensor if `shared`, otherwise two."""
+    """Return the rules of E2VPT's prompt keys and values: one tensor per block if `shared`, otherwise two tensors."""
     name = rf"{attention}\.deep_QKV_embeddings"
     together = Rule(name, "prompts/key_value", heads_side_by_side, at=(r"\1", 0), axes=(0, 1))
     keys, values = replace(together, pattern=f"{name}_K"), replace(together, pattern=f"{name}_V", at=(r"\1", 1))
@@ -84,20 +84,20 @@ _GATES = (Rule("gate_logit", "prompts/gate"), Rule("temp", "prompts/temperature"
 def _source(name: str, outer: str, inner: str, marker: str, rules: tuple[Rule, ...], *, also: str = "") -> Source:
     """Return the layout of a classifier with `rules` for its encoder, whose names have the prefix `outer` + `inner`.
 
-    outer: prefix of the encoder in a classifier, which has its own `head` beside it. inner: prefix inside the encoder
-    of everything but the encoder's own head, which is the head of an encoder stored alone. also: see Source.
+    `outer` is the prefix of the encoder in a classifier, whose head is outside the encoder. `inner` is a prefix inside
+    the encoder of all names but the encoder's own head, which is the head of an encoder that is stored alone.
     """
     encoder = nested(rules, f"{outer}{inner}".replace(".", r"\."), "")
     head = linear(r"head(?:\.last_layer)?", "head/classifier")
-    # Masks missing in a file keep their initial value 1. A hidden layer of the classifier is not part of the backbone.
+    # Masks that are missing in a file keep their initial value 1.
     optional, beside = (r"prompts/(?:token|segment)_mask",), (r"head\..*",)
-    further = (f"{outer}{inner}{also}",) if also else ()
+    required = (f"{outer}{inner}{also}",) if also else ()
     marker = f"{outer}{inner}{marker}"
-    return Source(name, marker, (*encoder, *head), optional=optional, beside=beside, also=further)
+    return Source(name, marker, (*encoder, *head), optional=optional, beside=beside, also=required)
 
 
 def _supervised(outer: str) -> tuple[Source, ...]:
-    """Return the layouts of the VPT and E2VPT code on the supervised ViT, with prompts and without (`vpt`)."""
+    """Return the layouts of the VPT and E2VPT code on the supervised ViT; `vpt` has no prompts."""
     backbone, attention = nested(vpt_rules(), "", "backbone/"), r"encoder\.layer\.(\d+)\.attn"
     deep = (*backbone, *_deep_prompts(), *_SHALLOW[1:], *_MASKS)
     keys = "encoder.layer.0.attn.deep_QKV_embeddings"
@@ -114,7 +114,7 @@ def _supervised(outer: str) -> tuple[Source, ...]:
 def _self_supervised(outer: str) -> tuple[Source, ...]:
     """Return the layouts of the VPT, E2VPT and GateVPT code on MAE and MoCo v3, which use timm's names.
 
-    On MAE, the code of VPT and E2VPT replaces the last norm by one with the name `fc_norm`. GateVPT's code keeps it.
+    On MAE, the code of VPT and E2VPT replaces the last norm by `fc_norm`. GateVPT's code keeps the last norm.
     """
     backbone, attention = nested(timm_rules(), "", "backbone/"), r"blocks\.(\d+)\.attn"
     further = (*_deep_prompts(), *_SHALLOW[1:], *_MASKS)
@@ -131,7 +131,7 @@ def _self_supervised(outer: str) -> tuple[Source, ...]:
     )
 
 
-# Prefixes of the encoder stored alone, and of the encoder inside the classifier that the code trains.
+# Prefixes of an encoder that is stored alone, and of the encoder in a classifier.
 _ENCODERS = ("", "enc.")
 SOURCES = (
     *(ML_VPT_DINOV2, ML_VPT),

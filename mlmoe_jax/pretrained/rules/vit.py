@@ -1,5 +1,5 @@
-"""ViT layouts: our own, timm's and the original DINOv2's, MAE's, Hugging Face's, and the Flax one of AugReg; DINOv3's;
-and those of CLIP (Hugging Face's and OpenCLIP's) and SigLIP, of which only the vision tower is read."""
+"""ViT layouts: this package, timm (also DINOv2 and MoCo v3), MAE, Hugging Face, AugReg (Flax), DINOv3, and the vision
+towers of CLIP (Hugging Face and OpenCLIP) and SigLIP."""
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from mlmoe_jax.pretrained.rules.base import (
 )
 from mlmoe_jax.pretrained.rules.heads import attention
 
-# `blocks.3`, or `blocks.0.3` in files of a model whose blocks were grouped into chunks.
+# `blocks.3`, or `blocks.0.3` in files of a model with blocks in chunks.
 BLOCK, CHUNKED_BLOCK = r"blocks\.(?:\d+\.)?(\d+)", r"blocks\.0\.(\d+)"
 
 
@@ -41,7 +41,7 @@ def fused(
     names: tuple[str, ...] = ("query", "key", "value"),
     ours: str = r"blocks/\1/attn/qkv",
 ) -> tuple[Rule, ...]:
-    """Return the rules that fuse layers, such as queries, keys and values; PART in `theirs` is each of `names`."""
+    """Return the rules that fuse layers, such as queries, keys and values; PART in `theirs` stands for each name."""
     rules = []
     for part, name in enumerate(names):
         layer, place = theirs.replace("PART", name), {"at": (part,), "axes": (-1,)}
@@ -53,9 +53,13 @@ def fused(
 def timm_rules(
     mask_token: bool = True, positions: Transform = same, block: str = BLOCK, norm_name: str = "norm"
 ) -> tuple[Rule, ...]:
-    """Return the rules of the layout that timm and the repositories of DINOv2, MAE and MoCo v3 use.
+    """Return the rules of the layout of timm and of the repositories of DINOv2, MAE and MoCo v3.
 
-    block: the pattern of a block, with the block's index as its only group. norm_name: the name of the last norm.
+    Args:
+      mask_token: whether the file has a mask token.
+      positions: conversion of the position table.
+      block: the pattern of a block, with the block's index as its only group.
+      norm_name: the name of the last norm.
     """
     return (
         Rule(r"cls_token", "cls_token"),
@@ -111,14 +115,14 @@ def _augreg() -> tuple[Rule, ...]:
 
 
 OWN = Source("own", "patch_embed/kernel", (Rule(r"([^.]+)", r"\1"),))
-# The classifier, and the networks that MoCo v3 trained in addition to its encoder.
+# The classifier, and networks of MoCo v3 in addition to its encoder.
 _BESIDE = (r"head\..*", r"fc_norm\..*", r"pre_logits\..*", r"(?:.*\.)?(?:momentum_encoder|predictor)\..*")
 TIMM = Source("timm", "patch_embed.proj.weight", timm_rules(), _BESIDE, optional=("mask_token",))
-# With registers, timm adds the class token's position to the token and drops the mask token.
+# With registers, timm adds the position of the class token to the token, and has no mask token.
 TIMM_REGISTERS = Source(
     "timm_registers", "reg_token", timm_rules(positions=without_class_position), _BESIDE, optional=("mask_token",)
 )
-# The whole autoencoder: its mask token is the decoder's.
+# The whole autoencoder. Its mask token belongs to the decoder.
 MAE = Source("mae", "decoder_embed.weight", timm_rules(mask_token=False), ("mask_token", r"decoder_.*"))
 HUGGING_FACE_DINOV2 = Source(
     "hugging_face_dinov2", "encoder.layer.0.norm1.weight", _hugging_face(), (r"classifier\..*",)
@@ -134,7 +138,7 @@ AUGREG = Source("augreg", "Transformer/encoder_norm/scale", _augreg(), (r"head/.
 
 # ------------------------------------------------------------------------------------------------------------- DINOv3
 def without_keys(tensor: np.ndarray) -> np.ndarray:
-    """[3D], the biases of queries, keys and values -> [2D]: the authors' code multiplies that of the keys by 0."""
+    """[3D], the biases of queries, keys and values -> [2D]; the authors' code multiplies the keys' bias by 0."""
     query, _, value = np.split(tensor, 3)
     return np.concatenate([query, value])
 
@@ -179,7 +183,7 @@ ORIGINAL_DINOV3 = Source(
         Rule(rf"{_BLOCK}\.ls([12])\.gamma", r"blocks/\1/ls\2/gamma"),
         *norm("norm", "norm"),
     ),
-    # The mask of the keys' bias, and the frequencies of the rotary positions, which follow from the architecture.
+    # The mask of the keys' bias, and the frequencies of the rotary positions, which the architecture determines.
     ignored=(rf"{_BLOCK}\.attn\.qkv\.bias_mask", r"rope_embed\.periods"),
 )
 
@@ -196,7 +200,7 @@ def table(tensor: np.ndarray) -> np.ndarray:
 
 
 def _hugging_face_tower() -> tuple[Rule, ...]:
-    """Return the rules that the vision towers of CLIP and SigLIP share."""
+    """Return the common rules of the vision towers of CLIP and SigLIP."""
     layer = r"encoder\.layers\.(\d+)"
     return (
         Rule(r"embeddings\.patch_embedding\.weight", "patch_embed/kernel", patch_kernel),
@@ -210,7 +214,7 @@ def _hugging_face_tower() -> tuple[Rule, ...]:
     )
 
 
-# The tower for texts, the numbers that scale similarities, a classifier, and positions that older files count out.
+# The text tower, the scale of similarities, a classifier, and the indices of positions in older files.
 _TOWER_BESIDE = (r"text_model\..*", r"logit_(?:scale|bias)", r"classifier\..*", r"embeddings\.position_ids")
 HUGGING_FACE_CLIP = Source(
     "hugging_face_clip",
