@@ -20,12 +20,12 @@ from mlmoe_jax.models.backbones.vit import ViT
 from mlmoe_jax.models.heads.linear import LinearHead
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.official import (
-    cut,
     departures,
     export_official,
     load_official,
     official_tensors,
     require_writable,
+    split_value,
 )
 from mlmoe_jax.pretrained.rules.base import Rule
 
@@ -280,16 +280,17 @@ def test_cut_is_the_inverse_of_join():
     value = np.arange(24).reshape(4, 6)
     first = Rule("first", "x", at=(0,), axes=(0,), size=1)
     rest = Rule("rest", "x", at=(1,), axes=(0,))
-    parts = {rule.pattern: part for rule, _, part in cut([rest, first], value)}
+    parts = {rule.pattern: part for rule, _, part in split_value([rest, first], value)}
     np.testing.assert_array_equal(parts["first"], value[:1])
     np.testing.assert_array_equal(parts["rest"], value[1:])
     thirds = [Rule(name, "x", at=(place,), axes=(-1,)) for place, name in enumerate("abc")]
-    assert [part.tolist() for _, _, part in cut(thirds, value)] == [value[:, i : i + 2].tolist() for i in (0, 2, 4)]
+    expected = [value[:, i : i + 2].tolist() for i in (0, 2, 4)]
+    assert [part.tolist() for _, _, part in split_value(thirds, value)] == expected
     grid = [Rule(rf"(\d)\.{name}", "x", at=(r"\1", place), axes=(0, 1)) for place, name in enumerate("ab")]
-    assert [places for _, places, _ in cut(grid, value)] == [(i, j) for i in range(4) for j in range(2)]
+    assert [places for _, places, _ in split_value(grid, value)] == [(i, j) for i in range(4) for j in range(2)]
     for wrong in ([*thirds[:1], replace(first, axes=(-1,), at=(1,), size=9)], [*thirds, replace(thirds[0], at=(3,))]):
         with pytest.raises(ValueError, match="do not divide"):
-            list(cut(wrong, value))
+            list(split_value(wrong, value))
 
 
 # ------------------------------------------------------------------------------- differences from the authors' code
