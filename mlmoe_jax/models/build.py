@@ -43,9 +43,9 @@ def _at_own_precision(method: Callable) -> Callable:
 
 
 class Classifier(nnx.Module):
-    """A backbone, prompts and further adapters if any, and a head.
+    """A backbone, prompts and other adapters if any, and a head.
 
-    precision: of float32 matmuls, as `jax.default_matmul_precision` takes it.
+    `precision` is the precision of float32 matmuls, a value of `jax.default_matmul_precision`.
     """
 
     def __init__(
