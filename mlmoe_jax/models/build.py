@@ -163,14 +163,14 @@ def build_model(config: ConfigDict, label_space: LabelSpace, *, rngs: nnx.Rngs) 
     products, _ = dtypes(config)
     dtype = None if products == "float32" else jnp.dtype(products)
     shape = backbone_shape(config)
-    if (adapters := described(config)) and not shape.takes_adapters:
-        raise UserError(f"the backbone of {adapters} must be a ViT, and {settings.backbone.name} is not one")
+    if (names := described(config)) and not shape.takes_adapters:
+        raise UserError(f"the backbone of {names} must be a ViT, and {settings.backbone.name} is not one")
     options = {"dtype": dtype, "rngs": rngs}
     prompts = prompts_of(config).from_config(settings.prompts, shape, **options)
     backbone = shape.build(dtype=dtype, remat=settings.remat, batch_norm=settings.backbone.batch_norm, rngs=rngs)
     head = head_of(config).from_config(config, shape.width, label_space, dtype=dtype, rngs=rngs)
-    others = {name: ADAPTERS[name].from_config(keys, shape, **options) for name, keys in settings.adapters.items()}
-    others = {name: adapter for name, adapter in others.items() if adapter is not None}
+    adapters = {name: ADAPTERS[name].from_config(keys, shape, **options) for name, keys in settings.adapters.items()}
+    adapters = {name: adapter for name, adapter in adapters.items() if adapter is not None}
     final_norm = reads_final_norm(settings.backbone, prompts=PROMPTS in head.read)
     return Classifier(
         backbone, prompts, head, final_norm=final_norm, precision=settings.matmul_precision, adapters=adapters
