@@ -3,7 +3,7 @@
     python -m mlmoe_jax.main --config=configs/cnn_rnn_resnet101.py:root=/data/coco --workdir=runs/cnn_rnn
     python -m mlmoe_jax.main --config=configs/cnn_rnn_resnet101.py:dataset=digits --workdir=runs/cnn_rnn_digits
 
-The paper uses VGG-16 and its authors published no code; learning rate and number of epochs are our choice. The score of
+The paper uses VGG-16 and its authors published no code. Learning rate and number of epochs are our choice. The score of
 a label is its largest probability at any step of any path in the beam. The head computes the loss of the sequence, so
 config.loss has no effect. An unknown label counts as absent. The backbone is frozen unless tune=yes.
 dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.

@@ -10,7 +10,7 @@ tune: train the backbone, yes | no | auto; auto trains a CNN, as published, but 
 selection=held_out, or preset=held_out: select weights and fit thresholds on a tenth of the training images, not test.
 
 SGD with momentum 0.9 and weight decay 1e-4, learning rate 0.1 and a tenth of it for the backbone, gradients clipped at
-10, batches of 16, multi-scale crops and flips. The authors' flags train 20 epochs at a constant rate; their paper says
+10, batches of 16, multi-scale crops and flips. The authors' flags train 20 epochs at a constant rate. Their paper says
 100 epochs at 0.01, divided by 10 after every 40 (schedule=paper). On VOC, labels marked difficult are positive in
 training and left out of metrics. The authors' code, and metrics.preset=mlgcn, leave them out of the AP only and count
 them as negative in precision, recall and F1.

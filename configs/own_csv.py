@@ -4,7 +4,7 @@
     python -m mlmoe_jax.main --config=configs/own_csv.py:root=photos --workdir=runs/photos
     python -m mlmoe_jax.main --mode=predict --workdir=runs/photos --images=new_photos
 
-`photos/labels.csv` lists the path of each image, relative to `photos`, and its labels; an empty field means none:
+`photos/labels.csv` lists the path of each image, relative to `photos`, and its labels. An empty field means none:
 
     image,labels
     beach/001.jpg,sea;boat
@@ -20,7 +20,7 @@ root: the folder. table: the CSV (or .jsonl) file in it. label_column: see above
 models.backbones.catalog; by default DINOv2 if its weights are on this machine, else EfficientNet-Lite0, which needs no
 download. A run keeps its backbone. resolution: side of the images in pixels; for a ViT a multiple of its patch size.
 
-On a CNN, a linear classifier is fitted to the features of all images, to convergence; nothing is held out, and the
+On a CNN, a linear classifier is fitted to the features of all images, to convergence. Nothing is held out, and the
 metrics are of cross-validation. With fit=steps it is trained by steps instead, as a ViT always is, with a tenth of the
 images held out. epochs: for training by steps, the number of passes over the training images, 20 if it is 0.
 """
@@ -91,7 +91,7 @@ def best_backbone() -> str:
 
 
 def use_prompts(config: ConfigDict) -> None:
-    """Set ML-VPT for a ViT; label groups are computed from your training labels."""
+    """Set ML-VPT for a ViT. Label groups are computed from your training labels."""
     use_ml_vpt(config)
     config.model.prompts.num_groups = 2  # at most the number of your labels
     config.augment.flip = True  # False if left and right matter

@@ -10,7 +10,7 @@ selection=held_out, or preset=held_out: select weights and fit thresholds on a t
 
 AdamW with weight decay 0.01 on all parameters, one-cycle with peak 1e-4, 80 epochs, batches of 64, EMA; batch
 normalization, stem and first stage frozen; images without labels are kept. The authors' loader does not apply cutout
-although their paper says so; here it is applied.
+although their paper says so. Here it is applied.
 """
 
 from mlmoe_jax.config.recipes.feature_map import feature_map, q2l_recipe, small, use_q2l

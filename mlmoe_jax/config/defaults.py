@@ -80,7 +80,7 @@ def in_open_section(name: str) -> bool:
 
 
 def default_config() -> ConfigDict:
-    """Return a config with the default of every key; config files change what they need."""
+    """Return a config with the default of every key. Config files change what they need."""
     return _defaults(CONFIG)
 
 

@@ -285,7 +285,7 @@ def section(doc: str, /, *, further: Key | None = None, **entries: Key | Section
 
 
 def walk(table: Section, prefix: str = "") -> Iterator[tuple[str, Key | Section]]:
-    """Yield each entry of a section with its dotted name; a section comes before its entries."""
+    """Yield each entry of a section with its dotted name. A section comes before its entries."""
     for name, entry in table.entries.items():
         yield f"{prefix}{name}", entry
         if isinstance(entry, Section):

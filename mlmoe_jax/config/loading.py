@@ -1,4 +1,4 @@
-"""Configs from files, from the command line and from run folders; `defaults.py` has the keys and their meaning.
+"""Configs from files, from the command line and from run folders. `defaults.py` has the keys and their meaning.
 
 A config file defines `get_config(arg="") -> ConfigDict`, which starts from `default_config()`. `arg` is the text after
 the colon in `--config=file.py:dataset=digits,epochs=3`; `parse_arg` splits it. A file whose values depend on the
@@ -182,7 +182,7 @@ def _read(key: Key, text: str, what: str) -> Any:
 
 
 def to_json(config: ConfigDict) -> str:
-    """Return the config as JSON text; `from_json` returns the same config."""
+    """Return the config as JSON text, which `from_json` reads."""
     return json.dumps(config.to_dict(), indent=2)
 
 

@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.config.defaults import KEYS, PLACE, default_config, in_open_section, key_named, why_unknown
 from mlmoe_jax.config.loading import flatten
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.catalog import ADAPTERS, HEADS, PROMPTS, adapters_of, described, head_of, prompts_of
+from mlmoe_jax.models.catalog import ADAPTERS, HEADS, PROMPTS, adapters_of, describe_adapters, head_of, prompts_of
 
 # The keys of `config.augment` that change an image unless they have their default.
 AUGMENTS = ("geometry", "flip", "shift", "contrast", "brightness", "saturation", "hue", "cutout", "randaugment")
@@ -102,7 +102,7 @@ def _cache_mistakes(config: ConfigDict) -> list[str]:
     neutral, wrong = default_config().augment, []
     if resets := [f"augment.{name}={neutral[name]}" for name in AUGMENTS if config.augment[name] != neutral[name]]:
         wrong.append(f"data.cache_features computes features without augmentation: set {', '.join(resets)}")
-    if config.model.prompts.kind in PROMPTS and (adapters := described(config)):
+    if config.model.prompts.kind in PROMPTS and (adapters := describe_adapters(config)):
         wrong.append(
             f"data.cache_features needs features that do not change in training, but {adapters} change them: set "
             "data.cache_features=no"

@@ -52,7 +52,7 @@ class FeatureTable:
 
     @property
     def part_rows(self) -> int:
-        """The number of images per part; the last part may have fewer."""
+        """The number of images per part. The last part may have fewer."""
         return max(1, PART_BYTES // self.row_bytes)
 
     def missing(self) -> list[int]:

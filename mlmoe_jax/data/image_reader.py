@@ -18,7 +18,7 @@ CROP_RATIOS = (3 / 4, 4 / 3)  # range of width / height in the Inception crop
 
 @dataclass(frozen=True)
 class Geometry:
-    """Convert an image of any size to S × S pixels; the fields are keys of `config.data` and `config.augment`.
+    """Convert an image of any size to S × S pixels. The fields are keys of `config.data` and `config.augment`.
 
     Attributes:
       fit: square | crop | random_resized_crop | multi_scale_crop.
@@ -37,7 +37,7 @@ class Geometry:
 
     @property
     def fixed_side(self) -> int:
-        """The side in pixels of the images that `fixed` returns; 0 if it does not resize images."""
+        """The side in pixels of the images that `fixed` returns, 0 if it does not resize images."""
         if self.fit in ("square", "crop"):
             return self.image_size
         return self.image_size + self.margin if self.fit == "multi_scale_crop" and self.margin else 0
@@ -126,7 +126,7 @@ class ImageReader:
         return cls(Decoding.of(data_config, least), geometry, pixels, data_config.bad_images == "skip")
 
     def __call__(self, images: Images, row: int, random: np.random.Generator | None = None) -> np.ndarray | None:
-        """Read an image; evaluation needs no random generator."""
+        """Read an image. Evaluation needs no random generator."""
         image = self.fixed(images, row)
         return None if image is None else self.varied(image, random)
 

@@ -103,7 +103,7 @@ def build_loader(
     `id` of the image (see `SkippedImages`).
 
     Args:
-      data_config: `config.data`. Numbers of threads and processes that are `auto` are chosen by `data.readers`; batches
+      data_config: `config.data`. Numbers of threads and processes that are `auto` are chosen by `data.readers`. Batches
       do not depend on them.
       split: the split.
       batch_size: number of images in a global batch.
@@ -134,7 +134,7 @@ def build_loader(
 
 
 def _readers(examples: _Examples, split: Split, data_config: ConfigDict, share: int) -> Readers:
-    """Return the threads and processes that read a split; this process reads `share` images of each batch.
+    """Return the threads and processes that read a split. This process reads `share` images of each batch.
 
     Features and cached images are in the memory of this process, so only its threads read them.
     """
@@ -148,7 +148,7 @@ def _readers(examples: _Examples, split: Split, data_config: ConfigDict, share: 
 
 
 def rows_of_step(split: Split, *, batch_size: int, seed: int, step: int) -> list[int]:
-    """Return the rows of the images in the global training batch of a step, in order; the first step is 1."""
+    """Return the rows of the images in the global training batch of a step, in order. The first step is 1."""
     return np.asarray(_shuffled_rows(split, seed).batch(batch_size, drop_remainder=True)[step - 1]).tolist()
 
 
@@ -174,7 +174,7 @@ class SkippedImages:
         return SkippedImages(self.split, set().union(*distributed.gather(sorted(self.rows))))
 
     def table(self) -> list[list[str]]:
-        """Return (split, id, reason) per image; each image is read again to find the reason."""
+        """Return (split, id, reason) per image. Each image is read again to find the reason."""
         missing = self.split.missing
         table = _reasons(self.split, sorted(self.rows))
         return table if missing is None else table + _reasons(missing, range(len(missing)))

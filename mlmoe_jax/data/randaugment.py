@@ -9,7 +9,7 @@ uncovered by a geometric operation are filled with gray 128.
 with probability 1/2 (135 × 135 pairs). Rotation has one direction only, as in the authors' code.
 `standard` is Cubuk et al. 2020, as in torchvision and timm: N of 14 operations (no invert and no cutout, but identity),
 always applied, at level M of 10 without deviation, with rotation in both directions. torchvision and timm differ in
-interpolation and fill; both policies here use the interpolation and the fill of `uda`.
+interpolation and fill. Both policies here use the interpolation and the fill of `uda`.
 """
 
 from collections.abc import Callable
@@ -151,7 +151,7 @@ def operate(image: Image.Image, draw: Draw) -> Image.Image:
 
 
 def apply(image: np.ndarray, random: np.random.Generator, policy: Policy) -> np.ndarray:
-    """Draw operations and apply them to u8[h,w,3]; without an operation, return the image itself."""
+    """Draw operations and apply them to u8[h,w,3]. Without an operation, return the image itself."""
     draws = sample(policy, random)
     if not draws:
         return image

@@ -43,7 +43,7 @@ class Readers:
 
 
 def seconds_per_image(read: Callable[[int], Any], rows: Sequence[int]) -> float:
-    """Return the mean time of `read`, a function of a row; unreadable images count too."""
+    """Return the mean time of `read`, a function of a row. Unreadable images count too."""
     times: list[float] = []
     for row in [rows[0], *rows]:  # the first image loads libraries
         start = time.perf_counter()

@@ -92,7 +92,7 @@ class Packer:
 
 
 def write_shards(packer: Packer, shards: Sequence[Shard], processes: int) -> Iterator[tuple[Shard, dict[str, Any]]]:
-    """Write shards in several processes; yield each complete shard with its entry for the manifest.
+    """Write shards in several processes, and yield each complete shard with its entry for the manifest.
 
     If the caller closes the iterator, the processes complete the present shards and start no new shard.
     """

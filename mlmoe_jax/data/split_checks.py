@@ -19,7 +19,7 @@ SAMPLE = 16  # images per split that are read before a training or an evaluation
 
 
 def require_same_images(name: str, splits: Iterable[Split]) -> None:
-    """Print the number of images that were left out because they have no file; all processes must call it.
+    """Print the number of images that were left out because they have no file. All processes must call this function.
 
     Raises UserError if the processes find different images.
     """
@@ -109,7 +109,7 @@ def count_labels(split: Split, value: int) -> list[int]:
 
 
 def repeats(first: Sequence[Hashable], second: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Return (i, j) for each second[j] that is in `first`; i is its first position there."""
+    """Return (i, j) for each second[j] that is in `first`. i is its first position there."""
     positions: dict[Hashable, int] = {}
     for i, value in enumerate(first):
         positions.setdefault(value, i)

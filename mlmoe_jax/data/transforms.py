@@ -108,7 +108,7 @@ def multi_scale_crop(image: Pixels, random: np.random.Generator, size: int) -> P
     """Crop one of 19 rectangles at one of 13 positions and resize it to `size` × `size` pixels.
 
     The sides are the short side times two of CROP_SCALES, rounded down (ML-GCN, ADD-GCN, after TSN). A crop is never
-    larger than the image, even if a side is set to the output size; the authors' code adds a black border.
+    larger than the image, even if a side is set to the output size. The authors' code adds a black border.
     """
     height, width = image.shape[:2]
     sides = [max(1, int(min(height, width) * scale)) for scale in CROP_SCALES]
@@ -142,7 +142,7 @@ def flip(image: Pixels, random: np.random.Generator) -> Pixels:
 
 
 def shift(image: Pixels, random: np.random.Generator, fraction: float) -> Pixels:
-    """Translate an image by whole pixels, up to `fraction` of each side in both directions; borders are repeated."""
+    """Translate an image by whole pixels, up to `fraction` of each side in both directions. Borders are repeated."""
     height, width = image.shape[:2]
     down, right = np.rint(random.uniform(-1, 1, 2) * (fraction * height, fraction * width)).astype(int)
     rows = np.clip(np.arange(height) - down, 0, height - 1)
@@ -166,7 +166,7 @@ def saturation(image: Pixels, random: np.random.Generator, strength: float) -> P
 
 
 def hue(image: Pixels, random: np.random.Generator, strength: float) -> Pixels:
-    """Rotate the hue by a fraction of the circle in ± `strength`; equals torchvision's adjust_hue exactly."""
+    """Rotate the hue by a fraction of the circle in ± `strength`, exactly as torchvision's adjust_hue."""
     levels = int(255 * random.uniform(-strength, strength))
     channels = list(Image.fromarray(image).convert("HSV").split())
     rotation = (np.asarray(channels[0], np.int16) + levels).astype(np.uint8)  # modulo 256

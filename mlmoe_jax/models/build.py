@@ -16,7 +16,7 @@ from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.models.catalog import ADAPTERS, described, head_of, prompts_of
+from mlmoe_jax.models.catalog import ADAPTERS, describe_adapters, head_of, prompts_of
 from mlmoe_jax.models.contracts import (
     PROMPTS,
     Adapter,
@@ -32,7 +32,7 @@ from mlmoe_jax.runtime.setup import dtypes
 
 
 def _at_own_precision(method: Callable) -> Callable:
-    """Trace a method of a module at the module's precision, so that JAX's setting for the process stays as it is."""
+    """Trace a method of a module at its precision, without changing JAX's setting for the process."""
 
     @functools.wraps(method)
     def traced(self, *args, **kwargs):
@@ -163,7 +163,7 @@ def build_model(config: ConfigDict, label_space: LabelSpace, *, rngs: nnx.Rngs) 
     products, _ = dtypes(config)
     dtype = None if products == "float32" else jnp.dtype(products)
     shape = backbone_shape(config)
-    if (names := described(config)) and not shape.takes_adapters:
+    if (names := describe_adapters(config)) and not shape.takes_adapters:
         raise UserError(f"the backbone of {names} must be a ViT, and {settings.backbone.name} is not one")
     options = {"dtype": dtype, "rngs": rngs}
     prompts = prompts_of(config).from_config(settings.prompts, shape, **options)

@@ -84,6 +84,6 @@ def adapters_of(config: ConfigDict) -> dict[str, tuple[type[Adapter], ConfigDict
     return {name: (adapter, settings) for name, (adapter, settings) in adapters.items() if adapter.changes_features}
 
 
-def described(config: ConfigDict) -> str:
+def describe_adapters(config: ConfigDict) -> str:
     """Return the adapters of a config in words, such as "deep prompts"; "" if there are none."""
     return " and ".join(adapter.describe(settings) for adapter, settings in adapters_of(config).values())

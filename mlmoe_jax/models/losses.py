@@ -64,7 +64,7 @@ def binary_cross_entropy(
     *,
     positive_weight: ArrayLike | None = None,
 ) -> Float[Array, "*shape"]:
-    """Return −w y log p − (1 − y) log(1 − p), per element; exact for all finite logits.
+    """Return −w y log p − (1 − y) log(1 − p), per element, exact for all finite logits.
 
     Args:
       positive_weight: w, a number or one per label; None is 1. The usual choice is negatives / positives of the

@@ -1,4 +1,4 @@
-"""Ordered (regex, value) rules over parameter paths such as `head/co/gate/bias`; the first match wins.
+"""Ordered (regex, value) rules over parameter paths such as `head/co/gate/bias`. The first match wins.
 
 The rules set freezing, learning rates and weight decay.
 """

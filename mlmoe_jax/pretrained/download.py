@@ -161,7 +161,7 @@ def _drop(part: Path) -> None:
 
 
 def _receive(location: str, headers: Mapping[str, str], target: Path, *, checked: bool) -> None:
-    """Complete the part without retries; `checked` says whether the sha256 of the file is known."""
+    """Complete the part without retries. `checked` says whether the sha256 of the file is known."""
     part = _beside(target, ".part")
     notes, offset = _resumable(part, location)
     if offset and offset == notes["length"]:  # interrupted between the last byte and the move
@@ -228,7 +228,7 @@ def _require_safe(address: str) -> None:
 
 
 def _open(location: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
-    """Request a file; urllib handles proxies, redirects and certificates, and is always installed."""
+    """Request a file. urllib handles proxies, redirects and certificates, and is always installed."""
     _require_safe(location)
     request = urllib.request.Request(location, headers={"User-Agent": "mlmoe_jax", **headers})
     try:

@@ -216,7 +216,7 @@ def _matches(patterns: tuple[str, ...], name: str) -> bool:
 
 
 def apply_rules(path: Path, tensors: dict[str, np.ndarray], source: Source) -> Mapped:
-    """Convert the tensors of a file by the rules of a layout; tensors without the common prefix are unused."""
+    """Convert the tensors of a file by the rules of a layout. Tensors without the common prefix are unused."""
     pieces: dict[str, list[_Piece]] = defaultdict(list)
     wrapper, unused = _wrapper(tensors, source) or "", []
     for name, tensor in tensors.items():
@@ -239,7 +239,6 @@ def apply_rules(path: Path, tensors: dict[str, np.ndarray], source: Source) -> M
 
 
 def _join(target: str, pieces: list[_Piece]) -> np.ndarray:
-    """Return the value of a target from its tensors."""
     pieces.sort(key=lambda piece: piece.places)
     by_place = {piece.places: piece.value for piece in pieces}
     if len(by_place) < len(pieces):
@@ -262,7 +261,6 @@ def join(pieces: dict[tuple[int, ...], np.ndarray], axes: tuple[int, ...]) -> np
 
 
 def _mistakes(values: dict[str, np.ndarray], shapes: dict[str, tuple], mapped: Mapped) -> list[str]:
-    """Return the mismatches between values and the shapes of a module."""
     source = mapped.source
     lacking = sorted(set(shapes) - set(values))
     wrong = [f"no tensor for {target}" for target in lacking if not _matches(source.optional, target)]

@@ -144,7 +144,7 @@ def _is_table(value: np.ndarray, width: int) -> bool:
 
 
 def export_official(model: nnx.Module, path: Path) -> Source:
-    """Write a whole model as a state dict of the authors' code, in float32; return the layout.
+    """Write a whole model as a state dict of the authors' code, in float32, and return the layout.
 
     The file is .npz or .safetensors, see `require_writable`. Raises UserError for a model without a layout.
     """

@@ -42,7 +42,7 @@ def read_torch_file(file: BinaryIO) -> dict[str, np.ndarray]:
 
 # ---------------------------------------------------------------------------------------------------- the two layouts
 def _open_zip(file: BinaryIO, size: int) -> tuple[Any, Read]:
-    """Return the content of the archive's pickle, and the function that reads storages; `size` is the file size."""
+    """Return the content of the archive's pickle, and the function that reads storages. `size` is the file size."""
     archive = zipfile.ZipFile(file)
     records = archive.infolist()
     sizes = {record.filename: record.file_size for record in records}

@@ -18,7 +18,7 @@ from mlmoe_jax.main import main
 from mlmoe_jax.models.adapters.lora import LAYERS, LoRA
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import build_model, sum_deltas
-from mlmoe_jax.models.catalog import described
+from mlmoe_jax.models.catalog import describe_adapters
 from mlmoe_jax.models.contracts import Prompts
 from mlmoe_jax.models.macs import count_macs
 from mlmoe_jax.runs.assemble import abstract_parts
@@ -198,7 +198,7 @@ def test_a_config_with_an_adapter_is_stored_and_read():
     assert from_json(json.dumps(stored)).model.adapters.lora.dropout == 0
     del stored["model"]["adapters"]
     assert not from_json(json.dumps(stored)).model.adapters
-    assert described(config) == "LoRA (rank 4; query, key)"
+    assert describe_adapters(config) == "LoRA (rank 4; query, key)"
 
 
 def test_one_key_adds_an_adapter_with_the_defaults_of_the_others():
@@ -208,7 +208,7 @@ def test_one_key_adds_an_adapter_with_the_defaults_of_the_others():
     assert config.model.adapters.lora.rank == 2
     use_adapter(config, "lora", alpha=1.0)
     assert (config.model.adapters.lora.rank, config.model.adapters.lora.alpha) == (2, 1.0)
-    assert described(config) == "deep prompts and LoRA (rank 2; query, value)"
+    assert describe_adapters(config) == "deep prompts and LoRA (rank 2; query, value)"
     section = adapter_section("lora")
     assert section.entries["rank"].takes == "an integer from 1 to 4,096"
 

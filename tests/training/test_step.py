@@ -10,7 +10,7 @@ from helpers.bench import Bench, drawn_batch
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.prepare import Preprocess
-from mlmoe_jax.models.adapters.prompts import TEMPERATURES, clamped
+from mlmoe_jax.models.adapters.prompts import TEMPERATURES, clamp
 from mlmoe_jax.models.contracts import Prediction
 from mlmoe_jax.models.params import ModelDef, split_trainable
 from mlmoe_jax.runs.assemble import Parts
@@ -114,7 +114,7 @@ class Heated(nnx.Module):
         self.prompts = Heated.Prompts()
 
     def __call__(self, image, *, labels=None, rngs=None):
-        temperature = clamped(self.prompts.temperature[...], *TEMPERATURES)
+        temperature = clamp(self.prompts.temperature[...], *TEMPERATURES)
         return Prediction(self.backbone(image.reshape(len(image), -1)) / temperature)
 
 

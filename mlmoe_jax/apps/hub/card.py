@@ -21,7 +21,7 @@ from mlmoe_jax.evaluation.evaluate import headlines
 from mlmoe_jax.evaluation.metrics import multilabel
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD, Results, SplitScores, read_results
 from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.models.catalog import adapters_of, described
+from mlmoe_jax.models.catalog import adapters_of, describe_adapters
 from mlmoe_jax.pretrained.hub import FILE, Address
 from mlmoe_jax.runs.folder import FROZEN, RunFolder
 from mlmoe_jax.runs.thresholds import Thresholds
@@ -63,7 +63,7 @@ def write_card(
         version=__version__,
         labels=counted(len(space.names), "label"),
         head=model.head.kind,
-        adapters=described(config),
+        adapters=describe_adapters(config),
         backbone=model.backbone.name,
         source=entry.address or entry.package or "part of mlmoe_jax",
         backbone_license=_plain(entry.license),

@@ -16,7 +16,7 @@ from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.data.split import few_positives
 from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, standard_interval
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD
-from mlmoe_jax.models.catalog import described
+from mlmoe_jax.models.catalog import describe_adapters
 from mlmoe_jax.runs.checkpoint import newest_notes
 from mlmoe_jax.runs.folder import BACKBONE
 from mlmoe_jax.runs.metric_log import read_starts
@@ -107,7 +107,7 @@ def _tiles(main: Evaluated, threshold: str, ends: Mapping[str, tuple[float, floa
 
 def _facts(files: RunFiles) -> list[tuple[str, str]]:
     config, space, backbone = files.config, files.label_space, files.json(BACKBONE)
-    model, adapters = config.model, described(config)
+    model, adapters = config.model, describe_adapters(config)
     what = f"head {model.head.kind}{f' on {adapters}' if adapters else ''}"
     labels = "" if space is None else f"{counted(len(space.names), 'label')}, {counted(space.images, 'training image')}"
     fixed = "" if backbone is None else f", {backbone['frozen_parameters']:,} frozen parameters"

@@ -13,7 +13,7 @@ from mlmoe_jax.data.sources.open import open_splits
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.features import FeatureExtractor
-from mlmoe_jax.models.catalog import described
+from mlmoe_jax.models.catalog import describe_adapters
 from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.storage import Folder, whole_file
@@ -27,7 +27,7 @@ def write_features(config: ConfigDict, output: str) -> int:
     `SPLIT.patches.npy` f32[N,h,w,D]. With `data.bad_images=skip`, features of images that cannot be read are nan.
     Raises UserError if the config has prompts or other adapters, which features without a training would not have seen.
     """
-    if adapters := described(config):
+    if adapters := describe_adapters(config):
         raise UserError(f"--mode=features needs a backbone without {adapters}; take a config such as linear_probe")
     folder, data = Folder(output), config.data
     folder.require_place()

@@ -1,6 +1,6 @@
 """Settings of the methods that read a feature map: label queries with or without experts, label graphs, sequences.
 
-Each `use_…` sets the architecture of one method; its config file adds the published recipe.
+Each `use_…` sets the architecture of one method. Its config file adds the published recipe.
 """
 
 from typing import Any
@@ -57,7 +57,7 @@ def feature_map(
 
 
 def tune_backbone(config: ConfigDict, tune: str, *, frozen: tuple[tuple[str, bool], ...] = ()) -> None:
-    """Set which parameters train; the setting follows the backbone.
+    """Set which parameters train. The setting follows the backbone.
 
     Args:
       config: the config, which changes.

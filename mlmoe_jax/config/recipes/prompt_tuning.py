@@ -82,7 +82,7 @@ def normalization_of_the_code(backbone: str) -> str:
 
 
 def rate_of_the_code(dataset: str, backbone: str, resolution: int) -> float:
-    """Return the learning rate of the authors' config for a data set, backbone and resolution; the paper says 5e-4.
+    """Return the learning rate of the authors' config for a data set, backbone and resolution. The paper says 5e-4.
 
     DINOv3-B is trained like DINOv2-B.
     """
@@ -100,7 +100,7 @@ def use_ml_vpt(config: ConfigDict, *, preset: str = "code") -> None:
 
     The presets `code` / `paper` set: prompt mask all_prompts / cross_group; experts GELU / ReLU; gate bias unused /
     used; four loss terms / two; mean logit / mean probability. One classifier for both sides is printed (ML-VPT,
-    eq. 16), but the text and the parameter count say two; both presets have two.
+    eq. 16), but the text and the parameter count say two. Both presets have two.
     """
     if preset not in PRESETS:
         raise UserError(f"preset={preset} is not one of {', '.join(PRESETS)}")

@@ -23,13 +23,13 @@ def ema_decay(images: int, *, batch_size: int = 128, epochs: float = 2, share: f
     """Return the decay per step with which an EMA keeps a share of its past after some epochs, rounded to 7 digits.
 
     share = decay^(epochs · steps per epoch). The defaults come from ML-VPT's code. It counts steps with a batch of 128
-    at any batch size of the training; with its batches of 64, 82 % of the past remains after one epoch.
+    at any batch size of the training. With its batches of 64, 82 % of the past remains after one epoch.
     """
     return round(share ** (1 / (epochs * max(1, round(images / batch_size)))), 7)
 
 
 def use_dataset(config: ConfigDict, name: str, root: str, resolution: int) -> None:
-    """Set a data set and its splits; the benchmarks select weights on the test split, as their papers do.
+    """Set a data set and its splits. The benchmarks select weights on the test split, as their papers do.
 
     Args:
       config: the config, which changes.
@@ -75,17 +75,17 @@ OPTION = {"selection": ""}  # for `parse_arg`; "" = published, or held_out if th
 def apply_selection(config: ConfigDict, options: ConfigDict, presets: Sequence[str]) -> None:
     """Apply the option `selection` to a config with a data set.
 
-    published: leave what the data set has set. held_out: select weights and fit thresholds on validation images, and
-    read the test splits once, at the end; a data set without a validation split holds out a tenth of its training
-    images, which do not depend on the seed.
+    With `published`, the settings of the data set stay. With `held_out`, weights are selected and thresholds fitted on
+    validation images, and the test splits are read once, at the end. A data set without a validation split holds out a
+    tenth of its training images, which do not depend on the seed.
 
     Args:
-        config: changed in place.
-        options: `preset` and `selection`; `preset=held_out` becomes the first of `presets`.
-        presets: the names that the config takes, the default first.
+      config: the config, which changes.
+      options: `preset` and `selection`; `preset=held_out` becomes the first of `presets`.
+      presets: the presets of the config, the default first.
 
     Raises:
-        UserError: for another value, and for a preset and a selection that contradict each other.
+      UserError: a value is unknown, or the preset and the selection contradict each other.
     """
     requested = options.selection
     for name in ("preset", "selection"):

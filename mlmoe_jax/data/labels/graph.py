@@ -72,7 +72,7 @@ def label_graph(
 
 
 def frequency_order(positives: Positives) -> Int32[np.ndarray, " k"]:
-    """Return the labels by decreasing number of positives; ties keep their order."""
+    """Return the labels by decreasing number of positives. Ties keep their order."""
     return np.argsort(-np.asarray(positives, np.int64), kind="stable").astype(np.int32)
 
 

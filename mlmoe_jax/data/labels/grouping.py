@@ -48,7 +48,7 @@ def affinity(counts: Counts, positives: Positives, *, tau: float, side: str = "c
     Args:
       counts: see graph.Counts.
       positives: see graph.Positives.
-      tau: root > 0. 2 gives the published CO groups of COCO. The published DC groups cannot be reproduced exactly; the
+      tau: root > 0. 2 gives the published CO groups of COCO. The published DC groups cannot be reproduced exactly. The
         closest values are 3 (COCO) and 4 (NUS-WIDE).
       side: "co" or "dc".
     """

@@ -26,7 +26,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import ImageFiles
-from mlmoe_jax.data.sources.source import Published, Source, labeled, require_split
+from mlmoe_jax.data.sources.source import Published, Source, keep_labeled, require_split
 from mlmoe_jax.data.sources.tables import listed_split, refuse_other_splits, table_path
 from mlmoe_jax.data.split import NEGATIVE, POSITIVE, Split
 from mlmoe_jax.errors import UserError
@@ -38,14 +38,14 @@ PUBLISHED = Published(
 
 
 def open_coco(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open train or val of COCO 2014; images are sorted by number as text, as in the authors' code."""
+    """Open train or val of COCO 2014. Images are sorted by number as text, as in the authors' code."""
     require_split("coco2014", split, ("train", "val"))
     folder = PUBLISHED.folder(data_config.root)
     source = folder / "annotations" / f"instances_{split}2014.json"
     if not source.is_file():
         raise PUBLISHED.missing(f"there is no file {source}")
     classes, files, labels = read_instances(source)
-    files, labels = labeled(files, labels, data_config, lists=source)
+    files, labels = keep_labeled(files, labels, data_config, lists=source)
     ids = [f"{split}2014/{file}" for file in files]
     return Split(split, classes, labels, ids, ImageFiles(folder, ids))
 
@@ -64,7 +64,7 @@ def open_coco_json(data_config: ConfigDict, split: str, classes: Sequence[str] |
     names, files, labels = read_instances(path)
     if classes is not None:
         names, labels = classes, _by_classes(labels, names, classes, path)
-    files, labels = labeled(files, labels, data_config, lists=path)
+    files, labels = keep_labeled(files, labels, data_config, lists=path)
     return listed_split(data_config, split, names, labels, files, path)
 
 

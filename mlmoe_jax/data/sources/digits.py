@@ -233,7 +233,7 @@ LYING = (2, 3, 4, 5, 6, 7, 9)  # not digits after a rotation by 90 degrees, unli
 
 
 def render_varied_single(random: np.random.RandomState, digit: int, scans: list[np.ndarray]) -> np.ndarray:
-    """Render one warped digit, u8[64,64,3]; half of the images also have 1 to 3 digits rotated by 90 degrees.
+    """Render one warped digit, u8[64,64,3]. Half of the images also have 1 to 3 digits rotated by 90 degrees.
 
     Rotated digits are strokes without a label, so a network must recognize the upright digit by its shape, not its ink.
     """

@@ -16,7 +16,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import ImageFiles
-from mlmoe_jax.data.sources.source import Published, Source, labeled, require_split
+from mlmoe_jax.data.sources.source import Published, Source, keep_labeled, require_split
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.files import damage_explained
 
@@ -37,13 +37,13 @@ CLASSES = tuple(CONCEPTS.split())
 
 
 def open_nuswide(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open train or test; images are in the order of the lists, and ids are relative to the root."""
+    """Open train or test. Images are in the order of the lists, and ids are relative to the root."""
     require_split("nuswide", split, ("train", "test"))
     folder = PUBLISHED.folder(data_config.root)
     list_path = folder / "ImageList" / f"{split.capitalize()}Imagelist.txt"
     files = [line.strip().replace("\\", "/") for line in PUBLISHED.lines(list_path) if line.strip()]
     labels = _read_labels(folder / "Groundtruth", split.capitalize(), len(files), list_path)
-    files, labels = labeled(files, labels, data_config, lists=list_path)
+    files, labels = keep_labeled(files, labels, data_config, lists=list_path)
     ids = [f"Flickr/{file}" for file in files]
     return Split(split, CLASSES, labels, ids, ImageFiles(folder, ids))
 

@@ -63,7 +63,7 @@ def open_split(
       data_config: `config.data`.
       split: name of the split.
       classes: the ordered class names of the training split. A source without fixed classes uses them to read its
-        labels; the classes of other sources must be equal to them.
+        labels. The classes of other sources must be equal to them.
       seed: seed that holds out `data.val_fraction` of the training split as `data.val_split` if `data.split_seed` is
         -1.
       keep_missing: whether images without a file stay in the split.
@@ -97,7 +97,7 @@ def open_splits(
     seed: int = 0,
     keep_missing: bool = False,
 ) -> dict[str, Split]:
-    """Open the training split and other splits with its classes; return name -> split, the training split first.
+    """Open the training split and other splits with its classes. Return name -> split, the training split first.
 
     Args:
       data_config: `config.data`.
@@ -144,7 +144,7 @@ def _hold_out(whole: Split, split: str, data_config: ConfigDict, seed: int) -> S
 
 # ------------------------------------------------------------------------------- the images held out for validation
 def draw_random(labels: NDArray[np.int8], count: int, seed: int) -> Rows:
-    """Draw `count` of N images independently of their labels i8[N,K]; return the rows i64[count], increasing."""
+    """Draw `count` of N images independently of their labels i8[N,K]. Return the rows i64[count], increasing."""
     return np.sort(np.random.RandomState(seed).permutation(len(labels))[:count])
 
 

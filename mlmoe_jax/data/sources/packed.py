@@ -128,7 +128,7 @@ def open_packed(root: str | os.PathLike, split: str) -> Split:
 
 
 def verify(root: str | os.PathLike) -> Iterator[str]:
-    """Compare every file with its sha256; yield one sentence per damaged or missing file, and "" per intact file.
+    """Compare every file with its sha256. Yield one sentence per damaged or missing file, and "" per intact file.
 
     On an object store, files are read from the store, not from the cache. Raises UserError if `root` is not a packed
     data set.
@@ -161,7 +161,7 @@ def _changed(path: epath.Path) -> str:
 
 # -------------------------------------------------------------------------------------------------------------- images
 class PackedImages(EncodedImages):
-    """The images of one split, in the order of `shards`; errors name images by `ids`.
+    """The images of one split, in the order of `shards`. Errors name images by `ids`.
 
     A shard is opened when it is first needed, separately in each worker process.
     """
@@ -196,7 +196,7 @@ class PackedImages(EncodedImages):
 
 @functools.lru_cache(maxsize=OPEN_SHARDS)  # the last user of a reader that is no longer in the cache closes it
 def _reader(folder: str, shard: PackedFile) -> ArrayRecordReader:
-    """Open a shard; several threads can read from it concurrently."""
+    """Open a shard. Several threads can read from it concurrently."""
     path = _cached(folder, shard) if "://" in folder else f"{folder}/{shard.file}"
     # No read-ahead: images are read by position, mostly in random order.
     reader = ArrayRecordReader(path, "readahead_buffer_size:0", file_reader_buffer_size=1 << 15)
@@ -211,7 +211,7 @@ _FETCHING: dict[str, threading.Lock] = defaultdict(threading.Lock)  # one lock p
 
 
 def _cached(folder: str, shard: PackedFile) -> str:
-    """Return the path of the local copy of a shard; copy and verify the shard if it is not in the cache."""
+    """Return the path of the local copy of a shard. Copy and verify the shard if it is not in the cache."""
     local = cache_folder() / "packed" / f"{shard.sha256}.arrayrecord"
     source = epath.Path(folder) / shard.file
     with _FETCHING[shard.sha256]:

@@ -80,11 +80,11 @@ class Published:
             raise self.missing(f"cannot read {path} ({error.strerror})") from error
 
     def lines(self, path: Path) -> list[str]:
-        """Return the lines of a text file; bytes that are not UTF-8 are replaced."""
+        """Return the lines of a text file. Bytes that are not UTF-8 are replaced."""
         return self.read(path).decode(errors="replace").splitlines()
 
     def missing(self, reason: str) -> UserError:
-        """Return the error for missing files; `reason` names the file and its place."""
+        """Return the error for missing files. `reason` names the file and its place."""
         return UserError(
             f"{reason}; {self.name} needs {self.files}, published at {self.address}: put it there, or set data.root "
             f"to its folder (docs/datasets.md#{self.section} shows how)"
@@ -102,7 +102,7 @@ def difficult_of(data_config: ConfigDict, split: str) -> str:
     return data_config.difficult_train if split == data_config.train_split else data_config.difficult_eval
 
 
-def labeled(
+def keep_labeled(
     images: Sequence[T], labels: np.ndarray, data_config: ConfigDict, *, lists: object, difficult: str = "negative"
 ) -> tuple[list[T], np.ndarray]:
     """Return the images with a positive label, or with `data.keep_empty` all images, and their labels i8[n,K].

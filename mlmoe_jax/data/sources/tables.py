@@ -1,7 +1,7 @@
 """Your own images with a table of their labels, as CSV or JSONL.
 
 `data.table` is the path of the table below `data.root`. If it contains {split}, there is one table per split.
-Otherwise, a column (or key) `split` assigns rows to splits; without it, the table is the training split, of which
+Otherwise, a column (or key) `split` assigns rows to splits. Without it, the table is the training split, of which
 `data.val_fraction` can be held out. Paths of images are relative to `data.images`, which can contain {split} as well.
 All listed images are used. An image without labels is an example without any class.
 
@@ -24,7 +24,7 @@ unknown, like null:
     {"image": "beach/001.jpg", "labels": ["sea", "sand"]}
     {"image": "beach/002.jpg", "labels": {"sea": 0, "sand": null}}
 
-The classes are the lines of the file `data.classes`, in this order; without this file, they are the classes of the
+The classes are the lines of the file `data.classes`, in this order. Without this file, they are the classes of the
 model, or for a new model all names in the table, sorted. With `data.classes`, a CSV with one column per class can have
 other columns, which are ignored.
 """
@@ -76,7 +76,7 @@ class Row(NamedTuple):
 
 
 def open_table(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open a split of a CSV or JSONL table; its images are in the order of the table.
+    """Open a split of a CSV or JSONL table. Its images are in the order of the table.
 
     Args:
       data_config: `config.data`.
@@ -130,7 +130,7 @@ def table_path(data_config: ConfigDict, split: str) -> Path:
 
 
 def _instead_of_table(path: Path, table: str) -> str:
-    """Return what to do about a missing table; the advice depends on the other files in its folder."""
+    """Return what to do about a missing table. The advice depends on the other files in its folder."""
     folder = path.parent
     suffixes = (".csv", ".json", ".jsonl", *SPREADSHEETS)
     entries = sorted(folder.iterdir()) if folder.is_dir() else []

@@ -23,7 +23,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import EncodedImages
-from mlmoe_jax.data.sources.source import Source, difficult_of, labeled
+from mlmoe_jax.data.sources.source import Source, difficult_of, keep_labeled
 from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN, Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
@@ -50,9 +50,9 @@ class TfdsImages(EncodedImages):
 
 
 def open_tfds(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open a split of the prepared data set; images are in their stored order.
+    """Open a split of the prepared data set. Images are in their stored order.
 
-    `data.root` is TFDS's data_dir, or the folder of one version of one data set; empty means TFDS's default.
+    `data.root` is TFDS's data_dir, or the folder of one version of one data set. Empty means TFDS's default.
 
     Raises:
       UserError: the data set is missing or not in ArrayRecord, the split is unknown, the features have no image or no
@@ -77,7 +77,9 @@ def open_tfds(data_config: ConfigDict, split: str, classes: Sequence[str] | None
         ids = [f"{split}/{row:08d}" for row in range(len(labels))]
     names = tuple(label.names or map(str, range(label.num_classes)))
     whole = Split(split, names, labels, ids, TfdsImages(source, image_key, title))
-    rows, _ = labeled(range(len(whole)), labels, data_config, lists=title, difficult=difficult_of(data_config, split))
+    rows, _ = keep_labeled(
+        range(len(whole)), labels, data_config, lists=title, difficult=difficult_of(data_config, split)
+    )
     return whole if len(rows) == len(whole) else whole.take(np.array(rows), name=split)
 
 

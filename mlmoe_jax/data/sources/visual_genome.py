@@ -26,7 +26,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import ImageFiles
-from mlmoe_jax.data.sources.source import Published, Source, labeled, require_split
+from mlmoe_jax.data.sources.source import Published, Source, keep_labeled, require_split
 from mlmoe_jax.data.sources.tables import read_classes
 from mlmoe_jax.data.split import POSITIVE, Split
 from mlmoe_jax.errors import UserError
@@ -53,7 +53,7 @@ PUBLISHED_500 = Published(
 
 # ------------------------------------------------------------------------------------------------------------ vg256
 def open_vg256(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open train or test of the 256 categories; images are sorted by number, with ids such as VG_100K/1.jpg.
+    """Open train or test of the 256 categories. Images are sorted by number, with ids such as VG_100K/1.jpg.
 
     Raises UserError for data.keep_empty, because the published split is drawn from the images with a label.
     """
@@ -77,7 +77,7 @@ def open_vg256(data_config: ConfigDict, split: str, classes: Sequence[str] | Non
 
 
 def category_of(name: str, categories: dict[str, int]) -> int | None:
-    """Return the category of an annotated object name; `categories` maps normalized names to categories."""
+    """Return the category of an annotated object name. `categories` maps normalized names to categories."""
     name = name.lower().strip().removesuffix(".").rstrip()
     *leading, last = name.split() or [""]
     if leading and ATTRIBUTES.issuperset(leading):
@@ -115,7 +115,7 @@ def _read_objects(path: Path, size: int, modified: int) -> tuple[np.ndarray, np.
 
 # ------------------------------------------------------------------------------------------------------------ vg500
 def open_vg500(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open train or test of the 500 labels; images are in the order of the list, with ids such as VG_100K/1.jpg."""
+    """Open train or test of the 500 labels. Images are in the order of the list, with ids such as VG_100K/1.jpg."""
     require_split("vg500", split, SPLITS)
     folder, names = PUBLISHED_500.folder(data_config.root), data_config.classes
     classes = read_classes(folder / names) if names else tuple(map(str, range(LABELS_500)))
@@ -127,7 +127,7 @@ def open_vg500(data_config: ConfigDict, split: str, classes: Sequence[str] | Non
     files = [line.strip().rpartition("/")[2] for line in PUBLISHED_500.lines(list_path) if line.strip()]
     with damage_explained(index_path):
         labels = _read_index(index_path, files)
-    files, labels = labeled(files, labels, data_config, lists=list_path)
+    files, labels = keep_labeled(files, labels, data_config, lists=list_path)
     return _split(split, classes, labels, files, folder)
 
 
@@ -143,7 +143,7 @@ def _read_index(path: Path, files: list[str]) -> np.ndarray:
 
 # ------------------------------------------------------------------------------------------------------------- both
 def _split(split: str, classes: tuple[str, ...], labels: np.ndarray, files: list[str], folder: Path) -> Split:
-    """Return a split of image files in either folder; ids do not depend on the folder of a file."""
+    """Return a split of image files in either folder. Ids do not depend on the folder of a file."""
     first, second = FOLDERS
     in_second = set(os.listdir(folder / second)) if (folder / second).is_dir() else set()
     images = ImageFiles(folder, [f"{second if file in in_second else first}/{file}" for file in files])

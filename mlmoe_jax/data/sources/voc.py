@@ -18,7 +18,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import ImageFiles
-from mlmoe_jax.data.sources.source import Published, Source, difficult_of, labeled, require_split
+from mlmoe_jax.data.sources.source import Published, Source, difficult_of, keep_labeled, require_split
 from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, Split
 from mlmoe_jax.runtime.files import damage_explained
 
@@ -38,7 +38,7 @@ MEANING = {"1": POSITIVE, "-1": NEGATIVE, "0": DIFFICULT}
 
 
 def open_voc(year: int, data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open train, val, trainval or test of VOC; images are sorted by name, and ids are relative to the year's folder.
+    """Open train, val, trainval or test of VOC. Images are sorted by name, and ids are relative to the year's folder.
 
     `data.root` may also be VOCdevkit or the year's own folder.
     """
@@ -47,7 +47,7 @@ def open_voc(year: int, data_config: ConfigDict, split: str, classes: Sequence[s
     folder = _find(published.folder(data_config.root), year)
     names, labels = _read_lists(published, folder / "ImageSets" / "Main", split)
     lists, difficult = f"{folder}/ImageSets/Main/*_{split}.txt", difficult_of(data_config, split)
-    names, labels = labeled(names, labels, data_config, lists=lists, difficult=difficult)
+    names, labels = keep_labeled(names, labels, data_config, lists=lists, difficult=difficult)
     ids = [f"JPEGImages/{name}.jpg" for name in names]
     return Split(split, CLASSES, labels, ids, ImageFiles(folder, ids))
 

@@ -146,7 +146,7 @@ class ShallowPrompts(_PromptTokens):
         + (1 − g)·(prompts entering block i) with g = σ(θᵢ), for all blocks but the last; θ starts at −θ₀, as in
         GateVPT's code.
       learn_temperature: divide the attention logits of each block by a learned number, clamped to 0.01 … 10, initially
-        1, as in GateVPT (see `clamped` and `within_bounds`).
+        1, as in GateVPT (see `clamp` and `within_bounds`).
       project: see `_PromptTokens`.
       dropout: see `_PromptTokens`.
       rngs: for initial values.
@@ -182,7 +182,7 @@ class ShallowPrompts(_PromptTokens):
         return Prompts(
             self.prepare(self.shallow[...], batch, rngs),
             carry=jnp.ones(self.depth - 1) if self.gate is None else jax.nn.sigmoid(self.gate[...]),
-            temperature=None if self.temperature is None else clamped(self.temperature[...], *TEMPERATURES),
+            temperature=None if self.temperature is None else clamp(self.temperature[...], *TEMPERATURES),
         )
 
 
@@ -289,7 +289,7 @@ def _bits(text: str) -> np.ndarray:
 
 
 @jax.custom_jvp
-def clamped(value: jax.Array, low: float, high: float) -> jax.Array:
+def clamp(value: jax.Array, low: float, high: float) -> jax.Array:
     """Return `value` clamped to low … high, with the derivative 1 everywhere, also at the bounds and beyond them.
 
     GateVPT's code clamps a parameter in place, which has this derivative. The derivative of `jnp.clip` is 0 beyond the
@@ -298,9 +298,9 @@ def clamped(value: jax.Array, low: float, high: float) -> jax.Array:
     return jnp.clip(value, low, high)
 
 
-@clamped.defjvp
-def _derivative_of_clamped(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
-    return clamped(*primals), tangents[0]
+@clamp.defjvp
+def _clamp_derivative(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    return clamp(*primals), tangents[0]
 
 
 def within_bounds(params: Params) -> Params:

@@ -131,7 +131,7 @@ class Stage(nnx.Module):
 
 
 class ConvNeXt(nnx.Module):
-    """A ConvNeXt body; stages and blocks count from 0 (`stages/2/blocks/5/mlp/fc1/kernel`, `stages/1/downsample/…`).
+    """A ConvNeXt body. Stages and blocks count from 0 (`stages/2/blocks/5/mlp/fc1/kernel`, `stages/1/downsample/…`).
 
     With `remat`, only the input of each block is stored, and its activations are recomputed in the backward pass.
     """
@@ -143,7 +143,7 @@ class ConvNeXt(nnx.Module):
         self.norm = LayerNorm(shape.width, epsilon=EPSILON, rngs=rngs)
 
     def maps(self, image: Float[ArrayLike, "b h w 3"]) -> list[Float[Array, "b _ _ _"]]:
-        """Return the maps after the stem and after each stage; map i has the stride 4, 4, 8, 16, …."""
+        """Return the maps after the stem and after each stage. Map i has the stride 4, 4, 8, 16, …."""
         maps = [self.stem(image)]
         for stage in self.stages:
             maps.append(stage(maps[-1], self.remat))
@@ -158,7 +158,7 @@ class ConvNeXt(nnx.Module):
         norm: bool = True,
         return_attention: bool = False,
     ) -> Features:
-        """Encode images of any size from 32 up; the grid is (⌊H/32⌋, ⌊W/32⌋) for four stages.
+        """Encode images of any size from 32 up. The grid is (⌊H/32⌋, ⌊W/32⌋) for four stages.
 
         `patches` is the last map, and `cls` its mean. The published model applies the final norm only to the mean. This
         package also normalizes single cells, so that heads on the map have inputs of a suitable scale.

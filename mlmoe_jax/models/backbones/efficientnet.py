@@ -117,7 +117,7 @@ class MBConv(nnx.Module):
 
 
 class EfficientNetLite(nnx.Module):
-    """An EfficientNet-Lite body; blocks count from 0 through all stages (`blocks/5/expand/conv/kernel`, `top/norm/…`).
+    """An EfficientNet-Lite body. Blocks count from 0 through all stages (`blocks/5/expand/conv/kernel`, `top/norm/…`).
 
     `batch_norm` is a mode of `BatchNorm`. With `remat`, only the input of each block is stored, and its activations are
     recomputed in the backward pass.
@@ -154,7 +154,7 @@ class EfficientNetLite(nnx.Module):
         norm: bool = True,
         return_attention: bool = False,
     ) -> Features:
-        """Encode images of any size; the grid is (⌈H/32⌉, ⌈W/32⌉).
+        """Encode images of any size. The grid is (⌈H/32⌉, ⌈W/32⌉).
 
         `patches` is the map after the last 1×1 convolution, and `cls` its mean, the input of the source's classifier.
         """

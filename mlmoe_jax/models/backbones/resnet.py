@@ -129,7 +129,7 @@ def read_map(
 
 
 class ResNet(nnx.Module):
-    """A ResNet body; stages and blocks count from 0 (`stages/2/5/conv1/kernel`, `stages/0/0/shortcut/norm/scale`).
+    """A ResNet body. Stages and blocks count from 0 (`stages/2/5/conv1/kernel`, `stages/0/0/shortcut/norm/scale`).
 
     `batch_norm` is a mode of `BatchNorm`. With `remat`, only the input of each block is stored, and its activations are
     recomputed in the backward pass. Rules over these paths freeze stages.
@@ -157,7 +157,7 @@ class ResNet(nnx.Module):
         self.stages = nnx.List(stages)
 
     def maps(self, image: Float[ArrayLike, "b h w 3"]) -> list[Float[Array, "b _ _ _"]]:
-        """Return the maps after the stem and after each stage; map i has the stride 4, 4, 8, 16, …."""
+        """Return the maps after the stem and after each stage. Map i has the stride 4, 4, 8, 16, …."""
         x = jax.nn.relu(self.stem(image))
         maps = [nnx.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))]
         for stage in self.stages:
@@ -176,7 +176,7 @@ class ResNet(nnx.Module):
         norm: bool = True,
         return_attention: bool = False,
     ) -> Features:
-        """Encode images of any size; the grid is (⌈H/32⌉, ⌈W/32⌉) for four stages.
+        """Encode images of any size. The grid is (⌈H/32⌉, ⌈W/32⌉) for four stages.
 
         `patches` is the last map, and `cls` its mean, the input of the published classifier. A ResNet has no final norm
         and no attention.

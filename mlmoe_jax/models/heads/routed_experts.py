@@ -96,7 +96,7 @@ class GroupTokenDecoder(QueryDecoder):
         return super().__call__(features, extra=features.prompts, extra_mask=self.sees.value, rngs=rngs)
 
     def attention(self, features: Features) -> jax.Array:
-        """Return the attention of each label over patches, f32[B,K,N]; a row sums to 1 minus the weights of prompts."""
+        """Return the attention of each label over patches, f32[B,K,N]. A row sums to 1 minus the weights of prompts."""
         return super().attention(features, extra=features.prompts, extra_mask=self.sees.value)
 
     def published_macs(self, tokens: int, extra: int = 0) -> tuple[int, int]:

@@ -50,7 +50,7 @@ class BeamResult:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Beam:
-    """The state of the search between two steps; unused paths have a log-probability of −inf.
+    """The state of the search between two steps. Unused paths have a log-probability of −inf.
 
     Attributes:
       state: see Advance.
@@ -86,7 +86,7 @@ def beam_search(advance: Advance, state: Any, *, start: int, labels: int, max_la
     """Find the most probable sequence of distinct labels by beam search (CNN-RNN, sec. 3.3).
 
     The probability of a path is the product of the softmax probabilities of its labels and its end. A label cannot
-    occur twice on a path; the probabilities of all other labels are not rescaled. Each step keeps the W most probable
+    occur twice on a path. The probabilities of all other labels are not rescaled. Each step keeps the W most probable
     extensions. Every path in the beam may also end, and leaves the beam when it ends. The search of an image stops when
     its best ended path is at least as probable as all open paths. A path of `max_labels` labels can only end.
 
@@ -116,7 +116,7 @@ def beam_search(advance: Advance, state: Any, *, start: int, labels: int, max_la
 
 
 def _extend(beam: _Beam, state: Any, scores: jax.Array, time: jax.Array) -> _Beam:
-    """End all paths, extend all paths by all labels, and keep the best; `scores` f32[B,W,K+1] are of step `time`."""
+    """End all paths, extend all paths by all labels, and keep the best. `scores` f32[B,W,K+1] are of step `time`."""
     (batch, width), labels = beam.log_p.shape, scores.shape[-1] - 1
     searching = beam.log_p.max(axis=1) > beam.result.log_probability
     log_p = jnp.where(searching[:, None], beam.log_p, -jnp.inf)
@@ -161,7 +161,7 @@ class CNNRNNHead(Head):
     With the embedding u of the previous label, o = LSTM(u), x = ReLU(P_o o + P_I I), and the scores are U·x, where U
     has the embeddings u (CNN-RNN, eq. 2–5). The softmax is over the K labels and the end. `embedding` f32[K+2,E] has
     the labels, the end and the start, in this order. The projections have no bias, as printed. The cell is flax's LSTM
-    with tanh; the paper's formula has ReLU instead.
+    with tanh. The paper's formula has ReLU instead.
 
     Training (with labels): teacher forcing on the labels of each image by decreasing training frequency, then the end.
     `penalties["sequence"]` is −log of the probability of the sequence, the sum of the cross-entropies of its steps.

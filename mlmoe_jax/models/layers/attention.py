@@ -98,7 +98,7 @@ class Attention(nnx.Module):
           **settings: any of
             key_value: f32[1 or 2, m, D], additional keys and values that are not projected; with 1, the keys are also
               the values.
-            rotary: f32[T,d/2], the angles that rotate the keys; the first Q also rotate the queries. None = no
+            rotary: f32[T,d/2], the angles that rotate the keys. The first Q also rotate the queries. None = no
               rotation; angle 0 does not rotate.
             temperature: divides the attention logits; None = 1.
 

@@ -147,7 +147,7 @@ class EncoderLayer(nnx.Module):
         *,
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "b n d"]:
-        """Apply the layer; positions are added to queries and keys, not to values."""
+        """Apply the layer. Positions are added to queries and keys, not to values."""
 
         placed = tokens if positions is None else tokens + positions
         tokens = self.norm1(tokens + self.dropout(self.attn(placed, placed, tokens, rngs=rngs), rngs=rngs))
@@ -231,7 +231,7 @@ def _queries(tokens: jax.Array, added: jax.Array | None) -> jax.Array:
 
 
 class AttentionPool(nnx.Module):
-    """y + MLP(LN y), where y is the attention of one learned query over the patches; the query is not added to y.
+    """y + MLP(LN y), where y is the attention of one learned query over the patches. The query is not added to y.
 
     The MAP head of Zhai et al., "Scaling vision transformers" (CVPR 2022), as in SigLIP.
     """

@@ -81,7 +81,7 @@ def detr_positions(grid: tuple[int, int], width: int, temperature: float = 10_00
     """Return f32[1,N,width] for `grid` = (rows, columns), row-major: the normalized sines of DETR, as used by Q2L.
 
     The first half of the channels encodes the row, the second the column, each counted from 1 and scaled so that the
-    last is 2π. Channels alternate between sine and cosine; pair j of the n/2 pairs in a half of n = width/2 channels
+    last is 2π. Channels alternate between sine and cosine. Pair j of the n/2 pairs in a half of n = width/2 channels
     has the frequency temperature^(−2j/n) (Carion et al., ECCV 2020). `width` is a multiple of 4.
     """
     half = width // 2
@@ -107,7 +107,7 @@ def resample_positions(
       table: the position table.
       grid: (rows, columns).
       offset: added to the grid size when the scale is computed. DINOv2 without registers was trained and is evaluated
-        with 0.1, which shifts the sampling positions by up to a quarter of a cell; 0 is plain bicubic resampling.
+        with 0.1, which shifts the sampling positions by up to a quarter of a cell. 0 is plain bicubic resampling.
       antialias: see `bicubic_weights`; for DINOv2 with registers.
     """
     side = round(table.shape[1] ** 0.5)

@@ -35,8 +35,8 @@ def uses_cudnn(query: jax.Array, mask: Mask | None) -> bool:
     """Return whether `attend` calls cuDNN's fused attention for queries [B,Q,h,d], instead of `_attend`.
 
     NVIDIA, from Ampere on (compute capability 8.0): cuDNN's kernel forms no matrix [B,h,Q,T] in memory. It takes 16-bit
-    numbers and heads of a width that is a multiple of 8, at most 128. It takes our masks only as an added matrix [Q,T];
-    masks occur in the last block, or in all blocks with pruned prompts.
+    numbers and heads of a width that is a multiple of 8, at most 128. It takes our masks only as an added matrix [Q,T].
+    Masks occur in the last block, or in all blocks with pruned prompts.
     CPU: `_attend` takes less time and memory than `jax.nn.dot_product_attention` (docs/performance.md).
     TPU: the compiled `_attend` accesses fewer bytes than `jax.nn.dot_product_attention`. The kernels of Pallas work on
     blocks of at least 128 queries and keys, and a ViT at 224 px has at most 257 tokens.

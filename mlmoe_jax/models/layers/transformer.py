@@ -124,7 +124,7 @@ class Block(nnx.Module):
         deltas: BlockDeltas = NO_DELTAS,
         **settings: Any,
     ) -> jax.Array:
-        """Apply the block to `tokens` f32[b,Q,D]; `context` arrays f32[b,C,D] provide only keys and values.
+        """Apply the block to `tokens` f32[b,Q,D]. `context` arrays f32[b,C,D] provide only keys and values.
 
         `deltas` has the deltas of the layers of Attention and of the MLP. `settings` are passed to Attention.
         """

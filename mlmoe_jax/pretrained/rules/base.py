@@ -74,7 +74,7 @@ def flat(tensor: np.ndarray) -> np.ndarray:
 
 
 def without_class_position(tensor: np.ndarray) -> np.ndarray:
-    """Positions of patches, [1,S·S,D] -> [1,1+S·S,D]; the position of the class token is part of the token."""
+    """Positions of patches, [1,S·S,D] -> [1,1+S·S,D]. The position of the class token is part of the token."""
     return np.pad(tensor, ((0, 0), (1, 0), (0, 0)))
 
 

@@ -21,7 +21,6 @@ heads_side_by_side = invertible(
 
 # ------------------------------------------------------------------------------------------------------------ ML-VPT
 def _ml_vpt(backbone: tuple[Rule, ...]) -> tuple[Rule, ...]:
-    """Return the rules of ML-VPT on a backbone."""
     return (
         *nested(backbone, r"img_encoder\.", "backbone/"),
         *nested(_deep_prompts(), r"img_encoder\.", ""),
@@ -97,7 +96,7 @@ def _source(name: str, outer: str, inner: str, marker: str, rules: tuple[Rule, .
 
 
 def _supervised(outer: str) -> tuple[Source, ...]:
-    """Return the layouts of the VPT and E2VPT code on the supervised ViT; `vpt` has no prompts."""
+    """Return the layouts of the VPT and E2VPT code on the supervised ViT. `vpt` has no prompts."""
     backbone, attention = nested(vpt_rules(), "", "backbone/"), r"encoder\.layer\.(\d+)\.attn"
     deep = (*backbone, *_deep_prompts(), *_SHALLOW[1:], *_MASKS)
     keys = "encoder.layer.0.attn.deep_QKV_embeddings"

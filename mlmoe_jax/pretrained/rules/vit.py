@@ -41,7 +41,7 @@ def fused(
     names: tuple[str, ...] = ("query", "key", "value"),
     ours: str = r"blocks/\1/attn/qkv",
 ) -> tuple[Rule, ...]:
-    """Return the rules that fuse layers, such as queries, keys and values; PART in `theirs` stands for each name."""
+    """Return the rules that fuse layers, such as queries, keys and values. PART in `theirs` stands for each name."""
     rules = []
     for part, name in enumerate(names):
         layer, place = theirs.replace("PART", name), {"at": (part,), "axes": (-1,)}
