@@ -18,11 +18,11 @@ from mlmoe_jax.apps.cli.program_cache import cache_programs
 from mlmoe_jax.errors import DONE, INTERRUPTED, OUTDATED, UserError
 from mlmoe_jax.runtime.preemption import interruptible
 
-# Modes in which all processes take part; in every other mode only the first one works.
+# Modes in which all processes work; in any other mode only the first process works.
 TOGETHER = ("train", "reproduce", "eval", "predict", "prune")
 # Modes of a --workdir that compute on the devices of this process.
 COMPUTING = ("train", "eval", "predict", "serve", "prune", "import", "export")
-_HELP = "--help="  # with a section or a key of the config; a bare --help is about the modes
+_HELP = "--help="  # followed by a section or a key of the config; --help alone is about the modes
 
 
 def _load_config(reference: str, overrides: list[tuple[str, str]]):
@@ -43,16 +43,16 @@ def _workdir(flags: argparse.Namespace):
 
 
 def _new_run(flags: argparse.Namespace, overrides: list[tuple[str, str]], *, validate: bool = True):
-    """Return the config and the folder of a run that starts or resumes: --workdir, or a name made of the command."""
+    """Return the config and the folder of a run that starts or resumes: --workdir, or a name from the command."""
     import mlmoe_jax.config as configuration
     from mlmoe_jax.runs.folder import RunFolder
     from mlmoe_jax.runs.naming import RUNS, default_folder, run_name
     from mlmoe_jax.runs.restore import stored_config
 
     def resumed():
-        if flags.sweep:  # its runs are in folders of their own
+        if flags.sweep:  # each run has its own folder
             return None
-        name = run_name(flags.config, overrides, mode=flags.mode)  # a file that chooses is for data of one's own
+        name = run_name(flags.config, overrides, mode=flags.mode)  # configs that read the data are for own data
         folder = RunFolder(f"{RUNS}/{name}" if flags.workdir is None else flags.workdir)
         folder.require_place()
         return stored_config(folder)
@@ -89,7 +89,7 @@ def _prune(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
 
 
 def _finish_training(run: Callable[[], dict], config, folder, flags: argparse.Namespace) -> int:
-    """Train, write the samples that the config requests and print the results; or print that training was stopped."""
+    """Train, write the requested samples and print the results; or print that training was stopped."""
     from mlmoe_jax.inference.explain import write_requested_samples
     from mlmoe_jax.training.loop import Stopped
 
@@ -116,7 +116,7 @@ def _sweep(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     if both := axes.keys() & {key for key, _ in overrides}:
         raise UserError(f"{min(both)} is set by --sweep and by --config.{min(both)}; leave one out")
     methods = axes.pop(METHOD, None)
-    if methods is None:  # the config without the swept values need not be valid
+    if methods is None:  # the config without the swept values may be invalid
         config, folder = _new_run(flags, overrides, validate=False)
         bases = [Point("", {}, config)]
     else:

@@ -1,4 +1,4 @@
-"""The flags of the command line beside `--config.KEY=VALUE`: those of some modes only, and how all are read."""
+"""The flags of the command line besides `--config.KEY=VALUE`: their modes, help texts, parsing and checks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PURPOSES = {
 }
 MODES = {mode: sentence for modes in PURPOSES.values() for mode, sentence in modes.items()}
 
-# What modes cannot do without: mode -> flag -> what to write after it.
+# Required flags: mode -> flag -> description of its value.
 CONFIG_FILE = "FILE, such as --config=configs/mlvpt_digits.py"
 NEEDS: dict[str, dict[str, str]] = {
     **{mode: {"workdir": "FOLDER"} for mode in ("eval", "thresholds", "serve", "report")},
@@ -56,7 +56,7 @@ NEEDS: dict[str, dict[str, str]] = {
 }
 # Modes that have no run folder.
 WITHOUT_FOLDER = ("summary", "compile", "data", "pack", "features")
-# Where the config is from in modes without a --config; of the others, from the run folder.
+# The source of the config in modes without a --config, if it is not the run folder.
 CONFIGS_FROM = {"reproduce": "--table", "train": "--sweep"}
 WITHOUT_KEYS = ("compare", "report", "push")
 
@@ -70,7 +70,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-# What --output is: mode -> its sentence.
+# Mode -> description of --output.
 OUTPUTS = {
     "predict": "a .csv or .jsonl file, or - for stdout (default: stdout with --json, otherwise predictions.csv, or "
     "with --gates predictions.jsonl, in the run folder or, for hf: and demo:, in the working directory)",
@@ -79,7 +79,7 @@ OUTPUTS = {
     "pack": "a folder, or an address such as gs://bucket/folder",
     "features": "a folder",
     "export": "a .safetensors or .npz file, or a folder with --format",
-    "push": "a folder for what would be uploaded, to look at it first; nothing is uploaded",
+    "push": "a folder for the files to inspect them; nothing is uploaded",
 }
 
 # Flags of some modes only: flag -> (modes, help, further arguments of `add_argument`).
@@ -115,12 +115,12 @@ FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
     ),
     "include-frozen": (
         ("export",),
-        "of --format=safetensors: always (all frozen weights; default), auto (those that no published file has), never",
+        "of --format=safetensors: always (all frozen weights; default), auto (unpublished frozen weights), never",
         {"choices": ("always", "auto", "never"), "default": "always"},
     ),
     "init-from": (
         ("train", "prune", "import"),
-        "the same as --config.init_from: another run folder, a model on the hub such as hf:user/name, or a checkpoint "
+        "short for --config.init_from: another run folder, a model on the hub such as hf:user/name, or a checkpoint "
         "of the authors' code",
         {"default": ""},
     ),
@@ -138,7 +138,7 @@ FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
     "gates": (("predict",), "write the values of the gates too, as JSON lines", {"action": "store_true"}),
     "batch-size": (("predict",), "the number of images per batch", {"type": _count}),
     "host": (("serve",), "the address to listen on", {"default": "127.0.0.1"}),
-    "port": (("serve",), "the port to listen on; 0 takes a free one", {"type": int, "default": 8000}),
+    "port": (("serve",), "the port to listen on; 0 takes a free port", {"type": int, "default": 8000}),
     "split": (("compare",), "one split (default: all that both runs have)", {}),
     "against": (("report",), "another run folder to compare with", {}),
     "cost": (("report",), "count parameters and multiply-adds (takes seconds)", {"action": "store_true"}),
@@ -146,7 +146,7 @@ FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
     "configs": (("summary",), "several configs, separated by commas", {"default": ""}),
     "topology": (("compile",), "a TPU slice such as v5e:16x16 (default: the devices of this host)", {"default": ""}),
     "find-batch": (("compile",), "find the largest batch per device that fits", {"action": "store_true"}),
-    "labels": (("compile",), "the number of labels (default: that of the data set)", {"type": _count, "default": 0}),
+    "labels": (("compile",), "the number of labels (default: as in the data set)", {"type": _count, "default": 0}),
     "quick": (("compile",), "use the lowest optimization level, in a fraction of the time", {"action": "store_true"}),
     "output": (tuple(OUTPUTS), "where to write", {}),
 }
@@ -170,9 +170,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def named_mode(arguments: Sequence[str]) -> str | None:
-    """Return the mode that a command names, as its first word or with --mode; None if it names none.
+    """Return the mode of a command, its first word or the value of --mode; None if it has none.
 
-    Raises UserError for an unknown mode, and for more than one.
+    Raises UserError for an unknown mode, and for several modes.
     """
     words = list(arguments[:1]) if arguments and not arguments[0].startswith("-") else []
     for at, word in enumerate(arguments):
@@ -188,7 +188,7 @@ def named_mode(arguments: Sequence[str]) -> str | None:
 
 
 def _require_known(words: Sequence[str], mode: str) -> None:
-    """Raise UserError if the parser has left words over."""
+    """Raise UserError if there are words that the parser does not know."""
     if not words:
         return
     flag = words[0].partition("=")[0]
@@ -231,11 +231,11 @@ def parse_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[tupl
         if not twice:
             setattr(flags, name, values[0] if values else None)
         elif len(values) == 1:
-            flags.workdir = None  # one of two is as good as none
-    for name, (of_modes, _, _) in FLAGS.items():
+            flags.workdir = None  # one folder instead of two counts as missing
+    for name, (modes, _, _) in FLAGS.items():
         attribute = name.replace("-", "_")
-        if flags.mode not in of_modes and getattr(flags, attribute) != parser.get_default(attribute):
-            raise UserError(f"--{name} is for --mode={' and '.join(of_modes)}; leave it out of --mode={flags.mode}")
+        if flags.mode not in modes and getattr(flags, attribute) != parser.get_default(attribute):
+            raise UserError(f"--{name} is for --mode={' and '.join(modes)}; leave it out of --mode={flags.mode}")
     _require_what_the_mode_takes(flags, overrides)
     if flags.init_from:
         overrides.append(("init_from", flags.init_from))
@@ -245,7 +245,7 @@ def parse_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[tupl
 def _require_what_the_mode_takes(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> None:
     mode, needs = flags.mode, NEEDS.get(flags.mode, {})
     swept = [axis.partition("=")[0].strip().removeprefix("config.") for axis in flags.sweep]
-    if "config" in swept:  # a sweep over several configs has no name of its own
+    if "config" in swept:  # a sweep over several configs has no default folder
         needs = {"workdir": "FOLDER"}
     if mode == "summary":
         if bool(flags.config) == bool(flags.configs):

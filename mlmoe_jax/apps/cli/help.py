@@ -46,7 +46,7 @@ def _overview() -> str:
             "--help=config       the sections of the config; --help=optim the keys of one",
             "--version           the version",
             "",
-            "--mode=MODE is the same as MODE. Read on in docs/getting-started.md.",
+            "--mode=MODE is another form of MODE. Read on in docs/getting-started.md.",
         ]
     )
 
@@ -63,13 +63,14 @@ def _help_of_mode(mode: str) -> str:
 
 
 def _flags_of(mode: str) -> dict[str, str]:
-    """Return flag -> its sentence, those that the mode needs first."""
+    """Return flag -> its sentence, with the required flags first."""
     flags, needs = {}, NEEDS.get(mode, {})
     if "config" in needs or mode == "summary":
         flags["config"] = "a config file or its name, with :key=value,…"
     if mode not in WITHOUT_FOLDER:
         flags["workdir"] = _folder(mode)
-    flags |= {name: OUTPUTS[mode] if name == "output" else text for name, (of, text, _) in FLAGS.items() if mode in of}
+    texts = {name: text for name, (modes, text, _) in FLAGS.items() if mode in modes}
+    flags |= texts | ({"output": OUTPUTS[mode]} if mode in OUTPUTS else {})
     flags["json"] = "print results as JSON with all digits"
     order = sorted(flags, key=lambda name: name not in needs)
     return {_written(name): f"{flags[name]}{' (needed)' if name in needs else ''}" for name in order}

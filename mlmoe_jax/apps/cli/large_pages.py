@@ -1,4 +1,4 @@
-"""Large pages of memory, which a process must request when it starts.
+"""Large pages of memory, which a process must request at its start.
 
 This module imports no library, because the program that calls it starts twice.
 """
@@ -12,11 +12,11 @@ TUNABLES, LARGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
 
 
 def use_large_pages() -> None:
-    """Start this process again with large pages for large arrays if the system gives them only on request.
+    """Restart this process with large pages for large arrays, if the system provides them only on request.
 
-    On a CPU, XLA returns its temporary arrays to the system after each step; with small pages, a third of the time of
+    On a CPU, XLA returns its temporary arrays to the system after each step. With small pages, a third of the time of
     a training step can be page faults. glibc reads the variable only when a process starts, and worker processes
-    inherit it. If GLIBC_TUNABLES is already set, whatever its value, nothing happens; nor in a notebook or a debugger.
+    inherit it. Nothing happens if GLIBC_TUNABLES is set already, or in a notebook or a debugger.
     """
     arguments = sys.argv[1:]
     is_own_process = sys.gettrace() is None and bool(arguments) and sys.orig_argv[-len(arguments) :] == arguments

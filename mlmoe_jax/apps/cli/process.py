@@ -1,7 +1,7 @@
-"""The process of a command: the job that it joins, how it ends, its output, and the messages of libraries.
+"""The process of a command: its job, exit code and output, and the messages of libraries.
 
-A process of a job that fails exits at once, since none can continue alone; JAX then ends the others. Libraries print
-tracebacks and warnings about errors that are also raised, and so are reported in one sentence.
+A process of a job that fails exits at once, since no process can continue alone; JAX then ends all of them. Libraries
+print tracebacks and warnings about errors that they also raise, which are reported in one sentence here.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _CACHE_TROUBLE = "persistent compilation cache entry for '"  # in JAX's warnings
 
 
 def run_job(work: Callable[[], int], *, together: bool) -> int:
-    """Join the other processes of the job, if there are any, and return the exit code of `work`.
+    """Join the job of this process, if there is one, and return the exit code of `work`.
 
-    If one of several processes fails, this does not return but prints the reason and ends the process.
+    If a process of a job fails, it prints the reason and ends here.
 
     Args:
       work: the command.
-      together: whether the processes share the work; otherwise the first one does it, and the others do nothing.
+      together: all processes of a job work; otherwise only the first process works.
     """
     job = distributed.find_job(os.environ)
     if job is None:
         return work()
     if not together:
-        # The accelerators of several hosts can only be initialized by all of them together.
+        # The accelerators of several hosts can only be initialized by all hosts together.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
         return work() if job.index == 0 else DONE
     try:
@@ -50,17 +50,17 @@ def run_job(work: Callable[[], int], *, together: bool) -> int:
             code = 1
             traceback.print_exception(error)
             print(
-                "error: this process or another one failed; the same command resumes from the last checkpoint",
+                "error: this or another process failed; the same command resumes from the last checkpoint",
                 file=sys.stderr,
             )
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # a normal exit would wait for the other processes
+    os._exit(code)  # a normal exit would wait for all processes
 
 
 # ----------------------------------------------------------------------------------------------------------------- end
 def explain(error: BaseException) -> int | None:
-    """Print the sentence of an error and return its exit code; None, without output, for an error that has none."""
+    """Print the sentence of an error and return its exit code; None, without output, for an unexpected error."""
     if isinstance(error, KeyboardInterrupt):
         print("stopped", file=sys.stderr)
         return INTERRUPTED
@@ -76,7 +76,7 @@ def explain(error: BaseException) -> int | None:
 
 # ----------------------------------------------------------------------------------------------------- standard output
 def results_only_from(first: bool) -> None:
-    """Reserve stdout for the results of the first process; messages that C++ libraries print there go to stderr."""
+    """Reserve stdout for the results of the first process; messages of C++ libraries go to stderr."""
     sys.stdout.flush()
     results = os.dup(1) if first else os.open(os.devnull, os.O_WRONLY)
     os.dup2(2, 1)
@@ -84,7 +84,7 @@ def results_only_from(first: bool) -> None:
 
 
 def flush_output() -> None:
-    """Write what is printed so far; DiskError if that fails, which at exit would have no sentence."""
+    """Write the buffered output; DiskError if that fails. A failure at exit would have no sentence."""
     try:
         with disk_errors_explained("standard output"):
             sys.stdout.flush()
@@ -94,7 +94,7 @@ def flush_output() -> None:
 
 
 def discard_output() -> None:
-    """Discard what standard output's buffers hold and will hold, so that writing them at exit cannot fail again."""
+    """Discard buffered and later standard output, so that writing it at exit cannot fail again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
@@ -102,7 +102,7 @@ def discard_output() -> None:
 
 # ----------------------------------------------------------------------------------------------- messages of libraries
 def quiet_libraries() -> None:
-    """Suppress, until the process ends, what libraries print about errors that are also raised."""
+    """Suppress, until the process ends, the messages of libraries about errors that they also raise."""
     sys.unraisablehook = _without_leftovers(sys.unraisablehook)
     warnings.showwarning = _without_cache_trouble(warnings.showwarning)
     logging.getLogger("asyncio").addFilter(_is_not_unretrieved)
@@ -110,20 +110,20 @@ def quiet_libraries() -> None:
 
 
 def _without_leftovers(show: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return a `sys.unraisablehook` that passes over what is left of errors that end the command in another way.
+    """Return a `sys.unraisablehook` that ignores consequences of errors that end the command in another way.
 
-    Orbax closes its event loop and raises at an array that it cannot read. TensorStore still reads the other arrays and
+    Orbax closes its event loop and raises at an array that it cannot read. TensorStore still reads further arrays and
     notifies the closed loop later, and the coroutines that wait for them never finish. A KeyboardInterrupt that is lost
-    in a callback comes again, see `interruptible`.
+    in a callback is raised again, see `interruptible`.
     """
 
-    def shown(what: Any) -> None:
+    def show_unless_known(what: Any) -> None:
         unfinished = "orbax" in getattr(getattr(what.object, "cr_code", None), "co_filename", "")
         interrupted = isinstance(what.exc_value, KeyboardInterrupt)
         if not (unfinished or interrupted or str(what.exc_value) == "Event loop is closed"):
             show(what)
 
-    return shown
+    return show_unless_known
 
 
 def _is_not_unretrieved(record: logging.LogRecord) -> bool:
@@ -131,19 +131,19 @@ def _is_not_unretrieved(record: logging.LogRecord) -> bool:
 
 
 def _is_not_full_disk(record: logging.LogRecord) -> bool:
-    """Return False for the traceback of each thread of Orbax that cannot write because the disk is full."""
+    """Return False for the traceback of a thread of Orbax that cannot write because the disk is full."""
     error = record.exc_info[1] if record.exc_info else None
     return error is None or disk_error(error) is None
 
 
 def _without_cache_trouble(show: Callable[..., None]) -> Callable[..., None]:
-    """Return a `warnings.showwarning` that turns JAX's warnings about compiled programs into one line of each kind.
+    """Return a `warnings.showwarning` that replaces JAX's warnings about compiled programs by one line per kind.
 
-    JAX compiles a program that it cannot read, and would leave a file in place that a full disk has truncated.
+    JAX compiles a program that it cannot read, but does not remove a file that a full disk has truncated.
     """
     reported: set[str] = set()
 
-    def shown(message: Warning | str, *where, **options) -> None:
+    def show_unless_cache(message: Warning | str, *where, **options) -> None:
         failure, about_cache, rest = str(message).partition(_CACHE_TROUBLE)
         if str(message).endswith("was never awaited") and "orbax" in str(message).lower():
             return
@@ -165,4 +165,4 @@ def _without_cache_trouble(show: Callable[..., None]) -> Callable[..., None]:
             reported.add(text)
             status(f"{text} ({reason.splitlines()[0]})")
 
-    return shown
+    return show_unless_cache

@@ -75,7 +75,7 @@ def _wrapped(text: str, indent: str, *, below: str = "") -> list[str]:
 
 
 def _keys(section: Section) -> dict[str, Key]:
-    """Return the keys directly in a section; NAME stands for those that may be added."""
+    """Return the keys directly in a section; NAME stands for keys that may be added."""
     keys = {name: one for name, one in section.entries.items() if isinstance(one, Key)}
     return keys if section.further is None else {**keys, "NAME": section.further}
 

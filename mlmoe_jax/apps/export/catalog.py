@@ -1,4 +1,4 @@
-"""The formats of --mode=export: a new format is one file and one line here. Does not import jax."""
+"""The formats of --mode=export: a new format is one file and one line here. This module does not import jax."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALWAYS, AUTO = "always", "auto"  # as in checkpoint.include_frozen, beside never
 
 def new_folder(output: str) -> Path:
     """Return the path of a folder that does not exist yet; UserError if it does, or if `output` looks like a file."""
-    from mlmoe_jax.runtime.storage import require_new  # here, since the command line lists the formats
+    from mlmoe_jax.runtime.storage import require_new  # imported late, because the command line lists the formats
 
     path = require_new(output)
     if path.suffix in (".safetensors", ".onnx"):
@@ -30,9 +30,13 @@ def new_folder(output: str) -> Path:
 
 @dataclass(frozen=True)
 class Export:
-    """A run that is being exported to `path`, a hidden file or folder that gets its name when it is complete.
+    """An export in progress.
 
-    description: the content of model.json. include_frozen: which frozen weights are written, for files of tensors.
+    Attributes:
+      run: the run.
+      path: a hidden file or folder, which gets its name when it is complete.
+      description: the content of model.json.
+      include_frozen: the frozen weights to write, for files of tensors.
     """
 
     run: Run
@@ -46,11 +50,11 @@ class ExportTarget:
     """A format of --mode=export.
 
     Attributes:
-      write: writes an export, and returns a few words about it for the message.
+      write: writes an export, and returns a few words for the message.
       load: for a folder with a program, folder -> (images u8[B,H,W,3] -> probabilities f32[B,K]). Its source becomes
         part of the folder, so it imports what it needs. None for a file of tensors.
-      files: name -> a line about each file of the folder, for its README.
-      install: what the README says to run before `load`.
+      files: file name -> its line in the README of the folder.
+      install: the command in the README that installs the packages for `load`.
       place: output -> its path; UserError if it cannot be written, or a package is missing.
       needs: config keys with the only value that the format supports.
     """

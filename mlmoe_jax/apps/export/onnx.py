@@ -36,7 +36,7 @@ def _write(job: Export) -> str:
     run = job.run
     from jax2onnx import to_onnx
 
-    logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it warns of every intermediate value without a type
+    logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it warns about every intermediate value without a type
     model = run.definition.merge(weights_of(run))
     fold(model)
     definition, params, stats = ModelDef.split(model)
@@ -44,8 +44,8 @@ def _write(job: Export) -> str:
     images, label = image_shape(run), program_of(replace(run, definition=definition))
     traced = jax.make_jaxpr(lambda image: label(weights, image))(images)
 
-    # The converter is given operations, not our functions: it replaces functions of jax.numpy and nnx while it traces,
-    # and its replacements do not have all their arguments.
+    # The converter receives operations, not functions: while tracing, it replaces functions of jax.numpy and nnx by its
+    # own, which lack some arguments.
     def simpler(image: jax.Array) -> jax.Array:
         return _evaluate(traced.jaxpr, traced.consts, [image])[0]
 
@@ -59,7 +59,7 @@ def _write(job: Export) -> str:
             return_mode="file",
             output_path=str(job.path / "model.onnx"),
         )
-    except Exception as error:  # whatever a rule of the converter raises for a case that it does not have
+    except Exception as error:  # a rule of the converter may raise anything for an unsupported case
         reason = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0].rstrip(".")
         head, backbone = run.config.model.head.kind, run.config.model.backbone.name
         raise UserError(
@@ -76,34 +76,34 @@ def _load(folder: Path) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def _evaluate(jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    """Evaluate traced operations, with those of _SIMPLER replaced, also inside functions that are called.
+    """Evaluate traced operations, also inside functions that are called, with the replacements in _SIMPLER.
 
-    Of the forms of `jax.lax.platform_dependent`, the default is evaluated.
+    `jax.lax.platform_dependent` evaluates its default.
     """
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
     for equation in jaxpr.eqns:
-        given = [atom.val if isinstance(atom, Literal) else known[atom] for atom in equation.invars]
+        inputs = [atom.val if isinstance(atom, Literal) else known[atom] for atom in equation.invars]
         name, settings = equation.primitive.name, equation.params
         name = settings["name"] if name == "jit" and settings["name"] in _SIMPLER else name
         if name in _SIMPLER:
-            results = [_SIMPLER[name](*given, settings)]
+            results = [_SIMPLER[name](*inputs, settings)]
         elif name == "platform_index":
-            results = [None]  # read by the choice below only
+            results = [None]  # read by the cond below only
         elif name == "cond" and settings["branches_platforms"] is not None:
             body = settings["branches"][settings["branches_platforms"].index(None)]
-            results = _evaluate(body.jaxpr, body.consts, given[1:])
+            results = _evaluate(body.jaxpr, body.consts, inputs[1:])
         elif name in _BODIES:
             body = settings[_BODIES[name]]
-            results = _evaluate(body.jaxpr, body.consts, given)
+            results = _evaluate(body.jaxpr, body.consts, inputs)
         else:
-            results = equation.primitive.bind(*given, **settings)
+            results = equation.primitive.bind(*inputs, **settings)
             results = results if equation.primitive.multiple_results else [results]
         known |= dict(zip(equation.outvars, results, strict=True))
     return [atom.val if isinstance(atom, Literal) else known[atom] for atom in jaxpr.outvars]
 
 
 def _max_pool(maps: jax.Array, settings: Mapping[str, Any]) -> jax.Array:
-    """Pool f32[B,H,W,C] with images and channels in one axis: runtimes pool over at most three axes."""
+    """Pool f32[B,H,W,C] with images and channels in one axis, because runtimes pool over at most three axes."""
     batch, height, width, channels = maps.shape
     planes = maps.transpose(0, 3, 1, 2).reshape(batch * channels, height, width)
     shorter = {key: value[:3] for key, value in settings.items()}
@@ -111,11 +111,11 @@ def _max_pool(maps: jax.Array, settings: Mapping[str, Any]) -> jax.Array:
     return pooled.reshape(batch, channels, *pooled.shape[1:]).transpose(0, 2, 3, 1)
 
 
-# Operations that call a function -> the setting that holds it.
+# Operation that calls a function -> the setting that holds the function.
 _BODIES = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 _SIMPLER: dict[str, Callable[..., jax.Array]] = {
     "reduce_window_max": _max_pool,
-    # Maxima and minima, which runtimes do not join with the convolution before them.
+    # Runtimes do not fuse maxima and minima with the convolution before them.
     "relu": lambda value, settings: jax.nn.relu(value),
     "relu6": lambda value, settings: jnp.clip(value, 0, 6),
     "stop_gradient": lambda value, settings: value,

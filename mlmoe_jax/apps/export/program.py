@@ -1,7 +1,6 @@
-"""A run as one function of its weights and of images, with preprocessing and probabilities inside, and as its values.
+"""Export a run as a StableHLO program, or its values as a file with parameter paths or the names of the authors' code.
 
-The function is exported as a StableHLO program, the values as a file with our parameter paths or the names of the
-authors' code.
+The program is a function of weights and images, and includes preprocessing and probabilities.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ def program_of(run: Run) -> Callable[[Params, jax.Array], jax.Array]:
 
 
 def weights_of(run: Run, *, frozen: frozenset[str] | None = None) -> dict[str, np.ndarray]:
-    """Return the values of a run by parameter path, in float32, which represents all types that a run has exactly.
+    """Return the values of a run by parameter path, in float32, which represents every type of a run exactly.
 
-    frozen: the paths of the frozen values to include; None = all of them.
+    `frozen` has the paths of the frozen values to include, by default all.
     """
-    chosen = {path: value for path, value in run.frozen.items() if frozen is None or path in frozen}
-    values = jax.device_get(unpadded({**run.values, **chosen}, run.label_axes))
+    included = {path: value for path, value in run.frozen.items() if frozen is None or path in frozen}
+    values = jax.device_get(unpadded({**run.values, **included}, run.label_axes))
     return {path: np.ascontiguousarray(values[path], np.float32) for path in sorted(values)}
 
 
@@ -57,7 +56,7 @@ def image_shape(run: Run) -> jax.ShapeDtypeStruct:
 
 
 def largest_difference(run: Run, label: Callable[[np.ndarray], np.ndarray]) -> float:
-    """Return by how much the probabilities of `label` differ at most from those of the run, on random images."""
+    """Return the largest difference between the probabilities of `label` and of the run, on random images."""
     size, images = run.preprocess.image_size, 2 * run.mesh.size
     pixels = np.random.default_rng(0).integers(0, 256, (images, size, size, 3)).astype(np.uint8)
     batch = {"image": pixels, "id": np.arange(images, dtype=np.int32), "mask": np.ones(images, np.float32)}
@@ -74,7 +73,7 @@ def _write(job: Export) -> str:
     """
     weights = weights_of(job.run)
     shapes = {path: jax.ShapeDtypeStruct(value.shape, value.dtype) for path, value in weights.items()}
-    with jax.default_device("cpu"):  # so that it has no call of cuDNN, which other platforms do not know
+    with jax.default_device("cpu"):  # without calls of cuDNN, which other platforms lack
         program = export.export(jax.jit(program_of(job.run)), platforms=_PLATFORMS)(shapes, image_shape(job.run))
     (job.path / "model.stablehlo").write_bytes(program.serialize())
     with whole_file(job.path / "weights.safetensors") as partial:
@@ -116,7 +115,7 @@ def _write_safetensors(job: Export) -> str:
     if job.include_frozen == AUTO:
         frozen = abstract_parts(run.config, run.label_space).unpublished
     weights = weights_of(run, frozen=frozen)
-    with whole_file(job.path, alone=False) as partial:  # it may be in a run folder, whose lock another process has
+    with whole_file(job.path, alone=False) as partial:  # another process may hold the lock of this folder
         save_file(weights, partial, {"format": "mlmoe_jax", "description": to_json(job.description)})
     return f"{len(weights):,} tensors, {sum(value.nbytes for value in weights.values()) / 1e6:,.1f} MB"
 

@@ -25,7 +25,7 @@ from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import whole_folder
 from mlmoe_jax.runtime.version import __version__
 
-# Larger differences of a probability mean that the program is wrong; rounding in 16 bits stays below.
+# A larger difference of a probability means that the program is wrong; rounding to 16 bits differs by less.
 _WRONG = 1e-2
 _GUARD = '\n\nif __name__ == "__main__":'
 _PREPROCESS = ("resize", "crop_fraction", "exif", "reduced_decoding")  # keys of config.data
@@ -38,7 +38,7 @@ of images B, and returns `probability`, float32 [B,{labels}]. Mean and standard 
 |---|---|
 {files}
 | `model.json` | labels, thresholds (null = never assigned), preprocessing of image files, settings of the model |
-| `load.py` | reads image files and labels them; it needs nothing of mlmoe_jax |
+| `load.py` | reads image files and labels them, without mlmoe_jax |
 
 ```bash
 {install}
@@ -64,20 +64,20 @@ def export_run(
     checkpoint: str = BEST,
     include_frozen: str = ALWAYS,
 ) -> int:
-    """Export a run and print a line about it. A program is compared with the run before the folder gets its name.
+    """Export a run and print a line. A program is compared with the run before the folder gets its name.
 
     Args:
       folder, overrides, checkpoint: as in `Predictor.from_run`.
-      output: a file or a folder, as the format needs it.
+      output: a file or a folder, depending on the format.
       kind: a format of TARGETS; by default `official` for an output with the suffix of a checkpoint.
-      include_frozen: for safetensors, all frozen weights, those that no published file has (auto), or none.
+      include_frozen: for safetensors: always (all frozen weights), auto (unpublished frozen weights), or never.
 
     Returns:
       The exit code, 3 if the newest checkpoint is damaged.
 
     Raises:
-      UserError: the output exists or cannot be written, a package is missing, the run cannot be opened, or its model
-        has operations that the format has not.
+      UserError: the output exists or cannot be written, a package is missing, the run cannot be opened, or the format
+        lacks an operation of its model.
     """
     kind = kind or (OFFICIAL if output.endswith(CHECKPOINT_SUFFIXES) else None)
     if kind is None:
@@ -125,10 +125,7 @@ def loader(target: ExportTarget) -> str:
 
 # ------------------------------------------------------------------------------------------------------ description
 def describe(predictor: Predictor, kind: str) -> dict[str, Any]:
-    """Return labels, thresholds (infinity = never), preprocessing, and the settings of the model, without local paths.
-
-    kind: the format of the export.
-    """
+    """Return the content of model.json: labels, thresholds, preprocessing, and model settings without local paths."""
     run, size = predictor.run, predictor.run.preprocess.image_size
     model = run.config.model.copy_and_resolve_references()
     texts = {key: value for key, value in flatten(model).items() if isinstance(value, str)}

@@ -8,7 +8,7 @@
     scores = model([model.read("photo.jpg")])
     model.labels, model.thresholds
 
-README.md lists the packages that it needs.
+README.md lists the required packages.
 """
 
 from __future__ import annotations
@@ -21,14 +21,16 @@ from typing import Any
 
 import numpy as np
 
-ELONGATED = 50  # the long side, in sides of the model's input, above which only the center is resized
+ELONGATED = 50  # ratio of the long side to the model's input, above which only the center is resized
 
 
 class Model:
-    """The model of a folder, by default that of this file.
+    """The model of a folder, by default the folder of this file.
 
-    labels: the K names. thresholds: f64[K], the lowest probability at which a label is assigned; infinity = never.
-    description: the content of model.json.
+    Attributes:
+      labels: the K names.
+      thresholds: f64[K], the lowest probability at which a label is assigned; infinity = never.
+      description: the content of model.json.
     """
 
     def __init__(self, folder: str | Path | None = None):
@@ -36,7 +38,7 @@ class Model:
         self.description: dict[str, Any] = json.loads((folder / "model.json").read_text(encoding="utf-8"))
         self.labels: list[str] = self.description["labels"]
         self.thresholds = np.array([np.inf if value is None else value for value in self.description["thresholds"]])
-        self._run = load_program(folder)  # noqa: F821 - of the format; the export adds it to this file
+        self._run = load_program(folder)  # noqa: F821 - the export adds this function of the format
 
     def __call__(self, images: np.ndarray | Sequence[np.ndarray]) -> np.ndarray:
         """Return the probabilities f32[B,K] of images u8[B,H,W,3], RGB at the model's size."""
@@ -46,7 +48,7 @@ class Model:
         return self._run(images)
 
     def read(self, path: str | Path) -> np.ndarray:
-        """Read an image file as in training, u8[H,W,3] at the model's size; needs Pillow."""
+        """Read an image file as in training, u8[H,W,3] at the model's size; requires Pillow."""
         from PIL import Image, ImageOps
 
         how = self.description["preprocess"]
@@ -64,13 +66,13 @@ class Model:
         if how["resize"] == "square":
             return np.asarray(_resized(image, (size, size)))
         scaled = tuple(short * side // min(image.size) for side in image.size)
-        left, top = (round((side - size) / 2) for side in scaled)
+        x, y = (round((side - size) / 2) for side in scaled)
         if max(scaled) <= ELONGATED * size:
-            return np.asarray(_resized(image, scaled))[top : top + size, left : left + size]
-        # As in training, only the part that is kept is resized.
-        across, down = (of / to for of, to in zip(image.size, scaled, strict=True))
-        right, bottom = min((left + size) * across, image.width), min((top + size) * down, image.height)
-        box = (left * across, top * down, right, bottom)
+            return np.asarray(_resized(image, scaled))[y : y + size, x : x + size]
+        # As in training, only the center is resized.
+        across, down = (old / new for old, new in zip(image.size, scaled, strict=True))
+        right, bottom = min((x + size) * across, image.width), min((y + size) * down, image.height)
+        box = (x * across, y * down, right, bottom)
         return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
 
 
@@ -94,8 +96,8 @@ def main(paths: Sequence[str]) -> int:
             failed = True
             continue
         [scores] = model([image])
-        found = [k for k in np.argsort(-scores, kind="stable") if scores[k] >= model.thresholds[k]]
-        text = "  ".join(f"{model.labels[k]} {100 * scores[k]:.0f} %" for k in found)
+        assigned = [k for k in np.argsort(-scores, kind="stable") if scores[k] >= model.thresholds[k]]
+        text = "  ".join(f"{model.labels[k]} {100 * scores[k]:.0f} %" for k in assigned)
         print(f"{path}  {text or '(no label reaches its threshold)'}")
     return 2 if failed else 0
 

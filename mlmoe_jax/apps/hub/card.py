@@ -1,6 +1,6 @@
 """The model card of a shared model: card.md, filled in, with metadata that the Hugging Face hub reads.
 
-Names of labels and data sets are escaped, since anybody may have chosen them.
+Names of labels and data sets are untrusted, so they are escaped.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mlmoe_jax.runtime.version import __version__
 
 _TEMPLATE = Path(__file__).with_name("card.md")
 _MOST_LABELS = 1000  # rows of the table
-_LAYOUTS = ("csv", "jsonl", "folders", "coco_json", "packed")  # data.name of images of somebody's own
+_LAYOUTS = ("csv", "jsonl", "folders", "coco_json", "packed")  # values of data.name that are layouts of own images
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&!$])")
 
 
@@ -42,15 +42,15 @@ def write_card(
     space: LabelSpace,
     license_name: str = "",
 ) -> str:
-    """Return the text of the model card of a shared run, which has results.
+    """Return the text of the model card of a run with results.
 
     Args:
-      run: its run folder.
-      folder: the one with the other files that are shared.
-      address: where the model will be.
-      config: the one that is shared.
+      run: the run folder.
+      folder: the folder with the further shared files.
+      address: the address of the model on the hub.
+      config: the shared config.
       space: the labels.
-      license_name: an identifier of the hub; "" = none was chosen.
+      license_name: an identifier of the hub; "" = not chosen.
     """
     files, model, results = RunFiles(run), config.model, read_results(run)
     main, scored, (_, ends) = files.main_split.name, files.scored, intervals(files)
@@ -90,22 +90,19 @@ def write_card(
 
 
 def _data_set(config: ConfigDict) -> str:
-    """Return the name of the data set; that of a layout of files is the name of no data set."""
+    """Return the name of the data set; a layout of own files has none."""
     return "a data set of the owner" if config.data.name in _LAYOUTS else config.data.name
 
 
 def _metrics_table(results: Results, main: str, ends: Mapping[str, tuple[float, float]]) -> list[list[str]]:
-    """Return the main metrics of each split in percent, those of the main split with their intervals."""
+    """Return the main metrics of each split in percent, for the main split with intervals."""
 
-    def shown(split: str, name: str) -> str:
+    def cell(split: str, name: str) -> str:
         value = percent(results[split].get(name, np.nan))
-        return (
-            f"{value} ({' to '.join(percent(end, 1) for end in ends[name])})"
-            if split == main and name in ends
-            else value
-        )
+        interval = " to ".join(percent(end, 1) for end in ends.get(name, ())) if split == main else ""
+        return f"{value} ({interval})" if interval else value
 
-    return [[_plain(name), *(shown(split, name) for split in results)] for name in headlines(results)]
+    return [[_plain(name), *(cell(split, name) for split in results)] for name in headlines(results)]
 
 
 def _metadata(address: Address, config: ConfigDict, results: Results, main: str, license_name: str) -> ModelCardData:
@@ -148,11 +145,11 @@ def _label_table(
         precision = multilabel.per_class(scored.scores[scored.read], label, mask=mask)["AP"]
     columns = zip(space.names, space.positives, precision, thresholds.of(space.names), strict=True)
     return [
-        [_plain(name), f"{count:,}", percent(ap), f"{cut:.3g}" if np.isfinite(cut) else "never"]
-        for name, count, ap, cut in columns
+        [_plain(name), f"{count:,}", percent(ap), f"{threshold:.3g}" if np.isfinite(threshold) else "never"]
+        for name, count, ap, threshold in columns
     ]
 
 
 def _plain(text: object) -> str:
-    """Return a text of somebody else that Markdown and HTML show as it is, on one line."""
+    """Return an untrusted text on one line, escaped for Markdown and HTML."""
     return _SPECIAL.sub(r"\\\1", " ".join(str(text).split())).replace("\\<", "&lt;").replace("\\>", "&gt;")

@@ -1,7 +1,7 @@
 """`--mode=push`: share a trained model on the Hugging Face hub, without the published backbone.
 
-What is shared is a run folder with the selected values in place of checkpoints, and a model card. It holds no paths of
-this machine, no image, and no score of a single image.
+A shared model is a run folder with the selected values instead of checkpoints, and a model card. It has no local paths,
+no images, and no scores of single images.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mlmoe_jax.runtime.progress import megabytes, status
 from mlmoe_jax.runtime.sharding import make_mesh
 from mlmoe_jax.runtime.storage import require_new, whole_folder
 
-# Keys that name places on this machine, other than the weights of the backbone, whose file name is kept.
+# Keys with local paths, except the weights of the backbone, whose file name is shared.
 _PLACES = ("data.root", "data.table", "data.images", "data.classes", "model.head.graph.word_vectors", "init_from")
 
 
@@ -39,10 +39,10 @@ def push(
     license_name: str = "",
     output: str | None = None,
 ) -> int:
-    """Upload a run to the hub as user/name, or only write what would be uploaded to the new folder `output`.
+    """Upload a run to the hub as user/name, or only write its files to the new folder `output`.
 
     Args:
-      folder: of the run.
+      folder: the run folder.
       repository: user/name.
       revision: a branch, which is created; "" = main.
       private: show the repository to its owner only.
@@ -50,11 +50,11 @@ def push(
       output: a folder that does not exist.
 
     Returns:
-      The exit code: 3 if the newest checkpoint is damaged and an older one was used.
+      The exit code, 3 if the newest checkpoint is damaged and an older checkpoint was used.
 
     Raises:
-      UserError: for a name that is not user/name, a run without results or values, an output that exists, a missing
-        token, and a hub that refuses or cannot be reached.
+      UserError: the name is not user/name, the run has no results or values, the output exists, the token is missing,
+        or the hub refuses or cannot be reached.
     """
     hub.require_repository(repository)
     address = hub.Address(repository, hub.require_revision(revision) if revision else "main")
@@ -62,7 +62,7 @@ def push(
     if target is None:
         hub.require_token()
     folder.require_model()
-    read_results(folder)  # known before anything that takes time
+    read_results(folder)  # checked before anything that takes time
     for hidden in hidden_evaluations(folder).values():
         status(hidden)
     with tempfile.TemporaryDirectory() as temporary:
@@ -80,7 +80,7 @@ def push(
 
 
 def write_shared(folder: RunFolder, target: RunFolder, address: hub.Address, license_name: str = "") -> bool:
-    """Write what is shared of a run to an existing folder; return whether the newest checkpoint is damaged.
+    """Write a shared model to an existing folder; return whether the newest checkpoint of the run is damaged.
 
     Raises UserError as `open_run` does, and if the run has no results.
     """
@@ -100,7 +100,7 @@ def write_shared(folder: RunFolder, target: RunFolder, address: hub.Address, lic
 
 
 def _portable(config: ConfigDict) -> ConfigDict:
-    """Return a config without places, devices and logs of this machine, which stores unpublished frozen weights."""
+    """Return a config without local paths, devices and logs, which stores unpublished frozen weights."""
     shared, default = config.copy_and_resolve_references(), default_config()
     shared.mesh, shared.log = default.mesh, default.log
     shared.update_from_flattened_dict({key: flatten(default)[key] for key in _PLACES})
@@ -112,7 +112,7 @@ def _portable(config: ConfigDict) -> ConfigDict:
 
 
 def _unpublished(config: ConfigDict, space, parts: Parts) -> Collection[str]:
-    """Return the paths of the frozen values to share: those that no published file has."""
+    """Return the paths of the frozen values to share, which no published file has."""
     if config.init_from or config.checkpoint.include_frozen == "auto":
         return parts.unpublished
     return abstract_parts(config, space).unpublished
