@@ -1,7 +1,7 @@
-"""A grid of configs, of which each is trained in a run folder of its own, one after another.
+"""Train a grid of configs one after another, each in its own run folder.
 
-`--sweep` makes the grid from keys and values, `--mode=reproduce` from the rows of a published table. A run is locked by
-its folder, and a run that another process holds is skipped. So any number of processes, also on several machines with a
+`--sweep` makes the grid from keys and values, `--mode=reproduce` from the rows of a published table. A run folder is
+locked during its training, and a locked run is skipped. So any number of processes, also on several machines with a
 common file system that has locks, can work on one grid. Object stores have no locks.
 """
 
@@ -58,7 +58,7 @@ def parse(texts: Sequence[str], config: ConfigDict) -> dict[str, tuple]:
     with their arguments.
 
     Raises:
-      UserError: for a malformed flag, and for a key that is repeated.
+      UserError: a flag is malformed, or a key is repeated.
     """
     axes: dict[str, tuple] = {}
     for text in texts:
@@ -78,7 +78,7 @@ def parse(texts: Sequence[str], config: ConfigDict) -> dict[str, tuple]:
 
 
 def _typed(config: ConfigDict, key: str, text: str) -> Any:
-    """Return the value that the text sets a key to."""
+    """Return the value of a key after setting it to a text."""
     trial = copy.deepcopy(config)
     configuration.set_key(trial, key, text, what="--sweep key")
     return configuration.flatten(trial)[key]
@@ -96,7 +96,7 @@ def _split(text: str) -> list[str]:
 
 
 def combine(bases: Iterable[Point], axes: Mapping[str, tuple]) -> list[Point]:
-    """Return each base with every combination of the values of keys, where the last key changes fastest."""
+    """Return each base with every combination of the values of keys; the last key changes fastest."""
     points = []
     for base in bases:
         short = short_names(axes, base.config)
@@ -119,7 +119,7 @@ def method_points(references: Sequence[str], overrides: list[tuple[str, str]]) -
 
 # ------------------------------------------------------------------------------------------------------------ names
 def short_names(swept: Iterable[str], config: ConfigDict) -> dict[str, str]:
-    """Return, for each dotted key, its shortest ending that no other key of the config has."""
+    """Return dotted key -> its shortest ending that is unique in the config."""
     known = [key.split(".") for key in configuration.flatten(config)]
     names = {}
     for key in swept:
@@ -138,8 +138,8 @@ def as_text(value: Any) -> str:
 def folder_name(values: dict[str, Any]) -> str:
     """Return `key=value,…` sorted by key, so that the order of the flags does not matter.
 
-    It is safe on every file system: values that are long, or have characters other than letters, digits and "._+-", are
-    truncated and get a digest.
+    The name is safe on every file system: a value that is long, or has characters other than letters, digits and
+    "._+-", is truncated and gets a digest.
     """
     return ",".join(f"{key}={_safe(values[key])}" for key in sorted(values))
 
@@ -168,18 +168,18 @@ class GridRun(Point):
     error: str = ""
 
     def read_results(self) -> None:
-        """Read the results from the folder if the run is finished, by this process or another."""
+        """Read the results from the folder if this or another process has finished the run."""
         self.results = training_results(self.folder)
-        of_notes = partial(Selection.from_notes, {})
-        if self.results is not None and (notes := newest_notes(self.folder, of_notes)):
-            self.selected = str(of_notes(notes))
+        from_notes = partial(Selection.from_notes, {})
+        if self.results is not None and (notes := newest_notes(self.folder, from_notes)):
+            self.selected = str(from_notes(notes))
 
 
 def planned(points: Sequence[Point], folder: RunFolder) -> list[GridRun]:
     """Return the runs of a grid, each in its own folder below `folder`, with the results of finished runs.
 
     Raises:
-      UserError: for a config that cannot be trained, and if a folder holds a run with a different config.
+      UserError: a config cannot be trained, or a folder holds a run with a different config.
     """
     if (folder / CONFIG).exists():
         raise UserError(f"{folder} is itself the run folder of a training; choose another --workdir for several runs")
@@ -201,7 +201,7 @@ def planned(points: Sequence[Point], folder: RunFolder) -> list[GridRun]:
 
 
 def _require_trainable(run: GridRun, counts: dict[str, int]) -> None:
-    """Raise UserError for a config that cannot be trained; counts: a cache of the number of labels of data sets."""
+    """Raise UserError for a config that cannot be trained; `counts` caches the number of labels of data sets."""
     configuration.validate(run.config)
     require_metric(run.config)
     preprocess_for(run.config)
@@ -218,22 +218,22 @@ def execute(runs: Sequence[GridRun], folder: RunFolder, write: Callable[[], None
     A run that fails gets an `error` and does not stop the remaining runs.
 
     Args:
-      runs: as `planned` returns them.
+      runs: result of `planned`.
       folder: the folder of the grid.
-      write: writes the tables of the grid to `folder`. It is called in the first process, at the start and after every
-        run, while this process holds the lock of the folder.
-      finish: draws and prints the results. It is called in the first process, after all runs.
+      write: writes the tables of the grid to `folder`. The first process calls it at the start and after every run,
+        while it holds the lock of the folder.
+      finish: draws and prints the results. The first process calls it after all runs.
 
     Returns:
       The exit code: 0, or 130 after SIGTERM or Ctrl-C.
 
     Raises:
-      UserError: at the end, if runs have failed.
+      UserError: runs have failed; raised at the end.
     """
     _write(runs, folder, write)
     for number, run in enumerate(runs, start=1):
         title = f"run {number} of {len(runs)}, {run.name}"
-        reason = distributed.broadcast_from_first(_reason_to_skip(run))  # all processes of a job have to do the same
+        reason = distributed.broadcast_from_first(_reason_to_skip(run))  # one decision for all processes
         status(f"{title}: {reason}" if reason else title)
         if not reason:
             try:
@@ -254,7 +254,7 @@ def execute(runs: Sequence[GridRun], folder: RunFolder, write: Callable[[], None
 
 
 def _reason_to_skip(run: GridRun) -> str:
-    """Return why a run is not trained here, which may have changed since the grid was planned; "" if it is."""
+    """Return why a run is skipped, which may have changed since the grid was planned; "" if it is not."""
     if run.results is None:
         run.read_results()
     if run.results is not None:
@@ -263,14 +263,14 @@ def _reason_to_skip(run: GridRun) -> str:
 
 
 def _train(run: GridRun, title: str) -> None:
-    """Train a run and note its results or its error, neither if another process was faster to start it."""
+    """Train a run and set its results or its error; neither if another process trains it."""
     try:
         train(run.config, run.folder)
         write_requested_samples(run.folder, run.config)
         run.read_results()
     except UserError as error:
         noticed_alone = isinstance(error, InUse | BadImage) and distributed.process()[1] > 1
-        if isinstance(error, DiskError) or noticed_alone:  # the disk is full for the next run, or other processes wait
+        if isinstance(error, DiskError) or noticed_alone:  # the next run would fail too, or other processes wait
             raise
         in_use = isinstance(error, InUse)
         run.error = "" if in_use else str(error)

@@ -1,10 +1,10 @@
 """The tables and figures of a paper, as its data file has them.
 
-One JSON file per paper beside this module holds every number that the paper prints, what is known against it, and the
-config that reproduces it; docs/results.md and `--mode=reproduce` are made from it:
+A JSON file per paper in this folder has every number that the paper prints, its caveats, and the config that reproduces
+it. docs/results.md and `--mode=reproduce` read it:
 
     name, source      of the paper
-    evaluator         whose metrics the numbers are, a name of `evaluation.metrics.published`; rows may have another
+    evaluator         a name of `evaluation.metrics.published`, the definitions of the metrics; rows may differ
     readings          id -> how a number was read, if it is not simply printed: such a number is not certain
     caveats           id -> why a number cannot be compared, or may not be reached
     methods           name of a method -> its config, with arguments
@@ -36,9 +36,9 @@ from mlmoe_jax.errors import UserError
 
 PAPERS = ("mlvpt", "drmoe")
 MISSING = "not reproduced here"  # instead of a number of this package
-UNREAD = "unread"  # the reading of each number that is missing
-UNCERTAIN = "?"  # after a number that was not simply read
-# Data sets with a backbone of their own, on which a grid runs in minutes: configs choose backbone and size for them.
+UNREAD = "unread"  # the reading of a missing number
+UNCERTAIN = "?"  # after an uncertain number
+# Small data sets with their own backbone and image size in the configs, on which a grid runs in minutes.
 SMALL = ("digits",)
 
 
@@ -46,8 +46,10 @@ SMALL = ("digits",)
 class Number:
     """One printed number, in the unit of its column.
 
-    value: None if it could not be read. notes: its own. certain: it was simply read, so that neither its own notes nor
-    those of its row and its result are readings.
+    Attributes:
+      value: None if it could not be read.
+      notes: ids of the notes of this number.
+      certain: the number is simply printed: no note of the number, its row or its result is a reading.
     """
 
     value: float | None
@@ -55,12 +57,12 @@ class Number:
     certain: bool
 
     def __str__(self) -> str:
-        """The number, with a question mark if it was not simply read."""
+        """The number, with a question mark if it is uncertain."""
         return as_text(self.value) + (UNCERTAIN if self.value is not None and not self.certain else "")
 
 
 def as_text(value: float | None, *, sign: str = "") -> str:
-    """Return a number with one digit, or two if it has more; a dash for None and nan. sign: "+" marks positive ones."""
+    """Return a number with one or two digits, or a dash for None and nan; sign="+" gives positive numbers a sign."""
     if value is None or math.isnan(value):
         return "–"
     digits = 1 if math.isclose(value, round(value, 1), abs_tol=1e-9) else 2
@@ -69,7 +71,7 @@ def as_text(value: float | None, *, sign: str = "") -> str:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is trained: a config with arguments, and overrides of config keys."""
+    """A training: a config with arguments, and overrides of config keys."""
 
     reference: str  # such as vpt:backbone=dinov2_vitb14,dataset=coco2014
     overrides: tuple[tuple[str, str], ...] = ()
@@ -91,12 +93,19 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Row:
-    """The numbers of one run, or with `over` the differences of two.
+    """The numbers of a run, or with `over` the differences of two runs.
 
-    settings: what is shown and filtered by, such as {"method": "VPT", "resolution": "224"}. backbone: its name in this
-    package, or "".
-    recipe: how to train it; None if this package does not have the method or the backbone. over: method and recipe of
-    the run to subtract. metrics: column -> metric of the evaluator. x: its place in a figure.
+    Attributes:
+      settings: the texts of the row, by which `--only` filters, such as {"method": "VPT", "resolution": "224"}.
+      backbone: its name in this package, or "".
+      recipe: the training; None if this package lacks the method or the backbone.
+      over: the training whose numbers are subtracted.
+      evaluator: a name of `evaluation.metrics.published`.
+      metrics: column -> metric of the evaluator.
+      numbers: column -> published number.
+      ours: column -> number of this package.
+      notes: ids of the notes of the row.
+      x: its x value in a figure.
     """
 
     settings: Mapping[str, str]
@@ -123,7 +132,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Result:
-    """One table or figure of a paper. notes: of all its numbers. x: the axis of a figure; "" for a table."""
+    """One table or figure of a paper; `notes` apply to all numbers, and `x` is the axis of a figure, "" for a table."""
 
     id: str  # such as mlvpt.fig3
     caption: str
@@ -142,7 +151,7 @@ class Result:
 
 
 class Paper:
-    """A paper with its results; notes: id -> sentence, of readings and caveats; numbers: id -> number of the note."""
+    """A paper with its results. `notes` maps ids of readings and caveats to sentences, `numbers` to their numbers."""
 
     def __init__(self, name: str):
         """Read the data file of a paper of PAPERS."""
@@ -179,16 +188,16 @@ class Paper:
         method, over, backbone, columns = row["method"], row.get("over"), row["backbone"], entry["columns"]
         arguments = {**entry.get("arguments", {}), **further, **row.get("arguments", {})}
         overrides = {key: str(value) for key, value in row.get("overrides", {}).items()}
-        shown = {"method": f"{method} − {over}" if over else method, "backbone": backbone}
-        shown |= {key: str(arguments[key]) for key in ("dataset", "resolution")}
-        shown |= {key: f"{key.rpartition('.')[2]}={text}" for key, text in overrides.items()}
+        settings = {"method": f"{method} − {over}" if over else method, "backbone": backbone}
+        settings |= {key: str(arguments[key]) for key in ("dataset", "resolution")}
+        settings |= {key: f"{key.rpartition('.')[2]}={text}" for key, text in overrides.items()}
         recipes = (self._recipe(one, backbone, arguments, overrides, dataset) for one in (method, over))
         printed, x = row["printed"][group] if group else row["printed"], entry.get("x", "")
-        cells, of_group = (printed["cells"], printed["notes"]) if isinstance(printed, dict) else (printed, ())
-        notes = (*self.data["backbones"][backbone].get("notes", ()), *row.get("notes", ()), *of_group)
+        cells, group_notes = (printed["cells"], printed["notes"]) if isinstance(printed, dict) else (printed, ())
+        notes = (*self.data["backbones"][backbone].get("notes", ()), *row.get("notes", ()), *group_notes)
         numbers = (self._number(cell, {*notes, *entry.get("notes", ())}) for cell in cells)
         return Row(
-            shown,
+            settings,
             self.data["backbones"][backbone].get("name", ""),
             *recipes,
             row.get("evaluator", self.data["evaluator"]),
@@ -199,10 +208,10 @@ class Paper:
             row["overrides"][x] if x in overrides else method,
         )
 
-    def _number(self, cell: Any, notes_around: set[str]) -> Number:
+    def _number(self, cell: Any, outer_notes: set[str]) -> Number:
         value, *notes = cell if isinstance(cell, list) else [cell]
         notes += [UNREAD] * (value is None)
-        return Number(value, tuple(notes), not {*notes, *notes_around} & self.readings.keys())
+        return Number(value, tuple(notes), not {*notes, *outer_notes} & self.readings.keys())
 
     def _recipe(
         self, method: str | None, backbone: str, arguments: Mapping, overrides: Mapping[str, str], dataset: str
@@ -226,9 +235,9 @@ load = cache(Paper)
 
 
 def find(table: str, dataset: str = "") -> tuple[Paper, Result]:
-    """Return the paper and the result that `--table` names, such as mlvpt.1 or drmoe.fig4.
+    """Return the paper and the result of `--table`, such as mlvpt.1 or drmoe.fig4.
 
-    A number that no table has, as in mlvpt.7, names the figure. Raises UserError for another name.
+    A number without a table, as in mlvpt.7, means the figure. Raises UserError for an unknown name.
     """
     name, _, number = table.partition(".")
     known = [(paper, one) for paper in PAPERS for one in load(paper).data["results"]]
@@ -240,8 +249,9 @@ def find(table: str, dataset: str = "") -> tuple[Paper, Result]:
 def selected(rows: Sequence[Row], only: str) -> list[Row]:
     """Return the rows that match all terms of `--only`, a list separated by commas; UserError if there are none.
 
-    A term is compared with each setting of a row and with its backbone's name here, without regard to case. If it
-    equals one, only rows with an equal setting match; otherwise it is a pattern such as `dinov2*`, or a part of one.
+    A term is compared with each setting of a row and with the name of its backbone in this package, without regard to
+    case. If rows have an equal setting, only these rows match. Otherwise the term is a pattern such as `dinov2*`, or a
+    part of a setting.
     """
     matches = list(rows)
     for term in filter(None, (text.strip().lower() for text in only.split(","))):
@@ -250,8 +260,8 @@ def selected(rows: Sequence[Row], only: str) -> list[Row]:
         pattern = term if set(term) & set("*?[") else f"*{term}*"
         matches = equal or [row for row, values in settings if any(fnmatchcase(value, pattern) for value in values)]
     if not matches:
-        shown = dict.fromkeys(value for row in rows for value in row.settings.values())
-        raise UserError(f"no row of the table matches --only={only}; its rows have {', '.join(shown)}")
+        known = dict.fromkeys(value for row in rows for value in row.settings.values())
+        raise UserError(f"no row of the table matches --only={only}; its rows have {', '.join(known)}")
     return matches
 
 

@@ -30,7 +30,7 @@ class Mark(NamedTuple):
 
 
 def draw(marks: Sequence[Mark], **texts: str) -> bytes:
-    """Draw the marks and return the content of a PNG file; texts: see `chart`."""
+    """Draw the marks and return the content of a PNG file; `texts` are the arguments of `chart`."""
     buffer = io.BytesIO()
     chart(marks, **texts).save(buffer, format="png", scale_factor=2)
     return buffer.getvalue()
@@ -39,8 +39,8 @@ def draw(marks: Sequence[Mark], **texts: str) -> bytes:
 def chart(marks: Sequence[Mark], *, x_label: str, y_label: str, title: str = "") -> alt.FacetChart:
     """Return the chart that `draw` writes: panels side by side, with one color per label.
 
-    The x axis is numeric if all x values are finite numbers. Otherwise, it has them as names, in the given order, with
-    dotted lines between the marks.
+    The x axis is numeric if all x values are finite numbers. Otherwise it has the x values as names, in the order of
+    `marks`, with dotted lines between the marks.
     """
     panels, labels, x_values = (list(dict.fromkeys(one[column] for one in marks)) for column in range(3))
     numeric, x = x_axis(x_values, x_label)
@@ -50,8 +50,8 @@ def chart(marks: Sequence[Mark], *, x_label: str, y_label: str, title: str = "")
         for one in marks
         if math.isfinite(one.y)
     ]
-    drawn = {row["label"] for row in rows}
-    labels = [label for label in labels if label in drawn]
+    present = {row["label"] for row in rows}
+    labels = [label for label in labels if label in present]
     many = len(labels) > len(_COLORS)
     colors = alt.Scale(domain=labels, scheme="viridis") if many else alt.Scale(domain=labels, range=_COLORS)
     legend = alt.Legend(title=None, labelLimit=240, symbolLimit=0)

@@ -3,9 +3,9 @@
     --mode=reproduce --table=mlvpt.4 --root=/data/coco
     --mode=reproduce --table=drmoe.1 --dataset=digits
 
-All tables share one folder, in which each run has its own: a run that exists is read, and not trained again. Several
-processes can work on it at the same time, see `grid`. A table is printed and written as Markdown and CSV: published
-numbers, ours, and their difference.
+All tables share one folder, with a run folder per run. A finished run is read, and not trained again. Several processes
+can work on the folder at the same time, see `grid`. A table is printed and written as Markdown and CSV: published
+numbers, numbers of this package, and their difference.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from mlmoe_jax.runtime.text import text_table
 from mlmoe_jax.training.resume import changed_keys
 
 _WIDTH = 120
-# Columns that need no training: part of `summarize`, unit.
+# Columns that require no training -> part of `summarize`, key, unit.
 COSTS = {
     "total, M": ("params", "total", 1e6),
     "trainable, M": ("params", "trainable", 1e6),
     "FLOPs, G": ("macs", "layers", 1e9),
 }
-_PAIR = re.compile(r"p\((.+) \| (.+)\)")  # the share of the training images with the second label that have the first
+_PAIR = re.compile(r"p\((.+) \| (.+)\)")  # share of the first label among training images with the second label
 
 
 def reproduce(request: Request, folder: RunFolder, *, as_json: bool = False) -> int:
     """Train the missing runs of a table, write its CSV, Markdown and figure to `folder`, and print it.
 
-    Files have all rows of the table; rows that were not requested are filled in from runs that exist.
+    Files have all rows of the table; rows that were not requested have the numbers of finished runs.
 
-    Returns the exit code and raises UserError as `execute` does, and before the first run as `planned` does.
+    Returns the exit code of `execute`. Raises UserError as `planned` does, before the first run, and as `execute` does.
     """
     points = [
         Point(run.name, {}, configuration.load_config(run.reference, request.overrides_of(run))) for run in request.runs
@@ -67,8 +67,8 @@ def reproduce(request: Request, folder: RunFolder, *, as_json: bool = False) -> 
         if image is not None:
             with folder.writing(wait=True):
                 folder.write_bytes(f"{request.name}.png", image)
-        shown = [measurements.outcome(row) for row in request.rows]
-        print(to_json(listed(request, shown), indent=2) if as_json else format_text(request, shown))
+        outcomes = [measurements.outcome(row) for row in request.rows]
+        print(to_json(listed(request, outcomes), indent=2) if as_json else format_text(request, outcomes))
         for command in commands_after(request, str(folder)):
             status(f"the figure itself: {command}")
 
@@ -78,7 +78,7 @@ def reproduce(request: Request, folder: RunFolder, *, as_json: bool = False) -> 
 # ----------------------------------------------------------------------------------------------------- measurements
 @dataclass(frozen=True)
 class Outcome:
-    """The numbers of a row: the mean over seeds, nan if undefined, and the sample deviation; state: a remark."""
+    """The numbers of a row: mean over seeds (nan if undefined), sample deviation, and a remark, `state`."""
 
     row: Row
     ours: dict[str, float] = field(default_factory=dict)
@@ -87,20 +87,20 @@ class Outcome:
     seeds: int = 0  # number of finished runs
 
     def difference(self, column: str) -> float:
-        """Ours minus the published number; nan if one is missing."""
+        """The number of this package minus the published number; nan if one is missing."""
         value = self.row.numbers[column].value
         return self.ours.get(column, math.nan) - (math.nan if value is None else value)
 
 
 class Measurements:
-    """The numbers of all rows of a request; what a run has is computed once."""
+    """The numbers of all rows of a request; the numbers of a run are computed once."""
 
     def __init__(self, request: Request, folder: RunFolder):
         self._request, self._folder = request, folder
         self._metrics, self._cost, self._fits = cache(self._metrics), cache(self._cost), cache(self._fits)
 
     def outcome(self, row: Row) -> Outcome:
-        """Return the numbers of a row as far as they can be computed now."""
+        """Return the numbers of a row that can be computed now."""
         if row.recipe is None:
             return Outcome(row, state="this package does not have it")
         runs = self._request.runs_of(row.recipe)
@@ -112,8 +112,9 @@ class Measurements:
                 for one, other in zip(measured, others, strict=True)
             ]
         values = {column: [one[column] for one in measured if column in one] for column in row.numbers}
-        ours = {column: float(np.mean(of)) for column, of in values.items() if of}
-        spread = {column: sample_deviation(of) for column, of in values.items() if len(of) > 1 and column not in COSTS}
+        ours = {column: float(np.mean(numbers)) for column, numbers in values.items() if numbers}
+        repeated = {column: numbers for column, numbers in values.items() if len(numbers) > 1 and column not in COSTS}
+        spread = {column: sample_deviation(numbers) for column, numbers in repeated.items()}
         finished = sum(map(self._is_finished, runs))
         if row.numbers:
             state = MISSING if row.numbers.keys() - ours.keys() else ""
@@ -122,7 +123,7 @@ class Measurements:
         return Outcome(row, ours, spread, state, finished)
 
     def _columns(self, run: Recipe, row: Row) -> dict[str, float]:
-        """Return the columns of a row for one run; before it is finished, only those that need no training."""
+        """Return the columns of a row for one run; before it is finished, only columns that require no training."""
         values = dict(self._cost(run)) if COSTS.keys() & row.numbers.keys() else {}
         if self._is_finished(run):
             metrics, space = self._metrics(run, row.evaluator)
@@ -134,7 +135,7 @@ class Measurements:
         return training_results(self._folder.below(run.name)) is not None and self._fits(run)
 
     def _fits(self, run: Recipe) -> bool:
-        """Return whether a run was trained with the keys of this request; print it if not."""
+        """Return whether a run was trained with the keys of this request; print a line if not."""
         config = configuration.load_config(run.reference, self._request.overrides_of(run))
         if changed := changed_keys(config, self._folder.below(run.name)):
             status(f"{run.name} is not in the table, because it was trained differently: {'; '.join(changed)}")
@@ -192,7 +193,7 @@ def _heading(request: Request) -> str:
 
 
 def _table(request: Request, outcomes: Sequence[Outcome]) -> list[list[str]]:
-    """Return head and rows: up to three lines per row of the paper, published, ours and their difference."""
+    """Return head and rows: up to three lines per row of the paper, published, ours and the difference."""
     result = request.result
     table = [["", "", *result.columns, "caveats"]]
     for outcome in outcomes:
@@ -217,11 +218,11 @@ def _ours(outcome: Outcome, column: str) -> str:
 
 
 def _notes(request: Request, outcomes: Sequence[Outcome]) -> list[str]:
-    """Return the caveats with their numbers, which docs/results.md has too, those of the whole table first."""
+    """Return the caveats with their numbers, which are the numbers in docs/results.md, of the whole table first."""
     paper, everywhere = request.paper, request.result.notes
-    of_rows = {note for outcome in outcomes for note in outcome.row.all_notes} - set(everywhere)
+    row_notes = {note for outcome in outcomes for note in outcome.row.all_notes} - set(everywhere)
     lines = []
-    for title, notes in (("in all rows", everywhere), ("in the rows that name them", of_rows)):
+    for title, notes in (("in all rows", everywhere), ("in the rows that name them", row_notes)):
         if notes:
             lines.append(f"Why the published numbers and ours may differ, {title}:")
             lines += [f"[{paper.numbers[note]}] {text}" for note, text in paper.notes.items() if note in notes]
@@ -229,12 +230,14 @@ def _notes(request: Request, outcomes: Sequence[Outcome]) -> list[str]:
         used = ", ".join(sorted({outcome.row.evaluator for outcome in outcomes}))
         lines.append(f"Our metrics are computed as by the evaluator of {used} (see metrics.preset).")
     if not all(number.certain for outcome in outcomes for number in outcome.row.numbers.values()):
-        lines.append(f"{UNCERTAIN} marks a published number that could not simply be read; – is one that is missing.")
+        lines.append(
+            f"{UNCERTAIN} marks an uncertain published number, which is not simply printed; – is a missing number."
+        )
     return lines
 
 
 def listed(request: Request, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """Return one entry per number; it is the output of --json, and has the columns of the CSV file."""
+    """Return one entry per number, for --json and as rows of the CSV file."""
     return [
         {
             "table": request.result.id,
@@ -268,7 +271,7 @@ def write_tables(request: Request, outcomes: Sequence[Outcome], folder: RunFolde
 
 # ----------------------------------------------------------------------------------------------------------- figure
 def figure(request: Request, outcomes: Sequence[Outcome]) -> bytes | None:
-    """Draw a figure of the paper with the published points and ours, as PNG; None if there is nothing to draw.
+    """Draw a figure of the paper with published and own points, as PNG; None if there is nothing to draw.
 
     There is one panel per metric, such as mAP, CF1 and OF1, over the axis of the figure, and one line per data set. If
     the axis is the labels, the columns of the rows are its points.

@@ -1,6 +1,6 @@
-"""What `--mode=reproduce` trains: the runs of a table, and the commands that a user could type instead.
+"""The runs of `--mode=reproduce`, and the equivalent commands.
 
-It only reads the data files of the papers, so that --dry-run answers at once.
+Only the data files of the papers are read, so --dry-run answers at once.
 """
 
 from __future__ import annotations
@@ -23,8 +23,13 @@ Overrides = list[tuple[str, str]]
 class Request:
     """A table with the rows to train.
 
-    dataset: another data set for all rows, or "". seeds: of every run; () = the seed of its config. roots: data set ->
-    folder; "" -> the folder of all data sets. overrides: of config keys, for every run.
+    Attributes:
+      paper, result: the table.
+      rows: the rows to train.
+      dataset: another data set for all rows, or "".
+      seeds: seeds of every run; () = the seed of its config.
+      roots: data set -> folder; "" -> the folder of all data sets.
+      overrides: config keys and values for every run.
     """
 
     paper: Paper
@@ -51,7 +56,7 @@ class Request:
         return list(dict.fromkeys(run for recipe in recipes for run in self.runs_of(recipe)))
 
     def overrides_of(self, run: Recipe) -> Overrides:
-        """Return all overrides of a run: of its row, its data folder, and those of the request."""
+        """Return all overrides of a run: of its row, of its data folder, and of the request."""
         root = self.roots.get(run.dataset, self.roots.get(""))
         return [*run.overrides, *([("data.root", root)] if root else []), *self.overrides]
 
@@ -59,7 +64,7 @@ class Request:
 def requested(
     table: str, *, only: str = "", dataset: str = "", root: str = "", seeds: str = "", overrides: Overrides = ()
 ) -> Request:
-    """Return the request of the flags of `--mode=reproduce`; UserError for one that is wrong."""
+    """Return the request of the flags of `--mode=reproduce`; UserError for a wrong flag."""
     paper, result = find(table, dataset)
     rows = tuple(selected(result.rows, only))
     request = Request(paper, result, rows, dataset, _seeds(seeds), _roots(root), list(overrides))
@@ -92,14 +97,14 @@ def _roots(text: str) -> dict[str, str]:
 
 
 def training_command(request: Request, run: Recipe, workdir: str) -> str:
-    """Return the command that trains one run into the folder in which `--mode=reproduce` looks for it."""
+    """Return the command that trains one run into the folder of `--mode=reproduce`."""
     words = [f"--config={run.reference}", f"--workdir={workdir}/{run.name}"]
     words += [f"--config.{key}={text}" for key, text in request.overrides_of(run)]
     return f"{_PROGRAM} {shlex.join(words)}"
 
 
 def commands_after(request: Request, workdir: str) -> list[str]:
-    """Return the commands that show what a figure shows, for use after the trainings, on the runs of the first seed."""
+    """Return the commands that show the content of a figure after the trainings, on the runs of the first seed."""
     folders = {}
     for row in request.rows:
         for method, recipe in zip(row.settings["method"].split(" − "), (row.recipe, row.over), strict=False):
@@ -107,7 +112,7 @@ def commands_after(request: Request, workdir: str) -> list[str]:
                 folders[method] = f"{workdir}/{runs[0].name}"
     try:
         words = [[word.format_map(folders) for word in shlex.split(one)] for one in request.result.then]
-    except KeyError:  # --only has left out one of the runs
+    except KeyError:  # --only has left out a run
         return []
     return [f"{_PROGRAM} {shlex.join(one)}" for one in words]
 

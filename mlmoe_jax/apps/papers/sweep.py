@@ -3,7 +3,7 @@
     --sweep=config.model.prompts.num_groups=2,3,5,8 --sweep=config.seed=0,1,2
 
 trains twelve runs, each in its own folder below --workdir. The same command resumes a stopped sweep: finished runs are
-only read, and an unfinished one resumes from its checkpoint. --sweep=config=vpt,gvpt,mlvpt_digits sweeps configs.
+only read, and an unfinished run resumes from its checkpoint. --sweep=config=vpt,gvpt,mlvpt_digits sweeps configs.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class SeedStatistics(NamedTuple):
 
 
 def sweep(points: Sequence[Point], folder: RunFolder, *, as_json: bool = False) -> int:
-    """Train all runs of the grid that are not finished, write sweep.csv and sweep.png, print the table.
+    """Train all unfinished runs of the grid, write sweep.csv and sweep.png, and print the table.
 
-    Returns the exit code and raises UserError as `execute` does, and before the first run as `planned` does.
+    Returns the exit code of `execute`. Raises UserError as `planned` does, before the first run, and as `execute` does.
     """
     runs = planned(points, folder)
 
@@ -87,14 +87,14 @@ def report(runs: Sequence[GridRun]) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------------------------ table
 def split_names(runs: Sequence[GridRun]) -> list[str]:
-    """Return the splits that any run was evaluated on."""
+    """Return the splits on which a run was evaluated."""
     return list(dict.fromkeys(split for run in runs for split in run.results or {}))
 
 
 def over_seeds(runs: Sequence[GridRun]) -> list[tuple[dict[str, Any], dict[str, SeedStatistics]]]:
     """Return the grid without its seeds, as (other values, statistics of the mAP per split).
 
-    If seeds are not swept, each run has statistics of its own.
+    If seeds are not swept, each run has its own statistics.
     """
     groups: dict[tuple, list[GridRun]] = {}
     for run in runs:
@@ -147,19 +147,19 @@ def _selected_on_test(runs: Sequence[GridRun]) -> bool:
 def plot(runs: Sequence[GridRun]) -> bytes:
     """Draw the mAP of each split over the first swept key, as PNG.
 
-    One key: one line per split. Several keys: one panel per split, and one line per combination of the other keys.
+    One key: one line per split. Several keys: one panel per split, and one line per combination of the further keys.
     Seeds are averaged, with error bars of one sample standard deviation. If only seeds are swept, each is a point.
     """
     keys = [key for key in runs[0].values if key != SEED]
     short = short_names(runs[0].values, runs[0].config)
-    x_key, *others = keys or [SEED]
-    points = over_seeds(runs) if keys else [(run.values, of_run) for run in runs for _, of_run in over_seeds([run])]
+    x_key, *further = keys or [SEED]
+    points = over_seeds(runs) if keys else [(run.values, one) for run in runs for _, one in over_seeds([run])]
     marks = []
     for split in split_names(runs):
         for values, statistics in points:
-            label = _label({key: values[key] for key in others}, short) or split
+            label = _label({key: values[key] for key in further}, short) or split
             x = as_text(values[x_key]) if x_key == SEED else values[x_key]  # seeds have no scale
             mean, std, count = statistics.get(split, (math.nan, 0.0, 0))
-            marks.append(Mark(split if others else "", label, x, 100 * mean, 100 * std if count > 1 else 0.0))
+            marks.append(Mark(split if further else "", label, x, 100 * mean, 100 * std if count > 1 else 0.0))
     notes = [_OVER_SEEDS] * (SEED in runs[0].values) + [_ON_TEST] * _selected_on_test(runs)
     return draw(marks, x_label=x_key, y_label="mAP (%)", title="; ".join(notes))

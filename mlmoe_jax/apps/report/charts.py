@@ -1,4 +1,4 @@
-"""Charts as Vega-Lite specifications; page.js sets the colors, which follow the theme of the page.
+"""Charts as Vega-Lite specifications; page.js sets the colors by the theme of the page.
 
 Heat maps encode values as opacities of one color, so that small values recede on light and on dark backgrounds.
 """
@@ -19,7 +19,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def _spec(chart: alt.TopLevelMixin, **data: Rows) -> dict[str, Any]:
-    """Return the specification of a chart with its data, added without Altair, whose validation per row is slow."""
+    """Return the specification of a chart with its data. The data are added without Altair, which validates each row."""
     spec = chart.to_dict()
     spec["datasets"] = {name: list(rows) for name, rows in data.items()}
     if spec["width"] == "container":
@@ -59,7 +59,7 @@ def difference_bars(rows: Rows, *, title: str) -> dict[str, Any]:
     """
     formats = {"value": (title, "+.2%"), "low": ("interval from", "+.2%"), "high": ("to", "+.2%")}
     formats |= {"here": ("this run", ".2%"), "there": ("other run", ".2%")}
-    tooltip = [alt.Tooltip(f"{name}:Q", title=text, format=shown) for name, (text, shown) in formats.items()]
+    tooltip = [alt.Tooltip(f"{name}:Q", title=text, format=number) for name, (text, number) in formats.items()]
     y = alt.Y("label:N", sort=None, title=None, axis=alt.Axis(labelLimit=LABEL_WIDTH))
     bar = _chart("rows").mark_bar(height={"band": 0.72})
     bar = bar.encode(
@@ -94,9 +94,13 @@ def heat_map(rows: Rows, *, names: Sequence[str], x_title: str, y_title: str) ->
 def unit_curve(
     points: np.ndarray, names: tuple[str, str, str], *, last_format: str, diagonal: bool = False
 ) -> dict[str, Any]:
-    """Return y over x in [0, 1]² with its diagonal or without.
+    """Return a curve of y over x in [0, 1]².
 
-    points: f64[T,3], x, y and a value for the tooltip with `last_format`. names: titles of the three.
+    Args:
+      points: f64[T,3], x, y and a value for the tooltip.
+      names: titles of x, y and the value.
+      last_format: the format of the value.
+      diagonal: draw the diagonal.
     """
     unit, (x, y, last) = alt.Scale(domain=[0, 1]), names
     encoding = {

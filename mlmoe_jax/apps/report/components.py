@@ -28,10 +28,14 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; one of more than a few rows can be searched, and one with headings sorted by column.
+    """A table. A table of more than a few rows can be searched, and a table with headings can be sorted by column.
 
-    columns: (heading, kind of its cells): "text", "term" (a name and its definition), "count", "number", "fraction"
-    (shown in percent) or "difference" (of fractions). None and nan are shown as a dash. name: unique on the page.
+    Attributes:
+      name: unique on the page.
+      columns: (heading, kind of its cells): "text", "term" (a name and its definition), "count", "number", "fraction"
+        (in percent) or "difference" (of fractions).
+      rows: cells; None and nan become a dash.
+      caption: the caption.
     """
 
     kind: ClassVar[str] = "table"
@@ -62,7 +66,7 @@ class Charts:
 
 @dataclass(frozen=True)
 class Widget:
-    """An interactive element, drawn by the function `draw` of samples.js from `data`. name: unique on the page."""
+    """An interactive element that the function `draw` of samples.js draws from `data`; `name` is unique on the page."""
 
     kind: ClassVar[str] = "widget"
     name: str
@@ -82,7 +86,7 @@ class Details:
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page; if the run folder lacks its data, `missing` says so, and `command` creates them."""
+    """A section of the page. If the run folder lacks its data, `missing` says so, and `command` creates the data."""
 
     name: str
     title: str

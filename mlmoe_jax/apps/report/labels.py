@@ -24,13 +24,13 @@ def groups(files: RunFiles) -> Section:
     title, space = "Label groups and co-occurrence", files.label_space
     if space is None:
         return Section("groups", title, missing="label_space.npz is written when training starts.")
-    shown = np.sort(np.argsort(-space.positives, kind="stable")[:MOST_LABELS])
+    frequent = np.sort(np.argsort(-space.positives, kind="stable")[:MOST_LABELS])
     text = (
         f"Computed from the labels of {space.images:,} training images. p(b|a) is the share of images with a that also "
         "have b."
     )
-    if len(shown) < len(space.names):
-        text += f" Of {len(space.names):,} labels, the heat maps show the {len(shown)} most frequent."
+    if len(frequent) < len(space.names):
+        text += f" Of {len(space.names):,} labels, the heat maps show the {len(frequent)} most frequent."
     parts: list[Any] = [Note(text)]
     sides = {"Co-occurrence groups (CO)": space.co_group, "Discriminative groups (DC)": space.dc_group}
     if all(len(np.unique(group)) == 1 for group in sides.values()):
@@ -38,8 +38,8 @@ def groups(files: RunFiles) -> Section:
         sides = {"Labels that occur together": space.co_group}
     else:
         parts.append(_group_table(space, sides))
-    drawn = [_heat_map(f"heat-{n}", *side, space, shown) for n, side in enumerate(sides.items())]
-    return Section("groups", title, [*parts, Charts(drawn), _overfitting(files)])
+    maps = [_heat_map(f"heat-{n}", *side, space, frequent) for n, side in enumerate(sides.items())]
+    return Section("groups", title, [*parts, Charts(maps), _overfitting(files)])
 
 
 def _group_table(space: LabelSpace, sides: dict[str, np.ndarray]) -> Table:
@@ -53,15 +53,15 @@ def _group_table(space: LabelSpace, sides: dict[str, np.ndarray]) -> Table:
     return Table("group-table", columns, rows)
 
 
-def conditional_probability(space: LabelSpace, shown: np.ndarray) -> np.ndarray:
-    """Return p(b|a) = images with both / images with a of the labels `shown`, f64[a,b]; 0 if a == b or undefined."""
-    counts = space.together[shown][:, shown].toarray().astype(np.float64)
-    return counts / np.maximum(space.positives[shown], 1)[:, None]
+def conditional_probability(space: LabelSpace, labels: np.ndarray) -> np.ndarray:
+    """Return p(b|a) = images with both / images with a of `labels`, f64[a,b]; 0 if a == b or undefined."""
+    counts = space.together[labels][:, labels].toarray().astype(np.float64)
+    return counts / np.maximum(space.positives[labels], 1)[:, None]
 
 
-def _heat_map(name: str, heading: str, group: np.ndarray, space: LabelSpace, shown: np.ndarray) -> Chart:
-    shown = shown[np.argsort(group[shown], kind="stable")]
-    names, conditional = [space.names[k] for k in shown], conditional_probability(space, shown)
+def _heat_map(name: str, heading: str, group: np.ndarray, space: LabelSpace, labels: np.ndarray) -> Chart:
+    labels = labels[np.argsort(group[labels], kind="stable")]
+    names, conditional = [space.names[k] for k in labels], conditional_probability(space, labels)
     rows = [
         {
             "x": names[b],

@@ -1,4 +1,4 @@
-"""Sections about mistakes: images with their present and predicted labels to filter, and the most confident mistakes.
+"""Sections about mistakes: images with their present and predicted labels, and the most confident mistakes.
 
 Shape letters: N images, K labels.
 """
@@ -27,7 +27,7 @@ SIDE = 160  # maximum side of a thumbnail in pixels
 MOST_MISTAKES = 24  # per kind
 MOST_IMAGES = 1000  # in the table
 LISTED = 30  # labels per image
-# What is wrong, the property of Judged with all such entries, and the sign with which the highest scores are the worst.
+# Name of a kind of mistake, property of Judged with its entries, and the sign that makes the worst score the highest.
 KINDS = (("Wrongly predicted", "false", 1), ("Missed", "missed", -1))
 
 
@@ -37,23 +37,35 @@ def prediction_thresholds(
 ) -> tuple[np.ndarray, str]:
     """Return the thresholds f64[K] with which the run predicts `labels`, and their origin as the end of a sentence.
 
-    These are the thresholds of thresholds.json if there are any; `default` replaces thresholds that were fitted on this
-    very split, whose predictions would be too good. Raises UserError if a label has no threshold.
+    Args:
+      stored: the thresholds of thresholds.json, if any.
+      default: replaces thresholds that were fitted on this split, whose predictions would be too good.
+      split: the name of the split.
+      labels: the names of the labels.
+
+    Raises:
+      UserError: a label has no threshold.
     """
     same, origin = np.full(len(labels), default), f"{default:g} for every label"
     if stored is None:
         return same, origin
     fitted_on = stored.source.get("split")
     if fitted_on == split:
-        return same, f"{origin}, as those of thresholds.json were fitted on {split} itself"
-    return stored.of(labels), f"those of thresholds.json{f', fitted on {fitted_on}' if fitted_on else ''}"
+        return same, f"{origin}, as thresholds.json was fitted on {split} itself"
+    return stored.of(labels), f"thresholds.json{f', fitted on {fitted_on}' if fitted_on else ''}"
 
 
 @dataclass(frozen=True)
 class Judged:
     """The scored images of the main split with the thresholds of predictions.
 
-    thumbnails: name -> JPEG file, of the samples and the worst mistakes. missing: a sentence about images without one.
+    Attributes:
+      table: the scored images.
+      labels: the names of the labels.
+      thresholds: f64[K].
+      origin: the origin of the thresholds, as the end of a sentence.
+      thumbnails: name -> JPEG file, of the samples and the worst mistakes.
+      missing: a sentence about images without a thumbnail.
     """
 
     table: SplitScores
@@ -99,65 +111,65 @@ def judge(files: RunFiles) -> Judged | None:
     thresholds, origin = prediction_thresholds(files.thresholds, default, scored.name, files.names)
     judged = Judged(scored, files.names, thresholds, origin, {})
     rows = [n for _, kind, sign in KINDS for n, _ in judged.worst(kind, sign)]
-    shown, missing = thumbnails(files, scored, scored.ids[rows].tolist())
-    return replace(judged, thumbnails=shown, missing=missing)
+    images, missing = thumbnails(files, scored, scored.ids[rows].tolist())
+    return replace(judged, thumbnails=images, missing=missing)
 
 
 def thumbnails(files: RunFiles, scored: SplitScores, names: Iterable[str]) -> tuple[dict[str, bytes], str]:
-    """Return thumbnails of the samples of the run and of images by name, and a sentence about those left out, or "".
+    """Return thumbnails of the samples and of images by name, and a sentence about missing thumbnails, or "".
 
-    An image of the data set is shown only if it has the labels with which the run scored it: other data may be in the
-    same place by now.
+    An image of the data set is shown only if it has the labels with which the run scored it, because the data may have
+    changed since.
     """
-    samples, shown = files.samples, {}
+    samples, available = files.samples, {}
     if samples is not None and samples.split == scored.name:
-        shown = dict(zip(samples.ids, samples.images, strict=True))
-    absent = [name for name in dict.fromkeys(names) if name not in shown]
+        available = dict(zip(samples.ids, samples.images, strict=True))
+    absent = [name for name in dict.fromkeys(names) if name not in available]
     if not absent:
-        return shown, ""
+        return available, ""
     config = files.config
     try:
         name = config.data.train_split if scored.name == OUT_OF_FOLD else scored.name
         source = open_split(config.data, name, classes=files.names, seed=config.seed)
     except UserError as error:
-        return shown, f"{counted(len(absent), 'image')} cannot be shown: {error}."
+        return available, f"{counted(len(absent), 'image')} cannot be shown: {error}."
     rows = {str(name): row for row, name in enumerate(source.ids)}
     codes = dict(zip(scored.ids.tolist(), scored.codes, strict=True))
     for name in absent:
         row = rows.get(name)
         if row is not None and np.array_equal(source.labels[row], codes[name]):
             with contextlib.suppress(BadImage):
-                shown[name] = thumbnail(source.images.read(row, Decoding.of(config.data, SIDE)), SIDE)
-    if lost := sum(name not in shown for name in absent):
-        why = "the data set has none with these labels, or they cannot be read"
-        return shown, f"{counted(lost, 'image')} cannot be shown, since {why}."
-    return shown, ""
+                available[name] = thumbnail(source.images.read(row, Decoding.of(config.data, SIDE)), SIDE)
+    if count := sum(name not in available for name in absent):
+        why = "the data set has no such images with these labels, or they cannot be read"
+        return available, f"{counted(count, 'image')} cannot be shown, since {why}."
+    return available, ""
 
 
 # ----------------------------------------------------------------------------------------------------------- sections
 def mistakes(files: RunFiles, judged: Judged | None) -> Section:
-    """Return the predicted labels that are absent and the present ones that are not predicted, as images and tables."""
+    """Return wrongly predicted and missed labels, as images and tables."""
     name, title = "mistakes", "Most confident mistakes"
     if judged is None:
         return Section(name, title, missing=NO_SCORES, command=files.command("--mode=eval"))
-    table, shown = judged.table, judged.thumbnails
+    table, images = judged.table, judged.thumbnails
     counts = f"{counted(int(judged.false.sum()), 'label')} wrongly predicted and {int(judged.missed.sum()):,} missed"
     note = (
         f"On {counted(len(table), 'image')} of {table.name}: {counts}. A wrongly predicted label is absent but reaches "
-        f"its threshold; a missed one is present and does not. Thresholds: {judged.origin}. Unknown and difficult "
+        f"its threshold; a missed label is present and does not. Thresholds: {judged.origin}. Unknown and difficult "
         "labels are left out. Some mistakes may be annotation errors."
     )
     parts: list[Any] = [Note(f"{note} {judged.missing}".rstrip())]
     columns, tables = [("label", "text"), ("score", "fraction"), ("image", "text")], []
     for what, kind, sign in KINDS:
         rows = [(judged.labels[k], float(table.scores[n, k]), str(table.ids[n])) for n, k in judged.worst(kind, sign)]
-        cards = [{"id": of, "labels": [(k, kind, score)]} for k, score, of in rows if of in shown]
+        cards = [{"id": name, "labels": [(k, kind, score)]} for k, score, name in rows if name in images]
         if cards:
             data = {"title": f"{what}, worst first", "cards": cards, "filter": False}
             parts.append(Widget(f"cards-{kind}", "cards", data, what))
         if rows:
             tables.append(Table(f"mistakes-{kind}", columns, rows, f"{what}, worst first; scores in percent"))
-    return Section(name, title, [*parts, *([Details("The same as tables", tables)] if tables else [])])
+    return Section(name, title, [*parts, *([Details("Mistakes as tables", tables)] if tables else [])])
 
 
 def images(files: RunFiles, judged: Judged | None) -> Section:
@@ -168,11 +180,10 @@ def images(files: RunFiles, judged: Judged | None) -> Section:
     missed, false, right = judged.missed, judged.false, (judged.table.codes == POSITIVE) & judged.predicted
     wrong = missed.sum(axis=1) + false.sum(axis=1)
     rank = np.argsort(-wrong, kind="stable")
-    ids = [str(of) for of in judged.table.ids]
-    cards = [{"id": ids[n], "labels": _labels_of(judged, n)} for n in rank if ids[n] in judged.thumbnails]
+    ids = [str(name) for name in judged.table.ids]
+    cards = [{"id": ids[n], "labels": _image_labels(judged, n)} for n in rank if ids[n] in judged.thumbnails]
     text = (
-        f"On {judged.table.name}: present labels and predicted ones, with their probabilities. Thresholds: "
-        f"{judged.origin}."
+        f"On {judged.table.name}: present and predicted labels, with their probabilities. Thresholds: {judged.origin}."
     )
     parts: list[Any] = [Note(text)]
     if cards:
@@ -181,22 +192,24 @@ def images(files: RunFiles, judged: Judged | None) -> Section:
         parts.append(Widget("cards-images", "cards", data, "Images to filter by label and mistake"))
     rows = []
     for n in rank[:MOST_IMAGES]:
-        names = (", ".join(judged.labels[k] for k in np.flatnonzero(of[n])[:LISTED]) for of in (missed, false, right))
+        names = (
+            ", ".join(judged.labels[k] for k in np.flatnonzero(kind[n])[:LISTED]) for kind in (missed, false, right)
+        )
         rows.append([ids[n], int(wrong[n]), *names])
-    columns = [("image", "text"), ("mistakes", "count"), *((of, "text") for of in ("missed", "false", "right"))]
+    columns = [("image", "text"), ("mistakes", "count"), *((kind, "text") for kind in ("missed", "false", "right"))]
     caption = "Images with the most mistakes first; search by name or label."
     if len(rows) < len(rank):
         caption += f" Of {len(rank):,} images, the first {len(rows):,} are listed."
     return Section(name, title, [*parts, Table("image-table", columns, rows, caption)])
 
 
-def _labels_of(judged: Judged, n: int) -> list[tuple[str, str, float]]:
+def _image_labels(judged: Judged, n: int) -> list[tuple[str, str, float]]:
     """Return (label, outcome, score) of the present and the predicted labels of an image, highest scores first."""
     codes, scores, predicted = judged.table.codes[n], judged.table.scores[n], judged.predicted[n]
-    shown = np.flatnonzero((codes == POSITIVE) | predicted)
-    shown = shown[np.argsort(-scores[shown], kind="stable")][:LISTED]
+    labels = np.flatnonzero((codes == POSITIVE) | predicted)
+    labels = labels[np.argsort(-scores[labels], kind="stable")][:LISTED]
     outcomes = {(POSITIVE, True): "right", (POSITIVE, False): "missed", (NEGATIVE, True): "false"}
     return [
         (judged.labels[k], outcomes.get((int(codes[k]), bool(predicted[k])), "unknown"), round(float(scores[k]), 4))
-        for k in shown
+        for k in labels
     ]

@@ -1,4 +1,4 @@
-"""Write one self-contained HTML file about a run: no network, no other file, no server."""
+"""Write one self-contained HTML file about a run, which needs no network, no other file and no server."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def write_report(
 ) -> epath.Path:
     """Write the page about a run, and return its path.
 
-    Training may still be running: the page shows the available files, and explains how to create the missing ones.
+    Training may still be running. The page shows the available files, and has the commands that create missing files.
 
     Args:
-      folder: the run. Its files are read, and nothing is computed on a device.
+      folder: the run folder. Its files are read, and nothing is computed on a device.
       against: another run to compare with.
       output: path of the page; default: report.html in the folder.
       cost: count parameters and multiply-adds by tracing the model (seconds), and write cost.json to the folder.
@@ -85,10 +85,10 @@ def sections(files: RunFiles, other: RunFiles | None, judged: mistakes.Judged | 
 
 
 def render(files: RunFiles, other: RunFiles | None, bundle: str) -> str:
-    """Return the page about a run, compared with another one. bundle: the JavaScript that draws charts.
+    """Return the page about a run, compared with `other`; `bundle` is the JavaScript that draws charts.
 
-    A content security policy restricts the page to its own scripts and forbids all loading, so neither a label name
-    that contains markup nor a library can reach the network.
+    A content security policy restricts the page to its own scripts and forbids all loading, so neither a library nor a
+    label name with markup can reach the network.
     """
     import jinja2
 
@@ -97,18 +97,18 @@ def render(files: RunFiles, other: RunFiles | None, bundle: str) -> str:
         loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.policies |= {"json.dumps_function": to_json, "json.dumps_kwargs": {}}
-    shown = samples.images(files) | ({} if judged is None else judged.thumbnails)
+    images = samples.images(files) | ({} if judged is None else judged.thumbnails)
     scripts = [_inline(bundle), _inline("\n".join((_HERE / name).read_text() for name in _SCRIPTS))]
     return environment.get_template("page.html").render(
         title=files.name,
         sections=sections(files, other, judged),
         samples=samples.shared(files),
         images={
-            name: "data:image/jpeg;base64," + base64.b64encode(content).decode() for name, content in shown.items()
+            name: "data:image/jpeg;base64," + base64.b64encode(content).decode() for name, content in images.items()
         },
         style=(_HERE / "style.css").read_text(),
         scripts=scripts,
-        hashes=["sha256-" + base64.b64encode(hashlib.sha256(of.encode()).digest()).decode() for of in scripts],
+        hashes=["sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
         written=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         version=__version__,
     )

@@ -27,7 +27,7 @@ _INTERVAL = (("difference", "difference"), ("from", "difference"), ("to", "diffe
 
 # --------------------------------------------------------------------------------------------------------- metrics
 def metrics(files: RunFiles) -> Section:
-    """Return the metrics of each split in percent, by group, each with its definition."""
+    """Return the metrics of each split in percent, by group, with their definitions."""
     title, splits = "Metrics", _headed(files.splits)
     if not splits:
         missing = "results.json is written when training ends, or by an evaluation:"
@@ -35,7 +35,7 @@ def metrics(files: RunFiles) -> Section:
     names = list(dict.fromkeys(name for split in splits.values() for name in split.metrics))
     parts: list[Any] = [
         Note(
-            "In percent. Means over labels leave out those without a positive in a split, unless a definition says "
+            "In percent. Means over labels leave out labels without a positive in a split, unless a definition says "
             "otherwise."
         )
     ]
@@ -61,7 +61,7 @@ def metrics(files: RunFiles) -> Section:
 
 
 def _headed(splits: Mapping[str, Evaluated]) -> Mapping[str, Evaluated]:
-    """Return the splits by the headings of their columns, which name the source if it is not the same for all."""
+    """Return the splits by the headings of their columns, which name the source if sources differ."""
     if len({split.prefix for split in splits.values()}) == 1:
         return splits
     return {f"{name} ({split.prefix or 'training'})": split for name, split in splits.items()}
@@ -77,7 +77,9 @@ def _meaning(name: str, definitions: Mapping[str, str]) -> str:
 
 def _table(name: str, caption: str, meanings: Mapping[str, str], splits: Mapping[str, Evaluated]) -> Table:
     """Return metrics by name with their definitions."""
-    rows = [[[of, meanings[of]], *(split.metrics.get(of) for split in splits.values())] for of in meanings]
+    rows = [
+        [[metric, meanings[metric]], *(split.metrics.get(metric) for split in splits.values())] for metric in meanings
+    ]
     return Table(name, [("metric", "term"), *((split, "fraction") for split in splits)], rows, caption)
 
 
@@ -88,14 +90,14 @@ def _never_predicted(files: RunFiles) -> list[Note]:
     config = files.settings(scored.prefix)
     known = scored.targets(config.data.difficult_eval)[1] != 0
     never = int((~((scored.scores >= config.eval.threshold) & known).any(axis=0)).sum())
-    of = counted(known.shape[1], "label")
-    text = f"Never predicted on {scored.name} at {config.eval.threshold:g}: {never:,} of {of}."
+    labels = counted(known.shape[1], "label")
+    text = f"Never predicted on {scored.name} at {config.eval.threshold:g}: {never:,} of {labels}."
     return [Note(f"{text} CP and CF1 leave such labels out, precision_macro and F1_macro count them as 0.")]
 
 
 # -------------------------------------------------------------------------------------------------------- per class
 def per_class(files: RunFiles) -> Section:
-    """Return the table of labels: per_class.csv of the main split, AP on the other splits, thresholds."""
+    """Return the table of labels: per_class.csv of the main split, AP on any other split, thresholds."""
     title, main = "Labels", files.main_split
     if main is None or not main.per_class:
         missing = "per_class.csv is written when training ends, or by an evaluation:"
@@ -123,7 +125,7 @@ def differences(files: RunFiles, other: RunFiles | None) -> Section:
     """
     name, title = "differences", "Differences from another run"
     if other is None:
-        missing = "This page is about one run; with the folder of another one in place of OTHER, it compares them:"
+        missing = "This page is about one run. To compare it with another run, put its folder in place of OTHER:"
         return Section(name, title, missing=missing, command=files.command("--mode=report", "--against=OTHER"))
     comparison = compare_runs(ComparedRun.of(other.folder), ComparedRun.of(files.folder))
     columns = [("metric", "text"), (files.name, "fraction"), (other.name, "fraction"), *_INTERVAL, ("", "text")]
@@ -148,7 +150,7 @@ def _in_words(comparison: Comparison, other: str) -> str:
         f"This run minus {other}, on the {counts['images']:,} images of {comparison.split} with scores in both. "
         f"Intervals contain 95 % of the differences over {comparison.resamples:,} resamples of the images; a "
         f"difference is clear if its interval excludes 0. Of {len(comparison.ap):,} labels, {better} are clearly "
-        f"better and {len(clear) - better} clearly worse. More than one in twenty labels without a difference look "
+        f"better and {len(clear) - better} clearly worse. More than one in twenty labels without a difference appear "
         "clear by chance: about one in fifteen with 30 positive images, and one in ten with 8."
     )
     only = counts["only_a"] + counts["only_b"]
@@ -158,28 +160,28 @@ def _in_words(comparison: Comparison, other: str) -> str:
 
 
 def _label_differences(comparison: Comparison, name: str, other: str) -> list[Any]:
-    shown = [(label, change) for label, change in comparison.ap.items() if not math.isnan(change.difference)]
-    if not shown:
+    changes = [(label, change) for label, change in comparison.ap.items() if not math.isnan(change.difference)]
+    if not changes:
         return [Note("No label has a positive, so average precision is undefined.")]
-    shown.sort(key=lambda pair: -pair[1].difference)
+    changes.sort(key=lambda pair: -pair[1].difference)
     half, parts = MOST_BARS // 2, []
-    drawn = shown if len(shown) <= MOST_BARS else [*shown[:half], *shown[-half:]]
-    if len(drawn) < len(shown):
-        text = f"Of {len(shown):,} labels, the {half} highest and the {half} lowest are drawn; the table lists all."
+    bars = changes if len(changes) <= MOST_BARS else [*changes[:half], *changes[-half:]]
+    if len(bars) < len(changes):
+        text = f"Of {len(changes):,} labels, the {half} highest and the {half} lowest are drawn; the table lists all."
         parts.append(Note(text))
     rows = [
         {"label": label, "value": c.difference, "low": c.low, "high": c.high, "here": c.b, "there": c.a}
-        for label, c in drawn
+        for label, c in bars
     ]
-    (best, most), (worst, least) = shown[0], shown[-1]
+    (best, most), (worst, least) = changes[0], changes[-1]
     alt = (
-        f"Average precision minus that of {other}, from {100 * most.difference:+.2f} points for {best} to "
+        f"Average precision of {name} minus {other}, from {100 * most.difference:+.2f} points for {best} to "
         f"{100 * least.difference:+.2f} for {worst}"
     )
     spec = charts.difference_bars(rows, title="difference of average precision")
     columns = [("label", "text"), ("positives", "count"), *_INTERVAL]
     columns += [(f"AP in {name}", "fraction"), (f"AP in {other}", "fraction")]
-    table = [[label, comparison.positives[label], c.difference, c.low, c.high, c.b, c.a] for label, c in shown]
+    table = [[label, comparison.positives[label], c.difference, c.low, c.high, c.b, c.a] for label, c in changes]
     return [
         *parts,
         Charts([Chart("ap-differences", "Difference of average precision", spec, alt, wide=True)]),
@@ -189,9 +191,10 @@ def _label_differences(comparison: Comparison, name: str, other: str) -> list[An
 
 # ----------------------------------------------------------------------------------------------------------- scores
 def precision_recall_points(ranking: Ranking, positives: np.ndarray, *, most: int = MOST_POINTS) -> np.ndarray:
-    """Return recall, precision and threshold f64[T,3] at the positives of a ranking, thresholds increasing, T ≤ `most`.
+    """Return recall, precision and threshold f64[T,3] at the positives of a ranking, with increasing thresholds.
 
-    positives: their scores f64[P]. If there are more than `most`, evenly spaced ones, including the first and the last.
+    `positives` has the scores f64[P]. If P is above `most`, `most` evenly spaced positives are used, including the
+    first and the last.
     """
     hits, ranks = ranking.hits, ranking.hits + ranking.above + ranking.level
     points = np.stack([hits / max(1, ranking.positives), hits / ranks, np.sort(positives)], axis=1)
@@ -218,11 +221,11 @@ def score_curves(files: RunFiles) -> Section:
     binned = charts.unit_curve(calibrated, names, last_format=",", diagonal=True)
     alt = f"Precision over recall for all labels pooled on {scored.name}"
     bins_alt = "Share of positives over the mean score per bin; the dashed diagonal is perfect calibration"
-    drawn = [
+    plots = [
         Chart("precision-recall", "Precision and recall", ranked, alt),
         Chart("reliability", "Calibration", binned, bins_alt),
     ]
-    return Section(name, title, [Note(text), Charts(drawn)])
+    return Section(name, title, [Note(text), Charts(plots)])
 
 
 # ------------------------------------------------------------------------------------------------------- thresholds
@@ -237,9 +240,9 @@ def thresholds(files: RunFiles) -> Section:
     source, never = stored.source, len(stored.values) - len(finite)
     if "goal" in source:
         parts.append(Note(f"Fitted on {source['split']}: {'. '.join(fitted_lines(stored))}."))
-        rows = [[of, before, source["after"][of]] for of, before in source["before"].items()]
+        rows = [[metric, before, source["after"][metric]] for metric, before in source["before"].items()]
         columns = [("metric", "text"), (f"at {source['fixed']:g}", "fraction"), ("fitted", "fraction")]
-        caption = f"On {source['split']} in percent; the fitted ones are too good, as they were fitted on these images."
+        caption = f"On {source['split']} in percent; fitted to these images, so too good."
         return Section(name, title, [*parts, Table("threshold-metrics", columns, rows, caption)])
     text = f"They were fitted on {source['split']}." if source else "They are fixed; --mode=thresholds fits them."
     if finite:

@@ -1,4 +1,4 @@
-"""The files of a run folder for the report: each is read once, and is None if it is missing.
+"""The files of a run folder for the report. Each file is read once, and is None if it is missing.
 
 Shape letters: N images, K labels, S sample images, E entries of a gate.
 """
@@ -35,7 +35,7 @@ from mlmoe_jax.runtime.formats import read_rows
 
 COST = "cost.json"
 NO_SCORES = "scores.npz is written when training ends, or by an evaluation:"
-_NAMES = ("split", "label", "a", "b")  # columns of CSV files with names, which may look like numbers
+_NAMES = ("split", "label", "a", "b")  # columns of CSV files with names, which may be numbers
 Row = dict[str, Any]
 
 
@@ -43,8 +43,12 @@ Row = dict[str, Any]
 class Evaluated:
     """An evaluated split; parts whose file is missing are empty or None.
 
-    metrics: name -> fraction, nan if undefined. per_class: label -> its row of per_class.csv without the names.
-    scores: without unreadable images. prefix: the one of PREFIXES below which the metrics were read.
+    Attributes:
+      name: the name of the split.
+      metrics: name -> fraction, nan if undefined.
+      per_class: label -> its row of per_class.csv without the names.
+      scores: the readable images with scores.
+      prefix: the entry of PREFIXES below which the metrics were read.
     """
 
     name: str
@@ -58,8 +62,16 @@ class Evaluated:
 class Samples:
     """The sample images of a run with their scores, gates and attention.
 
-    images: contents of the files. codes i8[S,K]; scores f64[S,K]. prompts: [side, group, expert] of each prompt, or
-    None. gates: name -> f16[S or 1,K,E]; attention: name -> f16[S,Q,N]; entries: gate -> names of its entries.
+    Attributes:
+      split: the name of the split.
+      grid: rows and columns of the patches.
+      ids: the names of the images.
+      images: contents of the files.
+      codes, scores: i8[S,K] and f64[S,K].
+      prompts: [side, group, expert] of each prompt, or None.
+      entries: gate -> names of its entries.
+      gates: name -> f16[S or 1,K,E].
+      attention: name -> f16[S,Q,N].
     """
 
     split: str
@@ -75,7 +87,7 @@ class Samples:
 
 
 class RunFiles:
-    """The files of a run folder; each is read on first use. name: the last part of its path.
+    """The files of a run folder; each is read on first use. `name` is the last part of its path.
 
     Raises UserError, on first use, if a file is damaged or leads out of the folder.
     """
@@ -86,7 +98,7 @@ class RunFiles:
         self.name = (folder.path.resolve() if folder.is_local else folder.path).name
 
     def command(self, mode: str, *flags: str) -> str:
-        """Return the command line that runs a mode on this folder, as one types it into a shell."""
+        """Return the shell command that runs a mode on this folder."""
         return f"python -m mlmoe_jax.main {shlex.join([mode, f'--workdir={self.folder}', *flags])}"
 
     @cached_property
@@ -95,7 +107,7 @@ class RunFiles:
         return read_config(self.folder)
 
     def settings(self, prefix: str) -> ConfigDict:
-        """Return the config with which the results below a prefix were measured."""
+        """Return the config of the results below a prefix."""
         return read_settings(self.folder, prefix)
 
     @cached_property
@@ -120,7 +132,7 @@ class RunFiles:
 
     @cached_property
     def splits(self) -> dict[str, Evaluated]:
-        """All evaluated splits by name, those of the training first; its results take precedence over --mode=eval."""
+        """All evaluated splits by name. Results of the training come first, and take precedence over --mode=eval."""
         if not any(self.has(f"{prefix}{files.RESULTS}") for prefix in PREFIXES):
             return {}
         stored = read_scores(self.folder) if any(self.has(f"{prefix}{files.SCORES}") for prefix in PREFIXES) else {}
@@ -139,7 +151,7 @@ class RunFiles:
 
     @property
     def main_split(self) -> Evaluated | None:
-        """The split shown in sections about one split: the first evaluated test split, or else any split."""
+        """The split in sections about one split: the first evaluated test split, or else any split."""
         reported = [name for name in self.config.data.test_splits if name in self.splits]
         return self.splits[reported[0]] if reported else next(iter(self.splits.values()), None)
 
@@ -171,7 +183,7 @@ class RunFiles:
 
     @property
     def finished(self) -> datetime | None:
-        """The time when the results of the main split were written; without results, the metrics of the training."""
+        """The time at which the results of the main split, or else the metrics of the training, were written."""
         path = self.folder / (files.METRICS if self.main_split is None else f"{self.main_split.prefix}{files.RESULTS}")
         return datetime.fromtimestamp(path.stat().mtime, UTC) if path.exists() else None
 

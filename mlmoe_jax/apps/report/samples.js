@@ -63,14 +63,14 @@ widgets.gates = (place, { labels, gates }) => {
     const of = (image) => known[image].get(labels[at]), order = samples.ids.map((_, image) => image);
     order.sort((a, b) => (of(b)?.score ?? -1) - (of(a)?.score ?? -1));
     cards.replaceChildren(...order.map((image) => {
-      const [text, look] = of(image) ? CODES[of(image).code] : ["low score", "no"];
+      const [text, style] = of(image) ? CODES[of(image).code] : ["low score", "no"];
       const bars = unpacked.map((gate) => {
         const from = ((gate.images === 1 ? 0 : image) * labels.length + at) * gate.entries.length;
         return weightBar(gate.entries.map((_, e) => gate.bytes[from + e] / 255), gate);
       });
       const score = of(image) ? ` · ${inPercent(of(image).score)}` : "";
       return make("div", { className: "card" }, imageOf(samples.ids[image]),
-        make("span", {}, make("span", { className: look, textContent: text }), score), ...bars);
+        make("span", {}, make("span", { className: style, textContent: text }), score), ...bars);
     }));
   }
   const select = choice(labels.map((k, at) => [at, samples.names[k]]), (value) => draw(Number(value)));

@@ -15,8 +15,8 @@ from mlmoe_jax.apps.report.components import Note, Section, Table, Widget
 from mlmoe_jax.apps.report.run_files import RunFiles, Samples
 from mlmoe_jax.evaluation.gate_shares import label_shares
 
-MOST_LABELS = 80  # with gates per image
-LISTED = 12  # labels per image: its own, then those with the highest scores
+MOST_LABELS = 80  # labels with gates per image
+LISTED = 12  # labels per image: its present labels, then the labels with the highest scores
 MOST_QUERIES = 36  # per image and kind of attention map
 _NO_SAMPLES = "The run keeps no sample images (config.report.samples is 0); an evaluation adds them:"
 
@@ -28,21 +28,21 @@ def _command(files: RunFiles) -> str:
 def shared(files: RunFiles) -> dict[str, Any]:
     """Return the data shared by all sections about samples; {} without samples.
 
-    ids: the names of `images`. labels: per image (label, code, score) of LISTED labels. names: of all labels.
+    `ids` has the names of `images`, `labels` per image (label, code, score) of LISTED labels, and `names` all labels.
     """
     samples = files.samples
     if samples is None:
         return {}
     listed = [image_labels(samples, s, LISTED) for s in range(len(samples.ids))]
     labels = [
-        [(k, int(samples.codes[s, k]), round(float(samples.scores[s, k]), 4)) for k in chosen]
-        for s, chosen in enumerate(listed)
+        [(k, int(samples.codes[s, k]), round(float(samples.scores[s, k]), 4)) for k in indices]
+        for s, indices in enumerate(listed)
     ]
     return {"ids": _ids(files, samples), "labels": labels, "names": files.names}
 
 
 def images(files: RunFiles) -> dict[str, bytes]:
-    """Return the sample images by name; names of another split than the main one are preceded by the split."""
+    """Return the sample images by name, with the split before the name if it is not the main split."""
     samples = files.samples
     return {} if samples is None else dict(zip(_ids(files, samples), samples.images, strict=True))
 
@@ -55,13 +55,13 @@ def _ids(files: RunFiles, samples: Samples) -> list[str]:
 
 
 def image_labels(samples: Samples, s: int, most: int) -> list[int]:
-    """Return up to `most` labels of an image: its own by decreasing score, then the others by decreasing score."""
+    """Return up to `most` labels of an image: present labels by decreasing score, then absent labels likewise."""
     order = np.lexsort((-samples.scores[s], samples.codes[s] != 1))
     return [int(k) for k in order[:most]]
 
 
 def gate_labels(files: RunFiles, samples: Samples) -> list[int]:
-    """Return the labels whose gates are shown, in order: most frequent in the samples, then in training."""
+    """Return the labels whose gates are shown: the most frequent in the samples, then in training."""
     space, in_samples = files.label_space, (samples.codes == 1).sum(axis=0)
     in_training = np.zeros_like(in_samples) if space is None else space.positives
     return sorted(int(k) for k in np.lexsort((-in_training, -in_samples))[:MOST_LABELS])
@@ -100,7 +100,7 @@ def gates(files: RunFiles) -> Section:
         note += f" Of {samples.codes.shape[1]:,} labels, the {len(labels)} most frequent are shown."
     static = [gate for gate, weights in samples.gates.items() if len(weights) == 1]
     if static:
-        note += f" The weights of {', '.join(static)} are the same for every image (static gates)."
+        note += f" The weights of {', '.join(static)} do not depend on the image (static gates)."
     data = {"labels": labels, "gates": packed}
     widget = Widget("gates", "gates", data, "Routing weights of a selected label in every image")
     return Section(name, title, [Note(note), widget, table])
@@ -109,7 +109,7 @@ def gates(files: RunFiles) -> Section:
 def gate_table(files: RunFiles) -> Table | None:
     """Return the mean weights per label: of each entry over the samples, and of shared experts over the main split.
 
-    The mean p(other | label) in training stands beside them: DR-MoE claims that shared experts get more weight for
+    The mean p(other | label) in training is beside them: DR-MoE claims that shared experts get more weight for
     labels that occur with others. None without gates.
     """
     samples, main, space = files.samples, files.main_split, files.label_space
@@ -147,7 +147,7 @@ def attention(files: RunFiles) -> Section:
         return Section(name, title, missing=missing)
     maps = [pack_attention(files, samples, kind, values) for kind, values in samples.attention.items()]
     note = (
-        "Each map is scaled to its own maximum; the peak is the ratio of that maximum to uniform attention over all "
+        "Each map is scaled to its maximum; the peak is the ratio of the maximum to uniform attention over all "
         "patches. Attention shows the patches that a query reads, which need not be the reason for a prediction."
     )
     for packed in maps:
@@ -161,17 +161,17 @@ def pack_attention(files: RunFiles, samples: Samples, kind: str, values: np.ndar
     """Return one kind of maps f16[S,Q,N] as bytes, reduced per image to the limits."""
     images, queries, tokens = values.shape
     names, most = query_names(files, samples, kind, queries), min(queries, MOST_QUERIES)
-    shown = np.tile(np.arange(most), (images, 1))
+    indices = np.tile(np.arange(most), (images, 1))
     if kind == "labels":
-        shown = np.array([image_labels(samples, s, most) for s in range(images)])
-    chosen = np.take_along_axis(values, shown[:, :, None], axis=1).astype(np.float64)
-    peak = chosen.max(axis=2)
+        indices = np.array([image_labels(samples, s, most) for s in range(images)])
+    maps = np.take_along_axis(values, indices[:, :, None], axis=1).astype(np.float64)
+    peak = maps.max(axis=2)
     return {
         "name": kind,
-        "queries": {int(q): names[q] for q in np.unique(shown)},
-        "shown": shown.tolist(),
+        "queries": {int(q): names[q] for q in np.unique(indices)},
+        "shown": indices.tolist(),
         "peaks": (peak * tokens).round(2).tolist(),
-        "maps": _bytes(chosen / np.where(peak > 0, peak, 1)[:, :, None]),
+        "maps": _bytes(maps / np.where(peak > 0, peak, 1)[:, :, None]),
     }
 
 

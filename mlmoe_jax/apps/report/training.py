@@ -24,18 +24,18 @@ from mlmoe_jax.runtime.text import counted, percent
 from mlmoe_jax.training.selection import Selection, selection_split
 
 MOST_POINTS = 500  # of a curve
-MOST_LABELS, FEWEST = 2000, 100  # labels, each ranked in each resample; resamples of a large split
+MOST_LABELS, FEWEST = 2000, 100  # labels that are ranked in each resample; resamples of a large split
 _MOST_ENTRIES = 2e9  # scores in all resamples together: a few seconds
 _NO_ROWS = "metrics.jsonl is written from the first logged step on."
 _KEY_METRICS = {"mAP": "mAP", "mAP_envelope": "mAP, envelope", "precision@1": "precision@1"}
-_KEY_FIGURES = {"CF1": "CF1", "F1_macro": "F1, macro", "OF1": "OF1"}  # at the threshold
+_KEY_METRICS_AT = {"CF1": "CF1", "F1_macro": "F1, macro", "OF1": "OF1"}  # at the threshold
 
 
 def intervals(files: RunFiles, *, most: int = RESAMPLES) -> tuple[int, dict[str, tuple[float, float]]]:
     """Return the number of resamples and the 95 % intervals of metrics of the main split (bootstrap over its images).
 
-    There are at most `most` resamples, and fewer for a large split. No intervals if the run has no scores, or more than
-    MOST_LABELS labels.
+    There are at most `most` resamples, and fewer for a large split. A run without scores, or with more than MOST_LABELS
+    labels, has no intervals.
     """
     scored = files.scored
     if scored is None or scored.codes.shape[1] > MOST_LABELS:
@@ -51,9 +51,9 @@ def intervals(files: RunFiles, *, most: int = RESAMPLES) -> tuple[int, dict[str,
 
 
 def why_rough(files: RunFiles) -> str:
-    """Return why the metrics of the main split are rough, as one sentence; "" if nothing is known against them.
+    """Return why the metrics of the main split are rough, as one sentence; "" without a reason.
 
-    That weights were selected on a test split is told in the words of the papers.
+    Selection on a test split has its own sentence, in the words of the papers.
     """
     main, config, reasons = files.main_split, files.config, []
     if main is None:
@@ -73,7 +73,7 @@ def header(files: RunFiles) -> Section:
     config, main, (resamples, ends) = files.config, files.main_split, intervals(files)
     parts: list[Any] = []
     if config.eval.select_on == "test":
-        parts.append(Note("Selected on test, as published: the step was selected on the same split that is reported."))
+        parts.append(Note("Selected on test, as published: the step was selected on the reported split."))
     if main is None:
         parts.append(Note("No split is evaluated yet; results are written when training ends, or by --mode=eval."))
     else:
@@ -82,12 +82,12 @@ def header(files: RunFiles) -> Section:
         parts.append(
             Note(
                 "Ranges are 95 % intervals, 1.96 standard deviations on each side, over "
-                f"{resamples:,} resamples of the images (bootstrap): they tell how much a number depends on the "
+                f"{resamples:,} resamples of the images (bootstrap). They measure how much a number depends on the "
                 "choice of the evaluated images, not on the seed of the training."
             )
         )
     if main is not None and main.name == OUT_OF_FOLD:
-        parts.append(Note("out_of_fold: the training images, each scored by a fit that did not see it."))
+        parts.append(Note("out_of_fold: the training images, each scored by a fit without the image."))
     if rough := why_rough(files):
         parts.append(Note(rough))
     facts = [(name, value) for name, value in _facts(files) if value]
@@ -96,12 +96,12 @@ def header(files: RunFiles) -> Section:
 
 def _tiles(main: Evaluated, threshold: str, ends: Mapping[str, tuple[float, float]]) -> list[tuple[str, str, str]]:
     """Return the name of each main metric with its threshold, its value, and its split and interval."""
-    figures = {f"{name}@{threshold}": f"{shown} at {threshold}" for name, shown in _KEY_FIGURES.items()}
+    at_threshold = {f"{name}@{threshold}": f"{title} at {threshold}" for name, title in _KEY_METRICS_AT.items()}
     tiles = []
-    for name, shown in (_KEY_METRICS | figures).items():
+    for name, title in (_KEY_METRICS | at_threshold).items():
         if name in main.metrics:
             interval = f", {percent(ends[name][0], 1)} to {percent(ends[name][1], 1)}" if name in ends else ""
-            tiles.append((f"{shown} %", percent(main.metrics[name]), f"on {main.name}{interval}"))
+            tiles.append((f"{title} %", percent(main.metrics[name]), f"on {main.name}{interval}"))
     return tiles
 
 
@@ -129,25 +129,25 @@ def _facts(files: RunFiles) -> list[tuple[str, str]]:
 
 
 def selected(files: RunFiles) -> str:
-    """Return a description of the selected weights, of the checkpoint or else of metrics.jsonl; "" without both."""
-    found, config = _selection(files), files.config
-    if found is None and config.eval.select_on == "none" and files.rows:
+    """Return a description of the selected weights, from a checkpoint or else from metrics.jsonl; "" without both."""
+    selection, config = _selection(files), files.config
+    if selection is None and config.eval.select_on == "none" and files.rows:
         return f"the last {'ema' if config.ema.decay else 'raw'} weights, regardless of {config.eval.select_metric}"
-    return "" if found is None else str(found)
+    return "" if selection is None else str(selection)
 
 
 def _selection(files: RunFiles) -> Selection | None:
     if notes := newest_notes(files.folder, lambda notes: Selection.from_notes({}, notes)):
         return Selection.from_notes({}, notes)
     config, metric = files.config, files.config.eval.select_metric
-    watched, found = selection_split(config), Selection({}, metric)
+    split, selection = selection_split(config), Selection({}, metric)
     if config.eval.select_on == "none":
         return None
     for row in files.rows:
-        values = {kind: row.get(f"{watched}/{kind}/{metric}") for kind in ("raw", "ema")}
+        values = {kind: row.get(f"{split}/{kind}/{metric}") for kind in ("raw", "ema")}
         if measured := {kind: (value, {}) for kind, value in values.items() if value is not None}:
-            found.consider(row["step"], watched, measured)
-    return found if found.best else None
+            selection.consider(row["step"], split, measured)
+    return selection if selection.best else None
 
 
 # ---------------------------------------------------------------------------------------------------------- curves
@@ -159,24 +159,24 @@ def curves(files: RunFiles) -> Section:
         return Section("curves", "Training curves", missing=none)
     names = list(dict.fromkeys(name for row in rows for name in row))
     terms = [name for name in names if name.startswith("loss/")]
-    shown = tuple(dict.fromkeys(("mAP", files.config.eval.select_metric)))
-    measured = [name for name in names if name.endswith(tuple(f"/{metric}" for metric in shown))]
-    metric = {"y_title": shown[0], "y_format": ".1%", "from_zero": False}
+    metrics = tuple(dict.fromkeys(("mAP", files.config.eval.select_metric)))
+    measured = [name for name in names if name.endswith(tuple(f"/{metric}" for metric in metrics))]
+    options = {"y_title": metrics[0], "y_format": ".1%", "from_zero": False}
     panels = [
         ("loss", "Loss", ["loss"], {"y_title": "loss", "from_zero": False}),
         ("terms", "Terms of the loss", terms, {"y_title": "loss", "from_zero": False}),
-        ("map", f"{' and '.join(shown)} during training", measured, metric),
+        ("map", f"{' and '.join(metrics)} during training", measured, options),
         ("rate", "Learning rate", ["learning_rate"], {"y_title": "rate", "y_format": "~e"}),
         ("gradient", "Norm of the gradient", ["gradient_norm"], {"y_title": "norm"}),
         ("speed", "Speed", ["images_per_second"], {"y_title": "images/s", "y_format": "~s"}),
         ("wait", "Waiting for data", ["data_wait"], {"y_title": "share of the time", "y_format": ".2~%"}),
     ]
-    drawn = []
+    plots = []
     for name, title, keys, options in panels:
         if points := [point for key in keys for point in thinned(rows, key)]:
             alt = f"{title} over {rows[-1]['step']:,} steps, at the end {points[-1]['value']:.4g}"
-            drawn.append(Chart(f"curve-{name}", title, charts.curves(points, **options), alt))
-    parts: list[Any] = [Charts(drawn)]
+            plots.append(Chart(f"curve-{name}", title, charts.curves(points, **options), alt))
+    parts: list[Any] = [Charts(plots)]
     if len(rows) > MOST_POINTS:
         parts.append(Note(f"{len(rows):,} logged steps are averaged to {MOST_POINTS} points per curve."))
     return Section("curves", "Training curves", parts)
@@ -192,11 +192,11 @@ def thinned(rows: Sequence[Mapping[str, Any]], key: str) -> list[dict[str, Any]]
 # ------------------------------------------------------------------------------------------------------------ cost
 def cost(files: RunFiles) -> Section:
     """Return parameters, multiply-adds and bytes, as in the tables of the prompt-tuning papers."""
-    title, counted = "Cost", files.json(COST)
-    if counted is None:
+    title, counts = "Cost", files.json(COST)
+    if counts is None:
         missing = "Parameters and multiply-adds are not counted yet; this counts them:"
         return Section("cost", title, missing=missing, command=files.command("--mode=report", "--cost"))
-    parameters, macs = counted["params"], counted["macs"]
+    parameters, macs = counts["params"], counts["macs"]
     share = percent(parameters["trainable"] / max(1, parameters["total"]))
     rows = [
         ("parameters, total", f"{parameters['total']:,}", ""),
@@ -205,9 +205,9 @@ def cost(files: RunFiles) -> Section:
         ("GMACs as the papers count", f"{macs['layers'] / 1e9:.4g}", "layers alone: no attention, experts, gates"),
         ("GMACs, full", f"{macs['full'] / 1e9:.4g}", "with attention, experts and gates"),
         ("GMACs, executed", f"{macs['executed'] / 1e9:.4g}", "counted on the evaluation step as compiled"),
-        *((f"MB, {part}", f"{size / 1e6:,.1f}", "") for part, size in counted.get("memory", {}).items()),
+        *((f"MB, {part}", f"{size / 1e6:,.1f}", "") for part, size in counts.get("memory", {}).items()),
     ]
-    modules = [(name, int(of[0]), int(of[1])) for name, of in counted.get("modules", {}).items()]
+    modules = [(name, int(row[0]), int(row[1])) for name, row in counts.get("modules", {}).items()]
     columns = [("module", "text"), ("parameters", "count"), ("trainable", "count")]
     parts = [
         Table("cost-table", [("per image", "text"), ("count", "text"), ("meaning", "text")], rows),

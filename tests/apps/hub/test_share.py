@@ -104,7 +104,7 @@ def test_the_model_card_says_what_out_of_fold_is(made, tmp_path):
     run.write_npz("scores.npz", **{**scores, "split": np.array(["out_of_fold"] * 2)})
     assert main(["--mode=push", f"--workdir={run}", "--repo=user/name", f"--output={tmp_path / 'out'}"]) == 0
     card = (tmp_path / "out" / "README.md").read_text()
-    assert "`out_of_fold` are the training images, each scored by a fit that did not see it." in card
+    assert "`out_of_fold` are the training images, each scored by a fit without the image." in card
     assert "AP is the average precision on out\\_of\\_fold, 2 images" in card
 
 

@@ -128,9 +128,9 @@ def test_images_have_their_present_and_predicted_labels(text, run):
 def test_thresholds_of_a_run():
     for values, split, expected, origin in (
         (None, "", [0.5, 0.5], "0.5 for every label"),
-        ((0.3, 0.4), "", [0.4, 0.3], "those of thresholds.json"),
-        ((0.3, 0.4), "val", [0.4, 0.3], "those of thresholds.json, fitted on val"),
-        ((0.3, 0.4), "test", [0.5, 0.5], "0.5 for every label, as those of thresholds.json were fitted on test itself"),
+        ((0.3, 0.4), "", [0.4, 0.3], "thresholds.json"),
+        ((0.3, 0.4), "val", [0.4, 0.3], "thresholds.json, fitted on val"),
+        ((0.3, 0.4), "test", [0.5, 0.5], "0.5 for every label, as thresholds.json was fitted on test itself"),
     ):
         stored = values and Thresholds(dict(zip("ab", values, strict=True)), {"split": split} if split else {})
         found, of = mistakes.prediction_thresholds(stored, 0.5, "test", ["b", "a"])
@@ -205,7 +205,7 @@ def test_gates_per_image_and_their_means(text, run):
         values = np.frombuffer(base64.b64decode(packed[name]["weights"]), np.uint8) / 255
         assert packed[name]["images"] == images
         np.testing.assert_allclose(values, weights[f"gates/{name}"].ravel(), atol=0.003)
-    assert "The weights of experts are the same for every image" in section(text, "gates")
+    assert "The weights of experts do not depend on the image" in section(text, "gates")
     table, stored = data_block(text, "gate-table"), run.read_npz("gates.npz")
     test = stored["split"] == "test"
     space, positive = RunFiles(run).label_space, stored["labels"][test] == 1
