@@ -19,7 +19,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def _spec(chart: alt.TopLevelMixin, **data: Rows) -> dict[str, Any]:
-    """Return the specification of a chart with its data. The data are added without Altair, which validates each row."""
+    """Return the specification of a chart with its data, added without Altair, which validates each row."""
     spec = chart.to_dict()
     spec["datasets"] = {name: list(rows) for name, rows in data.items()}
     if spec["width"] == "container":

@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class _Waiting:
-    """An image in the queue; `since`: time of the event loop at which it arrived."""
+    """An image in the queue; `since` is its arrival, in the time of the event loop."""
 
     image: Any
     kind: str
@@ -21,13 +21,13 @@ class _Waiting:
 
 
 class Batcher:
-    """Joins the images of several requests to batches, which are labeled one after another.
+    """Joins the images of several requests into batches, which are labeled one after another.
 
     Args:
       label: (images, kind) -> one output per image, called in `device`.
       most: kind -> the largest batch.
-      share: (number of images that wait, kind) -> how many of them the next batch has.
-      wait: the longest time in seconds that an image waits for others if no batch is being labeled.
+      share: (number of waiting images, kind) -> number of images in the next batch.
+      wait: the longest time in seconds that an image waits for more images if no batch is in progress.
       device: the thread that calls `label`.
       coming: an image does not wait if this returns False.
     """
@@ -51,9 +51,9 @@ class Batcher:
         return len(self._queue)
 
     async def submit(self, images: Sequence[Any], kind: str) -> list[Any]:
-        """Return the outputs for images, in their order; if the caller is cancelled, the waiting ones are left out.
+        """Return the outputs of images, in order; if the caller is canceled, waiting images leave the queue.
 
-        Raises what `label` raises.
+        Raises the exceptions of `label`.
         """
         loop = asyncio.get_running_loop()
         added = [_Waiting(image, kind, loop.create_future(), loop.time()) for image in images]
@@ -62,18 +62,18 @@ class Batcher:
         return await asyncio.gather(*(one.answer for one in added))
 
     async def run(self) -> None:
-        """Label what arrives, until `close` was called and the queue is empty."""
+        """Label images until `close` was called and the queue is empty."""
         loop = asyncio.get_running_loop()
         while batch := await self._next():
             images = [one.image for one in batch]
             try:
                 outputs = await loop.run_in_executor(self._device, self._label, images, batch[0].kind)
-            except Exception as error:  # belongs to the requests of this batch; the next one may succeed
+            except Exception as error:  # an error of the requests of this batch only
                 outputs = [error] * len(batch)
             for one, output in zip(batch, outputs, strict=True):
                 if not one.answer.done():
-                    settle = one.answer.set_exception if isinstance(output, Exception) else one.answer.set_result
-                    settle(output)
+                    resolve = one.answer.set_exception if isinstance(output, Exception) else one.answer.set_result
+                    resolve(output)
 
     def close(self) -> None:
         """Let `run` end once the queue is empty."""
@@ -81,9 +81,9 @@ class Batcher:
         self._changed.set()
 
     async def _next(self) -> list[_Waiting]:
-        """Return the next batch, of the kind of the image that has waited longest; [] at the end."""
+        """Return the next batch, whose kind is the kind of the oldest image; [] at the end."""
         while True:
-            self._queue = [one for one in self._queue if not one.answer.done()]  # without cancelled ones
+            self._queue = [one for one in self._queue if not one.answer.done()]  # without canceled images
             seconds = None
             if self._queue:
                 first = self._queue[0]

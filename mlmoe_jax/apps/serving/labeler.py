@@ -1,4 +1,4 @@
-"""From the bytes of images to results: decoding, and a model that is compiled for a few batch sizes in advance."""
+"""From encoded images to predictions: decoding, and a model that is compiled in advance for a few batch sizes."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from mlmoe_jax.runtime.sharding import shard_batch
 LABELED, EXPLAINED = "labeled", "explained"  # kinds of batches: without and with attention
 # Batch sizes per device; attention maps of many labels are large.
 BATCH_SIZES = {LABELED: SIZES, EXPLAINED: SIZES[:2]}
-_REPEATS, _SECONDS = 3, 0.5  # of timing a batch: how often at most, and after how long it is not repeated
+_REPEATS, _SECONDS = 3, 0.5  # a batch is timed at most this often, and not again after this time
 
 
 def shares(seconds: Mapping[int, float]) -> list[int]:
-    """Return for 0…N images how many of them the first batch should have; N is the largest size.
+    """Return for 0…N images the number of images in the first batch; N is the largest size.
 
-    A batch is padded to one of the sizes, which take `seconds` (size -> seconds). The images are split into the batches
-    that take the shortest time together. On a CPU, five are faster as 4 and 1 than padded to 16.
+    A batch is padded to one of the sizes, which take `seconds` (size -> seconds). The images are split into batches
+    with the shortest total time. On a CPU, five images are faster as 4 and 1 than padded to 16.
     """
     first, total = [0], [0.0]
     for images in range(1, max(seconds) + 1):
-        options = [(taken + total[max(0, images - size)], -size) for size, taken in seconds.items()]
+        options = [(cost + total[max(0, images - size)], -size) for size, cost in seconds.items()]
         least, size = min(options)
         first.append(min(images, -size))
         total.append(least)
@@ -45,7 +45,8 @@ def shares(seconds: Mapping[int, float]) -> list[int]:
 class Labeler:
     """The model of a predictor, for batches of decoded images.
 
-    sizes: kind -> batch sizes, increasing. limits: of requests. gate_entries: gate -> names of its E entries.
+    `sizes` maps kinds to increasing batch sizes, `gate_entries` gates to the names of entries; `limits` are of
+    requests.
     """
 
     def __init__(self, predictor: Predictor):
@@ -60,7 +61,7 @@ class Labeler:
         self._reader = replace(reader, decoding=replace(reader.decoding, most_pixels=most_pixels))
 
     def compile(self, stopping: Callable[[], bool] = lambda: False) -> None:
-        """Compile and time every program that `label` runs, or those before `stopping` returns True.
+        """Compile and time every program of `label`, until `stopping` returns True.
 
         Raises UserError if the scores are not finite or memory is short.
         """
@@ -79,11 +80,11 @@ class Labeler:
                     )
                 seconds[size] = self._time([blank] * size, kind)
             self._shares[kind] = shares(seconds)
-            each = ", ".join(f"{taken:.3f} s for {size}" for size, taken in seconds.items())
+            each = ", ".join(f"{cost:.3f} s for {size}" for size, cost in seconds.items())
             status(f"batches of {kind} images take {each}")
 
     def _time(self, images: Sequence[np.ndarray], kind: str) -> float:
-        """Return the shortest time in seconds of a few batches: other programs may use the machine too."""
+        """Return the shortest time of a few batches in seconds, because other programs may use the machine."""
         times: list[float] = []
         while len(times) < _REPEATS and sum(times) < _SECONDS:
             started = time.perf_counter()
@@ -92,7 +93,7 @@ class Labeler:
         return min(times)
 
     def share(self, waiting: int, kind: str) -> int:
-        """Return how many of the images that wait the next batch should have, so that all are labeled soonest."""
+        """Return the number of waiting images in the next batch with which all are labeled soonest."""
         return self._shares[kind][min(waiting, self.sizes[kind][-1])]
 
     def read(self, content: bytes, name: str) -> np.ndarray:
@@ -110,9 +111,9 @@ class Labeler:
         mask = (np.arange(size) < len(images)).astype(np.float32)
         batch = shard_batch({"image": stacked, "mask": mask, "id": np.arange(size, dtype=np.int32)}, self._run.mesh)
         output = self._steps[kind](self._run.values, self._run.frozen, batch)
-        made = output["prediction"] if kind == EXPLAINED else Prediction(output["logits"], gates=output["gates"])
-        made = jax.device_get(replace(made, terms={}, penalties={}))
-        return [_of_row(made, row) for row in range(len(images))]
+        batch = output["prediction"] if kind == EXPLAINED else Prediction(output["logits"], gates=output["gates"])
+        batch = jax.device_get(replace(batch, terms={}, penalties={}))
+        return [_one(batch, row) for row in range(len(images))]
 
     def queries(self, attention: str) -> list[str]:
         """Return the names of the Q queries of an attention map, such as `prompts`."""
@@ -133,6 +134,6 @@ class Labeler:
         return {"labels": labels, "gates": self.gate_entries, "image_size": self._run.preprocess.image_size}
 
 
-def _of_row(batch: Prediction, row: int) -> Prediction:
-    """Return the part of one image; static gates have one row for all."""
+def _one(batch: Prediction, row: int) -> Prediction:
+    """Return the part of one image; static gates have one row."""
     return jax.tree.map(lambda values: values[row % len(values)], batch)

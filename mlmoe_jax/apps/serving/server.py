@@ -1,4 +1,4 @@
-"""The ASGI application (routes, headers, answers to requests that fail), and the server that runs it until a signal."""
+"""The ASGI application (routes, headers, answers to failed requests), and the server that runs it until a signal."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ HEADERS = {
 }
 _ASSETS = {"/": ("page.html", "text/html"), "/page.js": ("page.js", "text/javascript")}
 _ASSETS |= {"/style.css": ("style.css", "text/css")}
-_MOST_DROPPED = 64 << 20  # bytes of a body that nobody reads
+_MOST_DROPPED = 64 << 20  # bytes of an unread body
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")  # as in the header Host
 
 
 def make_app(service: Service, *, hosts: Sequence[str] = ()) -> ASGIApp:
     """Return the application of a service, which compiles the model when it starts.
 
-    hosts: names under which the server may be addressed; () = all. A server for this machine only has to check them:
-    otherwise, a page of another site can reach it under a name of its own that resolves to this machine.
+    `hosts` are the names under which the server may be addressed; () = all. A server for one machine must check the
+    name, because a page of another site can reach it under a name of the site that resolves to this machine.
     """
 
     @contextlib.asynccontextmanager
@@ -70,9 +70,9 @@ def make_app(service: Service, *, hosts: Sequence[str] = ()) -> ASGIApp:
 
     @app.post("/predict", openapi_extra={"requestBody": BODY})
     async def predict(request: Request, options: Annotated[Options, Query()]) -> Response:
-        """Label one image, the body, or several, the files of a form.
+        """Label one image, the body, or several images, the files of a form.
 
-        If one of several images cannot be read, its result has an error, and the others are labeled.
+        If one of several images cannot be read, its result has an error, and the remaining images are labeled.
         """
         return JSONResponse({"results": await service.results(request, options)})
 
@@ -103,7 +103,7 @@ async def _fixed(answer: Response, request: Request) -> Response:
 
 
 async def _refusal(request: Request, error: Exception) -> Response:
-    """Return the answer to a request that failed, with one sentence and nothing about the server."""
+    """Return the answer to a failed request, with one sentence and nothing about the server."""
     status, headers, reason = 500, None, "the server failed; its log has the reason"
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
@@ -111,7 +111,7 @@ async def _refusal(request: Request, error: Exception) -> Response:
     elif isinstance(error, exceptions.HTTPException):
         status, headers, reason = error.status_code, error.headers, error.detail
     elif isinstance(error, ClientDisconnect):
-        status, reason = 400, "the request was cut short"  # nobody receives it, but it is counted
+        status, reason = 400, "the request was cut short"  # only counted, the client is gone
     return JSONResponse({"error": reason}, status, headers)
 
 
@@ -119,11 +119,11 @@ _FAILURES = dict.fromkeys((RequestValidationError, exceptions.HTTPException, Cli
 
 
 class _Guard:
-    """Refuses requests from other sites, adds the headers to every answer, and counts it.
+    """Refuses requests from other sites, adds the headers to every answer, and counts the answers.
 
-    Many clients read no answer before they have sent everything, and a connection that is closed while they send is an
-    error to them. So the rest of a body is read and dropped before the answer, for `seconds` from the start of the
-    request at most, unless the client waits for a sign to send it, or there is too much of it.
+    Many clients read the answer only after they have sent the whole body, and fail if the connection closes before. So
+    the rest of a body is read and dropped before the answer, until `seconds` after the start of the request at most,
+    unless the client waits for permission to send it, or it is too large.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics, paths: set[str], hosts: frozenset[str], seconds: float):
@@ -136,20 +136,20 @@ class _Guard:
         started, path = time.perf_counter(), scope["path"] if scope["path"] in self._paths else "other"
         headers, whole = Headers(scope=scope), False
 
-        async def noticed() -> Message:
+        async def receive_part() -> Message:
             nonlocal whole
             message = await receive()
             whole = not message.get("more_body", False)
             return message
 
         async def drop_rest() -> None:
-            size, left = 0, self._seconds - (time.perf_counter() - started)
+            size, remaining = 0, self._seconds - (time.perf_counter() - started)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(remaining):
                     while not whole and size <= _MOST_DROPPED:
-                        size += len((await noticed()).get("body", b""))
+                        size += len((await receive_part()).get("body", b""))
 
-        async def counted(message: Message) -> None:
+        async def send_counted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 if "expect" not in headers:
                     await drop_rest()
@@ -160,7 +160,7 @@ class _Guard:
 
         refusal = self._refusal(scope["method"], headers)
         app = JSONResponse({"error": refusal}, 403) if refusal else self._app
-        await app(scope, noticed, counted)
+        await app(scope, receive_part, send_counted)
 
     def _refusal(self, method: str, headers: Headers) -> str:
         if self._hosts and re.sub(r":\d+$", "", headers.get("host", "")) not in self._hosts:
@@ -179,9 +179,9 @@ def serve(
     port: int = 8000,
     checkpoint: str = BEST,
 ) -> int:
-    """Serve the model of a run folder until SIGTERM or Ctrl-C, after which the requests in progress are answered.
+    """Serve the model of a run folder until SIGTERM or Ctrl-C, and then answer the requests in progress.
 
-    Returns the exit code: 0 after SIGTERM, 3 if the newest checkpoint is damaged and the one before it was used.
+    Returns the exit code: 0 after SIGTERM, 3 if the newest checkpoint is damaged and an older checkpoint was used.
 
     Raises:
       KeyboardInterrupt: after Ctrl-C.
@@ -204,8 +204,8 @@ def serve(
             uvicorn.Config(app, lifespan="on", ws="none", timeout_graceful_shutdown=patience, **quiet)
         )
         status(f"compiling; {address}/health tells when it is done, {address}/openapi.json describes the API")
-        logging.getLogger("python_multipart").setLevel(logging.ERROR)  # clients are told of forms that cannot be read
-        # Uvicorn raises the signal again at the end, when everything is answered.
+        logging.getLogger("python_multipart").setLevel(logging.ERROR)  # clients get errors about damaged forms
+        # Uvicorn raises the signal again after the last answer.
         before = signal.signal(signal.SIGTERM, lambda number, frame: None)
         try:
             server.run(sockets=[listener])
@@ -218,14 +218,14 @@ def serve(
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens before the model is loaded, so that a wrong address is known at once.
+    """Return a socket that listens before the model is loaded, so that a wrong address is reported at once.
 
-    If it were only bound, another process could still take the address, which uvloop would not report.
+    Another process could take the address of a socket that is only bound, which uvloop would not report.
     """
-    if not host:  # sockets take this for every address of the machine
+    if not host:  # for a socket, "" means every address of the machine
         raise UserError("--host is empty; give an address such as 127.0.0.1, or 0.0.0.0 for all of this machine")
     try:
-        ipv6 = ":" in host  # "::" takes IPv4 too
+        ipv6 = ":" in host  # "::" accepts IPv4 too
         family = socket.AF_INET6 if ipv6 else socket.AF_INET
         return socket.create_server((host, port), family=family, dualstack_ipv6=ipv6)
     except (OSError, OverflowError) as error:
@@ -234,7 +234,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def own_names(host: str) -> tuple[str, ...]:
-    """Return the names by which a server at `host` may be asked; () for any, unless only this machine reaches it."""
+    """Return the names under which a server at `host` may be addressed; () = all, if other machines can reach it."""
     try:
         local = ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""The state of a server: the compiled model, its queue, its counters, and the answers to requests."""
+"""The state of a server: the compiled model, the queue, the counters, and the answers to requests."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from mlmoe_jax.inference.predict import by_label
 from mlmoe_jax.models.contracts import Prediction
 
 STARTING, READY, STOPPING = "starting", "ready", "stopping"
-QUEUE = 128  # images that are being read, wait or are being labeled; further requests get the status 429
-WAIT = 0.005  # seconds that an image waits at most for images that are being read
+QUEUE = 128  # images that are read, wait or are labeled at a time; further requests get the status 429
+WAIT = 0.005  # longest time in seconds that an image waits for images that are being read
 SECONDS = 30.0  # time limit of a request
 _DIGITS = 5  # of the weights in answers
 _READERS = min(4, os.cpu_count() or 1)  # threads that decode images
@@ -35,17 +35,24 @@ _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
 class Metrics:
-    """Counters of one server. waiting: returns the images that wait; taken: those that also are read or labeled."""
+    """Counters of one server.
 
-    def __init__(self, waiting: Callable[[], int], taken: Callable[[], int], sizes: tuple[int, ...]):
+    Args:
+      waiting: returns the number of images that wait.
+      active: returns the number of images that are read, wait or are labeled.
+      sizes: batch sizes.
+    """
+
+    def __init__(self, waiting: Callable[[], int], active: Callable[[], int], sizes: tuple[int, ...]):
         self._registry = CollectorRegistry()
-        of = {"registry": self._registry}
-        self.requests = Counter("mlmoe_requests", "Requests by path and status.", ("path", "status"), **of)
-        self.seconds = Histogram("mlmoe_request_seconds", "Time per request.", ("path",), buckets=_BUCKETS, **of)
-        self.images = Counter("mlmoe_images", "Images by result, labeled or unreadable.", ("result",), **of)
-        self.batches = Histogram("mlmoe_batch_images", "Images per batch.", buckets=sizes, **of)
-        Gauge("mlmoe_queue_images", "Images that wait for a batch.", **of).set_function(waiting)
-        Gauge("mlmoe_taken_images", "Images that are being read, wait or are being labeled.", **of).set_function(taken)
+        options = {"registry": self._registry}
+        self.requests = Counter("mlmoe_requests", "Requests by path and status.", ("path", "status"), **options)
+        self.seconds = Histogram("mlmoe_request_seconds", "Time per request.", ("path",), buckets=_BUCKETS, **options)
+        self.images = Counter("mlmoe_images", "Images by result, labeled or unreadable.", ("result",), **options)
+        self.batches = Histogram("mlmoe_batch_images", "Images per batch.", buckets=sizes, **options)
+        Gauge("mlmoe_queue_images", "Images that wait for a batch.", **options).set_function(waiting)
+        text = "Images that are being read, wait or are being labeled."
+        Gauge("mlmoe_taken_images", text, **options).set_function(active)
 
     def text(self) -> bytes:
         """Return all values in the text format of Prometheus."""
@@ -55,8 +62,11 @@ class Metrics:
 class Service:
     """Labels the images of requests; `state` is STARTING, READY or STOPPING.
 
-    ready is called when the model is compiled, failed with the error if it cannot be. queue, wait, seconds: as QUEUE,
-    WAIT and SECONDS.
+    Args:
+      labeler: the model.
+      ready: called when the model is compiled.
+      failed: called with the error if compilation fails.
+      queue, wait, seconds: as QUEUE, WAIT and SECONDS.
     """
 
     def __init__(
@@ -69,22 +79,22 @@ class Service:
         wait: float = WAIT,
         seconds: float = SECONDS,
     ):
-        self.labeler, self.state, self.taken = labeler, STARTING, 0
+        self.labeler, self.state, self.active = labeler, STARTING, 0
         self._ready, self._failed, self._queue, self.seconds = ready, failed, queue, seconds
-        # One thread calls the model, so that a batch is complete before the next one takes memory.
+        # One thread calls the model, so that only one batch takes memory.
         self._device, self._readers = ThreadPoolExecutor(1, "device"), ThreadPoolExecutor(_READERS, "reader")
-        self.metrics = Metrics(lambda: len(self._batcher), lambda: self.taken, labeler.sizes[LABELED])
+        self.metrics = Metrics(lambda: len(self._batcher), lambda: self.active, labeler.sizes[LABELED])
         most = {kind: sizes[-1] for kind, sizes in labeler.sizes.items()}
-        coming = {"wait": wait, "coming": lambda: self.taken > len(self._batcher)}  # images that are being read
+        coming = {"wait": wait, "coming": lambda: self.active > len(self._batcher)}  # images that are being read
         self._batcher = Batcher(self._label_batch, most, share=labeler.share, device=self._device, **coming)
 
     # ------------------------------------------------------------------------------------------------ start and end
     async def run(self) -> None:
-        """Compile the model, and then label until `stop` was called and the queue is empty."""
+        """Compile the model, and then label images until `stop` was called and the queue is empty."""
         try:
             compile_all = partial(self.labeler.compile, lambda: self.state == STOPPING)
             await asyncio.get_running_loop().run_in_executor(self._device, compile_all)
-        except Exception as error:  # the server ends with it
+        except Exception as error:  # raised by `serve`
             self._failed(error)
             return
         if self.state == STARTING:
@@ -104,7 +114,7 @@ class Service:
 
     # ---------------------------------------------------------------------------------------------------- a request
     def describe(self) -> dict[str, Any]:
-        """Return what clients have to know of the model, and the limits of requests, as JSON values."""
+        """Return the description of the model and the limits of requests, as JSON values."""
         return self.labeler.describe() | {"limits": {**self.labeler.limits, "seconds": self.seconds}}
 
     async def results(self, request: Request, options: Options) -> list[dict[str, Any]]:
@@ -133,13 +143,13 @@ class Service:
 
     @contextlib.contextmanager
     def _reserved(self, images: int) -> Iterator[None]:
-        if self.taken + images > self._queue:
+        if self.active + images > self._queue:
             raise HTTPException(429, "the server is busy", {"Retry-After": "1"})
-        self.taken += images
+        self.active += images
         try:
             yield
         finally:
-            self.taken -= images
+            self.active -= images
 
     async def _label(self, images: list[tuple[str, bytes]], options: Options) -> list[dict[str, Any]]:
         loop, read = asyncio.get_running_loop(), self._read
@@ -208,9 +218,9 @@ class Options(BaseModel):
 
 
 async def images_of(request: Request, *, most_bytes: int, most_images: int) -> list[tuple[str, bytes]]:
-    """Return (name, content) of each image of a request; the names are from the client, or numbers.
+    """Return (name, content) of each image of a request; a name is from the client, or a number.
 
-    Raises HTTPException if the body is neither an image nor a form, has no image, or has more or larger ones.
+    Raises HTTPException if the body is neither an image nor a form, has no image, or exceeds a limit.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     body = _limited(request, most_bytes)
@@ -227,7 +237,7 @@ async def images_of(request: Request, *, most_bytes: int, most_images: int) -> l
 
 class _Parser(MultiPartParser):
     spool_max_size = 1 << 40  # files stay in memory, never on disk
-    complete = False  # a form that is cut short is no error otherwise
+    complete = False  # the parser accepts a truncated form
 
     def on_end(self) -> None:
         self.complete = True

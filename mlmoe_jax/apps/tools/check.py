@@ -1,4 +1,4 @@
-"""Check a data set (`--mode=data`): report its contents, and problems that would invalidate training or metrics."""
+"""Check a data set (`--mode=data`): report its content, and problems that would invalidate training or metrics."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.text import text_table
 
 SHOWN_CLASSES = 60  # in the text; JSON contains all
-MOST_LABELS = 8  # rows of images by number of labels in the text; the last counts all larger numbers
-SAME = {"id": "same id", "content": "same file content", "look": "similar appearance"}
+MOST_LABELS = 8  # rows of images by number of labels in the text; the last row counts all larger numbers
+SIMILAR = "look"  # the kind in the JSON output
+SAME = {"id": "same id", "content": "same file content", SIMILAR: "similar appearance"}
 AT_ONCE = 1024  # images that are submitted to the pool
 
-# Similar images are recognized by their brightness on an 8×8 grid: a bit says whether a cell is darker than its right
-# neighbor by more than STEP levels. Of 800 VOC photographs, 98 % differ in at most 3 of the 64 bits from their own
-# copies at 0.7 times the size and JPEG quality 75, and no two of the photographs differ in fewer than 6.
+# Similar images have similar perceptual hashes, of the brightness on an 8×8 grid: a bit says whether a cell is darker
+# than its right neighbor by more than STEP levels. Of 800 VOC photographs, 98 % differ in at most 3 of the 64 bits from
+# a copy at 0.7 times the size and JPEG quality 75, and no two photographs differ in fewer than 6 bits.
 GRID, STEP, CLOSE_BITS = 8, 2, 3
-PLAIN_BITS = 6  # an image with fewer bits set, such as a blank one, cannot be compared
-MOST_COMPARED = 200_000  # images of a split; comparing every two of more would take minutes
-# What is known of an image that can be read.
-_FIELDS = [("row", np.int64), ("width", np.int64), ("height", np.int64), ("content", np.uint64), ("look", np.uint64)]
+PLAIN_BITS = 6  # an image with fewer bits set, such as a blank image, cannot be compared
+MOST_COMPARED = 200_000  # images of a split; comparing all pairs of more images would take minutes
+# The fields of a readable image; `content` is a hash of the file, `hash` the perceptual hash.
+_FIELDS = [("row", np.int64), ("width", np.int64), ("height", np.int64), ("content", np.uint64), ("hash", np.uint64)]
 
 
 # -------------------------------------------------------------------------------------------------------------- report
@@ -48,10 +49,16 @@ def print_checkup(config: ConfigDict, as_json: bool, sample: int = 0) -> int:
 
 
 def check_up(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
-    """Open every split that `config.data` names, decode its images, and return the report as a JSON-serializable dict.
+    """Open every split of `config.data`, decode its images, and return the report as a JSON-serializable dict.
 
-    sample: decode at most this many images per split, evenly spaced; 0 = all. `problems` lists errors that have to be
-    corrected, `warnings` notes about the data. Raises UserError if the training split cannot be opened or is empty.
+    `problems` of the report lists errors that must be corrected, `warnings` has notes about the data.
+
+    Args:
+      config: the config.
+      sample: decode at most this many images per split, evenly spaced; 0 = all.
+
+    Raises:
+      UserError: the training split cannot be opened or is empty.
     """
     splits, problems = _open_splits(config)
     rows = [np.linspace(0, len(split) - 1, min(len(split), sample or len(split))).astype(int) for split in splits]
@@ -70,7 +77,7 @@ def check_up(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
         "name": config.data.name,
         "root": root_of(config.data),
         "classes": list(splits[0].classes),
-        "splits": {split.name: _describe(split, *found) for split, found in zip(splits, inspected, strict=True)},
+        "splits": {split.name: _describe(split, *images) for split, images in zip(splits, inspected, strict=True)},
         "duplicates": [_entry(item) for item in twice],
         "problems": [*problems, *(_sentence(item) for item in twice if _is_leak(item))],
         "warnings": [
@@ -82,7 +89,7 @@ def check_up(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
 
 
 def _open_splits(config: ConfigDict) -> tuple[list[Split], list[str]]:
-    """Return the splits that are usable, the training split first, and one sentence per split that is not."""
+    """Return the usable splits, the training split first, and a sentence about each unusable split."""
     data_config = config.data.copy_and_resolve_references()
     data_config.bad_images = "skip"  # missing images are counted here instead of raising when a split is opened
     options, errors = {"seed": config.seed, "keep_missing": True}, []
@@ -132,9 +139,9 @@ def _is_missing(error: BadImage) -> bool:
 # ---------------------------------------------------------------------------------------------- pixels and duplicates
 @dataclass(frozen=True)
 class Duplicates:
-    """Images of split `second` that are also in split `first`, or repeated images if both are the same split.
+    """Images of split `second` that are also in split `first`, or repeated images if both are one split.
 
-    kind: id, content (equal files) or look. pairs: (row in first, row in second).
+    `kind` is id, content (equal files) or SIMILAR, and `pairs` has (row in first, row in second).
     """
 
     kind: str
@@ -158,8 +165,7 @@ def inspect(
 ) -> tuple[np.recarray, dict[int, BadImage]]:
     """Decode the images i64[n] `rows` in one thread per core, calling `advance` after each.
 
-    Returns the fields _FIELDS of the images that can be read, and row -> error of the others. `content` is equal for
-    equal files, and `look` is close (see CLOSE_BITS) for images that look alike.
+    Returns _FIELDS of the readable images, and row -> error of the unreadable images.
     """
 
     def read(row: int) -> tuple[int, ...] | BadImage:
@@ -169,7 +175,7 @@ def inspect(
         except BadImage as error:
             return error
         content = int.from_bytes(blake2b(data, digest_size=8).digest())
-        return row, pixels.shape[1], pixels.shape[0], content, _look(pixels)
+        return row, pixels.shape[1], pixels.shape[0], content, _perceptual_hash(pixels)
 
     readable, bad = [], {}
     with ThreadPoolExecutor(cores()) as pool:
@@ -184,7 +190,7 @@ def inspect(
     return np.array(readable, _FIELDS).view(np.recarray), bad
 
 
-def _look(pixels: np.ndarray) -> int:
+def _perceptual_hash(pixels: np.ndarray) -> int:
     gray = Image.fromarray(pixels).convert("L").resize((GRID + 1, GRID), Image.Resampling.BOX)
     cells = np.asarray(gray, np.int16)
     return int.from_bytes(np.packbits(cells[:, 1:] - cells[:, :-1] > STEP).tobytes())
@@ -193,7 +199,7 @@ def _look(pixels: np.ndarray) -> int:
 def alike(first: np.ndarray, second: np.ndarray, *, same: bool) -> list[tuple[int, int]]:
     """Return (i, j) for each u64[M] second[j] that differs in at most CLOSE_BITS bits from some u64[N] first[i].
 
-    i is the first such row. same: both are the same split, in which only rows i < j count.
+    i is the first such row. With `same`, both are one split, in which only rows i < j count.
     """
     if max(len(first), len(second)) > MOST_COMPARED:
         status(f"similar images are not looked for among more than {MOST_COMPARED:,} images")
@@ -201,30 +207,30 @@ def alike(first: np.ndarray, second: np.ndarray, *, same: bool) -> list[tuple[in
     pairs, clear = [], np.bitwise_count(first) >= PLAIN_BITS
     step = max(1, 2**23 // max(1, len(first)))  # 64 MB at a time
     for start in range(0, len(second) if len(first) else 0, step):
-        looks = second[start : start + step]
-        close = (np.bitwise_count(looks[:, None] ^ first) <= CLOSE_BITS) & clear
+        hashes = second[start : start + step]
+        close = (np.bitwise_count(hashes[:, None] ^ first) <= CLOSE_BITS) & clear
         if same:
-            close &= np.arange(len(first)) < np.arange(start, start + len(looks))[:, None]
+            close &= np.arange(len(first)) < np.arange(start, start + len(hashes))[:, None]
         rows = np.flatnonzero(close.any(axis=1))
         pairs += zip(close[rows].argmax(axis=1).tolist(), (start + rows).tolist(), strict=True)
     return pairs
 
 
 def duplicates(splits: Sequence[Split], inspected: Sequence[np.recarray]) -> list[Duplicates]:
-    """Return the duplicates within each split and between every two.
+    """Return the duplicates within each split and between every two splits.
 
-    An image with the same id is not reported again for its content, nor one with the same content for its look.
+    An image is reported once, for its id, its file content or its appearance, in this order.
     """
     results = []
     for a, b in itertools.combinations_with_replacement(range(len(splits)), 2):
         first, second = inspected[a], inspected[b]
         content = repeats(first.content.tolist(), second.content.tolist())
-        look = alike(first.look, second.look, same=a == b)
-        content, look = ([(int(first.row[i]), int(second.row[j])) for i, j in pairs] for pairs in (content, look))
-        seen: set[int] = set()
-        for kind, pairs in (("id", repeats(splits[a].ids, splits[b].ids)), ("content", content), ("look", look)):
-            new = [(i, j) for i, j in pairs if j not in seen and (a, i) != (b, j)]
-            seen |= {j for _, j in new}
+        similar = alike(first.hash, second.hash, same=a == b)
+        content, similar = ([(int(first.row[i]), int(second.row[j])) for i, j in pairs] for pairs in (content, similar))
+        reported: set[int] = set()
+        for kind, pairs in (("id", repeats(splits[a].ids, splits[b].ids)), ("content", content), (SIMILAR, similar)):
+            new = [(i, j) for i, j in pairs if j not in reported and (a, i) != (b, j)]
+            reported |= {j for _, j in new}
             if new:
                 results.append(Duplicates(kind, splits[a], splits[b], new))
     return results
@@ -239,24 +245,24 @@ def _damaged_files(root: str) -> list[str]:
 
 
 def _bad_images(split: Split, bad: dict[int, BadImage], root: str) -> list[str]:
-    """Return a sentence about the images without a file, and one about those that cannot be read."""
+    """Return sentences about images without a file, and about images that cannot be read."""
     missing = [row for row, error in bad.items() if _is_missing(error)]
     damaged = {row: str(error) for row, error in bad.items() if not _is_missing(error)}
-    of_split, sentences = f"of the {len(split):,} images of split {split.name}", []
+    share, sentences = f"of the {len(split):,} images of split {split.name}", []
     if missing:
         what = why_missing([split.images.name(row) for row in missing], root)
         where = places((split, row) for row in missing)
-        sentences.append(f"{len(missing):,} {of_split} cannot be found ({where}): {what}")
+        sentences.append(f"{len(missing):,} {share} cannot be found ({where}): {what}")
     if damaged:
         listed = "; ".join(list(damaged.values())[:EXAMPLES]) + ("; …" if len(damaged) > EXAMPLES else "")
         where = places((split, row) for row in damaged)
-        sentences.append(f"{len(damaged):,} {of_split} cannot be read ({where}): {listed}")
+        sentences.append(f"{len(damaged):,} {share} cannot be read ({where}): {listed}")
     return sentences
 
 
 def _is_leak(item: Duplicates) -> bool:
-    """Return whether a model would be evaluated on images it was trained on; similar images are only a warning."""
-    return item.first is not item.second and item.kind != "look"
+    """Return whether a model would be evaluated on training images; similar images are only a warning."""
+    return item.first is not item.second and item.kind != SIMILAR
 
 
 def _entry(item: Duplicates) -> dict[str, Any]:
@@ -271,8 +277,8 @@ def _entry(item: Duplicates) -> dict[str, Any]:
 
 def _sentence(item: Duplicates) -> str:
     i, j = item.pairs[0]
-    those = f"{item.images:,} of its {len(item.second):,} images"
-    what = f"has {those} twice" if item.first is item.second else f"shares {those} with split {item.first.name}"
+    images = f"{item.images:,} of its {len(item.second):,} images"
+    what = f"has {images} twice" if item.first is item.second else f"shares {images} with split {item.first.name}"
     relabeled = f", {item.other_labels:,} of them with other labels" if item.other_labels else ""
     return (
         f"split {item.second.name} {what} ({SAME[item.kind]}{relabeled}), such as {item.second.ids[j]} as "
@@ -311,8 +317,8 @@ def _split_table(splits: dict[str, dict[str, Any]]) -> str:
     longest = max(len(split["images_by_labels"]) for split in columns)
     for labels in range(min(longest, MOST_LABELS)):
         more = labels == MOST_LABELS - 1 and longest > MOST_LABELS
-        these = slice(labels, None if more else labels + 1)
-        shares = [(sum(split["images_by_labels"][these]), split["images"]) for split in columns]
+        counts_slice = slice(labels, None if more else labels + 1)
+        shares = [(sum(split["images_by_labels"][counts_slice]), split["images"]) for split in columns]
         cells = [f"{count:,} ({100 * count / whole:.0f} %)" for count, whole in shares]
         rows.append([f"  images with {labels}{' or more' if more else ''}", *cells])
     return text_table([["", *splits], *rows])
@@ -329,8 +335,9 @@ def _class_table(classes: list[str], splits: dict[str, dict[str, Any]]) -> str:
                 columns.append([f"{count:,}" for count in split[key]])
                 header.append(key)
     order = np.argsort(-np.array(next(iter(splits.values()))["positive"]), kind="stable").tolist()
-    shown = order if len(order) <= SHOWN_CLASSES else order[: SHOWN_CLASSES // 2] + order[-SHOWN_CLASSES // 2 :]
-    rows = [[classes[k], *(column[k] for column in columns)] for k in shown]
-    if len(shown) < len(order):
-        rows.insert(SHOWN_CLASSES // 2, [f"… {len(order) - len(shown):,} more (all with --json)", *[""] * len(columns)])
+    if (more := len(order) - SHOWN_CLASSES) > 0:
+        order = order[: SHOWN_CLASSES // 2] + order[-SHOWN_CLASSES // 2 :]
+    rows = [[classes[k], *(column[k] for column in columns)] for k in order]
+    if more > 0:
+        rows.insert(SHOWN_CLASSES // 2, [f"… {more:,} more (all with --json)", *[""] * len(columns)])
     return text_table([header, *rows])

@@ -1,7 +1,7 @@
-"""Mistakes of a table that no reader refuses: the spelling of labels, labels that teach nothing, paths without files.
+"""Mistakes of a table that no reader refuses: misspelled labels, useless labels, and paths without files.
 
-Each is a sentence with the lines of the table, the number of images and the correction. Labels that differ may be meant
-so: what is said of them is a warning.
+Each mistake is a sentence with the lines of the table, the number of images and the correction. Labels may differ on
+purpose, so sentences about labels are warnings.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from mlmoe_jax.data.split import DIFFICULT, POSITIVE, Split
 from mlmoe_jax.data.split_checks import EXAMPLES
 from mlmoe_jax.runtime.text import counted
 
-# A label on RARE images or fewer may be the misspelling of one on FREQUENT or more: that is rarely so by chance.
+# A label on at most RARE images may be the misspelling of a label on at least FREQUENT images.
 RARE, FREQUENT = 2, 10
 SEPARATORS = (",", ";", "|", "/")
-MOST_FILES = 200_000  # below the root, among which those of missing images are looked for
+MOST_FILES = 200_000  # files below the root that are searched for missing images
 
 
 # -------------------------------------------------------------------------------------------------------------- places
-def places(found: Iterable[tuple[Split, int]]) -> str:
-    """Return where images, as (split, row), are listed, such as "labels.csv lines 2, 7": lines, or else ids."""
+def places(images: Iterable[tuple[Split, int]]) -> str:
+    """Return the places of images, (split, row), such as "labels.csv lines 2, 7": lines of tables, or else ids."""
     lines: dict[str, list[int]] = defaultdict(list)
     ids = []
-    for split, row in found:
+    for split, row in images:
         if (at := split.images.line(row)) is None:
             ids.append(split.ids[row])
         else:
@@ -52,18 +52,18 @@ class Labels:
         self.counts = np.sum([_present(split).sum(axis=0) for split in splits], axis=0).tolist()
         self.images = sum(map(len, splits))
 
-    def shown(self, k: int, *, lines: bool = True) -> str:
+    def describe(self, k: int, *, lines: bool = True) -> str:
         """Return label `k` with its number of images and, with `lines`, their places."""
         column = slice(k, k + 1) if lines else slice(0)
-        found = [
+        images = [
             (split, int(row)) for split in self.splits for row in np.flatnonzero(_present(split, column).any(axis=1))
         ]
-        where = f": {places(found)}" if found else ""
+        where = f": {places(images)}" if images else ""
         return f"'{self.names[k]}' ({counted(self.counts[k], 'image')}{where})"
 
-    def several(self, chosen: Sequence[int]) -> str:
-        """Return the first of the `chosen` labels, as `shown`."""
-        return ", ".join(map(self.shown, chosen[:EXAMPLES])) + (", …" if len(chosen) > EXAMPLES else "")
+    def several(self, labels: Sequence[int]) -> str:
+        """Return the first of `labels`, as in `describe`."""
+        return ", ".join(map(self.describe, labels[:EXAMPLES])) + (", …" if len(labels) > EXAMPLES else "")
 
 
 def _present(split: Split, columns: slice = slice(None)) -> np.ndarray:
@@ -71,28 +71,28 @@ def _present(split: Split, columns: slice = slice(None)) -> np.ndarray:
 
 
 def doubtful_labels(splits: Sequence[Split], separator: str) -> list[str]:
-    """Return a sentence about each label of the splits that is probably a mistake; none is told twice.
+    """Return a sentence about each label of the splits that is probably a mistake, at most one per label.
 
-    separator: `data.separator` if a cell of the table has several names, else "".
+    `separator` is `data.separator` if a cell of the table has several names, else "".
     """
     labels = Labels(splits)
-    told: set[int] = set()
+    reported: set[int] = set()
     sentences = []
     for doubts in (_variants(labels), _joined(labels, separator), _misspelt(labels), _constant(labels)):
         for about, sentence in doubts:
-            if told.isdisjoint(about):
-                told |= about
+            if reported.isdisjoint(about):
+                reported |= about
                 sentences.append(sentence)
-    if single := [k for k, count in enumerate(labels.counts) if count == 1 and k not in told]:
+    if single := [k for k, count in enumerate(labels.counts) if count == 1 and k not in reported]:
         many = (
-            f"{counted(len(single), 'label')} with one image, too few to learn and to measure: {labels.several(single)}"
+            f"{counted(len(single), 'label')} with one image, too few to train and evaluate: {labels.several(single)}"
         )
-        sentences.append(f"{many}; add images, or remove what is not needed")
+        sentences.append(f"{many}; add images, or remove the label")
     return sentences
 
 
 def _variants(labels: Labels) -> Iterator[tuple[set[int], str]]:
-    """Yield labels that differ from a more frequent one only in case, spaces, hyphens or underscores."""
+    """Yield labels that differ from a more frequent label only in case, spaces, hyphens or underscores."""
     groups = defaultdict(list)
     for k, name in enumerate(labels.names):
         plain = unicodedata.normalize("NFKC", name).strip().casefold()
@@ -102,19 +102,19 @@ def _variants(labels: Labels) -> Iterator[tuple[set[int], str]]:
         for k in others:
             yield (
                 {k},
-                f"label {labels.shown(k)} differs from {labels.shown(main, lines=False)} only in case, spaces, hyphens "
-                f"or underscores; write '{labels.names[main]}' there if they are the same",
+                f"label {labels.describe(k)} differs from {labels.describe(main, lines=False)} only in case, spaces, "
+                f"hyphens or underscores; write '{labels.names[main]}' there if they are the same",
             )
 
 
 def _joined(labels: Labels, separator: str) -> Iterator[tuple[set[int], str]]:
-    """Yield names that consist of other names, separated by another character than the `separator`."""
+    """Yield names that consist of other names, separated by a character that is not `separator`."""
     known = set(labels.names)
     for mark in SEPARATORS if separator else ():
         parts = {k: [part.strip() for part in name.split(mark)] for k, name in enumerate(labels.names) if mark in name}
-        seen = Counter(part for several in parts.values() for part in set(several))
+        counts = Counter(part for several in parts.values() for part in set(several))
         joined = [
-            k for k, several in parts.items() if all(part and (part in known or seen[part] > 1) for part in several)
+            k for k, several in parts.items() if all(part and (part in known or counts[part] > 1) for part in several)
         ]
         if joined:
             yield (
@@ -126,7 +126,7 @@ def _joined(labels: Labels, separator: str) -> Iterator[tuple[set[int], str]]:
 
 
 def _misspelt(labels: Labels) -> Iterator[tuple[set[int], str]]:
-    """Yield rare labels that are one typing error from a frequent one."""
+    """Yield rare labels that are one typing error from a frequent label."""
     frequent = defaultdict(set)
     for k, name in enumerate(labels.names):
         if labels.counts[k] >= FREQUENT:
@@ -140,22 +140,22 @@ def _misspelt(labels: Labels) -> Iterator[tuple[set[int], str]]:
                 main = max(right, key=lambda other: labels.counts[other])
                 yield (
                     {k},
-                    f"label {labels.shown(k)} may be a misspelling of {labels.shown(main, lines=False)}; write "
+                    f"label {labels.describe(k)} may be a misspelling of {labels.describe(main, lines=False)}; write "
                     f"'{labels.names[main]}' there if it is",
                 )
 
 
 def _shortened(name: str) -> set[str]:
-    """Return a name, and it without each of its letters: names that are one error apart share one of these."""
+    """Return a name, and the name without each letter; names that are one error apart have a common element."""
     lower = name.casefold()
     return {lower, *(lower[:at] + lower[at + 1 :] for at in range(len(lower)))}
 
 
 def _is_typing_error(wrong: str, right: str) -> bool:
-    """Return whether two names differ in one typing error, and are too long for two words, such as cat and car.
+    """Return whether two names differ in one typing error. Short names may be two words, such as cat and car.
 
-    Two letters are swapped; or a letter is added or left out, of four; or another one than the first is replaced, of
-    six. Digits number things.
+    An error is a swap of two letters; a letter that is added or left out, in names of at least four letters; or another
+    letter in place of any except the first, in names of at least six letters. Different digits are no error.
     """
     if re.findall(r"\d", wrong) != re.findall(r"\d", right):
         return False
@@ -181,12 +181,15 @@ def _constant(labels: Labels) -> Iterator[tuple[set[int], str]]:
     """Yield labels of all images."""
     for k, name in enumerate(labels.names):
         if labels.counts[k] == labels.images > 1:
-            yield {k}, f"label '{name}' is on all {labels.images:,} images, so it teaches nothing; remove it"
+            yield (
+                {k},
+                f"label '{name}' is on all {labels.images:,} images, so a model learns nothing from it; remove it",
+            )
 
 
 # --------------------------------------------------------------------------------------------------------------- files
 def why_missing(paths: Sequence[str], root: str) -> str:
-    """Return what to do about image files that do not exist: files below `root` with nearly the same names tell."""
+    """Return the correction for image files that do not exist, by files below `root` with similar names."""
     if windows := [path for path in paths if "\\" in path]:
         return f"{len(windows):,} of the paths have \\, as on Windows: write / instead"
     present: dict[str, str] = {}
@@ -201,12 +204,12 @@ def why_missing(paths: Sequence[str], root: str) -> str:
     hints: dict[str, list[str]] = defaultdict(list)
     for path in paths:
         name = os.path.basename(path).casefold()
-        if found := present.get(name):
-            same = os.path.normpath(os.path.dirname(found)) == os.path.normpath(os.path.dirname(path))
+        if match := present.get(name):
+            same = os.path.normpath(os.path.dirname(match)) == os.path.normpath(os.path.dirname(path))
             fix = "the case of letters counts" if same else "correct data.images or the paths in the table"
-            hints[fix].append(f"{path}, but there is {found}")
-        elif found := present.get(os.path.splitext(name)[0]):
-            hints["correct the suffixes in the table"].append(f"{path}, but there is {found}")
+            hints[fix].append(f"{path}, but there is {match}")
+        elif match := present.get(os.path.splitext(name)[0]):
+            hints["correct the suffixes in the table"].append(f"{path}, but there is {match}")
     if not hints:
         return f"put {paths[0]} there, or correct data.root, data.images or the paths in the table"
     fix, examples = max(hints.items(), key=lambda item: len(item[1]))

@@ -35,7 +35,7 @@ RESAMPLES, SEED = 1000, 0
 LISTED = 100  # images per split that changed most
 _MOVES = 3  # labels per listed image
 _SHOWN = 10  # rows of a printed table
-# The columns of the CSV; a and b of an image as in ChangedImage.
+# The columns of the CSV. For images, a and b are as in ChangedImage.
 _COLUMNS = ("split", "kind", "name", "positives", "a", "b", "difference", "low", "high", "moves")
 
 
@@ -77,8 +77,12 @@ class Move:
 class ChangedImage:
     """An image whose probabilities differ between the runs.
 
-    change: mean |b − a| of the probabilities of its known labels. a, b: mean probability of the truth, present or
-    absent, over the known labels. labels: the present ones. moves: the labels that changed most.
+    Attributes:
+      id: the name of the image.
+      change: mean |b − a| of the probabilities of its known labels.
+      a, b: mean probability of the truth, present or absent, over the known labels.
+      labels: the present labels.
+      moves: the labels that changed most.
     """
 
     id: str
@@ -93,9 +97,16 @@ class ChangedImage:
 class Comparison:
     """Two runs on one split.
 
-    counts: the number of images with scores in both runs (images), in only one (only_a, only_b), and unreadable in one
-    of them (unread). metrics: by name. ap: the average precision of each label. positives: images of each label.
-    changed: the images that changed most, the largest change first.
+    Attributes:
+      a, b: the folders of the runs.
+      split: the name of the split.
+      counts: the number of images with scores in both runs (images), in only one run (only_a, only_b), and unreadable
+        in a run (unread).
+      metrics: changes of the metrics by name.
+      ap: changes of the average precision of each label.
+      positives: number of images of each label.
+      changed: the images that changed most, the largest change first.
+      resamples: number of resamples.
     """
 
     a: str
@@ -111,7 +122,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run of a comparison, from its folder. settings: split -> config with which its scores were measured."""
+    """A run of a comparison; `settings` maps splits to the configs of their scores."""
 
     folder: RunFolder
     labels: tuple[str, ...]
@@ -124,12 +135,12 @@ class ComparedRun:
         """Read a run folder; UserError if it has no scores."""
         folder.require(CONFIG)
         splits = read_scores(folder)
-        settings = {name: read_settings(folder, of.prefix) for name, of in splits.items()}
+        settings = {name: read_settings(folder, split.prefix) for name, split in splits.items()}
         return cls(folder, read_labels(folder), splits, settings, read_config(folder).data.test_splits)
 
 
 def shared_splits(first: ComparedRun, second: ComparedRun) -> list[str]:
-    """Return the splits for which both runs have scores, starting with those that the first run reports."""
+    """Return the splits for which both runs have scores, reported splits of the first run first."""
     ordered = dict.fromkeys((*first.reported, *first.splits))
     shared = [name for name in ordered if name in first.splits and name in second.splits]
     if not shared:
@@ -145,12 +156,13 @@ def compare_runs(
 ) -> Comparison:
     """Compare two runs on one split.
 
-    The threshold of predictions and the treatment of difficult labels are those of the first run for both.
+    The config of the first run defines the threshold of predictions and the treatment of difficult labels for both
+    runs.
 
     Args:
-      split: name of the split; "" is the first reported one of the first run for which both have scores.
+      split: name of the split; by default the first of `shared_splits`.
       resamples: number of resamples of the images, for intervals.
-      seed: of the resamples.
+      seed: seed of the resamples.
 
     Raises:
       UserError: a run has no scores, the labels or the truth differ, or no image is in both.
@@ -176,13 +188,13 @@ def compare_runs(
 
 # ------------------------------------------------------------------------------------------------- matching the images
 def _match(first: ComparedRun, second: ComparedRun, split: str) -> tuple[SplitScores, SplitScores, dict[str, int]]:
-    """Return the scores of both runs for the images that both have read, in the order and labels of the first."""
+    """Return the scores of both runs for the images that both have read, in the order of the first run."""
     whole, other = (require_split(run.folder, run.splits, split) for run in (first, second))
     if different := sorted(set(first.labels) ^ set(second.labels)):
         raise UserError(f"the runs have different labels, such as {different[0]}; compare runs on the same labels")
     other = other.with_labels(np.array([second.labels.index(name) for name in first.labels]))
     only_a, only_b = np.setdiff1d(whole.ids, other.ids).size, np.setdiff1d(other.ids, whole.ids).size
-    _, rows, others = np.intersect1d(whole.ids, other.ids, return_indices=True)  # of an image that is twice, the first
+    _, rows, others = np.intersect1d(whole.ids, other.ids, return_indices=True)  # the first of repeated images
     order = np.argsort(rows)
     one, other = whole.take(rows[order]), other.take(others[order])
     differs = np.argwhere(one.codes != other.codes)
@@ -226,12 +238,12 @@ def _changes(
 def changed_images(
     one: SplitScores, other: SplitScores, label: np.ndarray, mask: np.ndarray, labels: Sequence[str]
 ) -> tuple[ChangedImage, ...]:
-    """Return at most LISTED images whose probabilities changed most on average over their known labels.
+    """Return at most LISTED images with the largest mean change over their known labels.
 
-    Images that did not change are left out; of equal changes the earlier image comes first.
+    Images without a change are left out; of equal changes the earlier image comes first.
 
     Args:
-      one, other: the same N images, all with scores.
+      one, other: N equal images, all with scores.
       label, mask: f32[N,K].
       labels: names of the K labels.
     """
@@ -261,9 +273,17 @@ def compare_folders(
     as_json: bool = False,
     resamples: int = RESAMPLES,
 ) -> int:
-    """Compare two runs on one split, or on all that both have, print tables or JSON, and return the exit code.
+    """Compare two runs, print tables or JSON, and return the exit code.
 
-    output: path of a .csv or .json file. Raises UserError as `compare_runs`, and for the same folder twice.
+    Args:
+      a, b: the run folders.
+      split: a split; by default all of `shared_splits`.
+      output: path of a .csv or .json file.
+      as_json: print JSON.
+      resamples: as in `compare_runs`.
+
+    Raises:
+      UserError: as `compare_runs`, and if `a` and `b` are one folder.
     """
     if a.path == b.path:
         raise UserError(f"both --workdir are {a}; give the folders of two runs")
@@ -305,7 +325,7 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
 
 
 def _write_table(file: TextIO, comparisons: Sequence[Comparison]) -> None:
-    """Write one CSV: fractions with all digits, empty if undefined or if a kind of row has no such value."""
+    """Write a CSV: fractions with all digits; a cell is empty if it is undefined, or a kind of row lacks the column."""
     write = row_writer(file)
     write(_COLUMNS)
     for one in comparisons:
@@ -331,7 +351,7 @@ def format_comparison(comparison: Comparison) -> str:
     others = {"only_a": "only in a", "only_b": "only in b", "unread": "without scores"}
     beside = ", ".join(f"{counts[kind]:,} {what}" for kind, what in others.items() if counts[kind])
     labels = sorted(one.ap, key=lambda name: -np.nan_to_num(abs(one.ap[name].difference), nan=-1))[:_SHOWN]
-    shown = f", the {len(labels)} of {len(one.ap)} labels that changed most" if len(one.ap) > _SHOWN else ""
+    title = f", the {len(labels)} of {len(one.ap)} labels that changed most" if len(one.ap) > _SHOWN else ""
     lines = [
         f"{one.split}: {counts['images']:,} images in both runs" + (f" ({beside})" if beside else ""),
         f"a = {one.a}",
@@ -339,7 +359,7 @@ def format_comparison(comparison: Comparison) -> str:
         f"[95 % interval of b − a over {one.resamples:,} resamples of the images], * if it excludes 0",
         *_table("metric, %", one.metrics),
         "",
-        *_table(f"AP, %{shown}", {name: one.ap[name] for name in labels}),
+        *_table(f"AP, %{title}", {name: one.ap[name] for name in labels}),
         "",
         "images that changed most: mean change of a probability, (present labels), label a → b, + closer to the truth",
     ]

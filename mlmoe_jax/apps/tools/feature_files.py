@@ -1,4 +1,4 @@
-"""Write the features of a data set to files, for probes of the user's own."""
+"""Write the features of a data set to files, for own probes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write_features(config: ConfigDict, output: str) -> int:
     `classes.txt` lists the K classes. For each split with N images there are `SPLIT.ids.txt`, `SPLIT.labels.npy`, label
     codes i8[N,K] (see data.split), and, as the head of the config reads them, `SPLIT.cls.npy` f32[N,D] and
     `SPLIT.patches.npy` f32[N,h,w,D]. With `data.bad_images=skip`, features of images that cannot be read are nan.
-    Raises UserError if the config has prompts or other adapters, which features without a training would not have seen.
+    Raises UserError if the config has prompts or other adapters, which are not trained here.
     """
     if adapters := describe_adapters(config):
         raise UserError(f"--mode=features needs a backbone without {adapters}; take a config such as linear_probe")
@@ -33,7 +33,9 @@ def write_features(config: ConfigDict, output: str) -> int:
     folder.require_place()
     splits = open_splits(data, [data.val_split, *data.test_splits], seed=config.seed)
     classes = splits[data.train_split].classes
-    parts = assemble(config, synthetic_label_space(len(classes), config.model.prompts.num_groups))  # any head will do
+    parts = assemble(
+        config, synthetic_label_space(len(classes), config.model.prompts.num_groups)
+    )  # the head is not used
     extractor = FeatureExtractor(config, parts, preprocess_for(config), setup_jax(config, training=False))
     _write_lines(folder, "classes.txt", classes)
     for split in splits.values():

@@ -23,8 +23,8 @@ _SHOWN = 10  # names in a sentence
 def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, as_json: bool = False) -> int:
     """Fit the thresholds of a run according to `config.thresholds`, write thresholds.json and print the changes.
 
-    overrides: keys under thresholds that differ from those of the run. Returns the exit code. Raises UserError for a
-    reported split, for a split without scores, and if no threshold reaches the goal.
+    `overrides` has keys under thresholds that differ from the run. Returns the exit code. Raises UserError if the split
+    is reported or has no scores, or if no threshold reaches the goal.
     """
     folder.require(CONFIG)
     config = read_config(folder)
@@ -52,7 +52,7 @@ def format_fitted(thresholds: Thresholds) -> str:
 
 
 def fitted_lines(thresholds: Thresholds) -> list[str]:
-    """Return the goal of fitted thresholds with their range, and the labels that have none of their own."""
+    """Return the goal of fitted thresholds with their range, and the labels without their own threshold."""
     source = thresholds.source
     finite = [value for value in thresholds.values.values() if np.isfinite(value)]
     goal = "best F1" if source["goal"] == "f1" else f"precision of {100 * source['precision']:g} %"

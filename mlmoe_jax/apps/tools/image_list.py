@@ -1,6 +1,6 @@
-"""The images that `--images` names.
+"""The images of `--images`.
 
-`--images` takes any of these, in the given order; duplicates are kept:
+`--images` takes any of these, in order; duplicates are kept:
 
     a.jpg               a file with any suffix
     photos              a folder, searched recursively in order of name for files with the suffix of an image
@@ -10,8 +10,8 @@
     demo:photographs    the photographs that come with scikit-image, if it is installed
 
 Hidden files and folders (.name) are left out of folders and patterns. Paths in a list are not checked beforehand,
-because a list may have millions: a missing file is an image that cannot be read. A list that contains NUL characters
-(`find -print0`) is separated by them instead of by lines.
+because a list may have millions of paths: a missing file is an unreadable image. A list that contains NUL characters
+(`find -print0`) is separated by NUL characters instead of lines.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from mlmoe_jax.data.sources.folders import IMAGE_SUFFIXES
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import DEMO, MOST_LIST, read_bytes, read_stream
 
-# Photographs of scikit-image, which also has the license of each.
+# Photographs of scikit-image, which also has their licenses.
 PHOTOGRAPHS = ("astronaut.png", "camera.png", "chelsea.png", "coffee.png", "motorcycle_left.png", "rocket.jpg")
 
 
-def find_images(given: Sequence[str]) -> list[str]:
-    """Return the paths of the images that the items of `--images` name; UserError if an item names none."""
-    return [path for item in given for path in _of_item(item)]
+def find_images(items: Sequence[str]) -> list[str]:
+    """Return the paths of the images of all items of `--images`; UserError if an item has none."""
+    return [path for item in items for path in _expand(item)]
 
 
-def _of_item(item: str) -> list[str]:
+def _expand(item: str) -> list[str]:
     if not item:  # the working directory for Path, and perhaps an unset variable of a shell
         raise UserError("--images has an empty name; give image files or folders")
     if item.startswith(DEMO):
         return _photographs(item)
     if item == "-" or item.startswith("@"):
-        return _of_list(item)
+        return _read_list(item)
     with _explained(item):
         path = epath.Path(item) if "://" in item else Path(item).expanduser()
         is_folder = path.is_dir()
@@ -66,18 +66,18 @@ def _of_item(item: str) -> list[str]:
 
 
 def _photographs(item: str) -> list[str]:
-    spec = importlib.util.find_spec("skimage")  # which is not imported, because this would take a second
+    spec = importlib.util.find_spec("skimage")  # found without an import, which takes a second
     folders = (spec and spec.submodule_search_locations) or []
     paths = [Path(folder) / "data" / name for folder in folders for name in PHOTOGRAPHS]
     if item != f"{DEMO}photographs" or not (files := [os.fspath(path) for path in paths if path.is_file()]):
         raise UserError(
-            f"there are no images {item[:100]}: {DEMO}photographs are those of scikit-image, and `pip install "
-            "scikit-image` installs it"
+            f"there are no images {item[:100]}: {DEMO}photographs are in scikit-image; `pip install "
+            "scikit-image` installs them"
         )
     return files
 
 
-def _of_list(item: str) -> list[str]:
+def _read_list(item: str) -> list[str]:
     """Return the paths of a list; bytes that are not UTF-8 are preserved, as in all paths."""
     name = "standard input" if item == "-" else f"the list {item[1:]}"
     with _explained(name):
@@ -92,7 +92,7 @@ def _of_list(item: str) -> list[str]:
 
 
 def _below(folder: Path | epath.Path, above: Collection[Path] | None = None) -> Iterator[Path | epath.Path]:
-    """Yield all entries below a folder in order of name, except hidden ones; links to a folder above are not followed.
+    """Yield all entries below a folder in order of name, except hidden entries; links to parent folders are not followed.
 
     A folder with the suffix of an image counts as an image that cannot be read.
     """
@@ -109,7 +109,7 @@ def _below(folder: Path | epath.Path, above: Collection[Path] | None = None) -> 
 
 
 def _matches(pattern: str) -> list[str]:
-    """Return the paths that match a pattern; unlike glob's, a `**` follows no links to a folder above."""
+    """Return the paths that match a pattern; unlike in glob, `**` follows no links to a folder above."""
     parts = pattern.split(os.sep)
     if "**" not in parts:
         return glob.glob(pattern)
@@ -126,7 +126,7 @@ def _is_image_name(name: str) -> bool:
 
 @contextlib.contextmanager
 def _explained(place: str) -> Iterator[None]:
-    """Turn the errors of a place that cannot be read into a UserError, such as an unknown ~user or kind of address."""
+    """Turn the errors of an unreadable place into a UserError, such as an unknown ~user or kind of address."""
     try:
         yield
     except (OSError, RuntimeError, ValueError, ImportError, KeyError) as error:

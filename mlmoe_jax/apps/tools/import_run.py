@@ -23,9 +23,9 @@ from mlmoe_jax.training.setup import build_steps, label_space_for
 def import_run(config: ConfigDict, folder: RunFolder) -> None:
     """Convert `config.init_from` into a run folder without training, for evaluation, prediction and export.
 
-    Labels, their order and their groups are those of the training split; no image is read. The folder gets a checkpoint
-    of step 0, from which training can resume. Raises UserError if `init_from` is empty or the folder already holds a
-    run, and as `origin_of` does.
+    Labels, their order and their groups are from the training split; no image is read. The folder gets a checkpoint of
+    step 0, from which training can resume. Raises UserError if `init_from` is empty or the folder already holds a run,
+    and as `origin_of` does.
     """
     configuration.validate(config)
     if not config.init_from:

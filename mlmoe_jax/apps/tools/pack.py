@@ -2,7 +2,7 @@
 
 `data/sources/packed.py` describes and reads these files. A shard is written to a temporary file in the same folder, or
 on local disk for an object store, and gets its name only when it is complete. `unfinished.json` lists the finished
-shards, so that the same command resumes an interrupted one. The content of a shard does not depend on the number of
+shards, so that the same command resumes after an interruption. The content of a shard does not depend on the number of
 processes.
 """
 
@@ -34,11 +34,11 @@ from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.storage import Folder
 
 SHARD_IMAGES = 1024
-SAVE_EVERY = 5.0  # seconds; object stores limit how often one object can be replaced
+SAVE_EVERY = 5.0  # seconds; object stores limit how often an object may be replaced
 
 
 def pack(config: ConfigDict, output: str | os.PathLike) -> int:
-    """Pack every split that `config.data` names into the folder, or gs:// address, `output`; return the exit code.
+    """Pack every split of `config.data` into the folder, or gs:// address, `output`; return the exit code.
 
     The exit code is 130 if packing was stopped on request; the same command resumes it. Raises UserError for an
     unreadable image (unless `data.bad_images` is skip) and for a folder with other content.
@@ -62,9 +62,9 @@ def pack(config: ConfigDict, output: str | os.PathLike) -> int:
 
 
 def _open_splits(config: ConfigDict) -> list[Split]:
-    """Open all splits that `config.data` names, complete, with the classes of the training split.
+    """Open all splits of `config.data`, complete, with the classes of the training split.
 
-    Images held out by `data.val_fraction` stay in the training split, so that the same config holds them out again.
+    Images of `data.val_fraction` stay in the training split, so that the same config holds them out again.
     """
     data_config = config.data.copy_and_resolve_references()
     others = [data_config.val_split if not data_config.val_fraction else "", *data_config.test_splits]
@@ -75,7 +75,7 @@ def _open_splits(config: ConfigDict) -> list[Split]:
 def _write_missing(
     folder: Folder, manifest: dict[str, Any], splits: Sequence[Split], config: ConfigDict, stop: threading.Event
 ) -> None:
-    """Write the shards that the manifest lacks, and add their entries; return early if asked to stop."""
+    """Write the shards that the manifest lacks, and add their entries; return early after a request to stop."""
     shards = [shard for split in splits for shard in _missing(manifest, split)]
     sources = {split.name: (split.images, split.ids) for split in splits}
     skip, decoding = config.data.bad_images == "skip", Decoding.of(config.data)
@@ -119,12 +119,12 @@ def _fingerprint(split: Split) -> str:
 
 
 def _resume(folder: Folder, manifest: dict[str, Any], config: ConfigDict) -> dict[str, Any]:
-    """Return a new manifest with the shards that are already in the folder; UserError if it has other content."""
+    """Return a new manifest with the shards that are in the folder; UserError if the folder has other content."""
     name = next((name for name in (UNFINISHED, MANIFEST) if (folder / name).exists()), None)
     if name is None:
-        there = folder.path.iterdir() if folder.path.is_dir() else ()  # an object store has no empty folders
-        if there := sorted(path.name for path in there if not path.name.startswith(".")):
-            raise UserError(f"{folder} contains other files, such as {there[0]}; set --output to a new or empty folder")
+        entries = folder.path.iterdir() if folder.path.is_dir() else ()  # an object store has no empty folders
+        if names := sorted(path.name for path in entries if not path.name.startswith(".")):
+            raise UserError(f"{folder} contains other files, such as {names[0]}; set --output to a new or empty folder")
         return manifest
     before, skip = folder.read_json(name), config.data.bad_images == "skip"
     with folder.reading(name):
@@ -168,7 +168,7 @@ def _finish(folder: Folder, manifest: dict[str, Any], splits: Sequence[Split]) -
         content = folder.read_bytes(file, MOST_DATA)
         entry["images"] = int(stored.sum())
         entry["labels"] = {"file": file, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    # An earlier command may have been interrupted in a split that this command does not name.
+    # An earlier command may have been interrupted in a split that this command does not have.
     complete = {name: entry for name, entry in manifest["splits"].items() if entry["labels"]}
     folder.write_json(MANIFEST, manifest | {"splits": complete})
     if len(complete) == len(manifest["splits"]):

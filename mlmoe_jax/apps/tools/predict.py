@@ -24,12 +24,12 @@ from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.storage import STANDARD_OUTPUT, Target, opened
 from mlmoe_jax.runtime.text import counted, printable, text_table
 
-SHOWN = 20  # maximum number of printed rows, and of printed errors
+MOST_ROWS = 20  # maximum number of printed rows, and of printed errors
 
 
 def predict_files(
     folder: RunFolder,
-    given: Sequence[str],
+    items: Sequence[str],
     output: str | None,
     overrides: Sequence[tuple[str, str]],
     *,
@@ -39,17 +39,28 @@ def predict_files(
     gates: bool = False,
     as_json: bool = False,
 ) -> int:
-    """Label the images that `given` names (see image_list.py), write one row per image, and print a summary.
+    """Label images, write one row per image, and print a summary.
 
-    A short table is printed to stdout, with `as_json` the numbers of images; or one line to stderr if the rows are
-    written to stdout, which is the default with `as_json`. batch_size: number of images at a time, by default 32 per
-    device. Returns the exit code: 0; 2 if an image could not be read, and all other images are labeled; 3 if the newest
-    checkpoint is damaged and the one before it was used.
+    The summary is a short table on stdout, or with `as_json` the numbers of images. If the rows are written to stdout,
+    which is the default with `as_json`, it is one line on stderr.
+
+    Args:
+      folder: the run folder.
+      items: see image_list.py.
+      output: see `choose_target`.
+      overrides, checkpoint: as in `Predictor.from_run`.
+      batch_size: number of images at a time, by default 32 per device.
+      top_k, gates: as in `Predictor.stream`.
+      as_json: print JSON.
+
+    Returns:
+      the exit code: 0; 2 if an image could not be read, after labeling the readable images; 3 if the newest checkpoint
+      is damaged and an older checkpoint was used.
     """
     target = choose_target(output, folder, as_json=as_json, gates=gates)
     folder.require_model()
-    # Only the first process has a standard input; if no image is found, it ends with the reason, and so the others.
-    paths = distributed.broadcast_from_first(find_images(given) if distributed.is_first() else None)
+    # Only the first process has a standard input. If it finds no image, it fails with the reason, which ends the job.
+    paths = distributed.broadcast_from_first(find_images(items) if distributed.is_first() else None)
     predictor = Predictor.from_run(folder.path, overrides, checkpoint=checkpoint)
     if top_k is None and target.kind == "csv" and (same := set(_COLUMNS) & set(predictor.names)):
         raise UserError(
@@ -95,8 +106,8 @@ def choose_target(output: str | None, folder: RunFolder, *, as_json: bool = Fals
     """Return the target of `--output`: a .csv or .jsonl file, or - for standard output (CSV, or JSONL if `as_json`).
 
     The default is standard output if `as_json`, else predictions.csv in the run folder, or predictions.jsonl with
-    gates: the weights of a label are a list, which does not fit into a CSV cell, and rows can be written one by one,
-    unlike an .npz. Raises UserError for other suffixes, and if the file cannot be written.
+    gates, whose weights are lists, which do not fit into CSV cells. Raises UserError for other suffixes, and if the
+    file cannot be written.
     """
     if output == STANDARD_OUTPUT or (as_json and not output):
         target = Target(None, "jsonl" if as_json else "csv")
@@ -119,9 +130,9 @@ _COLUMNS = ("image", "labels", "error")  # of a CSV, before the scores
 def row_writer(file: TextIO, kind: str, names: Sequence[str], top_k: int | None = None) -> Callable[[Result], None]:
     """Return a function that writes a result as a row of `kind` csv or jsonl; write the heading of a CSV.
 
-    Columns of a CSV: image, labels (see `formats.join_names`), error and one score per label; with top_k, the
+    Columns of a CSV: image, labels (see `formats.join_names`), error and one score per label; with `top_k`, the
     number of labels per result: image, error, and label_1, score_1, label_2, …, best first.
-    Keys in JSONL: image, and either error, or labels and scores (with top_k only those of the best labels, best first),
+    Keys in JSONL: image, and either error, or labels and scores (with `top_k` only of the best labels, best first),
     and gates {name: {label: weights}} if a result has them.
     """
     if kind == "jsonl":
@@ -163,18 +174,18 @@ class _Summary:
         self.first: list[Result] = []
 
     def add(self, result: Result) -> None:
-        if len(self.first) < SHOWN:
+        if len(self.first) < MOST_ROWS:
             self.first.append(result)
         if result.error:
             self.unread += 1
-            if self.unread <= SHOWN and distributed.is_first():
+            if self.unread <= MOST_ROWS and distributed.is_first():
                 status(f"error: {printable(result.error)}")
 
     def print(self, target: Target, *, as_json: bool) -> None:
-        """Print the summary to stdout, its numbers alone with `as_json`; log it if the rows are written to stdout."""
+        """Print the summary to stdout, with `as_json` only numbers; log it if the rows are written to stdout."""
         labeled, rate = self.images - self.unread, self.images / max(1e-9, time.perf_counter() - self.started)
-        if self.unread > SHOWN:
-            status(f"… and {self.unread - SHOWN:,} more errors; {target} contains all of them")
+        if self.unread > MOST_ROWS:
+            status(f"… and {self.unread - MOST_ROWS:,} more errors; {target} contains all of them")
         sentence = f"{labeled:,} of {counted(self.images, 'image')} labeled ({rate:.3g} images/s); written to {target}"
         if target.path is None:
             status(sentence)

@@ -1,8 +1,8 @@
 """E2VPT's pruning (E2VPT, sec. 3.3): train with masks, rank, prune, rewind, choose.
 
-1. Train with a learned mask for every prompt and every segment of it. 2. Measure the importance of each mask. 3. For
-every level of pruning, mask the least important prompts and segments, restart from the same initial values with these
-masks fixed, and train. 4. Choose the level with the best `eval.select_metric` on the selection split. Each training has
+1. Train with a learned mask for every prompt and every segment of a prompt. 2. Measure the importance of each mask.
+3. For every level of pruning, mask the least important prompts and segments, restart from the same initial values with
+fixed masks, and train. 4. Choose the level with the best `eval.select_metric` on the selection split. Each training has
 its own run folder, and finished stages are not repeated, so the same command resumes a stopped pruning. The files of
 the chosen level are copied to the target folder.
 """
@@ -48,7 +48,7 @@ MASKS = {"tokens": "prompts/token_mask", "segments": "prompts/segment_mask"}
 
 @dataclass(frozen=True)
 class Level:
-    """The prompts and segments that are kept, as in the config keys `kept_tokens` and `kept_segments`."""
+    """A level of pruning: values of the config keys `kept_tokens` and `kept_segments`."""
 
     name: str
     kept_tokens: str
@@ -56,7 +56,7 @@ class Level:
 
 
 def prune(config: ConfigDict, folder: RunFolder) -> Results:
-    """Run the whole procedure in a folder; return the metrics of the chosen training, as fractions.
+    """Run the whole procedure in a folder; return the metrics of the best level, as fractions.
 
     Raises UserError for a config without prunable prompts or without a selection split, and loop.Stopped after SIGTERM
     or Ctrl-C, once the current training is saved.
@@ -85,19 +85,19 @@ def prune(config: ConfigDict, folder: RunFolder) -> Results:
     return results[best]
 
 
-def _adopt(folder: RunFolder, chosen: RunFolder) -> None:
-    """Copy the files of the chosen level in place of those of a level that was chosen before."""
+def _adopt(folder: RunFolder, best: RunFolder) -> None:
+    """Copy the files of the best level, and remove the files of a level that was the best before."""
     (folder / CONFIG).unlink(missing_ok=True)
     if (folder / CHECKPOINTS).exists():
         folder.inside(CHECKPOINTS).rmtree()
     levels = [folder.below(f"{LEVELS}/{entry.name}") for entry in (folder / LEVELS).iterdir() if entry.is_dir()]
-    for name in {name for level in levels for name in level.files()} - {*chosen.files(), ".lock"}:
+    for name in {name for level in levels for name in level.files()} - {*best.files(), ".lock"}:
         folder.inside(name).unlink(missing_ok=True)
-    folder.adopt(chosen)
+    folder.adopt(best)
 
 
 def at_level(config: ConfigDict, level: Level) -> ConfigDict:
-    """Return the config of the training that restarts with the masks of a level, fixed."""
+    """Return the config of the training with the fixed masks of a level."""
     pruned = copy.deepcopy(config)
     prompts = pruned.model.prompts
     prompts.pruning, prompts.kept_tokens, prompts.kept_segments = "fixed", level.kept_tokens, level.kept_segments
@@ -107,20 +107,20 @@ def at_level(config: ConfigDict, level: Level) -> ConfigDict:
 def make_levels(importance: dict[str, np.ndarray], prune_config: ConfigDict) -> list[Level]:
     """Return every combination of token and segment levels of `config.prune`; levels with equal masks appear once.
 
-    importance: as `measure_importance` returns it. The lowest values are pruned first; segments are compared within
-    their prompt. At least one prompt is kept, and a quarter of the segments of each: the authors keep 4 of 16.
+    The lowest values of `importance`, a result of `measure_importance`, are pruned first. Segments are compared within
+    their prompt. At least one prompt is kept, and a quarter of the segments of each prompt: the authors keep 4 of 16.
     """
     levels: dict[tuple, Level] = {}
     for tokens, segments in itertools.product(prune_config.token_levels, prune_config.segment_levels):
-        kept_tokens = _kept(importance["tokens"], tokens, at_least=1)
-        kept_segments = tuple(_kept(row, segments, at_least=max(1, len(row) // 4)) for row in importance["segments"])
+        kept_tokens = _mask(importance["tokens"], tokens, at_least=1)
+        kept_segments = tuple(_mask(row, segments, at_least=max(1, len(row) // 4)) for row in importance["segments"])
         name = f"tokens={tokens:g},segments={segments:g}"
         levels.setdefault((kept_tokens, kept_segments), Level(name, kept_tokens, kept_segments))
     return list(levels.values())
 
 
-def _kept(importance: np.ndarray, level: float, *, at_least: int) -> str:
-    """Return 0 for the fraction `level` of entries with the lowest importance and 1 for the others, as a string."""
+def _mask(importance: np.ndarray, level: float, *, at_least: int) -> str:
+    """Return a string with 0 for the fraction `level` of entries with the lowest importance, else 1."""
     count = min(round(level * len(importance)), max(0, len(importance) - at_least))
     least = np.argsort(importance, kind="stable")[:count]
     return "".join("0" if index in least else "1" for index in range(len(importance)))
@@ -129,8 +129,8 @@ def _kept(importance: np.ndarray, level: float, *, at_least: int) -> str:
 def measure_importance(run: Run, *, how: str = "signed") -> dict[str, np.ndarray]:
     """Return the mean over training batches of ∂loss/∂mask for the masks `tokens` f64[P] and `segments` f64[P,S].
 
-    how: `signed`, as in the authors' code, or `absolute`, the mean of the absolute value, as in the paper's definition
-    (Michel et al., sec. 4.1). The authors' code also updates the weights while it measures; here they are constant.
+    `how` is `signed`, as in the authors' code, or `absolute`, the mean of the absolute value, as in the paper's
+    definition (Michel et al., sec. 4.1). The authors' code also updates the weights meanwhile; here they are constant.
     """
     config = run.config
     split = open_split(config.data, config.data.train_split, classes=run.label_space.names, seed=config.seed)
@@ -153,7 +153,7 @@ def measure_importance(run: Run, *, how: str = "signed") -> dict[str, np.ndarray
 
 
 def _importance_step(run: Run, labels: np.ndarray) -> Callable[..., Params]:
-    """Return the jitted gradient of the training loss by the masks; labels: codes of the training split."""
+    """Return the jitted gradient of the training loss by the masks; `labels` are codes of the training split."""
     objective = training_objective(run.config, labels)
 
     def loss_of(masks: Params, values: Params, frozen: Params, batch: Batch, key: jax.Array) -> jax.Array:
@@ -190,15 +190,15 @@ def _train_once(config: ConfigDict, folder: RunFolder, title: str) -> Results:
 
 
 def _write_table(folder: RunFolder, results: dict[Level, Results], metric: str) -> None:
-    """Write prune.csv: mAP, and the metric by which the level is chosen, of every split and level."""
+    """Write prune.csv: mAP, and the metric of the selection, of every split and level."""
     splits, rows = next(iter(results.values())), []
     columns = [(split, name) for split in splits for name in dict.fromkeys(("mAP", metric))]
     for level, measured in results.items():
-        kept = sum(
+        segments = sum(
             row.count("1") for row, token in zip(level.kept_segments, level.kept_tokens, strict=True) if token == "1"
         )
-        figures = (measured[split][name] for split, name in columns)
-        rows.append([level.name, level.kept_tokens.count("1"), kept, *figures])
+        metrics = (measured[split][name] for split, name in columns)
+        rows.append([level.name, level.kept_tokens.count("1"), segments, *metrics])
     folder.write_csv(TABLE, ["level", "prompts", "segments", *map("/".join, columns)], rows)
 
 
@@ -209,4 +209,4 @@ def _require_prunable(config: ConfigDict) -> None:
         kind = config.model.prompts.kind
         raise UserError(f"--mode=prune prunes the prompts of E2VPT, not {kind} prompts; start from configs/e2vpt.py")
     if config.eval.select_on == "none":
-        raise UserError("--mode=prune chooses a level by its eval.select_metric: set eval.select_on to val or test")
+        raise UserError("--mode=prune chooses a level by eval.select_metric; set eval.select_on to val or test")

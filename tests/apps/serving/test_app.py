@@ -175,7 +175,7 @@ def test_size_and_pixels_are_limited(labeler):
     assert {answer.json()["error"] for answer in too_large} == {"the request has more than 1,048,576 bytes"}
     assert pixels.status_code == 422
     assert "it has more than 1,000,000 pixels" in pixels.json()["error"]
-    assert service.taken == 0
+    assert service.active == 0
 
 
 def test_other_sites_and_names_are_refused(ask):
@@ -266,7 +266,7 @@ def test_a_full_queue_is_429_and_the_others_are_answered():
             assert answer.headers["retry-after"] == "1"
     assert too_many.status_code == 400, "more than the queue can ever take"
     assert later.status_code == 200
-    assert service.taken == 0
+    assert service.active == 0
 
 
 def test_late_results_are_504_and_late_requests_408():
@@ -283,7 +283,7 @@ def test_late_results_are_504_and_late_requests_408():
     late, slow = with_client(service, use)
     assert (late.status_code, late.json()["error"]) == (504, "there is no result after 0.2 s")
     assert slow.status_code == 408
-    assert service.taken == 0
+    assert service.active == 0
 
 
 def test_a_server_is_ready_once_it_has_compiled_and_not_before(labeler):

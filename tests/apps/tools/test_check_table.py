@@ -70,9 +70,9 @@ def test_every_planted_mistake_is_named_with_its_lines_and_its_correction(table,
         "write ';' there, or set data.separator if all of the table has ','",
         "label 'dgo' (2 images: labels.csv lines 58, 59) may be a misspelling of 'dog' (40 images); write 'dog' there "
         "if it is",
-        f"label 'photo' is on all {last} images, so it teaches nothing; remove it",
-        "1 label with one image, too few to learn and to measure: 'zebra' (1 image: labels.csv line 63); add images, "
-        "or remove what is not needed",
+        f"label 'photo' is on all {last} images, so a model learns nothing from it; remove it",
+        "1 label with one image, too few to train and evaluate: 'zebra' (1 image: labels.csv line 63); add images, "
+        "or remove the label",
     ]
     assert report["problems"] == [
         f"{(last + 1) // 2} of the {last} images of split train cannot be found (labels.csv lines 2, 4, 6, 8, 10, …): "
@@ -124,8 +124,8 @@ def test_names_of_other_names_are_told_for_each_separator():
 
 def test_many_labels_with_one_image_are_one_sentence():
     (sentence,) = warnings(*((f"{number} label", 1) for number in range(9)))
-    assert sentence.startswith("9 labels with one image, too few to learn and to measure: '0 label' (1 image: 0.jpg), ")
-    assert sentence.endswith(", …; add images, or remove what is not needed")
+    assert sentence.startswith("9 labels with one image, too few to train and evaluate: '0 label' (1 image: 0.jpg), ")
+    assert sentence.endswith(", …; add images, or remove the label")
 
 
 # -------------------------------------------------------------------------------------------------------------- places

@@ -1,4 +1,4 @@
-"""Compile the training and evaluation step of a config for a device topology, and report memory and collectives.
+"""Compile the training and evaluation steps of a config for a device topology, and report memory and collectives.
 
 Nothing is allocated or executed: model, state and batches are shapes only. For a TPU topology, the compiler in libtpu
 runs on any host; without a topology, the local devices are used. Sizes are bytes per device. A device is one chip, or
@@ -46,23 +46,27 @@ LARGEST = 8  # arguments in a report
 
 @dataclass(frozen=True)
 class Program:
-    """A step that can be compiled; its arguments, by name, have shapes and shardings only.
+    """A step that can be compiled.
 
-    held: bytes per device that training holds in addition to the arguments while the step runs.
+    Attributes:
+      step: the jitted step.
+      arguments: name -> tree of shapes with shardings.
+      batch_size: number of images.
+      extra_bytes: bytes per device in addition to the arguments while the step runs.
     """
 
     step: Any
     arguments: dict[str, Any]
     batch_size: int
-    held: int
+    extra_bytes: int
 
     def lower(self) -> jax.stages.Lowered:
-        """Trace the step."""
+        """Trace the step with the arguments."""
         return self.step.lower(*self.arguments.values())
 
 
 class Programs:
-    """The training and the evaluation step of a config on a mesh. num_labels: 0 = the number of labels of its data."""
+    """The training and the evaluation step of a config on a mesh; `num_labels` is by default as in its data."""
 
     def __init__(self, config: ConfigDict, mesh: Mesh, num_labels: int = 0):
         parts, self._steps = abstract_steps(config, mesh, num_labels)
@@ -71,17 +75,17 @@ class Programs:
         self.state = sharding.abstract(state, mesh, self._steps.label_axes)
 
     def training(self, size: int) -> Program:
-        """Return the training step. A device also holds the values selected so far and the next batch."""
+        """Return the training step. A device also holds the selected values and the next batch."""
         batch = self.batch(size)
-        held = device_bytes((self.state.ema, batch))
-        return Program(self._steps.train_step, {"state": self.state, "batch": batch}, size, held)
+        extra = device_bytes((self.state.ema, batch))
+        return Program(self._steps.train_step, {"state": self.state, "batch": batch}, size, extra)
 
     def evaluation(self, size: int, training_size: int) -> Program:
-        """Return the evaluation step. A device also holds the other values of the training state, and batches."""
+        """Return the evaluation step. A device also holds the rest of the training state, and batches."""
         batch, state, waiting = self.batch(size), self.state, self.batch(training_size)
         arguments = {"values": state.ema, "frozen": state.frozen, "batch": batch}
-        held = device_bytes((state.trainable, state.stats, state.opt, state.ema, batch, waiting, waiting))
-        return Program(self._steps.eval_step, arguments, size, held)
+        extra = device_bytes((state.trainable, state.stats, state.opt, state.ema, batch, waiting, waiting))
+        return Program(self._steps.eval_step, arguments, size, extra)
 
     def batch(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Return the shapes of a global batch of the pipeline; see data/pipeline.py."""
@@ -101,7 +105,7 @@ class Programs:
 def tpu_devices(topology: str) -> Sequence[Any]:
     """Return the devices of a TPU topology such as `v5e:4x4`, for compilation without a TPU.
 
-    For the rest of the process, JAX uses the CPU and environment variables keep libtpu from looking for a TPU.
+    From then on, JAX uses the CPU, and environment variables keep libtpu from looking for a TPU.
     Raises UserError without libtpu, or for an unknown topology.
     """
     if importlib.util.find_spec("libtpu") is None:
@@ -124,7 +128,7 @@ def tpu_devices(topology: str) -> Sequence[Any]:
 def capacity_elsewhere(device: Any) -> tuple[int | None, str]:
     """Return the memory of a device of a topology in bytes, and the source of this number.
 
-    Only the compiler's error for a program that is too large for any device has it.
+    The number is in the compiler's error for a program that is too large for any device.
     """
     where, shortage = NamedSharding(Mesh(np.asarray([device]), ("all",)), PartitionSpec()), None
     too_large = jax.ShapeDtypeStruct((2**40,), jnp.int8, sharding=where)
@@ -150,12 +154,12 @@ def memory_shortage(message: str) -> tuple[int, int] | None:
 def examine(program: Program, devices: int, capacity: int | None, *, quick: bool = False) -> dict[str, Any]:
     """Compile a step; return memory, FLOPs and collectives per device, and `fits` (None if the capacity is unknown).
 
-    If the compiler itself runs out of memory, only `needed` is known, as a lower bound. quick: see QUICK.
+    If the compiler itself runs out of memory, only `needed` is known, as a lower bound. For `quick` see QUICK.
     """
     report = {
         "batch_size": program.batch_size,
         "batch_a_device": program.batch_size // devices,
-        "held": program.held,
+        "held": program.extra_bytes,
         "largest": _largest_arrays(program.arguments),
     }
     lowered, started = program.lower(), time.perf_counter()
@@ -164,10 +168,10 @@ def examine(program: Program, devices: int, capacity: int | None, *, quick: bool
     except jax.errors.JaxRuntimeError as error:
         if (shortage := memory_shortage(str(error))) is None:
             raise
-        return report | {"fits": False, "needed": shortage[0] + program.held, "refused": True}
+        return report | {"fits": False, "needed": shortage[0] + program.extra_bytes, "refused": True}
     report["compile_seconds"] = time.perf_counter() - started
     memory, cost = memory_parts(compiled), compiled.cost_analysis()
-    needed = required(memory) + program.held
+    needed = required(memory) + program.extra_bytes
     return report | {
         "fits": None if capacity is None else needed <= capacity,
         "needed": needed,
@@ -196,7 +200,7 @@ def _largest_arrays(arguments: dict[str, Any]) -> list[dict[str, Any]]:
 def largest_fitting(fits: Callable[[int], bool], start: int) -> int:
     """Return the largest size that fits, to an eighth of the power of two below it; 0 if even 1 does not fit.
 
-    All sizes below one that fits are assumed to fit. start: the first size to try, at least 1.
+    All sizes below a fitting size are assumed to fit. `start` is the first size to try, at least 1.
     """
     size = 2 ** (start.bit_length() - 1)
     if fits(size):
@@ -215,10 +219,17 @@ def largest_fitting(fits: Callable[[int], bool], start: int) -> int:
 def check(
     config: ConfigDict, topology: str = "", *, find_batch: bool = False, num_labels: int = 0, quick: bool = False
 ) -> dict[str, Any]:
-    """Compile both steps of a config for a topology of TPUs, or for the local devices; return the whole report.
+    """Compile both steps of a config for a topology of TPUs, or for the local devices; return the report.
 
-    find_batch: search for the largest training batch per device, instead of using `train.batch_size`. num_labels: as
-    in Programs. quick: see QUICK. Raises UserError if mesh or batch do not match the devices, or as `tpu_devices`.
+    Args:
+      config: the config.
+      topology: see `tpu_devices`; by default the local devices.
+      find_batch: search for the largest training batch per device, instead of using `train.batch_size`.
+      num_labels: as in `Programs`.
+      quick: see QUICK.
+
+    Raises:
+      UserError: mesh or batch do not match the devices, or as `tpu_devices`.
     """
     devices = tpu_devices(topology) if topology else jax.devices()
     mesh = setup_jax(config, devices, training=not find_batch)
@@ -227,13 +238,13 @@ def check(
         raise UserError(f"--find-batch needs the memory of a device, which is {source}; name a --topology")
     programs = Programs(config, mesh, num_labels)
 
-    def examined(name: str, program: Program) -> dict[str, Any]:
+    def report_on(name: str, program: Program) -> dict[str, Any]:
         images = program.batch_size // mesh.size
         status(f"compiling the {name} step, {counted(images, 'image')} per device on {counted(mesh.size, 'device')}")
         return examine(program, mesh.size, capacity, quick=quick)
 
     def fits(size: int) -> bool:
-        tried[size] = examined("train", programs.training(size * unit))
+        tried[size] = report_on("train", programs.training(size * unit))
         status(f"  {_verdict(tried[size], capacity)}")
         return tried[size]["fits"]
 
@@ -241,9 +252,9 @@ def check(
         unit, tried = config.train.accumulate * mesh.size, {}
         train = tried[largest_fitting(fits, max(1, config.train.batch_size // unit)) or 1]
     else:
-        train = examined("train", programs.training(config.train.batch_size))
+        train = report_on("train", programs.training(config.train.batch_size))
     evaluation = programs.evaluation(config.eval.batch_size * mesh.size, train["batch_size"])
-    reports = {"train": train, "eval": examined("eval", evaluation)}
+    reports = {"train": train, "eval": report_on("eval", evaluation)}
     verdicts = [report["fits"] for report in reports.values()]
     return {
         "topology": topology or "local",

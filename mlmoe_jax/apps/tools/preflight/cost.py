@@ -1,8 +1,8 @@
 """The cost of a config before training: parameters, multiply-adds per image, bytes of state.
 
-There are four counts of multiply-adds (_NOTES), because publications use `layers` and `products`, and devices execute
-the last. `layers` has convolutions, linear layers, 4·tokens·D per LayerNorm and K·D for the classifier, with all tokens
-in every block, as the profiler of the prompt-tuning papers counts.
+There are four counts of multiply-adds (_NOTES): publications use `layers` and `products`, and devices execute
+`executed`. `layers` has convolutions, linear layers, 4·tokens·D per LayerNorm and K·D for the classifier, with all
+tokens in every block, as the profiler of the prompt-tuning papers counts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mlmoe_jax.training.setup import abstract_steps
 
 _NOTES = (
     "MACs: multiply-adds per image. layers: as the prompt-tuning papers count;",
-    "full: with attention products, experts and gates;",
+    "full: with attention, experts and gates;",
     "products: full without norms, as the papers on heads over feature maps count;",
     "executed: dot products and convolutions of the actual evaluation step",
 )
@@ -32,7 +32,7 @@ _NOTES = (
 def summarize(config: ConfigDict) -> dict[str, Any]:
     """Return params.{total,trainable,backbone}, macs.{layers,full,products,executed}, memory in bytes, and `modules`.
 
-    `modules` has one row per module. The number of labels is that of the published data set, or else of the training
+    `modules` has one row per module. The number of labels is from the published data set, or else from the training
     labels of `config.data`. Raises UserError if neither is available.
     """
     parts, steps = abstract_steps(config, make_mesh({"data": 1, "fsdp": 1, "expert": 1}, jax.devices()[:1]))
@@ -43,7 +43,7 @@ def summarize(config: ConfigDict) -> dict[str, Any]:
     side, size = steps.preprocess.image_size, config.eval.batch_size
     shapes = {"image": (size, side, side, 3), "id": (size,), "mask": (size,)}
     batch = {name: jax.ShapeDtypeStruct(shape, jnp.uint8) for name, shape in shapes.items()}
-    with jax.default_device("cpu"):  # on an NVIDIA GPU, attention is a call of cuDNN, whose products cannot be counted
+    with jax.default_device("cpu"):  # on an NVIDIA GPU, attention is a call of cuDNN, whose matmuls cannot be counted
         evaluation = jax.make_jaxpr(steps.eval_step)(learned, frozen, batch)
     return {
         "params": {
@@ -73,16 +73,16 @@ def _bytes(params: dict[str, Any]) -> int:
 
 
 def published_macs(config: ConfigDict, model: Classifier) -> tuple[int, int, int]:
-    """Return `layers`, the addition of `full` to it, and the norms in it, for one image of the config's size.
+    """Return `layers`, the difference of `full` and `layers`, and the norms in `layers`, for one image.
 
-    `model` may be abstract.
+    The image has the size of the config, and `model` may be abstract.
     """
     shape, side = backbone_shape(config), config.data.image_size
     layers, extra, patches = shape.published_macs(side, model.prompts)
     layers += sum(adapter.macs(shape.tokens(side, model.prompts)) for adapter in model.adapters.values())
-    of_head = model.head.published_macs(patches) or (_head_macs(model, side), 0)
+    head = model.head.published_macs(patches) or (_head_macs(model, side), 0)
     norms = shape.norm_macs(side, model.prompts) + model.head.norm_macs(patches)
-    return layers + of_head[0], extra + of_head[1], norms
+    return layers + head[0], extra + head[1], norms
 
 
 def _head_macs(model: Classifier, side: int) -> int:

@@ -1,6 +1,6 @@
-"""The collectives of a compiled program, read from its text (`compiled.as_text()`).
+"""Read the collectives of a compiled program from its text (`compiled.as_text()`).
 
-The text is the program of one device, so every size here is per device.
+The text is the program of one device, so every size is per device.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ _DONE = re.compile(rf" = (.+?) (?:{_KINDS})-done\((?:.* )?%?([\w.\-]+)\)")
 class Collective(NamedTuple):
     """One collective operation of a program.
 
-    kind: such as all-reduce. bytes: of the whole array on a device, which is the result, or the operand of a
-    reduce-scatter. group: the number of devices that communicate with one another.
+    Attributes:
+      kind: the operation, such as all-reduce.
+      bytes: the bytes of the whole array on a device, which is the result, or the operand of a reduce-scatter.
+      group: the number of devices that communicate with one another.
     """
 
     kind: str
@@ -46,12 +48,12 @@ def shape_bytes(shape: str) -> int:
 
 
 def collectives(text: str, devices: int) -> list[Collective]:
-    """Return the collectives among more than one device of a program for `devices` devices, in the order of its text.
+    """Return the collectives among several devices in the text of a program for `devices` devices, in order.
 
-    Each counts once, also in a loop. `-start` and `-done` are one operation, and so are the pieces of a collective that
-    the TPU compiler distributes over several fusions, which have the same channel.
+    A collective counts once, also in a loop. `-start` and `-done` are one operation. The TPU compiler may distribute a
+    collective over several fusions with one channel, which are one operation too.
     """
-    done = {name: shape for shape, name in _DONE.findall(text)}
+    results = {name: shape for shape, name in _DONE.findall(text)}
     computation, rows = "", {}
     for line in text.splitlines():
         if header := _COMPUTATION.match(line):
@@ -59,7 +61,7 @@ def collectives(text: str, devices: int) -> list[Collective]:
         elif match := _COLLECTIVE.match(line):
             result, shape, kind, rest = match.groups()
             channel = re.search(r"channel_id=(\d+)", rest)
-            group, size = _group(rest, devices), shape_bytes(done.get(result, shape))
+            group, size = _group(rest, devices), shape_bytes(results.get(result, shape))
             size = size * group if kind == "reduce-scatter" else size
             if computation.startswith("all-reduce-scatter"):  # the TPU compiler's form of a reduce-scatter
                 kind = "reduce-scatter"
@@ -83,7 +85,7 @@ def _group(attributes: str, devices: int) -> int:
 
 
 def totals(rows: Iterable[Collective]) -> dict[str, dict[str, float]]:
-    """Return the number, the bytes and the bytes on the wire of the collectives of each kind, for one device."""
+    """Return number, bytes and bytes on the wire of the collectives of each kind, for one device."""
     summed: dict[str, dict[str, float]] = {}
     for one in rows:
         row = summed.setdefault(one.kind, {"count": 0, "bytes": 0, "wire_bytes": 0.0})
