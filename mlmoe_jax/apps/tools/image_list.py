@@ -92,7 +92,7 @@ def _read_list(item: str) -> list[str]:
 
 
 def _below(folder: Path | epath.Path, above: Collection[Path] | None = None) -> Iterator[Path | epath.Path]:
-    """Yield all entries below a folder in order of name, except hidden entries; links to parent folders are not followed.
+    """Yield all entries below a folder in order of name, except hidden ones; links to parent folders are not followed.
 
     A folder with the suffix of an image counts as an image that cannot be read.
     """

@@ -146,7 +146,7 @@ def test_a_dry_run_writes_the_same_and_uploads_nothing(made, pushed, hub, tmp_pa
         later.unlink()
     told = capsys.readouterr()
     assert "nothing was uploaded" in told.out
-    assert "eval/ has another evaluation of it, which is not shown" in told.err
+    assert "eval/ has another evaluation, which is not shown" in told.err
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == pushed
     assert hub.requests == []
     assert main([*command, f"--output={tmp_path / 'out'}"]) == 2

@@ -94,7 +94,7 @@ def test_a_report_says_which_results_it_shows(tmp_path, no_bundle):
     later = {"test": ours["test"] | {"mAP": 0.123}, "test_shift": {"mAP": 0.1, "mAP_fall_from_test": 0.023}}
     folder.write_json("eval/results.json", later)
     page = write_report(folder).read_text()
-    shown = "test: results of the training; eval/ has another evaluation of it, which is not shown."
+    shown = "test: results of the training; eval/ has another evaluation, which is not shown."
     assert shown in section(page, "metrics")
     headings = [name for name, _ in data_block(page, "metrics-0")["columns"]]
     assert headings == ["metric", "val (training)", "test (training)", "test_shift (eval/)"]

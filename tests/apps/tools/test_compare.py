@@ -177,7 +177,7 @@ def test_results_that_are_not_compared_are_told(two, capsys):
         folder.write_json("eval/results.json", {"test": {"mAP": value}})
     compare_folders(a, b, split="test", resamples=5)
     told = capsys.readouterr().err
-    assert f"{b}: test: results of the training; eval/ has another evaluation of it, which is not shown" in told
+    assert f"{b}: test: results of the training; eval/ has another evaluation, which is not shown" in told
     assert f"{a}: test" not in told
 
 

@@ -151,7 +151,7 @@ def test_a_program_that_the_compiler_rejects_does_not_fit(monkeypatch, capsys, q
             assert compiler_options == (compile_check.QUICK if quick else None)
             raise jax.errors.JaxRuntimeError("Ran out of memory in memory space hbm. Used 20.5G of 15.75G hbm.")
 
-    program = compile_check.Program(SimpleNamespace(lower=Lowered), {}, batch_size=32, held=GIB)
+    program = compile_check.Program(SimpleNamespace(lower=Lowered), {}, batch_size=32, extra_bytes=GIB)
     step = compile_check.examine(program, 8, 15 * GIB, quick=quick)
     assert (step["fits"], step["needed"], step["batch_a_device"]) == (False, 21.5 * GIB, 4)
 
@@ -171,7 +171,7 @@ def test_the_compiler_accepts_the_options_of_a_quick_check():
     import jax
 
     step = jax.jit(lambda x: 2.0 * x).lower(jax.ShapeDtypeStruct((3,), "float32"))
-    program = compile_check.Program(SimpleNamespace(lower=lambda: step), {}, batch_size=8, held=0)
+    program = compile_check.Program(SimpleNamespace(lower=lambda: step), {}, batch_size=8, extra_bytes=0)
     assert compile_check.examine(program, 8, GIB, quick=True)["fits"]
     with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
         step.compile(compiler_options={"optimisation_level": 9})
