@@ -1,4 +1,4 @@
-"""Strike a training with faults, and count in how many cases nothing is lost.
+"""Inject faults into a training, and count the cases in which nothing is lost.
 
     python -m benchmarks.faults --json=faults.json
     python -m benchmarks.faults --quick
@@ -7,17 +7,17 @@ Parts: kills (SIGKILL, SIGINT and SIGTERM at chosen moments; the run is started 
 finished run is changed and the training started again), disks (full and read-only), writers (two processes on one run
 folder), and hostile (a run folder with links out of it and foreign names). Held means:
 
-* kills: the exit code is that of the signal, 130 for SIGINT and SIGTERM, without a traceback; and the training ends
-  bit-identical with one that nothing has struck.
+* kills: the exit code belongs to the signal, 130 for SIGINT and SIGTERM, without a traceback; and the training ends
+  bit-identical with a training without faults.
 * damage: the training ends bit-identical with exit code 0, or it ends with one sentence and exit code 2.
-* disks: one sentence and exit code 4, no partial file is left, and with room made the same command ends bit-identical.
+* disks: one sentence and exit code 4, no partial file, and with space again the same command ends bit-identical.
 * writers: the second ends with one sentence and exit code 2, the first bit-identical.
 * hostile: the file outside the run folder is not changed, and not part of a report.
 
 Bit-identical: the sha256 of every array of the state and the selected values in the last checkpoint, its notes,
 results.json, per_class.csv, cooccurrence.csv, thresholds.json, config.json, labels.txt, and the rows of metrics.jsonl,
-each step once and in order, except for images_per_second and data_wait; and no temporary file is left. Full and
-read-only disks are small tmpfs mounts and need root; without it, only a limit on the size of files stands for a full
+each step once and in order, except for images_per_second and data_wait; and no temporary file remains. Full and
+read-only disks are small tmpfs mounts, which need root; without root, a limit on the size of files replaces a full
 disk.
 
 --quick takes one case of each kind, within two minutes on two cores.
@@ -42,26 +42,25 @@ from benchmarks.faults_program import COMMAND, Ended, Program
 
 TIMING = ("time", "images_per_second", "data_wait")
 FILES = ("results.json", "per_class.csv", "cooccurrence.csv", "thresholds.json", "config.json", "labels.txt")
-# Moment: the counts at which it is struck. A run is struck early, in its steps, and late: after the first of these all
-# steps are left, and after the second still the end.
+# Moment -> the counts at which a fault hits. A run is hit early, then in its steps, and then late.
 EARLY = {"import": (1,), "set-up": (1,), "compile": (1,), "clock": (0.05, 0.5, 1.5)}  # clock: seconds of a new process
 STEPS = {"step": (1, 6), "checkpoint-half": (1, 3), "checkpoint-done": (1,), "row": (2, 5), "evaluation": (1, 2)}
 LATE = {"final-evaluation": (1,), "saving": (3, 6), "end": (1,)}
 SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
-Case = tuple[str, str, bool, str]  # part, name, held, what was seen
+Case = tuple[str, str, bool, str]  # part, name, held, observation
 
 
 # --------------------------------------------------------------------------------------------------------- identity
 def differences(run: Path, whole: Path) -> list[str]:
-    """Return what differs between two finished run folders; see the module."""
-    found = [name for name in FILES if _content(run / name) != _content(whole / name)]
+    """Return the differences between two finished run folders; see the module."""
+    changed = [name for name in FILES if _content(run / name) != _content(whole / name)]
     for item in ("digests", "notes"):
         ours, theirs = (_newest(folder) / item / "metadata" for folder in (run, whole))
         if ours.parent.parent.name != theirs.parent.parent.name or ours.read_bytes() != theirs.read_bytes():
-            found.append(f"{item} of the last checkpoint")
+            changed.append(f"{item} of the last checkpoint")
     if _rows(run) != _rows(whole):
-        found.append("metrics.jsonl")
-    return found + [f"left: {path.relative_to(run)}" for path in run.rglob("*") if "tmp" in path.name]
+        changed.append("metrics.jsonl")
+    return changed + [f"left: {path.relative_to(run)}" for path in run.rglob("*") if "tmp" in path.name]
 
 
 def _content(path: Path) -> bytes | None:
@@ -79,7 +78,7 @@ def _rows(run: Path) -> list[dict]:
 
 # ------------------------------------------------------------------------------------------------------------- kills
 def kills(program: Program, whole: Path, *, quick: bool) -> Iterator[Case]:
-    """Strike trainings one after another, at several moments each, and compare their ends."""
+    """Hit trainings at several moments each, one after another, and compare their ends."""
     early, middle, late = (
         [(moment, number, count) for number in SIGNALS for moment, counts in moments.items() for count in counts]
         for moments in (EARLY, STEPS, LATE)
@@ -90,22 +89,22 @@ def kills(program: Program, whole: Path, *, quick: bool) -> Iterator[Case]:
             for moments in (EARLY, STEPS, LATE)
         )
     for chain in itertools.zip_longest(early, middle, late):
-        run = program.place / "struck"
+        run = program.place / "killed"
         cases = []
         for moment, number, count in filter(None, chain):
             after = count if moment == "clock" else 0
             fault = f"{moment} {number.value} {1 if after else count}"
             ended = program.train(run, fault, fresh=moment in ("clock", "import"), after=after)
             cases.append((f"{number.name} at {moment} {count}", _wrong_end(ended, number, moment)))
-        done = program.train(run)
-        different = "; ".join(differences(run, whole)) if done.code == 0 else f"then exit code {done.code}"
+        last = program.train(run)
+        different = "; ".join(differences(run, whole)) if last.code == 0 else f"then exit code {last.code}"
         for name, wrong in cases:
             yield "kills", name, not (wrong or different), wrong or different
         shutil.rmtree(run)
 
 
 def _wrong_end(ended: Ended, number: int, moment: str) -> str:
-    """Return what is wrong with the end of a start that was struck, or ""."""
+    """Return what is wrong with the end of a start that was hit, or ""."""
     allowed = {-signal.SIGKILL} if number == signal.SIGKILL else {130}
     if moment == "clock":  # before the program handles signals, or after its end
         allowed |= {-number, 0, 1 if "KeyboardInterrupt" in ended.text else 0}
@@ -140,7 +139,7 @@ def _append(name: str, content: bytes) -> Callable[[Path], object]:
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "a bit of an array": lambda run: _flip(_largest(run)),
-    "an array cut in half": lambda run: os.truncate(_largest(run), _largest(run).stat().st_size // 2),
+    "an array truncated to half": lambda run: os.truncate(_largest(run), _largest(run).stat().st_size // 2),
     "notes {}": lambda run: _notes(run, lambda notes: {}),
     "a damaged line of metrics.jsonl": _append("metrics.jsonl", b"\xff\xfe\n"),
     "config.json is no UTF-8": _text("config.json", b"\xff\xfe{}"),
@@ -150,7 +149,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "notes are a list": lambda run: _notes(run, lambda notes: [1]),
     "notes with better scores": lambda run: _notes(run, lambda notes: notes | {"best": {"raw": 0.9999, "ema": 0.9999}}),
     "notes with a further key": lambda run: _notes(run, lambda notes: notes | {"more": 1}),
-    "notes cut off": lambda run: (_newest(run) / "notes" / "metadata").write_text("{"),
+    "truncated notes": lambda run: (_newest(run) / "notes" / "metadata").write_text("{"),
     "digests {}": lambda run: (_newest(run) / "digests" / "metadata").write_text("{}"),
     "digests deleted": lambda run: shutil.rmtree(_newest(run) / "digests"),
     "a checkpoint under another number": lambda run: _newest(run).rename(run / "checkpoints" / "9999"),
@@ -163,13 +162,13 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "a deep line in metrics.jsonl": _append("metrics.jsonl", b"[" * 100_000 + b"\n"),
     "config.json is deep": _text("config.json", b"[" * 100_000),
     "labels.txt has other labels": _text("labels.txt", b"a\nb\n"),
-    "label_space.npz cut off": lambda run: os.truncate(run / "label_space.npz", 100),
+    "truncated label_space.npz": lambda run: os.truncate(run / "label_space.npz", 100),
     "preprocess.json is a number": _text("preprocess.json", b"5"),
     "backbone.json is a number": _text("backbone.json", b"5"),
     "starts.json is a number": _text("starts.json", b"5"),
     "results.json is a list": _text("results.json", b"[]"),
     "thresholds.json is a number": _text("thresholds.json", b"5"),
-    "scores.npz cut off": lambda run: os.truncate(run / "scores.npz", 100),
+    "truncated scores.npz": lambda run: os.truncate(run / "scores.npz", 100),
     "partial files of a killed process": _text(".results.json.tmp", b"{"),
 }
 QUICK_DAMAGE = 3
@@ -181,11 +180,11 @@ def damage(program: Program, whole: Path, *, quick: bool) -> Iterator[Case]:
         run = program.place / "damaged"
         shutil.copytree(whole, run)
         change(run)
-        done = program.train(run)
-        if done.code == 0:
-            reason = "; ".join(differences(run, whole)) or ("" if done.quiet else done.text[-300:])
+        ended = program.train(run)
+        if ended.code == 0:
+            reason = "; ".join(differences(run, whole)) or ("" if ended.quiet else ended.text[-300:])
         else:
-            reason = "" if done.code == 2 and done.one_sentence else f"exit code {done.code}: {done.text[-300:]}"
+            reason = "" if ended.code == 2 and ended.one_sentence else f"exit code {ended.code}: {ended.text[-300:]}"
         yield "damage", name, not reason, reason
         shutil.rmtree(run)
 
@@ -209,12 +208,12 @@ def _remount(place: Path, options: str) -> None:
     subprocess.run(["mount", "-o", f"remount,{options}", str(place)], check=True)
 
 
-def _refused(done: Ended, run: Path) -> str:
-    """Return what is wrong with the end of a command without a disk to write on, or ""."""
-    if done.code != 4 or not done.one_sentence:
-        return f"exit code {done.code}: {done.text[-300:]}"
-    left = [str(path) for path in run.rglob("*tmp*")]
-    return f"left: {', '.join(left)}" if left else ""
+def _refused(ended: Ended, run: Path) -> str:
+    """Return what is wrong with the end of a command that could not write to its disk, or ""."""
+    if ended.code != 4 or not ended.one_sentence:
+        return f"exit code {ended.code}: {ended.text[-300:]}"
+    partial = [str(path) for path in run.rglob("*tmp*")]
+    return f"left: {', '.join(partial)}" if partial else ""
 
 
 @contextlib.contextmanager
@@ -232,8 +231,8 @@ def disks(program: Program, whole: Path, *, quick: bool) -> Iterator[Case]:
     run = program.place / "limited"
     for size in (6_000,) if quick else (6_000, 30_000):
         with _limited_files(size):
-            done = program.train(run, fresh=True)
-        yield "disks", f"files of at most {size} bytes: train", *_resumed(program, run, whole, _refused(done, run))
+            ended = program.train(run, fresh=True)
+        yield "disks", f"files of at most {size} bytes: train", *_resumed(program, run, whole, _refused(ended, run))
         shutil.rmtree(run)
     place = program.place / "disk"
     for size in () if quick else ("60k", "120k", "250k", "400k"):
@@ -241,8 +240,7 @@ def disks(program: Program, whole: Path, *, quick: bool) -> Iterator[Case]:
             if mounted is None:
                 continue
             run = place / "run"
-            done = program.train(run, fresh=True)
-            reason = _refused(done, run)
+            reason = _refused(program.train(run, fresh=True), run)
             _remount(place, "size=20m")
             yield "disks", f"disk of {size}: train", *_resumed(program, run, whole, reason)
     kinds = (("full", "--mode=eval"),) if quick else tuple(itertools.product(("full", "read-only"), _reading(program)))
@@ -260,8 +258,8 @@ def disks(program: Program, whole: Path, *, quick: bool) -> Iterator[Case]:
                                 pass
             else:
                 _remount(place, "ro")
-            done = program((*mode.split(), f"--workdir={run}"), fresh=True)
-            yield "disks", f"{kind}: {mode.split()[0]}", not (reason := _refused(done, run)), reason
+            reason = _refused(program((*mode.split(), f"--workdir={run}"), fresh=True), run)
+            yield "disks", f"{kind}: {mode.split()[0]}", not reason, reason
 
 
 def _reading(program: Program) -> tuple[str, ...]:
@@ -269,15 +267,15 @@ def _reading(program: Program) -> tuple[str, ...]:
 
 
 def _resumed(program: Program, run: Path, whole: Path, reason: str) -> tuple[bool, str]:
-    done = program.train(run)
-    different = differences(run, whole) if done.code == 0 else [f"then exit code {done.code}: {done.text[-300:]}"]
+    ended = program.train(run)
+    different = differences(run, whole) if ended.code == 0 else [f"then exit code {ended.code}: {ended.text[-300:]}"]
     reason = "; ".join(filter(None, (reason, *different)))
     return not reason, reason
 
 
 # ------------------------------------------------------------------------------------------------- writers, hostile
 def writers(program: Program, whole: Path, *, quick: bool) -> Iterator[Case]:
-    """Start a second process on the run folder of one that is training."""
+    """Start a second process on the run folder of a running training."""
     commands = {"train": COMMAND, "thresholds": ("--mode=thresholds",)}
     for name in ("train",) if quick else commands:
         run, go = program.place / "shared", program.place / "go"
@@ -296,7 +294,7 @@ def writers(program: Program, whole: Path, *, quick: bool) -> Iterator[Case]:
 
 
 def hostile(program: Program, whole: Path, *, quick: bool) -> Iterator[Case]:
-    """Use a run folder that somebody else has prepared with links to a file of the user, and with its name."""
+    """Use a run folder from an attacker, with links to a file of the user, and with its name."""
     secret = program.place / "secret" / "notes.txt"
     index = {"split": "val", "samples": [{"file": str(secret), "id": "0", "labels": [], "scores": [0.0] * 10}]}
 
@@ -327,15 +325,15 @@ def hostile(program: Program, whole: Path, *, quick: bool) -> Iterator[Case]:
         secret.parent.mkdir()
         secret.write_text("precious")
         prepare(run)
-        done = program((*command, f"--workdir={run}"))
+        ended = program((*command, f"--workdir={run}"))
         page = run / "report.html"
         reason = ""
         if [(path, path.read_text()) for path in secret.parent.iterdir()] != [(secret, "precious")]:
             reason = "the file outside has changed"
         elif page.is_file() and any(word in page.read_text() for word in ("precious", "cHJlY2lvdX")):
             reason = "the file outside is in the report"
-        elif done.code not in (0, 2) or (done.code and not done.one_sentence) or not done.quiet:
-            reason = f"exit code {done.code}: {done.text[-300:]}"
+        elif ended.code not in (0, 2) or (ended.code and not ended.one_sentence) or not ended.quiet:
+            reason = f"exit code {ended.code}: {ended.text[-300:]}"
         yield "hostile", name, not reason, reason
         shutil.rmtree(run)
         shutil.rmtree(secret.parent)
@@ -352,22 +350,22 @@ def main() -> int:
     parser.add_argument("--json", help="write the cases and the sums to this file")
     parser.add_argument("--parts", default=",".join(PARTS), help="some of the parts, separated by commas")
     options = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits that it is ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job inherits that SIGINT is ignored
     cases: list[Case] = []
-    begun = time.monotonic()
+    started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mlmoe-faults-") as folder:
         program, whole = Program(Path(folder)), Path(folder) / "whole"
-        done = program.train(whole)
-        if done.code:
-            sys.exit(f"the training that nothing strikes failed:\n{done.text}")
+        ended = program.train(whole)
+        if ended.code:
+            sys.exit(f"the training without faults failed:\n{ended.text}")
         for part in options.parts.split(","):
             for case in PARTS[part](program, whole, quick=options.quick):
                 cases.append(case)
                 print(f"{'held' if case[2] else 'LOST'}  {part}: {case[1]}  {case[3]}".rstrip(), flush=True)
     sums = {part: [sum(c[2] for c in cases if c[0] == part), sum(c[0] == part for c in cases)] for part in PARTS}
-    for part, (held, count) in sums.items():
-        print(f"{part}: {held} of {count} held")
-    print(f"{time.monotonic() - begun:.0f} s")
+    for part, (successes, count) in sums.items():
+        print(f"{part}: {successes} of {count} held")
+    print(f"{time.monotonic() - started:.0f} s")
     if options.json:
         listed = [dict(zip(("part", "case", "held", "seen"), case, strict=True)) for case in cases]
         Path(options.json).write_text(json.dumps({"held_of": sums, "cases": listed}, indent=2) + "\n")

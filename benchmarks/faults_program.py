@@ -1,7 +1,7 @@
-"""The program under test of `benchmarks.faults`: tiny, and able to be struck at a chosen moment.
+"""The program under test of `benchmarks.faults`: a tiny training, with a fault at a chosen moment.
 
-Each start is a process of its own, forked from one that has imported all libraries, or with `fresh` started anew. The
-environment variable FAULT="MOMENT SIGNAL COUNT" lets it send itself a signal when a moment comes for the COUNT-th time.
+Each start is a process that is forked from a process with all imports, or with `fresh` started anew. With the
+environment variable FAULT="MOMENT SIGNAL COUNT", it sends itself a signal when a moment comes for the COUNT-th time.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ _ENVIRONMENT = {
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     "MLMOE_OFFLINE": "1",
-    TUNABLES: LARGE_PAGES,  # as of the program itself
+    TUNABLES: LARGE_PAGES,  # as for the program
 }
 
 
@@ -56,7 +56,7 @@ class Ended:
 
     @property
     def one_sentence(self) -> bool:
-        """Whether it ended with an error that is one sentence, and no traceback."""
+        """Whether it ended with an error of one sentence, without a traceback."""
         errors = [line for line in self.text.splitlines() if line.startswith("error: ")]
         return len(errors) == 1 and ". " not in errors[0] and self.quiet
 
@@ -73,7 +73,7 @@ def use_environment(place: Path) -> None:
 
 
 class Program:
-    """Starts the tiny program in a folder of its own."""
+    """Starts the tiny program in its own folder."""
 
     def __init__(self, place: Path):
         self.place = place
@@ -87,7 +87,7 @@ class Program:
         return self((*COMMAND, f"--workdir={folder}"), fault, **options)
 
     def __call__(self, arguments: Sequence[str], fault: str = "", *, fresh: bool = False, after: float = 0) -> Ended:
-        """Run one command; after: seconds after which it gets the signal of `fault`, for the moment "clock"."""
+        """Run one command; it gets the signal of `fault` after `after` seconds, for the moment "clock"."""
         start = self._fresh if fresh else self._forked
         with tempfile.TemporaryFile() as output:
             process = start(list(map(str, arguments)), fault, output.fileno())
@@ -126,25 +126,24 @@ class Program:
 
 
 def _wait(process: int, fault: str, after: float) -> int:
-    end, struck = time.monotonic() + LIMIT, not fault
-    begun = time.monotonic()
+    started, due = time.monotonic(), bool(fault)
     while True:
-        done, status = os.waitpid(process, os.WNOHANG)
-        if done:
+        ended, status = os.waitpid(process, os.WNOHANG)
+        if ended:
             return os.waitstatus_to_exitcode(status)
-        if not struck and time.monotonic() - begun > after:
+        if due and time.monotonic() - started > after:
             os.kill(process, int(fault.split()[1]))
-            struck = True
-        if time.monotonic() > end:
+            due = False
+        if time.monotonic() > started + LIMIT:
             os.kill(process, signal.SIGKILL)
         time.sleep(0.01)
 
 
 # ----------------------------------------------------------------------------------------------------- in the program
 def run(arguments: list[str], fault: str) -> int:
-    """Be the program: `mlmoe_jax.main` on few scenes and a tiny backbone, struck by a fault if there is one."""
+    """Run `mlmoe_jax.main` on few scenes and with a tiny backbone, with a fault if there is one."""
     if fault.startswith("import "):
-        sys.meta_path.insert(0, _AtImport("orbax", _striker(fault)))  # which is imported after `main` has begun
+        sys.meta_path.insert(0, _AtImport("orbax", _injector(fault)))  # `main` imports it
     from mlmoe_jax.data.sources import digits
     from mlmoe_jax.models.backbones import catalog
 
@@ -156,41 +155,42 @@ def run(arguments: list[str], fault: str) -> int:
     from mlmoe_jax.main import main
 
     if fault and fault.split()[0] not in ("clock", "import"):
-        _prepare(fault.split()[0], _striker(fault))
+        _prepare(fault.split()[0], _injector(fault))
     quiet_libraries()
     return main(arguments)
 
 
-def _striker(fault: str) -> Callable[[], None]:
-    """Return a function that does what a fault says when it is called for the COUNT-th time."""
+def _injector(fault: str) -> Callable[[], None]:
+    """Return a function that injects a fault when it is called for the COUNT-th time."""
     _, number, count = fault.split()[:3]
-    left = [int(count)]
+    remaining = int(count)
 
-    def strike() -> None:
-        left[0] -= 1
-        if left[0]:
+    def inject() -> None:
+        nonlocal remaining
+        remaining -= 1
+        if remaining:
             return
-        if number == "wait":  # for the file that is named as the count's successor
+        if number == "wait":  # for the file after COUNT
             while not Path(fault.split()[3]).exists():
                 time.sleep(0.05)
         else:
             os.kill(os.getpid(), int(number))
 
-    return strike
+    return inject
 
 
 class _AtImport(importlib.abc.MetaPathFinder):
-    def __init__(self, name: str, strike: Callable[[], None]):
-        self.name, self.strike = name, strike
+    def __init__(self, name: str, inject: Callable[[], None]):
+        self.name, self.inject = name, inject
 
     def find_spec(self, name, path, target=None):
-        """Strike when the library is first looked for."""
+        """Inject the fault at the first import of the library."""
         if name == self.name:
-            self.strike()
+            self.inject()
 
 
-def _prepare(moment: str, strike: Callable[[], None]) -> None:
-    """Let `strike` be called whenever a moment comes."""
+def _prepare(moment: str, inject: Callable[[], None]) -> None:
+    """Let `inject` be called whenever a moment comes."""
     from mlmoe_jax.runs import checkpoint
     from mlmoe_jax.runs.folder import RunFolder
     from mlmoe_jax.runtime import storage
@@ -201,11 +201,11 @@ def _prepare(moment: str, strike: Callable[[], None]) -> None:
 
         def wrapped(*arguments, **options):
             if first:
-                strike()
+                inject()
             value = real(*arguments, **options)
             then(*arguments)
             if not first:
-                strike()
+                inject()
             return value
 
         setattr(owner, name, wrapped)

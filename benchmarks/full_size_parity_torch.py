@@ -26,21 +26,21 @@ def main():
     model = MODELS[name]().eval()
     with torch.no_grad():
         for parameter, value in model.named_parameters():
-            # layer scales start at 1, biases and positions at 0: draw random values, so that mistakes in them show
+            # layer scales start at 1, biases and positions at 0; random values reveal errors in them
             if "lambda1" in parameter:
                 value.uniform_(0.05, 0.5)
             elif value.ndim == 1 or "embeddings" in parameter:
                 value.add_(0.2 * torch.randn_like(value))
     model.save_pretrained(folder)
-    kept = []
+    blocks = []
     *_, last_block = (module for module in model.modules() if type(module).__name__.endswith("Layer"))
-    last_block.register_forward_hook(lambda _, inputs, output: kept.append(output))
+    last_block.register_forward_hook(lambda _, inputs, output: blocks.append(output))
     options = {} if name.startswith("dino") else {"interpolate_pos_encoding": True}
     for side in sides:
         pixels = np.random.RandomState(side).standard_normal((1, 3, side, side)).astype(np.float32)
         with torch.no_grad():
             output = model(torch.from_numpy(pixels), **options)
-            block = kept.pop()
+            block = blocks.pop()
             block = block[0] if isinstance(block, tuple) else block
             # CLIP's own code normalizes the class token only
             last = model.post_layernorm(block) if name.startswith("clip") else output.last_hidden_state

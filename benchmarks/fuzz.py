@@ -1,4 +1,4 @@
-"""Give every reader of the package inputs that are damaged or hostile, and count those that do not end well.
+"""Give every reader of the package damaged or hostile inputs, and count the cases that do not end well.
 
     python benchmarks/fuzz.py --cases=20000 --seed=0 --json=fuzz.json
     python benchmarks/fuzz.py --cases=300 --groups="tables,images"
@@ -30,13 +30,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
-SECONDS, BYTES = 5.0, 1_000_000_000  # of the process, so that a busy machine makes no difference
-WAIT = 12 * SECONDS  # of the clock
+SECONDS, BYTES = 5.0, 1_000_000_000  # CPU time and memory of the process, so that a busy machine has no effect
+WAIT = 12 * SECONDS  # wall time
 BATCH = 50
-DEAD = 400.0  # seconds without a word, after which the child is replaced; a busy machine trains a run in 200
-HEADROOM = (
-    6 * BYTES
-)  # address space of the child beyond what it has when its cases begin, so that none fills the machine
+DEAD = 400.0  # seconds without an answer, after which the child is replaced; training a run may take 200
+HEADROOM = 6 * BYTES  # further address space of the child after its first case, so that no case fills the machine
 OUTCOMES = ("uncaught", "hang", "memory", "outside")
 
 
@@ -58,10 +56,10 @@ def child(groups: list[str], cases: dict[str, int], seed: int, start: int, place
     number = 0
     for name in groups:
         group, base = fuzz_cases.GROUPS[name], place / "bases" / group_folder(fuzz_cases, name)
-        done = 0
-        while done < cases[name]:
-            count = min(BATCH, cases[name] - done)
-            done, number = done + count, number + 1
+        total = 0
+        while total < cases[name]:
+            count = min(BATCH, cases[name] - total)
+            total, number = total + count, number + 1
             if number <= start:
                 continue
             answers.write(json.dumps({"batch": number, "group": name}) + "\n")
@@ -70,7 +68,7 @@ def child(groups: list[str], cases: dict[str, int], seed: int, start: int, place
                 group.prepare(base)
 
             once = functools.partial(_answer, group, base, place, answers, name)
-            _draw(once, count, f"{seed} {name} {done}")
+            _draw(once, count, f"{seed} {name} {total}")
 
 
 def _draw(act: Callable, count: int, seed: str) -> None:
@@ -101,7 +99,7 @@ def _answer(group, base: Path, place: Path, answers: TextIO, name: str, draw: Ca
 
 
 def group_folder(fuzz_cases, name: str) -> str:
-    """Return the folder of what a group starts from, shared by groups with the same preparation."""
+    """Return the folder with the inputs of a group, shared by groups with equal preparation."""
     prepare = fuzz_cases.GROUPS[name].prepare
     return next(other for other, group in fuzz_cases.GROUPS.items() if group.prepare is prepare).replace(" ", "_")
 
@@ -130,12 +128,12 @@ def _case(make, place: Path) -> dict[str, object]:
     for name in ("case", "outside"):
         shutil.rmtree(place / name, ignore_errors=True)
         (place / name).mkdir()
-    kept = place / "outside" / "precious"
-    kept.write_text("precious")
+    precious = place / "outside" / "precious"
+    precious.write_text("precious")
     os.chdir(place / "outside")
     what, act = make(place / "case")
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark of the memory
-    before, begun, outcome, detail = _memory("VmRSS"), time.process_time(), None, ""
+    before, started, outcome, detail = _memory("VmRSS"), time.process_time(), None, ""
     signal.setitimer(signal.ITIMER_REAL, WAIT)
     try:
         act()
@@ -149,12 +147,15 @@ def _case(make, place: Path) -> dict[str, object]:
         outcome, detail = "uncaught", f"{type(error).__name__} at {at}: {error}"[:300]
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    seconds, memory = time.process_time() - begun, _memory("VmHWM") - before
+    seconds, memory = time.process_time() - started, _memory("VmHWM") - before
     if outcome is None and memory > BYTES:
         outcome, detail = "memory", f"{memory / 1e6:.0f} MB"
     if outcome is None and seconds > SECONDS:
         outcome, detail = "hang", f"{seconds:.1f} s"
-    if sorted(path.name for path in (place / "outside").iterdir()) != ["precious"] or kept.read_text() != "precious":
+    if (
+        sorted(path.name for path in (place / "outside").iterdir()) != ["precious"]
+        or precious.read_text() != "precious"
+    ):
         outcome, detail = "outside", "a file was written outside the folder of the case"
     return {"outcome": outcome, "detail": detail, "what": what, "seconds": seconds, "memory": memory}
 
@@ -190,13 +191,13 @@ def run(cases: int, seed: int, groups: list[str]) -> list[dict[str, object]]:
             answers.append(
                 {"group": group, "outcome": "hang", "detail": detail, "what": "", "seconds": DEAD, "memory": 0}
             )
-            if process.returncode == 1:  # an error of this program, and not of what it tests
+            if process.returncode == 1:  # an error of this program, not of the package
                 print(f"{detail}: {' '.join(command)} --place=FOLDER shows why", file=sys.stderr)
                 return answers
 
 
 def _lines(process: subprocess.Popen):
-    """Yield the answers of the child; kill it if it says nothing for DEAD seconds."""
+    """Yield the answers of the child; kill it if there is no answer for DEAD seconds."""
     rest = b""
     while True:
         ready, _, _ = select.select([process.stdout], [], [], DEAD)
@@ -216,12 +217,12 @@ def table(answers: list[dict[str, object]]) -> str:
     rows = [columns]
     names = list(dict.fromkeys(answer["group"] for answer in answers))
     for name in [*names, "all"]:
-        of_group = [answer for answer in answers if name in ("all", answer["group"])]
-        counted = collections.Counter(answer["outcome"] for answer in of_group)
-        refused = sum(1 for answer in of_group if answer["outcome"] is None and answer["detail"])
-        slowest, most = max(answer["seconds"] for answer in of_group), max(answer["memory"] for answer in of_group)
+        members = [answer for answer in answers if name in ("all", answer["group"])]
+        counted = collections.Counter(answer["outcome"] for answer in members)
+        refused = sum(1 for answer in members if answer["outcome"] is None and answer["detail"])
+        slowest, most = max(answer["seconds"] for answer in members), max(answer["memory"] for answer in members)
         failures = [str(counted[outcome]) for outcome in OUTCOMES]
-        rows.append((name, str(len(of_group)), *failures, str(refused), f"{slowest:.1f} s", f"{most / 1e6:.0f} MB"))
+        rows.append((name, str(len(members)), *failures, str(refused), f"{slowest:.1f} s", f"{most / 1e6:.0f} MB"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
 
@@ -234,19 +235,19 @@ def main() -> int:
     parser.add_argument("--json", default="", help="a file for all cases that did not end well")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--place", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.child is not None:
-        counts = json.loads(given.cases)
-        child(list(counts), counts, given.seed, given.child, given.place)
+    options = parser.parse_args()
+    if options.child is not None:
+        counts = json.loads(options.cases)
+        child(list(counts), counts, options.seed, options.child, options.place)
         return 0
-    answers = run(int(given.cases), given.seed, [name for name in given.groups.split(",") if name])
+    answers = run(int(options.cases), options.seed, [name for name in options.groups.split(",") if name])
     failures = [answer for answer in answers if answer["outcome"]]
     print(table(answers))
     kinds = collections.Counter((a["group"], a["outcome"], a["detail"][:120]) for a in failures)
     for (group, outcome, detail), count in kinds.most_common(60):
         print(f"{count:6} {group}: {outcome}: {detail}")
-    if given.json:
-        Path(given.json).write_text(json.dumps({"cases": len(answers), "failures": failures}, indent=1))
+    if options.json:
+        Path(options.json).write_text(json.dumps({"cases": len(answers), "failures": failures}, indent=1))
     return 1 if failures else 0
 
 

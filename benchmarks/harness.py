@@ -1,4 +1,4 @@
-"""What all suites of `benchmarks.run` share: processes, paired rounds, stored results and tables.
+"""Processes, paired rounds, stored results and tables for all suites of `benchmarks.run`.
 
 This process never imports jax or torch, so that each measured process has the accelerator for itself.
 """
@@ -32,10 +32,14 @@ class Failed(Exception):
 # --------------------------------------------------------------------------------------------------------- processes
 @dataclass(frozen=True)
 class Side:
-    """One of the programs that are compared.
+    """A compared program.
 
-    name: its column. command: starts its process. options: added to its cases. checkout: of this package; None = it is
-    another program.
+    Attributes:
+      name: the column of the program.
+      command: starts its process.
+      environment: the environment of the process.
+      options: added to its cases.
+      checkout: the checkout of this package; None = another program.
     """
 
     name: str
@@ -46,12 +50,12 @@ class Side:
 
     @property
     def ours(self) -> bool:
-        """Whether it is this package, of some checkout."""
+        """Whether the program is a checkout of this package."""
         return self.checkout is not None
 
 
 def our_side(name: str, python: str = sys.executable, checkout: Path = ROOT) -> Side:
-    """Return this package in an interpreter, of a checkout, whose own worker drives it: modules may have moved."""
+    """Return a checkout of this package in an interpreter. It runs its own worker, because modules may have moved."""
     added = {"PYTHONPATH": os.pathsep.join([str(checkout), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
     worker = checkout / "benchmarks" / "peers" / "jax_worker.py"
     return Side(name, (python, str(worker)), _environment() | added, {}, checkout)
@@ -64,10 +68,9 @@ def torch_side(python: str, *, compiled: bool) -> Side:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of every measured process: large pages for malloc, as of the program itself."""
-    # Two processes share the accelerator, so that JAX must not take most of its memory at once.
-    given = {TUNABLES: LARGE_PAGES, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    return given | dict(os.environ)
+    """Return the environment of every measured process, with large pages for malloc as for the program."""
+    # Two processes share the accelerator, so JAX must not take most of its memory at once.
+    return {TUNABLES: LARGE_PAGES, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | dict(os.environ)
 
 
 class Worker:
@@ -117,7 +120,7 @@ class Worker:
 
 
 class Workers:
-    """The processes of all sides, started when they are first needed and kept for further cases."""
+    """The processes of all sides, which start on first use and serve further cases."""
 
     def __init__(self, sides: Sequence[Side], log: Any = subprocess.DEVNULL):
         self.sides, self._log, self._running = list(sides), log, {}
@@ -133,7 +136,7 @@ class Workers:
         return Worker(side, self._log)
 
     def discard(self, side: Side) -> None:
-        """End the process of a side, if it runs; the next case starts another."""
+        """End the process of a side, if it runs; the next case starts a new process."""
         if worker := self._running.pop(side.name, None):
             worker.close()
 
@@ -148,41 +151,41 @@ class Workers:
 def rounds_of(workers: Workers, sides: Sequence[Side], case: dict[str, Any], rounds: int) -> dict[str, dict[str, Any]]:
     """Measure a case on all sides in alternating rounds; return side -> facts and `rounds`, or `error`.
 
-    All sides are prepared before the first round. Each round takes several steps in a row on each side, see
+    All sides are prepared before the first round. A round takes several steps in a row on each side, see
     `protocol.timed`; the order is reversed from round to round.
     """
-    found = _built(workers, sides, case)
-    if any("error" in result for result in found.values()):
-        workers.close()  # an accelerator may have been full of what a process keeps of earlier cases
-        found = _built(workers, sides, case)
-    running = [side for side in sides if "error" not in found[side.name]]
+    outcomes = _built(workers, sides, case)
+    if any("error" in result for result in outcomes.values()):
+        workers.close()  # earlier cases may still occupy memory of an accelerator
+        outcomes = _built(workers, sides, case)
+    running = [side for side in sides if "error" not in outcomes[side.name]]
     for number in range(rounds):
         for side in running[:: 1 if number % 2 == 0 else -1]:
             try:
-                found[side.name]["rounds"].append(workers.of(side).ask("round"))
+                outcomes[side.name]["rounds"].append(workers.of(side).ask("round"))
             except Failed as failed:
                 workers.discard(side)
-                found[side.name] = {"error": str(failed)}
-        running = [side for side in running if "error" not in found[side.name]]
+                outcomes[side.name] = {"error": str(failed)}
+        running = [side for side in running if "error" not in outcomes[side.name]]
     for side in running:
         workers.of(side).ask("drop")
-    return found
+    return outcomes
 
 
 def _built(workers: Workers, sides: Sequence[Side], case: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+    outcomes: dict[str, dict[str, Any]] = {}
     for side in sides:
         try:
-            found[side.name] = {**workers.of(side).build(case), "rounds": []}
+            outcomes[side.name] = {**workers.of(side).build(case), "rounds": []}
         except Failed as failed:
             workers.discard(side)
-            found[side.name] = {"error": str(failed)}
-    return found
+            outcomes[side.name] = {"error": str(failed)}
+    return outcomes
 
 
 @dataclass(frozen=True)
 class Spread:
-    """The median of some values, and their least and largest."""
+    """The median, the minimum and the maximum of values."""
 
     median: float
     least: float
@@ -199,18 +202,18 @@ class Spread:
 
 
 def seconds(result: dict[str, Any]) -> Spread:
-    """Return the seconds a step of a side's result."""
+    """Return the seconds per step of a side's result."""
     return Spread.of(one["seconds"] for one in result["rounds"])
 
 
 def ratio(result: dict[str, Any], base: dict[str, Any]) -> Spread:
-    """Return how many times as fast as `base` a side is, from the rounds that belong together."""
+    """Return how many times as fast as `base` a side is, from pairs of rounds."""
     pairs = zip(result["rounds"], base["rounds"], strict=True)
     return Spread.of(theirs["seconds"] / ours["seconds"] for ours, theirs in pairs)
 
 
 def mark(result: dict[str, Any]) -> str:
-    """Return MARK if much of the CPU time was the system's, so that the result means little."""
+    """Return MARK if much of the CPU time is system time, so that the result means little."""
     user, system = (sum(one[kind] for one in result["rounds"]) for kind in ("user", "system"))
     return MARK if system > MUCH_SYSTEM * (user + system) else ""
 
@@ -237,9 +240,9 @@ def _processor() -> str:
 
 
 class Results:
-    """Measured rows by key, kept in a JSON file, so that a run can go on where another stopped.
+    """Measured rows by key in a JSON file, with which a new run continues a stopped run.
 
-    Each row is stored at once. A row is not measured again unless `again`; no new one begins after `until` (of
+    Each row is stored at once. A row is measured again only with `again`; no row starts after `until` (of
     time.monotonic).
     """
 
@@ -272,7 +275,7 @@ class Results:
 
 # ------------------------------------------------------------------------------------------------------------ tables
 def number(value: float, digits: int = 3) -> str:
-    """Return a number with some significant digits, and never in exponents: 0.0123, 1.23, 123, 12,346."""
+    """Return a number with some significant digits and without exponent: 0.0123, 1.23, 123, 12,346."""
     if not value:
         return "0"
     size = f"{abs(value):.{digits - 1}e}"
@@ -285,7 +288,7 @@ def gigabytes(count: float | None) -> str:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> str:
-    """Return a Markdown table with a title; columns that do not hold names are aligned to the right."""
+    """Return a Markdown table with a title; all columns except the first are aligned to the right."""
     rule = "|".join(["---"] + ["---:"] * (len(columns) - 1))
     lines = [f"**{title}**", "", f"| {' | '.join(columns)} |", f"|{rule}|"]
     lines += [f"| {' | '.join(row)} |" for row in rows]

@@ -33,7 +33,7 @@ def row(topology: str, batch: int, labels: int) -> str:
     report = examine(programs.training(batch), len(devices), capacity, quick=True)
     if report["refused"]:
         return f"| {topology} | {len(devices)} | does not fit |"
-    kinds = ", ".join(f"{kind} {of['bytes'] / 1e6:.1f}" for kind, of in report["collectives"].items())
+    kinds = ", ".join(f"{kind} {row['bytes'] / 1e6:.1f}" for kind, row in report["collectives"].items())
     state, memory = programs.state, report["memory"]
     trained = device_bytes((state.trainable, state.opt, state.ema)) / GIB
     return (

@@ -3,7 +3,7 @@
     python -m benchmarks.metrics_speed                         # the size of COCO's test split, and 1,000,000 × 100
     python -m benchmarks.metrics_speed --shape=107859x81       # another size
 
-Scores are synthetic: float64, 3 % positive, a tenth of the entries masked. CPU seconds are those of this process, so
+Scores are synthetic: float64, 3 % positive, a tenth of the entries masked. CPU seconds are of this process, so
 other load on the machine is excluded. The peak is the memory allocated by numpy during the call, without its inputs, in
 multiples of the score matrix.
 """
@@ -28,14 +28,14 @@ def made_up(images: int, classes: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 def calls(scores: np.ndarray, labels: np.ndarray, mask: np.ndarray) -> dict:
     """Return the measured calls: name -> function without arguments."""
-    cuts = {"0.5": 0.5, "per class": np.full(scores.shape[1], 0.7)}
+    thresholds = {"0.5": 0.5, "per class": np.full(scores.shape[1], 0.7)}
     return {
         "per_class (3 AP, AUC)": lambda: multilabel.per_class(scores, labels, mask=mask),
         "micro_average_precision": lambda: multilabel.micro_average_precision(scores, labels, mask=mask),
         "map_at_k, k = 3": lambda: multilabel.map_at_k(scores, labels, 3, mask=mask),
         "precision_recall_f1": lambda: multilabel.precision_recall_f1(scores >= 0.5, labels, mask=mask),
         "reliability": lambda: calibration.reliability(scores, labels, mask=mask),
-        "evaluate_scores, 2 cuts": lambda: groups.evaluate_scores(scores, labels, mask, cuts),
+        "evaluate_scores, 2 thresholds": lambda: groups.evaluate_scores(scores, labels, mask, thresholds),
     }
 
 

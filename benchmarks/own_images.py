@@ -5,13 +5,15 @@
       --config.model.backbone.batch_norm=frozen --config.model.backbone.normalization=auto
     python -m benchmarks.own_images --features=features --out=runs/own_images
 
-features: a folder of --mode=features with the splits `train` and `val`. First all are fitted on --draws draws of
---images images of `train`, and scored on all other images, over the labels with ten positives there and one in the
-draw. Then all are fitted on the whole of `train` and scored on `val`, over the labels with ten positives there.
+--features is a folder of --mode=features with the splits `train` and `val`. First all classifiers are fitted on --draws
+draws of --images images of `train`, and scored on the remaining images, over the labels with ten positives in these
+images and one in the draw. Then they are fitted on all of `train` and scored on `val`, over the labels with ten
+positives in `val`.
 
-LogisticRegression and LogisticRegressionCV have their defaults, but as many iterations as they need. The latter chooses
-a penalty per label; a label with fewer than five positives, which it refuses, gets the former. Difficult labels count
-as absent. The results are OUT/own_images.json: mAP in percent, differences over draws, and processor seconds.
+LogisticRegression and LogisticRegressionCV have their defaults, but as many iterations as they need.
+LogisticRegressionCV chooses a penalty per label. It refuses labels with fewer than five positives, for which
+LogisticRegression is used. Difficult labels count as absent. The results are OUT/own_images.json: mAP in percent,
+differences over draws, and processor seconds.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ Fit = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]  # featu
 
 def ours(features: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the classifiers of train.fit=logistic."""
-    found = fit_logistic(features, codes)
-    return found.kernel, found.bias
+    fit = fit_logistic(features, codes)
+    return fit.kernel, fit.bias
 
 
 def theirs(kind: type, features: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -47,8 +49,8 @@ def theirs(kind: type, features: np.ndarray, codes: np.ndarray) -> tuple[np.ndar
     kernel, bias = np.zeros((features.shape[1], codes.shape[1])), np.zeros(codes.shape[1])
     for k, positive in enumerate((codes == POSITIVE).T):
         if positive.any() and not positive.all():
-            chosen = kind if positive.sum() >= LEAST_FOR_FOLDS else LogisticRegression
-            model = chosen(max_iter=ITERATIONS).fit(features, positive)
+            regression = kind if positive.sum() >= LEAST_FOR_FOLDS else LogisticRegression
+            model = regression(max_iter=ITERATIONS).fit(features, positive)
             kernel[:, k], bias[k] = model.coef_[0], model.intercept_[0]
     return kernel, bias
 
@@ -66,18 +68,18 @@ def mean_ap(fit: Fit, train: tuple[np.ndarray, np.ndarray], other: tuple[np.ndar
     seconds = time.process_time() - began
     (features, codes), counts = other, [(codes == POSITIVE).sum(axis=0) for _, codes in (train, other)]
     columns = np.flatnonzero((counts[0] > 0) & (counts[1] >= LEAST_POSITIVES))
-    found = per_class((features @ kernel + bias)[:, columns], codes[:, columns] == POSITIVE)
-    return {"mAP": float(100 * np.mean(found["AP"])), "labels": len(columns), "seconds": seconds}
+    metrics = per_class((features @ kernel + bias)[:, columns], codes[:, columns] == POSITIVE)
+    return {"mAP": float(100 * np.mean(metrics["AP"])), "labels": len(columns), "seconds": seconds}
 
 
 def compared(train: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarray]) -> dict[str, dict[str, float]]:
-    """Return the results of all."""
+    """Return the results of all classifiers."""
     return {name: mean_ap(fit, train, other) for name, fit in FITS.items()}
 
 
 def difference(draws: list[dict], other: str) -> dict[str, float]:
     """Return the mean of ours minus another mAP over draws, and half of its 95 % interval (Student's t)."""
-    values = [of["ours"]["mAP"] - of[other]["mAP"] for of in draws]
+    values = [results["ours"]["mAP"] - results[other]["mAP"] for results in draws]
     return {"mean": float(np.mean(values)), "half": float(stats.sem(values) * stats.t.ppf(0.975, len(values) - 1))}
 
 
@@ -97,12 +99,11 @@ def main():
     train, val = read(flags.features, "train"), read(flags.features, "val")
     results = {"draws": []}
     for seed in range(flags.draws):
-        drawn = np.random.default_rng(seed).permutation(len(train[1]))
-        first, rest = np.split(drawn, [flags.images])
+        first, rest = np.split(np.random.default_rng(seed).permutation(len(train[1])), [flags.images])
         others = tuple(np.concatenate([part[rest], whole]) for part, whole in zip(train, val, strict=True))
-        found = compared(tuple(part[first] for part in train), others)
-        results["draws"].append(found)
-        print(seed, {name: round(of["mAP"], 2) for name, of in found.items()}, flush=True)
+        methods = compared(tuple(part[first] for part in train), others)
+        results["draws"].append(methods)
+        print(seed, {name: round(values["mAP"], 2) for name, values in methods.items()}, flush=True)
     if flags.draws > 1:
         results["ours minus"] = {name: difference(results["draws"], name) for name in list(FITS)[1:]}
         print("ours minus", results["ours minus"], flush=True)

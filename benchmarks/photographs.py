@@ -2,16 +2,17 @@
 
     python -m benchmarks.photographs --root=/data/VOCdevkit --part=frozen --out=runs/photographs
 
-root: a data set in the layout of VOC 2012 with the splits `train` and `val`. Every method gets the same recipe, the
-same widths and the same tuning: on a fifth of `train`, drawn with the first seed, the learning rate is chosen from
---rates; then it is trained on the whole of `train` once per seed. `val` is only scored, once per training. Nothing is
-selected during a training: the last moving average counts.
+--root is a data set in the layout of VOC 2012 with the splits `train` and `val`. All methods have one recipe, equal
+widths and equal tuning: the learning rate is chosen from --rates on a fifth of `train`, drawn with the first seed, and
+then the method is trained on all of `train` once per seed. `val` is only scored, once per training. Nothing is selected
+during a training: the last moving average counts.
 
-A fine-tuned backbone has a learning rate of its own, the same for all heads. --rates-of=OUT/frozen.json takes the rate
-of each head from the frozen part instead of tuning it again, which costs a training per rate.
+A fine-tuned backbone has its own learning rate, one for all heads. --rates-of=OUT/frozen.json takes the rate of each
+head from the frozen part instead of tuning it again, which takes a training per rate.
 
-Each training has its own run folder. Finished ones are read and an interrupted one resumes, so the same command goes on
-where it was stopped. The frozen part trains on cached features (data.cache_features), without augmentation.
+Each training has its own run folder. Finished trainings are read and an interrupted training resumes, so rerunning
+a command continues it. The frozen part trains on cached features (data.cache_features), without
+augmentation.
 
 The results are OUT/PART.json and OUT/PART.md: mAP, CF1 and OF1 over the classes with at least ten positives in `val`,
 co-occurrence overfitting, and the CPU seconds of a training, all its threads together.
@@ -55,7 +56,7 @@ WIDTH = 256  # of decoders, graphs and the LSTM; experts and gates have a quarte
 LEAST_POSITIVES, THRESHOLD, RESAMPLES = 10, 0.5, 1000
 HELD_OUT = "held_out"
 TIMES = "benchmark.json"
-FIGURES = ("mAP", f"CF1@{THRESHOLD:g}", f"OF1@{THRESHOLD:g}")
+METRICS = ("mAP", f"CF1@{THRESHOLD:g}", f"OF1@{THRESHOLD:g}")
 GAPS = ("cooccurrence/fpr_gap", "cooccurrence/auc_gap")
 
 
@@ -75,7 +76,7 @@ class Benchmark:
 
 # ------------------------------------------------------------------------------------------------------------- configs
 def method_config(method: str, benchmark: Benchmark, *, rate: float, seed: int) -> ConfigDict:
-    """Return the config of a method with the common recipe, on the whole of `train`. rate: that of the head."""
+    """Return the config of a method with the common recipe, on all of `train`; `rate` is the head's learning rate."""
     name, colon, options = METHODS[method].partition(":")
     arguments = f"dataset=voc2012,root={benchmark.root},backbone={BACKBONE},resolution={SIDE}"
     config = load_config(f"{name}:{arguments}{',' if colon else ''}{options}", [])
@@ -95,7 +96,7 @@ def method_config(method: str, benchmark: Benchmark, *, rate: float, seed: int) 
 
 
 def use_widths(head: ConfigDict) -> None:
-    """Give all heads the same widths."""
+    """Give all heads equal widths."""
     decoder = head.decoder
     decoder.width, decoder.heads, decoder.hidden = WIDTH, 8, 2 * WIDTH
     head.routing.expert_hidden = head.routing.gate_hidden = WIDTH // 4
@@ -104,7 +105,7 @@ def use_widths(head: ConfigDict) -> None:
 
 
 def use_recipe(config: ConfigDict, epochs: int) -> None:
-    """Give all methods the same training: binary cross-entropy, AdamW, one cycle, no selection, no augmentation."""
+    """Give all methods one recipe: binary cross-entropy, AdamW, one cycle, no selection, no augmentation."""
     fresh = load_config("linear_probe:dataset=digits", [])  # a config without the recipe of any paper
     config.optim, config.augment = fresh.optim, fresh.augment
     config.optim.name, config.optim.schedule, config.optim.weight_decay = "adamw", "one_cycle", 1e-2
@@ -122,7 +123,7 @@ def use_recipe(config: ConfigDict, epochs: int) -> None:
 
 # ---------------------------------------------------------------------------------------------------------------- runs
 def run(config: ConfigDict, folder: Path) -> SplitScores:
-    """Return the scores of a training on its only evaluation split; train first unless that is done."""
+    """Return the scores of a training on its only evaluation split; train first if necessary."""
     run_folder = RunFolder(folder)
     if not (folder / TIMES).exists():
         compute_features(config)
@@ -141,16 +142,16 @@ def compute_features(config: ConfigDict) -> None:
 
 
 def tuned_rate(method: str, benchmark: Benchmark, folder: Path, columns: np.ndarray) -> tuple[float, dict]:
-    """Return the learning rate with the best mAP on the part that is held out of `train`, and the mAP of each rate."""
+    """Return the learning rate with the best mAP on the held-out part of `train`, and the mAP of each rate."""
     if benchmark.rates_of:
         return benchmark.rates_of[method], {}
-    found = {}
+    tuning = {}
     for rate in benchmark.rates if len(benchmark.rates) > 1 else ():
         config = method_config(method, benchmark, rate=rate, seed=benchmark.seeds[0])
         config.data.val_split, config.data.val_fraction, config.data.test_splits = HELD_OUT, 0.2, (HELD_OUT,)
         scored = run(config, folder / f"tune-rate={rate:g}").with_labels(columns)
-        found[f"{rate:g}"] = float(measure(scored)(np.ones((len(scored), 1), np.float32))[0]["mAP"][0])
-    return float(max(found, key=found.get, default=benchmark.rates[0])), found
+        tuning[f"{rate:g}"] = float(measure(scored)(np.ones((len(scored), 1), np.float32))[0]["mAP"][0])
+    return float(max(tuning, key=tuning.get, default=benchmark.rates[0])), tuning
 
 
 def measure(scored: SplitScores) -> WeightedMetrics:
@@ -180,12 +181,12 @@ def compare(method: str, benchmark: Benchmark, columns: np.ndarray) -> dict:
         gaps.append([results.get(name, float("nan")) for name in GAPS])
         seconds.append(json.loads((place / TIMES).read_text())["cpu_seconds"])
     whole = np.ones((len(scores[0]), 1), np.float32)
-    figures = [measure(one)(whole)[0] for one in scores]
+    metrics = [measure(one)(whole)[0] for one in scores]
     return {
         "rate": rate,
         "tuning": tuning,
         "classes": [read_labels(RunFolder(place))[column] for column in columns],
-        **{name: [float(values[name][0]) for values in figures] for name in FIGURES},
+        **{name: [float(values[name][0]) for values in metrics] for name in METRICS},
         **{name: [float(gap[k]) for gap in gaps] for k, name in enumerate(GAPS)},
         "AP": np.mean([measure(one)(whole)[1][0] for one in scores], axis=0).tolist(),
         "cpu_seconds": seconds,
@@ -194,35 +195,35 @@ def compare(method: str, benchmark: Benchmark, columns: np.ndarray) -> dict:
 
 
 def resampled(scores: list[SplitScores]) -> np.ndarray:
-    """Return the mAP, averaged over seeds, of the same resamples of the images for every method, f64[R]."""
+    """Return the mAP, averaged over seeds, of resamples of the images that are equal for all methods, f64[R]."""
     measures = [measure(one) for one in scores]
     parts = draw(len(scores[0]), RESAMPLES, 0)
     return np.concatenate([np.mean([one(weights)[0]["mAP"] for one in measures], axis=0) for weights in parts])
 
 
 # -------------------------------------------------------------------------------------------------------------- output
-def table(found: dict[str, dict]) -> str:
+def table(results: dict[str, dict]) -> str:
     """Return the Markdown table; differences are to the first method, with the interval of the paired bootstrap."""
-    first = next(iter(found.values()))
+    first = next(iter(results.values()))
     lines = [
         "| head | rate | mAP | − linear probe | CF1 | OF1 | FPR gap | AUC gap | CPU s |".replace(
-            "linear probe", next(iter(found))
+            "linear probe", next(iter(results))
         ),
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for method, of in found.items():
-        low, high = percentile_interval(np.subtract(of["resampled_mAP"], first["resampled_mAP"]))
-        difference = 100 * (np.mean(of["mAP"]) - np.mean(first["mAP"]))
-        against = "" if of is first else f"{difference:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
-        cells = [over_seeds(of[name]) for name in (*FIGURES, *GAPS)]
+    for method, result in results.items():
+        low, high = percentile_interval(np.subtract(result["resampled_mAP"], first["resampled_mAP"]))
+        difference = 100 * (np.mean(result["mAP"]) - np.mean(first["mAP"]))
+        against = "" if result is first else f"{difference:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
+        cells = [over_seeds(result[name]) for name in (*METRICS, *GAPS)]
         mean_ap, *rest = cells
-        seconds = f"{np.mean(of['cpu_seconds']):.0f}"
-        lines.append(" | ".join([f"| {method}", f"{of['rate']:g}", mean_ap, against, *rest, f"{seconds} |"]))
+        seconds = f"{np.mean(result['cpu_seconds']):.0f}"
+        lines.append(" | ".join([f"| {method}", f"{result['rate']:g}", mean_ap, against, *rest, f"{seconds} |"]))
     return "\n".join(lines) + "\n"
 
 
 def over_seeds(values: list[float]) -> str:
-    """Return the mean of fractions in percent, and with more than one their sample standard deviation."""
+    """Return the mean of fractions in percent, and for several fractions their sample standard deviation."""
     spread = f" ± {100 * np.std(values, ddof=1):.2f}" if len(values) > 1 else ""
     return f"{100 * np.mean(values):.2f}{spread}"
 
@@ -234,7 +235,7 @@ def main():
     parser.add_argument("--methods", default=";".join(METHODS), help="names, separated by semicolons")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--rates", default="3e-4,1e-3,3e-3,1e-2", help="the grid of learning rates")
-    parser.add_argument("--rates-of", type=Path, help="the JSON of another part, whose learning rates are taken")
+    parser.add_argument("--rates-of", type=Path, help="the JSON of another part, for its learning rates")
     parser.add_argument("--backbone-rate", type=float, default=2e-4, help="the learning rate of a fine-tuned backbone")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--out", type=Path, default=Path("runs/photographs"))
@@ -244,18 +245,20 @@ def main():
         parser.error(f"--methods: {unknown[0]!r} is none of {'; '.join(METHODS)}")
     rates, seeds = tuple(map(float, flags.rates.split(","))), tuple(map(int, flags.seeds.split(",")))
     rates_of = (
-        {name: of["rate"] for name, of in json.loads(flags.rates_of.read_text()).items()} if flags.rates_of else {}
+        {name: result["rate"] for name, result in json.loads(flags.rates_of.read_text()).items()}
+        if flags.rates_of
+        else {}
     )
     if missing := [name for name in methods if rates_of and name not in rates_of]:
         parser.error(f"--rates-of: {flags.rates_of} has no {missing[0]!r}")
     benchmark = Benchmark(flags.root, flags.part, flags.out, rates, seeds, flags.epochs, rates_of, flags.backbone_rate)
-    columns, found = frequent(flags.root), {}
+    columns, results = frequent(flags.root), {}
     for method in methods:
-        found[method] = compare(method, benchmark, columns)
+        results[method] = compare(method, benchmark, columns)
         flags.out.mkdir(parents=True, exist_ok=True)
-        (flags.out / f"{flags.part}.json").write_text(json.dumps(found, indent=1))
-        (flags.out / f"{flags.part}.md").write_text(table(found))
-        print(table(found), flush=True)
+        (flags.out / f"{flags.part}.json").write_text(json.dumps(results, indent=1))
+        (flags.out / f"{flags.part}.md").write_text(table(results))
+        print(table(results), flush=True)
 
 
 if __name__ == "__main__":

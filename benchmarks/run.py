@@ -1,4 +1,4 @@
-"""Measure this package on the machine that is there: one table per suite, beside PyTorch if an interpreter has it.
+"""Measure this package on this machine: one table per suite, beside PyTorch if an interpreter has it.
 
     python -m benchmarks.run --suite=step --peer=PYTHON --json=step.json
     python -m benchmarks.run --suite=step,memory --batches=64 --resolutions=448 --models=ml-vpt@dinov2_vitl14
@@ -27,7 +27,7 @@ SUITES = ("step", "adapters", "memory", "start", "loop", "data", "limit", "grow"
 MODES = ("train", "infer", "predict")
 
 
-def arguments(given: list[str] | None = None) -> argparse.Namespace:
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="benchmarks.run", description=__doc__.splitlines()[0])
     parser.add_argument("--suite", default=",".join(SUITES), help="suites, separated by commas")
@@ -47,15 +47,15 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--photos", type=Path, help="folder with JPEG files, for the suites loop and data")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does everything run?")
     parser.add_argument("--log", type=Path, help="file for what the measured processes print to stderr")
-    return check(parser, parser.parse_args(given))
+    return check(parser, parser.parse_args(words))
 
 
 def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> argparse.Namespace:
-    """Return the options, or end with a message about what cannot be run."""
+    """Return the options, or end with a message about a wrong option."""
     options.suite = options.suite.split(",")
     for name, allowed in (("suite", SUITES), ("modes", MODES), ("grow", (*GROW, "devices"))):
-        chosen = getattr(options, name) or []
-        for one in chosen.split(",") if isinstance(chosen, str) else chosen:
+        values = getattr(options, name) or []
+        for one in values.split(",") if isinstance(values, str) else values:
             if one not in allowed:
                 parser.error(f"--{name}: {one!r} is not one of {', '.join(allowed)}")
     for text in options.against:
@@ -67,7 +67,7 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> argpa
 
 
 def sides_of(options: argparse.Namespace) -> list[harness.Side]:
-    """Return the sides: this checkout first, then those of --against, then PyTorch."""
+    """Return the sides: this checkout, then the checkouts of --against, then PyTorch."""
     sides = [harness.our_side("ours")]
     for text in options.against:
         name, _, place = text.partition("=")
@@ -81,7 +81,7 @@ def sides_of(options: argparse.Namespace) -> list[harness.Side]:
 
 
 def settings_of(options: argparse.Namespace, platform: str) -> Settings:
-    """Return the sizes to measure: those given, or those of the platform."""
+    """Return the sizes to measure, from the options or else by platform."""
     sizes = dict(QUICK if options.quick else BY_PLATFORM[platform])
     for name, convert in (("models", str), ("batches", int), ("resolutions", int), ("dtypes", str)):
         if text := getattr(options, name):
@@ -95,17 +95,17 @@ def settings_of(options: argparse.Namespace, platform: str) -> Settings:
     return Settings(platform, **sizes, modes=modes, rounds=rounds, quick=options.quick, photos=photos, axes=axes)
 
 
-def main(given: list[str] | None = None) -> int:
+def main(words: list[str] | None = None) -> int:
     """Run the suites and print their tables."""
-    options = arguments(given)
+    options = arguments(words)
     results = harness.Results(options.json, again=options.again, until=time.monotonic() + 60 * options.minutes)
     log = options.log.open("w") if options.log else subprocess.DEVNULL
     workers = harness.Workers(sides_of(options), log)
     try:
         facts = {side.name: workers.of(side).facts for side in workers.sides}
         print(", ".join(f"{value}" for value in results.machine.values()))
-        for name, of in facts.items():
-            print(f"{name}: {harness.described(of)}")
+        for name, values in facts.items():
+            print(f"{name}: {harness.described(values)}")
         print()
         settings = settings_of(options, harness.platform_of(facts["ours"]))
         sides = workers.sides

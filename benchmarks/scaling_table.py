@@ -7,8 +7,8 @@
     python -m benchmarks.scaling_table --minutes=0          # only rewrite the table
 
 The table is written to docs/scaling.md, which also explains the prediction. Compiling needs libtpu (`pip install
-"jax[tpu]"`). Raw results are lines of benchmarks/scaling_table.jsonl, one per row and slice. Results that exist are not
-compiled again, so rerunning the same command resumes an interrupted one. To add a row, add an entry to ROWS.
+"jax[tpu]"`). Raw results are lines of benchmarks/scaling_table.jsonl, one per row and slice. Stored results are not
+compiled again, so the same command resumes after an interruption. To add a row, add an entry to ROWS.
 """
 
 import argparse
@@ -34,7 +34,7 @@ MARKS = "<!-- table: benchmarks/scaling_table.py -->", "<!-- end of table -->"
 
 @dataclass(frozen=True)
 class Row:
-    """A training with a fixed number of images per device. labels: number of labels; 0 = those of the data set."""
+    """A training with a fixed number of images per device; `labels` is by default the number in the data set."""
 
     name: str
     config: str
@@ -45,8 +45,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Chip:
-    """Published figures of a chip. flops: dense bfloat16, per second. memory: HBM bytes per second. link: bytes per
-    second of one link of its interconnect in one direction.
+    """Published rates of a chip per second.
+
+    Attributes:
+      flops: dense bfloat16.
+      memory: HBM bytes.
+      link: bytes of one link of its interconnect in one direction.
     """
 
     flops: float
@@ -66,7 +70,7 @@ TOPOLOGIES = (
     ("v6e:2x2", "v6e:4x4", "v6e:8x8", "v6e:16x16"),
     ("v5p:2x2x1", "v5p:2x2x4", "v5p:4x4x4", "v5p:4x8x8"),
 )
-# Matrix products and frozen weights are in bfloat16, as is usual on TPUs.
+# Matmuls and frozen weights are in bfloat16, as is usual on TPUs.
 SETTINGS = (("model.dtype", "bfloat16"), ("model.frozen_dtype", "bfloat16"))
 
 
@@ -99,7 +103,7 @@ def compiled(row: Row, topology: str) -> dict:
     return {
         "row": row.name,
         "topology": topology,
-        **asked_for(row),
+        **row_settings(row),
         "labels": programs.num_labels,
         "devices": len(devices),
         "capacity": capacity,
@@ -116,18 +120,18 @@ def _version(package: str) -> str:
 
 
 def stored() -> dict[tuple[str, str], dict]:
-    """Return the stored results, (row, topology) -> raw result, without those of rows that have changed since."""
-    asked = {row.name: asked_for(row) for row in ROWS}
+    """Return (row, topology) -> stored raw result, without results of rows that have changed since."""
+    current = {row.name: row_settings(row) for row in ROWS}
     lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
     results = [json.loads(line) for line in lines]
     return {
         (result["row"], result["topology"]): result
         for result in results
-        if (now := asked.get(result["row"])) and now == {key: result.get(key) for key in now}
+        if (now := current.get(result["row"])) and now == {key: result.get(key) for key in now}
     }
 
 
-def asked_for(row: Row) -> dict:
+def row_settings(row: Row) -> dict:
     """Return the settings of a row as stored with its raw results."""
     settings = [list(pair) for pair in (*SETTINGS, *row.overrides)]
     return {
@@ -145,15 +149,15 @@ def predict(result: dict, topology: str, efficiency: float) -> dict[str, float]:
 
     compute = max(FLOPs / (efficiency · peak), bytes accessed / memory bandwidth); communication = bytes sent
     by ring algorithms / one link in one direction + a latency per hop, there and back along every axis of the slice.
-    All rows use pure data parallelism, so the program of a chip is the same on every slice except for the chips in a
-    collective: over n chips, a ring sends (n − 1)/n of the bytes it sends over many.
+    All rows use pure data parallelism, so slices differ only in the number of chips in a collective: over n chips, a
+    ring sends (n − 1)/n of the bytes that it sends over many.
     """
     kind, sides = split(topology)
     chip, devices = CHIPS[kind], math.prod(sides)
     compute = max(result["flops"] / (efficiency * chip.flops), result["bytes_accessed"] / chip.memory)
-    sent = sum(of["wire_bytes"] for of in result["collectives"].values())
-    sent *= (1 - 1 / devices) / (1 - 1 / result["devices"])
-    communication = sent / chip.link + 2 * sum(side - 1 for side in sides) * HOP if sent else 0.0
+    wire_bytes = sum(kind["wire_bytes"] for kind in result["collectives"].values())
+    wire_bytes *= (1 - 1 / devices) / (1 - 1 / result["devices"])
+    communication = wire_bytes / chip.link + 2 * sum(side - 1 for side in sides) * HOP if wire_bytes else 0.0
     return {
         "compute": compute,
         "communication": communication,
@@ -236,7 +240,7 @@ def _prediction(result: dict, family: Sequence[str], efficiency: float) -> str:
 
 
 def _beside(larger: dict, smallest: dict) -> str:
-    """Return the table row of a larger slice: its figures relative to the smallest slice, in percent."""
+    """Return the table row of a larger slice: its numbers relative to the smallest slice, in percent."""
     start = f"| {larger['row']} | {larger['topology']} |"
     if not (larger["fits"] and smallest["fits"]):
         return f"{start} does not fit | | | |"
@@ -253,9 +257,9 @@ def _moved(result: dict) -> int:
 def write_page(text: str) -> None:
     """Write the table between its marks in docs/scaling.md."""
     start, end = MARKS
-    before, found, rest = PAGE.read_text().partition(start)
-    _, closed, after = rest.partition(end)
-    if not (found and closed):
+    before, opening, rest = PAGE.read_text().partition(start)
+    _, closing, after = rest.partition(end)
+    if not (opening and closing):
         raise SystemExit(f"{PAGE} has no lines '{start}' and '{end}' to write the table between")
     PAGE.write_text(f"{before}{start}\n\n{text}\n\n{end}{after}")
 
@@ -273,8 +277,8 @@ def main():
     results, started = stored(), time.monotonic()
     for topology in [*(family[0] for family in TOPOLOGIES), *options.also]:
         for row in ROWS:
-            wanted = re.search(options.only, f"{row.name} {topology}")
-            if not wanted or ((row.name, topology) in results and not options.again):
+            matches = re.search(options.only, f"{row.name} {topology}")
+            if not matches or ((row.name, topology) in results and not options.again):
                 continue
             if time.monotonic() - started >= 60 * options.minutes:
                 continue

@@ -1,11 +1,11 @@
-"""Load a server of --mode=serve with several clients at once: latency, images per second, and answers that were lost.
+"""Load a server of --mode=serve with several clients at once: latency, images per second, and lost answers.
 
     python -m benchmarks.serving http://127.0.0.1:8000 photos --seconds=15 --clients=1,8,32
 
 `photos` is a folder of images. Each client keeps one connection and sends one image after another, in random order.
-A refusal (429) is repeated after the time that the server asks for and counted; its waiting is part of the latency.
-An answer counts as lost if it does not come, has another status, or differs from the first answer to the same image by
-more than 1e-3 (batches of other sizes round differently).
+A refusal (429) is counted and repeated after the time in Retry-After; the waiting is part of the latency.
+An answer counts as lost if it does not come, has another status, or differs from the first answer for the image by more
+than 1e-3 (batches of other sizes round differently).
 """
 
 import argparse
@@ -25,11 +25,11 @@ TOLERANCE = 1e-3
 
 @dataclass
 class Outcome:
-    """What the clients of one round saw."""
+    """The observations of the clients of one round."""
 
     latencies: list[float] = field(default_factory=list)
     refused: int = 0
-    lost: int = 0
+    failures: int = 0
 
 
 def ask(connection: http.client.HTTPConnection, content: bytes) -> tuple[int, str | None, dict]:
@@ -53,18 +53,18 @@ def client(address: str, images: dict[str, bytes], known: dict[str, list[float]]
                 status, after, body = ask(connection, images[name])
         except (OSError, http.client.HTTPException, ValueError):
             connection.close()
-            outcome.lost += 1
+            outcome.failures += 1
             continue
         scores = list(body["results"][0]["scores"].values()) if status == 200 else None
         if scores is None or not np.allclose(scores, known.setdefault(name, scores), rtol=0, atol=TOLERANCE):
-            outcome.lost += 1
+            outcome.failures += 1
         outcome.latencies.append(time.perf_counter() - started)
     connection.close()
     return outcome
 
 
 def load(address: str, images: dict[str, bytes], clients: int, seconds: float, known: dict) -> Outcome:
-    """Return what `clients` clients saw together."""
+    """Return the joint outcome of `clients` clients."""
     outcomes: list[Outcome] = []
     until = time.perf_counter() + seconds
     threads = [
@@ -78,7 +78,7 @@ def load(address: str, images: dict[str, bytes], clients: int, seconds: float, k
     return Outcome(
         [latency for one in outcomes for latency in one.latencies],
         sum(one.refused for one in outcomes),
-        sum(one.lost for one in outcomes) + clients - len(outcomes),
+        sum(one.failures for one in outcomes) + clients - len(outcomes),
     )
 
 
@@ -99,7 +99,7 @@ def main():
         outcome = load(options.address, images, clients, options.seconds, known)
         rate = len(outcome.latencies) / (time.perf_counter() - started)
         middle, high = 1000 * np.percentile(outcome.latencies, [50, 95])
-        counts = f"{len(outcome.latencies):,} | {outcome.refused:,} | {outcome.lost:,}"
+        counts = f"{len(outcome.latencies):,} | {outcome.refused:,} | {outcome.failures:,}"
         print(f"| {clients} | {rate:.0f} | {middle:.0f} | {high:.0f} | {counts} |", flush=True)
 
 

@@ -3,10 +3,10 @@
     python -m benchmarks.soak --json=soak.json
     python -m benchmarks.soak --steps=2000 --saves=20 --config.eval.every_epochs=500
 
-The tiny program of `benchmarks.faults_program` trains in a process of its own, which evaluates and saves --saves times.
+The tiny program of `benchmarks.faults_program` trains in its own process, which evaluates and saves --saves times.
 Its resident memory, open descriptors and threads are read from outside halfway between two saves, when nothing is
-written in the background. The slope is that of least squares over the last 70 % of the steps. Keys of the config can
-be set as for a training.
+written in the background. The slope is a least-squares fit over the last 70 % of the steps. Keys of the config can be
+set as for a training.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import psutil
 from benchmarks.faults_program import COMMAND, SCENES, use_environment
 
 BATCH = 20
-SETTLED = 0.3  # the first part of the steps, which is not in the slope
+WARM_UP = 0.3  # the first part of the steps, which is not in the slope
 MB = 2**20
 
 
@@ -70,12 +70,12 @@ def _pairs(flags: Sequence[str]) -> dict[str, str]:
 
 
 def _samples(watched: psutil.Process, process: subprocess.Popen, log: Path) -> Iterator[Sample]:
-    seen = 0
+    count = 0
     while process.poll() is None:
         time.sleep(0.05)
         rows = log.read_bytes().split(b"\n")[:-1] if log.exists() else []
-        if len(rows) > seen:
-            seen = len(rows)
+        if len(rows) > count:
+            count = len(rows)
             step = json.loads(rows[-1])["step"]
             try:
                 with watched.oneshot():
@@ -85,16 +85,16 @@ def _samples(watched: psutil.Process, process: subprocess.Popen, log: Path) -> I
 
 
 def summary(samples: list[Sample]) -> dict[str, float]:
-    """Return the slopes over the settled part, per 1,000 steps, and what the numbers were at its ends."""
-    settled = np.array([sample for sample in samples if sample.step > SETTLED * samples[-1].step])
-    steps = settled[:, 0] / 1000
-    found = {"steps": samples[-1].step, "samples": len(settled)}
+    """Return the slopes after the warm-up, per 1,000 steps, and the numbers at both ends."""
+    steady = np.array([sample for sample in samples if sample.step > WARM_UP * samples[-1].step])
+    steps = steady[:, 0] / 1000
+    result = {"steps": samples[-1].step, "samples": len(steady)}
     for column, name in enumerate(Sample._fields[1:], start=1):
-        found[f"{name} per 1,000 steps"] = round(float(np.polyfit(steps, settled[:, column], 1)[0]), 3)
-        edge = max(1, len(settled) // 20)
-        for when, part in (("first", settled[:edge]), ("last", settled[-edge:])):
-            found[f"{name}, {when}"] = round(float(part[:, column].mean()), 1)
-    return found
+        result[f"{name} per 1,000 steps"] = round(float(np.polyfit(steps, steady[:, column], 1)[0]), 3)
+        edge = max(1, len(steady) // 20)
+        for when, part in (("first", steady[:edge]), ("last", steady[-edge:])):
+            result[f"{name}, {when}"] = round(float(part[:, column].mean()), 1)
+    return result
 
 
 def main() -> None:
@@ -110,10 +110,10 @@ def main() -> None:
         for sample in soak(Path(place), flags.steps, flags.saves, overrides):
             samples.append(sample)
             print(*(f"{name} {value:.0f}" for name, value in sample._asdict().items()), sep=", ", flush=True)
-    found = summary(samples)
-    print(json.dumps(found, indent=1))
+    slopes = summary(samples)
+    print(json.dumps(slopes, indent=1))
     if flags.json:
-        flags.json.write_text(json.dumps({"summary": found, "samples": samples}))
+        flags.json.write_text(json.dumps({"summary": slopes, "samples": samples}))
 
 
 if __name__ == "__main__":

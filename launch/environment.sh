@@ -1,10 +1,10 @@
-# Creates the project's own Python environment, or reuses one that matches; sourced by the other scripts.
+# Creates the project's own Python environment, or reuses it if it matches; the launch scripts source this file.
 #
 #   use_environment            with the packages of requirements.txt
-#   use_environment dev        also with those of the extra "dev" in pyproject.toml
+#   use_environment dev        also with the packages of the extra "dev" in pyproject.toml
 #
 # MLMOE_LOCKED=1 installs the versions of locks/base.lock, or locks/EXTRA.lock, and compares each file with its sha256.
-# MLMOE_VENV overrides the folder .venv; PYTHON overrides the interpreter, by default the first suitable one on the PATH.
+# MLMOE_VENV overrides the folder .venv; PYTHON overrides the interpreter, by default the first suitable interpreter on the PATH.
 
 is_suitable() {
   "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
@@ -27,7 +27,7 @@ find_python() {
   exit 2
 }
 
-# Makes the environment $1 of the interpreter $2, unless it is one already; replaces only what this script has made.
+# Creates the environment $1 of the interpreter $2, unless it exists; replaces only an environment of this script.
 make_environment() {
   local version
   version="$("$2" --version)"
@@ -41,16 +41,16 @@ make_environment() {
 }
 
 use_environment() {
-  local extra="${1:-}" venv="${MLMOE_VENV:-.venv}" python wanted stamp lock=
+  local extra="${1:-}" venv="${MLMOE_VENV:-.venv}" python expected stamp lock=
   python="$(find_python)" || exit 2
-  wanted="$("$python" --version; cat requirements.txt; [ -z "$extra" ] || cat pyproject.toml)"
+  expected="$("$python" --version; cat requirements.txt; [ -z "$extra" ] || cat pyproject.toml)"
   if [ -n "${MLMOE_LOCKED:-}" ]; then
     lock="locks/${extra:-base}.lock"
     [ -f "$lock" ] || { echo "error: there is no $lock; unset MLMOE_LOCKED" >&2; exit 2; }
-    wanted="$("$python" --version; cat "$lock")"
+    expected="$("$python" --version; cat "$lock")"
   fi
   stamp="$venv/made-from${extra:+-$extra}.txt"
-  if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$wanted" ]; then
+  if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$expected" ]; then
     echo "setting up $venv (once; needs the network) ..." >&2
     make_environment "$venv" "$python"
     if [ -n "$lock" ]; then
@@ -67,7 +67,7 @@ PY
       # It asks for an older orbax-checkpoint than requirements.txt, which the export to ONNX does not use.
       [ "$extra" != dev ] || "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps jax2onnx
     fi
-    printf '%s\n' "$wanted" > "$stamp"
+    printf '%s\n' "$expected" > "$stamp"
   fi
   python_in_environment="$venv/bin/python"
 }

@@ -7,7 +7,7 @@
 #   pool     add a node pool for the slice to a Standard cluster (Autopilot and xpk create their own)
 #   image    build the image and push it
 #   render   print the manifest
-#   run      start the training; delete an earlier one of the same name first (its checkpoints are kept)
+#   run      start the training; delete an earlier JobSet with this name first (its checkpoints are kept)
 #   logs     follow the output of the first host
 #   status   list the JobSet and its pods
 #   down     let the training save a checkpoint and end, and delete the JobSet
@@ -19,7 +19,7 @@
 #   --image=IMAGE          such as REGION-docker.pkg.dev/PROJECT/REPOSITORY/mlmoe:1
 #   --cluster=CLUSTER      pool: name of the cluster
 #   --location=REGION      pool: region or zone of the cluster
-#   --project=PROJECT      pool: project, by default that of gcloud
+#   --project=PROJECT      pool: project, by default as set in gcloud
 #   --account=NAME         Kubernetes service account with access to the bucket (default)
 #   --restarts=N           restart all pods after at most N failures or lost machines (10)
 #   --spot                 capacity that can be preempted
@@ -40,18 +40,18 @@ require_form restarts '[0-9]+' 10
 
 # Set GKE's names for the slice: https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
 describe_slice() {
-  local machine_family wanted axes dimension total=1
+  local machine_family example axes dimension total=1
   require_form tpu '[a-z0-9]+' v5e
   require_form topology '[0-9]+x[0-9]+(x[0-9]+)?' 16x16
   case "$flag_tpu" in
-    v4) accelerator=tpu-v4-podslice machine_family=ct4p-hightpu wanted=4x4x4 ;;
-    v5e) accelerator=tpu-v5-lite-podslice machine_family=ct5lp-hightpu wanted=4x4 ;;
-    v5p) accelerator=tpu-v5p-slice machine_family=ct5p-hightpu wanted=4x4x4 ;;
-    v6e) accelerator=tpu-v6e-slice machine_family=ct6e-standard wanted=4x4 ;;
+    v4) accelerator=tpu-v4-podslice machine_family=ct4p-hightpu example=4x4x4 ;;
+    v5e) accelerator=tpu-v5-lite-podslice machine_family=ct5lp-hightpu example=4x4 ;;
+    v5p) accelerator=tpu-v5p-slice machine_family=ct5p-hightpu example=4x4x4 ;;
+    v6e) accelerator=tpu-v6e-slice machine_family=ct6e-standard example=4x4 ;;
     *) fail "--tpu=$flag_tpu is not one of v4, v5e, v5p, v6e" ;;
   esac
   axes="${flag_topology//[!x]/}"
-  [ "$axes" = "${wanted//[!x]/}" ] || fail "--topology=$flag_topology is not a topology of $flag_tpu; for example, write $wanted"
+  [ "$axes" = "${example//[!x]/}" ] || fail "--topology=$flag_topology is not a topology of $flag_tpu; for example, write $example"
   for dimension in ${flag_topology//x/ }; do total=$((total * 10#$dimension)); done
   chips=4
   [ "$flag_topology" != 1x1 ] || chips=1
@@ -110,7 +110,7 @@ run() {
   need_kubectl
   manifest="$(render)" || exit 2
   call kubectl create --filename=- <<< "$manifest" ||
-    fail "the cluster refused the JobSet; kubectl's message is above, and \"down\" deletes one of the same name"
+    fail "the cluster refused the JobSet; kubectl's message is above, and \"down\" deletes a JobSet with this name"
 }
 
 need_kubectl() {

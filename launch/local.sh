@@ -13,7 +13,7 @@ arguments=("$@")
 case " $* " in
   *" --config="* | *" --config "* | *" --sweep=config="* | *" --sweep config="*) ;;
   *" --mode=train "* | *" --mode train "*) arguments+=(--config=configs/mlvpt_digits.py) ;;
-  *" --mode="* | *" --mode "*) ;; # its config is that of the run
+  *" --mode="* | *" --mode "*) ;; # the config is in the run folder
   *) arguments+=(--config=configs/mlvpt_digits.py) ;;
 esac
 case " $* " in *" --workdir="* | *" --workdir "*) ;; *) arguments+=(--workdir=runs/digits) ;; esac

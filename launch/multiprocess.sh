@@ -3,8 +3,8 @@
 #
 #   bash launch/multiprocess.sh 2 --config=configs/mlvpt_digits.py --workdir=runs/digits
 #
-# Each output line is prefixed with the number of its process. When one process fails, the others end as well; the exit
-# code is that of the first failure. Ctrl-C and SIGTERM are forwarded to all processes, which save a checkpoint and stop.
+# Each output line is prefixed with the number of its process. When a process fails, all processes end; the exit code is
+# from the first failure. Ctrl-C and SIGTERM are forwarded to all processes, which save a checkpoint and stop.
 # The same command, also with another N, resumes from the last checkpoint. GPUs are divided equally.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,7 +18,7 @@ count=$1
 shift
 # shellcheck disable=SC2119
 use_environment
-grace=${MLMOE_GRACE_SECONDS:-30} # from the first failure to SIGTERM, and from there to SIGKILL: time for all to print why they end
+grace=${MLMOE_GRACE_SECONDS:-30} # from the first failure to SIGTERM, and then to SIGKILL: time for all processes to print a reason
 
 port="$("$python_in_environment" -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')"
 export MLMOE_COORDINATOR="127.0.0.1:$port" MLMOE_PROCESSES="$count"
@@ -54,14 +54,14 @@ set -m
 jobs=()
 tell() { local job; for job in "${jobs[@]}"; do kill "-$1" -- "-$job" 2>/dev/null || true; done; }
 trap 'tell INT' INT
-asked=""
-trap 'if [ -z "$asked" ]; then asked=yes; tell TERM; else tell KILL; running=0 failed=137; fi' TERM # the second: a process hangs
+stopping=""
+trap 'if [ -z "$stopping" ]; then stopping=yes; tell TERM; else tell KILL; running=0 failed=137; fi' TERM # the second: a process hangs
 for ((number = 0; number < count; number++)); do
   { { work "$number" "$@" 2>&1 >&4 4>&- | mark "$number" >&2; } 4>&1 | mark "$number"; } &
   jobs+=($!)
 done
 
-failed=0 running=$count told="" since=0
+failed=0 running=$count terminated="" since=0
 while [ "$running" -gt 0 ]; do
   if read -r -t 1 -u 3 number code; then
     running=$((running - 1))
@@ -71,8 +71,8 @@ while [ "$running" -gt 0 ]; do
     fi
   fi
   [ "$failed" -ne 0 ] || continue
-  if [ -z "$told" ] && [ $((SECONDS - since)) -ge "$grace" ]; then
-    told=TERM
+  if [ -z "$terminated" ] && [ $((SECONDS - since)) -ge "$grace" ]; then
+    terminated=yes
     tell TERM
   elif [ $((SECONDS - since)) -ge $((2 * grace)) ]; then
     tell KILL

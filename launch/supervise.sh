@@ -28,7 +28,7 @@ done
 [ $# -gt 1 ] || fail "supervise.sh has nothing to run; write --restarts=N -- COMMAND"
 shift
 
-# On several machines, /tmp of this one is enough: if one process hangs, all wait for it and none touches the file.
+# On several machines, the file on this machine is enough: if one process hangs, all wait and none touches the file.
 MLMOE_HEARTBEAT="$(mktemp)"
 export MLMOE_HEARTBEAT
 seen="$(mktemp)"
@@ -46,25 +46,25 @@ watch() { # end process $1 and its group when its heartbeat stops; the file $see
   rm -f "$seen"
   kill -TERM "$1"
   sleep "${MLMOE_GRACE_SECONDS:-30}"
-  kill -TERM "$1" # a second one lets launch/multiprocess.sh end its processes with SIGKILL
+  kill -TERM "$1" # at the second SIGTERM, launch/multiprocess.sh kills its processes
   sleep 2
   kill -KILL -- "-$1"
 }
 
-asked="" child=""
-pass_on() {
-  asked=yes
+stopping="" child=""
+forward() {
+  stopping=yes
   [ -z "$child" ] || kill -TERM "$child" 2> /dev/null || true
 }
-trap pass_on TERM INT
-set -m # each job in a group of its own
+trap forward TERM INT
+set -m # each job in its own process group
 
 code=0
 for ((start = 0; ; start++)); do
   touch "$MLMOE_HEARTBEAT" "$seen"
   "$@" &
   child=$!
-  [ -z "$asked" ] || pass_on
+  [ -z "$stopping" ] || forward
   watcher=""
   if [ "$limit" -gt 0 ]; then watch "$child" & watcher=$!; fi
   code=0
@@ -73,12 +73,12 @@ for ((start = 0; ; start++)); do
   [ -e "$seen" ] || code=75 # it hung
   if [ -n "$watcher" ]; then { kill -- "-$watcher" && wait "$watcher"; } 2> /dev/null || true; fi
   case "$code" in 0 | 2 | 3 | 4 | 130 | 143) break ;; esac
-  [ -z "$asked" ] || break
+  [ -z "$stopping" ] || break
   [ "$start" -lt "$restarts" ] || break
   echo "supervise: exit code $code; restart $((start + 1)) of $restarts" >&2
   sleep "${MLMOE_RESTART_PAUSE:-10}" &
   wait $! || true
-  if [ -n "$asked" ]; then code=130 && break; fi # between two starts: nothing is running, and the last checkpoint is there
+  if [ -n "$stopping" ]; then code=130 && break; fi # between two starts: nothing runs, and the last checkpoint is complete
 done
 echo "supervise: ended with exit code $code" >&2
 [ -z "$state" ] || echo "$code" > "$state/run.exit"

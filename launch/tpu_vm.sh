@@ -15,9 +15,9 @@
 #
 # Flags:
 #   --name=NAME  --zone=ZONE   which slice
-#   --project=PROJECT          project, by default that of gcloud
+#   --project=PROJECT          project, by default as set in gcloud
 #   --type=TYPE                up: type of the slice, such as v5litepod-16, v6e-256, v5p-8, v4-32
-#   --runtime=VERSION          up: image, by default the usual one of that type
+#   --runtime=VERSION          up: image, by default the usual image of the type
 #   --spot                     up: cheaper capacity that can be preempted
 #   --queued                   up: wait in the queue for capacity (a queued resource); pass it to "down" as well
 #   --internal-ip              connect to the addresses inside the network
@@ -63,7 +63,7 @@ tpu() {
 }
 
 # Set `state` to the state of the slice, "" if there is none; a dry run sets it to the first argument.
-look() {
+read_state() {
   local group=tpu-vm format='value(acceleratorType,state)' type
   if [ -n "$flag_queued" ]; then
     group=queued-resources format='value(tpu.nodeSpec[0].node.acceleratorType,state.state)'
@@ -84,20 +84,20 @@ look() {
 
 up() {
   local state=""
-  look ""
+  read_state ""
   case "$state" in
     "") create ;;
     PREEMPTED | TERMINATED | FAILED | SUSPENDED) delete && create ;;
     STOPPED) tpu tpu-vm start || fail "gcloud could not start $flag_name; its message is above" ;;
   esac
-  look READY
+  read_state READY
   until [ "$state" = READY ] || [ "$state" = ACTIVE ]; do
     case "$state" in
       "" | PREEMPTED | TERMINATED | FAILED | SUSPENDED) fail "$flag_name was not created (${state:-not found}); try again" ;;
     esac
     echo "$flag_name: $state" >&2
     sleep "${MLMOE_POLL:-15}"
-    look READY
+    read_state READY
   done
 }
 

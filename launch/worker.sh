@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The part of tpu_vm.sh that runs on each worker of the slice. It uses one folder:
 #
-#   mlmoe/code        the code as last sent
+#   mlmoe/code        the latest code
 #   mlmoe/venv        the environment, with its own Python
 #   mlmoe/run.log     the output of the training; run.pid and run.exit hold its state
 #
@@ -25,8 +25,8 @@ install() {
   mv "$root/incoming" "$root/code"
 }
 
-# The TPU images are Ubuntu 22.04, which has only Python 3.10; uv installs a newer one without changing the system. pip
-# compares uv with its sha256, uv compares Python with the one that it has for it, and pip all packages with theirs.
+# The TPU images are Ubuntu 22.04, which has only Python 3.10; uv installs a newer Python without changing the system. pip
+# checks the sha256 of uv, uv checks the sha256 of Python, and pip checks the sha256 of all packages.
 setup() {
   export PATH="$HOME/.local/bin:$PATH"
   command -v uv > /dev/null ||

@@ -57,7 +57,7 @@ def test_a_table_without_the_rate_of_a_method_is_refused(tmp_path, monkeypatch, 
 
 
 def test_differences_in_the_table_are_to_the_first_method():
-    names = (*photographs.FIGURES, *photographs.GAPS)
+    names = (*photographs.METRICS, *photographs.GAPS)
     found = {
         "probe": {
             "rate": 0.01,

@@ -1,4 +1,4 @@
-"""The cases of fuzz.py: what is damaged, and which function of the package reads it."""
+"""The cases of fuzz.py: damaged inputs, and the functions of the package that read them."""
 
 from benchmarks.fuzz_cases.commands import command_line, overrides, stored_config
 from benchmarks.fuzz_cases.data_sets import packed_data, prepare_packed, prepare_published, published, tables

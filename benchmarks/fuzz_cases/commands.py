@@ -66,9 +66,9 @@ def command_line(draw: st.DrawFn, base: Path, place: Path) -> Case:
         st.builds("--help={}".format, st.one_of(st.sampled_from(sorted(KEYS)), TEXTS)),
         TEXTS,
     )
-    given = [word for word in draw(st.lists(words, max_size=5)) if word not in ("-h", "--help")]
+    arguments = [word for word in draw(st.lists(words, max_size=5)) if word not in ("-h", "--help")]
 
     def act() -> None:
-        parse_flags(given)
+        parse_flags(arguments)
 
-    return str(given)[:300], act
+    return str(arguments)[:300], act

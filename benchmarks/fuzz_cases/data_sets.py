@@ -73,7 +73,7 @@ def tables(draw: st.DrawFn, base: Path, place: Path) -> Case:
 
 
 def published(draw: st.DrawFn, base: Path, place: Path) -> Case:
-    """Pascal VOC, NUS-WIDE, COCO 2014 and the two of Visual Genome, in their published layouts."""
+    """Pascal VOC, NUS-WIDE, COCO 2014 and two data sets of Visual Genome, in their published layouts."""
     name = draw(st.sampled_from(("voc2007", "nuswide", "coco2014", "vg256", "vg500")))
     shutil.copytree(base / name, place, dirs_exist_ok=True)
     path = draw(st.sampled_from(sorted(path for path in place.rglob("*") if path.is_file() and path.suffix != ".jpg")))

@@ -1,4 +1,4 @@
-"""Hostile values, damage to the content of files, and the files that it is done to."""
+"""Hostile values, damage to the content of files, and valid files."""
 
 import contextlib
 import io
@@ -21,9 +21,12 @@ Case = tuple[str, Callable[[], object]]  # a description, and the action
 
 @dataclass(frozen=True)
 class Group:
-    """A kind of input. prepare: writes what all cases start from to a folder, once; draw: makes a case in a folder.
+    """A kind of input.
 
-    share: its part of all cases, in which slow ones have a small one.
+    Attributes:
+      draw: makes a case in a folder.
+      share: its share of all cases, which is small for slow cases.
+      prepare: writes the valid inputs of all cases to a folder, once.
     """
 
     draw: Callable[[st.DrawFn, Path, Path], Case]
@@ -72,7 +75,7 @@ def with_changed_value(draw: st.DrawFn, value: object) -> object:
 
 
 def damaged(draw: st.DrawFn, content: bytes) -> bytes:
-    """Return the content of a file with damage: cut, other bytes, a part twice, or something else altogether."""
+    """Return the content of a file with damage: truncated, with other bytes, with a repeated part, or replaced."""
     how = draw(st.integers(0, 9))
     if how == 0:
         return draw(st.sampled_from(WHOLE))

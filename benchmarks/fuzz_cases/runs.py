@@ -45,7 +45,7 @@ def make_run(base: Path) -> None:
     from helpers import made_run
 
     made_run.make_run(base / "run")
-    command(["--mode=report", f"--workdir={base}/run"])  # the first one takes seconds to set up its charts
+    command(["--mode=report", f"--workdir={base}/run"])  # the first report takes seconds to set up its charts
 
 
 def changed_run(draw: st.DrawFn, base: Path, place: Path, names: Sequence[str]) -> str:
@@ -88,7 +88,7 @@ def run_folder(draw: st.DrawFn, base: Path, place: Path) -> Case:
 
 
 def model(draw: st.DrawFn, base: Path, place: Path) -> Case:
-    """The modes that restore the model: its files are damaged, and the selected values are placed on the device."""
+    """Restore a model with damaged files, and place the selected values on the device."""
     from mlmoe_jax.runs.restore import open_run
 
     names = (
@@ -105,6 +105,6 @@ def model(draw: st.DrawFn, base: Path, place: Path) -> Case:
 
 
 def command(arguments: list[str]) -> None:
-    """Run a command as `main` does, so that its errors are seen here."""
+    """Run a command as `main` does, but raise its errors."""
     flags, pairs = parse_flags(arguments)
     program.MODES[flags.mode](flags, pairs)

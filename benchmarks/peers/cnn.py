@@ -1,4 +1,4 @@
-"""A Q2L-like classifier in PyTorch: torchvision's ResNet-101 and label queries that read its feature map.
+"""A classifier like Q2L in PyTorch: torchvision's ResNet-101 and label queries that read its feature map.
 
 As in the published Q2L on 448 px: one encoder layer over the feature map, two decoder layers without the first
 self-attention, width 2,048, 4 heads, 8,192 hidden units, and one weight vector per label. Batch norm, the stem and the
@@ -25,9 +25,9 @@ class QueryLayer(nn.Module):
         self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
         self.dropout = nn.Dropout(0.1)
 
-    def forward(self, queries: torch.Tensor, given: torch.Tensor, key: torch.Tensor, value: torch.Tensor):
+    def forward(self, queries: torch.Tensor, labels: torch.Tensor, key: torch.Tensor, value: torch.Tensor):
         """[B,K,D] and the feature map as keys and values [B,N,D] -> [B,K,D]."""
-        mixed = self.attention(queries + given, key, value, need_weights=False)[0]
+        mixed = self.attention(queries + labels, key, value, need_weights=False)[0]
         queries = self.norms[0](queries + self.dropout(mixed))
         return self.norms[1](queries + self.dropout(self.mlp(queries)))
 
@@ -51,10 +51,10 @@ class QueryClassifier(nn.Module):
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor]:
         """f32[B,3,H,W] -> the logits [1,B,K], a tuple of one."""
-        found = self.backbone(pixels.contiguous(memory_format=torch.channels_last))
-        value = self.encoder(self.project(found.flatten(2).transpose(1, 2)) + self.positions)
-        given = self.queries.expand(len(value), -1, -1)
-        queries = torch.zeros_like(given)
+        features = self.backbone(pixels.contiguous(memory_format=torch.channels_last))
+        value = self.encoder(self.project(features.flatten(2).transpose(1, 2)) + self.positions)
+        labels = self.queries.expand(len(value), -1, -1)
+        queries = torch.zeros_like(labels)
         for layer in self.layers:
-            queries = layer(queries, given, value + self.positions, value)
+            queries = layer(queries, labels, value + self.positions, value)
         return (((queries * self.kernel).sum(-1) + self.bias)[None],)

@@ -1,4 +1,4 @@
-"""The image that all sides predict."""
+"""The image that all sides classify."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""This package's side of the benchmarks, a process that speaks the protocol of protocol.py:
+"""This package's side of the benchmarks, a process with the protocol of protocol.py:
 
     python benchmarks/peers/jax_worker.py
 
@@ -67,7 +67,7 @@ def device_peak() -> int | None:
 
 # ------------------------------------------------------------------------------------------------------- the model
 def config_of(case: dict[str, Any]) -> ConfigDict:
-    """Return the config of a case: the published one with the sizes of the case."""
+    """Return the published config with the sizes of a case."""
     reference = CONFIGS[case["method"]]
     reference += f":dataset=coco2014,resolution={case['resolution']},backbone={case['backbone']}"
     overrides = {
@@ -84,8 +84,8 @@ def config_of(case: dict[str, Any]) -> ConfigDict:
     return config
 
 
-def drawn(shapes: Any) -> Any:
-    """Return random values for a tree of shapes, quickly: 4,096 numbers over and over; variances are above 1."""
+def random_values(shapes: Any) -> Any:
+    """Return random values for a tree of shapes, quickly, by repeating 4,096 numbers; variances are above 1."""
     numbers = 0.02 * np.random.default_rng(0).standard_normal(4096).astype(np.float32)
 
     def fill(path: tuple, shape: jax.ShapeDtypeStruct) -> jax.Array:
@@ -99,7 +99,7 @@ def drawn(shapes: Any) -> Any:
 
 def parts_of(config: ConfigDict, space: LabelSpace) -> Parts:
     """Return the model of a config with random values."""
-    return drawn(abstract_parts(config, space))
+    return random_values(abstract_parts(config, space))
 
 
 def random_batch(size: int, side: int, labels: int) -> dict[str, np.ndarray]:
@@ -116,7 +116,7 @@ def random_batch(size: int, side: int, labels: int) -> dict[str, np.ndarray]:
 
 # --------------------------------------------------------------------------------------------------------- programs
 def build(case: dict[str, Any]) -> protocol.Program:
-    """Return the program of a case: see the functions below, and `suites` for the cases."""
+    """Return the program of a case; see `suites` for the cases."""
     return {"train": _training, "infer": _inference, "predict": _prediction, "part": _part, "rate": _rate}[
         case["mode"]
     ](case)
@@ -200,24 +200,24 @@ def _prediction(case: dict[str, Any]) -> protocol.Program:
 def _part(case: dict[str, Any]) -> protocol.Program:
     """One part of a block of a ViT on tokens f32[B,Q,D], with prompts as context where the block has them.
 
-    backward: the part and the gradient of its tokens. Facts: floating-point operations of products, and the bytes of
+    With `backward`, also the gradient by the tokens. Facts: floating-point operations of matmuls, and the bytes of
     inputs, outputs and weights, which any program must move.
     """
     shape, low = catalog.entry(case["backbone"]).shape, case["dtype"] == "bfloat16"
     tokens = shape.leading + (case["resolution"] // shape.patch) ** 2
     prompts = 2 * case["groups"] * case["per_group"]
 
-    def made() -> Block:
+    def block() -> Block:
         options = {"mlp": shape.mlp, "eps": shape.eps, "layer_scale": shape.layer_scale, "key_bias": shape.key_bias}
         dtype = jnp.bfloat16 if low else None
         return Block(shape.width, shape.heads, shape.hidden, **options, dtype=dtype, rngs=nnx.Rngs(0))
 
-    structure, shapes = nnx.split(nnx.eval_shape(made))
+    structure, shapes = nnx.split(nnx.eval_shape(block))
     image, context = (
         jax.ShapeDtypeStruct((batch, count, shape.width), jnp.float32)
         for batch, count in ((case["batch"], tokens), (1, prompts))
     )
-    values, image, context = drawn((shapes, image, context))
+    values, image, context = random_values((shapes, image, context))
 
     def forward(image: jax.Array, values: Any, context: jax.Array) -> jax.Array:
         block = nnx.merge(structure, values)
@@ -239,11 +239,11 @@ def _part(case: dict[str, Any]) -> protocol.Program:
     compiled = jax.jit(function).lower(*arguments).compile()
     result = compiled(*arguments)
     traced = jax.make_jaxpr(function)(*arguments)
-    kept = {f"['{name}']" for name in _modules_of(case["part"])}
+    modules = {f"['{name}']" for name in _modules_of(case["part"])}
     weights = [
         leaf.size * (2 if low else 4)
         for path, leaf in jax.tree_util.tree_leaves_with_path(values)
-        if case["part"] == "block" or any(name in jax.tree_util.keystr(path) for name in kept)
+        if case["part"] == "block" or any(name in jax.tree_util.keystr(path) for name in modules)
     ]
     moved = sum(weights) + image.nbytes + sum(leaf.nbytes for leaf in jax.tree.leaves(result))
 
@@ -260,16 +260,16 @@ def _modules_of(part: str) -> tuple[str, ...]:
 
 
 def _rate(case: dict[str, Any]) -> protocol.Program:
-    """A square product, or an addition of two vectors: the rates that the machine reaches."""
+    """A square matmul, or an addition of two vectors, for the rates of the machine."""
     dtype, size = jnp.dtype(case["dtype"]), case["size"]
     if case["what"] == "product":
-        left = jnp.asarray(np.resize(np.linspace(-1, 1, 4096), (size, size)), dtype)
-        compiled, arguments = jax.jit(jnp.dot).lower(left, left).compile(), (left, left)
-        known = {"flops": 2 * size**3, "bytes": 3 * left.nbytes}
+        operand = jnp.asarray(np.resize(np.linspace(-1, 1, 4096), (size, size)), dtype)
+        compiled, arguments = jax.jit(jnp.dot).lower(operand, operand).compile(), (operand, operand)
+        known = {"flops": 2 * size**3, "bytes": 3 * operand.nbytes}
     else:
-        left = jnp.asarray(np.resize(np.linspace(-1, 1, 4096), size), dtype)
-        compiled, arguments = jax.jit(jnp.add).lower(left, left).compile(), (left, left + 1)
-        known = {"flops": size, "bytes": 3 * left.nbytes}
+        operand = jnp.asarray(np.resize(np.linspace(-1, 1, 4096), size), dtype)
+        compiled, arguments = jax.jit(jnp.add).lower(operand, operand).compile(), (operand, operand + 1)
+        known = {"flops": size, "bytes": 3 * operand.nbytes}
     result = compiled(*arguments)
 
     def step() -> None:
@@ -291,7 +291,7 @@ def largest_batch(case: dict[str, Any], capacity: int, start: int) -> dict[str, 
 
 
 def loader(files: list[str], size: int, seconds: float, data: dict[str, Any], augment: dict[str, Any]) -> dict:
-    """Return the images per second of the input pipeline on files; data, augment: changes to the default config."""
+    """Return the images per second of the input pipeline on files; `data` and `augment` change the default config."""
     from mlmoe_jax.config import default_config
     from mlmoe_jax.data.images import ImageFiles
     from mlmoe_jax.data.pipeline import build_loader
@@ -310,7 +310,7 @@ def loader(files: list[str], size: int, seconds: float, data: dict[str, Any], au
 
 
 def reduced_difference(files: list[str], size: int) -> dict[str, float]:
-    """Return the mean absolute difference that reduced decoding makes after resizing, in gray levels."""
+    """Return the mean absolute difference of reduced decoding after resizing, in gray levels."""
     from mlmoe_jax.data.images import Decoding, read_image
     from mlmoe_jax.data.transforms import resize_square
 
@@ -323,8 +323,8 @@ def reduced_difference(files: list[str], size: int) -> dict[str, float]:
 def training_loop(reference: str, overrides: dict[str, Any]) -> dict[str, Any]:
     """Train with the real loop and pipeline; return its images/s without start, evaluations and checkpoints.
 
-    Measured from the first logged row to the last. Also the share of that time in which it waited for data, and the
-    seconds that each evaluation and each checkpoint stopped it.
+    The time is from the first logged row to the last. Also returns the share of the time in which it waited for data,
+    and the seconds of each evaluation and each checkpoint.
     """
     from mlmoe_jax.runs import checkpoint
     from mlmoe_jax.runs.folder import RunFolder
@@ -337,16 +337,16 @@ def training_loop(reference: str, overrides: dict[str, Any]) -> dict[str, Any]:
 
     def batches(*arguments: Any, **options: Any) -> Iterator[Any]:
         loaded = read(*arguments, **options)
-        following = _noting(loaded.__next__, calls["batch"])
+        following = _timed(loaded.__next__, calls["batch"])
         while True:
             yield following()
 
     with (
         tempfile.TemporaryDirectory() as folder,
         mock.patch.object(setup, "training_batches", batches),
-        mock.patch.object(loop, "evaluate", _noting(loop.evaluate, calls["evaluation"])),
-        mock.patch.object(checkpoint, "save", _noting(checkpoint.save, calls["checkpoint"])),
-        mock.patch.object(RunFolder, "append_row", _noting(RunFolder.append_row, calls["row"])),
+        mock.patch.object(loop, "evaluate", _timed(loop.evaluate, calls["evaluation"])),
+        mock.patch.object(checkpoint, "save", _timed(checkpoint.save, calls["checkpoint"])),
+        mock.patch.object(RunFolder, "append_row", _timed(RunFolder.append_row, calls["row"])),
     ):
         loop.train(config, RunFolder(folder))
     first, last = calls["row"][0], calls["row"][-1]
@@ -362,27 +362,27 @@ def training_loop(reference: str, overrides: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Call:
-    """One call of a function: its arguments, when it began, and how long it took, in seconds."""
+    """One call of a function: its arguments, its start, and its duration in seconds."""
 
     arguments: tuple
     began: float
     seconds: float
 
 
-def _noting(function: Callable, calls: list[_Call]) -> Callable:
-    """Return a function that does the same and appends each of its calls to `calls`."""
+def _timed(function: Callable, calls: list[_Call]) -> Callable:
+    """Return a wrapper of a function that appends each call to `calls`."""
 
-    def noted(*arguments: Any, **options: Any) -> Any:
+    def wrapper(*arguments: Any, **options: Any) -> Any:
         began = time.perf_counter()
         result = function(*arguments, **options)
         calls.append(_Call(arguments, began, time.perf_counter() - began))
         return result
 
-    return noted
+    return wrapper
 
 
 def bare_step(reference: str, overrides: dict[str, Any], labels: int, rounds: int) -> dict[str, Any]:
-    """Return the seconds of rounds of the training step that `training_loop` takes, on one batch on the device."""
+    """Return the seconds of rounds of the training step of `training_loop`, on one batch on the device."""
     overrides = {**overrides, "model.backbone.weights": "none"}
     config = configuration.load_config(reference, [(key, str(value)) for key, value in overrides.items()])
     program = training_program(config, labels)

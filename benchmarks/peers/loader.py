@@ -27,8 +27,8 @@ class ImageFiles(torch.utils.data.Dataset):
         else:
             resize = v2.Resize((size, size), antialias=True)
             finish = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
-            drawn = [v2.RandomErasing(p=1.0, scale=(0.25, 0.25), ratio=(1, 1), value=0), v2.RandAugment(2, 9)]
-            self.transform = v2.Compose([resize, *(drawn if full else []), *finish])
+            augment = [v2.RandomErasing(p=1.0, scale=(0.25, 0.25), ratio=(1, 1), value=0), v2.RandAugment(2, 9)]
+            self.transform = v2.Compose([resize, *(augment if full else []), *finish])
 
     def cutout(self, image: Image.Image) -> Image.Image:
         """Cover a square of half the side with one random color."""
@@ -54,7 +54,7 @@ class ImageFiles(torch.utils.data.Dataset):
 
 
 def measure(files: list[str], size: int, seconds: float, kind: str, full: bool) -> dict[str, float]:
-    """Return images per second of one thread. full: with cutout and RandAugment."""
+    """Return images per second of one thread, with `full` including cutout and RandAugment."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     batches = iter(torch.utils.data.DataLoader(ImageFiles(files, size, kind, full), batch_size=16))

@@ -1,12 +1,12 @@
-"""A process that is measured: it reads one request per line, and writes one answer per line, both JSON.
+"""A measured process, which reads one request per line and writes one answer per line, both JSON.
 
-Only the standard library is imported here, so that any interpreter can take part. A request is {"do": NAME, …}:
+Only the standard library is imported, so that any interpreter can take part. A request is {"do": NAME, …}:
 
     facts                       versions and devices of the process
-    build, case=CASE            prepare one program (compile it, fill its inputs), in place of the one before
+    build, case=CASE            prepare a program (compile it, fill its inputs), which replaces the previous program
     round                       time steps of the program, see `timed`
-    memory                      bytes: peak of the process, peak of the accelerator if it reports it
-    call, name=NAME, …          call one of the functions that the process offers by name
+    memory                      bytes: peak of the process, and of the accelerator if it reports its peak
+    call, name=NAME, …          call a function of the process
     drop                        release the program
 
 A request that fails is answered by {"error": "reason"}.
@@ -33,8 +33,10 @@ MOST_STEPS = 200
 class Program:
     """One program, ready to run.
 
-    step: start a step, which may still be running when the function returns. wait: return when all steps are done.
-    facts: figures that are known before it runs, such as `compile_seconds`.
+    Attributes:
+      step: starts a step, which may still be running when the function returns.
+      wait: returns when all steps are complete.
+      facts: numbers that are known before the first step, such as `compile_seconds`.
     """
 
     step: Callable[[], None]
@@ -43,10 +45,10 @@ class Program:
 
 
 def timed(program: Program, seconds: float = ROUND_SECONDS) -> dict[str, float]:
-    """Take at least three steps in a row, drop the first, and return the mean of the others, in seconds a step.
+    """Take at least three steps in a row, and return the mean seconds per step without the first step.
 
-    The first step pays for pages that went back to the operating system while other programs ran. `user` and `system`
-    are the CPU time of the process, all threads together.
+    The first step is slow if pages went back to the operating system while other programs ran. `user` and `system` are
+    the CPU time of the process, all threads together.
     """
     began = time.perf_counter()
     program.step()
@@ -75,8 +77,11 @@ def peak_rss() -> int:
 class Session:
     """Answers requests, with one program at a time.
 
-    facts: the versions and devices. build: case -> program. device_peak: bytes, None if the device does not report it.
-    functions: what `call` may call, by name.
+    Args:
+      facts: returns versions and devices.
+      build: case -> program.
+      device_peak: returns bytes, or None if the device does not report it.
+      functions: the functions of the request `call`.
     """
 
     def __init__(
@@ -94,7 +99,7 @@ class Session:
         """Return the answer to a request, or {"error": "reason"}."""
         try:
             return self._answer(**request)
-        except Exception as error:  # the other end of the pipe decides
+        except Exception as error:  # the client decides
             traceback.print_exc()
             reason = str(error).strip().splitlines() or [""]
             return {"error": f"{type(error).__name__}: {reason[0][:300]}"}

@@ -1,4 +1,4 @@
-"""The PyTorch side of the benchmarks, a process that speaks the protocol of protocol.py:
+"""The PyTorch side of the benchmarks, a process with the protocol of protocol.py:
 
     python benchmarks/peers/torch_worker.py
 
@@ -41,7 +41,7 @@ def device_peak() -> int | None:
 
 
 def wait() -> None:
-    """Return when the GPU, if there is one, has nothing left to do."""
+    """Wait for the GPU, if there is one."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
@@ -52,12 +52,12 @@ def model_of(case: dict[str, Any]) -> torch.nn.Module:
     if case["method"] == "ml-vpt":
         from vit import PromptedViT
 
-        made = PromptedViT(case["backbone"], case["resolution"], case["labels"], case["groups"], case["per_group"])
+        model = PromptedViT(case["backbone"], case["resolution"], case["labels"], case["groups"], case["per_group"])
     else:
         from cnn import QueryClassifier
 
-        made = QueryClassifier(case["labels"], case["resolution"])
-    return made.to(device())
+        model = QueryClassifier(case["labels"], case["resolution"])
+    return model.to(device())
 
 
 def asymmetric(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -65,18 +65,18 @@ def asymmetric(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     p = logits.float().sigmoid()
     with torch.no_grad():
         focus = torch.where(labels > 0, 1.0, p**2)
-    chosen = torch.where(labels > 0, p, 1 - p)
-    return -(focus * chosen.clamp(min=1e-5).log()).mean()
+    correct = torch.where(labels > 0, p, 1 - p)
+    return -(focus * correct.clamp(min=1e-5).log()).mean()
 
 
 def rate(case: dict[str, Any]) -> protocol.Program:
-    """Return a square product, or an addition of two vectors, as `_rate` in jax_worker.py."""
+    """Return a square matmul, or an addition of two vectors, as `_rate` in jax_worker.py."""
     size, product = case["size"], case["what"] == "product"
-    left = torch.rand((size, size) if product else size, device=device()).to(getattr(torch, case["dtype"]))
-    right, output, operation = left.clone(), torch.empty_like(left), torch.mm if product else torch.add
-    moved = 3 * left.numel() * left.element_size()
+    first = torch.rand((size, size) if product else size, device=device()).to(getattr(torch, case["dtype"]))
+    second, output, operation = first.clone(), torch.empty_like(first), torch.mm if product else torch.add
+    moved = 3 * first.numel() * first.element_size()
     known = {"flops": 2 * size**3 if product else size, "bytes": moved}
-    return protocol.Program(lambda: operation(left, right, out=output), wait, known)
+    return protocol.Program(lambda: operation(first, second, out=output), wait, known)
 
 
 def build(case: dict[str, Any]) -> protocol.Program:

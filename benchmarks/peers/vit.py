@@ -1,6 +1,6 @@
-"""ML-VPT on DINOv2 in PyTorch, as a careful user of `transformers` writes it: the twin of this package's model.
+"""ML-VPT on DINOv2 in PyTorch with `transformers`, equivalent to this package's model.
 
-The blocks are those of `transformers` with its SDPA attention. Deep prompts are concatenated before every block and
+The blocks are from `transformers`, with its SDPA attention. Deep prompts are concatenated before every block and
 dropped after it, as in the authors' code; only prompts and head have gradients. There is no prompt mask, because
 PyTorch would have to compute it in every block. All values are random.
 """
@@ -12,15 +12,15 @@ from torch import nn
 from transformers import Dinov2Config
 from transformers.models.dinov2.modeling_dinov2 import Dinov2Embeddings, Dinov2Layer
 
-# name in the catalogue of this package -> width, depth, heads
+# name in the catalog of this package -> width, depth, heads
 SHAPES = {"dinov2_vits14": (384, 12, 6), "dinov2_vitb14": (768, 12, 12), "dinov2_vitl14": (1024, 24, 16)}
-NATIVE = 518  # the side, in pixels, of the images that DINOv2's positions belong to
+NATIVE = 518  # side of the images in pixels to which DINOv2's positions belong
 
 
 class GroupExperts(nn.Module):
     """ML-VPT's head: a bottleneck expert per prompt, a gate per label, a classifier per side.
 
-    Like in this package, the classifier votes on the output of each expert before the gates mix the votes.
+    As in this package, the classifier votes on the output of each expert before the gates mix the votes.
     """
 
     def __init__(self, width: int, labels: int, groups: int, per_group: int, hidden: int = 5):
@@ -37,24 +37,24 @@ class GroupExperts(nn.Module):
         self.register_buffer("group_of", torch.arange(labels) % groups)
 
     def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[B,P,D] -> the logits of both sides, and those of their gates, [2,B,K] each."""
+        """[B,P,D] -> the logits of the classifiers and of the gates of both sides, [2,B,K] each."""
         batch, _, width = tokens.shape
         hidden = nn.functional.gelu(torch.einsum("bpd,pdh->pbh", tokens, self.down) + self.down_bias)
         output = (torch.baddbmm(self.up_bias, hidden, self.up)).transpose(0, 1)
         tokens, output = (part.reshape(batch, *self.places, width) for part in (tokens, output))
-        chosen = self.group_of.expand(2, batch, self.places[1], 1, -1)
+        groups = self.group_of.expand(2, batch, self.places[1], 1, -1)
 
-        def of_own_group(per_group: torch.Tensor) -> torch.Tensor:
-            return per_group.gather(3, chosen)[:, :, :, 0]  # [2,B,M,G,K] -> [2,B,M,K]
+        def own_group(per_group: torch.Tensor) -> torch.Tensor:
+            return per_group.gather(3, groups)[:, :, :, 0]  # [2,B,M,G,K] -> [2,B,M,K]
 
-        gates = of_own_group(torch.einsum("bsmgd,skd->sbmgk", tokens, self.gate))
-        votes = of_own_group(torch.einsum("bsmgd,skd->sbmgk", output, self.classifier))
+        gates = own_group(torch.einsum("bsmgd,skd->sbmgk", tokens, self.gate))
+        votes = own_group(torch.einsum("bsmgd,skd->sbmgk", output, self.classifier))
         weights = gates.float().softmax(dim=2)
         return (weights * votes).sum(2) + self.bias, (weights * gates).sum(2)
 
 
 class PromptedViT(nn.Module):
-    """A frozen DINOv2 with learned prompts in every block, and the head on the prompts of the last one."""
+    """A frozen DINOv2 with learned prompts in every block, and the head on the prompts of the last block."""
 
     def __init__(self, backbone: str, resolution: int, labels: int, groups: int = 5, per_group: int = 3):
         super().__init__()
@@ -76,9 +76,9 @@ class PromptedViT(nn.Module):
         self.head = GroupExperts(width, labels, groups, per_group)
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """f32[B,3,H,W] -> the logits of both sides, and those of their gates, [2,B,K] each."""
+        """f32[B,3,H,W] -> the logits of the classifiers and of the gates of both sides, [2,B,K] each."""
         tokens = self.embeddings(pixels)
-        batch, of_image = len(tokens), tokens.shape[1]
+        batch, count = len(tokens), tokens.shape[1]
         for block, prompts in zip(self.blocks, self.prompts, strict=True):
-            tokens = block(torch.cat([tokens[:, :of_image], prompts.expand(batch, -1, -1)], dim=1))
-        return self.head(tokens[:, of_image:].float())
+            tokens = block(torch.cat([tokens[:, :count], prompts.expand(batch, -1, -1)], dim=1))
+        return self.head(tokens[:, count:].float())

@@ -1,4 +1,4 @@
-"""adapters: the training step of LoRA beside that of deep prompts on the same backbone, in alternating rounds."""
+"""adapters: the training steps of LoRA and of deep prompts on one backbone, in alternating rounds."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
 def _paired(
     workers: harness.Workers, side: harness.Side, cases: dict[str, dict[str, Any]], rounds: int
 ) -> dict[str, dict[str, Any]]:
-    """Measure each case in a process of its own; the order is reversed from round to round."""
+    """Measure each case in its own process; the order is reversed from round to round."""
     started = {name: workers.fresh(side) for name in cases}
     try:
-        found = {name: {**worker.build(cases[name]), "rounds": []} for name, worker in started.items()}
+        outcomes = {name: {**worker.build(cases[name]), "rounds": []} for name, worker in started.items()}
         for number in range(rounds):
             for name in list(cases)[:: 1 if number % 2 == 0 else -1]:
-                found[name]["rounds"].append(started[name].ask("round"))
-        return found
+                outcomes[name]["rounds"].append(started[name].ask("round"))
+        return outcomes
     finally:
         for worker in started.values():
             worker.close()

@@ -1,4 +1,4 @@
-"""Cases: what a measured process builds, and the sizes that each platform gets."""
+"""Cases for measured processes, and their sizes by platform."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ ON_VIT = ("ml-vpt", "vpt", "lora")
 
 @dataclass(frozen=True)
 class Settings:
-    """What the command line asks for; sizes that it leaves out depend on the platform, see `Settings.of`.
+    """The sizes of the cases, from the command line or else by platform.
 
-    models: METHOD or METHOD@BACKBONE. rounds: number of rounds. photos: a folder of photographs.
+    `models` are METHOD or METHOD@BACKBONE, `rounds` the number of rounds, and `photos` a folder of photographs.
     """
 
     platform: str
@@ -97,5 +97,5 @@ def title(of: dict[str, Any]) -> str:
 
 
 def key(of: dict[str, Any], *sides: str) -> str:
-    """Return a text that identifies a case and the sides it is measured on."""
+    """Return a text that identifies a case and its sides."""
     return " ".join([*(f"{name}={value}" for name, value in of.items()), "|", ", ".join(sides)])

@@ -31,7 +31,7 @@ PYTORCH = {
 
 
 def run(settings: Settings, workers: harness.Workers, results: harness.Results) -> list[str]:
-    """Return a table of images/s, and the difference that reduced decoding makes."""
+    """Return a table of images/s, and the difference of reduced decoding."""
     size, duration = (32, 0.1) if settings.quick else (settings.resolutions[0], 3.0)
     with photo_files(settings, most=120) as files:
         number = f"{len(files)} files, {size} px, {_name_of(files) if settings.photos else 'drawn'}"
@@ -60,7 +60,7 @@ def _name_of(files: list[str]) -> str:
 def _measured(
     settings: Settings, workers: harness.Workers, files: list[str], size: int, duration: float
 ) -> dict[str, Any]:
-    """Return side and row -> images/s of each round, or the reason why it does not run."""
+    """Return side and row -> images/s of each round, or an error."""
     rows: dict[str, Any] = {}
     for side in workers.sides:
         if side.options.get("compile"):

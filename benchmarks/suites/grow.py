@@ -1,4 +1,4 @@
-"""grow: time and memory of a training step as one size grows; each figure is from a process of its own."""
+"""grow: time and memory of a training step as one size grows; each number is from its own process."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
         rows = []
         for value in values:
             of = _case(settings, axis, value)
-            found = results.measure("grow", key(of, side.name), lambda of=of: _measured(settings, workers, side, of))
-            if found:
-                rows.append([f"{value:,}", *_cells(found)])
+            outcome = results.measure("grow", key(of, side.name), lambda of=of: _measured(settings, workers, side, of))
+            if outcome:
+                rows.append([f"{value:,}", *_cells(outcome)])
         columns = (axis, "s/step", "images/s", "GFLOP", "temporaries, GB", "arguments, GB", "peak of the process, GB")
         if rows:
             tables.append(harness.table(f"Growing {axis}", (*columns, "peak of the device, GB"), rows))
@@ -47,11 +47,11 @@ def _measured(settings: Settings, workers: harness.Workers, side: harness.Side, 
             return {"error": str(failed)}
 
 
-def _cells(found: dict[str, Any]) -> list[str]:
-    if "error" in found:
-        return [found["error"], *[""] * 6]
-    spread, memory = harness.seconds(found), found["memory"]
-    counts = (memory["temporaries"], memory["arguments"], found["peak"]["process"], found["peak"]["device"])
-    rate = harness.number(found["batch"] / spread.median)
-    speeds = [spread.text() + harness.mark(found), rate, harness.number(found["flops"] / 1e9)]
+def _cells(outcome: dict[str, Any]) -> list[str]:
+    if "error" in outcome:
+        return [outcome["error"], *[""] * 6]
+    spread, memory = harness.seconds(outcome), outcome["memory"]
+    counts = (memory["temporaries"], memory["arguments"], outcome["peak"]["process"], outcome["peak"]["device"])
+    rate = harness.number(outcome["batch"] / spread.median)
+    speeds = [spread.text() + harness.mark(outcome), rate, harness.number(outcome["flops"] / 1e9)]
     return [*speeds, *map(harness.gigabytes, counts)]

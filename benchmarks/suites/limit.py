@@ -1,4 +1,4 @@
-"""limit: how close the step, and each part of a block, is to the rates that this machine reaches."""
+"""limit: how close the step, and each part of a block, is to the measured rates of this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.suites import step
 from benchmarks.suites.cases import SHORT, Settings, case, key, model_of
 
 PARTS = ("norm", "qkv", "attention", "projection", "mlp", "block")
-# side of the square product, entries of the added vectors
+# side of the square matrices, entries of the added vectors
 RATES = {"cpu": (2048, 2**25), "gpu": (8192, 2**28), "tpu": (8192, 2**28)}
 
 
@@ -21,22 +21,22 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
         for one in workers.sides:
             if one.options.get("compile"):
                 continue
-            found = results.measure(
+            outcome = results.measure(
                 "limit", f"rates {dtype} {one.name}", lambda one=one, dtype=dtype: _rates(settings, workers, one, dtype)
             )
-            if found:
-                rows.append([one.name, dtype, f"{found['flops'] / 1e9:,.0f}", f"{found['bytes'] / 1e9:,.1f}"])
+            if outcome:
+                rows.append([one.name, dtype, f"{outcome['flops'] / 1e9:,.0f}", f"{outcome['bytes'] / 1e9:,.1f}"])
                 if one is side:
-                    rates[dtype] = found
+                    rates[dtype] = outcome
     whole, parts = (
         [row for dtype in rates for row in of(settings, workers, results, side, dtype, rates[dtype])]
         for of in (_whole, _parts)
     )
     tables = (
-        ("Rates of this machine", ("", "type", "matrix product, GFLOP/s", "memory, GB/s"), rows, ()),
+        ("Rates of this machine", ("", "type", "matmul, GFLOP/s", "memory, GB/s"), rows, ()),
         (
             "Whole steps",
-            ("", "type", "batch", "mode", "s/step", "GFLOP", "GFLOP/s", "share of the product's rate", "GB accessed"),
+            ("", "type", "batch", "mode", "s/step", "GFLOP", "GFLOP/s", "share of the matmul rate", "GB accessed"),
             whole,
             ("GFLOP as traced, before optimization; GB accessed as the compiler counts, caches included.",),
         ),
@@ -56,14 +56,14 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
 def _rates(settings: Settings, workers: harness.Workers, side: harness.Side, dtype: str) -> dict[str, float]:
     """Return the best rates in FLOP/s and bytes/s over the rounds."""
     product, vector = (256, 2**16) if settings.quick else RATES.get(settings.platform, RATES["cpu"])
-    found = {}
+    rates = {}
     for what, size, unit in (("product", product, "flops"), ("sum", vector, "bytes")):
         of = {"mode": "rate", "what": what, "size": size, "dtype": dtype}
         result = harness.rounds_of(workers, [side], of, settings.rounds)[side.name]
         if "error" in result:
             raise harness.Failed(result["error"])
-        found[unit] = result[unit] / min(one["seconds"] for one in result["rounds"])
-    return found
+        rates[unit] = result[unit] / min(one["seconds"] for one in result["rounds"])
+    return rates
 
 
 def _whole(settings, workers, results, side, dtype: str, rates: dict[str, float]) -> list[list[str]]:
@@ -71,10 +71,10 @@ def _whole(settings, workers, results, side, dtype: str, rates: dict[str, float]
     for of in step.cases(settings):
         if of["dtype"] != dtype or of["mode"] == "predict":
             continue
-        found = results.measure(
+        outcome = results.measure(
             "limit", key(of, side.name), lambda of=of: harness.rounds_of(workers, [side], of, settings.rounds)
         )
-        if not found or "error" in (result := found[side.name]):
+        if not outcome or "error" in (result := outcome[side.name]):
             continue
         spread = harness.seconds(result)
         speed = result["flops"] / spread.median
@@ -103,18 +103,18 @@ def _parts(settings, workers, results, side, dtype: str, rates: dict[str, float]
             for part in ("attention",) if settings.quick else PARTS:
                 sizes: dict[str, Any] = {"batch": settings.batches[-1], "resolution": resolution, "dtype": dtype}
                 of = case(model, "part", **sizes, part=part, backward=True)
-                found = results.measure(
+                outcome = results.measure(
                     "limit", key(of, side.name), lambda of=of: harness.rounds_of(workers, [side], of, settings.rounds)
                 )
-                if found and "error" not in (result := found[side.name]):
+                if outcome and "error" not in (result := outcome[side.name]):
                     rows.append(_part_line(of, result, rates))
     return rows
 
 
 def _part_line(of: dict[str, Any], result: dict[str, Any], rates: dict[str, float]) -> list[str]:
-    """Return the row of a part: it takes at least the time of its products, and at least that of its bytes."""
+    """Return the row of a part, whose lower bound is the time of its matmuls or of its bytes."""
     spread = harness.seconds(result)
-    products, moves = result["flops"] / rates["flops"], result["bytes"] / rates["bytes"]
+    matmuls, moves = result["flops"] / rates["flops"], result["bytes"] / rates["bytes"]
     return [
         SHORT.get(of["backbone"], of["backbone"]) + f", {of['resolution']} px",
         of["dtype"],
@@ -123,6 +123,6 @@ def _part_line(of: dict[str, Any], result: dict[str, Any], rates: dict[str, floa
         harness.number(1e3 * spread.median) + harness.mark(result),
         harness.number(result["flops"] / 1e9),
         harness.number(result["bytes"] / 1e6),
-        "products" if products >= moves else "memory",
-        f"{max(products, moves) / spread.median:.0%}",
+        "matmuls" if matmuls >= moves else "memory",
+        f"{max(matmuls, moves) / spread.median:.0%}",
     ]

@@ -1,4 +1,4 @@
-"""loop: the real training with its real input pipeline, over the bare step on a batch that is already on the device."""
+"""loop: the training with its input pipeline, relative to the bare step on a batch that is on the device."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from benchmarks.suites.cases import Settings
 from benchmarks.suites.photos import LABELS, labeled_folder, small_training
 
 DIGITS = ("mlvpt_digits", {"train.epochs": "2", "eval.every_epochs": "1", "train.log_every": "10"}, 10)
-# Images and not their features, which would leave nothing to read and another step to take.
+# Images instead of features, for which nothing is read and the step differs.
 EPOCHS = {"train.epochs": "2", "train.patience": "0", "train.log_every": "5", "data.cache_features": "no"}
 
 
 def run(settings: Settings, workers: harness.Workers, results: harness.Results) -> list[str]:
-    """Return a table with one row per data set and side that is this package."""
+    """Return a table with one row per data set and checkout of this package."""
     workers.close()  # a TPU belongs to one process
     rows = []
     with contextlib.ExitStack() as stack:
@@ -30,13 +30,13 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
             for side in workers.sides:
                 if not side.ours:
                     continue
-                found = results.measure(
+                outcome = results.measure(
                     "loop",
                     f"{name} {side.name}",
                     lambda side=side, training=training: _measured(settings, workers, side, *training),
                 )
-                if found:
-                    rows.append([name, side.name, *_cells(found)])
+                if outcome:
+                    rows.append([name, side.name, *_cells(outcome)])
     columns = ("", "side", "loop, images/s", "bare step, images/s", "loop over bare step", "data wait", "evaluation, s")
     return [harness.table("The training loop", (*columns, "checkpoint, s"), rows)] if rows else []
 
@@ -49,14 +49,14 @@ def _measured(
     keys: dict[str, str],
     labels: int,
 ) -> dict[str, Any]:
-    """Return the figures of the loop and of the bare step, which is measured before and after it."""
+    """Return the speed of the loop and of the bare step, which is measured before and after the loop."""
     bare: dict[str, Any] = {"config": reference, "rounds": []}
     rounds = max(1, settings.rounds // 2)
     with workers.fresh(side) as worker:
         try:
             for turn in range(1 if settings.quick else 2):
-                found = worker.call("bare_step", reference=reference, overrides=keys, labels=labels, rounds=rounds)
-                bare |= {"batch": found["batch"], "rounds": bare["rounds"] + found["rounds"]}
+                outcome = worker.call("bare_step", reference=reference, overrides=keys, labels=labels, rounds=rounds)
+                bare |= {"batch": outcome["batch"], "rounds": bare["rounds"] + outcome["rounds"]}
                 if turn == 0:
                     loop = worker.call("training_loop", reference=reference, overrides=keys)
         except harness.Failed as failed:
@@ -64,10 +64,10 @@ def _measured(
     return {"bare": bare, "loop": loop}
 
 
-def _cells(found: dict[str, Any]) -> list[str]:
-    if "error" in found:
-        return [found["error"], *[""] * 5]
-    loop, bare = found["loop"], found["bare"]
+def _cells(outcome: dict[str, Any]) -> list[str]:
+    if "error" in outcome:
+        return [outcome["error"], *[""] * 5]
+    loop, bare = outcome["loop"], outcome["bare"]
     rates = harness.Spread.of(bare["batch"] / one["seconds"] for one in bare["rounds"])
     stalls = [loop[f"{name}_seconds"] for name in ("evaluation", "checkpoint")]
     return [

@@ -1,4 +1,4 @@
-"""memory: the peak of training and inference, in a process of its own per figure, and the largest batch that fits."""
+"""memory: the peak of training and inference, in one process per number, and the largest batch that fits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.suites.cases import Settings, key, title
 
 def run(settings: Settings, workers: harness.Workers, results: harness.Results) -> list[str]:
     """Return a table of peaks, and one of largest batches."""
-    workers.close()  # the memory of other processes would be in the way
+    workers.close()  # their memory would reduce the free memory
     peaks, largest = [], []
     for of in step.cases(settings):
         if of["mode"] == "predict":
@@ -19,17 +19,17 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
         for side in workers.sides:
             if not step.takes_part(side, of):
                 continue
-            found = results.measure("memory", key(of, side.name), lambda of=of, side=side: peak(workers, side, of))
-            if found:
-                peaks.append(_line(of, side.name, found))
+            outcome = results.measure("memory", key(of, side.name), lambda of=of, side=side: peak(workers, side, of))
+            if outcome:
+                peaks.append(_line(of, side.name, outcome))
     for of in _largest_cases(settings):
         side = workers.sides[0]
-        found = results.measure(
+        outcome = results.measure(
             "memory", "largest " + key(of, side.name), lambda of=of, side=side: _largest(settings, workers, side, of)
         )
-        if found:
-            fits = found.get("error") or f"{found['batch']:,}"
-            largest.append([title(of), of["dtype"], harness.gigabytes(found.get("capacity")), fits])
+        if outcome:
+            fits = outcome.get("error") or f"{outcome['batch']:,}"
+            largest.append([title(of), of["dtype"], harness.gigabytes(outcome.get("capacity")), fits])
     columns = ("", "mode", "type", "batch", "side", "peak of the process, GB", "peak of the device, GB")
     tables = [
         harness.table("Peak memory", (*columns, "temporaries, GB", "arguments, GB"), peaks),
@@ -51,12 +51,17 @@ def peak(workers: harness.Workers, side: harness.Side, of: dict[str, Any]) -> di
             return {"error": str(failed)}
 
 
-def _line(of: dict[str, Any], side: str, found: dict[str, Any]) -> list[str]:
+def _line(of: dict[str, Any], side: str, outcome: dict[str, Any]) -> list[str]:
     start = [title(of), of["mode"], of["dtype"], str(of["batch"]), side]
-    if "error" in found:
-        return [*start, found["error"], "", "", ""]
-    compiled = found.get("memory", {})
-    counts = (found["peak"]["process"], found["peak"]["device"], compiled.get("temporaries"), compiled.get("arguments"))
+    if "error" in outcome:
+        return [*start, outcome["error"], "", "", ""]
+    compiled = outcome.get("memory", {})
+    counts = (
+        outcome["peak"]["process"],
+        outcome["peak"]["device"],
+        compiled.get("temporaries"),
+        compiled.get("arguments"),
+    )
     return [*start, *map(harness.gigabytes, counts)]
 
 

@@ -1,4 +1,4 @@
-"""Photographs for the suites that read files: those of --photos, or smooth random ones."""
+"""Photographs for the suites that read files: the files of --photos, or smooth random images."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ LABELS = 5
 
 @contextlib.contextmanager
 def photo_files(settings: Settings, most: int) -> Iterator[list[str]]:
-    """Yield the paths of at most `most` JPEG files: those of --photos, or drawn ones of 640×480, removed afterwards."""
+    """Yield the paths of at most `most` JPEG files: of --photos, or temporary random images of 640×480."""
     if settings.photos:
-        found = sorted(str(path) for path in settings.photos.rglob("*.jpg"))[:most]
-        if not found:
+        files = sorted(str(path) for path in settings.photos.rglob("*.jpg"))[:most]
+        if not files:
             raise SystemExit(f"--photos={settings.photos} holds no .jpg file")
-        yield found
+        yield files
         return
     with tempfile.TemporaryDirectory() as folder:
         draw, files = np.random.default_rng(0), []
@@ -40,14 +40,14 @@ def labeled_folder(settings: Settings, most: int) -> Iterator[Path]:
         folder, draw, rows = Path(name), np.random.default_rng(0), ["image,labels"]
         for number, file in enumerate(files):
             (folder / f"{number}.jpg").symlink_to(Path(file).resolve())
-            chosen = np.flatnonzero(draw.random(LABELS) < 0.4)
-            rows.append(f"{number}.jpg,{';'.join(f'label{label}' for label in chosen)}")
+            labels = np.flatnonzero(draw.random(LABELS) < 0.4)
+            rows.append(f"{number}.jpg,{';'.join(f'label{label}' for label in labels)}")
         (folder / "labels.csv").write_text("\n".join(rows) + "\n")
         yield folder
 
 
 def small_training(folder: Path) -> tuple[str, dict[str, str]]:
-    """Return a config, and keys of it, of a tiny training on a folder, of a backbone with random weights."""
+    """Return a config with keys for a tiny training on a folder, with a backbone with random weights."""
     keys = {"train.batch_size": "4", "eval.batch_size": "4", "train.epochs": "2", "train.log_every": "1"}
     keys["model.backbone.weights"] = "none"
     return f"own_csv:root={folder},backbone=vit_digits,resolution=32", keys

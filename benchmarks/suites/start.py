@@ -20,21 +20,21 @@ WHAT = {"help": "--help", "step": "first step, its metrics written", "predict": 
 
 
 def run(settings: Settings, workers: harness.Workers, results: harness.Results) -> list[str]:
-    """Return a table with one row per command, cache and side that is this package."""
+    """Return a table with one row per command, cache and checkout of this package."""
     workers.close()  # a TPU belongs to one process
     rows = []
     for side in workers.sides:
         if not side.ours:
             continue
-        found = results.measure("start", side.name, lambda side=side: _measured(settings, side))
-        for name, values in (found or {}).items():
+        outcome = results.measure("start", side.name, lambda side=side: _measured(settings, side))
+        for name, values in (outcome or {}).items():
             what, _, cache = name.partition(" ")
             rows.append([WHAT[what], cache, side.name, harness.Spread.of(values).text()])
     return [harness.table("The start, seconds", ("command", "cache", "side", "seconds"), rows)] if rows else []
 
 
 def _measured(settings: Settings, side: harness.Side) -> dict[str, list[float]]:
-    """Return what and cache -> seconds of each round."""
+    """Return "COMMAND CACHE" -> seconds of each round."""
     seconds: dict[str, list[float]] = {}
     rounds = 1 if settings.quick else max(2, settings.rounds // 2)
     with contextlib.ExitStack() as stack:
@@ -48,8 +48,8 @@ def _measured(settings: Settings, side: harness.Side) -> dict[str, list[float]]:
             seconds.setdefault("help ", []).append(program.completed("--help"))
             for cache in ("cold",) if settings.quick else ("cold", "warm"):
                 run_folder = place / cache
-                given = [f"--config={reference}", *(f"--config.{key}={value}" for key, value in keys.items())]
-                seconds.setdefault(f"step {cache}", []).append(program.first_step(run_folder, *given))
+                flags = [f"--config={reference}", *(f"--config.{key}={value}" for key, value in keys.items())]
+                seconds.setdefault(f"step {cache}", []).append(program.first_step(run_folder, *flags))
                 predicts = [
                     "--mode=predict",
                     f"--workdir={run_folder}",
@@ -61,7 +61,7 @@ def _measured(settings: Settings, side: harness.Side) -> dict[str, list[float]]:
 
 
 class _Program:
-    """The command line of a side, with caches in a folder of its own."""
+    """The command line of a side, with caches in its own folder."""
 
     def __init__(self, side: harness.Side, place: Path):
         self._checkout = side.checkout
@@ -93,7 +93,7 @@ class _Program:
         return reached
 
     def _start(self, *arguments: str) -> subprocess.Popen:
-        # `python -m` looks in the working directory first
+        # `python -m` searches the working directory first
         where = {"env": self._environment, "cwd": self._checkout}
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
         return subprocess.Popen([*self._command, *arguments], **where, **quiet)

@@ -1,4 +1,4 @@
-"""step: training, inference and the prediction of one image, beside the PyTorch twin in the same rounds."""
+"""step: training, inference and the prediction of one image, beside PyTorch in the same rounds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
     notes = [f"{harness.MARK} more than {harness.MUCH_SYSTEM:.0%} of the CPU time was system time."]
     columns = ("", "type", "batch", "side", "images/s", "s/step", "times the first side", "times PyTorch")
     titles = {"train": "Training", "infer": "Inference", "predict": "One encoded image to its labels"}
-    return [harness.table(titles[mode], columns, found, notes) for mode, found in rows.items() if found]
+    return [harness.table(titles[mode], columns, cells, notes) for mode, cells in rows.items() if cells]
 
 
 def cases(settings: Settings) -> Iterator[dict[str, Any]]:
@@ -37,7 +37,7 @@ def cases(settings: Settings) -> Iterator[dict[str, Any]]:
 
 
 def takes_part(side: harness.Side, of: dict[str, Any]) -> bool:
-    """Return whether a side has a program for a case: PyTorch has no DR-MoE, and no ViT but DINOv2."""
+    """Return whether a side has a program for a case: PyTorch has no DR-MoE, and no ViT except DINOv2."""
     if side.ours:
         return True
     method, backbone = of["method"], of["backbone"]
@@ -46,7 +46,7 @@ def takes_part(side: harness.Side, of: dict[str, Any]) -> bool:
 
 def lines(of: dict[str, Any], measured: dict[str, dict[str, Any]]) -> list[list[str]]:
     """Return one row per side; ratios are from paired rounds."""
-    found = []
+    rows = []
     names = list(measured)
     working = [name for name in names if "error" not in measured[name]]
     twin = next((name for name in working if name == "PyTorch"), None)
@@ -54,11 +54,11 @@ def lines(of: dict[str, Any], measured: dict[str, dict[str, Any]]) -> list[list[
         row = [title(of), of["dtype"], str(of["batch"]), name]
         result = measured[name]
         if "error" in result:
-            found.append([*row, result["error"], "", "", ""])
+            rows.append([*row, result["error"], "", "", ""])
             continue
         spread = harness.seconds(result)
         first = harness.ratio(result, measured[working[0]]).text() if name != working[0] else ""
         against = harness.ratio(result, measured[twin]).text() if twin and name != twin else ""
         rate = harness.number(of["batch"] / spread.median)
-        found.append([*row, rate + harness.mark(result), spread.text(), first, against])
-    return found
+        rows.append([*row, rate + harness.mark(result), spread.text(), first, against])
+    return rows

@@ -17,5 +17,5 @@ def test_nothing_is_lost_by_one_fault_of_each_kind(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "faults.json").read_text())
     assert all(held == count > 0 for held, count in found["held_of"].values())
-    struck = {case["case"].split(" at ")[1].split()[0] for case in found["cases"] if case["part"] == "kills"}
-    assert {"import", "compile", "step", "checkpoint-half", "row", "final-evaluation", "saving"} <= struck
+    moments = {case["case"].split(" at ")[1].split()[0] for case in found["cases"] if case["part"] == "kills"}
+    assert {"import", "compile", "step", "checkpoint-half", "row", "final-evaluation", "saving"} <= moments
