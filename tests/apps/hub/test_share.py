@@ -232,7 +232,7 @@ def changed(content: bytes, tensors: dict | None = None, **about) -> bytes:
         ("adapter.safetensors", lambda b: save({"x": np.zeros(3, np.float32)}), "has no 'mlmoe_jax'"),
         ("adapter.safetensors", lambda b: changed(b, layout=LAYOUT + 1), "update mlmoe_jax"),
         ("adapter.safetensors", lambda b: changed(b, origin=[]), "is damaged"),
-        ("backbone.json", lambda b: b.replace(b'"fingerprint": "', b'"fingerprint": "0'), "are not those"),
+        ("backbone.json", lambda b: b.replace(b'"fingerprint": "', b'"fingerprint": "0'), "differ from the weights"),
         ("config.json", lambda b: b"\x80\x04", "is damaged"),
         ("label_space.npz", lambda b: b"PK", "is damaged"),
         ("thresholds.json", lambda b: b'{"a": "x"}', "could not convert string to float"),
