@@ -83,7 +83,6 @@ class Program:
         Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)).save(self.photo)
 
     def train(self, folder: Path, fault: str = "", **options) -> Ended:
-        """Train in a folder."""
         return self((*COMMAND, f"--workdir={folder}"), fault, **options)
 
     def __call__(self, arguments: Sequence[str], fault: str = "", *, fresh: bool = False, after: float = 0) -> Ended:

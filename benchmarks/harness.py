@@ -100,15 +100,12 @@ class Worker:
         return answer
 
     def build(self, case: dict[str, Any]) -> dict[str, Any]:
-        """Let the process prepare a case."""
         return self.ask("build", case=case | self.side.options)
 
     def call(self, name: str, **arguments: Any) -> dict[str, Any]:
-        """Call a function of the process."""
         return self.ask("call", name=name, **arguments)
 
     def close(self) -> None:
-        """End the process."""
         self._process.stdin.close()
         self._process.wait()
 
@@ -141,7 +138,6 @@ class Workers:
             worker.close()
 
     def close(self) -> None:
-        """End all processes."""
         for worker in self._running.values():
             worker.close()
         self._running = {}
@@ -197,7 +193,6 @@ class Spread:
         return cls(statistics.median(values), min(values), max(values))
 
     def text(self, digits: int = 3) -> str:
-        """Return "median (least … most)"."""
         return f"{number(self.median, digits)} ({number(self.least, digits)} … {number(self.most, digits)})"
 
 

@@ -2,7 +2,7 @@
 
     python benchmarks/peers/jax_worker.py
 
-Models have random values and batches random pixels; nothing is downloaded. The package is the one on PYTHONPATH.
+Models have random values and batches random pixels; nothing is downloaded. The package is found on PYTHONPATH.
 """
 
 from __future__ import annotations

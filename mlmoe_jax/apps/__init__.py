@@ -1,1 +1,1 @@
-"""All that one uses around the core, and all that prints; may use training and the packages below."""
+"""The programs around the core, and all printing; may use training and the packages below."""

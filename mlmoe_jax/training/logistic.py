@@ -150,7 +150,6 @@ class Search:
         return int(self.fold.max()) + 2
 
     def start(self) -> Point:
-        """Return zeros."""
         (_, width), labels = self.values.shape, self.label.shape[1]
         return Point(FIRST, np.zeros((width, labels, self.fits), np.float32), np.zeros((labels, self.fits), np.float32))
 

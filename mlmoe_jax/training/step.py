@@ -44,7 +44,6 @@ class TrainState:
     ema: Params
 
     def replace(self, **changes) -> TrainState:
-        """Return a copy with some fields changed."""
         return replace(self, **changes)
 
     def raw(self) -> Params:

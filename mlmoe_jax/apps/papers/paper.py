@@ -57,7 +57,6 @@ class Number:
     certain: bool
 
     def __str__(self) -> str:
-        """The number, with a question mark if it is uncertain."""
         return as_text(self.value) + (UNCERTAIN if self.value is not None and not self.certain else "")
 
 
@@ -83,11 +82,9 @@ class Recipe:
 
     @property
     def dataset(self) -> str:
-        """The data set that it is trained on."""
         return dict(item.split("=") for item in self.reference.partition(":")[2].split(","))["dataset"]
 
     def with_seed(self, seed: int) -> Recipe:
-        """Return the recipe with a seed."""
         return Recipe(self.reference, (*self.overrides, ("seed", str(seed))))
 
 
@@ -121,7 +118,6 @@ class Row:
 
     @property
     def label(self) -> str:
-        """All settings in one line."""
         return ", ".join(self.settings.values())
 
     @property
@@ -154,7 +150,6 @@ class Paper:
     """A paper with its results. `notes` maps ids of readings and caveats to sentences, `numbers` to their numbers."""
 
     def __init__(self, name: str):
-        """Read the data file of a paper of PAPERS."""
         self.id, self.data = name, json.loads(Path(__file__).with_name(f"{name}.json").read_text())
         self.name, self.source = self.data["name"], self.data["source"]
         self.readings, self.caveats = self.data["readings"], self.data["caveats"]
@@ -166,7 +161,6 @@ class Paper:
         return ", ".join(map(str, sorted(self.numbers[note] for note in notes)))
 
     def results(self) -> Iterator[Result]:
-        """Yield all results; see `result`."""
         yield from map(self.result, self.data["results"])
 
     def result(self, name: str, dataset: str = "") -> Result:

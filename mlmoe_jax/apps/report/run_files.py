@@ -112,7 +112,6 @@ class RunFiles:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """The lines of metrics.jsonl."""
         return self.folder.rows()
 
     @cached_property
@@ -163,7 +162,6 @@ class RunFiles:
 
     @cached_property
     def samples(self) -> Samples | None:
-        """The sample images."""
         index = self.json(files.SAMPLE_INDEX)
         if index is None:
             return None
@@ -189,11 +187,9 @@ class RunFiles:
 
     # ------------------------------------------------------------------------------------------------ one file
     def has(self, name: str) -> bool:
-        """Return whether a file is there."""
         return (self.folder / name).exists()
 
     def json(self, name: str) -> Any:
-        """Return the content of a JSON file."""
         return self.folder.read_json(name) if self.has(name) else None
 
     def table(self, name: str) -> list[Row]:

@@ -110,7 +110,7 @@ def gate_table(files: RunFiles) -> Table | None:
     """Return the mean weights per label: of each entry over the samples, and of shared experts over the main split.
 
     The mean p(other | label) in training is beside them: DR-MoE claims that shared experts get more weight for
-    labels that occur with others. None without gates.
+    labels that co-occur with other labels. None without gates.
     """
     samples, main, space = files.samples, files.main_split, files.label_space
     columns, values = [], []

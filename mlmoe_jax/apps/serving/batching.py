@@ -47,7 +47,6 @@ class Batcher:
         self._changed, self._closing = asyncio.Event(), False
 
     def __len__(self) -> int:
-        """Return the number of images that wait."""
         return len(self._queue)
 
     async def submit(self, images: Sequence[Any], kind: str) -> list[Any]:

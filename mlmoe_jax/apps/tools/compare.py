@@ -50,7 +50,6 @@ class Change:
 
     @property
     def difference(self) -> float:
-        """b − a."""
         return self.b - self.a
 
     @property

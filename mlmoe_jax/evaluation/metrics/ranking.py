@@ -35,7 +35,6 @@ class Ranking:
 
     @property
     def positives(self) -> int:
-        """P."""
         return self.hits.size
 
     def average_precision(self, interpolation: str = "none") -> float:

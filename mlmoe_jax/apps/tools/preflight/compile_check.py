@@ -61,7 +61,6 @@ class Program:
     extra_bytes: int
 
     def lower(self) -> jax.stages.Lowered:
-        """Trace the step with the arguments."""
         return self.step.lower(*self.arguments.values())
 
 
