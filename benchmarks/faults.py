@@ -3,9 +3,15 @@
     python -m benchmarks.faults --json=faults.json
     python -m benchmarks.faults --quick
 
-Parts: kills (SIGKILL, SIGINT and SIGTERM at chosen moments; the run is started again after each), damage (a file of a
-finished run is changed and the training started again), disks (full and read-only), writers (two processes on one run
-folder), and hostile (a run folder with links out of it and foreign names). Held means:
+Parts:
+
+* kills: SIGKILL, SIGINT and SIGTERM at chosen moments; the run is started again after each.
+* damage: a file of a finished run is changed and the training started again.
+* disks: full and read-only disks.
+* writers: two processes on one run folder.
+* hostile: a run folder with links out of it and foreign names.
+
+A case is held if:
 
 * kills: the exit code belongs to the signal, 130 for SIGINT and SIGTERM, without a traceback; and the training ends
   bit-identical with a training without faults.

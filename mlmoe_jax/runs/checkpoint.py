@@ -1,10 +1,14 @@
 """Saving and restoring checkpoints with Orbax.
 
-A checkpoint has four items: `state` (step, trainable, stats, optimizer, averages: everything that training resumes
-from), `selected` (the values for evaluation and prediction), `notes` (plain JSON, such as the best metric so far) and
-`digests` (the step, and a sha256 of the notes and of every array). Orbax stores no checksum of array data, so it would
-silently restore flipped bits. If the digests of a checkpoint differ, or it belongs to another step, the previous
-checkpoint is used.
+A checkpoint has four items:
+
+    state     step, trainable, stats, optimizer, averages: everything from which training resumes
+    selected  the values for evaluation and prediction
+    notes     plain JSON, such as the best metric so far
+    digests   the step, and a sha256 of the notes and of every array
+
+Orbax stores no checksum of array data, so it would silently restore flipped bits. If the digests of a checkpoint
+differ, or it belongs to another step, the previous checkpoint is used.
 """
 
 from __future__ import annotations

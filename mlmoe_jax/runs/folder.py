@@ -1,6 +1,6 @@
 """The files of a run folder.
 
-A run folder holds all that evaluation, prediction and reports need: `config.json`, `labels.txt`, `label_space.npz`,
+A run folder has everything for evaluation, prediction and reports: `config.json`, `labels.txt`, `label_space.npz`,
 `preprocess.json`, `backbone.json`, `thresholds.json`, `metrics.jsonl`, `metrics.csv`, `tensorboard/`, `results.json`,
 `per_class.csv`, `cooccurrence.csv`, `scores.npz`, `gates.npz` if labels are routed over shared and task experts,
 `starts.json`, `checkpoints/`, and `skipped_images.csv` if images could not be read. `--mode=eval` writes its results to

@@ -93,8 +93,13 @@ def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = Non
 def run_steps(experiment: Experiment, state: TrainState, selection: Selection, manager: ocp.CheckpointManager) -> None:
     """Take all remaining steps, and update `selection`.
 
-    An exact resume needs this order: the step; the row of an earlier step, while the device computes; evaluation and
-    selection; the row of the step and the checkpoint, if it is due; the stop, if requested.
+    An exact resume needs this order:
+
+    1. the step,
+    2. the row of an earlier step, while the device computes,
+    3. evaluation and selection, if due,
+    4. the row of the step and the checkpoint, if due,
+    5. the stop, if requested.
     """
     step, stopping = int(state.step), False
     progress = Progress("train", experiment.total_steps, experiment.config.train.batch_size, first=step)

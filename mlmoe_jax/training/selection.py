@@ -2,14 +2,18 @@
 
 The rules follow Query2Label's training code (55eb050), which ML-VPT's code (4fd40e4) adopts. It evaluates raw and
 averaged weights after each epoch. It selects the better weights, and the raw weights if they are equal, but only if the
-result exceeds all earlier results. Training stops if (1) the best result of all and the best result of the raw weights
-are both more than `patience` epochs old, 6 in ML-VPT's code and 8 in Query2Label's, and (2) the result of the averaged
-weights is below their own best. A later best of the averages that is not the best of all therefore does not extend the
-wait, but training does not stop while the averages are at their best.
+result exceeds all earlier results. Training stops if two conditions hold:
 
-Three cases are not defined there. Without averaged weights, (1) alone decides. An undefined result (nan) is never the
-best, and undefined averages are not below their best; the authors' code ends with an error if a loss is nan. A first
-result of 0 is a best here, while the authors' code requires more than 0.
+1. The best result of all and the best result of the raw weights are both more than `patience` epochs old. `patience` is
+   6 in ML-VPT's code and 8 in Query2Label's code.
+2. The result of the averaged weights is below their own best.
+
+So a later best of the averages that is not the best of all does not extend the wait, but training does not stop while
+the averages are at their best.
+
+Three cases are not defined there. Without averaged weights, condition 1 alone decides. An undefined result (nan) is
+never the best, and undefined averages are not below their best; the authors' code ends with an error if a loss is nan.
+A first result of 0 is a best here, while the authors' code requires more than 0.
 """
 
 from __future__ import annotations

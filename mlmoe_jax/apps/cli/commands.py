@@ -1,9 +1,13 @@
 """The command line: `mlmoe MODE --config=… --workdir=…`, or `python -m mlmoe_jax.main --mode=MODE …`.
 
-Results go to stdout, everything else to stderr. Exit codes: 0, done; 1, `--mode=data` found problems, or
-`--mode=compile` found a step that does not fit its devices; 2, user error, explained in one sentence; 3, done, but from
-an older checkpoint, because the newest is damaged; 4, the disk is full, read-only or failing; 130, interrupted by
-SIGTERM or Ctrl-C (training saves a checkpoint first).
+Results go to stdout, messages to stderr. Exit codes:
+
+    0    done
+    1    `--mode=data` found problems, or `--mode=compile` found a step that does not fit its devices
+    2    user error, explained in one sentence
+    3    done, but from an older checkpoint, because the newest checkpoint is damaged
+    4    the disk is full, read-only or failing
+    130  interrupted by SIGTERM or Ctrl-C; training saves a checkpoint first
 """
 
 from __future__ import annotations

@@ -11,14 +11,25 @@ it. docs/results.md and `--mode=reproduce` read it:
     backbones         name of a backbone -> `name` in this package, notes, and the config of a method that differs
     results           id of a table ("1") or figure ("fig3") -> a result
 
-A result has a caption, `columns`, `rows`, and optionally `notes` (ids of readings and caveats of all its numbers),
-`metrics` (column -> the metric that its numbers really are), `arguments` of all configs, `groups` (heading -> further
-arguments: blocks of columns that the paper prints side by side), `x` (what a figure draws its rows over) and `then`
-(commands after the trainings, in which {METHOD} is a run folder). A row has `method`, `backbone`, and `printed`: one
-cell per column, or a list of cells per group. A cell is a number, null if it cannot be read, or a list of a cell and
-ids of notes; {"cells": …, "notes": …} adds notes to all. Further keys of a row: `over` (another method: the numbers
-are differences from it), `notes`, `arguments`, `overrides` (of config keys), `metrics`, `evaluator`, `small` (false:
-left out on a small data set), and `ours` (the numbers of this package, where there are any).
+Keys of a result:
+
+    caption, columns, rows
+    notes             ids of readings and caveats of all its numbers
+    metrics           column -> the metric of its numbers, if the heading says otherwise
+    arguments         arguments of all configs
+    groups            heading -> further arguments, for blocks of columns that the paper prints side by side
+    x                 the horizontal axis of a figure
+    then              commands after the trainings, in which {METHOD} is a run folder
+
+Keys of a row:
+
+    method, backbone
+    printed           one cell per column, or a list of cells per group. A cell is a number, null if it cannot be read,
+                      or a list of a cell and ids of notes; {"cells": …, "notes": …} adds notes to all cells.
+    over              another method, from which the numbers are differences
+    small             false: left out on a small data set
+    ours              the numbers of this package
+    notes, arguments, overrides (of config keys), metrics, evaluator
 """
 
 from __future__ import annotations

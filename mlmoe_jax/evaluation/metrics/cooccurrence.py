@@ -115,10 +115,11 @@ def pair_biases(
       fewest: minimum number of images in each cell that a metric uses.
 
     Returns:
-      per pair: the fields of `Pair`; images_CELL, the number of images with both, a only, b only and neither, among
-      the images with both labels known; fpr_* and score_*, the share predicted as b and the mean score of b, in images
-      without b; ap_* and auc_* of b over its positives with a (cooccurring) or without (exclusive), against all its
-      negatives.
+      per pair:
+      * the fields of `Pair`,
+      * images_CELL: the number of images with both, a only, b only and neither, if both labels are known,
+      * fpr_*, score_*: the share predicted as b and the mean score of b, in images without b,
+      * ap_*, auc_*: of b over its positives with a (cooccurring) or without (exclusive), against all its negatives.
     """
     scores, positive, valid = checked(scores, labels, mask)
     thresholds = np.broadcast_to(np.asarray(thresholds, np.float64), scores.shape[1:])
@@ -161,8 +162,10 @@ def summarize(splits: Mapping[str, Sequence[PairRow]]) -> dict[str, dict[str, fl
       splits: name -> result of `pair_biases`, for equal pairs.
 
     Returns:
-      name -> pairs, their number; pairs_fpr, the number of pairs in the means of fpr_* and score_*, and pairs_ap, in
-      the means of ap_* and auc_*; the mean of each metric and of the gaps, nan without pairs.
+      per split:
+      * pairs: the number of pairs,
+      * pairs_fpr, pairs_ap: the number of pairs in the means of fpr_* and score_*, and of ap_* and auc_*,
+      * the mean of each metric and of the gaps, nan without pairs.
     """
     report: dict[str, dict[str, float]] = {name: {"pairs": len(rows)} for name, rows in splits.items()}
     whole = [
