@@ -121,7 +121,7 @@ def test_unshared_work_is_done_by_the_first_process(alone, monkeypatch):
     [
         (UserError("there is no such file"), 2, "error: there is no such file\n"),
         (KeyboardInterrupt(), 130, "stopped\n"),
-        (RuntimeError("connection\nclosed"), 1, "RuntimeError: connection\nclosed\nerror: this process or another one"),
+        (RuntimeError("connection\nclosed"), 1, "RuntimeError: connection\nclosed\nerror: this or another process"),
     ],
 )
 def test_a_failing_process_of_a_job_prints_the_reason_and_exits_at_once(monkeypatch, capsys, error, code, said):
