@@ -225,7 +225,7 @@ def test_gradients_of_convnext_are_the_same_with_remat():
 
 def test_train_and_eval_switch_a_whole_model(make):
     head = LinearHead(SHAPES["resnet"].width, 5, pool="both", rngs=nnx.Rngs(0))
-    model = Classifier(make("resnet", "trainable"), None, head, final_norm=True)
+    model = Classifier(make("resnet", "trainable"), None, head, final_norm=True, precision="default")
     definition, params, stats = ModelDef.split(model)
     image = network_input("resnet", ARRAYS["resnet"]["train/image"][0])
 

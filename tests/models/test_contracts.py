@@ -93,7 +93,9 @@ def test_a_parameter_names_every_axis_that_grows_with_the_labels(name):
         assert (axes != ()) == (K in shape) or kind == "cnn_rnn", path
     by_label = kind not in ("ml_gcn", "add_gcn", "cnn_rnn") and name != "grouped decoding"
     assert abstract_head(config, K).by_label == by_label
-    definition = ModelDef.split(Classifier(Still(), None, abstract_head(config, K), final_norm=True))[0]
+    definition = ModelDef.split(
+        Classifier(Still(), None, abstract_head(config, K), final_norm=True, precision="default")
+    )[0]
     mesh = AbstractMesh((1, 1, 2), ("data", "fsdp", "expert"))
     sharded = label_axes_for(definition, K, mesh)
     assert (dict(sharded.axis), sharded.num_labels) == (grown, K) if by_label else sharded is None
@@ -192,7 +194,7 @@ def test_a_head_that_is_sharded_by_label_must_gather_its_inputs(monkeypatch):
     image = jnp.ones((2, 4, 4, 3))
 
     def classify(gathers, by_label=True):
-        model = Classifier(Still(), None, Careless(gathers), final_norm=True)
+        model = Classifier(Still(), None, Careless(gathers), final_norm=True, precision="default")
         model.head.by_label = by_label
         with partition.over(mesh):
             return model(image).logits.shape

@@ -51,6 +51,7 @@ def tiny_model(case: dict) -> Classifier:
         DeepPrompts(3, 48, 14, count=12, mask=np.eye(12, dtype=bool), rngs=rngs),
         GroupExpertsHead(48, {"co": case["co_group"], "dc": case["dc_group"]}, groups=2, per_group=3, rngs=rngs),
         final_norm=True,
+        precision="highest",
     )
 
 

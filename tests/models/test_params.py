@@ -30,6 +30,7 @@ def ml_vpt() -> Classifier:
         DeepPrompts(2, 16, 8, count=8, mask=np.eye(8, dtype=bool), rngs=rngs),
         GroupExpertsHead(16, {"co": CO, "dc": DC}, groups=2, per_group=2, hidden=3, rngs=rngs),
         final_norm=True,
+        precision="default",
     )
 
 

@@ -119,6 +119,7 @@ class Normalized(nnx.Module):
             DeepPrompts(2, 16, 4, count=8, mask=np.eye(8, dtype=bool), rngs=rngs),
             GroupExpertsHead(16, {"co": [0, 1, 0], "dc": [1, 1, 0]}, groups=2, per_group=2, hidden=3, rngs=rngs),
             final_norm=True,
+            precision="default",
         )
 
     def __call__(self, image, *, labels=None, rngs=None):
