@@ -148,7 +148,7 @@ def rounds_of(workers: Workers, sides: Sequence[Side], case: dict[str, Any], rou
     """Measure a case on all sides in alternating rounds; return side -> facts and `rounds`, or `error`.
 
     All sides are prepared before the first round. A round takes several steps in a row on each side, see
-    `protocol.timed`; the order is reversed from round to round.
+    `protocol.time_steps`; the order is reversed from round to round.
     """
     outcomes = _built(workers, sides, case)
     if any("error" in result for result in outcomes.values()):
@@ -296,7 +296,7 @@ def platform_of(facts: dict[str, Any]) -> str:
     return "gpu" if name in ("cuda", "rocm") else name
 
 
-def described(facts: dict[str, Any]) -> str:
+def describe_process(facts: dict[str, Any]) -> str:
     """Return the devices and versions of a measured process on one line."""
     kinds = facts["devices"]
     packages = ", ".join(f"{name} {version}" for name, version in facts["packages"].items())

@@ -72,7 +72,9 @@ def mean_ap(fit: Fit, train: tuple[np.ndarray, np.ndarray], other: tuple[np.ndar
     return {"mAP": float(100 * np.mean(metrics["AP"])), "labels": len(columns), "seconds": seconds}
 
 
-def compared(train: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarray]) -> dict[str, dict[str, float]]:
+def compare_fits(
+    train: tuple[np.ndarray, np.ndarray], other: tuple[np.ndarray, np.ndarray]
+) -> dict[str, dict[str, float]]:
     """Return the results of all classifiers."""
     return {name: mean_ap(fit, train, other) for name, fit in FITS.items()}
 
@@ -101,13 +103,13 @@ def main():
     for seed in range(flags.draws):
         first, rest = np.split(np.random.default_rng(seed).permutation(len(train[1])), [flags.images])
         others = tuple(np.concatenate([part[rest], whole]) for part, whole in zip(train, val, strict=True))
-        methods = compared(tuple(part[first] for part in train), others)
+        methods = compare_fits(tuple(part[first] for part in train), others)
         results["draws"].append(methods)
         print(seed, {name: round(values["mAP"], 2) for name, values in methods.items()}, flush=True)
     if flags.draws > 1:
         results["ours minus"] = {name: difference(results["draws"], name) for name in list(FITS)[1:]}
         print("ours minus", results["ours minus"], flush=True)
-    results["all"] = compared(train, val)
+    results["all"] = compare_fits(train, val)
     print("all of train:", results["all"])
     flags.out.mkdir(parents=True, exist_ok=True)
     (flags.out / "own_images.json").write_text(json.dumps(results, indent=1))

@@ -190,11 +190,11 @@ def compare(method: str, benchmark: Benchmark, columns: np.ndarray) -> dict:
         **{name: [float(gap[k]) for gap in gaps] for k, name in enumerate(GAPS)},
         "AP": np.mean([measure(one)(whole)[1][0] for one in scores], axis=0).tolist(),
         "cpu_seconds": seconds,
-        "resampled_mAP": resampled(scores).tolist(),
+        "resampled_mAP": resampled_map(scores).tolist(),
     }
 
 
-def resampled(scores: list[SplitScores]) -> np.ndarray:
+def resampled_map(scores: list[SplitScores]) -> np.ndarray:
     """Return the mAP, averaged over seeds, of resamples of the images that are equal for all methods, f64[R]."""
     measures = [measure(one) for one in scores]
     parts = draw(len(scores[0]), RESAMPLES, 0)

@@ -105,7 +105,7 @@ def main(words: list[str] | None = None) -> int:
         facts = {side.name: workers.of(side).facts for side in workers.sides}
         print(", ".join(f"{value}" for value in results.machine.values()))
         for name, values in facts.items():
-            print(f"{name}: {harness.described(values)}")
+            print(f"{name}: {harness.describe_process(values)}")
         print()
         settings = settings_of(options, harness.platform_of(facts["ours"]))
         sides = workers.sides

@@ -91,7 +91,7 @@ ROWS = (
 
 
 # ------------------------------------------------------------------------------------------------------- measuring
-def compiled(row: Row, topology: str) -> dict:
+def compile_row(row: Row, topology: str) -> dict:
     """Compile the training step of a row for a topology; return the raw result, one line of the file."""
     config = configuration.load_config(row.config, [*SETTINGS, *row.overrides])
     configuration.validate(config)
@@ -119,7 +119,7 @@ def _version(package: str) -> str:
         return ""
 
 
-def stored() -> dict[tuple[str, str], dict]:
+def read_results() -> dict[tuple[str, str], dict]:
     """Return (row, topology) -> stored raw result, without results of rows that have changed since."""
     current = {row.name: row_settings(row) for row in ROWS}
     lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
@@ -274,7 +274,7 @@ def main():
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no further compilation after this time")
     parser.add_argument("--efficiency", type=float, default=0.5, help="assumed share of peak FLOPs")
     options = parser.parse_args()
-    results, started = stored(), time.monotonic()
+    results, started = read_results(), time.monotonic()
     for topology in [*(family[0] for family in TOPOLOGIES), *options.also]:
         for row in ROWS:
             matches = re.search(options.only, f"{row.name} {topology}")
@@ -283,7 +283,7 @@ def main():
             if time.monotonic() - started >= 60 * options.minutes:
                 continue
             status(f"compiling {row.name} for {topology}")
-            result = results[row.name, topology] = compiled(row, topology)
+            result = results[row.name, topology] = compile_row(row, topology)
             with RESULTS.open("a") as lines:
                 lines.write(json.dumps(result) + "\n")
             status(f"  {result.get('compile_seconds', math.nan):.0f} s, needs {result['needed'] / GIB:.2f} GiB")

@@ -23,8 +23,8 @@ from PIL import Image
 from mlmoe_jax.apps.cli.flags import named_mode
 from mlmoe_jax.apps.cli.flags import parse_flags as parse
 from mlmoe_jax.apps.papers import grid
-from mlmoe_jax.apps.papers.grid import planned
-from mlmoe_jax.apps.papers.request import requested
+from mlmoe_jax.apps.papers.grid import plan_runs
+from mlmoe_jax.apps.papers.request import parse_request
 from mlmoe_jax.config import default_config, load_config, split_references, validate
 from mlmoe_jax.runs.folder import RunFolder
 
@@ -53,12 +53,12 @@ def check_main(arguments: list[str]) -> None:
         config = load_config(reference, overrides)
         if flags.sweep:
             axes = grid.parse(flags.sweep, config)
-            planned(grid.combine([grid.Point("", {}, config)], axes), RunFolder("none"))
+            plan_runs(grid.combine([grid.Point("", {}, config)], axes), RunFolder("none"))
         else:
             validate(config)
     if flags.mode == "reproduce":
         options = {"only": flags.only, "dataset": flags.dataset, "root": flags.root, "seeds": flags.seeds}
-        requested(flags.table, overrides=overrides, **options)
+        parse_request(flags.table, overrides=overrides, **options)
     if flags.sweep and not flags.config:
         for reference in grid.parse(flags.sweep, default_config())[grid.METHOD]:
             validate(load_config(reference, overrides))

@@ -386,7 +386,7 @@ def bare_step(reference: str, overrides: dict[str, Any], labels: int, rounds: in
     overrides = {**overrides, "model.backbone.weights": "none"}
     config = configuration.load_config(reference, [(key, str(value)) for key, value in overrides.items()])
     program = training_program(config, labels)
-    return {"batch": config.train.batch_size, "rounds": [protocol.timed(program) for _ in range(rounds)]}
+    return {"batch": config.train.batch_size, "rounds": [protocol.time_steps(program) for _ in range(rounds)]}
 
 
 FUNCTIONS = (largest_batch, loader, reduced_difference, training_loop, bare_step)

@@ -4,7 +4,7 @@ Only the standard library is imported, so that any interpreter can take part. A 
 
     facts                       versions and devices of the process
     build, case=CASE            prepare a program (compile it, fill its inputs), which replaces the previous program
-    round                       time steps of the program, see `timed`
+    round                       time steps of the program, see `time_steps`
     memory                      bytes: peak of the process, and of the accelerator if it reports its peak
     call, name=NAME, …          call a function of the process
     drop                        release the program
@@ -44,7 +44,7 @@ class Program:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def timed(program: Program, seconds: float = ROUND_SECONDS) -> dict[str, float]:
+def time_steps(program: Program, seconds: float = ROUND_SECONDS) -> dict[str, float]:
     """Take at least three steps in a row, and return the mean seconds per step without the first step.
 
     The first step is slow if pages went back to the operating system while other programs ran. `user` and `system` are
@@ -113,7 +113,7 @@ class Session:
                 self._program = self._build(arguments["case"])
                 return self._program.facts
             case "round":
-                return timed(self._program)
+                return time_steps(self._program)
             case "memory":
                 return {"process": peak_rss(), "device": self._device_peak()}
             case "call":

@@ -20,7 +20,7 @@ from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.runtime.files import GIB
 from mlmoe_jax.runtime.machine import cores
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.text import counted
+from mlmoe_jax.runtime.text import quantity
 
 THREADS = 4  # largest number per process
 TIMED_IMAGES, TIMED_SECONDS = 8, 0.25  # the measurement ends after this number of images or this time
@@ -38,8 +38,8 @@ class Readers:
 
     def __str__(self) -> str:
         if not self.workers:
-            return f"{counted(self.threads, 'thread')}, no worker processes"
-        return f"{self.workers} worker processes with {counted(self.threads, 'thread')} each"
+            return f"{quantity(self.threads, 'thread')}, no worker processes"
+        return f"{self.workers} worker processes with {quantity(self.threads, 'thread')} each"
 
 
 def seconds_per_image(read: Callable[[int], Any], rows: Sequence[int]) -> float:
@@ -98,7 +98,7 @@ def choose(read: Callable[[int], Any], images: int, key: Any, batch_bytes: int, 
         _SECONDS[key] = seconds_per_image(read, rows)
     readers = plan(_SECONDS[key], usable, batch_bytes, accelerator=_accelerator(), threads=threads, workers=workers)
     if new:
-        status(f"data: {readers} ({counted(usable, 'core')}, {1e3 * _SECONDS[key]:.2g} ms per image)")
+        status(f"data: {readers} ({quantity(usable, 'core')}, {1e3 * _SECONDS[key]:.2g} ms per image)")
     return readers
 
 

@@ -41,7 +41,7 @@ from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.batches import run_batches
 from mlmoe_jax.runtime.progress import Progress, status
-from mlmoe_jax.runtime.text import counted, text_table
+from mlmoe_jax.runtime.text import quantity, text_table
 
 Metrics = dict[str, float]
 # Patterns of the main metrics. The first match counts, which is a metric at eval.threshold.
@@ -91,8 +91,8 @@ def _scores(outputs: Sequence[Mapping], split: Split) -> SplitScores:
     scores = np.full((len(split), logits.shape[1]), np.nan)
     if diverged := int((~np.isfinite(logits[mask > 0])).any(axis=1).sum()):
         raise UserError(
-            f"the scores of {counted(diverged, 'image')} of {split.name} are not finite: the model has diverged; lower "
-            "config.optim.learning_rate, or set model.dtype=float32 and eval.dtype=same"
+            f"the scores of {quantity(diverged, 'image')} of {split.name} are not finite: the model has diverged; "
+            "lower config.optim.learning_rate, or set model.dtype=float32 and eval.dtype=same"
         )
     scores[row[mask > 0]] = probabilities(logits[mask > 0])
     return SplitScores.of(split, scores, gate_shares.collect(outputs, len(split)))
@@ -245,7 +245,7 @@ def list_skipped(folder: RunFolder, skipped: Iterable[SkippedImages], *, prefix:
     """Write skipped_images.csv under `prefix` in the run folder if images were skipped, and log their number."""
     if rows := [row for images in skipped for row in images.table()]:
         folder.write_csv(f"{prefix}{SKIPPED}", ["split", "image", "why"], rows)
-        were = f"{counted(len(rows), 'image')} could not be read and {'was' if len(rows) == 1 else 'were'} skipped"
+        were = f"{quantity(len(rows), 'image')} could not be read and {'was' if len(rows) == 1 else 'were'} skipped"
         status(f"{were}; {folder / f'{prefix}{SKIPPED}'} has the list")
     else:
         (folder / f"{prefix}{SKIPPED}").unlink(missing_ok=True)  # from an earlier evaluation

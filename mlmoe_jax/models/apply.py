@@ -14,7 +14,7 @@ from mlmoe_jax.data.prepare import Batch, Preprocess
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import Features, Prediction
 from mlmoe_jax.models.params import ModelDef, Params
-from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, unpadded
+from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, remove_padding
 
 
 def probabilities(logits: np.ndarray) -> np.ndarray:
@@ -50,7 +50,7 @@ def apply(
         heads that learn from the labels read `batch["label"]`.
       return_attention: include attention maps in the prediction.
     """
-    model = definition.merge(unpadded(values, label_axes))
+    model = definition.merge(remove_padding(values, label_axes))
     options: dict[str, Any] = {"return_attention": True} if return_attention else {}
     if key is not None:
         _, model_key = jax.random.split(key)  # the first half is unused, so that earlier runs resume bit for bit

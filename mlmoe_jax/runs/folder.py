@@ -23,7 +23,7 @@ from mlmoe_jax.runtime.files import open_to_append
 from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import Folder
-from mlmoe_jax.runtime.text import counted
+from mlmoe_jax.runtime.text import quantity
 
 CONFIG, LABELS, LABEL_SPACE, PREPROCESS = "config.json", "labels.txt", "label_space.npz", "preprocess.json"
 BACKBONE, THRESHOLDS, METRICS, RESULTS = "backbone.json", "thresholds.json", "metrics.jsonl", "results.json"
@@ -79,7 +79,7 @@ class RunFolder(Folder):
         lines = path.read_bytes().splitlines() if path.exists() else []
         rows = [row for row in map(_parse_row, lines) if row is not None]
         if len(rows) < len(lines):
-            status(f"{path}: {counted(len(lines) - len(rows), 'damaged line')} left out")
+            status(f"{path}: {quantity(len(lines) - len(rows), 'damaged line')} left out")
         return rows
 
     def drop_rows_after(self, step: int) -> None:

@@ -3,7 +3,7 @@
 `numpy.load` would unpack a file of 2 MB to 2 GB, so the unpacked size is checked against the size of the file first.
 
 Spreadsheets evaluate a cell that begins with = + - or @, also after a tab or a carriage return. Names of labels and
-images are untrusted, so such a cell is written with an apostrophe before it, which `plain` removes.
+images are untrusted, so such a cell is written with an apostrophe before it, which `unescape_cell` removes.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _ESCAPED = re.compile(r"'+[=+\-@\t\r]")
 def to_json(value: Any, *, indent: int | None = None) -> str:
     """Return strict JSON: a number that is not finite, such as the mAP of a split without positives, becomes null."""
 
-    def plain(item: Any) -> Any:
+    def strict(item: Any) -> Any:
         if isinstance(item, dict):
-            return {key: plain(inner) for key, inner in item.items()}
+            return {key: strict(inner) for key, inner in item.items()}
         if isinstance(item, list | tuple):
-            return [plain(inner) for inner in item]
+            return [strict(inner) for inner in item]
         return None if isinstance(item, float) and not math.isfinite(item) else item
 
-    return json.dumps(plain(value), indent=indent, allow_nan=False)
+    return json.dumps(strict(value), indent=indent, allow_nan=False)
 
 
 def read_npz(file: BinaryIO, *, usual: int = USUAL) -> dict[str, np.ndarray]:
@@ -67,23 +67,23 @@ def read_npz(file: BinaryIO, *, usual: int = USUAL) -> dict[str, np.ndarray]:
     return arrays
 
 
-def guarded(cell: Any) -> Any:
+def escape_cell(cell: Any) -> Any:
     """Return a cell as it is written: text that would be a formula gets an apostrophe; numbers stay numbers."""
     return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
 
 
-def plain(cell: str) -> str:
-    """Return the text that `guarded` turned into this cell."""
+def unescape_cell(cell: str) -> str:
+    """Return the text from which `escape_cell` made a cell."""
     return cell[1:] if _ESCAPED.match(cell) else cell
 
 
 def row_writer(file: TextIO) -> Callable[[Iterable[Any]], None]:
-    """Return a function that writes a row of guarded cells to a CSV file."""
+    """Return a function that writes a row of escaped cells to a CSV file."""
     line = io.StringIO(newline="")
     table = csv.writer(line, lineterminator="\r\n")  # csv then quotes "\r" and "\n"; with "\n" it leaves "\r" bare
 
     def write(cells: Iterable[Any]) -> None:
-        table.writerow([guarded(cell) for cell in cells])
+        table.writerow([escape_cell(cell) for cell in cells])
         file.write(line.getvalue().removesuffix("\r\n") + "\n")
         line.seek(0)
         line.truncate()
@@ -96,7 +96,7 @@ def read_rows(lines: Iterable[str]) -> list[dict[str, str]]:
 
     Raises csv.Error or ValueError if it is damaged.
     """
-    rows = [[plain(cell) for cell in row] for row in csv.reader(lines, strict=True)]
+    rows = [[unescape_cell(cell) for cell in row] for row in csv.reader(lines, strict=True)]
     heading = rows[0] if rows else []
     return [dict(zip(heading, row, strict=True)) for row in rows[1:]]
 

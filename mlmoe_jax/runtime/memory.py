@@ -42,7 +42,7 @@ def memory_parts(compiled: jax.stages.Compiled) -> dict[str, int]:
     }
 
 
-def required(memory: dict[str, int]) -> int:
+def required_bytes(memory: dict[str, int]) -> int:
     """Return the bytes that a program occupies: the sum of its parts, or the compiler's peak if that is larger.
 
     Donated arguments count once.
@@ -56,7 +56,7 @@ def describe(what: str, compiled: jax.stages.Compiled) -> str:
     parts, (capacity, _) = memory_parts(compiled), capacity_here(jax.local_devices()[0])
     of = "" if capacity is None else f" of {capacity / GIB:.2f}"
     shares = ", ".join(f"{kind} {parts[kind] / GIB:.2f}" for kind in ("arguments", "temporaries"))
-    return f"{what} needs {required(parts) / GIB:.2f}{of} GiB per device ({shares})"
+    return f"{what} needs {required_bytes(parts) / GIB:.2f}{of} GiB per device ({shares})"
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.text import counted
+from mlmoe_jax.runtime.text import quantity
 
 AXES = ("data", "fsdp", "expert")
 BATCH = PartitionSpec(AXES)  # in the backbone the batch is sharded over all axes
@@ -55,7 +55,7 @@ def make_mesh(sizes, devices: Sequence[jax.Device] | None = None) -> Mesh:
     if math.prod(shape) != len(devices) or min(shape) < 1:
         raise UserError(
             f"mesh {', '.join(f'{axis}={sizes[axis]}' for axis in AXES)} does not fit "
-            f"{counted(len(devices), 'device')}; set at most one of config.mesh.* to -1"
+            f"{quantity(len(devices), 'device')}; set at most one of config.mesh.* to -1"
         )
     return Mesh(devices.reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
@@ -75,7 +75,7 @@ def placements(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> An
     return jax.tree_util.tree_map_with_path(placement, tree)
 
 
-def unpadded(tree: Any, label_axes: LabelAxes | None) -> Any:
+def remove_padding(tree: Any, label_axes: LabelAxes | None) -> Any:
     """Remove the padding of `place` from the label axis; for use inside jit and grad."""
     return jax.tree_util.tree_map_with_path(lambda path, leaf: _slice(leaf, _axis(path, label_axes), label_axes), tree)
 
@@ -160,7 +160,7 @@ def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array
     return {name: jax.make_array_from_process_local_data(sharding, part) for name, part in batch.items()}
 
 
-def interleaved(batch: dict[str, jax.Array], parts: int, mesh: Mesh) -> dict[str, jax.Array]:
+def interleave(batch: dict[str, jax.Array], parts: int, mesh: Mesh) -> dict[str, jax.Array]:
     """Split a global batch into `parts` along a new leading axis; for use inside jit.
 
     Part i has the images i, i + parts, …: an equal share of the images of each device, so that none is transferred.

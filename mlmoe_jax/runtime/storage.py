@@ -284,7 +284,7 @@ class Target:
 
 
 @contextlib.contextmanager
-def opened(target: Target) -> Iterator[TextIO]:
+def open_target(target: Target) -> Iterator[TextIO]:
     """Open a target for writing; paths that are not UTF-8 keep their bytes.
 
     A file gets its name only if the block succeeds, see `whole_file`. Standard output is written line by line. If its

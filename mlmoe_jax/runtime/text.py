@@ -18,7 +18,7 @@ def printable(text: str, most: int = 2000) -> str:
     return line if len(line) <= most else f"{line[:most]} …"
 
 
-def counted(number: int, noun: str) -> str:
+def quantity(number: int, noun: str) -> str:
     """Return a number with its regular noun, such as "1 image" and "1,200 images"."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 

@@ -20,7 +20,7 @@ from mlmoe_jax.training.profiling import Window
 from mlmoe_jax.training.resume import save_progress
 from mlmoe_jax.training.selection import Selection
 from mlmoe_jax.training.setup import Experiment
-from mlmoe_jax.training.step import TrainState, copied
+from mlmoe_jax.training.step import TrainState, copy_tree
 
 KERNEL, BIAS = "head/classifier/kernel", "head/classifier/bias"
 
@@ -55,8 +55,8 @@ def fit_classifier(
 
     values = {KERNEL: jnp.asarray(fit.kernel), BIAS: jnp.asarray(fit.bias)}
     placed = experiment.steps.place(values)
-    state = state.replace(step=state.step + 1, trainable=placed, ema=copied({**placed, **state.stats}))
-    selection.keep(1, "raw", "", copied(state.raw()))
+    state = state.replace(step=state.step + 1, trainable=placed, ema=copy_tree({**placed, **state.stats}))
+    selection.keep(1, "raw", "", copy_tree(state.raw()))
     save_progress(experiment, manager, 1, state, selection)
     scores = np.full(split.labels.shape, np.nan)
     scores[read] = probabilities(fit.logits_outside)

@@ -34,7 +34,7 @@ from mlmoe_jax.training.profiling import Window
 from mlmoe_jax.training.resume import config_of_run, restore_progress, save_progress
 from mlmoe_jax.training.selection import Selection, require_metric, selection_split
 from mlmoe_jax.training.setup import Experiment, open_experiment, with_caches, with_steps
-from mlmoe_jax.training.step import TrainState, copied
+from mlmoe_jax.training.step import TrainState, copy_tree
 
 
 class Stopped(Exception):
@@ -136,9 +136,9 @@ def evaluate(experiment: Experiment, state: TrainState, selection: Selection, st
     few = few_positives(experiment.eval_splits[name].labels) if name and not selection.best else ""
     if config.eval.select_on == "none" or few:
         kind = list(kinds)[-1]
-        selection.keep(step, kind, "", copied(kinds[kind]))
+        selection.keep(step, kind, "", copy_tree(kinds[kind]))
     else:
-        candidates = {kind: (result, copied(kinds[kind])) for kind, result in results.items()}
+        candidates = {kind: (result, copy_tree(kinds[kind])) for kind, result in results.items()}
         selection.consider(step, name, candidates, patience=config.train.patience * epoch)
     if results:
         percent = ", ".join(f"{kind} {100 * result:.2f}" for kind, result in results.items())

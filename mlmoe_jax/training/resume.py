@@ -21,7 +21,7 @@ from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import AUTO
 from mlmoe_jax.training.selection import Selection
 from mlmoe_jax.training.setup import Experiment
-from mlmoe_jax.training.step import TrainState, copied
+from mlmoe_jax.training.step import TrainState, copy_tree
 
 
 # --------------------------------------------------------------------------------------------------------- progress
@@ -53,7 +53,7 @@ def restore_progress(
     steps, like = experiment.steps, {"selected": state.ema, "state": state.replace(frozen={})}
     restored = checkpoint.restore(manager, **steps.stored_form(like), check=_require_progress)
     if restored is None:
-        selection = Selection(copied(state.ema), experiment.config.eval.select_metric)
+        selection = Selection(copy_tree(state.ema), experiment.config.eval.select_metric)
     else:
         state = steps.place(restored.state).replace(frozen=state.frozen)
         selection = Selection.from_notes(steps.place(restored.selected), restored.notes)

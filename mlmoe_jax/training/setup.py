@@ -36,7 +36,7 @@ from mlmoe_jax.runtime import distributed, sharding
 from mlmoe_jax.runtime.batches import device_batches
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.sharding import LabelAxes
-from mlmoe_jax.runtime.text import counted
+from mlmoe_jax.runtime.text import quantity
 from mlmoe_jax.training.objective import training_objective
 from mlmoe_jax.training.optim import make_optimizer, make_schedules
 from mlmoe_jax.training.profiling import Window
@@ -135,7 +135,7 @@ def open_experiment(
     for warning in [*configuration.warnings(config), *check_splits(train_split, list(eval_splits.values()))]:
         status(f"warning: {warning}")
     where = f" in {root}" if (root := root_of(config.data)) else ""
-    status(f"{name}{where}: {counted(len(train_split), 'training image')}, {counted(len(space.names), 'label')}")
+    status(f"{name}{where}: {quantity(len(train_split), 'training image')}, {quantity(len(space.names), 'label')}")
     return Experiment(config, folder, train_split, eval_splits, space, SkippedImages(train_split), profile=profile)
 
 

@@ -17,7 +17,7 @@ from mlmoe_jax.data.prepare import Batch, Preprocess
 from mlmoe_jax.models.adapters.prompts import within_bounds
 from mlmoe_jax.models.apply import apply
 from mlmoe_jax.models.params import ModelDef, Params
-from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, interleaved, placements
+from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, interleave, placements
 from mlmoe_jax.training.objective import Metrics, Objective
 from mlmoe_jax.training.optim import ema_update, updates_made
 
@@ -52,7 +52,7 @@ class TrainState:
 
 
 @jax.jit  # one small program instead of one for each shape
-def copied(values: Any) -> Any:
+def copy_tree(values: Any) -> Any:
     """Return a copy of a tree of values that remains valid after the next step donates the originals."""
     return jax.tree.map(jnp.copy, values)
 
@@ -62,7 +62,7 @@ def initial_state(trainable: Params, frozen: Params, stats: Params, opt: Any) ->
 
     Every value that a step donates is copied, because a buffer that occurs twice cannot be donated.
     """
-    trainable, stats, opt, ema = copied((trainable, stats, opt, {**trainable, **stats}))
+    trainable, stats, opt, ema = copy_tree((trainable, stats, opt, {**trainable, **stats}))
     return TrainState(jnp.asarray(np.int32(0)), trainable, frozen, stats, opt, ema)
 
 
@@ -175,7 +175,7 @@ def _accumulated(differentiate: Differentiate, parts: int, mesh: Mesh) -> Differ
             return (jax.tree.map(jnp.add, total, gradient), stats), metrics
 
         start = jax.tree.map(jnp.zeros_like, moving.trainable), moving.stats
-        (gradient, stats), metrics = jax.lax.scan(add, start, (interleaved(batch, parts, mesh), jnp.arange(parts)))
+        (gradient, stats), metrics = jax.lax.scan(add, start, (interleave(batch, parts, mesh), jnp.arange(parts)))
         return gradient, jax.tree.map(lambda x: jnp.sum(x, axis=0), metrics), stats
 
     return accumulated

@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import formats
 from mlmoe_jax.runtime.files import damage_explained
-from mlmoe_jax.runtime.formats import guarded, join_names, plain, read_npz, read_rows, row_writer, split_names
+from mlmoe_jax.runtime.formats import (
+    escape_cell,
+    join_names,
+    read_npz,
+    read_rows,
+    row_writer,
+    split_names,
+    unescape_cell,
+)
 
 
 # ----------------------------------------------------------------------------------------------------------------- npz
@@ -99,14 +107,14 @@ def test_a_flipped_bit_is_found():
 # ---------------------------------------------------------------------------------------------------------- CSV cells
 @pytest.mark.parametrize("text", ["=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(1)", "\t=1", "\r=1", "'=1", "''+1"])
 def test_a_formula_is_written_as_text(text):
-    assert guarded(text) == f"'{text}"
-    assert plain(guarded(text)) == text
+    assert escape_cell(text) == f"'{text}"
+    assert unescape_cell(escape_cell(text)) == text
 
 
 @pytest.mark.parametrize("cell", ["cat", "", "a=b", "'t Hooft", "'", "x-y", " =1", "é", -1, -0.5, 3, None])
 def test_other_cells_are_unchanged(cell):
-    assert guarded(cell) is cell
-    assert not isinstance(cell, str) or plain(cell) == cell
+    assert escape_cell(cell) is cell
+    assert not isinstance(cell, str) or unescape_cell(cell) == cell
 
 
 @given(st.lists(st.lists(st.text(st.characters(exclude_characters="\x00")), min_size=2, max_size=2), max_size=4))

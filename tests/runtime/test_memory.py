@@ -20,7 +20,7 @@ def test_parts_are_those_of_the_compiler_and_the_description_includes_the_capaci
     parts = memory.memory_parts(program)
     assert (parts["arguments"], parts["outputs"]) == (16 * MIB, 4)
     assert 16 * MIB <= parts["temporaries"] < 80 * MIB
-    needed = memory.required(parts) / memory.GIB
+    needed = memory.required_bytes(parts) / memory.GIB
     monkeypatch.setattr(memory, "capacity_here", lambda device: (None, "not reported"))
     assert memory.describe("a step", program).startswith(f"a step needs {needed:.2f} GiB per device (arguments 0.02, ")
     monkeypatch.setattr(memory, "capacity_here", lambda device: (80 * memory.GIB, "the test"))
@@ -29,8 +29,8 @@ def test_parts_are_those_of_the_compiler_and_the_description_includes_the_capaci
 
 def test_donated_arguments_count_once():
     sizes = {"arguments": 100, "outputs": 50, "aliased": 40, "temporaries": 30, "code": 5, "peak": 0}
-    assert memory.required(sizes) == 145
-    assert memory.required({**sizes, "peak": 200}) == 200, "the compiler reports more"
+    assert memory.required_bytes(sizes) == 145
+    assert memory.required_bytes({**sizes, "peak": 200}) == 200, "the compiler reports more"
 
 
 def test_device_bytes_are_those_of_one_device():

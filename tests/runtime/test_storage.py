@@ -4,7 +4,7 @@ import pytest
 from etils import epath
 
 from mlmoe_jax.runtime.files import is_file_name, open_to_append
-from mlmoe_jax.runtime.storage import Folder, Target, opened, require_new, whole_file, whole_folder
+from mlmoe_jax.runtime.storage import Folder, Target, open_target, require_new, whole_file, whole_folder
 
 
 def test_a_file_is_replaced_whole_or_the_old_one_stays(tmp_path):
@@ -96,7 +96,7 @@ def test_an_output_that_exists_is_refused(tmp_path, refusal):
 
 def test_an_output_that_cannot_be_written(tmp_path, refusal):
     def write(path):
-        with opened(Target(epath.Path(path), "csv")) as file:
+        with open_target(Target(epath.Path(path), "csv")) as file:
             file.write("x\n")
 
     write(tmp_path / "a.csv")
@@ -131,7 +131,7 @@ def test_output_does_not_follow_links(tmp_path, precious, monkeypatch):
     monkeypatch.setattr("secrets.randbits", lambda bits: 1)
     (tmp_path / ".p.csv.1.tmp").symlink_to(precious)
     (tmp_path / "p.csv").symlink_to(precious)
-    with opened(Target(epath.Path(tmp_path / "p.csv"), "csv")) as file:
+    with open_target(Target(epath.Path(tmp_path / "p.csv"), "csv")) as file:
         file.write("x\n")
     assert (tmp_path / "p.csv").read_text() == "x\n"
     assert not (tmp_path / "p.csv").is_symlink()

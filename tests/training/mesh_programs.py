@@ -32,7 +32,7 @@ from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import Parts, split_model
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import Run
-from mlmoe_jax.runtime.sharding import AXES, make_mesh, unpadded
+from mlmoe_jax.runtime.sharding import AXES, make_mesh, remove_padding
 
 # Ten labels: on two devices along `expert` five per device, on eight two per device with padding.
 LABELS, BATCH = 10, 16
@@ -209,7 +209,7 @@ def backbone_flops(reference: str, meshes: list) -> list[float]:
         bench = bench_of(config, mesh_of(sizes))
 
         def features(values, image, bench=bench):
-            model = bench.parts.definition.merge(unpadded(values, bench.steps.label_axes))
+            model = bench.parts.definition.merge(remove_padding(values, bench.steps.label_axes))
             with partition.over(bench.mesh):
                 prompts = None if model.prompts is None else model.prompts(len(image))
                 return model.backbone(image, prompts, read=model.head.read)

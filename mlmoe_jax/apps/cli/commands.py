@@ -129,10 +129,10 @@ def _sweep(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
 
 
 def _reproduce(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
-    from mlmoe_jax.apps.papers.request import WORKDIR, dry_run, requested
+    from mlmoe_jax.apps.papers.request import WORKDIR, dry_run, parse_request
 
     options = {"only": flags.only, "dataset": flags.dataset, "root": flags.root, "seeds": flags.seeds}
-    request = requested(flags.table, overrides=overrides, **options)
+    request = parse_request(flags.table, overrides=overrides, **options)
     workdir = flags.workdir or WORKDIR
     if flags.dry_run:
         print(dry_run(request, workdir))

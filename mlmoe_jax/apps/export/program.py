@@ -22,7 +22,7 @@ from mlmoe_jax.runs.assemble import abstract_parts
 from mlmoe_jax.runs.restore import Run
 from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.sharding import unpadded
+from mlmoe_jax.runtime.sharding import remove_padding
 from mlmoe_jax.runtime.storage import require_new, whole_file
 
 _PLATFORMS = ("cpu", "cuda", "tpu")
@@ -44,7 +44,7 @@ def weights_of(run: Run, *, frozen: frozenset[str] | None = None) -> dict[str, n
     `frozen` has the paths of the frozen values to include, by default all.
     """
     included = {path: value for path, value in run.frozen.items() if frozen is None or path in frozen}
-    values = jax.device_get(unpadded({**run.values, **included}, run.label_axes))
+    values = jax.device_get(remove_padding({**run.values, **included}, run.label_axes))
     return {path: np.ascontiguousarray(values[path], np.float32) for path in sorted(values)}
 
 

@@ -25,7 +25,7 @@ from mlmoe_jax.models.catalog import adapters_of, describe_adapters
 from mlmoe_jax.pretrained.hub import FILE, Address
 from mlmoe_jax.runs.folder import FROZEN, RunFolder
 from mlmoe_jax.runs.thresholds import Thresholds
-from mlmoe_jax.runtime.text import counted, percent
+from mlmoe_jax.runtime.text import percent, quantity
 from mlmoe_jax.runtime.version import __version__
 
 _TEMPLATE = Path(__file__).with_name("card.md")
@@ -54,14 +54,14 @@ def write_card(
     """
     files, model, results = RunFiles(run), config.model, read_results(run)
     main, scored, (_, ends) = files.main_split.name, files.scored, intervals(files)
-    measured_on = _plain(main) if scored is None else f"{_plain(main)}, {counted(len(scored), 'image')}"
+    measured_on = _plain(main) if scored is None else f"{_plain(main)}, {quantity(len(scored), 'image')}"
     entry = catalog.entry(model.backbone.name)
     card = ModelCard.from_template(
         _metadata(address, config, results, main, license_name),
         template_path=str(_TEMPLATE),
         name=_plain(address.repository.partition("/")[2]),
         version=__version__,
-        labels=counted(len(space.names), "label"),
+        labels=quantity(len(space.names), "label"),
         head=model.head.kind,
         adapters=describe_adapters(config),
         backbone=model.backbone.name,
@@ -69,7 +69,7 @@ def write_card(
         backbone_license=_plain(entry.license),
         published=not (folder / FROZEN).exists(),
         data=_plain(_data_set(config)),
-        images=counted(space.images, "image"),
+        images=quantity(space.images, "image"),
         size=config.data.image_size,
         address=address,
         fingerprint=folder.read_json("backbone.json")["fingerprint"],

@@ -175,7 +175,7 @@ class GridRun(Point):
             self.selected = str(from_notes(notes))
 
 
-def planned(points: Sequence[Point], folder: RunFolder) -> list[GridRun]:
+def plan_runs(points: Sequence[Point], folder: RunFolder) -> list[GridRun]:
     """Return the runs of a grid, each in its own folder below `folder`, with the results of finished runs.
 
     Raises:
@@ -218,7 +218,7 @@ def execute(runs: Sequence[GridRun], folder: RunFolder, write: Callable[[], None
     A run that fails gets an `error` and does not stop the remaining runs.
 
     Args:
-      runs: result of `planned`.
+      runs: result of `plan_runs`.
       folder: the folder of the grid.
       write: writes the tables of the grid to `folder`. The first process calls it at the start and after every run,
         while it holds the lock of the folder.

@@ -251,7 +251,7 @@ def find(table: str, dataset: str = "") -> tuple[Paper, Result]:
     return load(name), load(name).result(matches[0], dataset)
 
 
-def selected(rows: Sequence[Row], only: str) -> list[Row]:
+def select_rows(rows: Sequence[Row], only: str) -> list[Row]:
     """Return the rows that match all terms of `--only`, a list separated by commas; UserError if there are none.
 
     A term is compared with each setting of a row and with the name of its backbone in this package, without regard to

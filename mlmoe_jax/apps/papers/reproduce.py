@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import mlmoe_jax.config as configuration
-from mlmoe_jax.apps.papers.grid import Point, execute, planned
+from mlmoe_jax.apps.papers.grid import Point, execute, plan_runs
 from mlmoe_jax.apps.papers.paper import MISSING, UNCERTAIN, Recipe, Row, as_text, markdown_table
 from mlmoe_jax.apps.papers.plot import Mark, draw
 from mlmoe_jax.apps.papers.request import Request, commands_after
@@ -52,12 +52,13 @@ def reproduce(request: Request, folder: RunFolder, *, as_json: bool = False) -> 
 
     Files have all rows of the table; rows that were not requested have the numbers of finished runs.
 
-    Returns the exit code of `execute`. Raises UserError as `planned` does, before the first run, and as `execute` does.
+    Returns the exit code of `execute`. Raises UserError as `plan_runs` does, before the first run, and as `execute`
+    does.
     """
     points = [
         Point(run.name, {}, configuration.load_config(run.reference, request.overrides_of(run))) for run in request.runs
     ]
-    runs, measurements = planned(points, folder), Measurements(request, folder)
+    runs, measurements = plan_runs(points, folder), Measurements(request, folder)
 
     def all_rows() -> list[Outcome]:
         return [measurements.outcome(row) for row in request.result.rows]
@@ -68,7 +69,7 @@ def reproduce(request: Request, folder: RunFolder, *, as_json: bool = False) -> 
             with folder.writing(wait=True):
                 folder.write_bytes(f"{request.name}.png", image)
         outcomes = [measurements.outcome(row) for row in request.rows]
-        print(to_json(listed(request, outcomes), indent=2) if as_json else format_text(request, outcomes))
+        print(to_json(list_numbers(request, outcomes), indent=2) if as_json else format_text(request, outcomes))
         for command in commands_after(request, str(folder)):
             status(f"the figure itself: {command}")
 
@@ -236,7 +237,7 @@ def _notes(request: Request, outcomes: Sequence[Outcome]) -> list[str]:
     return lines
 
 
-def listed(request: Request, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+def list_numbers(request: Request, outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """Return one entry per number, for --json and as rows of the CSV file."""
     return [
         {
@@ -262,7 +263,7 @@ def listed(request: Request, outcomes: Sequence[Outcome]) -> list[dict[str, Any]
 
 def write_tables(request: Request, outcomes: Sequence[Outcome], folder: RunFolder) -> None:
     """Write TABLE.csv, if there are numbers, and TABLE.md, such as mlvpt.1.csv."""
-    entries = listed(request, outcomes)
+    entries = list_numbers(request, outcomes)
     rows = [["" if value is None or value != value else value for value in entry.values()] for entry in entries]
     if entries:  # a figure may have images instead of numbers
         folder.write_csv(f"{request.name}.csv", list(entries[0]), rows)

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mlmoe_jax.apps.papers.paper import SMALL, Paper, Recipe, Result, Row, find, selected
+from mlmoe_jax.apps.papers.paper import SMALL, Paper, Recipe, Result, Row, find, select_rows
 from mlmoe_jax.config.loading import load_config
 from mlmoe_jax.errors import UserError
 
@@ -61,12 +61,12 @@ class Request:
         return [*run.overrides, *([("data.root", root)] if root else []), *self.overrides]
 
 
-def requested(
+def parse_request(
     table: str, *, only: str = "", dataset: str = "", root: str = "", seeds: str = "", overrides: Overrides = ()
 ) -> Request:
     """Return the request of the flags of `--mode=reproduce`; UserError for a wrong flag."""
     paper, result = find(table, dataset)
-    rows = tuple(selected(result.rows, only))
+    rows = tuple(select_rows(result.rows, only))
     request = Request(paper, result, rows, dataset, _seeds(seeds), _roots(root), list(overrides))
     if dataset and dataset not in SMALL:
         load_config(request.runs[0].reference, [])  # refuses an unknown data set

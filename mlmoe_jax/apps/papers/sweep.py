@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mlmoe_jax.apps.papers.grid import GridRun, Point, as_text, execute, planned, short_names
+from mlmoe_jax.apps.papers.grid import GridRun, Point, as_text, execute, plan_runs, short_names
 from mlmoe_jax.apps.papers.plot import Mark, draw
 from mlmoe_jax.evaluation.metrics.multilabel import sample_deviation
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.formats import to_json
-from mlmoe_jax.runtime.text import counted, percent, text_table
+from mlmoe_jax.runtime.text import percent, quantity, text_table
 
 TABLE, PLOT = "sweep.csv", "sweep.png"
 SEED = "seed"
@@ -37,9 +37,10 @@ class SeedStatistics(NamedTuple):
 def sweep(points: Sequence[Point], folder: RunFolder, *, as_json: bool = False) -> int:
     """Train all unfinished runs of the grid, write sweep.csv and sweep.png, and print the table.
 
-    Returns the exit code of `execute`. Raises UserError as `planned` does, before the first run, and as `execute` does.
+    Returns the exit code of `execute`. Raises UserError as `plan_runs` does, before the first run, and as `execute`
+    does.
     """
-    runs = planned(points, folder)
+    runs = plan_runs(points, folder)
 
     def finish() -> None:
         if any(statistics for _, statistics in over_seeds(runs)):
@@ -124,7 +125,7 @@ def format_table(runs: Sequence[GridRun]) -> str:
         for values, statistics in over_seeds(runs):
             cells = (_mean_and_deviation(statistics[split]) if split in statistics else "" for split in splits)
             seeds = max((one.count for one in statistics.values()), default=0)
-            rows.append([_label(values, short) or "all", *cells, counted(seeds, "seed")])
+            rows.append([_label(values, short) or "all", *cells, quantity(seeds, "seed")])
     if _selected_on_test(runs):
         rows += [[""], [_ON_TEST]]
     return text_table(rows, align="<" + ">" * len(splits) + "<", least=(0, *[14] * len(splits), 0))

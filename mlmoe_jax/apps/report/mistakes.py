@@ -21,7 +21,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD, SplitScores
 from mlmoe_jax.inference.explain import thumbnail
 from mlmoe_jax.runs.thresholds import Thresholds
-from mlmoe_jax.runtime.text import counted
+from mlmoe_jax.runtime.text import quantity
 
 SIDE = 160  # maximum side of a thumbnail in pixels
 MOST_MISTAKES = 24  # per kind
@@ -132,7 +132,7 @@ def thumbnails(files: RunFiles, scored: SplitScores, names: Iterable[str]) -> tu
         name = config.data.train_split if scored.name == OUT_OF_FOLD else scored.name
         source = open_split(config.data, name, classes=files.names, seed=config.seed)
     except UserError as error:
-        return available, f"{counted(len(absent), 'image')} cannot be shown: {error}."
+        return available, f"{quantity(len(absent), 'image')} cannot be shown: {error}."
     rows = {str(name): row for row, name in enumerate(source.ids)}
     codes = dict(zip(scored.ids.tolist(), scored.codes, strict=True))
     for name in absent:
@@ -142,7 +142,7 @@ def thumbnails(files: RunFiles, scored: SplitScores, names: Iterable[str]) -> tu
                 available[name] = thumbnail(source.images.read(row, Decoding.of(config.data, SIDE)), SIDE)
     if count := sum(name not in available for name in absent):
         why = "the data set has no such images with these labels, or they cannot be read"
-        return available, f"{counted(count, 'image')} cannot be shown, since {why}."
+        return available, f"{quantity(count, 'image')} cannot be shown, since {why}."
     return available, ""
 
 
@@ -153,11 +153,11 @@ def mistakes(files: RunFiles, judged: Judged | None) -> Section:
     if judged is None:
         return Section(name, title, missing=NO_SCORES, command=files.command("--mode=eval"))
     table, images = judged.table, judged.thumbnails
-    counts = f"{counted(int(judged.false.sum()), 'label')} wrongly predicted and {int(judged.missed.sum()):,} missed"
+    counts = f"{quantity(int(judged.false.sum()), 'label')} wrongly predicted and {int(judged.missed.sum()):,} missed"
     note = (
-        f"On {counted(len(table), 'image')} of {table.name}: {counts}. A wrongly predicted label is absent but reaches "
-        f"its threshold; a missed label is present and does not. Thresholds: {judged.origin}. Unknown and difficult "
-        "labels are left out. Some mistakes may be annotation errors."
+        f"On {quantity(len(table), 'image')} of {table.name}: {counts}. A wrongly predicted label is absent but "
+        f"reaches its threshold; a missed label is present and does not. Thresholds: {judged.origin}. Unknown and "
+        "difficult labels are left out. Some mistakes may be annotation errors."
     )
     parts: list[Any] = [Note(f"{note} {judged.missing}".rstrip())]
     columns, tables = [("label", "text"), ("score", "fraction"), ("image", "text")], []

@@ -102,7 +102,7 @@ def render(files: RunFiles, other: RunFiles | None, bundle: str) -> str:
     return environment.get_template("page.html").render(
         title=files.name,
         sections=sections(files, other, judged),
-        samples=samples.shared(files),
+        samples=samples.shared_data(files),
         images={
             name: "data:image/jpeg;base64," + base64.b64encode(content).decode() for name, content in images.items()
         },

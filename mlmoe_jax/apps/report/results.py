@@ -16,10 +16,10 @@ from mlmoe_jax.apps.tools.compare import ComparedRun, Comparison, compare_runs
 from mlmoe_jax.apps.tools.fit_thresholds import fitted_lines
 from mlmoe_jax.evaluation.metrics.calibration import reliability
 from mlmoe_jax.evaluation.metrics.groups import GROUPS
-from mlmoe_jax.evaluation.metrics.ranking import Ranking, checked, rank_all
+from mlmoe_jax.evaluation.metrics.ranking import Ranking, check_inputs, rank_all
 from mlmoe_jax.evaluation.metrics.standard import METRICS, PREDICTIONS, THRESHOLDS
 from mlmoe_jax.evaluation.results import hidden_evaluations
-from mlmoe_jax.runtime.text import counted, percent
+from mlmoe_jax.runtime.text import percent, quantity
 
 MOST_BARS, MOST_POINTS = 100, 100  # of differences, and of a precision-recall curve
 _INTERVAL = (("difference", "difference"), ("from", "difference"), ("to", "difference"))
@@ -90,7 +90,7 @@ def _never_predicted(files: RunFiles) -> list[Note]:
     config = files.settings(scored.prefix)
     known = scored.targets(config.data.difficult_eval)[1] != 0
     never = int((~((scored.scores >= config.eval.threshold) & known).any(axis=0)).sum())
-    labels = counted(known.shape[1], "label")
+    labels = quantity(known.shape[1], "label")
     text = f"Never predicted on {scored.name} at {config.eval.threshold:g}: {never:,} of {labels}."
     return [Note(f"{text} CP and CF1 leave such labels out, precision_macro and F1_macro count them as 0.")]
 
@@ -207,7 +207,7 @@ def score_curves(files: RunFiles) -> Section:
     if scored is None:
         return Section(name, title, missing=NO_SCORES, command=files.command("--mode=eval"))
     targets = scored.targets(files.settings(scored.prefix).data.difficult_eval)
-    scores, positive, valid = checked(scored.scores, *targets)
+    scores, positive, valid = check_inputs(scored.scores, *targets)
     known, bins = positive & valid, reliability(scores, positive, mask=valid).pooled()
     calibrated = np.stack([bins.mean_score[0], bins.fraction_positive[0], bins.count[0]], axis=1)[bins.count[0] > 0]
     points = precision_recall_points(rank_all(scores, positive, valid), scores[known])
@@ -248,5 +248,5 @@ def thresholds(files: RunFiles) -> Section:
     if finite:
         text += f" They are from {min(finite):.3g} to {max(finite):.3g}, median {np.median(finite):.3g}."
     if never:
-        text += f" Never predicted: {counted(never, 'label')}, with a dash among the labels."
+        text += f" Never predicted: {quantity(never, 'label')}, with a dash among the labels."
     return Section(name, title, [*parts, Note(text)])

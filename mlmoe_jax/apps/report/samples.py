@@ -25,7 +25,7 @@ def _command(files: RunFiles) -> str:
     return files.command("--mode=eval", "--config.report.samples=16")
 
 
-def shared(files: RunFiles) -> dict[str, Any]:
+def shared_data(files: RunFiles) -> dict[str, Any]:
     """Return the data shared by all sections about samples; {} without samples.
 
     `ids` has the names of `images`, `labels` per image (label, code, score) of LISTED labels, and `names` all labels.

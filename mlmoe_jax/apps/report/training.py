@@ -20,7 +20,7 @@ from mlmoe_jax.models.catalog import describe_adapters
 from mlmoe_jax.runs.checkpoint import newest_notes
 from mlmoe_jax.runs.folder import BACKBONE
 from mlmoe_jax.runs.metric_log import read_starts
-from mlmoe_jax.runtime.text import counted, percent
+from mlmoe_jax.runtime.text import percent, quantity
 from mlmoe_jax.training.selection import Selection, selection_split
 
 MOST_POINTS = 500  # of a curve
@@ -109,7 +109,9 @@ def _facts(files: RunFiles) -> list[tuple[str, str]]:
     config, space, backbone = files.config, files.label_space, files.json(BACKBONE)
     model, adapters = config.model, describe_adapters(config)
     what = f"head {model.head.kind}{f' on {adapters}' if adapters else ''}"
-    labels = "" if space is None else f"{counted(len(space.names), 'label')}, {counted(space.images, 'training image')}"
+    labels = (
+        "" if space is None else f"{quantity(len(space.names), 'label')}, {quantity(space.images, 'training image')}"
+    )
     fixed = "" if backbone is None else f", {backbone['frozen_parameters']:,} frozen parameters"
     last = files.rows[-1] if files.rows else None
     stopped = "" if last is None else f"{last['step']:,} steps"
@@ -122,13 +124,13 @@ def _facts(files: RunFiles) -> list[tuple[str, str]]:
         ("data", f"{config.data.name}, {config.data.image_size} × {config.data.image_size} pixels"),
         ("labels", labels),
         ("trained", "to convergence, by logistic regression" if fitted else stopped),
-        ("selected", "" if fitted else selected(files)),
+        ("selected", "" if fitted else selection_text(files)),
         ("written", "" if when is None else f"{when:%Y-%m-%d %H:%M} UTC"),
         ("folder", str(files.folder)),
     ]
 
 
-def selected(files: RunFiles) -> str:
+def selection_text(files: RunFiles) -> str:
     """Return a description of the selected weights, from a checkpoint or else from metrics.jsonl; "" without both."""
     selection, config = _selection(files), files.config
     if selection is None and config.eval.select_on == "none" and files.rows:
@@ -173,7 +175,7 @@ def curves(files: RunFiles) -> Section:
     ]
     plots = []
     for name, title, keys, options in panels:
-        if points := [point for key in keys for point in thinned(rows, key)]:
+        if points := [point for key in keys for point in thin_curve(rows, key)]:
             alt = f"{title} over {rows[-1]['step']:,} steps, at the end {points[-1]['value']:.4g}"
             plots.append(Chart(f"curve-{name}", title, charts.curves(points, **options), alt))
     parts: list[Any] = [Charts(plots)]
@@ -182,7 +184,7 @@ def curves(files: RunFiles) -> Section:
     return Section("curves", "Training curves", parts)
 
 
-def thinned(rows: Sequence[Mapping[str, Any]], key: str) -> list[dict[str, Any]]:
+def thin_curve(rows: Sequence[Mapping[str, Any]], key: str) -> list[dict[str, Any]]:
     """Return at most MOST_POINTS points of a curve, each the mean of neighboring steps."""
     logged = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
     chunks = np.array_split(np.array(logged, np.float64), min(len(logged), MOST_POINTS)) if logged else []
@@ -224,9 +226,9 @@ def settings(files: RunFiles) -> Section:
     same = [(key, repr(value)) for key, value in now.items() if value == default.get(key)]
     columns = [("key", "text"), ("value", "text"), ("default", "text")]
     parts: list[Any] = [
-        Note(f"{counted(len(changed), 'key')} with another value than the default."),
+        Note(f"{quantity(len(changed), 'key')} with another value than the default."),
         Table("changed-keys", columns, changed),
-        Details(f"{counted(len(same), 'key')} with the default value", [Table("same-keys", columns[:2], same)]),
+        Details(f"{quantity(len(same), 'key')} with the default value", [Table("same-keys", columns[:2], same)]),
     ]
     starts = [
         (

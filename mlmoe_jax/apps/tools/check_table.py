@@ -17,7 +17,7 @@ import numpy as np
 
 from mlmoe_jax.data.split import DIFFICULT, POSITIVE, Split
 from mlmoe_jax.data.split_checks import EXAMPLES
-from mlmoe_jax.runtime.text import counted
+from mlmoe_jax.runtime.text import quantity
 
 # A label on at most RARE images may be the misspelling of a label on at least FREQUENT images.
 RARE, FREQUENT = 2, 10
@@ -59,7 +59,7 @@ class Labels:
             (split, int(row)) for split in self.splits for row in np.flatnonzero(_present(split, column).any(axis=1))
         ]
         where = f": {places(images)}" if images else ""
-        return f"'{self.names[k]}' ({counted(self.counts[k], 'image')}{where})"
+        return f"'{self.names[k]}' ({quantity(self.counts[k], 'image')}{where})"
 
     def several(self, labels: Sequence[int]) -> str:
         """Return the first of `labels`, as in `describe`."""
@@ -85,7 +85,7 @@ def doubtful_labels(splits: Sequence[Split], separator: str) -> list[str]:
                 sentences.append(sentence)
     if single := [k for k, count in enumerate(labels.counts) if count == 1 and k not in reported]:
         many = (
-            f"{counted(len(single), 'label')} with one image, too few to train and evaluate: {labels.several(single)}"
+            f"{quantity(len(single), 'label')} with one image, too few to train and evaluate: {labels.several(single)}"
         )
         sentences.append(f"{many}; add images, or remove the label")
     return sentences
@@ -119,7 +119,7 @@ def _joined(labels: Labels, separator: str) -> Iterator[tuple[set[int], str]]:
         if joined:
             yield (
                 set(joined),
-                f"{counted(len(joined), 'label')} made of several names separated by {mark!r} instead of "
+                f"{quantity(len(joined), 'label')} made of several names separated by {mark!r} instead of "
                 f"{separator!r}: {labels.several(joined)}; write {separator!r} there, or set data.separator if all of "
                 f"the table has {mark!r}",
             )

@@ -28,7 +28,7 @@ from mlmoe_jax.runs.folder import CONFIG, RunFolder
 from mlmoe_jax.runs.restore import read_config
 from mlmoe_jax.runtime.formats import row_writer, to_json
 from mlmoe_jax.runtime.progress import Progress, status
-from mlmoe_jax.runtime.storage import Target, opened
+from mlmoe_jax.runtime.storage import Target, open_target
 from mlmoe_jax.runtime.text import percent, text_table
 
 RESAMPLES, SEED = 1000, 0
@@ -306,7 +306,7 @@ def compare_folders(
             status(f"difficult labels of {name} count as {used} for both runs, according to data.difficult_eval of {a}")
     report = to_json({one.split: as_dict(one) for one in comparisons}, indent=2)
     if output:
-        with opened(Target(epath.Path(output), "")) as file:
+        with open_target(Target(epath.Path(output), "")) as file:
             _write_table(file, comparisons) if output.endswith(".csv") else file.write(report + "\n")
         status(f"written to {output}")
     print(report if as_json else "\n\n".join(map(format_comparison, comparisons)))

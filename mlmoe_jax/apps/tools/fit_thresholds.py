@@ -15,7 +15,7 @@ from mlmoe_jax.runs.restore import read_config
 from mlmoe_jax.runs.thresholds import Thresholds, write_thresholds
 from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.text import counted, percent, some, text_table
+from mlmoe_jax.runtime.text import percent, quantity, some, text_table
 
 _SHOWN = 10  # names in a sentence
 
@@ -58,7 +58,7 @@ def fitted_lines(thresholds: Thresholds) -> list[str]:
     goal = "best F1" if source["goal"] == "f1" else f"precision of {100 * source['precision']:g} %"
     one = "one for all labels" if source["per"] == "global" else "one per label"
     lines = [
-        f"{goal}, {one}, on {counted(source['images'], 'image')}: {min(finite):.3f} to {max(finite):.3f}, median "
+        f"{goal}, {one}, on {quantity(source['images'], 'image')}: {min(finite):.3f} to {max(finite):.3f}, median "
         f"{np.median(finite):.3f}"
     ]
     for key, what in (
@@ -66,6 +66,6 @@ def fitted_lines(thresholds: Thresholds) -> list[str]:
         ("never", "never that precise, so never predicted"),
     ):
         if source.get(key):
-            count = counted(len(thresholds.values), "label")
+            count = quantity(len(thresholds.values), "label")
             lines.append(f"{len(source[key])} of {count} {what}: {some(source[key], _SHOWN)}")
     return lines

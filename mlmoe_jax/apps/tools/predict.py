@@ -21,8 +21,8 @@ from mlmoe_jax.runs.restore import BEST
 from mlmoe_jax.runtime import distributed, formats
 from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.progress import Progress, status
-from mlmoe_jax.runtime.storage import STANDARD_OUTPUT, Target, opened
-from mlmoe_jax.runtime.text import counted, printable, text_table
+from mlmoe_jax.runtime.storage import STANDARD_OUTPUT, Target, open_target
+from mlmoe_jax.runtime.text import printable, quantity, text_table
 
 MOST_ROWS = 20  # maximum number of printed rows, and of printed errors
 
@@ -72,7 +72,7 @@ def predict_files(
         results = predictor.stream(paths, batch_size=size, top_k=top_k, gates=gates, progress=progress)
         if writes and top_k is None:
             _report_thresholds(predictor, folder, overrides)
-        with opened(target) if writes else contextlib.nullcontext() as file:
+        with open_target(target) if writes else contextlib.nullcontext() as file:
             write = row_writer(file, target.kind, predictor.names, top_k) if writes else lambda result: None
             for result in results:
                 write(result)
@@ -95,7 +95,7 @@ def _report_thresholds(predictor: Predictor, folder: RunFolder, overrides: Seque
     finite = np.unique(predictor.thresholds[np.isfinite(predictor.thresholds)])
     text = " to ".join(f"{value:.3g}" for value in finite[[0, -1][: len(finite)]])
     never = int(np.count_nonzero(np.isinf(predictor.thresholds)))
-    text = " and ".join(filter(None, [text, f"never for {counted(never, 'label')}" if never else ""]))
+    text = " and ".join(filter(None, [text, f"never for {quantity(never, 'label')}" if never else ""]))
     fitted = f", fitted on {predictor.source['split']}" if "split" in predictor.source else ""
     place = f"{folder / THRESHOLDS}{fitted}"
     status(f"thresholds: {text} ({'--config.eval.threshold' if 'eval.threshold' in dict(overrides) else place})")
@@ -186,7 +186,7 @@ class _Summary:
         labeled, rate = self.images - self.unread, self.images / max(1e-9, time.perf_counter() - self.started)
         if self.unread > MOST_ROWS:
             status(f"… and {self.unread - MOST_ROWS:,} more errors; {target} contains all of them")
-        sentence = f"{labeled:,} of {counted(self.images, 'image')} labeled ({rate:.3g} images/s); written to {target}"
+        sentence = f"{labeled:,} of {quantity(self.images, 'image')} labeled ({rate:.3g} images/s); written to {target}"
         if target.path is None:
             status(sentence)
         elif as_json:

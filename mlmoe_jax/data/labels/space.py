@@ -17,7 +17,7 @@ from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_TEXT, damage_explained, read_bytes
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.text import counted
+from mlmoe_jax.runtime.text import quantity
 
 TAU = {"co": 2.0, "dc": 3.0}  # of the published groups, see grouping.affinity
 PUBLISHED_GROUPS = Path(__file__).parents[1] / "files" / "label_groups.json"
@@ -133,7 +133,7 @@ def _groups(together: csr_array, positives, data_name: str, prompts, seed: int) 
     num_labels, num_groups = len(positives), prompts.num_groups
     if prompts.groups == "computed":
         counts = together.toarray()
-        status(f"grouping {counted(num_labels, 'label')}")
+        status(f"grouping {quantity(num_labels, 'label')}")
         co_group, dc_group = (
             group_labels(counts, positives, num_groups=num_groups, tau=tau, side=side, seed=seed)
             for side, tau in TAU.items()

@@ -308,7 +308,7 @@ def _csv_rows(
 ) -> tuple[Iterator[Row], Sequence[str] | None]:
     """Return the rows of a CSV, and the classes, which are the columns of a CSV with one column per class."""
     reader = csv.reader(read_lines(file), skipinitialspace=True)
-    header = [formats.plain(name.strip()) for name in next(filter(None, reader), [])]
+    header = [formats.unescape_cell(name.strip()) for name in next(filter(None, reader), [])]
     if not header or (repeated := _first_repeated(header)):
         wrong = f"has two columns '{repeated}'" if header else "is empty"
         raise UserError(f"{path} {wrong}; write a line with the column names, then one line per image")
@@ -325,7 +325,7 @@ def _csv_rows(
 
     def labels_of(line: int, cells: list[str]) -> dict[str, int]:
         if by_name:
-            names = formats.split_names(formats.plain(cells[labels_at]), separator)
+            names = formats.split_names(formats.unescape_cell(cells[labels_at]), separator)
             return dict.fromkeys(filter(None, map(str.strip, names)), POSITIVE)
         try:
             return {name: code for at, name in columns if (code := CELLS[cells[at]]) != NEGATIVE}
@@ -344,7 +344,7 @@ def _csv_rows(
                     f"{path} line {line} has {len(cells)} cells, but there are {len(header)} columns; enclose cells "
                     "that contain a comma in double quotes"
                 )
-            image, split = formats.plain(cells[image_at]), None if split_at is None else cells[split_at]
+            image, split = formats.unescape_cell(cells[image_at]), None if split_at is None else cells[split_at]
             yield Row(line, image, split, labels_of(line, cells), NEGATIVE)
 
     return rows(), classes

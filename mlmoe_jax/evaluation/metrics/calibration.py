@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mlmoe_jax.evaluation.metrics.groups import Entries, MetricGroup
 from mlmoe_jax.evaluation.metrics.multilabel import Floats, Labels, Scores, mean_defined, ratio
-from mlmoe_jax.evaluation.metrics.ranking import checked, row_blocks
+from mlmoe_jax.evaluation.metrics.ranking import check_inputs, row_blocks
 
 Ints = NDArray[np.int64]
 
@@ -68,7 +68,7 @@ def reliability(scores: Scores, labels: Labels, *, mask: Labels | None = None, b
     More bins resolve finer errors, but with few entries per bin they also measure noise.
     Raises ValueError for wrong shapes, or a valid score that is NaN or outside [0, 1].
     """
-    scores, positive, valid = checked(scores, labels, mask)
+    scores, positive, valid = check_inputs(scores, labels, mask)
     classes = scores.shape[1]
     count, hits = (np.zeros(classes * bins, np.int64) for _ in range(2))
     total, squared = np.zeros(classes * bins), np.zeros(classes)

@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike
 from scipy.sparse import csr_array
 
 from mlmoe_jax.evaluation.metrics.groups import MetricGroup
-from mlmoe_jax.evaluation.metrics.ranking import Bools, Floats, checked, rank
+from mlmoe_jax.evaluation.metrics.ranking import Bools, Floats, check_inputs, rank
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def pair_biases(
       * fpr_*, score_*: the share predicted as b and the mean score of b, in images without b,
       * ap_*, auc_*: of b over its positives with a (cooccurring) or without (exclusive), against all its negatives.
     """
-    scores, positive, valid = checked(scores, labels, mask)
+    scores, positive, valid = check_inputs(scores, labels, mask)
     thresholds = np.broadcast_to(np.asarray(thresholds, np.float64), scores.shape[1:])
     return [_measure(pair, scores, positive, valid, thresholds[pair.b], max(1, fewest)) for pair in pairs]
 

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 from numpy.typing import ArrayLike, NDArray
 
 from mlmoe_jax.evaluation.metrics import multilabel
-from mlmoe_jax.evaluation.metrics.ranking import Bools, Floats, checked
+from mlmoe_jax.evaluation.metrics.ranking import Bools, Floats, check_inputs
 from mlmoe_jax.runtime.registry import Registry
 
 
@@ -94,7 +94,7 @@ def evaluate_scores(
     Raises:
       ValueError: wrong shapes, or a valid score that is NaN or outside [0, 1].
     """
-    entries = Entries(*checked(scores, labels, mask), thresholds, k)
+    entries = Entries(*check_inputs(scores, labels, mask), thresholds, k)
     metrics: dict[str, float] = {}
     for group in map(GROUPS.__getitem__, GROUPS):
         metrics |= group.measure(entries) if group.measure else {}

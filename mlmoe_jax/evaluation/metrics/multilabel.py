@@ -11,7 +11,14 @@ import numpy as np
 from jaxtyping import Bool, Float, Num, Shaped
 from numpy.typing import ArrayLike, NDArray
 
-from mlmoe_jax.evaluation.metrics.ranking import INTERPOLATIONS, checked, flagged, rank_all, rank_classes, row_blocks
+from mlmoe_jax.evaluation.metrics.ranking import (
+    INTERPOLATIONS,
+    as_flags,
+    check_inputs,
+    rank_all,
+    rank_classes,
+    row_blocks,
+)
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -39,7 +46,7 @@ def average_precision(
     Raises:
       ValueError: unknown interpolation, wrong shapes, or a NaN score in a valid entry.
     """
-    return np.array([r.average_precision(interpolation) for r in rank_classes(*checked(scores, labels, mask))])
+    return np.array([r.average_precision(interpolation) for r in rank_classes(*check_inputs(scores, labels, mask))])
 
 
 def roc_auc(scores: Scores, labels: Labels, *, mask: Labels | None = None) -> PerClass:
@@ -47,14 +54,14 @@ def roc_auc(scores: Scores, labels: Labels, *, mask: Labels | None = None) -> Pe
 
     It is nan for classes without a positive or without a negative. Arguments as for `average_precision`.
     """
-    return np.array([r.roc_auc() for r in rank_classes(*checked(scores, labels, mask))])
+    return np.array([r.roc_auc() for r in rank_classes(*check_inputs(scores, labels, mask))])
 
 
 def per_class(scores: Scores, labels: Labels, *, mask: Labels | None = None) -> dict[str, Num[np.ndarray, " k"]]:
     """Return positives, AP, AP_envelope, AP_11point and AUC per class, from one sort per class."""
     ranked = [
         (r.positives, *(r.average_precision(kind) for kind in INTERPOLATIONS), r.roc_auc())
-        for r in rank_classes(*checked(scores, labels, mask))
+        for r in rank_classes(*check_inputs(scores, labels, mask))
     ]
     positives, *metrics = zip(*ranked, strict=True) if ranked else [()] * 5
     names = ("AP", "AP_envelope", "AP_11point", "AUC")
@@ -69,7 +76,7 @@ def micro_average_precision(
     Unlike AP per class, it requires scores that are comparable between classes. Arguments as for
     `average_precision`.
     """
-    return rank_all(*checked(scores, labels, mask)).average_precision(interpolation)
+    return rank_all(*check_inputs(scores, labels, mask)).average_precision(interpolation)
 
 
 def mean_average_precision(ap: Num[np.ndarray, " k"], *, weights: Num[np.ndarray, " k"] | None = None) -> float:
@@ -133,7 +140,7 @@ def top_k(
     if k < 1:
         raise ValueError(f"k must be at least 1, not {k}")
     scores = np.asarray(scores)
-    scores, _, valid = checked(scores, np.broadcast_to(np.False_, scores.shape), mask)
+    scores, _, valid = check_inputs(scores, np.broadcast_to(np.False_, scores.shape), mask)
     images, classes = scores.shape
     k = min(k, classes)
     top = np.zeros(scores.shape, bool)
@@ -160,13 +167,13 @@ def map_at_k(
     images do not return classes with a lower score. Equal to the plain mAP for k ≥ K without a minimum. At most 1; nan
     if no class has a positive.
     """
-    scores, positive, valid = checked(scores, labels, mask)
+    scores, positive, valid = check_inputs(scores, labels, mask)
     return map_of_returned(scores, positive, valid, top_k(scores, k, minimum=minimum, mask=valid))
 
 
 def _counts(predicted: Labels, labels: Labels, mask: Labels | None) -> Ints:
     """Return hits, predictions and positives per class among its valid entries, i64[3,K]."""
-    predicted, positive, valid = flagged(predicted, labels, mask)
+    predicted, positive, valid = as_flags(predicted, labels, mask)
     totals = np.zeros((3, positive.shape[1]), np.int64)
     for rows in row_blocks(*positive.shape):
         claimed, actual = (predicted[rows] != 0) & valid[rows], positive[rows] & valid[rows]

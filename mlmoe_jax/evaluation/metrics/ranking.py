@@ -80,7 +80,7 @@ def rank(positives: Floats, negatives: Iterable[Floats]) -> Ranking:
 
 
 def rank_classes(scores: Floats, positive: Bools, valid: Bools) -> Iterator[Ranking]:
-    """Yield the ranking of each class over its valid entries; arguments as returned by `checked`."""
+    """Yield the ranking of each class over its valid entries; arguments are results of `check_inputs`."""
     for first in range(0, scores.shape[1], _CLASSES):
         columns = (np.ascontiguousarray(x[:, first : first + _CLASSES].T) for x in (scores, positive, valid))
         for s, y, v in zip(*columns, strict=True):
@@ -95,12 +95,12 @@ def rank_all(scores: Floats, positive: Bools, valid: Bools) -> Ranking:
     return rank(positives, (scores[rows][valid[rows] & ~positive[rows]] for rows in blocks))
 
 
-def checked(scores: ArrayLike, labels: ArrayLike, mask: ArrayLike | None) -> tuple[Floats, Bools, Bools]:
+def check_inputs(scores: ArrayLike, labels: ArrayLike, mask: ArrayLike | None) -> tuple[Floats, Bools, Bools]:
     """Return (scores f32 or f64[B,K], positive bool[B,K], valid bool[B,K]), without a copy if possible.
 
     Raises ValueError for other shapes, or a NaN score in a valid entry.
     """
-    scores, positive, valid = flagged(scores, labels, mask)
+    scores, positive, valid = as_flags(scores, labels, mask)
     if scores.dtype not in (np.float32, np.float64):
         scores = scores.astype(np.float64)
     for rows in row_blocks(*scores.shape):
@@ -109,7 +109,7 @@ def checked(scores: ArrayLike, labels: ArrayLike, mask: ArrayLike | None) -> tup
     return scores, positive, valid
 
 
-def flagged(values: ArrayLike, labels: ArrayLike, mask: ArrayLike | None) -> tuple[NDArray, Bools, Bools]:
+def as_flags(values: ArrayLike, labels: ArrayLike, mask: ArrayLike | None) -> tuple[NDArray, Bools, Bools]:
     """Return (values, positive, valid), all [B,K]: label 1 or True; mask other than 0. Raises ValueError for shapes."""
     values, labels = np.asarray(values), np.asarray(labels)
     positive = labels if labels.dtype == bool else labels == 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mlmoe_jax.evaluation.metrics.ranking import checked
+from mlmoe_jax.evaluation.metrics.ranking import check_inputs
 
 Floats = NDArray[np.float64]
 
@@ -36,7 +36,7 @@ def prior_matched(
       f64[K], infinity also for a class without known labels.
     """
     scores, frequency = np.asarray(scores, np.float64), np.asarray(train_frequency, np.float64)
-    _, _, valid = checked(scores, np.broadcast_to(np.False_, scores.shape), mask)
+    _, _, valid = check_inputs(scores, np.broadcast_to(np.False_, scores.shape), mask)
     known = valid.sum(axis=0)
     count = (frequency * known).astype(np.int64)
     ascending = np.sort(np.where(valid, scores, -np.inf), axis=0)
@@ -76,7 +76,7 @@ def fit(
       f64[K]: within [0, 1]; nan for a class without positives, whose threshold is undetermined; infinity if no
       threshold is precise enough, so that the class is never predicted.
     """
-    scores, positive, valid = checked(np.asarray(scores, np.float64), labels, mask)
+    scores, positive, valid = check_inputs(np.asarray(scores, np.float64), labels, mask)
     classes = scores.shape[1]
     if per == "global":
         scores, positive, valid = (x.reshape(-1, 1) for x in (scores, positive, valid))

@@ -5,7 +5,7 @@ import math
 import pytest
 
 import mlmoe_jax.config as configuration
-from mlmoe_jax.apps.papers.grid import Point, as_text, combine, folder_name, parse, planned, short_names
+from mlmoe_jax.apps.papers.grid import Point, as_text, combine, folder_name, parse, plan_runs, short_names
 from mlmoe_jax.config import default_config, flatten, load_config
 from mlmoe_jax.runs.folder import CONFIG, RESULTS, RunFolder
 from mlmoe_jax.training.resume import changed_keys
@@ -15,7 +15,7 @@ GROUPS = "model.prompts.num_groups"
 
 def plan(config, folder, swept):
     """Return the runs of a config with all combinations of the swept values."""
-    return planned(combine([Point("", {}, config)], swept), folder)
+    return plan_runs(combine([Point("", {}, config)], swept), folder)
 
 
 # ------------------------------------------------------------------------------------------------------ the flag

@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 from helpers.paths import REPOSITORY
 
-from mlmoe_jax.apps.papers.paper import PAPERS, SMALL, Recipe, find, load, selected
+from mlmoe_jax.apps.papers.paper import PAPERS, SMALL, Recipe, find, load, select_rows
 
 _SPEC = importlib.util.spec_from_file_location("write_papers", REPOSITORY / "docs" / "write_papers.py")
 writing = importlib.util.module_from_spec(_SPEC)
@@ -138,7 +138,7 @@ def test_a_recipe_names_its_folder_and_data_set():
     ],
 )
 def test_rows_are_selected(only, count, methods):
-    rows = selected(find("mlvpt.1")[1].rows, only)
+    rows = select_rows(find("mlvpt.1")[1].rows, only)
     assert len(rows) == count
     assert {row.settings["method"] for row in rows} == methods
 
@@ -152,7 +152,7 @@ def test_a_number_that_no_table_has_is_a_figure(refusal):
     assert find("mlvpt.7")[1].id == "mlvpt.fig7"
     assert find("mlvpt.3")[1].title.startswith("table 3: ")
     assert find("mlvpt.fig3")[1].title.startswith("figure 3: ")
-    assert "no row of the table matches --only=resnet" in refusal(selected, find("mlvpt.1")[1].rows, "resnet")
+    assert "no row of the table matches --only=resnet" in refusal(select_rows, find("mlvpt.1")[1].rows, "resnet")
 
 
 # --------------------------------------------------------------------------------------------------------- the page

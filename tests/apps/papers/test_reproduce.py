@@ -10,7 +10,7 @@ import pytest
 import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.papers import grid, reproduce
 from mlmoe_jax.apps.papers.reproduce import Measurements, format_text, write_tables
-from mlmoe_jax.apps.papers.request import Request, requested
+from mlmoe_jax.apps.papers.request import Request, parse_request
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.evaluation.metrics.published import preset
 from mlmoe_jax.main import main
@@ -57,7 +57,7 @@ def outcomes_of(request: Request, folder: RunFolder):
     [("mlvpt.1", "ML-VPT,dinov2-b,224", "mlvpt", {}), ("drmoe.1", "Q2L", "q2l", {"OF1": "CF1", "CF1": "OF1"})],
 )
 def test_metrics_are_those_of_the_evaluator_of_the_row(table, only, evaluator, exchanged, tmp_path):
-    request, folder = requested(table, only=only), RunFolder(tmp_path)
+    request, folder = parse_request(table, only=only), RunFolder(tmp_path)
     (written,) = finish(request, folder).values()
     (outcome,) = outcomes_of(request, folder)
     expected = preset(evaluator, written["scores"], written["codes"], frequency=written["frequency"])
@@ -69,7 +69,7 @@ def test_metrics_are_those_of_the_evaluator_of_the_row(table, only, evaluator, e
 
 
 def test_seeds_are_averaged_and_methods_subtracted(tmp_path):
-    request, folder = requested("mlvpt.fig3", only="coco2014", seeds="0,1"), RunFolder(tmp_path)
+    request, folder = parse_request("mlvpt.fig3", only="coco2014", seeds="0,1"), RunFolder(tmp_path)
     written = finish(request, folder)
     of = {row.row.settings["method"]: row for row in outcomes_of(request, folder)}
 
@@ -87,13 +87,13 @@ def test_seeds_are_averaged_and_methods_subtracted(tmp_path):
 
 def test_labels_and_pairs(tmp_path):
     folder = RunFolder(tmp_path)
-    of_labels = requested("drmoe.6", only="HSQ")
+    of_labels = parse_request("drmoe.6", only="HSQ")
     (written,) = finish(of_labels, folder).values()
     (outcome,) = outcomes_of(of_labels, folder)
     one = {name: value[:, 2:] for name, value in written.items() if name != "frequency"}
     assert outcome.ours["AP aeroplane"] == pytest.approx(100 * preset("drmoe", **one, frequency=None)["mAP"])
     assert math.isnan(outcome.ours["AP sofa"])
-    pairs = requested("mlvpt.fig1")
+    pairs = parse_request("mlvpt.fig1")
     finish(pairs, folder)
     (outcome,) = outcomes_of(pairs, folder)
     assert outcome.ours["p(car | traffic light)"] == 3 / 4
@@ -101,16 +101,16 @@ def test_labels_and_pairs(tmp_path):
 
 
 def test_what_needs_no_training_and_what_this_package_lacks(tmp_path):
-    (outcome,) = outcomes_of(requested("mlvpt.4", only="linear probing", dataset="digits"), RunFolder(tmp_path))
+    (outcome,) = outcomes_of(parse_request("mlvpt.4", only="linear probing", dataset="digits"), RunFolder(tmp_path))
     assert (outcome.ours["trainable, M"], outcome.ours["total, M"]) == pytest.approx((1290 / 1e6, 1_026_058 / 1e6))
     assert ("mAP" in outcome.ours, outcome.state) == (False, "not reproduced here")
-    (outcome,) = outcomes_of(requested("drmoe.originals", only="ML-Decoder"), RunFolder(tmp_path))
+    (outcome,) = outcomes_of(parse_request("drmoe.originals", only="ML-Decoder"), RunFolder(tmp_path))
     assert (outcome.ours, outcome.state) == ({}, "this package does not have it")
 
 
 @pytest.mark.slow
 def test_the_costs_on_the_page_are_those_of_the_models(tmp_path):
-    for outcome in outcomes_of(requested("mlvpt.4"), RunFolder(tmp_path)):
+    for outcome in outcomes_of(parse_request("mlvpt.4"), RunFolder(tmp_path)):
         shown = {column: value for column, value in outcome.row.ours.items() if value is not None}
         assert len(shown) == 3
         assert outcome.ours == pytest.approx(shown, abs=1e-4)  # MACs have four digits, parameters all
@@ -123,8 +123,8 @@ def test_the_costs_on_the_page_are_those_of_the_models(tmp_path):
 def two(tmp_path):
     """ML-VPT's table 2 on DINOv2-B with one run finished: (request, outcomes, folder)."""
     folder = RunFolder(tmp_path)
-    finish(requested("mlvpt.2", only="ML-VPT,dinov2-b,224"), folder)
-    request = requested("mlvpt.2", only="dinov2-b,224")
+    finish(parse_request("mlvpt.2", only="ML-VPT,dinov2-b,224"), folder)
+    request = parse_request("mlvpt.2", only="dinov2-b,224")
     return request, outcomes_of(request, folder), folder
 
 
@@ -144,7 +144,7 @@ def test_the_text_has_three_lines_per_row_and_every_caveat(two):
 
 
 def test_numbers_that_were_not_simply_read_are_marked(tmp_path):
-    request = requested("mlvpt.1", only="GateVPT,in1k,224")
+    request = parse_request("mlvpt.1", only="GateVPT,in1k,224")
     text, note = format_text(request, outcomes_of(request, RunFolder(tmp_path))), request.paper.numbers["one_of_two"]
     (line,) = (line for line in text.splitlines() if "75.6?" in line)
     assert f" {note}, " in line
@@ -152,14 +152,14 @@ def test_numbers_that_were_not_simply_read_are_marked(tmp_path):
 
 
 def test_a_figure_of_images_says_which_runs_are_there(tmp_path):
-    request, folder = requested("mlvpt.7"), RunFolder(tmp_path)
-    finish(requested("mlvpt.7", only="VPT"), folder)
+    request, folder = parse_request("mlvpt.7"), RunFolder(tmp_path)
+    finish(parse_request("mlvpt.7", only="VPT"), folder)
     lines = format_text(request, outcomes_of(request, folder)).splitlines()
     assert [line.partition(" 224 ")[2].strip() for line in lines[3:5]] == ["trained", "not trained"]
 
 
 def test_on_other_data_there_is_no_difference(tmp_path):
-    request, folder = requested("mlvpt.2", dataset="digits", only="VPT,dinov2-b,224"), RunFolder(tmp_path)
+    request, folder = parse_request("mlvpt.2", dataset="digits", only="VPT,dinov2-b,224"), RunFolder(tmp_path)
     finish(request, folder)
     text = format_text(request, outcomes_of(request, folder))
     assert "on digits instead of the published data" in text
@@ -193,7 +193,7 @@ def shown(monkeypatch, tmp_path):
     monkeypatch.setattr(reproduce, "draw", lambda marks, **texts: calls.append((marks, texts)) or b"image")
 
     def call(table):
-        request, folder = requested(table), RunFolder(tmp_path)
+        request, folder = parse_request(table), RunFolder(tmp_path)
         finish(request, folder)
         outcomes = outcomes_of(request, folder)
         assert reproduce.figure(request, outcomes) == b"image"
@@ -206,7 +206,7 @@ def test_a_figure_has_a_panel_per_metric_and_a_line_per_source(shown):
     outcomes, marks, texts = shown("drmoe.4")
     assert list(dict.fromkeys(mark.panel for mark in marks)) == ["mAP", "OF1", "CF1"]
     assert texts["x_label"] == "shared_experts"
-    assert reproduce.figure(requested("mlvpt.fig5"), []) is None, "without any number"
+    assert reproduce.figure(parse_request("mlvpt.fig5"), []) is None, "without any number"
     lines = {
         label: [(m.x, m.y) for m in marks if (m.panel, m.label) == ("mAP", label)] for label in (m.label for m in marks)
     }

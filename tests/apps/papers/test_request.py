@@ -8,7 +8,7 @@ import pytest
 
 from mlmoe_jax.apps.cli.flags import parse_flags as parse
 from mlmoe_jax.apps.papers.paper import PAPERS, load
-from mlmoe_jax.apps.papers.request import WORKDIR, commands_after, dry_run, requested
+from mlmoe_jax.apps.papers.request import WORKDIR, commands_after, dry_run, parse_request
 from mlmoe_jax.config import load_config, validate
 from mlmoe_jax.main import main
 from mlmoe_jax.runs.assemble import preprocess_for
@@ -26,7 +26,7 @@ def commands_of(script: str) -> list[list[str]]:
 @pytest.mark.parametrize("dataset", ["", "digits"])
 @pytest.mark.parametrize("table", TABLES)
 def test_every_command_is_understood_and_its_config_is_valid(table, dataset):
-    request = requested(table, dataset=dataset, overrides=[("train.epochs", "1")])
+    request = parse_request(table, dataset=dataset, overrides=[("train.epochs", "1")])
     folders = set()
     for arguments in commands_of(dry_run(request, "runs/reproduce")):
         flags, overrides = parse(arguments)
@@ -48,15 +48,15 @@ def parse_items(reference: str) -> list[list[str]]:
 
 
 def test_rows_and_tables_share_runs():
-    assert len(requested("mlvpt.1").runs) == 48
-    assert len(requested("mlvpt.1", dataset="digits").runs) == 4
-    assert len(requested("mlvpt.fig3", dataset="digits").runs) == 3
-    both = {run.name for run in requested("mlvpt.1").runs} & {run.name for run in requested("mlvpt.4").runs}
+    assert len(parse_request("mlvpt.1").runs) == 48
+    assert len(parse_request("mlvpt.1", dataset="digits").runs) == 4
+    assert len(parse_request("mlvpt.fig3", dataset="digits").runs) == 3
+    both = {run.name for run in parse_request("mlvpt.1").runs} & {run.name for run in parse_request("mlvpt.4").runs}
     assert {name.partition(",")[0] for name in both} == {"vpt", "e2vpt", "gatevpt", "mlvpt_dinov2"}
 
 
 def test_seeds_roots_and_overrides_are_in_the_commands():
-    request = requested(
+    request = parse_request(
         "mlvpt.3",
         only="VPT,DINOv2-B",
         root="nuswide=/n,vg256=/v g",
@@ -69,13 +69,15 @@ def test_seeds_roots_and_overrides_are_in_the_commands():
     name = "vpt,backbone=dinov2_vitb14,dataset=vg256,resolution=224,seed=2"
     assert flags.workdir == f"gs://bucket/all/{name}"
     assert overrides == [("seed", "2"), ("data.root", "/v g"), ("train.epochs", "1")]
-    assert requested("mlvpt.4", root="/coco").overrides_of(requested("mlvpt.4").runs[0]) == [("data.root", "/coco")]
+    assert parse_request("mlvpt.4", root="/coco").overrides_of(parse_request("mlvpt.4").runs[0]) == [
+        ("data.root", "/coco")
+    ]
 
 
 def test_what_comes_afterwards_needs_all_its_runs():
-    assert len(commands_after(requested("mlvpt.7"), WORKDIR)) == 1
-    assert commands_after(requested("mlvpt.7", only="ML-VPT"), WORKDIR) == []
-    (command,) = commands_after(requested("drmoe.fig4", seeds="5,6"), WORKDIR)
+    assert len(commands_after(parse_request("mlvpt.7"), WORKDIR)) == 1
+    assert commands_after(parse_request("mlvpt.7", only="ML-VPT"), WORKDIR) == []
+    (command,) = commands_after(parse_request("drmoe.fig4", seeds="5,6"), WORKDIR)
     assert (
         "--workdir=runs/reproduce/drmoe_resnet101,backbone=resnet101,dataset=voc2007,resolution=448,seed=5" in command
     )

@@ -10,7 +10,7 @@ import pytest
 import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.papers import grid
 from mlmoe_jax.apps.papers import sweep as sweeping
-from mlmoe_jax.apps.papers.grid import Point, combine, planned
+from mlmoe_jax.apps.papers.grid import Point, combine, plan_runs
 from mlmoe_jax.apps.papers.sweep import format_table, over_seeds, plot
 from mlmoe_jax.config import default_config
 from mlmoe_jax.errors import UserError
@@ -182,7 +182,7 @@ def test_json_has_unrounded_metrics_and_statistics_over_seeds(trainings, tmp_pat
 # ---------------------------------------------------------------------------------------------------- table and plot
 def runs_of(folder, axes, fail=()):
     """Return the runs of a grid as finished ones with the mAP of `mean_ap`."""
-    runs = planned(combine([Point("", {}, default_config())], axes), RunFolder(folder))
+    runs = plan_runs(combine([Point("", {}, default_config())], axes), RunFolder(folder))
     for run in runs:
         if run.name in fail:
             run.error = "diverged"

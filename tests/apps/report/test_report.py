@@ -134,13 +134,13 @@ def test_how_the_weights_were_selected(tmp_path):
     assert "Selected on test, as published" in repr(training.header(RunFiles(folder)))
     folder.append_row({"step": 80, "epoch": None, "test/raw/mAP_envelope": 0.7, "test/ema/mAP_envelope": 0.65})
     files = RunFiles(folder)
-    assert training.selected(files) == "raw weights of step 80 (best mAP_envelope on test, 70.00 %)"
+    assert training.selection_text(files) == "raw weights of step 80 (best mAP_envelope on test, 70.00 %)"
     assert "80 steps" in repr(training.header(files)), "a last row without an epoch"
     assert "mAP and mAP_envelope during training" in repr(training.curves(files))
     last = RunFiles(make_run(tmp_path / "b", samples=0, eval__select_on="none"))
-    assert training.selected(last).startswith("the last ema")
+    assert training.selection_text(last).startswith("the last ema")
     (folder / "metrics.jsonl").unlink()
-    assert training.selected(RunFiles(folder)) == ""
+    assert training.selection_text(RunFiles(folder)) == ""
 
 
 def test_the_loss_and_its_terms_have_axes_of_their_own(text):
@@ -150,10 +150,10 @@ def test_the_loss_and_its_terms_have_axes_of_their_own(text):
 
 def test_long_curves_are_averaged():
     rows = [{"step": step, "loss": float(step)} for step in range(1, 1001)]
-    points = training.thinned(rows, "loss")
+    points = training.thin_curve(rows, "loss")
     assert len(points) == training.MOST_POINTS
     assert points[0] == {"step": 2, "value": 1.5, "series": "loss"}
-    assert training.thinned([*rows[:2], {"step": 3}], "loss")[-1]["step"] == 2
+    assert training.thin_curve([*rows[:2], {"step": 3}], "loss")[-1]["step"] == 2
 
 
 def test_metrics_are_shown_with_their_definitions(text, run):

@@ -265,7 +265,9 @@ def test_images_are_embedded_once_by_name(text, run, tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.adopt(run)
     folder.write_json("samples/index.json", folder.read_json("samples/index.json") | {"split": "val"})
-    assert samples.shared(RunFiles(folder))["ids"][0] == "val: test/000.jpg", "other splits may have the same names"
+    assert samples.shared_data(RunFiles(folder))["ids"][0] == "val: test/000.jpg", (
+        "other splits may have the same names"
+    )
 
 
 # ----------------------------------------------------------------------------------------------------------- very large

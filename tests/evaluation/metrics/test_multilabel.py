@@ -211,7 +211,7 @@ def test_invalid_arguments():
         multilabel.precision_recall_f1(np.eye(2), np.eye(2), empty="none")
 
 
-@pytest.mark.parametrize("function", [multilabel._counts, ranking.checked])
+@pytest.mark.parametrize("function", [multilabel._counts, ranking.check_inputs])
 @pytest.mark.parametrize("shape", [(1, 3), (2, 1), (3,)])
 def test_other_shapes_are_refused_outside_the_tests_too(function, shape):
     """Without the check of the tests, such an array would be broadcast."""

@@ -25,10 +25,10 @@ from mlmoe_jax.apps.tools.preflight import hlo
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import sharding
 from mlmoe_jax.runtime.formats import to_json
-from mlmoe_jax.runtime.memory import GIB, capacity_here, device_bytes, memory_parts, required
+from mlmoe_jax.runtime.memory import GIB, capacity_here, device_bytes, memory_parts, required_bytes
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import setup_jax
-from mlmoe_jax.runtime.text import counted, text_table
+from mlmoe_jax.runtime.text import quantity, text_table
 from mlmoe_jax.training.setup import abstract_steps
 
 # Without these variables libtpu queries the metadata service of the cloud.
@@ -170,7 +170,7 @@ def examine(program: Program, devices: int, capacity: int | None, *, quick: bool
         return report | {"fits": False, "needed": shortage[0] + program.extra_bytes, "refused": True}
     report["compile_seconds"] = time.perf_counter() - started
     memory, cost = memory_parts(compiled), compiled.cost_analysis()
-    needed = required(memory) + program.extra_bytes
+    needed = required_bytes(memory) + program.extra_bytes
     return report | {
         "fits": None if capacity is None else needed <= capacity,
         "needed": needed,
@@ -239,7 +239,7 @@ def check(
 
     def report_on(name: str, program: Program) -> dict[str, Any]:
         images = program.batch_size // mesh.size
-        status(f"compiling the {name} step, {counted(images, 'image')} per device on {counted(mesh.size, 'device')}")
+        status(f"compiling the {name} step, {quantity(images, 'image')} per device on {quantity(mesh.size, 'device')}")
         return examine(program, mesh.size, capacity, quick=quick)
 
     def fits(size: int) -> bool:
@@ -281,13 +281,13 @@ def format_report(report: dict[str, Any]) -> str:
     mesh = ", ".join(f"{axis}={size}" for axis, size in report["mesh"].items())
     capacity = report["capacity"]
     known = "unknown" if capacity is None else f"{capacity / GIB:.2f} GiB"
-    devices = f"{counted(report['chips'], 'chip')}, {counted(report['devices'], 'device')} ({report['device']})"
+    devices = f"{quantity(report['chips'], 'chip')}, {quantity(report['devices'], 'device')} ({report['device']})"
     lines = [f"{report['topology']}: {devices}", f"mesh: {mesh}"]
     lines.append(f"memory per device: {known} ({report['capacity_source']})")
     if report["quick"]:
         lines.append("compiled with minimal optimization: sizes may be a few percent off")
     for name, step in report["steps"].items():
-        images = counted(step["batch_a_device"], "image")
+        images = quantity(step["batch_a_device"], "image")
         lines += ["", f"{name} step, batch {step['batch_size']:,}: {images} per device", *_step_lines(step)]
     return "\n".join([*lines, "", *(f"{name}: {_verdict(step, capacity)}" for name, step in report["steps"].items())])
 

@@ -16,7 +16,7 @@ from mlmoe_jax.apps.tools.preflight.compile_check import (
     print_check,
     tpu_devices,
 )
-from mlmoe_jax.runtime.memory import GIB, required
+from mlmoe_jax.runtime.memory import GIB, required_bytes
 
 LABELS, BATCH, DEVICES = 10, 16, 8
 
@@ -114,7 +114,7 @@ def test_memory_is_per_device_and_the_state_is_donated(compiled):
     assert memory["arguments"] == pytest.approx(sizes["state"] + sizes["batch"], rel=0.01)
     assert memory["aliased"] == pytest.approx(sizes["moving"], rel=0.01)
     assert memory["aliased"] <= memory["outputs"]
-    assert step["needed"] == required(memory) + step["held"]
+    assert step["needed"] == required_bytes(memory) + step["held"]
     assert sizes["batch"] == BATCH // DEVICES * (64 * 64 * 3 + 8 * LABELS + 8)
     assert step["flops"] > 0
     assert step["bytes_accessed"] > 0
