@@ -14,21 +14,21 @@ import altair as alt
 DOCS = Path(__file__).parent
 PAGE, CHART = DOCS / "results.md", DOCS / "digits.svg"
 NAMES = {
-    "linear_probe:dataset=digits": "linear probe",
-    "finetune:dataset=digits": "fine-tuning",
-    "vpt:dataset=digits": "VPT",
-    "gatevpt:dataset=digits": "GateVPT",
-    "e2vpt:dataset=digits": "E2VPT",
-    "gvpt:dataset=digits": "GVPT",
+    "linear_probe": "linear probe",
+    "finetune": "fine-tuning",
+    "vpt": "VPT",
+    "gatevpt": "GateVPT",
+    "e2vpt": "E2VPT",
+    "gvpt": "GVPT",
     "mlvpt_digits": "ML-VPT",
-    "cnn_rnn_resnet101:dataset=digits": "CNN-RNN",
-    "mlgcn_resnet101:dataset=digits": "ML-GCN",
-    "addgcn_resnet101:dataset=digits": "ADD-GCN",
-    "ml_decoder_resnet101:dataset=digits": "ML-Decoder",
-    "q2l_resnet101:dataset=digits": "Q2L",
-    "hsq_resnet101:dataset=digits": "HSQ",
-    "drmoe_resnet101:dataset=digits": "DR-MoE",
-    "mlmoe_dinov2:dataset=digits": "MLMoE",
+    "cnn_rnn_resnet101": "CNN-RNN",
+    "mlgcn_resnet101": "ML-GCN",
+    "addgcn_resnet101": "ADD-GCN",
+    "ml_decoder_resnet101": "ML-Decoder",
+    "q2l_resnet101": "Q2L",
+    "hsq_resnet101": "HSQ",
+    "drmoe_resnet101": "DR-MoE",
+    "mlmoe_dinov2": "MLMoE",
 }
 ORIGIN = ("ML-VPT", "DR-MoE", "MLMoE")  # the methods that this package is about
 INK, GRAY, BLUE, ORANGE = "#1b1f24", "#8c959f", "#0969da", "#bc4c00"

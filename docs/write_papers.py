@@ -71,8 +71,9 @@ def _table(paper: Paper, result: Result, common: set[str], noted: set[str]) -> I
     facts += [f"cells: {'/'.join(groups)}"] if grouped else []
     if own := set(result.notes) - common:
         facts.append(f"notes on all rows: {paper.marks(own)}")
-    yield f"#### {paper.name}, {result.title}\n"
-    yield "; ".join([f"`--table={result.id}`", *facts]) + ".\n"
+    place, _, caption = result.title.partition(": ")
+    yield f"#### {paper.name}, {place if caption else 'originals'}\n"
+    yield _wrapped(f"{caption or place}. {'; '.join([f'`--table={result.id}`', *facts])}.") + "\n"
     marks = [paper.marks({note for one in row for note in one.all_notes} - noted - {"unread"}) for row in rows]
     names = {"dataset": "data set"}
     head = [names.get(key, key.rpartition(".")[2]) for key in varying]

@@ -22,7 +22,7 @@ A config file sets keys as attributes, `config.optim.learning_rate = 3e-4`; the 
 `--help=optim` prints one section of this page, `--help=optim.learning_rate` one key, and `--help=config` the list of
 sections.
 
-The second column has the default, the unit, and the limits of a number or the choices of a name. Without another
+Each key has its default and unit, and in parentheses the limits of a number or the choices of a name. Without another
 limit, numbers are at least 0 or above 0; integers are at most 1,000,000 and other numbers at most 1,000,000,000. Rules
 are ordered (regex, value) pairs over [parameter paths](architecture.md#parameter-paths).
 
@@ -91,27 +91,31 @@ def _meanings(key: Key) -> Mapping[str, str]:
 # ------------------------------------------------------------------------------------------------------------ the page
 def page() -> str:
     """Return docs/configuration.md."""
-    parts = [_INTRODUCTION, *_table("", CONFIG)]
+    parts = [_INTRODUCTION, *_items("", CONFIG)]
     for name, section in SECTIONS.items():
-        parts += [f"## {name}\n\n{section.doc}\n", *_table(f"{name}.", section)]
+        parts += [f"## {name}\n\n{section.doc}\n", *_items(f"{name}.", section)]
         for adapter in ADAPTERS if name == PLACE else ():
             keys = adapter_section(adapter)
-            parts += [f"## {name}.{adapter}\n\n{keys.doc}\n", *_table(f"{name}.{adapter}.", keys)]
+            parts += [f"## {name}.{adapter}\n\n{keys.doc}\n", *_items(f"{name}.{adapter}.", keys)]
     return "\n".join(parts)
 
 
-def _table(prefix: str, section: Section) -> list[str]:
-    rows = [_row(f"{prefix}{name}", key) for name, key in _keys(section).items()]
-    return ["| key | default | meaning |", "|---|---|---|", *rows, ""] if rows else []
+def _items(prefix: str, section: Section) -> list[str]:
+    """Return the lines of a list of the keys in a section, each with its choices as a list below it."""
+    lines = []
+    for name, key in _keys(section).items():
+        lines.append(f"* `{prefix}{name}`{_default(key)}: {key.doc}")
+        meanings = _meanings(key).items()
+        lines += [f"    * `{choice}`" + (f": {text}" if text != choice else "") for choice, text in meanings]
+    return [*lines, ""] if lines else []
 
 
-def _row(name: str, key: Key) -> str:
-    default = f"`{key.text_of(key.default)}`" if key.text_of(key.default) else "empty"
-    default = f"{default} {key.unit}" if key.unit else default
-    choices = {choice: "" if text == choice else f": {text}" for choice, text in _meanings(key).items()}
-    meaning = "".join(f"<br>`{choice}`{text}" for choice, text in choices.items())
-    cells = (f"`{name}`", "; ".join(filter(None, [default, _limits(key)])), f"{key.doc}{meaning}")
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+def _default(key: Key) -> str:
+    """Return the default with its unit, and what the key takes, as it follows the name."""
+    limits, text = _limits(key), key.text_of(key.default)
+    if not text:
+        return f" (empty; {limits})" if limits else " (empty)"
+    return f" = `{text}`" + (f" {key.unit}" if key.unit else "") + (f" ({limits})" if limits else "")
 
 
 def _limits(key: Key) -> str:

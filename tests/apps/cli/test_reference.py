@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 
@@ -119,7 +120,10 @@ def test_the_page_in_the_repository_is_up_to_date():
 
 
 def test_the_page_has_every_key_once():
-    rows = [line for line in page().splitlines() if line.startswith("| `")]
+    rows = [line for line in page().splitlines() if line.startswith("* `")]
     of_adapters = [f"model.adapters.{name}.{leaf}" for name in ADAPTERS for leaf in ADAPTERS[name].settings]
     assert len(rows) == len(KEYS) + 1 + len(of_adapters)  # and NAME of loss.terms
-    assert all(sum(row.startswith(f"| `{name}` |") for row in rows) == 1 for name in [*KEYS, *of_adapters])
+    assert all(
+        sum(re.match(rf"\* `{re.escape(name)}`[ :]", row) is not None for row in rows) == 1
+        for name in [*KEYS, *of_adapters]
+    )
