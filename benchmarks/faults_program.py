@@ -169,7 +169,7 @@ def _injector(fault: str) -> Callable[[], None]:
         remaining -= 1
         if remaining:
             return
-        if number == "wait":  # for the file after COUNT
+        if number == "wait":  # until the file after COUNT exists
             while not Path(fault.split()[3]).exists():
                 time.sleep(0.05)
         else:

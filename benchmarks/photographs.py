@@ -52,7 +52,7 @@ METHODS = {
     "DR-MoE, static gates": "drmoe_resnet101:preset=static",
 }
 BACKBONE, SIDE = "efficientnet_lite0", 224
-WIDTH = 256  # of decoders, graphs and the LSTM; experts and gates have a quarter of it
+WIDTH = 256  # width of decoders, graphs and the LSTM; experts and gates have a quarter
 LEAST_POSITIVES, THRESHOLD, RESAMPLES = 10, 0.5, 1000
 HELD_OUT = "held_out"
 TIMES = "benchmark.json"

@@ -108,7 +108,7 @@ def build(case: dict[str, Any]) -> protocol.Program:
         model, logits_of, image, labels
     )
     built = time.perf_counter() - began
-    step()  # with case["compile"], this one compiles
+    step()  # with case["compile"], the first step compiles
     wait()
     return protocol.Program(
         step, wait, {"build_seconds": built, "compile_seconds": time.perf_counter() - began - built}

@@ -20,10 +20,10 @@ from mlmoe_jax.runs.folder import CONFIG, LABELS, RESULTS, SCORES, RunFolder
 from mlmoe_jax.runs.restore import read_config
 
 EVALUATED = "eval/"  # the folder of --mode=eval
-FALL = "mAP_fall_from_test"  # of test_shift, a difference from the results of test
+FALL = "mAP_fall_from_test"  # metric of test_shift: mAP on test minus mAP on test_shift
 OUT_OF_FOLD = "out_of_fold"  # the training images with scores of fits without the image (train.fit=logistic)
 PREFIXES = ("", EVALUATED)  # in order of precedence
-_CODES = (-1, 0, 1, 2)  # of data.split: unknown, negative, positive, difficult
+_CODES = (-1, 0, 1, 2)  # codes of data.split: unknown, negative, positive, difficult
 
 Results = dict[str, dict[str, float]]  # split -> metric -> value, as fractions
 

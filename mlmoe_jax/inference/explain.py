@@ -47,7 +47,7 @@ from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes
 MOST_SIDE = 224  # maximum side of a thumbnail in pixels
 MOST_NUMBERS = 20_000_000  # entries of one array of explained.npz; a larger array is left out
 BATCH = 8  # images per device: attention maps of many labels are large
-QUALITY = 85  # of the thumbnails
+QUALITY = 85  # JPEG quality of thumbnails
 
 
 def make_explain_step(
@@ -117,7 +117,7 @@ class Explained(NamedTuple):
     rows: np.ndarray  # i64[S], rows of the readable images
     images: np.ndarray  # u8[S,H,W,3], the model input
     scores: np.ndarray  # f32[S,K]
-    arrays: dict[str, np.ndarray]  # of explained.npz
+    arrays: dict[str, np.ndarray]  # the content of explained.npz
     grid: tuple[int, int]
     left_out: tuple[str, ...]
 

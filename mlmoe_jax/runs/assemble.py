@@ -114,7 +114,7 @@ def load_pretrained(backbone: nnx.Module, name: str, weights: str) -> None:
     if weights == "none":
         return
     report = load_weights(backbone, name if weights == "auto" else weights)
-    unused = () if weights == "auto" else report.unused  # of a published file, only known tensors are unused
+    unused = () if weights == "auto" else report.unused  # of a published file, only expected tensors are unused
     for what, names in (("tensors were not used", unused), ("values were missing", report.missing)):
         if names:
             status(f"backbone weights ({report.source}): {len(names)} {what}, such as {names[0]}")

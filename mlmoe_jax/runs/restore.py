@@ -53,7 +53,7 @@ from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.sharding import LabelAxes, abstract, place, without_padding
 
 BEST, LATEST = "best", "latest"  # checkpoints by name
-_NAMES = ("data.name", "model.backbone.name", "model.head.kind")  # in the config of every run
+_NAMES = ("data.name", "model.backbone.name", "model.head.kind")  # keys in the config of every run
 # Sections that do not change a trained model.
 _MAY_DIFFER = ("data", "eval", "metrics", "report", "serve", "mesh")
 

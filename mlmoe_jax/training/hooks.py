@@ -124,7 +124,7 @@ class Trace(Hook):
         if window is None or not window.first <= step <= window.last:
             return
         if step == window.first:
-            jax.block_until_ready((state, batch))  # of earlier steps
+            jax.block_until_ready((state, batch))  # results of earlier steps
             jax.profiler.start_trace(str(self._folder.writable_folder(FOLDER)))
             self._running.callback(jax.profiler.stop_trace)
         self._program = self._step.compile(state, batch).as_text() if step == window.last else ""

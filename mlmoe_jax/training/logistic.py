@@ -32,7 +32,7 @@ FIRST, STEP = 1e-3, 10**0.5  # of C: the first value, and the factor to the next
 LIMITS = 1e-9, 1e9  # of C
 PATIENCE = 3  # values of C without a lower loss before the search ends
 ROUGH, EXACT = 1e-2, 1e-4  # |Δw| / |w| of the last Newton step, in the search and at its result
-BLOCK_BYTES = 2**27  # of one array of images × labels × fits
+BLOCK_BYTES = 2**27  # size of an array of images × labels × fits
 NEGLIGIBLE = 1e-5  # singular values, relative to the largest, that float32 features do not determine
 
 

@@ -15,8 +15,8 @@ from jax import Array
 from jaxtyping import Bool, Float, Int
 
 NEWTON, CONJUGATE, HALVINGS = 50, 100, 20  # the most steps of each loop
-RESIDUAL = 0.1  # of a linear system, relative to its right-hand side
-ROUNDING, TINY = 1e-6, 1e-30  # of a sum in float32; of a divisor
+RESIDUAL = 0.1  # largest residual of a linear system, relative to its right-hand side
+ROUNDING, TINY = 1e-6, 1e-30  # relative rounding error of a float32 sum, lower bound of a divisor
 
 
 @jax.jit

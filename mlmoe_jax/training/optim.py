@@ -19,8 +19,8 @@ from mlmoe_jax.models import rules
 
 Schedule = Callable[[ArrayLike], ArrayLike]
 
-EPS = 1e-8  # in the denominator of Adam's update, as in torch.optim
-MILESTONE_FACTOR = 0.1  # of the learning rate at each milestone of multi_step
+EPS = 1e-8  # added to the denominator of Adam's update, as in torch.optim
+MILESTONE_FACTOR = 0.1  # multiplies the learning rate at each milestone of multi_step
 
 
 def one_cycle(peak: float, total_steps: int) -> tuple[Schedule, Schedule]:

@@ -13,7 +13,7 @@ from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.evaluation.results import PREFIXES
 from mlmoe_jax.runs.folder import COOCCURRENCE
 
-MOST_LABELS = 80  # in heat maps
+MOST_LABELS = 80  # labels in a heat map
 _SMALLEST = 0.005  # minimum p(b|a) of a cell in the heat map
 _TEXT = ("split", "a", "b")  # columns of cooccurrence.csv with names
 _COUNTS = ("support", "images_both", "images_a_only", "images_b_only", "images_neither")

@@ -25,7 +25,7 @@ from mlmoe_jax.runtime.text import quantity
 
 SIDE = 160  # maximum side of a thumbnail in pixels
 MOST_MISTAKES = 24  # per kind
-MOST_IMAGES = 1000  # in the table
+MOST_IMAGES = 1000  # rows of the table
 LISTED = 30  # labels per image
 # Name of a kind of mistake, property of Judged with its entries, and the sign that makes the worst score the highest.
 KINDS = (("Wrongly predicted", "false", 1), ("Missed", "missed", -1))

@@ -21,7 +21,7 @@ from mlmoe_jax.evaluation.metrics.standard import METRICS, PREDICTIONS, THRESHOL
 from mlmoe_jax.evaluation.results import hidden_evaluations
 from mlmoe_jax.runtime.text import percent, quantity
 
-MOST_BARS, MOST_POINTS = 100, 100  # of differences, and of a precision-recall curve
+MOST_BARS, MOST_POINTS = 100, 100  # bars of differences, points of a precision-recall curve
 _INTERVAL = (("difference", "difference"), ("from", "difference"), ("to", "difference"))
 
 
@@ -48,7 +48,7 @@ def metrics(files: RunFiles) -> Section:
             remaining = [name for name in remaining if name not in meanings]
             parts.append(_table(f"metrics-{number}", group.caption, meanings, splits))
     threshold = f"{files.settings(files.main_split.prefix).eval.threshold:g}"
-    for at in sorted(dict.fromkeys(at_thresholds.values()), key=lambda at: at != threshold):  # of the config first
+    for at in sorted(dict.fromkeys(at_thresholds.values()), key=lambda at: at != threshold):  # eval.threshold first
         meaning = _meaning(at, THRESHOLDS) or "see results.json"
         metrics = {f"{name}@{at}": text for name, text in METRICS.items() if f"{name}@{at}" in names}
         table = _table(f"metrics-at-{at}", f"{PREDICTIONS.caption} at {at}: {meaning}", metrics, splits)

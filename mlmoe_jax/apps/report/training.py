@@ -23,8 +23,8 @@ from mlmoe_jax.runs.metric_log import read_starts
 from mlmoe_jax.runtime.text import percent, quantity
 from mlmoe_jax.training.selection import Selection, selection_split
 
-MOST_POINTS = 500  # of a curve
-MOST_LABELS, FEWEST = 2000, 100  # labels that are ranked in each resample; resamples of a large split
+MOST_POINTS = 500  # points of a curve
+MOST_LABELS, FEWEST = 2000, 100  # most labels that are ranked in each resample, fewest resamples of a large split
 _MOST_ENTRIES = 2e9  # scores in all resamples together: a few seconds
 _NO_ROWS = "metrics.jsonl is written from the first logged step on."
 _KEY_METRICS = {"mAP": "mAP", "mAP_envelope": "mAP, envelope", "precision@1": "precision@1"}

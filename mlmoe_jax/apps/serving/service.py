@@ -29,7 +29,7 @@ STARTING, READY, STOPPING = "starting", "ready", "stopping"
 QUEUE = 128  # images that are read, wait or are labeled at a time; further requests get the status 429
 WAIT = 0.005  # longest time in seconds that an image waits for images that are being read
 SECONDS = 30.0  # time limit of a request
-_DIGITS = 5  # of the weights in answers
+_DIGITS = 5  # digits of weights in answers
 _READERS = min(4, os.cpu_count() or 1)  # threads that decode images
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 

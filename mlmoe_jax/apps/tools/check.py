@@ -24,7 +24,7 @@ from mlmoe_jax.runtime.machine import cores
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.text import text_table
 
-SHOWN_CLASSES = 60  # in the text; JSON contains all
+SHOWN_CLASSES = 60  # classes in the text; JSON contains all classes
 MOST_LABELS = 8  # rows of images by number of labels in the text; the last row counts all larger numbers
 SIMILAR = "look"  # the kind in the JSON output
 SAME = {"id": "same id", "content": "same file content", SIMILAR: "similar appearance"}

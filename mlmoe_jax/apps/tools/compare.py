@@ -68,7 +68,7 @@ class Move:
     b: float
 
     def __str__(self) -> str:
-        closer = (self.b > self.a) == self.positive  # to the truth
+        closer = (self.b > self.a) == self.positive  # b is closer to the truth
         return f"{'+' if closer else '−'} {self.label} {100 * self.a:.0f} → {100 * self.b:.0f} %"
 
 

@@ -124,7 +124,7 @@ def choose_target(output: str | None, folder: RunFolder, *, as_json: bool = Fals
 
 
 # --------------------------------------------------------------------------------------------------------------- rows
-_COLUMNS = ("image", "labels", "error")  # of a CSV, before the scores
+_COLUMNS = ("image", "labels", "error")  # columns of a CSV before the scores
 
 
 def row_writer(file: TextIO, kind: str, names: Sequence[str], top_k: int | None = None) -> Callable[[Result], None]:

@@ -69,8 +69,8 @@ class Evaluator:
     metrics: tuple[str, ...] = _TABLE
     interpolation: str = "none"
     ap_without_positives: float | None = np.nan  # None: the class is left out of the mean
-    empty: str = "skip"  # of `precision_recall_f1`
-    difficult_in_ap: str = "negative"  # of `data.split.targets`; for metrics other than AP they are always negative
+    empty: str = "skip"  # as in `precision_recall_f1`
+    difficult_in_ap: str = "negative"  # as in `data.split.targets`, for AP; "negative" for any other metric
     top3: tuple[str, float | None] | None = None  # suffix of the metrics, and the minimum score
 
 

@@ -54,7 +54,7 @@ RANKING = MetricGroup(
 )
 
 # --------------------------------------------------------------------------------------------------------- predictions
-TOP_MINIMUM = 0.5  # of a label among the k highest of an image in @topk_min
+TOP_MINIMUM = 0.5  # lowest score of a predicted label in @topk_min
 METRICS = {
     "CP": "mean of the precision of the labels that are predicted at least once",
     "CR": "mean of the recall of the labels that are present at least once",
