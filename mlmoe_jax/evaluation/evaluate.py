@@ -65,9 +65,6 @@ def score_split(
       eval_step: result of `make_eval_step`.
       candidates: name -> values of the model, such as `raw` and `ema`.
       frozen: the frozen values of the model.
-      split: the split.
-      config: the config.
-      mesh: the mesh.
 
     Raises:
       UserError: a score is not finite, or a device is out of memory.
@@ -107,8 +104,6 @@ def measure(
 
     Args:
       scored: the split with its scores.
-      label_space: the label space of the run.
-      config: the config.
       fitted: thresholds for additional metrics, unless they were fitted on this split.
 
     Raises:
@@ -195,7 +190,6 @@ def write_results(
     gates.npz is written too, see `gate_shares`.
 
     Args:
-      folder: the run folder.
       results: split -> metric -> value.
       scored: split -> scores.
       names: the names of the K labels.
@@ -259,7 +253,6 @@ def evaluate_run(
     Sample images are explained if `report.samples` is above 0.
 
     Args:
-      folder: the run folder.
       overrides: as in `restore.open_run`.
       which: as in `restore.open_run`.
 

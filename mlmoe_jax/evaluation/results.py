@@ -33,7 +33,6 @@ class SplitScores:
     """One split with its scores, computed or read from a run folder.
 
     Attributes:
-      name: the name of the split.
       ids: str[N].
       scores: probabilities f64[N,K], computed from float32 logits in float64, which preserves their order; nan if an
         image could not be read.

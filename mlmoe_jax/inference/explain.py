@@ -195,7 +195,6 @@ def write_requested_samples(folder: RunFolder, config: ConfigDict, run: Run | No
     """Write the samples that `config.report.samples` requests, of the first test split or else the validation split.
 
     Args:
-      folder: the run folder.
       config: the config of the run, with overrides.
       run: the run of the folder, if it is open already.
 

@@ -93,7 +93,6 @@ def evaluated_definition(config: ConfigDict, parts: Parts, label_space: LabelSpa
     Args:
       config: the config of the run.
       parts: the model of the config for the labels of `label_space`.
-      label_space: the label space of the run.
     """
     matmuls, _ = dtypes(config)
     if config.eval.dtype in ("same", matmuls):

@@ -53,7 +53,6 @@ class Restored:
       step: the step of the checkpoint.
       newest: the step of the newest checkpoint. If it is not `step`, the newest checkpoint is damaged.
       selected: the selected values, or the moving averages.
-      notes: the notes.
       state: the state; None if only the selected values were requested.
     """
 
@@ -69,7 +68,6 @@ def open_manager(folder: RunFolder, *, keep: int = 2, writing: bool = True) -> I
     """Open the checkpoints of a run folder and close them at the end.
 
     Args:
-      folder: the run folder.
       keep: the number of checkpoints to keep.
       writing: make the folder, and remove checkpoints that a killed run left half written. This must be False if a
         training may be writing to the folder, because the checkpoint in progress would be removed.

@@ -155,9 +155,7 @@ class MetricLog:
     metrics.csv has the rows as a table; it is replaced at every evaluation and at the end.
 
     Args:
-      folder: the run folder.
       learning_rate: the schedule, number of updates -> learning rate.
-      steps_per_epoch: the number of steps per epoch.
       trackers: receive each row too.
       require: called with the metrics of a step; raises an error if the training must not continue.
     """

@@ -65,11 +65,9 @@ class Run:
     Attributes:
       config: the config, with the overrides of `open_run`.
       label_space: names, groups and statistics of the labels.
-      preprocess: the preprocessing of images.
       definition: the structure of the model for evaluation.
       values: the trained parameters and statistics.
       frozen: the frozen parameters.
-      mesh: the mesh.
       label_axes: as in `place`.
       notes: the notes of the checkpoint.
       outdated: the newest checkpoint is damaged, and the values come from an older one.
@@ -165,7 +163,6 @@ def open_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, wh
     If the newest checkpoint is damaged, the checkpoint before it is used, and the run is `outdated`.
 
     Args:
-      folder: the run folder.
       overrides: config keys that differ from the run's config; only keys that do not change the trained model.
       which: "best" for the values that training selected, "latest" for the values of the newest checkpoint, or a step
         for the values that were selected when the checkpoint of the step was saved.

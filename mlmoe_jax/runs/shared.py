@@ -90,7 +90,6 @@ def restore_adapter(folder: RunFolder, like: Params, mesh: Mesh) -> Restored:
     Args:
       folder: the folder of the shared model.
       like: the values of the model that the folder describes; their shapes are expected.
-      mesh: the mesh.
 
     Raises:
       UserError: the file is damaged, has another layout, or holds other tensors than the model.

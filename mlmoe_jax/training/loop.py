@@ -153,7 +153,6 @@ def finish(experiment: Experiment, selection: Selection, frozen: Params, outside
     """Evaluate the selected values on every evaluation split, fit thresholds if requested, and write all results.
 
     Args:
-      experiment: the training.
       selection: the selected values.
       frozen: the frozen values.
       outside: the scores of `fit_classifier`, written as a split.

@@ -43,7 +43,6 @@ def restore_progress(
     Rows of metrics.jsonl after the restored step are removed, and the start is recorded.
 
     Args:
-      experiment: the training.
       state: result of `Steps.start`.
       manager: the manager of the checkpoints.
 

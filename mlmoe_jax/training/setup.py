@@ -53,8 +53,6 @@ class Experiment:
     """A training without its values, which are in a `TrainState`.
 
     Attributes:
-      config: the config.
-      folder: the run folder.
       train_split: the training split.
       eval_splits: the splits to evaluate, by name.
       label_space: names, groups and statistics of the labels.
@@ -104,8 +102,6 @@ def open_experiment(
     """Open the splits of a training, and print warnings about them and about the config.
 
     Args:
-      config: the config.
-      folder: the run folder.
       resumes: take the label space from the run in the folder. It can differ from a new label space, because another
         version of a library may group labels differently, and a file of word vectors may have changed.
       profile: steps to trace.
@@ -256,10 +252,7 @@ def build_steps(
     """Build the optimizer and the steps of a config for a model, which may be abstract, without compiling them.
 
     Args:
-      config: the config.
       parts: the model.
-      preprocess: the preprocessing of images.
-      mesh: the mesh.
       train_labels: codes i8[N,K] of the training split, for a balanced loss.
       total_steps: number of steps of the whole training.
       evaluated: the structure for evaluation, from `evaluated_definition`; None = the structure for training.

@@ -28,7 +28,6 @@ class TrainState:
     """The state of a run after `step` steps.
 
     Attributes:
-      step: the number of steps.
       trainable: parameters that the optimizer updates.
       frozen: parameters that nothing updates.
       stats: values that the forward pass updates.
@@ -118,10 +117,7 @@ def make_train_step(
       definition: the structure of the model.
       objective: the loss.
       optimizer: the optimizer.
-      preprocess: the preprocessing of images.
       ema_decay: the decay of the moving averages.
-      seed: the seed.
-      mesh: the mesh.
       label_axes: as in `sharding.place` of the state.
       accumulate: number of parts into which a batch is split. Only the activations of one part are in memory at a time
         (see `_accumulated`).

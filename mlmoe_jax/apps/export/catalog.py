@@ -33,7 +33,6 @@ class Export:
     """An export in progress.
 
     Attributes:
-      run: the run.
       path: a hidden file or folder, which gets its name when it is complete.
       description: the content of model.json.
       include_frozen: the frozen weights to write, for files of tensors.

@@ -42,7 +42,6 @@ def push(
     """Upload a run to the hub as user/name, or only write its files to the new folder `output`.
 
     Args:
-      folder: the run folder.
       repository: user/name.
       revision: a branch, which is created; "" = main.
       private: show the repository to its owner only.

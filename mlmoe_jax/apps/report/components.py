@@ -35,7 +35,6 @@ class Table:
       columns: (heading, kind of its cells): "text", "term" (a name and its definition), "count", "number", "fraction"
         (in percent) or "difference" (of fractions).
       rows: cells; None and nan become a dash.
-      caption: the caption.
     """
 
     kind: ClassVar[str] = "table"

@@ -40,8 +40,6 @@ def prediction_thresholds(
     Args:
       stored: the thresholds of thresholds.json, if any.
       default: replaces thresholds that were fitted on this split, whose predictions would be too good.
-      split: the name of the split.
-      labels: the names of the labels.
 
     Raises:
       UserError: a label has no threshold.
@@ -61,7 +59,6 @@ class Judged:
 
     Attributes:
       table: the scored images.
-      labels: the names of the labels.
       thresholds: f64[K].
       origin: the origin of the thresholds, as the end of a sentence.
       thumbnails: name -> JPEG file, of the samples and the worst mistakes.

@@ -44,7 +44,6 @@ class Evaluated:
     """An evaluated split; parts whose file is missing are empty or None.
 
     Attributes:
-      name: the name of the split.
       metrics: name -> fraction, nan if undefined.
       per_class: label -> its row of per_class.csv without the names.
       scores: the readable images with scores.
@@ -63,7 +62,6 @@ class Samples:
     """The sample images of a run with their scores, gates and attention.
 
     Attributes:
-      split: the name of the split.
       grid: rows and columns of the patches.
       ids: the names of the images.
       images: contents of the files.

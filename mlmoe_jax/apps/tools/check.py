@@ -54,7 +54,6 @@ def check_up(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
     `problems` of the report lists errors that must be corrected, `warnings` has notes about the data.
 
     Args:
-      config: the config.
       sample: decode at most this many images per split, evenly spaced; 0 = all.
 
     Raises:

@@ -77,7 +77,6 @@ class ChangedImage:
     """An image whose probabilities differ between the runs.
 
     Attributes:
-      id: the name of the image.
       change: mean |b − a| of the probabilities of its known labels.
       a, b: mean probability of the truth, present or absent, over the known labels.
       labels: the present labels.
@@ -98,14 +97,12 @@ class Comparison:
 
     Attributes:
       a, b: the folders of the runs.
-      split: the name of the split.
       counts: the number of images with scores in both runs (images), in only one run (only_a, only_b), and unreadable
         in a run (unread).
       metrics: changes of the metrics by name.
       ap: changes of the average precision of each label.
       positives: number of images of each label.
       changed: the images that changed most, the largest change first.
-      resamples: number of resamples.
     """
 
     a: str

@@ -45,7 +45,6 @@ def predict_files(
     which is the default with `as_json`, it is one line on stderr.
 
     Args:
-      folder: the run folder.
       items: see image_list.py.
       output: see `choose_target`.
       overrides, checkpoint: as in `Predictor.from_run`.

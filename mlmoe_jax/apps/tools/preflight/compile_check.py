@@ -221,7 +221,6 @@ def check(
     """Compile both steps of a config for a topology of TPUs, or for the local devices; return the report.
 
     Args:
-      config: the config.
       topology: see `tpu_devices`; by default the local devices.
       find_batch: search for the largest training batch per device, instead of using `train.batch_size`.
       num_labels: as in `Programs`.
