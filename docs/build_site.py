@@ -4,7 +4,7 @@
     python docs/build_site.py --repository=https://HOST/OWNER/mlmoe_jax/blob/main    # and now they are links
     python docs/build_site.py --run-notebooks              # run them first, and store their outputs (extra "dev")
 
-The pages are those of docs/, the Markdown files of the root, CITATION.cff, and the notebooks with their stored outputs.
+The site has the pages of docs/, the Markdown files of the root, CITATION.cff, and the notebooks with stored outputs.
 They can be opened as files and load nothing from elsewhere. Only the search needs a server, whose command is printed.
 """
 
@@ -58,28 +58,30 @@ def place_of(path: str) -> str | None:
 
 
 def outside_code(text: str, change) -> str:
-    """Return Markdown with `change` applied to the parts that are not code; code in the text of a link stays in it."""
-    kept: list[str] = []
+    """Return Markdown with `change` applied to everything but code."""
+    code: list[str] = []
 
-    def keep(found: re.Match) -> str:
-        kept.append(found[0])
-        return f"\x00{len(kept) - 1}\x00"
+    def keep(match: re.Match) -> str:
+        code.append(match[0])
+        return f"\x00{len(code) - 1}\x00"
 
-    return re.sub(r"\x00(\d+)\x00", lambda found: kept[int(found[1])], change(CODE.sub(keep, text)))
+    return re.sub(r"\x00(\d+)\x00", lambda match: code[int(match[1])], change(CODE.sub(keep, text)))
 
 
 def relinked(text: str, path: str, repository: str = "") -> str:
-    """Return a page whose links to other pages are those of the site, and whose links to other files lead to the
-    repository; without its address they become text.
+    """Return a page with the links of the site.
 
-    path: of the page in the repository.
+    Args:
+        text: The Markdown of the page.
+        path: The path of the page in the repository.
+        repository: The address for links to files that are not in the site; without it, these links become text.
     """
     here = posixpath.dirname(place_of(path) or "")
 
-    def link(found: re.Match) -> str:
-        image, label, address, anchor = found[1], found[2], found[3], found[4] or ""
+    def link(match: re.Match) -> str:
+        image, label, address, anchor = match[1], match[2], match[3], match[4] or ""
         if not address or re.match(r"[a-z]+:", address):
-            return found[0]
+            return match[0]
         target = posixpath.normpath(posixpath.join(posixpath.dirname(path), address))
         place = place_of(target)
         if place is not None:
@@ -182,11 +184,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repository", default="", help="address below which the files of the repository can be read")
     parser.add_argument("--run-notebooks", action="store_true", help="run the notebooks first, and store their outputs")
-    given = parser.parse_args()
-    if given.run_notebooks:
+    options = parser.parse_args()
+    if options.run_notebooks:
         run_notebooks()
     try:
-        folder = os.path.relpath(build(repository=given.repository))
+        folder = os.path.relpath(build(repository=options.repository))
         print(f"open {folder}/index.html, or, for the search, http://127.0.0.1:8000 after this command:")
         print(f"python -m http.server --bind=127.0.0.1 --directory={folder} 8000")
     except subprocess.CalledProcessError as error:  # the lines above say why
