@@ -53,7 +53,7 @@ def with_cache(splits: Sequence[tuple[Split, ConfigDict | None]], data_config: C
 def _table(split: Split, reader: ImageReader, data_config: ConfigDict) -> FeatureTable:
     """Return the table of a split. Its settings are everything that the stored images depend on."""
     geometry = reader.geometry
-    side = geometry.fixed_side  # not 0, since `config.validate` refuses such a geometry
+    side = geometry.fixed_side  # above 0, because `config.validate` refuses other geometries
     settings = {
         "geometry": [geometry.fit, side, geometry.crop_fraction],
         "decoding": [str(reader.decoding), data_config.bad_images],

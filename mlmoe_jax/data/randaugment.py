@@ -43,7 +43,7 @@ class Operation:
 
     def magnitude(self, level: float, highest: int) -> float:
         """Return the magnitude, without sign, at `level` of 0…`highest`."""
-        # Equal to the last bit to numpy.linspace, with which the published magnitudes are computed.
+        # Exactly equal to numpy.linspace, which computes the published magnitudes.
         value = self.high if level == highest else self.low + level * ((self.high - self.low) / highest)
         return float(round(value)) if self.whole else float(value)
 

@@ -160,8 +160,8 @@ def build_model(config: ConfigDict, label_space: LabelSpace, *, rngs: nnx.Rngs) 
     Raises UserError for adapters of a backbone that is not a ViT.
     """
     settings = config.model
-    products, _ = dtypes(config)
-    dtype = None if products == "float32" else jnp.dtype(products)
+    matmul_dtype, _ = dtypes(config)
+    dtype = None if matmul_dtype == "float32" else jnp.dtype(matmul_dtype)
     shape = backbone_shape(config)
     if (names := describe_adapters(config)) and not shape.takes_adapters:
         raise UserError(f"the backbone of {names} must be a ViT, and {settings.backbone.name} is not one")

@@ -17,8 +17,8 @@ from mlmoe_jax.errors import UserError
 PRESETS = ("code", "paper")
 VIT_B16 = ("in1k", "in21k", "mae", "mocov3")  # the weights of ViT-B/16 in the papers
 
-# Types of the matrix products in training and in evaluation. The authors train and evaluate under PyTorch's autocast,
-# with bfloat16 in training and the default of evaluation, float16; their paper does not say so.
+# Types of the matmuls in training and in evaluation. The authors use PyTorch's autocast, with bfloat16 in training and
+# the default, float16, in evaluation. Their paper does not say so.
 PRECISIONS = {"auto": ("auto", "same"), "float32": ("float32", "same"), "authors": ("bfloat16", "float16")}
 
 GATE_BIAS = r"^head/(co|dc)/gate/bias$"

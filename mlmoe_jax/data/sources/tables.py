@@ -2,7 +2,7 @@
 
 `data.table` is the path of the table below `data.root`. If it contains {split}, there is one table per split.
 Otherwise, a column (or key) `split` assigns rows to splits. Without it, the table is the training split, of which
-`data.val_fraction` can be held out. Paths of images are relative to `data.images`, which can contain {split} as well.
+`data.val_fraction` can be held out. Paths of images are relative to `data.images`, which can also contain {split}.
 All listed images are used. An image without labels is an example without any class.
 
 CSV, one column with the names of the positive labels; all other labels are negative:

@@ -89,7 +89,7 @@ class ViTShape(BackboneShape):
         return ViT(self, dtype=dtype, remat=remat, rngs=rngs)
 
     def published_macs(self, side: int, prompts: nnx.Module | None) -> tuple[int, int, int]:
-        """Return linear layers with 4·tokens·D per LayerNorm; the attention products; and N.
+        """Return the count of linear layers with 4·tokens·D per LayerNorm, the count of attention matmuls, and N.
 
         All tokens are counted in all blocks, as in the papers; the fast path computes less. An attention pool is
         counted even if the head does not read `cls`.

@@ -59,8 +59,8 @@ def _pointwise(x: jax.Array, kernel: jax.Array, *, strides: tuple[int, int], pre
     x = x[:, :: strides[0], :: strides[1]]
     # In two dimensions, because XLA transposes the gradient of a matmul in more dimensions, which takes up to 13 times
     # as long.
-    product = jnp.dot(x.reshape(-1, x.shape[-1]), kernel[0, 0], precision=precision)
-    return product.reshape(*x.shape[:-1], -1)
+    result = jnp.dot(x.reshape(-1, x.shape[-1]), kernel[0, 0], precision=precision)
+    return result.reshape(*x.shape[:-1], -1)
 
 
 def _sum_of_shifts(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads) -> jax.Array:
