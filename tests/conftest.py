@@ -55,8 +55,21 @@ def pytest_terminal_summary(terminalreporter, config):
 def pytest_collection_modifyitems(config, items):
     """Leave slow tests out without --all; they are deselected, since skipped tests are those that cannot run here."""
     if not config.getoption("--all"):
-        config.hook.pytest_deselected(items=[item for item in items if "slow" in item.keywords])
-        items[:] = [item for item in items if "slow" not in item.keywords]
+        config.hook.pytest_deselected(items=[item for item in items if is_slow(item)])
+        items[:] = [item for item in items if not is_slow(item)]
+
+
+def is_slow(item: pytest.Item) -> bool:
+    """Return whether a test runs only with --all, by one of the markers `slow` and `variants`."""
+
+    def varies(mark: pytest.Mark) -> bool:
+        case = item.callspec
+        if unknown := {*mark.args, *mark.kwargs} - case.params.keys():
+            raise pytest.UsageError(f"{item.nodeid} has no argument {unknown.pop()}, which its marker variants names")
+        others = any(case.params[name] not in values for name, values in mark.kwargs.items())
+        return others or any(case.indices[name] for name in mark.args)
+
+    return "slow" in item.keywords or any(map(varies, item.iter_markers("variants")))
 
 
 @pytest.fixture(scope="session")

@@ -77,6 +77,7 @@ def peer(name: str, slow: int = 0) -> harness.Side:
 
 
 # ----------------------------------------------------------------------------------------------------------- suites
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("suite", "titles", "cells"),
     [

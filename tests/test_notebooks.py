@@ -12,6 +12,7 @@ NOTEBOOKS = sorted((REPOSITORY / "docs").rglob("*.ipynb"))
 FEW_SCENES = "from helpers import tiny; tiny.use_scenes(train=128, val=32, test=32, test_shift=32)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path, tmp_path, monkeypatch):
     """On few scenes, so that it takes seconds."""

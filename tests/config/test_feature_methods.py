@@ -35,6 +35,7 @@ COUNTS = {
 }
 
 
+@pytest.mark.variants(reference=("q2l_resnet101", "drmoe_resnet101"))
 @pytest.mark.parametrize("reference", COUNTS)
 def test_parameters_are_those_of_the_papers(reference):
     labels, total, trainable = COUNTS[reference]
@@ -59,6 +60,7 @@ def test_twenty_thousand_labels_own_their_numbers_and_no_more():
     assert many - few == 10_000 * (256 + 256 * 64 + 64 + 64 + 1)
 
 
+@pytest.mark.variants("reference")
 @pytest.mark.parametrize("reference", ["drmoe_20k", "ml_decoder_resnet101"])
 def test_nothing_has_the_size_of_all_pairs_of_labels(reference):
     labels = 1_999  # no other size of the model
@@ -110,6 +112,7 @@ def test_trained_values_move_and_all_others_stay(name, two_steps):
     )
 
 
+@pytest.mark.variants(name=("drmoe_resnet101",))
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("backbone", ["dinov2_vits14", pytest.param("convnext_tiny", marks=pytest.mark.slow)])
 def test_every_method_takes_other_backbones(name, backbone):

@@ -42,6 +42,7 @@ PUBLISHED = {
 LABELS = {"voc2007": 20, "nuswide": 81, "vg256": 256}
 
 
+@pytest.mark.variants(reference=("linear_probe", "gatevpt", "e2vpt", "mlvpt_dinov2", "lora"))
 @pytest.mark.parametrize("reference", PUBLISHED)
 def test_trainable_parameters_are_those_of_the_paper(reference):
     labels = next((count for name, count in LABELS.items() if name in reference), 80)
@@ -60,6 +61,7 @@ def test_masks_of_e2vpt_count_and_those_that_are_fixed_do_not_train():
     assert fixed == (BACKBONE + 430_670, 430_160)
 
 
+@pytest.mark.variants(name=("linear_probe", "mlvpt_dinov2"))
 @pytest.mark.parametrize("name", ["finetune", "linear_probe", "vpt", "gatevpt", "e2vpt", "gvpt", "mlvpt_dinov2"])
 def test_multiply_adds_are_those_of_table_4(name):
     layers = 21_963_611_136 if name in ("finetune", "linear_probe") else 24_513_954_816
@@ -80,6 +82,7 @@ def test_what_the_full_count_adds():
     assert by_group == attention + moe - 2 * (labels - 5) * 3 * width
 
 
+@pytest.mark.variants("name")
 @pytest.mark.parametrize("name", ["vpt", "vpt:variant=shallow", "gatevpt", "e2vpt"])
 def test_prompt_methods_can_pool_as_their_authors_do_on_mae(name):
     reference = f"{name}{',' if ':' in name else ':'}backbone=vit_b16_mae"
@@ -112,6 +115,7 @@ VARIANTS = (
 )
 
 
+@pytest.mark.variants(reference=("e2vpt:key_values=2", "lora:targets=query,fc2,prompts=2", "mlvpt_dinov2"))
 @pytest.mark.usefixtures("tiny_vit")
 @pytest.mark.parametrize("reference", [*METHODS, *(pytest.param(one, marks=pytest.mark.slow) for one in VARIANTS)])
 def test_frozen_values_stay_and_all_others_move(reference, two_steps):

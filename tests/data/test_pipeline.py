@@ -198,6 +198,7 @@ def assert_same(batches, expected):
             np.testing.assert_array_equal(batch[name], value)
 
 
+@pytest.mark.variants(workers=(2,))
 @pytest.mark.parametrize(("workers", "hosts"), [(0, 2), (0, 4), pytest.param(2, 1, marks=pytest.mark.slow), (2, 2)])
 def test_augmented_batches_are_the_same_for_any_number_of_hosts_and_workers(alone, workers, hosts):
     assert_same(fifty_steps(workers=workers, hosts=hosts), alone)

@@ -33,6 +33,7 @@ def products(jaxpr) -> set[str]:
     return found
 
 
+@pytest.mark.variants("name")
 @pytest.mark.usefixtures("tiny_vit")
 @pytest.mark.parametrize("name", [*HEADS, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
 def test_every_method_evaluates_in_float16_and_trains_in_bfloat16(name):

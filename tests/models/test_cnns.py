@@ -106,6 +106,7 @@ def layer_norm(layer: nnx.Module, x: np.ndarray) -> np.ndarray:
     return scaled * np.asarray(layer.scale[...]) + np.asarray(layer.bias[...])
 
 
+@pytest.mark.variants(size=((33, 39),))
 @pytest.mark.parametrize(("name", "size"), [(name, size) for name, grids in GRIDS.items() for size in grids])
 def test_maps_and_features_equal_those_of_torch(make, name, size):
     module, arrays = make(name), ARRAYS[name]
@@ -124,6 +125,7 @@ def test_maps_and_features_equal_those_of_torch(make, name, size):
     assert normalized.prompts is None
 
 
+@pytest.mark.variants("name")
 @pytest.mark.parametrize("name", NORMS)
 def test_a_folded_backbone_computes_the_same_without_batch_norms(make, name):
     module = make(name)
@@ -175,6 +177,7 @@ def in_training(name: str, module: nnx.Module, *, train: bool = True):
     return params, stats, jax.jit(jax.value_and_grad(loss, has_aux=True))
 
 
+@pytest.mark.variants("name")
 @pytest.mark.parametrize("remat", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("name", NORMS)
 def test_training_updates_the_statistics_as_torch_does(make, name, remat):
@@ -246,6 +249,7 @@ def test_train_and_eval_switch_a_whole_model(make):
     np.testing.assert_allclose(before, again, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.variants("name")
 @pytest.mark.parametrize("name", ["resnet", "convnext"])
 def test_half_precision_is_used_for_products_and_not_for_parameters(make, name):
     module = make(name, dtype=jnp.bfloat16)
@@ -275,6 +279,7 @@ def parameters(shape) -> dict[str, jax.ShapeDtypeStruct]:
     return ModelDef.split(nnx.eval_shape(lambda: shape.build(rngs=nnx.Rngs(0))))[1]
 
 
+@pytest.mark.variants("name")
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LARGE)) for n in ENTRIES])
 def test_parameter_counts(name):
     entry = catalog.entry(name)
@@ -298,6 +303,7 @@ def test_parameter_counts(name):
         assert "blocks/0/expand/conv/kernel" not in params
 
 
+@pytest.mark.variants("side")
 @pytest.mark.parametrize(("side", "count"), [(224, 7_799_357_440), (448, 31_197_429_760)])
 def test_multiplications_of_resnet_101(side, count):
     graphdef, state = nnx.split(nnx.eval_shape(lambda: catalog.entry("resnet101").shape.build(rngs=nnx.Rngs(0))))

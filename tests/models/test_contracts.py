@@ -206,6 +206,7 @@ def test_a_head_that_is_sharded_by_label_must_gather_its_inputs(monkeypatch):
 
 
 # --------------------------------------------------------------------------------------------------------- backbones
+@pytest.mark.variants("name")
 @pytest.mark.parametrize("name", ["dinov2_vits14", "resnet50", "convnext_tiny", "efficientnet_lite0"])
 def test_a_shape_has_the_properties_of_its_family(name):
     shape, side = catalog.entry(name).shape, 70

@@ -42,6 +42,7 @@ def assert_near(ours, theirs, forward=FORWARD, gradient=GRADIENT):
         assert np.abs(one - other).max() <= (gradient if index else forward) * np.abs(other).max(), index
 
 
+@pytest.mark.variants("batches")
 @pytest.mark.parametrize("mask", [None, MASK, jnp.asarray(MASK)], ids=["all", "constant mask", "traced mask"])
 @pytest.mark.parametrize("batches", [(2, 2), (1, 2), (2, 1)], ids=str)
 def test_attend(mask, batches):
@@ -57,6 +58,7 @@ def test_attend_under_vmap_and_remat():
     assert_near(with_gradients(mine, *stacked), with_gradients(plain, *stacked))
 
 
+@pytest.mark.variants("dtype")
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_attend_in_16_bits(dtype):
     parts = [tokens(number, seed=seed, dtype=dtype) for seed, number in enumerate((5, 7, 7))]
@@ -136,6 +138,7 @@ def temporaries(layer, depth, x):
     return jax.jit(jax.grad(form)).lower(x).compile().memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.variants("layer")
 @pytest.mark.parametrize(("layer", "arrays"), [(attention_layer, 2.5), (gelu_layer, 1.5), (layer_norm_layer, 1.5)])
 def test_the_compiled_backward_pass_computes_again_instead_of_keeping(layer, arrays, monkeypatch):
     """Each further layer keeps its input, attention its result too; weights would be 8 arrays of that size here."""
@@ -145,6 +148,7 @@ def test_the_compiled_backward_pass_computes_again_instead_of_keeping(layer, arr
 
 
 # ----------------------------------------------------------------------------------------------------------- the choice
+@pytest.mark.variants("numbers")
 @pytest.mark.parametrize(
     ("capability", "width", "dtype", "mask", "chosen"),
     [

@@ -84,6 +84,7 @@ def test_an_update_is_its_formula():
         assert deltas.keys() == {"key", "fc2"}
 
 
+@pytest.mark.variants(targets=(LAYERS,), shape=(GATED,))
 @pytest.mark.parametrize("shape", [SHAPE, GATED], ids=["gelu", "swiglu, rotary"])
 @pytest.mark.parametrize("targets", [("query", "value"), LAYERS], ids="+".join)
 def test_updates_are_those_of_merged_kernels(shape, targets, image):

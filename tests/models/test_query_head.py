@@ -73,6 +73,7 @@ def features(case):
     return Features(None, None, jnp.asarray(maps.reshape(*maps.shape[:2], -1).transpose(0, 2, 1)), GRID)
 
 
+@pytest.mark.variants("case")
 @pytest.mark.parametrize("case", HEADS)
 def test_equals_torch(case, tmp_path):
     head = loaded(case, tmp_path)
@@ -83,6 +84,7 @@ def test_equals_torch(case, tmp_path):
         assert error(masked, ARRAYS["torch/masked_logits"]) < 2e-5
 
 
+@pytest.mark.variants(case=("q2l",))
 @pytest.mark.parametrize("case", ["torch", "q2l", "ml_decoder_grouped"])
 def test_gradients_equal_those_of_torch(case, tmp_path):
     definition, params, _ = ModelDef.split(loaded(case, tmp_path))

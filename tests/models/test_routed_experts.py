@@ -103,6 +103,7 @@ def difference(ours, theirs):
     return np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max()
 
 
+@pytest.mark.variants("share")
 @pytest.mark.parametrize("share", ["per_label", "shared"])
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("expert", EXPERTS)
@@ -215,6 +216,7 @@ def test_parameters_of_dr_moe_per_part(body):
         assert body + counts[""] == total
 
 
+@pytest.mark.variants("changes")
 @pytest.mark.parametrize(
     ("changes", "total"),
     [

@@ -49,12 +49,14 @@ LAYOUTS = {"dinov2": "dinov2", "dinov3": "dinov3", "siglip2": "siglip", "clip": 
 BESIDE = ("pooler.", "decoder.", "text_model.", "logit_", "text_projection.", "visual_projection.")
 
 
+@pytest.mark.variants("twin")
 def test_every_tensor_of_the_published_file_is_accounted_for(twin):
     assert twin.report.source == f"hugging_face_{LAYOUTS[twin.name.partition('_')[0]]}"
     assert twin.report.missing == ()
     assert all(name.startswith(BESIDE) for name in twin.report.unused)
 
 
+@pytest.mark.variants("size")
 @pytest.mark.parametrize("size", make_vit.SIZES, ids=str)
 def test_equals_pytorch_block_by_block(twin, size):
     place = f"{size[1]}x{size[2]}"
@@ -170,6 +172,7 @@ def count(shape: ViTShape) -> int:
 DINO = {"patch": 14, "native": 518, "layer_scale": 1e-5, "mask_token": True}
 
 
+@pytest.mark.variants("shape")
 @pytest.mark.parametrize(
     ("shape", "published"),
     [

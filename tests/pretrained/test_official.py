@@ -47,6 +47,7 @@ def forward(case, name: str):
     return _FORWARD[case]
 
 
+@pytest.mark.variants("name")
 @pytest.mark.parametrize("name", family.CASES)
 def test_prompt_tuned_models_equal_pytorch(tmp_path, name):
     reference, model = np.load(PARITY / "prompt_family.npz"), make_model(name)
@@ -58,6 +59,7 @@ def test_prompt_tuned_models_equal_pytorch(tmp_path, name):
 
 
 # ------------------------------------------------------------------------------------------------ import and export
+@pytest.mark.variants("name")
 @pytest.mark.parametrize(("name", "suffix"), [*((name, ".safetensors") for name in LAYOUTS), ("E2VPT", ".npz")])
 def test_a_model_is_exported_with_the_names_and_shapes_of_its_code_and_imported_again(tmp_path, name, suffix):
     source, target, path = make_model(name, 1), make_model(name, 2), tmp_path / f"out{suffix}"

@@ -5,9 +5,11 @@ import os
 import subprocess
 import sys
 
+import pytest
 from helpers.paths import REPOSITORY
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_by_one_fault_of_each_kind(tmp_path):
     command = [sys.executable, "-m", "benchmarks.faults", "--quick", f"--json={tmp_path / 'faults.json'}"]
     # Not what measures the coverage of processes: it writes files of its own, which the limits of files stop.

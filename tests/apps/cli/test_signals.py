@@ -51,13 +51,13 @@ def test_a_signal_in_the_set_up_ends_the_program(tmp_path, times):
     assert not lost
 
 
-@pytest.mark.parametrize("count", [1, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_signal_in_the_final_evaluation_ends_the_program(program, tmp_path, count):
+@pytest.mark.slow
+def test_a_signal_in_the_final_evaluation_ends_the_program(program, tmp_path):
     folder = tmp_path / "run"
     command = ("--config=mlvpt_digits", f"--workdir={folder}", *small_program.SMALL)
     process = program(*command, wait=False)
     lost = {}
-    for index in range(count):
+    for index in range(20):
         line = next(line for line in process.stderr if "evaluating the" in line)
         assert line
         time.sleep(0.02 * index)

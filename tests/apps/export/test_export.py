@@ -232,6 +232,7 @@ METHODS = {path.stem for path in (REPOSITORY / "configs").glob("*.py")} - {"pret
 CNNS = {name: {"data.image_size": 32, "model.backbone.name": name} for name in ("efficientnet_lite0", "convnext_tiny")}
 
 
+@pytest.mark.variants(method=("drmoe_resnet101", "mlvpt_digits", "linear_probe"))
 @pytest.mark.parametrize(
     ("method", "changes"),
     [
@@ -258,6 +259,7 @@ def operations(folder: Path) -> Counter[str]:
     return Counter(node.op_type for node in program.graph.node)
 
 
+@pytest.mark.variants("reference")
 @pytest.mark.parametrize(
     ("reference", "changes"),
     [
