@@ -15,5 +15,6 @@ export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}"
 in_tree_mode=(tests/models/test_heads.py)
 [[ " $* " != *" --all "* ]] || in_tree_mode=(tests/models)
 NNX_GRAPH_MODE=false NNX_GRAPH_UPDATES=false "$python_in_environment" -m pytest -n 2 --dist loadfile "${in_tree_mode[@]}"
-# Keep the order of the files: the slowest have few tests and would otherwise run last, with one worker idle.
-"$python_in_environment" -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"
+# Keep the order of the files: the slowest have few tests and would otherwise run last, with one worker idle. A worker
+# that crashes ends the run: replaced, it has been seen to leave the other one waiting forever.
+"$python_in_environment" -m pytest -n 2 --max-worker-restart=0 --dist loadfile --no-loadscope-reorder "$@"

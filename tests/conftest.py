@@ -2,8 +2,10 @@
 
 import atexit
 import os
+import resource
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -20,13 +22,16 @@ from mlmoe_jax.errors import UserError  # noqa: E402
 UNOPTIMIZED = "--xla_backend_optimization_level=0"
 os.environ.setdefault("XLA_FLAGS", UNOPTIMIZED)
 
-# Programs that many tests compile, and scenes that they render, are made once, outside the caches of the user. The
-# first process creates the folder; all others find it in the environment.
+# Scenes are rendered once, outside the cache of the user, and compiled programs are kept for the next test run, unless
+# they have become too large. The first process creates the folders; all others find them in the environment.
+PROGRAMS, MOST_BYTES = REPOSITORY / ".tests-cache", 2**31
 if "MLMOE_TESTS_CACHE" not in os.environ:
     os.environ["MLMOE_TESTS_CACHE"] = tempfile.mkdtemp(prefix="mlmoe-tests-")
     atexit.register(shutil.rmtree, os.environ["MLMOE_TESTS_CACHE"], ignore_errors=True)
     os.environ["MLMOE_CACHE"] = f"{os.environ['MLMOE_TESTS_CACHE']}/made"
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = f"{os.environ['MLMOE_TESTS_CACHE']}/compiled"
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(PROGRAMS)
+    if PROGRAMS.exists() and sum(file.stat().st_size for file in PROGRAMS.iterdir()) > MOST_BYTES:
+        shutil.rmtree(PROGRAMS)
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
@@ -70,6 +75,25 @@ def is_slow(item: pytest.Item) -> bool:
         return others or any(case.indices[name] for name in mark.args)
 
     return "slow" in item.keywords or any(map(varies, item.iter_markers("variants")))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    """Fail a test that takes more processor time than its budget, 10 seconds unless its marker `budget` says otherwise.
+
+    Processor time, of the test and the processes that it starts, does not depend on what else the machine does.
+    """
+    before = processor_seconds()
+    result = yield
+    budget = next((mark.args[0] for mark in item.iter_markers("budget")), 10)
+    if not is_slow(item) and (seconds := processor_seconds() - before) > budget:
+        pytest.fail(f"it took {seconds:.1f} seconds of processor time; mark it slow, or budget(SECONDS) with a reason")
+    return result
+
+
+def processor_seconds() -> float:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + children.ru_utime + children.ru_stime
 
 
 @pytest.fixture(scope="session")
