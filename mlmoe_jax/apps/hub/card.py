@@ -138,15 +138,19 @@ def _metadata(address: Address, config: ConfigDict, results: Results, main: str,
 def _label_table(
     space: LabelSpace, thresholds: Thresholds, scored: SplitScores | None, difficult: str
 ) -> list[list[str]]:
-    """Return the labels with their training images, AP on a split, and thresholds."""
-    precision = np.full(len(space.names), np.nan)
+    """Return the labels with their training images, AP on a split, thresholds, and recall at the thresholds."""
+    precision = recall = np.full(len(space.names), np.nan)
+    limits = thresholds.of(space.names)
     if scored is not None:
         label, mask = targets(scored.codes[scored.read], difficult)
-        precision = multilabel.per_class(scored.scores[scored.read], label, mask=mask)["AP"]
-    columns = zip(space.names, space.positives, precision, thresholds.of(space.names), strict=True)
+        scores, positive = scored.scores[scored.read], (label > 0) & (mask > 0)
+        precision = multilabel.per_class(scores, label, mask=mask)["AP"]
+        hits, count = (positive & (scores >= limits)).sum(axis=0), positive.sum(axis=0)
+        recall = np.where(count > 0, hits / np.maximum(count, 1), np.nan)
+    columns = zip(space.names, space.positives, precision, limits, recall, strict=True)
     return [
-        [_plain(name), f"{count:,}", percent(ap), f"{threshold:.3g}" if np.isfinite(threshold) else "never"]
-        for name, count, ap, threshold in columns
+        [_plain(name), f"{count:,}", percent(ap), f"{limit:.3g}" if np.isfinite(limit) else "never", percent(share)]
+        for name, count, ap, limit, share in columns
     ]
 
 

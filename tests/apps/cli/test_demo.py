@@ -34,7 +34,7 @@ def test_photographs_are_labeled(tmp_path, capsys):
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
     assert [Path(row["image"]).name for row in rows] == ["flower.jpg", "temple.jpg"]
     scores = [float(row[name]) for row in rows for name in row if name not in ("image", "labels", "error")]
-    assert len(scores) == 26
+    assert len(scores) == 12
     assert all(0 <= score <= 1 for score in scores)
 
 
@@ -45,7 +45,7 @@ def test_the_cat_of_scikit_image_is_a_cat(capsys):
     found = {Path(row["image"]).stem: row for row in csv.DictReader(capsys.readouterr().out.splitlines())}
     assert found["chelsea"]["labels"] == "cat"
     assert "person" in found["astronaut"]["labels"].split(";")
-    assert found["rocket"]["labels"] == ""
+    assert found["coffee"]["labels"] == ""
 
 
 def test_photographs_are_found_in_scikit_image(tmp_path, monkeypatch, refusal):

@@ -90,9 +90,9 @@ def test_the_model_card(pushed):
     assert result["dataset"]["split"] == "test"
     assert [(one["type"], one["value"]) for one in result["metrics"]] == [("mAP", 75.0), ("CF1@0.5", 50.0)]
     assert "--workdir=hf:user/name --images" in body
-    assert "| a | 2 | 100.00 | 0.25 |" in body, "label, training images, AP, threshold"
-    assert "| b | 3 | 100.00 | never |" in body
-    assert "| c | 4 | – | 0.5 |" in body
+    assert "| a | 2 | 100.00 | 0.25 | 100.00 |" in body, "label, training images, AP, threshold, recall"
+    assert "| b | 3 | 100.00 | never | 0.00 |" in body
+    assert "| c | 4 | – | 0.5 | – |" in body
     assert "fitted on val" in body
     assert json.loads(pushed["backbone.json"])["fingerprint"] in body
 
