@@ -117,6 +117,7 @@ def test_every_addition_is_one_file_one_line_and_one_command():
     ]
 
 
+@pytest.mark.slow
 def test_the_additions_train_save_restore_and_predict(extended):
     (extended / "follow.py").write_text(RUN)
     environment = os.environ | {"PYTHONPATH": str(extended), "JAX_PLATFORMS": "cpu"}

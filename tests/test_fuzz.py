@@ -4,12 +4,14 @@ import json
 import subprocess
 import sys
 
+import pytest
 from helpers.paths import REPOSITORY
 
 # Those that need no trained model; the others take minutes.
 GROUPS = "overrides,stored config,command line,tables,published data,packed data,weights,images,image lists,run folders"
 
 
+@pytest.mark.slow
 def test_no_input_ends_in_a_traceback_a_hang_or_a_file_elsewhere(tmp_path):
     found = tmp_path / "found.json"
     flags = ["--cases=400", f"--groups={GROUPS}", f"--json={found}"]

@@ -49,6 +49,7 @@ def close(one: dict, other: dict, tolerance: float = 1e-6) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------- agreeing
+@pytest.mark.budget(30)  # several processes
 def test_processes_agree(start_job, tmp_path):
     job = start_job(2, tmp_path, program="agreeing.py")
     assert job.wait() == [0, 0], job.messages(0) + job.messages(1)
@@ -74,6 +75,7 @@ def test_processes_agree(start_job, tmp_path):
 
 
 # -------------------------------------------------------------------------------------------------------- training
+@pytest.mark.budget(60)  # three processes that train
 def test_two_processes_train_and_evaluate_as_one_does(start_job, config_file, backbone, tmp_path):
     job = start_job(2, f"--config={config_file}", f"--workdir={tmp_path / 'two'}", "--json")
     train(load_config(str(config_file), []), RunFolder(tmp_path / "one"))

@@ -5,12 +5,13 @@ from helpers import tiny
 
 from mlmoe_jax.models.heads.linear import LinearHead
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.training.loop import train
+from mlmoe_jax.training import loop
 
 
 def test_a_module_prints_values_without_jit(tmp_path, monkeypatch, capsys):
     config = tiny.small_training(monkeypatch)
-    config.train.epochs, config.train.batch_size, config.report.samples = 1, 60, 0  # one step
+    tiny.use_scenes(monkeypatch, train=8, val=4, test=4, test_shift=4)
+    config.train.epochs, config.train.batch_size, config.eval.batch_size, config.report.samples = 1, 8, 4, 0  # one step
     config.data.val_split, config.eval.select_on = "", "none"
     call = LinearHead.__call__
 
@@ -19,8 +20,9 @@ def test_a_module_prints_values_without_jit(tmp_path, monkeypatch, capsys):
         return call(self, features, *args, **options)
 
     monkeypatch.setattr(LinearHead, "__call__", printing)
+    monkeypatch.setattr(loop, "finish", lambda *_: {})
     with jax.disable_jit():
-        train(config, RunFolder(tmp_path / "run"))
+        loop.train(config, RunFolder(tmp_path / "run"))
     printed = capsys.readouterr().out
     assert printed.startswith("features [[")
     assert "Traced<" not in printed

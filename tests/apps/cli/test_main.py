@@ -124,9 +124,9 @@ def test_training_leaves_a_complete_run_folder(trained):
     assert "parameters trainable" in done.stderr
 
 
-def test_eval_reproduces_training_to_the_last_digit(program, here, trained):
+def test_eval_reproduces_training_to_the_last_digit(here, trained):
     folder, done = trained
-    again = succeeded(program("--mode=eval", f"--workdir={folder}", "--json"))
+    again = succeeded(here("--mode=eval", f"--workdir={folder}", "--json"))
     trained_results, results = json.loads(done.stdout), json.loads(again.stdout)
     assert set(results) == {"test", "test_shift"}
     assert results == {name: trained_results[name] for name in results}
@@ -199,9 +199,9 @@ def photos(tmp_path_factory):
     return folder
 
 
-def test_predict_writes_one_row_per_image(program, here, trained, photos, tmp_path):
+def test_predict_writes_one_row_per_image(here, trained, photos, tmp_path):
     done = succeeded(
-        program("--mode=predict", f"--workdir={trained[0]}", f"--images={photos}", f"--output={tmp_path / 'p.csv'}")
+        here("--mode=predict", f"--workdir={trained[0]}", f"--images={photos}", f"--output={tmp_path / 'p.csv'}")
     )
     assert "3 of 3 images labeled" in done.stdout
     rows = table_of(tmp_path / "p.csv")

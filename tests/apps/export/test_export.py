@@ -259,6 +259,7 @@ def operations(folder: Path) -> Counter[str]:
     return Counter(node.op_type for node in program.graph.node)
 
 
+@pytest.mark.budget(30)  # the compiler of the export
 @pytest.mark.variants("reference")
 @pytest.mark.parametrize(
     ("reference", "changes"),
