@@ -51,6 +51,7 @@ def scores(folder: RunFolder, name: str = "scores.npz") -> dict[str, np.ndarray]
 
 
 # CNN-RNN learns from the labels and has dropout; Q2L reads the feature map.
+@pytest.mark.budget(30)  # two trainings
 @pytest.mark.parametrize("method", [pytest.param("q2l_resnet101", marks=pytest.mark.slow), "cnn_rnn_resnet101"])
 def test_results_are_those_of_training_on_images(method, tmp_path, cache, monkeypatch):
     reference = f"{method}:dataset=digits"

@@ -150,6 +150,7 @@ def test_rerunning_a_finished_training_only_evaluates(here, trained):
     assert len(json.loads((folder / "starts.json").read_text())) == 1, "nothing was left to train"
 
 
+@pytest.mark.budget(30)  # two trainings
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_an_interrupted_run_resumes_with_identical_results(program, here, trained, tmp_path, number):
     folder, done = trained
