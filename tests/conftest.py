@@ -1,6 +1,7 @@
 """Shared by all tests: the `--all` switch, the real sample images, and a check that an error is one plain sentence."""
 
 import atexit
+import gc
 import os
 import resource
 import shutil
@@ -35,6 +36,7 @@ if "MLMOE_TESTS_CACHE" not in os.environ:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
+gc.set_threshold(50_000, 20, 50)  # the objects of thousands of programs are visited less often
 os.environ["MLMOE_OFFLINE"] = "1"  # no test, and no program that one starts, fetches weights from the network
 
 
