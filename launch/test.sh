@@ -11,10 +11,9 @@ use_environment dev
 export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}"
 "$python_in_environment" -m ruff check .
 "$python_in_environment" -m ruff format --check --quiet .
-# Tree mode may become Flax's default, so the models must work in it: with --all, all model tests run in it, else one head.
-in_tree_mode=(tests/models/test_heads.py)
-[[ " $* " != *" --all "* ]] || in_tree_mode=(tests/models)
-NNX_GRAPH_MODE=false NNX_GRAPH_UPDATES=false "$python_in_environment" -m pytest -n 2 --dist loadfile "${in_tree_mode[@]}"
+if [[ " $* " == *" --all "* ]]; then  # tree mode may become Flax's default, so the models must work in it
+  NNX_GRAPH_MODE=false NNX_GRAPH_UPDATES=false "$python_in_environment" -m pytest -n 2 --dist loadfile tests/models
+fi
 # Keep the order of the files: the slowest have few tests and would otherwise run last, with one worker idle. A worker
 # that crashes ends the run: replaced, it has been seen to leave the other one waiting forever.
 "$python_in_environment" -m pytest -n 2 --max-worker-restart=0 --dist loadfile --no-loadscope-reorder "$@"

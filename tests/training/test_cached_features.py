@@ -164,19 +164,18 @@ def test_images_that_cannot_be_read_are_left_out(tmp_path, cache, unreadable_ima
 def test_features_are_written_for_the_user(tmp_path, cache, capsys):
     flags = [f"--config.{key}={value}" for key, value in SMALL.items()]
     assert (
-        main(["--mode=features", "--config=q2l_resnet101:dataset=digits", f"--output={tmp_path / 'out'}", *flags]) == 0
+        main(["--mode=features", "--config=linear_probe:dataset=digits", f"--output={tmp_path / 'out'}", *flags]) == 0
     )
     assert capsys.readouterr().out == f"features: {tmp_path / 'out'}\n"
     assert not cache.exists()
-    config = config_of("q2l_resnet101:dataset=digits", data__cache_features="float32", train__epochs="1")
+    config = config_of(data__cache_features="float32", train__epochs="1")
     train(config, RunFolder(tmp_path / "run"))
-    tables = {len(table): table for table in map(np.load, cache.glob("*/00000.patches.npy"))}
+    tables = {len(table): table for table in map(np.load, cache.glob("*/00000.cls.npy"))}
     for name, count in (("train", 50), ("val", 20), ("test", 20)):
-        patches = np.load(tmp_path / "out" / f"{name}.patches.npy")
-        assert patches.shape == (count, 4, 4, 16)
+        assert np.load(tmp_path / "out" / f"{name}.cls.npy").shape == (count, 16)
         assert np.load(tmp_path / "out" / f"{name}.labels.npy").shape == (count, 10)
         assert len((tmp_path / "out" / f"{name}.ids.txt").read_text().splitlines()) == count
-    np.testing.assert_allclose(np.load(tmp_path / "out" / "train.patches.npy"), tables[50], atol=1e-5)
+    np.testing.assert_allclose(np.load(tmp_path / "out" / "train.cls.npy"), tables[50], atol=1e-5)
     assert len((tmp_path / "out" / "classes.txt").read_text().splitlines()) == 10
 
 

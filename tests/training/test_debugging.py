@@ -1,6 +1,7 @@
 """A training step without compilation, as docs/troubleshooting.md shows it: modules print values."""
 
 import jax
+import pytest
 from helpers import tiny
 
 from mlmoe_jax.models.heads.linear import LinearHead
@@ -8,6 +9,7 @@ from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.training import loop
 
 
+@pytest.mark.slow
 def test_a_module_prints_values_without_jit(tmp_path, monkeypatch, capsys):
     config = tiny.small_training(monkeypatch)
     tiny.use_scenes(monkeypatch, train=8, val=4, test=4, test_shift=4)

@@ -108,14 +108,14 @@ def test_the_test_script_installs_its_tools_and_forwards_its_flags(launch, tmp_p
     assert tools.read_text() == "some-tool\n"
     assert [call for call in calls if "-m pytest" in call] == [
         "-m pytest -n 2 --dist loadfile tests/models",
-        "-m pytest -n 2 --dist loadfile --no-loadscope-reorder --all",
+        "-m pytest -n 2 --max-worker-restart=0 --dist loadfile --no-loadscope-reorder --all",
     ]
 
 
 def test_ci_runs_the_test_script(launch):
     done, calls = launch(".ci/run")
     assert done.returncode == 0, done.stderr
-    assert calls[-1] == "-m pytest -n 2 --dist loadfile --no-loadscope-reorder"
+    assert calls[-1] == "-m pytest -n 2 --max-worker-restart=0 --dist loadfile --no-loadscope-reorder"
 
 
 def test_an_old_python_is_refused(launch, tmp_path):
