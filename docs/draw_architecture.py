@@ -60,23 +60,23 @@ class Import:
 
 def modules(package: Path = ROOT) -> dict[str, Path]:
     """Return every module of the package by its name, PUBLIC for the package itself."""
-    found = {}
+    paths = {}
     for path in sorted(package.rglob("*.py")):
         parts = path.relative_to(package).with_suffix("").parts
-        found[".".join(part for part in parts if part != "__init__") or PUBLIC] = path
-    return found
+        paths[".".join(part for part in parts if part != "__init__") or PUBLIC] = path
+    return paths
 
 
 def read_imports(package: Path = ROOT) -> list[Import]:
     """Return every import of a module of the package by another, also those inside functions."""
     known = modules(package)
-    found = []
+    imports = []
     for source, path in known.items():
         for name, line, when in _references(ast.parse(path.read_text()), AT_ONCE):
             target = _module(name, known)
             if target not in (None, source):
-                found.append(Import(source, target, line, when))
-    return found
+                imports.append(Import(source, target, line, when))
+    return imports
 
 
 def package_of(module: str) -> str:
@@ -141,8 +141,8 @@ FIRST_LANE, LANE = LEFT + BOX + 44, 58
 CHIPS = 132  # from the edge of a box to its first subpackage
 INK, MUTED, PAPER, FILL, EDGE, CHIP = "#1f2933", "#52606d", "#ffffff", "#f5f7fa", "#9aa5b1", "#dde5ee"
 GUIDE = "#e4e7eb"
-# One color for each lane, dark enough on white; neighbours differ clearly.
-COLOURS = (
+# One color for each lane, dark enough on white; neighbors differ clearly.
+COLORS = (
     *("#7c3aed", "#0f766e", "#b45309", "#1d4ed8", "#be185d", "#4d7c0f", "#0e7490", "#c2410c", "#6d28d9", "#1e3a5f"),
     MUTED,
 )
@@ -188,7 +188,7 @@ def draw() -> str:
     uses = {(package_of(one.source), package_of(one.target)) for one in read_imports()}
     targets = [package for packages in LAYERS[1:] for package in packages]
     lane = {package: FIRST_LANE + LANE * index for index, package in enumerate(targets)}
-    color = dict(zip(targets, COLOURS, strict=True))
+    color = dict(zip(targets, COLORS, strict=True))
     bottom = max(box.y + box.height for box in placed.values())
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + 24:g}" width="{WIDTH}" '

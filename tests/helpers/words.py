@@ -12,7 +12,7 @@ TEXTS = frozenset({".py", ".md", ".sh", ".html", ".js", ".toml", ".json"})
 
 # A pronoun for a noun that stands elsewhere. "the same" counts where no noun follows it.
 BACK_REFERENCE = (
-    r"\b(?:(?:those|that|these|the ones?) of|the others?(?! than)|the latter|the former"
+    r"\b(?:(?:those|that|these|the ones?) of|the others(?! than)|the latter|the former"
     r"|the same(?=[.,;:)]|$| (?:as|for|of|in|with|on|by|to|if|from|at)\b))\b"
 )
 # The standard word for a private one.
@@ -30,7 +30,7 @@ PRIVATE = {
     r"looks?(?! (?:at|for|up|like|the|it|into)\b)": "perceptual hash",
 }
 BRITISH = (
-    r"\b\w*(?:colour|behaviour|favour|neighbour|centre|licence|labell|modell|cancell|normalis|initialis|optimis"
+    r"\b(?!labell(?:imit|edby))\w*(?:colour|behaviour|favour|neighbour|centre|licence|labell|modell|normalis|initialis|optimis"
     r"|organis|regularis|generalis|summaris|recognis|serialis|quantis|vectoris|visualis)\w*"
 )
 PARTICIPLES = re.compile(
