@@ -52,6 +52,7 @@ def ml_decoder(labels, groups, **options):
 HEADS = {
     "q2l": q2l,
     "q2l_projection": functools.partial(q2l, 20),
+    "q2l_self_attention": functools.partial(q2l, style="q2l_self_attention"),
     "torch": as_torch_wires_it,
     "ml_decoder": functools.partial(ml_decoder, K, 100),
     "ml_decoder_grouped": functools.partial(ml_decoder, 7, 3),

@@ -122,8 +122,8 @@ class Head(nn.Module):
         return decoder.norm(hidden)
 
 
-def q2l(channels=WIDTH):
-    layers = [Layer(4, decodes=True, self_attention=False) for _ in range(2)]
+def q2l(channels=WIDTH, self_attention=False):
+    layers = [Layer(4, decodes=True, self_attention=self_attention) for _ in range(2)]
     return Head(channels, Stack([Layer(4, decodes=False)], False), Stack(layers, True))
 
 
@@ -211,13 +211,14 @@ def main():
     models = {
         "q2l": (q2l(), WIDTH),
         "q2l_projection": (q2l(20), 20),
+        "q2l_self_attention": (q2l(self_attention=True), WIDTH),
         "torch": (TorchHead(20), 20),
         "ml_decoder": (MLDecoder(20, LABELS, LABELS), 20),
         "ml_decoder_grouped": (MLDecoder(20, 7, 3), 20),
     }
     arrays = {"visible": visible, "positions/3x5": sine_positions(WIDTH, 3, 5).numpy()}
     arrays["positions/7x7"] = sine_positions(64, 7, 7).numpy()
-    seeds = (0, 1, 5, 7, 8)
+    seeds = (0, 1, 2, 5, 7, 8)
     for seed, (case, (model, channels)) in zip(seeds, models.items(), strict=True):
         torch.manual_seed(seed)
         arrays |= {f"{case}/{name}": array for name, array in measure(model, channels, seed).items()}
