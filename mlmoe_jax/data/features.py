@@ -56,7 +56,7 @@ class FeatureTable:
         return max(1, PART_BYTES // self.row_bytes)
 
     def missing(self) -> list[int]:
-        """Return the numbers of the parts that are not stored yet."""
+        """Return the numbers of the parts to compute."""
         parts = range(math.ceil(self.rows / self.part_rows))
         return [part for part in parts if not self._file(part, READ).exists()]
 

@@ -186,7 +186,7 @@ class Predictor:
     def _batch_results(self, output: dict, split: Split, top_k: int | None) -> Iterator[Result]:
         read = output["mask"] > 0
         if not np.isfinite(output["logits"][read]).all():
-            raise UserError("the model returns scores that are not finite: its training has diverged; train it again")
+            raise UserError("the model returns non-finite scores: its training has diverged; train it again")
         for at, row in enumerate(output["id"].tolist()):
             if row < 0:  # padding
                 continue

@@ -62,7 +62,7 @@ class LoadReport:
       source: the layout of the file.
       loaded: the paths of the values from the file.
       unused: the tensors of the file that were not used.
-      missing: the paths of optional values that are not in the file and have not changed.
+      missing: the paths of optional values that the file lacks; they have not changed.
       sorted_labels: see Source.
     """
 
@@ -223,7 +223,7 @@ def apply_rules(path: Path, tensors: dict[str, np.ndarray], source: Source) -> M
         for rule in source.rules if name.startswith(wrapper) else ():
             if match := re.fullmatch(rule.pattern, name.removeprefix(wrapper)):
                 if jnp.issubdtype(tensor.dtype, jnp.floating) and not np.isfinite(tensor).all():
-                    raise UserError(f"tensor {name} in {path} has numbers that are not finite; use an undamaged file")
+                    raise UserError(f"tensor {name} in {path} has non-finite numbers; use an undamaged file")
                 places = tuple(int(match.expand(at)) if isinstance(at, str) else at for at in rule.at)
                 try:
                     pieces[match.expand(rule.target)].append(_Piece(rule, places, name, rule.transform(tensor)))

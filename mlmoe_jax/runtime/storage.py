@@ -285,7 +285,7 @@ class Target:
 
 @contextlib.contextmanager
 def open_target(target: Target) -> Iterator[TextIO]:
-    """Open a target for writing; paths that are not UTF-8 keep their bytes.
+    """Open a target for writing; paths in other encodings than UTF-8 keep their bytes.
 
     A file gets its name only if the block succeeds, see `whole_file`. Standard output is written line by line. If its
     reader closes it, as in `… | head`, BrokenPipeError ends the command. Raises UserError if writing fails.

@@ -91,7 +91,7 @@ class _Problem(NamedTuple):
 
 
 def _newton(problem: _Problem, at: _Step, fixed: Bool[Array, " p"], tolerance: Float[Array, ""]) -> _Step:
-    """Return the minima of all columns that are not fixed."""
+    """Return the minima of all columns except the fixed ones."""
 
     def continues(state) -> Bool[Array, ""]:
         count, _, _, converged = state

@@ -89,7 +89,7 @@ def test_a_tensor_with_numbers_that_are_not_finite_is_named(refusal, vit, source
     name = sorted(tensors)[3]
     tensors[name].flat[1] = bad
     sentence = refused(refusal, vit, tmp_path, tensors, "weights.safetensors")
-    assert f"tensor {name} in {tmp_path / 'weights.safetensors'} has numbers that are not finite" in sentence
+    assert f"tensor {name} in {tmp_path / 'weights.safetensors'} has non-finite numbers" in sentence
 
 
 def test_a_tensor_of_another_shape_is_named(refusal, vit, source, tmp_path):

@@ -213,7 +213,7 @@ def _require_trainable(run: GridRun, counts: dict[str, int]) -> None:
 
 
 def execute(runs: Sequence[GridRun], folder: RunFolder, write: Callable[[], None], finish: Callable[[], None]) -> int:
-    """Train all runs that are not finished, and read their results.
+    """Train all unfinished runs, and read their results.
 
     A run that fails gets an `error` and does not stop the remaining runs.
 

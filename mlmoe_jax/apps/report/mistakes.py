@@ -79,7 +79,7 @@ class Judged:
 
     @property
     def missed(self) -> np.ndarray:
-        """bool[N,K], present labels that are not predicted."""
+        """bool[N,K], present labels below their threshold."""
         return (self.table.codes == POSITIVE) & ~self.predicted
 
     @property

@@ -78,7 +78,7 @@ def _photographs(item: str) -> list[str]:
 
 
 def _read_list(item: str) -> list[str]:
-    """Return the paths of a list; bytes that are not UTF-8 are preserved, as in all paths."""
+    """Return the paths of a list; invalid UTF-8 is preserved, as in all paths."""
     name = "standard input" if item == "-" else f"the list {item[1:]}"
     with _explained(name):
         stdin = sys.stdin.buffer if sys.stdin else io.BytesIO()  # None if it is closed

@@ -3,7 +3,7 @@
     root/{split}/{class}/…/a.jpg     # one folder per split
     root/{class}/…/a.jpg             # no folders per split, with data.val_fraction or without another split
 
-A folder of a class may have subfolders. Hidden files and folders, files that are not images, and images outside every
+A folder of a class may have subfolders. Hidden files and folders, files other than images, and images outside every
 class folder are left out.
 """
 

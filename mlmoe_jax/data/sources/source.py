@@ -80,7 +80,7 @@ class Published:
             raise self.missing(f"cannot read {path} ({error.strerror})") from error
 
     def lines(self, path: Path) -> list[str]:
-        """Return the lines of a text file. Bytes that are not UTF-8 are replaced."""
+        """Return the lines of a text file. Invalid UTF-8 is replaced."""
         return self.read(path).decode(errors="replace").splitlines()
 
     def missing(self, reason: str) -> UserError:

@@ -108,7 +108,7 @@ def precision_recall_f1(
     CF1 and OF1 are 0 if precision and recall are both 0, and nan if either is nan.
 
     Args:
-      predicted: 0 or False for classes that are not predicted.
+      predicted: 0 or False for other classes.
       labels, mask: see the module.
       empty: the value of 0/0: "skip", a class is left out of the mean, and an overall value is nan (ML-VPT); "zero", 0
         (scikit-learn); "one", as "skip" but P is at least 1 for each class, also in ΣP (ML-GCN, ADD-GCN).
@@ -218,7 +218,7 @@ def ratio(numerator: ArrayLike, denominator: ArrayLike, fill: float = np.nan) ->
 
 
 def mean_defined(values: ArrayLike) -> Any:
-    """Return the mean over the last axis of the values that are not nan, nan if all are: f64[…] of f64[...,K]."""
+    """Return the mean over the last axis of the values other than nan, nan if all are nan: f64[…] of f64[...,K]."""
     values = np.asarray(values, np.float64)
     if values.ndim > 1:
         return np.array([mean_defined(row) for row in values])

@@ -120,7 +120,7 @@ def test_a_diverged_model_is_one_sentence(start):
     process = start(bias=float("nan"))
     _, text = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert text.splitlines()[-1].startswith("error: the model returns scores that are not finite")
+    assert text.splitlines()[-1].startswith("error: the model returns non-finite scores")
     assert "Traceback" not in text
 
 
