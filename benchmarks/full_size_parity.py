@@ -19,7 +19,7 @@ from flax import nnx
 
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViT
-from mlmoe_jax.models.contracts import CLS, PATCHES
+from mlmoe_jax.models.outputs import CLS, PATCHES
 from mlmoe_jax.pretrained.load import load_weights
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mlmoe_jax.models import losses
     from mlmoe_jax.models.block_features import block_features
     from mlmoe_jax.models.build import Classifier
-    from mlmoe_jax.models.contracts import Prediction, Prompts
+    from mlmoe_jax.models.outputs import Prediction, Prompts
     from mlmoe_jax.runs.restore import Run
 
 __all__ = [
@@ -60,7 +60,7 @@ __all__ = [
 # Public name -> the module that it is, or "module:attribute".
 _LAZY = {
     "Predictor": "mlmoe_jax.inference.predict:Predictor",
-    "Prompts": "mlmoe_jax.models.contracts:Prompts",
+    "Prompts": "mlmoe_jax.models.outputs:Prompts",
     "block_features": "mlmoe_jax.models.block_features:block_features",
     "group_labels": "mlmoe_jax.data.labels.grouping:group_labels",
     "losses": "mlmoe_jax.models.losses",

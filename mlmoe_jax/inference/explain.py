@@ -9,7 +9,7 @@ A run folder keeps explained sample images of one split for the report:
     samples/explained.npz  `gates/NAME` f16[S,K,E] (static gates f16[1,K,E]) and `attention/NAME` f16[S,Q,N]
 
 Shape letters: S sample images, K labels, E entries of a gate, Q queries (class token, prompts, or labels),
-N patches; see `models.contracts.Prediction`.
+N patches; see `models.outputs.Prediction`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from mlmoe_jax.data.prepare import Batch, Preprocess
 from mlmoe_jax.models import partition
-from mlmoe_jax.models.contracts import Features, Prediction
+from mlmoe_jax.models.outputs import Features, Prediction
 from mlmoe_jax.models.params import ModelDef, Params
 from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, remove_padding
 

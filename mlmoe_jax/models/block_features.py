@@ -7,7 +7,7 @@ from collections.abc import Collection
 import jax
 
 from mlmoe_jax.models.backbones.vit import ViT
-from mlmoe_jax.models.contracts import CLS, PATCHES, Features
+from mlmoe_jax.models.outputs import CLS, PATCHES, Features
 
 
 def block_features(

@@ -17,17 +17,8 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.catalog import ADAPTERS, describe_adapters, head_of, prompts_of
-from mlmoe_jax.models.contracts import (
-    PROMPTS,
-    Adapter,
-    Backbone,
-    BackboneShape,
-    Delta,
-    Deltas,
-    Features,
-    Head,
-    Prediction,
-)
+from mlmoe_jax.models.contracts import Adapter, Backbone, BackboneShape, Head
+from mlmoe_jax.models.outputs import PROMPTS, Delta, Deltas, Features, Prediction
 from mlmoe_jax.runtime.setup import dtypes
 
 

@@ -20,11 +20,11 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import partition
-from mlmoe_jax.models.contracts import PATCHES, Features
 from mlmoe_jax.models.layers.detr import EPSILON, DecoderLayer, EncoderLayer
 from mlmoe_jax.models.layers.positions import detr_positions
 from mlmoe_jax.models.layers.recompute import LayerNorm
 from mlmoe_jax.models.layers.values import torch_linear
+from mlmoe_jax.models.outputs import PATCHES, Features
 
 # Precedes the trainable rules if queries are fixed. They count as parameters but must not change.
 FIXED_QUERIES = (r"^head/decoder/queries$", False)

@@ -12,7 +12,7 @@ from mlmoe_jax.data.prepare import Batch
 from mlmoe_jax.data.split import targets
 from mlmoe_jax.models import losses
 from mlmoe_jax.models.catalog import LOSSES
-from mlmoe_jax.models.contracts import Prediction
+from mlmoe_jax.models.outputs import Prediction
 
 Metrics = dict[str, jax.Array]
 Objective = Callable[..., tuple[jax.Array, Metrics]]  # (prediction, batch, whole batch), see make_objective

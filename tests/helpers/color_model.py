@@ -7,7 +7,7 @@ import numpy as np
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.prepare import Preprocess
-from mlmoe_jax.models.contracts import Prediction
+from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.runtime.sharding import make_mesh
 
 NAMES = ("red", "green", "blue", "dark")

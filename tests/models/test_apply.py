@@ -11,7 +11,7 @@ from flax import nnx
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.models.apply import apply
-from mlmoe_jax.models.contracts import Prediction
+from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.runtime.sharding import LabelAxes, make_mesh
 

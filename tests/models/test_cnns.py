@@ -23,10 +23,10 @@ from mlmoe_jax.models.backbones.convnext import ConvNeXtShape
 from mlmoe_jax.models.backbones.efficientnet import ConvNorm, EfficientNetLiteShape
 from mlmoe_jax.models.backbones.resnet import ResNetShape
 from mlmoe_jax.models.build import Classifier
-from mlmoe_jax.models.contracts import Prompts
 from mlmoe_jax.models.heads.linear import LinearHead
 from mlmoe_jax.models.layers.batch_norm import BatchNorm, fold
 from mlmoe_jax.models.macs import count_macs
+from mlmoe_jax.models.outputs import Prompts
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.load import apply_rules, load_weights, read_tensors
 from mlmoe_jax.pretrained.rules.cnn import EFFICIENTNET, TORCHVISION_CONVNEXT, TORCHVISION_RESNET

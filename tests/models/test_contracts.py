@@ -15,7 +15,8 @@ from mlmoe_jax.models import partition
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.build import Classifier, build_model
 from mlmoe_jax.models.catalog import HEADS, head_of
-from mlmoe_jax.models.contracts import Features, Head, Prediction
+from mlmoe_jax.models.contracts import Head
+from mlmoe_jax.models.outputs import Features, Prediction
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.models.partition import LABEL, LABEL_GROUP, PROMPT, WORD_VECTOR, label_axes
 from mlmoe_jax.runs.assemble import label_axes_for

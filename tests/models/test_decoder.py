@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mlmoe_jax.models.contracts import Features
 from mlmoe_jax.models.layers.detr import DecoderLayer, EncoderLayer, FeedForward, QueryAttention
 from mlmoe_jax.models.layers.positions import detr_positions
 from mlmoe_jax.models.macs import count_macs
+from mlmoe_jax.models.outputs import Features
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.models.query_decoder import STYLES, QueryDecoder
 

@@ -15,9 +15,9 @@ from helpers.twins import parity_script
 
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
-from mlmoe_jax.models.contracts import Prompts
 from mlmoe_jax.models.layers.attention import FusedProjection, rotate
 from mlmoe_jax.models.layers.positions import rotary_angles
+from mlmoe_jax.models.outputs import Prompts
 from mlmoe_jax.pretrained.load import apply_rules, recognize
 
 make_vit = parity_script("make_vit")

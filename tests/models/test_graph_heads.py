@@ -8,10 +8,10 @@ from flax import nnx
 from helpers.paths import PARITY
 
 from mlmoe_jax.data.labels.graph import label_graph
-from mlmoe_jax.models.contracts import Features
 from mlmoe_jax.models.heads.graph import ADDGCNHead, MLGCNHead
 from mlmoe_jax.models.layers.values import Constant
 from mlmoe_jax.models.macs import count_macs
+from mlmoe_jax.models.outputs import Features
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.rules.heads import own_classifier, pointwise_matrix
 

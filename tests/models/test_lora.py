@@ -19,8 +19,8 @@ from mlmoe_jax.models.adapters.lora import LAYERS, LoRA
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import build_model, sum_deltas
 from mlmoe_jax.models.catalog import describe_adapters
-from mlmoe_jax.models.contracts import Prompts
 from mlmoe_jax.models.macs import count_macs
+from mlmoe_jax.models.outputs import Prompts
 from mlmoe_jax.runs.assemble import abstract_parts
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import open_run

@@ -13,8 +13,8 @@ from mlmoe_jax.models.adapters.prompts import DeepPrompts
 from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import Classifier
-from mlmoe_jax.models.contracts import Prediction
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
+from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.models.params import ModelDef, fingerprint, parameter_table, split_trainable
 from mlmoe_jax.runtime.sharding import make_mesh
 from mlmoe_jax.training.objective import make_objective

@@ -8,7 +8,7 @@ from flax import nnx
 
 from mlmoe_jax.models.adapters.prompts import DeepPrompts, PrunablePrompts, ShallowPrompts, within_bounds
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
-from mlmoe_jax.models.contracts import Prompts
+from mlmoe_jax.models.outputs import Prompts
 
 SHAPE = ViTShape(width=32, depth=3, heads=4, patch=8, native=32, layer_scale=0.5)
 PLACE = (SHAPE.depth, SHAPE.width, SHAPE.patch)

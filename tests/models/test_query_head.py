@@ -14,8 +14,8 @@ from helpers.twins import error
 from safetensors.numpy import save_file
 
 from mlmoe_jax.models.backbones.resnet import ResNet, ResNetShape
-from mlmoe_jax.models.contracts import PATCHES, Features
 from mlmoe_jax.models.heads.query import GroupedClassifier, QueryHead
+from mlmoe_jax.models.outputs import PATCHES, Features
 from mlmoe_jax.models.params import ModelDef, split_trainable
 from mlmoe_jax.models.query_decoder import FIXED_QUERIES, QueryDecoder
 from mlmoe_jax.pretrained.load import load_weights

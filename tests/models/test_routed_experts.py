@@ -10,10 +10,10 @@ import pytest
 from flax import nnx
 
 from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.models.contracts import Features
 from mlmoe_jax.models.experts import EXPERTS, GATES, gate_entropy
 from mlmoe_jax.models.heads.routed_experts import SETTINGS, RoutedExpertsHead, entropy_penalty
 from mlmoe_jax.models.macs import count_macs
+from mlmoe_jax.models.outputs import Features
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.models.query_decoder import QueryDecoder
 

@@ -11,7 +11,7 @@ from helpers.paths import PARITY
 from helpers.twins import error, parity_script, write_weights
 
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
-from mlmoe_jax.models.contracts import Prompts
+from mlmoe_jax.models.outputs import Prompts
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.load import load_weights
 

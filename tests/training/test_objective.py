@@ -8,7 +8,7 @@ from helpers.bench import drawn_batch
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.models import losses
-from mlmoe_jax.models.contracts import Prediction
+from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.training.objective import _negatives_over_positives, make_objective, training_objective
 
 B, K = 8, 3

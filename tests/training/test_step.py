@@ -11,7 +11,7 @@ from helpers.bench import Bench, drawn_batch
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.models.adapters.prompts import TEMPERATURES, clamp
-from mlmoe_jax.models.contracts import Prediction
+from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.models.params import ModelDef, split_trainable
 from mlmoe_jax.runs.assemble import Parts
 from mlmoe_jax.runtime.sharding import make_mesh

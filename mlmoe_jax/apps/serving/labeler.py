@@ -16,7 +16,7 @@ from mlmoe_jax.inference.explain import make_explain_step, prompt_places
 from mlmoe_jax.inference.predict import SIZES, Predictor, fitting_size
 from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.catalog import head_of
-from mlmoe_jax.models.contracts import LABELS, PROMPTS, Prediction
+from mlmoe_jax.models.outputs import LABELS, PROMPTS, Prediction
 from mlmoe_jax.runtime.memory import shortage_explained
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import shard_batch
@@ -75,9 +75,7 @@ class Labeler:
                 with shortage_explained("label on a device with more memory"):
                     outputs = self.label([blank] * size, kind)
                 if not np.isfinite(outputs[0].logits).all():
-                    raise UserError(
-                        "the model returns scores that are not finite: its training has diverged; train it again"
-                    )
+                    raise UserError("the model returns non-finite scores: its training has diverged; train it again")
                 seconds[size] = self._time([blank] * size, kind)
             self._shares[kind] = shares(seconds)
             each = ", ".join(f"{cost:.3f} s for {size}" for size, cost in seconds.items())

@@ -23,7 +23,7 @@ from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.explain import MOST_SIDE, thumbnail
 from mlmoe_jax.inference.predict import by_label
-from mlmoe_jax.models.contracts import Prediction
+from mlmoe_jax.models.outputs import Prediction
 
 STARTING, READY, STOPPING = "starting", "ready", "stopping"
 QUEUE = 128  # images that are read, wait or are labeled at a time; further requests get the status 429

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
-from mlmoe_jax.models.contracts import Adapter, BackboneShape, Delta, Deltas, Setting
+from mlmoe_jax.models.contracts import Adapter, BackboneShape, Setting
 from mlmoe_jax.models.layers.values import torch_linear
+from mlmoe_jax.models.outputs import Delta, Deltas
 
 LAYERS = ("query", "key", "value", "output", "fc1", "fc2")  # of a block, as in ViTShape.layers
 

@@ -12,8 +12,9 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from mlmoe_jax.models import rules
-from mlmoe_jax.models.contracts import Adapter, BackboneShape, Prompts
+from mlmoe_jax.models.contracts import Adapter, BackboneShape
 from mlmoe_jax.models.layers.values import Constant, torch_linear, uniform
+from mlmoe_jax.models.outputs import Prompts
 from mlmoe_jax.models.params import Params
 
 TEMPERATURES = (0.01, 10.0)
@@ -106,9 +107,7 @@ class DeepPrompts(_PromptTokens):
       patch: pixels per patch.
       count: P.
       mask: bool[P,P], True if a prompt (row) may attend to a prompt (column); None = all True.
-      project: see `_PromptTokens`.
-      dropout: see `_PromptTokens`.
-      rngs: for initial values.
+      project, dropout, rngs: see `_PromptTokens`.
     """
 
     def __init__(
@@ -138,18 +137,13 @@ class ShallowPrompts(_PromptTokens):
     GateVPT is "Improving visual prompt tuning for self-supervised vision transformers" (Yoo et al., ICML 2023).
 
     Args:
-      depth: L.
-      width: D.
-      patch: pixels per patch.
-      count: P.
+      depth, width, patch, count: see `DeepPrompts`.
       gate_init: None for VPT-shallow. With a number θ₀, the prompts entering block i+1 are g·(prompts leaving block i)
         + (1 − g)·(prompts entering block i) with g = σ(θᵢ), for all blocks but the last; θ starts at −θ₀, as in
         GateVPT's code.
       learn_temperature: divide the attention logits of each block by a learned number, clamped to 0.01 … 10, initially
         1, as in GateVPT (see `clamp` and `within_bounds`).
-      project: see `_PromptTokens`.
-      dropout: see `_PromptTokens`.
-      rngs: for initial values.
+      project, dropout, rngs: see `_PromptTokens`.
     """
 
     def __init__(
@@ -190,10 +184,7 @@ class PrunablePrompts(DeepPrompts):
     """The prompts of E2VPT (Han et al., ICCV 2023): deep prompts, additional keys and values, and pruning masks.
 
     Args:
-      depth: L.
-      width: D.
-      patch: pixels per patch.
-      count: P.
+      depth, width, patch, count: see `DeepPrompts`.
       key_values: m tokens per block that are appended to the keys and values after the projection (E2VPT, sec. 3.2),
         with the heads concatenated.
       shared: use one tensor for keys and values, the default of the authors' code.
@@ -205,9 +196,7 @@ class PrunablePrompts(DeepPrompts):
       segment_mask: initial values f32[P,segments]; None = ones.
       absent: prompts whose token mask is 0 are masked out for all tokens. Otherwise tokens attend to their zero
         vectors, as in the authors' code.
-      project: see `_PromptTokens`.
-      dropout: see `_PromptTokens`.
-      rngs: for initial values.
+      project, dropout, rngs: see `_PromptTokens`.
     """
 
     prunable = True

@@ -16,10 +16,11 @@ from jaxtyping import Float
 
 from mlmoe_jax.models.backbones.entry import Entry, torchvision_entry
 from mlmoe_jax.models.backbones.resnet import check_read, read_map
-from mlmoe_jax.models.contracts import CLS, BackboneShape, Features, Prompts
+from mlmoe_jax.models.contracts import BackboneShape
 from mlmoe_jax.models.layers.convolution import convolve
 from mlmoe_jax.models.layers.recompute import LayerNorm
 from mlmoe_jax.models.layers.transformer import LayerScale, Mlp
+from mlmoe_jax.models.outputs import CLS, Features, Prompts
 
 EPSILON = 1e-6
 

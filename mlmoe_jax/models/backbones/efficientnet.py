@@ -19,9 +19,10 @@ from jaxtyping import Float
 
 from mlmoe_jax.models.backbones.entry import Entry
 from mlmoe_jax.models.backbones.resnet import check_read, read_map
-from mlmoe_jax.models.contracts import CLS, BackboneShape, Features, Prompts
+from mlmoe_jax.models.contracts import BackboneShape
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
 from mlmoe_jax.models.layers.convolution import convolve
+from mlmoe_jax.models.outputs import CLS, Features, Prompts
 
 # Depthwise kernel size, stride, and expansion of the channels, per stage (EfficientNet, table 1).
 KERNELS, STRIDES, EXPANSIONS = (3, 3, 5, 3, 5, 5, 3), (1, 2, 2, 2, 1, 2, 1), (1, 6, 6, 6, 6, 6, 6)

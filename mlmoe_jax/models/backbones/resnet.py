@@ -17,9 +17,10 @@ from jax.typing import ArrayLike
 from jaxtyping import Float
 
 from mlmoe_jax.models.backbones.entry import Entry, torchvision_entry
-from mlmoe_jax.models.contracts import CLS, MEAN, PATCHES, BackboneShape, Features, Prompts
+from mlmoe_jax.models.contracts import BackboneShape
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
 from mlmoe_jax.models.layers.convolution import convolve
+from mlmoe_jax.models.outputs import CLS, MEAN, PATCHES, Features, Prompts
 
 EXPANSION = 4
 FROZEN_BATCH_NORM = (r"^backbone/(stem|stages/\d+/\d+(/shortcut)?)/norm\d?/(scale|bias)$", False)

@@ -19,11 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mlmoe_jax.models.contracts import CLS, MEAN, PATCHES, PROMPTS, BackboneShape, Deltas, Features, Prompts
+from mlmoe_jax.models.contracts import BackboneShape
 from mlmoe_jax.models.layers.detr import AttentionPool
 from mlmoe_jax.models.layers.positions import resample_positions, rotary_angles, sine_positions
 from mlmoe_jax.models.layers.recompute import LayerNorm
 from mlmoe_jax.models.layers.transformer import Block, hidden_width
+from mlmoe_jax.models.outputs import CLS, MEAN, PATCHES, PROMPTS, Deltas, Features, Prompts
 
 IMAGE, REGISTERS = "image", "registers"  # parts of the sequence that heads do not read
 

@@ -16,10 +16,11 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.graph import label_graph
 from mlmoe_jax.data.labels.space import LabelSpace
-from mlmoe_jax.models.contracts import LABELS, PATCHES, Features, Head, Prediction
+from mlmoe_jax.models.contracts import Head
 from mlmoe_jax.models.heads.linear import LabelClassifier
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
 from mlmoe_jax.models.layers.values import Constant, torch_linear, uniform
+from mlmoe_jax.models.outputs import LABELS, PATCHES, Features, Prediction
 from mlmoe_jax.models.partition import LABEL, WORD_VECTOR, axes
 
 SLOPE = 0.2  # of LeakyReLU below 0, in both papers' code

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +17,10 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.adapters.groups import SIDES, by_side, groups_by_side
-from mlmoe_jax.models.contracts import PROMPTS, Features, Head, Prediction
+from mlmoe_jax.models.contracts import Head
 from mlmoe_jax.models.experts import BottleneckExpert, LabelGates, apply_bank, make_bank
 from mlmoe_jax.models.heads.linear import LabelClassifier
+from mlmoe_jax.models.outputs import PROMPTS, Features, Prediction
 from mlmoe_jax.models.partition import LABEL, PROMPT
 
 
@@ -70,7 +71,45 @@ def combine_sides(sides: Sequence[Float[ArrayLike, "b k"]], how: str) -> Float[A
     return yes - no
 
 
-class GroupExpertsHead(Head):
+class _GroupHead(Head):
+    """The base class of the heads that read the prompts of the group of each label.
+
+    Args:
+      group_of: {side: the group of each label}, for `co`, `dc` or both.
+      groups: G.
+      per_group: M.
+      combine: `mean_logit` reports σ((co + dc)/2) as in the code, `mean_probability` (σ(co) + σ(dc))/2 as in the paper,
+        without an equation number.
+    """
+
+    read = (PROMPTS,)
+    by_label = True
+    needs_group_prompts = uses_groups = True
+
+    def __init__(self, group_of: Mapping[str, Sequence[int]], groups: int, per_group: int, combine: str):
+        self.groups, self.per_group, self.combine = groups, per_group, combine
+        self.sides, self.labels = tuple(group_of), len(next(iter(group_of.values())))
+
+    @classmethod
+    def from_config(
+        cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
+    ) -> Self:
+        prompts = config.model.prompts
+        sizes = {"groups": prompts.num_groups, "per_group": prompts.per_group, "combine": config.model.head.combine}
+        options = cls.options(config.model.head, dtype)
+        return cls(width, groups_by_side(prompts, space), **sizes, **options, rngs=rngs)
+
+    @classmethod
+    def options(cls, head: ConfigDict, dtype: jnp.dtype | None) -> dict[str, Any]:
+        """Return the arguments of the constructor that are not common to these heads."""
+        return {}
+
+    def _by_side(self, tokens: jax.Array) -> dict[str, jax.Array]:
+        """f32[B,P,D] -> per side f32[B,M,G,D]."""
+        return by_side(tokens, self.sides, self.per_group, self.groups)
+
+
+class GroupExpertsHead(_GroupHead):
     """The group-aware mixture of experts (ML-VPT, sec. 4.3–4.4) on the prompts of the last block.
 
     The terms `co` and `dc` of the prediction are the logits of the classifiers on the label features Σₑ w·E(z) (ML-VPT,
@@ -79,23 +118,15 @@ class GroupExpertsHead(Head):
 
     Args:
       width: D.
-      group_of: {side: the group of each label}, for `co`, `dc` or both.
-      groups: G.
-      per_group: M.
+      group_of, groups, per_group, combine: see `_GroupHead`.
       gates_of: one gate per `label` (strategy 2 of the paper, used by its model) or per `group` (strategy 1).
       hidden: width of the hidden layer of an expert.
       activation: activation of the experts, see BottleneckExpert.
       gate_bias: see LabelGates.
-      combine: `mean_logit` reports σ((co + dc)/2) as in the code, `mean_probability` (σ(co) + σ(dc))/2 as in the
-        paper, without an equation number.
       shared_classifier: use one classifier for both sides.
       dtype: type of the matmuls; None = float32.
       rngs: for the weights.
     """
-
-    read = (PROMPTS,)
-    by_label = True
-    needs_group_prompts = uses_groups = True
 
     def __init__(
         self,
@@ -113,8 +144,7 @@ class GroupExpertsHead(Head):
         dtype: jnp.dtype | None = None,
         rngs: nnx.Rngs,
     ):
-        self.groups, self.per_group, self.combine = groups, per_group, combine
-        self.sides, self.labels = tuple(group_of), len(next(iter(group_of.values())))
+        super().__init__(group_of, groups, per_group, combine)
 
         def expert(rngs: nnx.Rngs) -> BottleneckExpert:
             return BottleneckExpert(width, hidden, activation=activation, dtype=dtype, rngs=rngs)
@@ -126,24 +156,15 @@ class GroupExpertsHead(Head):
         self.classifier = LabelClassifier(width, self.labels, rngs=rngs) if shared_classifier else None
 
     @classmethod
-    def from_config(
-        cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
-    ) -> Self:
-        head, prompts = config.model.head, config.model.prompts
-        return cls(
-            width,
-            groups_by_side(prompts, space),
-            groups=prompts.num_groups,
-            per_group=prompts.per_group,
-            gates_of=head.gates_of,
-            hidden=head.expert_hidden,
-            activation=head.activation,
-            gate_bias=head.gate_bias,
-            combine=head.combine,
-            shared_classifier=head.shared_classifier,
-            dtype=dtype,
-            rngs=rngs,
-        )
+    def options(cls, head: ConfigDict, dtype: jnp.dtype | None) -> dict[str, Any]:
+        return {
+            "gates_of": head.gates_of,
+            "hidden": head.expert_hidden,
+            "activation": head.activation,
+            "gate_bias": head.gate_bias,
+            "shared_classifier": head.shared_classifier,
+            "dtype": dtype,
+        }
 
     @classmethod
     def terms(cls, config: ConfigDict) -> tuple[str, ...]:
@@ -199,17 +220,13 @@ class GroupExpertsHead(Head):
         own = self._by_side(tokens)
         return {name: side.gate_logits(own[name]) for name, side in self._sides().items()}
 
-    def _by_side(self, tokens: jax.Array) -> dict[str, jax.Array]:
-        """f32[B,P,D] -> per side f32[B,M,G,D]."""
-        return by_side(tokens, self.sides, self.per_group, self.groups)
-
 
 def _weights(gate_logits: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Per side f32[B,M,K] -> routing weights f32[B,K,M], which sum to 1 over the experts."""
     return {name: jnp.moveaxis(jax.nn.softmax(logits, axis=1), 1, 2) for name, logits in gate_logits.items()}
 
 
-class GroupLinearHead(Head):
+class GroupLinearHead(_GroupHead):
     """One classifier per side on the mean of the prompts of each label's group (GVPT; with one side VPT-CO, VPT-DC).
 
     The paper does not specify how the M prompts of a group are combined (ML-VPT, sec. 5.3). A mean needs no parameters,
@@ -217,16 +234,9 @@ class GroupLinearHead(Head):
 
     Args:
       width: D.
-      group_of: {side: the group of each label}, for `co`, `dc` or both.
-      groups: G.
-      per_group: M.
-      combine: how the two sides are combined, see `combine_sides`.
+      group_of, groups, per_group, combine: see `_GroupHead`.
       rngs: for the weights.
     """
-
-    read = (PROMPTS,)
-    by_label = True
-    needs_group_prompts = uses_groups = True
 
     def __init__(
         self,
@@ -238,7 +248,7 @@ class GroupLinearHead(Head):
         combine: str = "mean_logit",
         rngs: nnx.Rngs,
     ):
-        self.groups, self.per_group, self.combine = groups, per_group, combine
+        super().__init__(group_of, groups, per_group, combine)
         self.group_of = tuple((name, tuple(int(group) for group in labels)) for name, labels in group_of.items())
         classifiers = {name: LabelClassifier(width, len(labels), rngs=rngs) for name, labels in group_of.items()}
         self.co, self.dc = classifiers.get("co"), classifiers.get("dc")
@@ -248,29 +258,14 @@ class GroupLinearHead(Head):
         return ["model.head.shared_classifier is for group_experts"] if config.model.head.shared_classifier else []
 
     @classmethod
-    def from_config(
-        cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
-    ) -> Self:
-        prompts = config.model.prompts
-        return cls(
-            width,
-            groups_by_side(prompts, space),
-            groups=prompts.num_groups,
-            per_group=prompts.per_group,
-            combine=config.model.head.combine,
-            rngs=rngs,
-        )
-
-    @classmethod
     def terms(cls, config: ConfigDict) -> tuple[str, ...]:
         return ("logits", *SIDES.get(config.model.prompts.sides, ()))
 
     def __call__(
         self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
     ) -> Prediction:
-        sides, classifiers = [name for name, _ in self.group_of], {"co": self.co, "dc": self.dc}
-        prompts = partition.gathered(features.prompts).astype(jnp.float32)
-        tokens = by_side(prompts, sides, self.per_group, self.groups)
+        classifiers = {"co": self.co, "dc": self.dc}
+        tokens = self._by_side(partition.gathered(features.prompts).astype(jnp.float32))
         terms = {}
         for name, group_of in self.group_of:
             classifier, means = classifiers[name], tokens[name].mean(axis=1)

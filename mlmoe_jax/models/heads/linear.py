@@ -15,8 +15,9 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
-from mlmoe_jax.models.contracts import CLS, MEAN, PATCHES, Features, Head, Prediction
+from mlmoe_jax.models.contracts import Head
 from mlmoe_jax.models.layers.values import torch_linear
+from mlmoe_jax.models.outputs import CLS, MEAN, PATCHES, Features, Prediction
 from mlmoe_jax.models.partition import LABEL, axes
 
 POOLS = {"cls": (CLS,), "patches": (PATCHES,), "both": (CLS, PATCHES), "mean": (MEAN,)}

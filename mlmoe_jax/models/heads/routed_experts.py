@@ -23,10 +23,11 @@ from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.adapters.groups import groups_by_side, prompt_groups
 from mlmoe_jax.models.catalog import prompts_of
-from mlmoe_jax.models.contracts import LABELS, PATCHES, PROMPTS, Features, Head, Prediction
+from mlmoe_jax.models.contracts import Head
 from mlmoe_jax.models.experts import Gates, LabelExperts, combine, gate_entropy
 from mlmoe_jax.models.heads.linear import LabelClassifier
 from mlmoe_jax.models.layers.values import Constant
+from mlmoe_jax.models.outputs import LABELS, PATCHES, PROMPTS, Features, Prediction
 from mlmoe_jax.models.query_decoder import QueryDecoder, decoder_settings, fixed_queries
 
 # The sign of λ·H in the loss.

@@ -20,8 +20,9 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.graph import frequency_order
 from mlmoe_jax.data.labels.space import LabelSpace
-from mlmoe_jax.models.contracts import CLS, PATCHES, Features, Head, Prediction
+from mlmoe_jax.models.contracts import Head
 from mlmoe_jax.models.layers.values import torch_linear
+from mlmoe_jax.models.outputs import CLS, PATCHES, Features, Prediction
 from mlmoe_jax.models.partition import LABEL, axes
 
 # (state of W paths per image, their last labels i32[B,W]) -> (new state, scores f32[B,W,K+1] of the next label). The

@@ -11,7 +11,7 @@ from flax import nnx
 
 from mlmoe_jax.models.layers.softmax_attention import attend, attention_weights
 
-# Name of a linear layer -> the term that is added to its output (see contracts.Deltas).
+# Name of a linear layer -> the term that is added to its output (see outputs.Deltas).
 BlockDeltas = Mapping[str, Callable[[jax.Array], jax.Array]]
 NO_DELTAS: BlockDeltas = MappingProxyType({})
 
@@ -96,7 +96,7 @@ class Attention(nnx.Module):
           mask: bool[Q,T], True if a query may attend to a key; None = all True.
           deltas: deltas of the layers `query`, `key`, `value` and `output`.
           **settings: any of
-            key_value: f32[1 or 2, m, D], additional keys and values that are not projected; with 1, the keys are also
+            key_value: f32[1 or 2, m, D], additional keys and values, unprojected; with 1, the keys are also
               the values.
             rotary: f32[T,d/2], the angles that rotate the keys. The first Q also rotate the queries. None = no
               rotation; angle 0 does not rotate.
