@@ -25,8 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from mlmoe_jax.errors import UserError
 
 VARIABLES = ("MLMOE_COORDINATOR", "MLMOE_PROCESSES", "MLMOE_PROCESS")
@@ -167,6 +165,7 @@ def gather(value: Any) -> list[Any]:
     """Return the values of all processes, ordered by process index; `value` is anything that JSON can hold."""
     if process()[1] == 1:
         return [value]
+    import numpy as np  # here, because --help does without it
     from jax.experimental.multihost_utils import process_allgather
 
     text = np.frombuffer(json.dumps(value).encode(), np.uint8)
@@ -194,6 +193,7 @@ class Vote:
         if process()[1] == 1:
             return yes
         import jax
+        import numpy as np
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
         if self._count is None:

@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from etils import epath
-
 from mlmoe_jax.errors import DiskError, UserError
 
 MIB, GIB = 2**20, 2**30
@@ -95,6 +93,8 @@ def read_lines(file: TextIO) -> Iterator[str]:
 
 
 def _read_remote(path: str | os.PathLike, most: int) -> bytes:
+    from etils import epath  # here, because --help does without it
+
     try:
         place = epath.Path(path)
         _refuse_more(place.stat().length, most)

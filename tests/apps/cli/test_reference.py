@@ -103,7 +103,7 @@ def test_help_of_something_unknown(topic, says, refusal, capsys):
     ("code", "unused"),
     [
         ("main(['--help=optim'])", {"jax"}),
-        ("main(['--help'])", {"jax", "PIL", "mlmoe_jax.config.defaults"}),
+        ("main(['--help'])", {"jax", "numpy", "etils", "PIL", "mlmoe_jax.config.defaults"}),
         ("import mlmoe_jax.training.loop", {"sklearn", "altair", "scipy.stats", "tensorflow_datasets"}),
     ],
 )
