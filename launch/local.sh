@@ -16,5 +16,7 @@ case " $* " in
   *" --mode="* | *" --mode "*) ;; # the config is in the run folder
   *) arguments+=(--config=configs/mlvpt_digits.py) ;;
 esac
-case " $* " in *" --workdir="* | *" --workdir "*) ;; *) arguments+=(--workdir=runs/digits) ;; esac
+if [[ ! " $* " =~ \ --(workdir[= ]|mode[= ](compile|data|features|pack|summary)\ ) ]]; then
+  arguments+=(--workdir=runs/digits) # the modes above have no run folder
+fi
 exec "$python_in_environment" -m mlmoe_jax.main "${arguments[@]}"

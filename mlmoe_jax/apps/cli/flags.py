@@ -253,6 +253,8 @@ def _require_what_the_mode_takes(flags: argparse.Namespace, overrides: list[tupl
     elif "config" not in needs and flags.config is not None:
         source = CONFIGS_FROM.get(mode, "the run folder")
         raise UserError(f"--mode={mode} takes its config from {source}; leave --config out")
+    if mode in WITHOUT_FOLDER and flags.workdir is not None:
+        raise UserError(f"--mode={mode} has no run folder; leave --workdir out")
     if mode in WITHOUT_KEYS and overrides:
         raise UserError(f"--mode={mode} takes no config keys; leave --config.{overrides[0][0]} out")
     if missing := [f"--{name}={what}" for name, what in needs.items() if not getattr(flags, name)]:

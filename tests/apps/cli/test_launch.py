@@ -66,6 +66,11 @@ def test_local_names_a_config_only_where_one_is_missing(launch, flags, config):
     assert "--workdir=runs/digits" in calls[-1]
 
 
+def test_local_names_no_folder_for_a_mode_without_one(launch):
+    _, calls = launch("launch/local.sh", "--mode=data", "--config=vpt")
+    assert calls[-1] == "-m mlmoe_jax.main --mode=data --config=vpt"
+
+
 def test_another_interpreter_makes_the_environment_anew(launch, tmp_path):
     launch("launch/local.sh")
     done, calls = launch("launch/local.sh", VERSION="3.12.1")
