@@ -27,6 +27,7 @@ from mlmoe_jax.runtime.version import __version__
 _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "pillow")
 # Fields of a row that differ between two equal trainings: seconds since the epoch, and `Progress.speed`.
 TIMING = ("time", "images_per_second", "data_wait")
+_START = ("time", "step", "versions", "device", "devices", "processes", "mesh")  # fields of a start
 TENSORBOARD, WANDB = "tensorboard", "wandb.json"
 
 
@@ -40,7 +41,7 @@ def versions() -> dict[str, str]:
 def record_start(folder: RunFolder, step: int, mesh: Mesh) -> None:
     """Append to `starts.json`: time, first step, versions, devices, processes and mesh.
 
-    A damaged file is kept as `starts.json.damaged`, with a warning, because training does not depend on it.
+    A damaged file is kept as `starts.json.damaged`.
     """
     start = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -51,21 +52,24 @@ def record_start(folder: RunFolder, step: int, mesh: Mesh) -> None:
         "processes": jax.process_count(),
         "mesh": dict(mesh.shape),
     }
-    try:
-        earlier = read_starts(folder)
-    except UserError as error:
+    earlier = read_starts(folder)
+    if not earlier and (folder / STARTS).exists():
         (folder / STARTS).replace(folder / f"{STARTS}.damaged")
-        status(f"warning: {error}; it is kept as {STARTS}.damaged, and a new file is started")
-        earlier = []
+        status(f"{STARTS} is kept as {STARTS}.damaged, and a new file is started")
     folder.write_json(STARTS, [*earlier, start])
 
 
 def read_starts(folder: RunFolder) -> list[dict[str, Any]]:
-    """Return the starts of a run, oldest first; [] without the file. Raises UserError if the file is damaged."""
+    """Return the starts of a run, oldest first; [] without the file, or with a warning if the file is damaged."""
     if not (folder / STARTS).exists():
         return []
-    with folder.reading(STARTS):
-        return list(json.loads(folder.read_text(STARTS)))
+    try:
+        with folder.reading(STARTS):
+            starts = json.loads(folder.read_text(STARTS))
+            return [{name: start[name] for name in _START} | {"versions": dict(start["versions"])} for start in starts]
+    except UserError as error:
+        status(f"warning: {error}")  # neither training nor a report depends on it
+        return []
 
 
 # ----------------------------------------------------------------------------------------------------------- trackers

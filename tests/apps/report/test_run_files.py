@@ -38,6 +38,14 @@ def test_a_damaged_file_is_one_sentence(name, copied, refusal):
     assert not (copied / REPORT).exists()
 
 
+@pytest.mark.parametrize("content", [b"[", b"[1]"])
+def test_a_damaged_log_is_only_a_warning(content, copied, capsys):
+    copied.write_bytes("starts.json", content)
+    write_report(copied)
+    assert f"warning: {copied / 'starts.json'} is damaged: " in capsys.readouterr().err
+    assert "Starts of the training" not in (copied / REPORT).read_text()
+
+
 def test_files_that_do_not_fit_each_other_are_one_sentence(copied, refusal):
     index = copied.read_json("samples/index.json")
     for wrong in ({}, {**index, "grid": None}):
