@@ -3,6 +3,8 @@ import pytest
 from helpers.tables import data_settings
 from PIL import Image
 
+from mlmoe_jax.data.images import FORMATS
+from mlmoe_jax.data.sources.folders import IMAGE_SUFFIXES
 from mlmoe_jax.data.sources.open import open_split
 
 
@@ -67,6 +69,15 @@ def test_classes_directly_below_the_root(tmp_path):
     assert train.classes == val.classes == ("a", "b")
     assert (len(train), len(val)) == (16, 4)
     assert sorted([*train.ids, *val.ids]) == sorted(f"{name}/{k}.png" for name in ("a", "b") for k in range(10))
+
+
+def test_images_of_every_format_that_is_read_are_found(photos):
+    formats = {Image.registered_extensions().get(suffix) for suffix in IMAGE_SUFFIXES}
+    assert formats >= set(FORMATS)
+    write(photos, "test/dog/e.avif", "test/dog/f.JP2")
+    split = open_split(settings(photos), "test")
+    assert split.ids == ["test/dog/d.jpg", "test/dog/e.avif", "test/dog/f.JP2"]
+    assert [image.shape[1] for image in split.images] == [3, 1, 2]
 
 
 def test_images_of_phones_are_named_instead_of_left_out(photos):

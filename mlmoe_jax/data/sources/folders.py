@@ -19,8 +19,11 @@ from mlmoe_jax.data.sources.source import Source, data_folder
 from mlmoe_jax.data.split import NEGATIVE, POSITIVE, Split
 from mlmoe_jax.errors import UserError
 
-# HEIC cannot be read; it is listed here so that an error names these files.
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".heic", ".heif")
+# Of images.FORMATS, and of HEIC, which cannot be read, so that an error names these files.
+IMAGE_SUFFIXES = (
+    *(".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".avif", ".tif", ".tiff", ".jp2", ".j2k"),
+    *(".ppm", ".pgm", ".heic", ".heif"),
+)
 
 
 def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
