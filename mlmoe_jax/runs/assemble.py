@@ -6,6 +6,7 @@ import copy
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -20,7 +21,7 @@ from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN, IMAGENET_STD
 from mlmoe_jax.models.build import Classifier, backbone_shape, build_model
 from mlmoe_jax.models.catalog import adapters_of, head_of
-from mlmoe_jax.models.params import ModelDef, Params, draw_missing, split_trainable
+from mlmoe_jax.models.params import ModelDef, Params, draw_missing, fingerprint, split_trainable
 from mlmoe_jax.models.partition import label_axes
 from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.pretrained.weights import find_weights
@@ -50,6 +51,11 @@ class Parts:
     frozen: Params
     stats: Params
     unpublished: frozenset[str] = field(metadata={"static": True})
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The fingerprint of the frozen parameters."""
+        return fingerprint(self.frozen)
 
 
 def label_axes_for(definition: ModelDef, num_labels: int, mesh: Mesh) -> LabelAxes | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.build import Classifier
-from mlmoe_jax.models.params import ModelDef, Params, draw_missing, fingerprint
+from mlmoe_jax.models.params import ModelDef, Params, draw_missing
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import (
     Parts,
@@ -95,17 +95,17 @@ class Run:
         return cast(Classifier, self.definition.merge(values))
 
 
-def require_same_frozen(folder: RunFolder, frozen: Params) -> None:
+def require_same_frozen(folder: RunFolder, parts: Parts) -> None:
     """Raise UserError if the folder holds checkpoints of a run with other frozen weights."""
     if (folder / BACKBONE).exists() and (folder / CHECKPOINTS).exists():
-        _require_fingerprint(folder, frozen)
+        _require_fingerprint(folder, parts)
 
 
-def _require_fingerprint(folder: RunFolder, frozen: Params) -> None:
+def _require_fingerprint(folder: RunFolder, parts: Parts) -> None:
     with folder.reading(BACKBONE):
         stored = folder.read_json(BACKBONE)
         name, weights, expected = (str(stored[key]) for key in ("name", "weights", "fingerprint"))
-    if fingerprint(frozen) != expected:
+    if parts.fingerprint != expected:
         raise UserError(
             f"the frozen weights of {name} ({weights}) differ from the weights that {folder} was trained with; put the "
             "original file back, or train in another --workdir"
@@ -121,17 +121,10 @@ def read_preprocess(folder: RunFolder, image_size: int) -> Preprocess:
 
 
 def write_run_metadata(
-    folder: RunFolder,
-    config: ConfigDict,
-    label_space: LabelSpace,
-    preprocess: Preprocess,
-    frozen: Params,
-    unpublished: Collection[str],
+    folder: RunFolder, config: ConfigDict, label_space: LabelSpace, preprocess: Preprocess, parts: Parts
 ) -> None:
-    """Write the files that make a run folder self-contained.
-
-    Frozen weights are included if `unpublished`, the paths of frozen weights that no published file has, is not empty.
-    """
+    """Write the files that make a run folder self-contained, with the weights of `checkpoint.include_frozen`."""
+    frozen, unpublished = parts.frozen, parts.unpublished
     folder.write_text(LABELS, "".join(f"{name}\n" for name in label_space.names))
     buffer = io.BytesIO()
     label_space.save(buffer)
@@ -144,7 +137,7 @@ def write_run_metadata(
             "name": config.model.backbone.name,
             "weights": config.model.backbone.weights,
             "frozen_parameters": sum(value.size for value in frozen.values()),
-            "fingerprint": fingerprint(frozen),
+            "fingerprint": parts.fingerprint,
         },
     )
     included = {"always": frozen, "auto": unpublished, "never": ()}[config.checkpoint.include_frozen]
@@ -271,7 +264,7 @@ def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace)
         stored = cast_frozen({path: values[path] for path in elsewhere}, config) | stored
     frozen = {path: stored[path] for path in parts.frozen}
     parts = replace(parts, frozen=frozen, unpublished=frozenset(stored) - elsewhere)
-    _require_fingerprint(folder, parts.frozen)
+    _require_fingerprint(folder, parts)
     return parts
 
 

@@ -71,13 +71,13 @@ def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = Non
     if config.train.fit == "logistic":
         require_only_classifier(parts.trainable, profile)
     status(parameter_table(parts.trainable, parts.frozen))
-    require_same_frozen(folder, parts.frozen)
+    require_same_frozen(folder, parts)
     experiment = with_caches(with_steps(experiment, parts, preprocess, mesh), parts, resumes=origin.resumes)
 
     precision = jax.default_matmul_precision(config.model.matmul_precision)  # of what the optimizer computes
     with precision, memory.shortage_explained(memory.FOR_TRAINING), folder.writing_by_first():
         if distributed.is_first():
-            write_run_metadata(folder, config, experiment.label_space, preprocess, parts.frozen, parts.unpublished)
+            write_run_metadata(folder, config, experiment.label_space, preprocess, parts)
         state = experiment.steps.start(parts, resumes=origin.resumes)
         del parts  # its values would occupy memory in addition to the state
         with checkpoint.open_manager(folder, keep=config.checkpoint.keep) as manager:

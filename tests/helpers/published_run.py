@@ -47,7 +47,7 @@ def write_run(folder: RunFolder, config: ConfigDict) -> tuple[Parts, Params]:
     space = LabelSpace(CLASSES, drawn.counts, np.array([2, 3, 4]), 10, drawn.co_group, drawn.dc_group)
     parts = assemble(config, space)
     with folder.writing():
-        write_run_metadata(folder, config, space, preprocess_for(config), parts.frozen, parts.unpublished)
+        write_run_metadata(folder, config, space, preprocess_for(config), parts)
         values = {path: value + 0.5 for path, value in parts.trainable.items()}
         with checkpoint.open_manager(folder) as manager:
             checkpoint.save(manager, 30, {"step": jnp.int32(30)}, values, {"step": 20, "kind": "raw", "split": ""})

@@ -99,7 +99,7 @@ def make_run(folder: RunFolder, config, space: LabelSpace, seed: int = 3) -> dic
     draw = np.random.default_rng(seed)
     values = {path: jnp.asarray(draw.normal(size=x.shape), x.dtype) for path, x in parts.trainable.items()}
     with folder.writing():
-        write_run_metadata(folder, config, space, preprocess_for(config), parts.frozen, parts.unpublished)
+        write_run_metadata(folder, config, space, preprocess_for(config), parts)
         with checkpoint.open_manager(folder) as manager:
             checkpoint.save(manager, 30, {"step": jnp.int32(30)}, values, {"step": 20, "kind": "raw", "split": ""})
     return {path: np.asarray(value) for path, value in {**values, **parts.frozen}.items()}

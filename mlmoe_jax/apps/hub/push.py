@@ -7,7 +7,7 @@ no images, and no scores of single images.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -90,7 +90,7 @@ def write_shared(folder: RunFolder, target: RunFolder, address: hub.Address, lic
     thresholds, shared = read_thresholds(folder), _portable(config)
     write_adapter(target, restored.selected, restored.notes)
     preprocess = read_preprocess(folder, config.data.image_size)
-    write_run_metadata(target, shared, space, preprocess, parts.frozen, _unpublished(config, space, parts))
+    write_run_metadata(target, shared, space, preprocess, _with_unpublished(config, space, parts))
     write_thresholds(target, thresholds)
     target.write_json(RESULTS, results)
     card = write_card(folder, target, address, shared, space, license_name)
@@ -110,8 +110,8 @@ def _portable(config: ConfigDict) -> ConfigDict:
     return shared
 
 
-def _unpublished(config: ConfigDict, space, parts: Parts) -> Collection[str]:
-    """Return the paths of the frozen values to share, which no published file has."""
+def _with_unpublished(config: ConfigDict, space, parts: Parts) -> Parts:
+    """Return the parts with the paths of the frozen values to share, which no published file has."""
     if config.init_from or config.checkpoint.include_frozen == "auto":
-        return parts.unpublished
-    return abstract_parts(config, space).unpublished
+        return parts
+    return replace(parts, unpublished=abstract_parts(config, space).unpublished)

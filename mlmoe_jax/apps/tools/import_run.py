@@ -47,7 +47,7 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
     selection = Selection(state.ema, config.eval.select_metric, kind="imported")
     with folder.writing_by_first():
         if distributed.is_first():
-            write_run_metadata(folder, config, label_space, preprocess, state.frozen, parts.unpublished)
+            write_run_metadata(folder, config, label_space, preprocess, parts)
         with checkpoint.open_manager(folder, keep=config.checkpoint.keep) as manager:
             notes = {**selection.notes(), "skipped": []}
             checkpoint.save(manager, 0, state.replace(frozen={}), selection.values, notes)
