@@ -64,11 +64,12 @@ def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = Non
     root_of(config.data)  # before weights, which may have to be downloaded
     origin = origin_of(config, folder)
 
-    preprocess, mesh = preprocess_for(config), setup_jax(config)
+    by_steps = config.train.fit == "steps"
+    preprocess, mesh = preprocess_for(config), setup_jax(config, training=by_steps)
     experiment = open_experiment(config, folder, resumes=origin.resumes, profile=profile)
     status("building the model")
     parts = origin.parts(experiment.label_space)
-    if config.train.fit == "logistic":
+    if not by_steps:
         require_only_classifier(parts.trainable, profile)
     status(parameter_table(parts.trainable, parts.frozen))
     require_same_frozen(folder, parts)
@@ -82,11 +83,7 @@ def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = Non
         del parts  # its values would occupy memory in addition to the state
         with checkpoint.open_manager(folder, keep=config.checkpoint.keep) as manager:
             state, selection = restore_progress(experiment, state, manager)
-            outside = None
-            if config.train.fit == "logistic":
-                outside = fit_classifier(experiment, state, selection, manager)
-            else:
-                run_steps(experiment, state, selection, manager)
+            outside = (run_steps if by_steps else fit_classifier)(experiment, state, selection, manager)
         return finish(experiment, selection, state.frozen, outside)
 
 

@@ -78,7 +78,12 @@ class Experiment:
     @property
     def total_steps(self) -> int:
         """The number of steps of the whole training; a fit to convergence counts as one."""
-        return 1 if self.config.train.fit == "logistic" else self.config.train.epochs * self.steps_per_epoch
+        return self.config.train.epochs * self.steps_per_epoch if self.by_steps else 1
+
+    @property
+    def by_steps(self) -> bool:
+        """Whether the parameters are fitted by steps of the optimizer."""
+        return self.config.train.fit == "steps"
 
     def batches(self, first: int, progress: Progress) -> Iterator[tuple[int, dict[str, jax.Array]]]:
         """Yield the number and the batch, on the devices, of each step after the first `first` steps."""
@@ -139,8 +144,9 @@ def with_steps(experiment: Experiment, parts: Parts, preprocess: Preprocess, mes
     """Return the experiment with the steps of a model, which are not compiled yet."""
     config, labels = experiment.config, experiment.train_split.labels
     evaluated = evaluated_definition(config, parts, experiment.label_space)
-    options = {"total_steps": experiment.total_steps, "evaluated": evaluated}
-    return replace(experiment, steps=build_steps(config, parts, preprocess, mesh, labels, **options))
+    total_steps = experiment.total_steps if experiment.by_steps else ANY_LENGTH  # a fit takes no warm-up
+    steps = build_steps(config, parts, preprocess, mesh, labels, total_steps=total_steps, evaluated=evaluated)
+    return replace(experiment, steps=steps)
 
 
 def with_caches(experiment: Experiment, parts: Parts, *, resumes: bool = False) -> Experiment:

@@ -126,6 +126,13 @@ def test_images_that_cannot_be_read_have_no_part_in_the_fit(tmp_path, monkeypatc
     ]
 
 
+def test_keys_about_steps_have_no_effect(finished, tmp_path):
+    folder = RunFolder(tmp_path / "other")
+    batches = {"train__batch_size": "7", "train__accumulate": "2"}
+    train(config_of(optim__schedule="cosine", optim__warmup_steps="9", **batches), folder)
+    assert folder.read_json("results.json") == finished[0].read_json("results.json")
+
+
 def test_another_start_of_the_classifier_changes_nothing(finished, tmp_path):
     folder, results = finished
     shutil.copytree(folder.path, tmp_path / "first")
