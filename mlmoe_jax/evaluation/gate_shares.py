@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from numpy.typing import NDArray
 
 from mlmoe_jax.data.split import targets
+from mlmoe_jax.evaluation.metrics.multilabel import ratio
 from mlmoe_jax.evaluation.results import PREFIXES, SplitScores
 from mlmoe_jax.models.catalog import head_of
 from mlmoe_jax.runs.folder import GATES, SCORES, RunFolder
@@ -103,6 +104,4 @@ def _means(shares: np.ndarray, positive: np.ndarray) -> LabelShares:
     shares, positive = shares[read], positive[read]
     if not len(shares):
         return LabelShares(*np.full((2, positive.shape[1]), np.nan))
-    counts = positive.sum(axis=0)
-    present = np.where(counts > 0, (shares * positive).sum(axis=0) / np.maximum(counts, 1), np.nan)
-    return LabelShares(shares.mean(axis=0), present)
+    return LabelShares(shares.mean(axis=0), ratio((shares * positive).sum(axis=0), positive.sum(axis=0)))

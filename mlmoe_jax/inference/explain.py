@@ -15,7 +15,7 @@ N patches; see `models.outputs.Prediction`.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -35,6 +35,7 @@ from mlmoe_jax.models.adapters.groups import SIDES
 from mlmoe_jax.models.adapters.groups import prompt_places as places_of
 from mlmoe_jax.models.apply import apply
 from mlmoe_jax.models.catalog import head_of, prompts_of
+from mlmoe_jax.models.outputs import LABELS, PROMPTS
 from mlmoe_jax.models.params import ModelDef, Params
 from mlmoe_jax.runs.folder import SAMPLE_ARRAYS, SAMPLE_INDEX, SAMPLES, RunFolder
 from mlmoe_jax.runs.restore import Run, open_run
@@ -85,6 +86,17 @@ def prompt_places(config: ConfigDict) -> list[tuple[str, int, int]] | None:
     sides = SIDES[prompts.sides]
     places = places_of(len(sides), prompts.num_groups, prompts.per_group).tolist()
     return [(sides[side], group, expert + 1) for side, expert, group in places]
+
+
+def query_names(kind: str, count: int, labels: Sequence[str], places: Sequence[Sequence[Any]] | None) -> Sequence[str]:
+    """Return the names of the Q = `count` queries of a kind of attention; `places` is a result of `prompt_places`."""
+    if kind == LABELS:
+        return labels
+    if kind != PROMPTS:
+        return ["class token"]
+    if places is None:
+        return [f"prompt {number + 1}" for number in range(count)]
+    return [f"{side} group {group + 1}, expert {expert}" for side, group, expert in places]
 
 
 # ------------------------------------------------------------------------------------------------------------- samples

@@ -16,7 +16,6 @@ from ml_collections import ConfigDict
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.apps.report.training import intervals, why_rough
 from mlmoe_jax.data.labels.space import LabelSpace
-from mlmoe_jax.data.split import targets
 from mlmoe_jax.evaluation.evaluate import headlines
 from mlmoe_jax.evaluation.metrics import multilabel
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD, Results, SplitScores, read_results
@@ -139,15 +138,14 @@ def _label_table(
     space: LabelSpace, thresholds: Thresholds, scored: SplitScores | None, difficult: str
 ) -> list[list[str]]:
     """Return the labels with their training images, AP on a split, thresholds, and recall at the thresholds."""
-    precision = recall = np.full(len(space.names), np.nan)
+    ap = recall = np.full(len(space.names), np.nan)
     limits = thresholds.of(space.names)
     if scored is not None:
-        label, mask = targets(scored.codes[scored.read], difficult)
-        scores, positive = scored.scores[scored.read], (label > 0) & (mask > 0)
-        precision = multilabel.per_class(scores, label, mask=mask)["AP"]
-        hits, count = (positive & (scores >= limits)).sum(axis=0), positive.sum(axis=0)
-        recall = np.where(count > 0, hits / np.maximum(count, 1), np.nan)
-    columns = zip(space.names, space.positives, precision, limits, recall, strict=True)
+        label, mask = scored.targets(difficult)
+        positive = (label > 0) & (mask > 0)
+        ap = multilabel.per_class(scored.scores, label, mask=mask)["AP"]
+        recall = multilabel.ratio((positive & (scored.scores >= limits)).sum(axis=0), positive.sum(axis=0))
+    columns = zip(space.names, space.positives, ap, limits, recall, strict=True)
     return [
         [_plain(name), f"{count:,}", percent(ap), f"{limit:.3g}" if np.isfinite(limit) else "never", percent(share)]
         for name, count, ap, limit, share in columns

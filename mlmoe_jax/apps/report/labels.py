@@ -9,6 +9,7 @@ import numpy as np
 from mlmoe_jax.apps.report import charts
 from mlmoe_jax.apps.report.components import Chart, Charts, Note, Section, Table
 from mlmoe_jax.apps.report.run_files import RunFiles
+from mlmoe_jax.data.labels.graph import conditional_probabilities
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.evaluation.results import PREFIXES
 from mlmoe_jax.runs.folder import COOCCURRENCE
@@ -55,8 +56,7 @@ def _group_table(space: LabelSpace, sides: dict[str, np.ndarray]) -> Table:
 
 def conditional_probability(space: LabelSpace, labels: np.ndarray) -> np.ndarray:
     """Return p(b|a) = images with both / images with a of `labels`, f64[a,b]; 0 if a == b or undefined."""
-    counts = space.together[labels][:, labels].toarray().astype(np.float64)
-    return counts / np.maximum(space.positives[labels], 1)[:, None]
+    return conditional_probabilities(space.together[labels][:, labels].toarray(), space.positives[labels])
 
 
 def _heat_map(name: str, heading: str, group: np.ndarray, space: LabelSpace, labels: np.ndarray) -> Chart:

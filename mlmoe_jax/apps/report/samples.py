@@ -6,7 +6,6 @@ Shape letters: S sample images, K labels, E entries of a gate, Q queries (prompt
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,8 @@ import numpy as np
 from mlmoe_jax.apps.report.components import Note, Section, Table, Widget
 from mlmoe_jax.apps.report.run_files import RunFiles, Samples
 from mlmoe_jax.evaluation.gate_shares import label_shares
+from mlmoe_jax.inference.explain import query_names
+from mlmoe_jax.models.outputs import LABELS
 
 MOST_LABELS = 80  # labels with gates per image
 LISTED = 12  # labels per image: its present labels, then the labels with the highest scores
@@ -160,9 +161,9 @@ def attention(files: RunFiles) -> Section:
 def pack_attention(files: RunFiles, samples: Samples, kind: str, values: np.ndarray) -> dict[str, Any]:
     """Return one kind of maps f16[S,Q,N] as bytes, reduced per image to the limits."""
     images, queries, tokens = values.shape
-    names, most = query_names(files, samples, kind, queries), min(queries, MOST_QUERIES)
+    names, most = query_names(kind, queries, files.names, samples.prompts), min(queries, MOST_QUERIES)
     indices = np.tile(np.arange(most), (images, 1))
-    if kind == "labels":
+    if kind == LABELS:
         indices = np.array([image_labels(samples, s, most) for s in range(images)])
     maps = np.take_along_axis(values, indices[:, :, None], axis=1).astype(np.float64)
     peak = maps.max(axis=2)
@@ -173,14 +174,3 @@ def pack_attention(files: RunFiles, samples: Samples, kind: str, values: np.ndar
         "peaks": (peak * tokens).round(2).tolist(),
         "maps": _bytes(maps / np.where(peak > 0, peak, 1)[:, :, None]),
     }
-
-
-def query_names(files: RunFiles, samples: Samples, kind: str, count: int) -> Sequence[str]:
-    """Return the names of the Q queries of a kind of attention."""
-    if kind == "labels":
-        return files.names
-    if kind == "cls":
-        return ["class token"]
-    if samples.prompts:
-        return [f"{side} group {group + 1}, expert {expert}" for side, group, expert in samples.prompts]
-    return [f"{kind} {q}" for q in range(count)]

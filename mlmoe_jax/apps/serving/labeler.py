@@ -12,11 +12,11 @@ import numpy as np
 
 from mlmoe_jax.data.image_reader import ImageReader
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.inference.explain import make_explain_step, prompt_places
+from mlmoe_jax.inference.explain import make_explain_step, prompt_places, query_names
 from mlmoe_jax.inference.predict import SIZES, Predictor, fitting_size
 from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.catalog import head_of
-from mlmoe_jax.models.outputs import LABELS, PROMPTS, Prediction
+from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.runtime.memory import shortage_explained
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import shard_batch
@@ -113,16 +113,9 @@ class Labeler:
         batch = jax.device_get(replace(batch, terms={}, penalties={}))
         return [_one(batch, row) for row in range(len(images))]
 
-    def queries(self, attention: str) -> list[str]:
-        """Return the names of the Q queries of an attention map, such as `prompts`."""
-        if attention == LABELS:
-            return list(self.predictor.names)
-        config = self._run.config
-        if attention != PROMPTS:
-            return ["class token"]
-        if (places := prompt_places(config)) is None:
-            return [f"prompt {number + 1}" for number in range(config.model.prompts.count)]
-        return [f"{side} group {group + 1}, expert {expert}" for side, group, expert in places]
+    def queries(self, attention: str, count: int) -> Sequence[str]:
+        """Return the names of the Q = `count` queries of an attention map, such as `prompts`."""
+        return query_names(attention, count, self.predictor.names, prompt_places(self._run.config))
 
     def describe(self) -> dict[str, Any]:
         """Return labels with thresholds (null = never), names of gate entries, and the image size, as JSON values."""

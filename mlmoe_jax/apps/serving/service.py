@@ -187,7 +187,7 @@ class Service:
             jpeg = base64.b64encode(thumbnail(image, MOST_SIDE)).decode()
             maps = {
                 kind: {
-                    "queries": self.labeler.queries(kind),
+                    "queries": self.labeler.queries(kind, len(weights)),
                     "weights": np.round(np.float64(weights), _DIGITS).tolist(),
                 }
                 for kind, weights in output.attention.items()

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int32, Int64, Shaped
 from scipy.sparse import csr_array
 
-from mlmoe_jax.data.labels.graph import Counts, Positives
+from mlmoe_jax.data.labels.graph import Counts, Positives, conditional_probabilities
 from mlmoe_jax.errors import UserError
 
 _RESTARTS = 4
@@ -54,9 +54,7 @@ def affinity(counts: Counts, positives: Positives, *, tau: float, side: str = "c
     """
     if side not in ("co", "dc") or not tau > 0:
         raise ValueError(f"side must be 'co' or 'dc', not {side!r}, and tau above 0, not {tau}")
-    counts, positives = np.asarray(counts, np.float64), np.asarray(positives, np.float64)
-    conditional = np.divide(counts, positives, out=np.zeros_like(counts), where=positives > 0)
-    root = conditional ** (1 / tau)
+    root = conditional_probabilities(counts, positives) ** (1 / tau)  # Rᵀ, since counts are symmetric
     together = (root + root.T) / 2
     return together if side == "co" else 1 - together
 
