@@ -96,11 +96,16 @@ def label_warnings(train: Split) -> list[str]:
     without = [name for name, count in zip(train.classes, count_labels(train, POSITIVE), strict=True) if not count]
     if not without:
         return []
-    listed = ", ".join(without[:EXAMPLES]) + (", …" if len(without) > EXAMPLES else "")
     return [
         f"split {train.name} has no positive image of {len(without):,} of its {len(train.classes):,} classes, which "
-        f"cannot be learned: {listed}"
+        f"cannot be learned: {examples(without)}"
     ]
+
+
+def examples(items: Iterable[object], separator: str = ", ") -> str:
+    """Return the first EXAMPLES items as text, with … for further items."""
+    first = list(map(str, itertools.islice(items, EXAMPLES + 1)))
+    return separator.join(first[:EXAMPLES] + ["…"] * (len(first) > EXAMPLES))
 
 
 def count_labels(split: Split, value: int) -> list[int]:

@@ -17,7 +17,7 @@ from mlmoe_jax.apps.tools.check_table import doubtful_labels, places, why_missin
 from mlmoe_jax.data.images import STRICT, BadImage, Decoding, read_image
 from mlmoe_jax.data.sources.open import open_split, root_of
 from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN, Split
-from mlmoe_jax.data.split_checks import EXAMPLES, check_splits, count_labels, label_warnings, repeats
+from mlmoe_jax.data.split_checks import EXAMPLES, check_splits, count_labels, examples, label_warnings, repeats
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.machine import cores
@@ -253,9 +253,8 @@ def _bad_images(split: Split, bad: dict[int, BadImage], root: str) -> list[str]:
         where = places((split, row) for row in missing)
         sentences.append(f"{len(missing):,} {share} cannot be found ({where}): {what}")
     if damaged:
-        listed = "; ".join(list(damaged.values())[:EXAMPLES]) + ("; …" if len(damaged) > EXAMPLES else "")
         where = places((split, row) for row in damaged)
-        sentences.append(f"{len(damaged):,} {share} cannot be read ({where}): {listed}")
+        sentences.append(f"{len(damaged):,} {share} cannot be read ({where}): {examples(damaged.values(), '; ')}")
     return sentences
 
 

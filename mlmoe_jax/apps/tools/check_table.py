@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from mlmoe_jax.data.split import DIFFICULT, POSITIVE, Split
-from mlmoe_jax.data.split_checks import EXAMPLES
+from mlmoe_jax.data.split_checks import examples
 from mlmoe_jax.runtime.text import quantity
 
 # A label on at most RARE images may be the misspelling of a label on at least FREQUENT images.
@@ -35,12 +35,8 @@ def places(images: Iterable[tuple[Split, int]]) -> str:
             ids.append(split.ids[row])
         else:
             lines[at[0]].append(at[1])
-    parts = [f"{table} line{'s' if len(at) > 1 else ''} {_first(sorted(at))}" for table, at in lines.items()]
-    return " and ".join([*parts, *([_first(ids)] if ids else [])])
-
-
-def _first(items: Sequence[object]) -> str:
-    return ", ".join(map(str, items[:EXAMPLES])) + (", …" if len(items) > EXAMPLES else "")
+    parts = [f"{table} line{'s' if len(at) > 1 else ''} {examples(sorted(at))}" for table, at in lines.items()]
+    return " and ".join([*parts, *([examples(ids)] if ids else [])])
 
 
 # -------------------------------------------------------------------------------------------------------------- labels
@@ -63,7 +59,7 @@ class Labels:
 
     def several(self, labels: Sequence[int]) -> str:
         """Return the first of `labels`, as in `describe`."""
-        return ", ".join(map(self.describe, labels[:EXAMPLES])) + (", …" if len(labels) > EXAMPLES else "")
+        return examples(map(self.describe, labels))
 
 
 def _present(split: Split, columns: slice = slice(None)) -> np.ndarray:
