@@ -13,7 +13,7 @@ import mlmoe_jax.config as configuration
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader
 from mlmoe_jax.data.sources.open import open_split
-from mlmoe_jax.data.split import Split, few_positives, targets
+from mlmoe_jax.data.split import Split, few_positives
 from mlmoe_jax.data.split_checks import require_readable
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation import gate_shares
@@ -109,11 +109,10 @@ def measure(
     Raises:
       UserError: no image has a score.
     """
-    read, settings = scored.read, config.metrics
-    if not read.any():
+    settings, scored = config.metrics, scored.readable()
+    if not len(scored):
         raise UserError(f"no image of {scored.name} can be read")
-    scores, codes = scored.scores[read], scored.codes[read]
-    label, mask = targets(codes, config.data.difficult_eval)
+    scores, (label, mask) = scored.scores, scored.targets(config.data.difficult_eval)
     thresholds: dict[str, float | np.ndarray] = {
         f"{config.eval.threshold:g}": config.eval.threshold,
         "prior_matched_transductive": prior_matched(scores, label_space.frequency, mask=mask),
@@ -122,7 +121,7 @@ def measure(
         thresholds |= fitted.fitted_for(scored.name, label_space.names)
     measured = evaluate_scores(scores, label, mask, thresholds, k=settings.top_k)
     if settings.preset != "none":
-        published = metric_presets.preset(settings.preset, scores, codes, frequency=label_space.frequency)
+        published = metric_presets.preset(settings.preset, scores, scored.codes, frequency=label_space.frequency)
         measured |= {f"{settings.preset}/{name}": value for name, value in published.items()}
     return measured
 
@@ -133,9 +132,8 @@ def _measure_pairs(
     biases = {}
     pairs = cooccurrence.training_pairs(label_space.together, label_space.positives, label_space.images)
     for name, item in scored.items() if pairs else ():
-        label, mask = targets(item.codes[item.read], config.data.difficult_eval)
-        scores = item.scores[item.read]
-        biases[name] = cooccurrence.pair_biases(scores, label, pairs, config.eval.threshold, mask=mask)
+        label, mask = item.targets(config.data.difficult_eval)
+        biases[name] = cooccurrence.pair_biases(item.scores, label, pairs, config.eval.threshold, mask=mask)
     return biases
 
 
@@ -154,15 +152,16 @@ def measure_and_write(
     cooccurrence.csv if pairs of labels co-occur in training; under a prefix also the config.
     The metrics include the means over pairs of labels, and the drop of mAP from `test` to `test_shift`.
     """
-    results = {name: measure(item, label_space, config, fitted) for name, item in scored.items()}
-    pairs = _measure_pairs(scored, label_space, config)
+    readable = {name: item.readable() for name, item in scored.items()}
+    results = {name: measure(item, label_space, config, fitted) for name, item in readable.items()}
+    pairs = _measure_pairs(readable, label_space, config)
     for name, means in _mean_pairs(pairs, config.data.test_splits).items():
         metrics = {metric: value for metric, value in means.items() if not metric.startswith("pairs")}
         results[name] |= {f"cooccurrence/{metric}": value for metric, value in metrics.items() if not np.isnan(value)}
     if {"test", "test_shift"} <= results.keys():
         results["test_shift"][FALL] = results["test"]["mAP"] - results["test_shift"]["mAP"]
-    for name, item in scored.items():
-        if few := few_positives(item.codes[item.read]):
+    for name, item in readable.items():
+        if few := few_positives(item.codes):
             status(f"the metrics on {name} are rough: {few}")
     if distributed.is_first():
         if any(pairs.values()):
@@ -208,8 +207,9 @@ def write_results(
         folder.write_npz(f"{prefix}{GATES}", **joined, **shares)
     metrics, rows = ("positives", "AP", "AP_envelope", "AP_11point", "AUC"), []
     for name, item in scored.items():
-        label, mask = targets(item.codes[item.read], difficult)
-        values = multilabel.per_class(item.scores[item.read], label, mask=mask)
+        read = item.readable()
+        label, mask = read.targets(difficult)
+        values = multilabel.per_class(read.scores, label, mask=mask)
         rows += [[name, label_name, *(values[metric][k] for metric in metrics)] for k, label_name in enumerate(names)]
     folder.write_csv(f"{prefix}{PER_CLASS}", ["split", "label", *metrics], rows)
     folder.write_json(f"{prefix}{RESULTS}", dict(results))

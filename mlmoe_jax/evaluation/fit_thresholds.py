@@ -48,7 +48,7 @@ def fit_split(table: SplitScores, names: Sequence[str], config: ConfigDict) -> T
     settings, fixed = config.thresholds, config.eval.threshold
     if table.name == config.data.train_split:
         status(f"warning: the model was trained on {table.name}, and its scores there are better than on other images")
-    table = table.take(table.read)
+    table = table.readable()
     label, mask = table.targets(config.data.difficult_eval)
     goal = {"mask": mask, "goal": settings.goal, "precision": settings.precision}
     thresholds, few = fit(table.scores, label, per=settings.per, **goal), np.zeros(len(names), bool)

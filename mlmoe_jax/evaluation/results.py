@@ -69,6 +69,10 @@ class SplitScores:
         """The images that could not be read; requires `source`, which has the reasons."""
         return SkippedImages(self.source, np.flatnonzero(~self.read).tolist())
 
+    def readable(self) -> SplitScores:
+        """Return the images that have scores."""
+        return self.take(self.read)
+
     def take(self, rows: np.ndarray) -> SplitScores:
         """Return the images `rows`, bool[N] or i64[n], in this order."""
         return SplitScores(self.name, self.ids[rows], self.scores[rows], self.codes[rows], prefix=self.prefix)

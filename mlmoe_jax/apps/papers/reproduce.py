@@ -145,10 +145,10 @@ class Measurements:
     def _metrics(self, run: Recipe, evaluator: str) -> tuple[dict[str, float], LabelSpace]:
         """Return metric -> percent of a finished run on its first test split, and its label space."""
         folder = self._folder.below(run.name)
-        scored = require_split(folder, read_scores(folder), read_config(folder).data.test_splits[0])
-        scores, codes, space = scored.scores[scored.read], scored.codes[scored.read], read_label_space(folder)
-        metrics = published.preset(evaluator, scores, codes, frequency=space.frequency)
-        per_label = published.average_precisions(evaluator, scores, codes)
+        scored = require_split(folder, read_scores(folder), read_config(folder).data.test_splits[0]).readable()
+        space = read_label_space(folder)
+        metrics = published.preset(evaluator, scored.scores, scored.codes, frequency=space.frequency)
+        per_label = published.average_precisions(evaluator, scored.scores, scored.codes)
         metrics |= {f"AP {name}": value for name, value in zip(space.names, per_label, strict=True)}
         return {name: 100 * value for name, value in metrics.items()}, space
 

@@ -133,7 +133,7 @@ class RunFiles:
         if not any(self.has(f"{prefix}{files.RESULTS}") for prefix in PREFIXES):
             return {}
         stored = read_scores(self.folder) if any(self.has(f"{prefix}{files.SCORES}") for prefix in PREFIXES) else {}
-        scores = {name: split.take(split.read) for name, split in stored.items()}
+        scores = {name: split.readable() for name, split in stored.items()}
         tables: dict[str, dict[str, Row]] = {}
         for prefix in PREFIXES:
             by_split: dict[str, dict[str, Row]] = {}
