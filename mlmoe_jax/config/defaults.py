@@ -25,10 +25,7 @@ PLACE = "model.adapters"
 CONFIG = section(
     "Everything that a run depends on.",
     seed=Integer(
-        0,
-        "Seed of initial weights, image order, augmentation, dropout and label clustering.",
-        least=0,
-        most=2**32 - 1,
+        0, "Seed of initial weights, image order, augmentation, dropout and label clustering.", least=0, most=2**32 - 1
     ),
     data=DATA,
     augment=AUGMENT,
@@ -39,8 +36,7 @@ CONFIG = section(
         "empty, the pretrained backbone.",
     ),
     trainable=Rules(
-        ((r"^backbone/", False), (r"", True)),
-        "Which parameters train, by parameter path; the first match counts.",
+        ((r"^backbone/", False), (r"", True)), "Which parameters train, by parameter path; the first match counts."
     ),
     loss=LOSS,
     optim=OPTIM,

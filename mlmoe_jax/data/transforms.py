@@ -72,11 +72,7 @@ def evaluated_part(image: Pixels, data_config: ConfigDict) -> Pixels:
 
 
 def random_resized_crop(
-    image: Pixels,
-    random: np.random.Generator,
-    size: int,
-    scale: tuple[float, float],
-    ratio: tuple[float, float],
+    image: Pixels, random: np.random.Generator, size: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> Pixels:
     """Crop a random rectangle and resize it to `size` × `size` pixels: the Inception crop, rounded as in torchvision.
 

@@ -49,12 +49,7 @@ _HEADLINES = ("mAP", "CF1@.+", "OF1@.+", "AUC_macro", "precision@1", FALL)
 
 
 def score_split(
-    eval_step: Callable,
-    candidates: Mapping[str, Params],
-    frozen: Params,
-    split: Split,
-    config: ConfigDict,
-    mesh: Mesh,
+    eval_step: Callable, candidates: Mapping[str, Params], frozen: Params, split: Split, config: ConfigDict, mesh: Mesh
 ) -> dict[str, SplitScores]:
     """Score each image of a split exactly once per candidate, on any number of processes; return name -> scores.
 

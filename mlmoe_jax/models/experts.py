@@ -79,14 +79,7 @@ class LabelGates(nnx.Module):
     """
 
     def __init__(
-        self,
-        width: int,
-        labels: int,
-        per_group: int,
-        *,
-        bias: str = "unused",
-        owner: str = LABEL,
-        rngs: nnx.Rngs,
+        self, width: int, labels: int, per_group: int, *, bias: str = "unused", owner: str = LABEL, rngs: nnx.Rngs
     ):
         draw = torch_linear(width)
         self.kernel = nnx.Param(draw(rngs.params(), (per_group, labels, width)), **axes(PROMPT, owner, None))

@@ -59,10 +59,7 @@ def asymmetric_loss(
 
 
 def binary_cross_entropy(
-    logits: Float[ArrayLike, "*shape"],
-    labels: Num[ArrayLike, "*shape"],
-    *,
-    positive_weight: ArrayLike | None = None,
+    logits: Float[ArrayLike, "*shape"], labels: Num[ArrayLike, "*shape"], *, positive_weight: ArrayLike | None = None
 ) -> Float[Array, "*shape"]:
     """Return −w y log p − (1 − y) log(1 − p), per element, exact for all finite logits.
 

@@ -64,12 +64,7 @@ STYLES = {
     "q2l": Style(self_attention="off", added_queries=True, positions="detr"),
     "q2l_self_attention": Style(added_queries=True, positions="detr"),  # of its --keep_first/other_self_attn_dec
     "ml_decoder": Style(
-        self_attention="identity",
-        fixed_queries=True,
-        positions="none",
-        norm=False,
-        relu_projection=True,
-        init="torch",
+        self_attention="identity", fixed_queries=True, positions="none", norm=False, relu_projection=True, init="torch"
     ),
 }
 
@@ -185,11 +180,7 @@ class QueryDecoder(nnx.Module):
         return weights.mean(axis=1)[..., : features.patches.shape[1]]
 
     def _memory(
-        self,
-        features: Features,
-        extra: jax.Array | None,
-        extra_mask: np.ndarray | None,
-        rngs: nnx.Rngs | None,
+        self, features: Features, extra: jax.Array | None, extra_mask: np.ndarray | None, rngs: nnx.Rngs | None
     ) -> tuple[jax.Array, jax.Array | None, np.ndarray | None]:
         """Return memory f32[B,T,D], positions and mask for `decode`."""
         memory, positions = self.encode(features.patches, features.grid, rngs=rngs)

@@ -107,10 +107,7 @@ class Progress:
             return {}
         seconds = max(1e-9, self._steps[-1][0] - self._steps[0][0])
         images = (len(self._steps) - 1) * self.images_per_step
-        return {
-            "images_per_second": images / seconds,
-            "data_wait": (self._steps[-1][1] - self._steps[0][1]) / seconds,
-        }
+        return {"images_per_second": images / seconds, "data_wait": (self._steps[-1][1] - self._steps[0][1]) / seconds}
 
     def speed_text(self) -> str:
         """Return `speed` as text; "" before two steps."""

@@ -25,11 +25,7 @@ _SCRIPTS = ("page.js", "samples.js")
 
 
 def write_report(
-    folder: RunFolder,
-    *,
-    against: RunFolder | None = None,
-    output: str | Path | None = None,
-    cost: bool = False,
+    folder: RunFolder, *, against: RunFolder | None = None, output: str | Path | None = None, cost: bool = False
 ) -> epath.Path:
     """Write the page about a run, and return its path.
 

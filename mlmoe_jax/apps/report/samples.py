@@ -85,12 +85,7 @@ def gates(files: RunFiles) -> Section:
         return Section(name, title, tables, missing=_NO_SAMPLES, command=_command(files))
     labels = gate_labels(files, samples)
     packed = [
-        {
-            "name": gate,
-            "entries": samples.entries[gate],
-            "images": len(weights),
-            "weights": _bytes(weights[:, labels]),
-        }
+        {"name": gate, "entries": samples.entries[gate], "images": len(weights), "weights": _bytes(weights[:, labels])}
         for gate, weights in samples.gates.items()
     ]
     note = (

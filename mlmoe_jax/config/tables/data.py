@@ -7,11 +7,7 @@ _DIFFICULT = {"negative": "as absent", "ignore": "not at all", "positive": "as p
 
 DATA = section(
     "The data set, and how its images are read.",
-    name=Choice(
-        "digits",
-        "Data set; tfds:NAME is any data set of TFDS, such as tfds:coco/2014.",
-        of=SOURCES,
-    ),
+    name=Choice("digits", "Data set; tfds:NAME is any data set of TFDS, such as tfds:coco/2014.", of=SOURCES),
     root=Text(
         "",
         "Folder of the data set; if empty, $MLMOE_DATA/NAME or data/NAME for a published data set, where "
@@ -21,10 +17,7 @@ DATA = section(
         "{split}.csv",
         "For csv, jsonl, coco_json: the file with the labels, below data.root; {split} stands for the split.",
     ),
-    images=Text(
-        "",
-        "For csv, jsonl, coco_json: the folder of the images, below data.root; it may contain {split}.",
-    ),
+    images=Text("", "For csv, jsonl, coco_json: the folder of the images, below data.root; it may contain {split}."),
     image_column=Text("image", "For csv, jsonl: the column, or key, with the path of the image."),
     label_column=Text(
         "labels",
@@ -34,8 +27,7 @@ DATA = section(
     labels=Integer(20_000, "For synthetic: the number of labels.", above=0),
     separator=Text(";", "For csv: the text between two label names."),
     classes=Text(
-        "",
-        "For csv, jsonl, vg500: a text file below data.root, one class per line; if empty, the names in the table.",
+        "", "For csv, jsonl, vg500: a text file below data.root, one class per line; if empty, the names in the table."
     ),
     train_split=Text("train", "Split to train on."),
     val_split=Text("val", "Split for selection and early stopping; if empty, there is none."),
@@ -55,25 +47,16 @@ DATA = section(
         },
     ),
     split_seed=Integer(
-        0,
-        "Seed that draws the held-out images, for all values of seed; -1 means seed.",
-        least=-1,
-        most=2**32 - 1,
+        0, "Seed that draws the held-out images, for all values of seed; -1 means seed.", least=-1, most=2**32 - 1
     ),
     image_size=Integer(64, "Side of the square images that the network gets.", above=0, most=8192, unit="pixels"),
     resize=Choice(
         "square",
         "How an image is brought to this size, except by augment.geometry.",
-        of={
-            "square": "resize, whatever the aspect ratio",
-            "crop": "resize the short side, then crop the center",
-        },
+        of={"square": "resize, whatever the aspect ratio", "crop": "resize the short side, then crop the center"},
     ),
     crop_fraction=Number(
-        0.875,
-        "For resize=crop: the side of the crop as a fraction of the resized short side.",
-        above=0,
-        most=1,
+        0.875, "For resize=crop: the side of the crop as a fraction of the resized short side.", above=0, most=1
     ),
     reduced_decoding=Flag(False, "Decode large JPEGs at 1/2, 1/4 or 1/8 of their size: faster, but unlike the papers."),
     bad_images=Choice(
@@ -84,10 +67,7 @@ DATA = section(
     truncated=Choice(
         "refuse",
         "Treatment of truncated JPEGs; other formats are always refused.",
-        of={
-            "refuse": "unreadable",
-            "read": "read what is there, the rest gray, as ML-VPT's code does",
-        },
+        of={"refuse": "unreadable", "read": "read what is there, the rest gray, as ML-VPT's code does"},
     ),
     exif=Choice(
         "apply",
@@ -113,10 +93,7 @@ DATA = section(
         "none",
         "Where training keeps decoded and resized images; not for random_resized_crop, nor for "
         "multi_scale_crop without augment.margin.",
-        of={
-            "none": "nowhere",
-            "disk": "in the cache folder, also for later runs",
-        },
+        of={"none": "nowhere", "disk": "in the cache folder, also for later runs"},
     ),
     workers=AutoInteger(
         AutoInteger.AUTO,
@@ -157,21 +134,11 @@ AUGMENT = section(
         unit="pixels",
     ),
     flip=Flag(False, "Flip left to right with probability 1/2."),
-    shift=Number(
-        0.0,
-        "Largest translation as a fraction of the side; border pixels are repeated.",
-        least=0,
-        most=1,
-    ),
+    shift=Number(0.0, "Largest translation as a fraction of the side; border pixels are repeated.", least=0, most=1),
     contrast=_jitter("contrast"),
     brightness=_jitter("brightness"),
     saturation=_jitter("saturation"),
-    hue=Number(
-        0.0,
-        "Strength s of hue jitter: a turn from −s to s of the color circle.",
-        least=0,
-        most=0.5,
-    ),
+    hue=Number(0.0, "Strength s of hue jitter: a turn from −s to s of the color circle.", least=0, most=0.5),
     jitter_order=Choice(
         "fixed",
         "Order of contrast, brightness, saturation and hue.",
@@ -186,11 +153,7 @@ AUGMENT = section(
     randaugment=Choice(
         "none",
         "RandAugment policy.",
-        of={
-            "none": "off",
-            "uda": "operations and strengths of ML-VPT's code",
-            "standard": "the published policy",
-        },
+        of={"none": "off", "uda": "operations and strengths of ML-VPT's code", "standard": "the published policy"},
     ),
     randaugment_ops=Integer(2, "For randaugment=standard: operations per image.", above=0),
     randaugment_magnitude=Integer(9, "For randaugment=standard: strength of each operation.", least=0, most=10),

@@ -41,9 +41,7 @@ EVAL = section(
 METRICS = section(
     "Metrics in addition to mAP, precision, recall and F1.",
     preset=Choice(
-        "none",
-        "Paper whose own evaluator adds its metrics.",
-        of=("none", "mlvpt", "q2l", "mlgcn", "asl", "drmoe"),
+        "none", "Paper whose own evaluator adds its metrics.", of=("none", "mlvpt", "q2l", "mlgcn", "asl", "drmoe")
     ),
     top_k=Integer(3, "Labels per image for mAP@k and the metrics @topk.", above=0),
 )
@@ -64,12 +62,7 @@ THRESHOLDS = section(
         "Goal of a threshold.",
         of={"f1": "the largest F1", "precision": "the lowest threshold that reaches thresholds.precision"},
     ),
-    precision=Number(
-        0.9,
-        "For goal=precision: the precision to reach on the split.",
-        least=0,
-        most=1,
-    ),
+    precision=Number(0.9, "For goal=precision: the precision to reach on the split.", least=0, most=1),
 )
 
 REPORT = section(
@@ -96,8 +89,7 @@ PRUNE = section(
     "How --mode=prune prunes the prompts of E2VPT.",
     token_levels=Shares(_LEVELS, "Fractions of the prompts to prune, one training each."),
     segment_levels=Shares(
-        _LEVELS,
-        "Fractions of each prompt's segments to prune, combined with every fraction of prompts.",
+        _LEVELS, "Fractions of each prompt's segments to prune, combined with every fraction of prompts."
     ),
     importance=Choice(
         "signed",

@@ -22,9 +22,7 @@ DECODER = section(
     encoder_layers=Integer(2, "Encoder layers.", least=0, most=100),
     decoder_layers=Integer(2, "Decoder layers.", above=0, most=100),
     queries=Integer(
-        0,
-        "For query: learned queries; 0 means one per label, fewer are shared by groups of labels.",
-        least=0,
+        0, "For query: learned queries; 0 means one per label, fewer are shared by groups of labels.", least=0
     ),
     dropout=Number(0.1, "Dropout rate of all layers.", least=0, most=1),
 )

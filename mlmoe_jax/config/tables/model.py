@@ -24,11 +24,7 @@ BACKBONE = section(
     normalization=Choice(
         "auto",
         "Mean and standard deviation that normalize the channels of an image.",
-        of={
-            "auto": "as the weights were trained",
-            "imagenet": "ImageNet's",
-            "unit": "0 and 1: pixels in 0 … 1",
-        },
+        of={"auto": "as the weights were trained", "imagenet": "ImageNet's", "unit": "0 and 1: pixels in 0 … 1"},
     ),
     final_norm=Choice(
         "auto",
@@ -54,10 +50,7 @@ PROMPTS = section(
         least=0,
     ),
     dropout=Number(0.0, "Dropout rate of the entries of prompts, drawn per image.", least=0, most=1),
-    gated=Flag(
-        False,
-        "For shallow: a learned gate per block between a prompt before and after it, as in GateVPT.",
-    ),
+    gated=Flag(False, "For shallow: a learned gate per block between a prompt before and after it, as in GateVPT."),
     gate_init=Number(10.0, "Gates start at sigmoid(−gate_init).", least=ANY),
     learn_temperature=Flag(False, "For shallow: an attention temperature per block, as in GateVPT."),
     key_values=Integer(10, "For e2vpt: additional keys and values per block.", least=0, most=10_000),
@@ -73,8 +66,7 @@ PROMPTS = section(
     ),
     kept_tokens=Text("", "For pruning=fixed: 1 (kept) or 0 (pruned) per prompt, such as 1101; if empty, all are kept."),
     kept_segments=Texts(
-        (),
-        "For pruning=fixed: 1 or 0 per segment, one text of 16 per prompt; if empty, all are kept.",
+        (), "For pruning=fixed: 1 or 0 per segment, one text of 16 per prompt; if empty, all are kept."
     ),
     pruned=Choice(
         "absent",
@@ -95,11 +87,7 @@ PROMPTS = section(
     attention_mask=Choice(
         "all_prompts",
         "For group: which prompts a prompt attends to.",
-        of={
-            "none": "all",
-            "all_prompts": "itself only (code)",
-            "cross_group": "its group (paper)",
-        },
+        of={"none": "all", "all_prompts": "itself only (code)", "cross_group": "its group (paper)"},
     ),
     groups=Text(
         "computed",

@@ -24,9 +24,7 @@ LOSS = section(
     gamma=Number(2.0, "For focal: focusing exponent of all labels.", least=0),
     detach=Flag(True, "For asymmetric, focal: no gradient through the focusing weight."),
     positive_weight=Number(
-        1.0,
-        "For bce: factor of positive labels; 0 means negatives / positives of each training label.",
-        least=0,
+        1.0, "For bce: factor of positive labels; 0 means negatives / positives of each training label.", least=0
     ),
     reduce=Choice("mean", "How the losses of images and labels become one number.", of=("mean", "sum")),
     scale=Number(1000.0, "Factor of the reduced loss.", above=0),

@@ -151,10 +151,7 @@ def _words(name: str) -> list[str]:
 
 def _rows(path: str | Path, words: set[str]) -> dict[str, NDArray[np.float64]]:
     keys, rows = {word.encode(): word for word in words}, {}
-    with (
-        damage_explained(path),
-        epath.Path(path).open("rb") if "://" in str(path) else open_regular(path) as file,
-    ):
+    with damage_explained(path), epath.Path(path).open("rb") if "://" in str(path) else open_regular(path) as file:
         lines = iter(partial(file.readline, MOST_LINE), b"")
         first = next(lines, b"")
         width = _width(first)

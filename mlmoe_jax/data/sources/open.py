@@ -91,11 +91,7 @@ def open_split(
 
 
 def open_splits(
-    data_config: ConfigDict,
-    names: Iterable[str],
-    *,
-    seed: int = 0,
-    keep_missing: bool = False,
+    data_config: ConfigDict, names: Iterable[str], *, seed: int = 0, keep_missing: bool = False
 ) -> dict[str, Split]:
     """Open the training split and other splits with its classes. Return name -> split, the training split first.
 

@@ -84,13 +84,7 @@ class LowRank(nnx.Module):
 
 
 def _low_rank(
-    tokens: jax.Array,
-    *,
-    a: jax.Array,
-    b: jax.Array,
-    scale: float,
-    dtype: jnp.dtype | None,
-    dropout: Delta | None,
+    tokens: jax.Array, *, a: jax.Array, b: jax.Array, scale: float, dtype: jnp.dtype | None, dropout: Delta | None
 ) -> jax.Array:
     """Return scale·x·A·B for x f32[b,T,inputs]."""
     tokens = tokens if dropout is None else dropout(tokens)

@@ -238,11 +238,7 @@ class ViT(nnx.Module):
         return Features(cls, values.get(PROMPTS), values.get(PATCHES), grid, attention, values.get(MEAN))
 
     def _block(
-        self,
-        index: int,
-        parts: dict[str, jax.Array],
-        queries: Sequence[str],
-        **options: Any,
+        self, index: int, parts: dict[str, jax.Array], queries: Sequence[str], **options: Any
     ) -> dict[str, jax.Array]:
         """Apply a block to the parts in `queries`; all other parts are context. Each part is f32[B or 1, T, D]."""
         joined, context, settings = _block_arguments(index, parts, queries, **options)

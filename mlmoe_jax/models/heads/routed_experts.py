@@ -177,14 +177,7 @@ class RoutedExpertsHead(Head):
             rngs=rngs,
         )
         self.gates = Gates(
-            width,
-            labels,
-            self.experts.entries,
-            kind=gate,
-            hidden=gate_hidden,
-            share=gate_share,
-            dtype=dtype,
-            rngs=rngs,
+            width, labels, self.experts.entries, kind=gate, hidden=gate_hidden, share=gate_share, dtype=dtype, rngs=rngs
         )
         self.classifier = LabelClassifier(self.experts.out_width, labels, share=classifier, rngs=rngs)
         self._classifier_macs = labels * self.experts.out_width

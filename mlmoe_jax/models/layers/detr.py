@@ -124,15 +124,7 @@ class EncoderLayer(nnx.Module):
     """Self-attention of patches and a feed-forward layer, each with dropout, a residual connection and a norm."""
 
     def __init__(
-        self,
-        width: int,
-        heads: int,
-        hidden: int,
-        *,
-        dropout: float,
-        init: str,
-        dtype: jnp.dtype | None,
-        rngs: nnx.Rngs,
+        self, width: int, heads: int, hidden: int, *, dropout: float, init: str, dtype: jnp.dtype | None, rngs: nnx.Rngs
     ):
         shared = {"dropout": dropout, "init": init, "dtype": dtype, "rngs": rngs}
         self.attn = QueryAttention(width, heads, **shared)

@@ -142,10 +142,7 @@ ORIGINAL_CONVNEXT = Source(
 )
 TIMM_CONVNEXT = Source("timm_convnext", "stages.0.blocks.0.conv_dw.weight", _TIMM_CONVNEXT, ignored=(r"head\.fc\..*",))
 HUGGING_FACE_CONVNEXT = Source(
-    "hugging_face_convnext",
-    "embeddings.patch_embeddings.weight",
-    _HUGGING_FACE_CONVNEXT,
-    ignored=(r"classifier\..*",),
+    "hugging_face_convnext", "embeddings.patch_embeddings.weight", _HUGGING_FACE_CONVNEXT, ignored=(r"classifier\..*",)
 )
 
 # EfficientNet and EfficientNet-Lite in PyTorch (`efficientnet_pytorch`, `efficientnet_lite_pytorch`).
@@ -165,10 +162,7 @@ EFFICIENTNET = Source(
     tuple(
         rule
         for conv, norm, ours in _EFFICIENTNET_LAYERS
-        for rule in (
-            Rule(rf"{conv}\.weight", f"{ours}/conv/kernel", conv_kernel),
-            *batch_norm(norm, f"{ours}/norm"),
-        )
+        for rule in (Rule(rf"{conv}\.weight", f"{ours}/conv/kernel", conv_kernel), *batch_norm(norm, f"{ours}/norm"))
     ),
     ignored=(COUNTERS, r"_fc\..*"),
 )

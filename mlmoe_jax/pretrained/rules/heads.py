@@ -137,10 +137,7 @@ _BACKBONE = nested(sequential_resnet_rules(), r"features\.", "backbone/")
 
 # `A` is the adjacency matrix before normalization; the model computes it from the label counts.
 ML_GCN = Source(
-    "ml_gcn",
-    "gc1.weight",
-    (*_BACKBONE, Rule(r"gc([12])\.weight", r"head/gc\1/kernel")),
-    ignored=(COUNTERS, "A"),
+    "ml_gcn", "gc1.weight", (*_BACKBONE, Rule(r"gc([12])\.weight", r"head/gc\1/kernel")), ignored=(COUNTERS, "A")
 )
 ADD_GCN = Source(
     "add_gcn",
