@@ -9,25 +9,29 @@ deviation of a weight over images, averaged over labels and experts (0 if the ga
 import argparse
 import math
 
-import jax
 import numpy as np
 
+from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.inference.explain import predictions
+from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.experts import gate_entropy
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import Run, open_run
+from mlmoe_jax.runtime.batches import run_batches
 
 
 def gate_weights(run: Run, split: Split) -> dict[str, np.ndarray]:
     """Return the weights of each kind of gate over the readable images of a split, f64[N,K,E] (static: f64[1,K,E])."""
+    step = make_eval_step(run.definition, run.preprocess, run.mesh, run.label_axes, gates=True)
+    loader = build_loader(run.config.data, split, batch_size=run.config.eval.batch_size * run.mesh.size, labels=False)
     parts: dict[str, list[np.ndarray]] = {}
-    for output in predictions(run, split, batch_size=run.config.eval.batch_size * run.mesh.size, attention=False):
-        gates, mask = jax.device_get((output["prediction"].gates, output["mask"]))
-        for name, weights in gates.items():
-            if len(weights) == len(mask):
-                parts.setdefault(name, []).append(weights[mask > 0])
+    for output in run_batches(
+        lambda batch: step(run.values, run.frozen, batch), loader, run.mesh, advice="lower eval.batch_size"
+    ):
+        for name, weights in output["gates"].items():
+            if len(weights) == len(output["mask"]):
+                parts.setdefault(name, []).append(weights[output["mask"] > 0])
             else:
                 parts[name] = [weights]
     return {name: np.concatenate(weights).astype(np.float64) for name, weights in parts.items()}

@@ -15,7 +15,7 @@ N patches; see `models.outputs.Prediction`.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -56,19 +56,15 @@ def make_explain_step(
     preprocess: Preprocess,
     mesh: Mesh,
     label_axes: LabelAxes | None = None,
-    *,
-    attention: bool = True,
 ) -> Callable[[Params, Params, Batch], dict[str, Any]]:
     """Return the step (values, frozen, batch) -> `prediction` (see Prediction), and the batch's `image`, `id`, `mask`.
 
-    With `attention`, the prediction has attention maps and their grid in addition to gates. Every process receives the
-    results of the whole global batch.
+    The prediction has attention maps and their grid. Every process receives the results of the whole global batch.
     """
 
     def step(values: Params, frozen: Params, batch: Batch) -> dict[str, Any]:
-        prediction, _ = apply(
-            definition, {**values, **frozen}, batch, preprocess, mesh, label_axes, return_attention=attention
-        )
+        values = {**values, **frozen}
+        prediction, _ = apply(definition, values, batch, preprocess, mesh, label_axes, return_attention=True)
         return {"prediction": prediction, **{name: batch[name] for name in ("image", "id", "mask")}}
 
     return jax.jit(step, out_shardings=NamedSharding(mesh, REPLICATED))
@@ -141,6 +137,7 @@ def explain_images(run: Run, split: Split, *, most_numbers: int = MOST_NUMBERS) 
     """
 
     def selected(output: dict[str, Any]) -> dict[str, Any]:
+        """Return the part of an output that is transferred from the device."""
         prediction = output["prediction"]
         arrays = {f"gates/{name}": weights for name, weights in prediction.gates.items()}
         arrays |= {f"attention/{name}": weights for name, weights in prediction.attention.items()}
@@ -151,7 +148,14 @@ def explain_images(run: Run, split: Split, *, most_numbers: int = MOST_NUMBERS) 
         return {"mask": output["mask"], "arrays": small | per_image, "grid": prediction.grid, "large": sorted(large)}
 
     parts: dict[str, list[np.ndarray]] = {}
-    for output in predictions(run, split, batch_size=BATCH * run.mesh.size, attention=True, select=selected):
+    step = make_explain_step(run.definition, run.preprocess, run.mesh, run.label_axes)
+    settings = {"batch_size": BATCH * run.mesh.size, "labels": False, "process": distributed.process()}
+    for output in run_batches(
+        lambda batch: selected(step(run.values, run.frozen, batch)),
+        build_loader(run.config.data, split, **settings),
+        run.mesh,
+        advice="explain fewer images per device, or on a device with more memory",
+    ):
         real = output["mask"] > 0
         for name, values in output["arrays"].items():
             if len(values) == len(real):
@@ -229,21 +233,3 @@ def thumbnail(image: np.ndarray, side: int) -> bytes:
     small.thumbnail((side, side))
     small.save(buffer, "JPEG", quality=QUALITY)
     return buffer.getvalue()
-
-
-def predictions(
-    run: Run,
-    split: Split,
-    *,
-    batch_size: int,
-    attention: bool,
-    select: Callable[[dict[str, Any]], Any] = lambda output: output,
-) -> Iterator[Any]:
-    """Yield the outputs of `make_explain_step` for the batches of a split, in order, on the host.
-
-    `select` maps the output on the device to its part that is transferred.
-    """
-    step = make_explain_step(run.definition, run.preprocess, run.mesh, run.label_axes, attention=attention)
-    loader = build_loader(run.config.data, split, batch_size=batch_size, labels=False, process=distributed.process())
-    advice = "explain fewer images per device, or on a device with more memory"
-    return run_batches(lambda batch: select(step(run.values, run.frozen, batch)), loader, run.mesh, advice=advice)

@@ -25,6 +25,7 @@ from mlmoe_jax.inference.explain import (
 )
 from mlmoe_jax.models.adapters.groups import prompt_groups
 from mlmoe_jax.models.apply import make_eval_step
+from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import Run
 from mlmoe_jax.runtime.batches import device_batches
@@ -70,11 +71,10 @@ def compile_once(monkeypatch, compiled):
     """Lets all tests of a run share its steps, which take longer to compile than to run."""
     make = explain.make_explain_step
 
-    def once(definition, *parts, attention=True):
-        key = id(definition), attention
-        if key not in compiled:
-            compiled[key] = make(definition, *parts, attention=attention)
-        return compiled[key]
+    def once(definition, *parts):
+        if id(definition) not in compiled:
+            compiled[id(definition)] = make(definition, *parts)
+        return compiled[id(definition)]
 
     monkeypatch.setattr(explain, "make_explain_step", once)
 
@@ -103,11 +103,12 @@ def make_run(tiny_vit, drawn_parts, runs):
 
 def predicted(run, split):
     """Logits and gates of all images of a split from the step without attention."""
-    step = explain.make_explain_step(run.definition, run.preprocess, run.mesh, run.label_axes, attention=False)
+    step = make_eval_step(run.definition, run.preprocess, run.mesh, run.label_axes, gates=True)
     images = np.zeros((2, 8, 64, 64, 3), np.uint8)
     images.reshape(-1, 64, 64, 3)[:IMAGES] = split.images.array
     batches = [{"image": x, "mask": np.zeros(8, np.float32), "id": np.zeros(8, np.int32)} for x in images]
-    found = [step(run.values, run.frozen, batch)["prediction"] for batch in device_batches(iter(batches), run.mesh)]
+    found = [step(run.values, run.frozen, batch) for batch in device_batches(iter(batches), run.mesh)]
+    found = [Prediction(output["logits"], gates=output["gates"]) for output in found]
     return jax.tree.map(lambda *parts: np.concatenate(parts)[:IMAGES], *found)
 
 

@@ -247,21 +247,6 @@ def test_predictions_are_those_of_the_search(predict):
         np.testing.assert_allclose(sigmoid(prediction.logits[row]), probability, rtol=1e-4)
 
 
-def test_the_image_feature_is_the_class_token_or_the_mean_patch():
-    patches = np.random.default_rng(0).normal(size=(2, 9, WIDTH)).astype(np.float32)
-    by_class, by_patch = structure(), structure(pool="patches")
-
-    @jax.jit
-    def both(values, patches):
-        of_class, of_patches = by_class.merge(values), by_patch.merge(values)
-        assert (of_class.read, of_patches.read) == (("cls",), ("patches",))
-        given = features_of(patches.mean(axis=1)), Features(None, None, patches, (3, 3))
-        return of_class.image_feature(given[0]), of_patches.image_feature(given[1])
-
-    pooled, mean = both(twin_values(), patches)
-    np.testing.assert_allclose(mean, pooled, rtol=1e-4, atol=1e-6)
-
-
 def test_training_does_not_search():
     definition, image = structure(), jax.ShapeDtypeStruct((1, WIDTH), jnp.float32)
 

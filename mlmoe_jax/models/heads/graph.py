@@ -196,11 +196,6 @@ class ADDGCNHead(Head):
         weights = jax.nn.sigmoid(scores).astype(cells.dtype)
         return jnp.einsum("bnk,bnd->bkd", weights, cells, preferred_element_type=jnp.float32)
 
-    def dynamic_graph(self, features: Features) -> Float[Array, "b k k"]:
-        scores = self.map_classifier(features.patches).astype(jnp.float32)
-        label_features = self.label_features(features.patches, scores)
-        return self.graph.adjacency(self.graph.spread_static(label_features))
-
     def attention(self, features: Features) -> dict[str, jax.Array]:
         """Return the weight of each cell in the feature of a label, σ(score) over its sum: `labels` f32[B,K,N]."""
         scores = self.map_classifier(features.patches).astype(jnp.float32)

@@ -22,13 +22,12 @@ from mlmoe_jax.data.labels.graph import frequency_order
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models.contracts import Head
 from mlmoe_jax.models.layers.values import torch_linear
-from mlmoe_jax.models.outputs import CLS, PATCHES, Features, Prediction
+from mlmoe_jax.models.outputs import CLS, Features, Prediction
 from mlmoe_jax.models.partition import LABEL, axes
 
 # (state of W paths per image, their last labels i32[B,W]) -> (new state, scores f32[B,W,K+1] of the next label). The
 # last score belongs to the end of the sequence.
 Advance = Callable[[Any, jax.Array], tuple[Any, jax.Array]]
-POOLS = {"cls": (CLS,), "patches": (PATCHES,)}
 BEAM_WIDTH, DROPOUT = 4, 0.5  # the number of paths in the beam, and the dropout rate on x
 
 
@@ -179,11 +178,11 @@ class CNNRNNHead(Head):
       embedding: E.
       hidden: width of the state of the LSTM.
       max_labels: the largest number of labels of a sequence.
-      pool: the image feature I is the class token (the mean of the map of a CNN) or the mean patch.
       dtype: type of the matmuls; None = float32.
       rngs: for the weights.
     """
 
+    read = (CLS,)
     by_label = False  # labels interact, so they are replicated
     unknown_labels = "learns label sequences, in which an unknown label counts as absent"
 
@@ -195,13 +194,12 @@ class CNNRNNHead(Head):
         embedding: int = 64,
         hidden: int = 512,
         max_labels: int = 20,
-        pool: str = "cls",
         dtype: jnp.dtype | None = None,
         rngs: nnx.Rngs,
     ):
         self.order = tuple(int(label) for label in order)
         self.labels = len(self.order)
-        self.read, self.hidden = POOLS[pool], hidden
+        self.hidden = hidden
         self.max_labels = min(max_labels, self.labels)
         self.end, self.start = self.labels, self.labels + 1
 
@@ -226,9 +224,8 @@ class CNNRNNHead(Head):
         return ()
 
     def image_feature(self, features: Features) -> Float[Array, "b e"]:
-        """Return P_I I."""
-        pooled = features.cls if CLS in self.read else features.patches.mean(axis=1, dtype=jnp.float32)
-        return self.image_projection(pooled).astype(jnp.float32)
+        """Return P_I I, where I is the class token, or the mean of the map of a CNN."""
+        return self.image_projection(features.cls).astype(jnp.float32)
 
     def sequence(self, labels: Num[ArrayLike, "b k"]) -> tuple[Integer[Array, "b t"], Bool[Array, "b t"]]:
         """Sort labels (present if above 0.5) by training frequency, followed by the end.
