@@ -175,33 +175,26 @@ def split(topology: str) -> tuple[str, list[int]]:
 
 
 def table(results: dict[tuple[str, str], dict], efficiency: float) -> str:
-    """Return the tables as Markdown, followed by the missing rows and the larger slices that were compiled."""
+    """Return the table as Markdown, followed by the missing rows and the larger slices that were compiled."""
     smallest, *_, largest = (math.prod(split(topology)[1]) for topology in TOPOLOGIES[0])
-    requirements = [
-        "Requirements per chip and training step:",
-        "",
-        "| training | chip | images per chip | HBM, GiB | GFLOPs | GB accessed | MB in collectives |",
-        "|---|---|---:|---:|---:|---:|---:|",
-    ]
-    predictions = [
-        "",
-        f"Prediction at {100 * efficiency:g} % of the peak:",
-        "",
-        f"| training | chip | compute, ms | communication, ms, {largest} chips | "
-        f"images/s, {smallest} / {largest} chips | weak scaling | images per chip for 90 % |",
-        "|---|---|---:|---:|---:|---:|---:|",
+    lines = [
+        "| training | images per chip | chip | HBM, GiB | GFLOPs | GB accessed | MB in collectives | "
+        f"compute at {100 * efficiency:g} % of the peak, ms | communication, ms, {largest} chips | "
+        f"images/s, {smallest} / {largest} chips | weak scaling | "
+        "images per chip for 90 % |",
+        "|---|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     missing, larger = [], []
     for row in ROWS:
+        start = f"| {row.name} | {row.images} |"
         for family in TOPOLOGIES:
             result = results.get((row.name, family[0]))
             if result is None:
                 missing.append(f"- {row.name}, {family[0]}")
                 continue
-            requirements.append(_requirements(result, family[0]))
-            predictions += [_prediction(result, family, efficiency)] if result["fits"] else []
+            lines.append(f"{start} {split(family[0])[0]} | {_numbers(result, family, efficiency)} |")
+            start = "| | |"
             larger += [_beside(results[key], result) for slice_ in family[1:] if (key := (row.name, slice_)) in results]
-    lines = requirements + predictions
     if missing:
         lines += ["", "Not compiled yet:", "", *missing]
     if larger:
@@ -216,27 +209,24 @@ def table(results: dict[tuple[str, str], dict], efficiency: float) -> str:
     return "\n".join(lines)
 
 
-def _requirements(result: dict, topology: str) -> str:
-    """Return the row of a training and a kind of chip, from the compilation for the smallest slice."""
+def _numbers(result: dict, family: Sequence[str], efficiency: float) -> str:
+    """Return the cells of a training and a kind of chip: requirements on the smallest slice, and the prediction."""
     hbm = f"{result['needed'] / GIB:.2f} of {result['capacity'] / GIB:.2f}"
-    start = f"| {result['row']} | {split(topology)[0]} | {result['images']} |"
     if not result["fits"]:
-        return f"{start} does not fit: {hbm} | | | |"
-    return (
-        f"{start} {hbm} | {result['flops'] / 1e9:,.0f} | {result['bytes_accessed'] / 1e9:.1f} | "
-        f"{_moved(result) / 1e6:.2f} |"
-    )
-
-
-def _prediction(result: dict, family: Sequence[str], efficiency: float) -> str:
-    """Return the row of a training and a kind of chip, for the smallest and the largest slice."""
+        return f"does not fit: {hbm} | | | | | | | |"
     smallest, largest = (predict(result, topology, efficiency) for topology in (family[0], family[-1]))
-    return (
-        f"| {result['row']} | {split(family[0])[0]} | {1e3 * largest['compute']:.2f} | "
-        f"{1e3 * largest['communication']:.2f} | "
-        f"{smallest['images_per_second']:,.0f} / {largest['images_per_second']:,.0f} | "
-        f"{100 * largest['efficiency']:.2f} % | {largest['least_images']} |"
-    )
+    cells = [
+        hbm,
+        f"{result['flops'] / 1e9:,.0f}",
+        f"{result['bytes_accessed'] / 1e9:.1f}",
+        f"{_moved(result) / 1e6:.2f}",
+        f"{1e3 * largest['compute']:.2f}",
+        f"{1e3 * largest['communication']:.2f}",
+        f"{smallest['images_per_second']:,.0f} / {largest['images_per_second']:,.0f}",
+        f"{100 * largest['efficiency']:.2f} %",
+        f"{largest['least_images']}",
+    ]
+    return " | ".join(cells)
 
 
 def _beside(larger: dict, smallest: dict) -> str:
