@@ -5,6 +5,7 @@ python docs/write_papers.py
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -67,6 +68,8 @@ def _table(paper: Paper, result: Result, common: set[str], noted: set[str]) -> I
     rows = [result.rows[start : start + len(groups)] for start in range(0, len(result.rows), len(groups))]
     rows = [row for row in rows if any(number.value is not None for one in row for number in one.numbers.values())]
     varying, grouped = _varying([row[0] for row in rows]), _group_key(rows[0])
+    outer = next((key for key in varying[1:] if _is_in_blocks([row[0].settings[key] for row in rows])), "")
+    varying.sort(key=lambda key: key != outer)
     facts = [text for key, text in rows[0][0].settings.items() if key not in (*varying, grouped)]
     facts += [f"cells: {'/'.join(groups)}"] if grouped else []
     if own := set(result.notes) - common:
@@ -77,9 +80,13 @@ def _table(paper: Paper, result: Result, common: set[str], noted: set[str]) -> I
     marks = [paper.marks({note for one in row for note in one.all_notes} - noted - {"unread"}) for row in rows]
     names = {"dataset": "data set"}
     head = [names.get(key, key.rpartition(".")[2]) for key in varying]
-    table = [[*head, *result.columns]]
+    table, above = [[*head, *result.columns]], ""
     for row in rows:
         texts = [row[0].settings[key].partition("=")[2] or row[0].settings[key] for key in varying]
+        if outer and texts[0] == above:
+            texts[0] = ""
+        else:
+            above = texts[0]
         table.append([*texts, *("/".join(str(one.numbers[column]) for one in row) for column in result.columns)])
     if any(row[0].ours for row in rows):
         table[0].append("ours")
@@ -105,6 +112,12 @@ def _varying(rows: Sequence[Row]) -> list[str]:
     settings = [row.settings for row in rows]
     varying = [key for key in settings[0] if len({one.get(key) for one in settings}) > 1]
     return varying or ["method"]
+
+
+def _is_in_blocks(values: Sequence[str]) -> bool:
+    """Return whether equal values are in adjacent rows, at least two rows per value on average."""
+    blocks = 1 + sum(one != other for one, other in itertools.pairwise(values))
+    return blocks == len(set(values)) and 2 * blocks <= len(values)
 
 
 def _wrapped(text: str, indent: str = "") -> str:
