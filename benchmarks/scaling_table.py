@@ -163,8 +163,6 @@ def predict(result: dict, topology: str, efficiency: float) -> dict[str, float]:
         "communication": communication,
         "images_per_second": result["images"] * devices / (compute + communication),
         "efficiency": compute / (compute + communication),
-        # computation is proportional to the number of images, communication is not
-        "least_images": max(1, math.ceil(result["images"] * 9 * communication / compute)) if compute else math.nan,
     }
 
 
@@ -180,9 +178,8 @@ def table(results: dict[tuple[str, str], dict], efficiency: float) -> str:
     lines = [
         "| training | images per chip | chip | HBM, GiB | GFLOPs | GB accessed | MB in collectives | "
         f"compute at {100 * efficiency:g} % of the peak, ms | communication, ms, {largest} chips | "
-        f"images/s, {smallest} / {largest} chips | weak scaling | "
-        "images per chip for 90 % |",
-        "|---|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
+        f"images/s, {smallest} / {largest} chips | weak scaling |",
+        "|---|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     missing, larger = [], []
     for row in ROWS:
@@ -213,7 +210,7 @@ def _numbers(result: dict, family: Sequence[str], efficiency: float) -> str:
     """Return the cells of a training and a kind of chip: requirements on the smallest slice, and the prediction."""
     hbm = f"{result['needed'] / GIB:.2f} of {result['capacity'] / GIB:.2f}"
     if not result["fits"]:
-        return f"does not fit: {hbm} | | | | | | | |"
+        return f"does not fit: {hbm} | | | | | | |"
     smallest, largest = (predict(result, topology, efficiency) for topology in (family[0], family[-1]))
     cells = [
         hbm,
@@ -224,7 +221,6 @@ def _numbers(result: dict, family: Sequence[str], efficiency: float) -> str:
         f"{1e3 * largest['communication']:.2f}",
         f"{smallest['images_per_second']:,.0f} / {largest['images_per_second']:,.0f}",
         f"{100 * largest['efficiency']:.2f} %",
-        f"{largest['least_images']}",
     ]
     return " | ".join(cells)
 

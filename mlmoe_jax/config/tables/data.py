@@ -10,12 +10,11 @@ DATA = section(
     name=Choice("digits", "Data set; tfds:NAME is any data set of TFDS, such as tfds:coco/2014.", of=SOURCES),
     root=Text(
         "",
-        "Folder of the data set; if empty, $MLMOE_DATA/NAME or data/NAME for a published data set, where "
-        "NAME is data.name.",
+        "Folder of the data set; if empty, $MLMOE_DATA/NAME or data/NAME for the published data set NAME.",
     ),
     table=Text(
         "{split}.csv",
-        "For csv, jsonl, coco_json: the file with the labels, below data.root; {split} stands for the split.",
+        "For csv, jsonl, coco_json: the file with the labels, below data.root; it may contain {split}.",
     ),
     images=Text("", "For csv, jsonl, coco_json: the folder of the images, below data.root; it may contain {split}."),
     image_column=Text("image", "For csv, jsonl: the column, or key, with the path of the image."),
@@ -34,7 +33,7 @@ DATA = section(
     test_splits=Texts(("test",), "Splits that are evaluated at the end of training."),
     val_fraction=Number(
         0.0,
-        "Fraction of the training split that is held out as data.val_split; 0 uses the data set's own split.",
+        "Fraction of the training split held out as data.val_split; 0 uses the data set's own split.",
         least=0,
         most=1,
     ),
@@ -49,7 +48,7 @@ DATA = section(
     split_seed=Integer(
         0, "Seed that draws the held-out images, for all values of seed; -1 means seed.", least=-1, most=2**32 - 1
     ),
-    image_size=Integer(64, "Side of the square images that the network gets.", above=0, most=8192, unit="pixels"),
+    image_size=Integer(64, "Side of the square images of the network.", above=0, most=8192, unit="pixels"),
     resize=Choice(
         "square",
         "How an image is brought to this size, except by augment.geometry.",
@@ -78,7 +77,7 @@ DATA = section(
     difficult_eval=Choice("negative", "How difficult labels count in metrics.", of=_DIFFICULT),
     keep_empty=Flag(
         False,
-        "Keep images without a positive label in the published data sets; own tables and folders always keep them.",
+        "Keep images without a positive label in the published data sets; own data always keeps them.",
     ),
     cache_features=Choice(
         "no",
@@ -97,8 +96,8 @@ DATA = section(
     ),
     workers=AutoInteger(
         AutoInteger.AUTO,
-        "Processes that read images; 0 means threads, auto starts processes only if threads cannot feed "
-        "an accelerator, and one per core for --mode=pack.",
+        "Processes that read images; 0 means threads; auto starts processes if threads cannot feed an accelerator, "
+        "and one per core for --mode=pack.",
         least=0,
     ),
     threads=AutoInteger(
@@ -129,7 +128,7 @@ AUGMENT = section(
     margin=Integer(
         0,
         "For multi_scale_crop: resize to a square this much larger than data.image_size before the crop; "
-        "0 does not resize, and ADD-GCN takes 64.",
+        "0 is off, ADD-GCN takes 64.",
         least=0,
         unit="pixels",
     ),
@@ -146,7 +145,7 @@ AUGMENT = section(
     ),
     cutout=Number(
         0.0,
-        "Side of the square that cutout covers as a fraction of the image's side; 0 is off, ML-VPT takes 0.5.",
+        "Side of the cutout square as a fraction of the image's side; 0 is off, ML-VPT takes 0.5.",
         least=0,
         most=1,
     ),
@@ -163,7 +162,7 @@ PACK = section(
     "How --mode=pack stores a data set in shards.",
     short_side=Integer(
         0,
-        "Short side of the JPEGs that larger images are stored as; 0 stores every file unchanged.",
+        "Short side to which larger images are shrunk, as JPEGs; 0 stores every file unchanged.",
         least=0,
         unit="pixels",
     ),

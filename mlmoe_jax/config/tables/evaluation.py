@@ -28,11 +28,11 @@ EVAL = section(
     select_metric=Text(
         "mAP",
         "Metric that selects the weights, stops training early and chooses in --mode=prune: any name in "
-        "results.json that is computed during training and better if higher.",
+        "results.json that training computes and that is better if higher.",
     ),
     threshold=Number(
         0.5,
-        "Probability from which a label is predicted, for precision, recall, F1 and --mode=predict.",
+        "Lowest probability of a predicted label, for precision, recall, F1 and --mode=predict.",
         least=0,
         most=1,
     ),

@@ -9,8 +9,8 @@ BACKBONE = section(
     name=Text("vit_digits", "Backbone, such as dinov2_vitb14, dinov3_vitb16, clip_vitb16 or resnet101."),
     weights=Text(
         "auto",
-        "Weights: auto is the published file from a package, the cache or the network, none random "
-        "values, anything else a path.",
+        "Weights: auto is the published file from a package, the cache or the network; none is random; "
+        "anything else is a path.",
     ),
     batch_norm=Choice(
         "frozen",
@@ -37,16 +37,14 @@ PROMPTS = section(
     "Learned tokens that are added to the tokens of a frozen ViT.",
     kind=Choice(
         "none",
-        "Prompts: deep is VPT-deep, one set per block; shallow is VPT-shallow and GateVPT, one set that "
-        "passes through all blocks; e2vpt adds keys and values to deep; group is ML-VPT's, deep prompts "
-        "per label group and side.",
+        "Prompts: deep is VPT-deep, one set per block; shallow is VPT-shallow and GateVPT, one set for all "
+        "blocks; e2vpt adds keys and values to deep; group is ML-VPT's, deep prompts per label group and side.",
         of=PROMPTS_OF_KIND,
     ),
     count=Integer(30, "For deep, shallow, e2vpt: prompts per block.", least=0, most=10_000),
     project=Integer(
         0,
-        "Width in which prompts are learned, before a linear layer to the backbone's width; 0 means that "
-        "width, without the layer.",
+        "Width of the learned prompts before a linear layer to the backbone's width; 0 means no layer.",
         least=0,
     ),
     dropout=Number(0.0, "Dropout rate of the entries of prompts, drawn per image.", least=0, most=1),

@@ -82,8 +82,7 @@ TRAIN = section(
     "The training loop.",
     fit=Choice(
         "steps",
-        "How parameters are fitted; logistic ignores all keys about steps (optim, ema, epochs, …), and "
-        "no split selects anything.",
+        "How parameters are fitted; logistic ignores all keys about steps (optim, ema, epochs, …) and selection.",
         of={
             "steps": "steps of the optimizer on batches",
             "logistic": "L2-penalized logistic regression on cached features, with the penalty of the least "
@@ -94,22 +93,21 @@ TRAIN = section(
     batch_size=Integer(64, "Images per step over all devices.", above=0),
     accumulate=Integer(
         1,
-        "Parts of a batch that are computed one after the other, to save memory; batch_norm=trainable "
-        "takes statistics per part.",
+        "Parts of a batch, computed one after the other to save memory; batch_norm=trainable takes statistics "
+        "per part.",
         above=0,
     ),
     log_every=Integer(20, "Interval between two rows of the log.", above=0, unit="steps"),
     patience=Integer(
         0,
-        "Stop early if the best eval.select_metric of all weights and of the raw weights are both older "
-        "than this, and the EMA is below its best; 0 is off.",
+        "Stop early if the best eval.select_metric of all and of the raw weights are older than this, and the EMA "
+        "is below its best; 0 is off.",
         least=0,
         unit="epochs",
     ),
     skip_nonfinite=Integer(
         0,
-        "Steps with a loss or gradient that is not finite, which are skipped without an update; one more "
-        "ends the training.",
+        "Steps with a loss or gradient that is not finite to skip without an update; one more ends the training.",
         least=0,
         unit="steps",
     ),
