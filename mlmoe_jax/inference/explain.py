@@ -52,10 +52,7 @@ QUALITY = 85  # JPEG quality of thumbnails
 
 
 def make_explain_step(
-    definition: ModelDef,
-    preprocess: Preprocess,
-    mesh: Mesh,
-    label_axes: LabelAxes | None = None,
+    definition: ModelDef, preprocess: Preprocess, mesh: Mesh, label_axes: LabelAxes | None = None
 ) -> Callable[[Params, Params, Batch], dict[str, Any]]:
     """Return the step (values, frozen, batch) -> `prediction` (see Prediction), and the batch's `image`, `id`, `mask`.
 

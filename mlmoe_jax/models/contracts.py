@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
+from mlmoe_jax.models.layers.values import Dtype
 from mlmoe_jax.models.macs import forward_macs
 from mlmoe_jax.models.outputs import CLS, Deltas, Features, Prediction, Prompts
 
@@ -81,7 +82,7 @@ class BackboneShape(abc.ABC):
 
     @abc.abstractmethod
     def build(
-        self, *, dtype: jnp.dtype | None = None, remat: bool = False, batch_norm: str = "frozen", rngs: nnx.Rngs
+        self, *, dtype: Dtype = None, remat: bool = False, batch_norm: str = "frozen", rngs: nnx.Rngs
     ) -> Backbone:
         """Build the backbone with random weights.
 
@@ -151,9 +152,7 @@ class Adapter(nnx.Module):
 
     @classmethod
     @abc.abstractmethod
-    def from_config(
-        cls, settings: ConfigDict, shape: BackboneShape, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
-    ) -> Self | None:
+    def from_config(cls, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype, rngs: nnx.Rngs) -> Self | None:
         """Build the adapter for a backbone, with initial values.
 
         Args:
@@ -237,9 +236,7 @@ class Head(nnx.Module):
 
     @classmethod
     @abc.abstractmethod
-    def from_config(
-        cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
-    ) -> Self:
+    def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
         """Build the head of a config, with random weights.
 
         Args:

@@ -20,7 +20,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Float
 
 from mlmoe_jax.models.layers.recompute import gelu
-from mlmoe_jax.models.layers.values import torch_linear
+from mlmoe_jax.models.layers.values import Dtype, torch_linear
 from mlmoe_jax.models.losses import _as_float
 from mlmoe_jax.models.partition import LABEL, PROMPT, axes
 
@@ -35,9 +35,7 @@ class BottleneckExpert(nnx.Module):
     The activation is ReLU in the paper and the exact GELU in the authors' code.
     """
 
-    def __init__(
-        self, width: int, hidden: int, *, activation: str = "gelu", dtype: jnp.dtype | None = None, rngs: nnx.Rngs
-    ):
+    def __init__(self, width: int, hidden: int, *, activation: str = "gelu", dtype: Dtype = None, rngs: nnx.Rngs):
         self.activation = activation
         into, out_of = torch_linear(width), torch_linear(hidden)
         self.up = nnx.Linear(width, hidden, kernel_init=into, bias_init=into, dtype=dtype, rngs=rngs)
@@ -102,7 +100,7 @@ class LabelGates(nnx.Module):
 class ReluLinearExpert(nnx.Module):
     """E(h) = ReLU(Wᵀh + b) with a narrower output, as printed (DR-MoE, eq. 3–4)."""
 
-    def __init__(self, width: int, hidden: int, *, dtype: jnp.dtype | None = None, rngs: nnx.Rngs):
+    def __init__(self, width: int, hidden: int, *, dtype: Dtype = None, rngs: nnx.Rngs):
         draw = torch_linear(width)
         self.linear = nnx.Linear(width, hidden, kernel_init=draw, bias_init=draw, dtype=dtype, rngs=rngs)
 
@@ -113,9 +111,7 @@ class ReluLinearExpert(nnx.Module):
 class FeedForwardExpert(nnx.Module):
     """E(h) = W₂ᵀ ReLU(W₁ᵀh + b₁) + b₂, followed by a ReLU if `relu_output`."""
 
-    def __init__(
-        self, width: int, hidden: int, *, relu_output: bool = False, dtype: jnp.dtype | None = None, rngs: nnx.Rngs
-    ):
+    def __init__(self, width: int, hidden: int, *, relu_output: bool = False, dtype: Dtype = None, rngs: nnx.Rngs):
         self.relu_output = relu_output
         into, out_of = torch_linear(width), torch_linear(hidden)
         self.up = nnx.Linear(width, hidden, kernel_init=into, bias_init=into, dtype=dtype, rngs=rngs)
@@ -161,7 +157,7 @@ class LabelExperts(nnx.Module):
         hidden: int = 256,
         shared: int = 4,
         task: int = 1,
-        dtype: jnp.dtype | None = None,
+        dtype: Dtype = None,
         rngs: nnx.Rngs,
     ):
 
@@ -200,10 +196,8 @@ class Gate(nnx.Module):
     Transformers, sec. 2.4).
     """
 
-    def __init__(
-        self, width: int, entries: int, *, hidden: int | None = None, dtype: jnp.dtype | None = None, rngs: nnx.Rngs
-    ):
-        def linear(into: int, out: int, dtype: jnp.dtype | None) -> nnx.Linear:
+    def __init__(self, width: int, entries: int, *, hidden: int | None = None, dtype: Dtype = None, rngs: nnx.Rngs):
+        def linear(into: int, out: int, dtype: Dtype) -> nnx.Linear:
             draw = torch_linear(into)
             return nnx.Linear(into, out, kernel_init=draw, bias_init=draw, dtype=dtype, rngs=rngs)
 
@@ -241,7 +235,7 @@ class Gates(nnx.Module):
         kind: str = "mlp",
         hidden: int = 256,
         share: str = "per_label",
-        dtype: jnp.dtype | None = None,
+        dtype: Dtype = None,
         rngs: nnx.Rngs,
     ):
 

@@ -23,7 +23,7 @@ from mlmoe_jax.models import partition
 from mlmoe_jax.models.layers.detr import EPSILON, DecoderLayer, EncoderLayer
 from mlmoe_jax.models.layers.positions import detr_positions
 from mlmoe_jax.models.layers.recompute import LayerNorm
-from mlmoe_jax.models.layers.values import torch_linear
+from mlmoe_jax.models.layers.values import Dtype, torch_linear
 from mlmoe_jax.models.outputs import PATCHES, Features
 
 # Precedes the trainable rules if queries are fixed. They count as parameters but must not change.
@@ -119,7 +119,7 @@ class QueryDecoder(nnx.Module):
         decoder_layers: int = 2,
         dropout: float = 0.1,
         owner: str = partition.LABEL,
-        dtype: jnp.dtype | None = None,
+        dtype: Dtype = None,
         rngs: nnx.Rngs,
     ):
         self.style = STYLES[style]

@@ -11,7 +11,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from mlmoe_jax.models.contracts import Adapter, BackboneShape, Setting
-from mlmoe_jax.models.layers.values import torch_linear
+from mlmoe_jax.models.layers.values import Dtype, torch_linear
 from mlmoe_jax.models.outputs import Delta, Deltas
 
 LAYERS = ("query", "key", "value", "output", "fc1", "fc2")  # of a block, as in ViTShape.layers
@@ -33,16 +33,14 @@ class LoRA(Adapter):
         ),
     }
 
-    def __init__(self, shape: BackboneShape, settings: ConfigDict, *, dtype: jnp.dtype | None = None, rngs: nnx.Rngs):
+    def __init__(self, shape: BackboneShape, settings: ConfigDict, *, dtype: Dtype = None, rngs: nnx.Rngs):
         self.depth, self.targets, self.dtype = shape.depth, tuple(settings.targets), dtype
         self.scale, self.dropout = settings.alpha / settings.rank, nnx.Dropout(settings.dropout, deterministic=True)
         for target in self.targets:
             setattr(self, target, LowRank(shape.depth, *shape.layers[target], settings.rank, rngs=rngs))
 
     @classmethod
-    def from_config(
-        cls, settings: ConfigDict, shape: BackboneShape, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
-    ) -> Self:
+    def from_config(cls, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
         return cls(shape, settings, dtype=dtype, rngs=rngs)
 
     def deltas(self, *, rngs: nnx.Rngs | None = None) -> Deltas:
@@ -84,7 +82,7 @@ class LowRank(nnx.Module):
 
 
 def _low_rank(
-    tokens: jax.Array, *, a: jax.Array, b: jax.Array, scale: float, dtype: jnp.dtype | None, dropout: Delta | None
+    tokens: jax.Array, *, a: jax.Array, b: jax.Array, scale: float, dtype: Dtype, dropout: Delta | None
 ) -> jax.Array:
     """Return scale·x·A·B for x f32[b,T,inputs]."""
     tokens = tokens if dropout is None else dropout(tokens)

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.models import rules
 from mlmoe_jax.models.contracts import Adapter, BackboneShape
-from mlmoe_jax.models.layers.values import Constant, torch_linear, uniform
+from mlmoe_jax.models.layers.values import Constant, Dtype, torch_linear, uniform
 from mlmoe_jax.models.outputs import Prompts
 from mlmoe_jax.models.params import Params
 
@@ -29,9 +29,7 @@ class NoPrompts(Adapter):
     changes_features = False
 
     @classmethod
-    def from_config(
-        cls, settings: ConfigDict, shape: BackboneShape, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
-    ) -> None:
+    def from_config(cls, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype, rngs: nnx.Rngs) -> None:
         return None
 
 
@@ -60,9 +58,7 @@ class _PromptTokens(Adapter):
         self.dropout = nnx.Dropout(dropout, deterministic=True)
 
     @classmethod
-    def from_config(
-        cls, settings: ConfigDict, shape: BackboneShape, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
-    ) -> Self:
+    def from_config(cls, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
         place = (shape.depth, shape.width, shape.patch)
         return cls(*place, **cls.options(settings, shape), rngs=rngs)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 
-import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
@@ -20,6 +19,7 @@ from mlmoe_jax.models.contracts import BackboneShape
 from mlmoe_jax.models.layers.convolution import convolve
 from mlmoe_jax.models.layers.recompute import LayerNorm
 from mlmoe_jax.models.layers.transformer import LayerScale, Mlp
+from mlmoe_jax.models.layers.values import Dtype
 from mlmoe_jax.models.outputs import CLS, Features, Prompts
 
 EPSILON = 1e-6
@@ -42,7 +42,7 @@ class ConvNeXtShape(BackboneShape):
         return 2 ** (len(self.widths) + 1)
 
     def build(
-        self, *, dtype: jnp.dtype | None = None, remat: bool = False, batch_norm: str = "frozen", rngs: nnx.Rngs
+        self, *, dtype: Dtype = None, remat: bool = False, batch_norm: str = "frozen", rngs: nnx.Rngs
     ) -> ConvNeXt:
         return ConvNeXt(self, dtype=dtype, remat=remat, rngs=rngs)
 
@@ -59,9 +59,7 @@ class ConvNeXtShape(BackboneShape):
         return 4 * norms
 
 
-def _convolution(
-    into: int, out: int, size: int, *, dtype: jnp.dtype | None, rngs: nnx.Rngs, depthwise: bool = False
-) -> nnx.Conv:
+def _convolution(into: int, out: int, size: int, *, dtype: Dtype, rngs: nnx.Rngs, depthwise: bool = False) -> nnx.Conv:
     """Return a depthwise convolution that keeps the size of the map, or a convolution with kernel and stride `size`."""
     return nnx.Conv(
         into,
@@ -80,7 +78,7 @@ def _convolution(
 class ConvNeXtBlock(nnx.Module):
     """x + s·MLP(LN(depthwise 7×7 of x)), s a learned factor per channel (ConvNeXt, figure 4)."""
 
-    def __init__(self, width: int, *, layer_scale: float, dtype: jnp.dtype | None, rngs: nnx.Rngs):
+    def __init__(self, width: int, *, layer_scale: float, dtype: Dtype, rngs: nnx.Rngs):
         self.depthwise = _convolution(width, width, 7, dtype=dtype, rngs=rngs, depthwise=True)
         self.norm = LayerNorm(width, epsilon=EPSILON, rngs=rngs)
         self.mlp = Mlp(width, 4 * width, dtype=dtype, rngs=rngs)
@@ -93,7 +91,7 @@ class ConvNeXtBlock(nnx.Module):
 class Stem(nnx.Module):
     """A 4×4 convolution with stride 4, then LayerNorm."""
 
-    def __init__(self, width: int, *, dtype: jnp.dtype | None, rngs: nnx.Rngs):
+    def __init__(self, width: int, *, dtype: Dtype, rngs: nnx.Rngs):
         self.conv = _convolution(3, width, 4, dtype=dtype, rngs=rngs)
         self.norm = LayerNorm(width, epsilon=EPSILON, rngs=rngs)
 
@@ -104,7 +102,7 @@ class Stem(nnx.Module):
 class Downsample(nnx.Module):
     """LayerNorm, then a 2×2 convolution with stride 2."""
 
-    def __init__(self, into: int, out: int, *, dtype: jnp.dtype | None, rngs: nnx.Rngs):
+    def __init__(self, into: int, out: int, *, dtype: Dtype, rngs: nnx.Rngs):
         self.norm = LayerNorm(into, epsilon=EPSILON, rngs=rngs)
         self.conv = _convolution(into, out, 2, dtype=dtype, rngs=rngs)
 
@@ -115,7 +113,7 @@ class Downsample(nnx.Module):
 class Stage(nnx.Module):
     """Downsampling (except in the first stage), and the blocks at one resolution."""
 
-    def __init__(self, shape: ConvNeXtShape, index: int, *, dtype: jnp.dtype | None, rngs: nnx.Rngs):
+    def __init__(self, shape: ConvNeXtShape, index: int, *, dtype: Dtype, rngs: nnx.Rngs):
         width = shape.widths[index]
         self.downsample = Downsample(shape.widths[index - 1], width, dtype=dtype, rngs=rngs) if index else None
         self.blocks = nnx.List(
@@ -137,7 +135,7 @@ class ConvNeXt(nnx.Module):
     With `remat`, only the input of each block is stored, and its activations are recomputed in the backward pass.
     """
 
-    def __init__(self, shape: ConvNeXtShape, *, dtype: jnp.dtype | None = None, remat: bool = False, rngs: nnx.Rngs):
+    def __init__(self, shape: ConvNeXtShape, *, dtype: Dtype = None, remat: bool = False, rngs: nnx.Rngs):
         self.shape, self.remat = shape, remat
         self.stem = Stem(shape.widths[0], dtype=dtype, rngs=rngs)
         self.stages = nnx.List(Stage(shape, index, dtype=dtype, rngs=rngs) for index in range(len(shape.widths)))

@@ -11,7 +11,6 @@ import math
 from collections.abc import Collection
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
@@ -22,6 +21,7 @@ from mlmoe_jax.models.backbones.resnet import check_read, read_map
 from mlmoe_jax.models.contracts import BackboneShape
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
 from mlmoe_jax.models.layers.convolution import convolve
+from mlmoe_jax.models.layers.values import Dtype
 from mlmoe_jax.models.outputs import CLS, Features, Prompts
 
 # Depthwise kernel size, stride, and expansion of the channels, per stage (EfficientNet, table 1).
@@ -47,7 +47,7 @@ class EfficientNetLiteShape(BackboneShape):
         return 2 * math.prod(STRIDES)
 
     def build(
-        self, *, dtype: jnp.dtype | None = None, remat: bool = False, batch_norm: str = "frozen", rngs: nnx.Rngs
+        self, *, dtype: Dtype = None, remat: bool = False, batch_norm: str = "frozen", rngs: nnx.Rngs
     ) -> EfficientNetLite:
         return EfficientNetLite(self, dtype=dtype, batch_norm=batch_norm, remat=remat, rngs=rngs)
 
@@ -63,7 +63,7 @@ class ConvNorm(nnx.Module):
         stride: int = 1,
         *,
         depthwise: bool = False,
-        dtype: jnp.dtype | None,
+        dtype: Dtype,
         batch_norm: str,
         rngs: nnx.Rngs,
     ):
@@ -101,7 +101,7 @@ class MBConv(nnx.Module):
         stride: int,
         expansion: int,
         *,
-        dtype: jnp.dtype | None,
+        dtype: Dtype,
         batch_norm: str,
         rngs: nnx.Rngs,
     ):
@@ -128,7 +128,7 @@ class EfficientNetLite(nnx.Module):
         self,
         shape: EfficientNetLiteShape,
         *,
-        dtype: jnp.dtype | None = None,
+        dtype: Dtype = None,
         batch_norm: str = "frozen",
         remat: bool = False,
         rngs: nnx.Rngs,

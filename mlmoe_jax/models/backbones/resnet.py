@@ -20,6 +20,7 @@ from mlmoe_jax.models.backbones.entry import Entry, torchvision_entry
 from mlmoe_jax.models.contracts import BackboneShape
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
 from mlmoe_jax.models.layers.convolution import convolve
+from mlmoe_jax.models.layers.values import Dtype
 from mlmoe_jax.models.outputs import CLS, MEAN, PATCHES, Features, Prompts
 
 EXPANSION = 4
@@ -46,13 +47,11 @@ class ResNetShape(BackboneShape):
     def patch(self) -> int:
         return 2 ** (len(self.blocks) + 1)
 
-    def build(
-        self, *, dtype: jnp.dtype | None = None, remat: bool = False, batch_norm: str = "frozen", rngs: nnx.Rngs
-    ) -> ResNet:
+    def build(self, *, dtype: Dtype = None, remat: bool = False, batch_norm: str = "frozen", rngs: nnx.Rngs) -> ResNet:
         return ResNet(self, dtype=dtype, batch_norm=batch_norm, remat=remat, rngs=rngs)
 
 
-def _convolution(into: int, out: int, size: int, stride: int, dtype: jnp.dtype | None, rngs: nnx.Rngs) -> nnx.Conv:
+def _convolution(into: int, out: int, size: int, stride: int, dtype: Dtype, rngs: nnx.Rngs) -> nnx.Conv:
     return nnx.Conv(
         into,
         out,
@@ -70,9 +69,7 @@ def _convolution(into: int, out: int, size: int, stride: int, dtype: jnp.dtype |
 class ConvNorm(nnx.Module):
     """A convolution with batch normalization, used for the stem and the shortcuts."""
 
-    def __init__(
-        self, into: int, out: int, size: int, stride: int, *, dtype: jnp.dtype | None, batch_norm: str, rngs: nnx.Rngs
-    ):
+    def __init__(self, into: int, out: int, size: int, stride: int, *, dtype: Dtype, batch_norm: str, rngs: nnx.Rngs):
         self.conv = _convolution(into, out, size, stride, dtype, rngs)
         self.norm = BatchNorm(out, mode=batch_norm, dtype=dtype)
 
@@ -83,7 +80,7 @@ class ConvNorm(nnx.Module):
 class Bottleneck(nnx.Module):
     """relu(shortcut(x) + 1×1, 3×3, 1×1 convolutions of x), each with batch normalization (ResNet, figure 5)."""
 
-    def __init__(self, into: int, inner: int, stride: int, *, dtype: jnp.dtype | None, batch_norm: str, rngs: nnx.Rngs):
+    def __init__(self, into: int, inner: int, stride: int, *, dtype: Dtype, batch_norm: str, rngs: nnx.Rngs):
         out = inner * EXPANSION
         self.conv1 = _convolution(into, inner, 1, 1, dtype, rngs)
         self.norm1 = BatchNorm(inner, mode=batch_norm, dtype=dtype)
@@ -140,7 +137,7 @@ class ResNet(nnx.Module):
         self,
         shape: ResNetShape,
         *,
-        dtype: jnp.dtype | None = None,
+        dtype: Dtype = None,
         batch_norm: str = "frozen",
         remat: bool = False,
         rngs: nnx.Rngs,

@@ -24,6 +24,7 @@ from mlmoe_jax.models.layers.detr import AttentionPool
 from mlmoe_jax.models.layers.positions import resample_positions, rotary_angles, sine_positions
 from mlmoe_jax.models.layers.recompute import LayerNorm
 from mlmoe_jax.models.layers.transformer import Block, hidden_width
+from mlmoe_jax.models.layers.values import Dtype
 from mlmoe_jax.models.outputs import CLS, MEAN, PATCHES, PROMPTS, Deltas, Features, Prompts
 
 IMAGE, REGISTERS = "image", "registers"  # parts of the sequence that heads do not read
@@ -84,9 +85,7 @@ class ViTShape(BackboneShape):
     def leading(self) -> int:
         return self.class_token + self.registers
 
-    def build(
-        self, *, dtype: jnp.dtype | None = None, remat: bool = False, batch_norm: str = "frozen", rngs: nnx.Rngs
-    ) -> ViT:
+    def build(self, *, dtype: Dtype = None, remat: bool = False, batch_norm: str = "frozen", rngs: nnx.Rngs) -> ViT:
         return ViT(self, dtype=dtype, remat=remat, rngs=rngs)
 
     def published_macs(self, side: int, prompts: nnx.Module | None) -> tuple[int, int, int]:
@@ -127,7 +126,7 @@ class ViT(nnx.Module):
       rngs: for the weights.
     """
 
-    def __init__(self, shape: ViTShape, *, dtype: jnp.dtype | None = None, remat: bool = False, rngs: nnx.Rngs):
+    def __init__(self, shape: ViTShape, *, dtype: Dtype = None, remat: bool = False, rngs: nnx.Rngs):
         self.shape, self.remat = shape, remat
         normal = nnx.initializers.truncated_normal(0.02)
         self.patch_embed = nnx.Linear(

@@ -19,7 +19,7 @@ from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models.contracts import Head
 from mlmoe_jax.models.heads.linear import LabelClassifier
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
-from mlmoe_jax.models.layers.values import Constant, torch_linear, uniform
+from mlmoe_jax.models.layers.values import Constant, Dtype, torch_linear, uniform
 from mlmoe_jax.models.outputs import LABELS, PATCHES, Features, Prediction
 from mlmoe_jax.models.partition import LABEL, WORD_VECTOR, axes
 
@@ -57,7 +57,7 @@ class MLGCNHead(Head):
         adjacency: Constant,
         *,
         hidden: int = 1024,
-        dtype: jnp.dtype | None = None,
+        dtype: Dtype = None,
         rngs: nnx.Rngs,
     ):
         inputs = word_vectors.value.shape[1]
@@ -72,9 +72,7 @@ class MLGCNHead(Head):
         self.gc1, self.gc2 = layer(inputs, hidden), layer(hidden, width)
 
     @classmethod
-    def from_config(
-        cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
-    ) -> Self:
+    def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
         graph = config.model.head.graph
         adjacency = label_graph(space.counts, space.positives, transpose=graph.transpose)
         vectors = space.vectors
@@ -109,7 +107,7 @@ def _pointwise(
     *,
     bias: bool = True,
     names: tuple[str | None, str | None] = (None, None),
-    dtype: jnp.dtype | None,
+    dtype: Dtype,
     rngs: nnx.Rngs,
 ) -> nnx.Linear:
     """Return a convolution with kernel size 1 and PyTorch's initial values; `names` are the axes of its kernel."""
@@ -123,7 +121,7 @@ class DynamicGraph(nnx.Module):
     Batch normalization is over images, with the statistics of the batch in training.
     """
 
-    def __init__(self, width: int, labels: int, *, dtype: jnp.dtype | None = None, rngs: nnx.Rngs):
+    def __init__(self, width: int, labels: int, *, dtype: Dtype = None, rngs: nnx.Rngs):
         self.static_graph = _pointwise(labels, labels, bias=False, names=(LABEL, LABEL), dtype=dtype, rngs=rngs)
         self.static = _pointwise(width, width, dtype=dtype, rngs=rngs)
         self.context = _pointwise(width, width, dtype=dtype, rngs=rngs)
@@ -172,16 +170,14 @@ class ADDGCNHead(Head):
     by_label = False  # labels interact, so they are replicated
     batch_statistics = True
 
-    def __init__(self, width: int, labels: int, *, hidden: int = 1024, dtype: jnp.dtype | None = None, rngs: nnx.Rngs):
+    def __init__(self, width: int, labels: int, *, hidden: int = 1024, dtype: Dtype = None, rngs: nnx.Rngs):
         self.map_classifier = _pointwise(width, labels, bias=False, names=(None, LABEL), dtype=dtype, rngs=rngs)
         self.transform = _pointwise(width, hidden, dtype=dtype, rngs=rngs)
         self.graph = DynamicGraph(hidden, labels, dtype=dtype, rngs=rngs)
         self.classifier = LabelClassifier(hidden, labels, rngs=rngs)
 
     @classmethod
-    def from_config(
-        cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
-    ) -> Self:
+    def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
         return cls(width, len(space.names), hidden=config.model.head.graph.hidden, dtype=dtype, rngs=rngs)
 
     @classmethod

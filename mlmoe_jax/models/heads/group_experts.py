@@ -20,6 +20,7 @@ from mlmoe_jax.models.adapters.groups import SIDES, by_side, groups_by_side
 from mlmoe_jax.models.contracts import Head
 from mlmoe_jax.models.experts import BottleneckExpert, LabelGates, apply_bank, make_bank
 from mlmoe_jax.models.heads.linear import LabelClassifier
+from mlmoe_jax.models.layers.values import Dtype
 from mlmoe_jax.models.outputs import PROMPTS, Features, Prediction
 from mlmoe_jax.models.partition import LABEL, PROMPT
 
@@ -91,16 +92,14 @@ class _GroupHead(Head):
         self.sides, self.labels = tuple(group_of), len(next(iter(group_of.values())))
 
     @classmethod
-    def from_config(
-        cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
-    ) -> Self:
+    def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
         prompts = config.model.prompts
         sizes = {"groups": prompts.num_groups, "per_group": prompts.per_group, "combine": config.model.head.combine}
         options = cls.options(config.model.head, dtype)
         return cls(width, groups_by_side(prompts, space), **sizes, **options, rngs=rngs)
 
     @classmethod
-    def options(cls, head: ConfigDict, dtype: jnp.dtype | None) -> dict[str, Any]:
+    def options(cls, head: ConfigDict, dtype: Dtype) -> dict[str, Any]:
         """Return the arguments of the constructor that are not common to these heads."""
         return {}
 
@@ -141,7 +140,7 @@ class GroupExpertsHead(_GroupHead):
         gate_bias: str = "unused",
         combine: str = "mean_logit",
         shared_classifier: bool = False,
-        dtype: jnp.dtype | None = None,
+        dtype: Dtype = None,
         rngs: nnx.Rngs,
     ):
         super().__init__(group_of, groups, per_group, combine)
@@ -156,7 +155,7 @@ class GroupExpertsHead(_GroupHead):
         self.classifier = LabelClassifier(width, self.labels, rngs=rngs) if shared_classifier else None
 
     @classmethod
-    def options(cls, head: ConfigDict, dtype: jnp.dtype | None) -> dict[str, Any]:
+    def options(cls, head: ConfigDict, dtype: Dtype) -> dict[str, Any]:
         return {
             "gates_of": head.gates_of,
             "hidden": head.expert_hidden,

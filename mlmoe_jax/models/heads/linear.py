@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import Head
-from mlmoe_jax.models.layers.values import torch_linear
+from mlmoe_jax.models.layers.values import Dtype, torch_linear
 from mlmoe_jax.models.outputs import CLS, MEAN, PATCHES, Features, Prediction
 from mlmoe_jax.models.partition import LABEL, axes
 
@@ -53,9 +53,7 @@ class LinearHead(Head):
             self.patch_classifier = linear()
 
     @classmethod
-    def from_config(
-        cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
-    ) -> Self:
+    def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
         return cls(width, len(space.names), pool=config.model.head.pool, rngs=rngs)
 
     @classmethod

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import Head
-from mlmoe_jax.models.layers.values import torch_linear
+from mlmoe_jax.models.layers.values import Dtype, torch_linear
 from mlmoe_jax.models.outputs import LABELS, Features, Prediction
 from mlmoe_jax.models.partition import LABEL, LABEL_GROUP, axes
 from mlmoe_jax.models.query_decoder import QueryDecoder, decoder_settings, fixed_queries
@@ -86,9 +86,7 @@ class QueryHead(Head):
         self.classifier = GroupedClassifier(decoder.width, queries, labels, init=init, rngs=rngs)
 
     @classmethod
-    def from_config(
-        cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
-    ) -> Self:
+    def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
         settings, labels = config.model.head.decoder, len(space.names)
         queries = min(settings.queries or labels, labels)
         arguments = decoder_settings(settings, width) | {"owner": LABEL if queries == labels else LABEL_GROUP}

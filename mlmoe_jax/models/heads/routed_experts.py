@@ -26,7 +26,7 @@ from mlmoe_jax.models.catalog import prompts_of
 from mlmoe_jax.models.contracts import Head
 from mlmoe_jax.models.experts import Gates, LabelExperts, combine, gate_entropy
 from mlmoe_jax.models.heads.linear import LabelClassifier
-from mlmoe_jax.models.layers.values import Constant
+from mlmoe_jax.models.layers.values import Constant, Dtype
 from mlmoe_jax.models.outputs import LABELS, PATCHES, PROMPTS, Features, Prediction
 from mlmoe_jax.models.query_decoder import QueryDecoder, decoder_settings, fixed_queries
 
@@ -161,7 +161,7 @@ class RoutedExpertsHead(Head):
         classifier: str = "per_label",
         entropy: str = "maximize",
         entropy_weight: float = 0.01,
-        dtype: jnp.dtype | None = None,
+        dtype: Dtype = None,
         rngs: nnx.Rngs,
     ):
         self.decoder, self.read = decoder, decoder.read
@@ -183,9 +183,7 @@ class RoutedExpertsHead(Head):
         self._classifier_macs = labels * self.experts.out_width
 
     @classmethod
-    def from_config(
-        cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
-    ) -> Self:
+    def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
         prompts, labels = config.model.prompts, len(space.names)
         settings = decoder_settings(config.model.head.decoder, width) | {"dtype": dtype, "rngs": rngs}
         if prompts_of(config).uses_groups:

@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.graph import frequency_order
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models.contracts import Head
-from mlmoe_jax.models.layers.values import torch_linear
+from mlmoe_jax.models.layers.values import Dtype, torch_linear
 from mlmoe_jax.models.outputs import CLS, Features, Prediction
 from mlmoe_jax.models.partition import LABEL, axes
 
@@ -194,7 +194,7 @@ class CNNRNNHead(Head):
         embedding: int = 64,
         hidden: int = 512,
         max_labels: int = 20,
-        dtype: jnp.dtype | None = None,
+        dtype: Dtype = None,
         rngs: nnx.Rngs,
     ):
         self.order = tuple(int(label) for label in order)
@@ -214,9 +214,7 @@ class CNNRNNHead(Head):
         self.dropout = nnx.Dropout(DROPOUT, deterministic=True)
 
     @classmethod
-    def from_config(
-        cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: jnp.dtype | None, rngs: nnx.Rngs
-    ) -> Self:
+    def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
         return cls(width, frequency_order(space.positives), **config.model.head.sequence, dtype=dtype, rngs=rngs)
 
     @classmethod

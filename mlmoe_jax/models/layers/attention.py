@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 
 from mlmoe_jax.models.layers.softmax_attention import attend, attention_weights
+from mlmoe_jax.models.layers.values import Dtype
 
 # Name of a linear layer -> the term that is added to its output (see outputs.Deltas).
 BlockDeltas = Mapping[str, Callable[[jax.Array], jax.Array]]
@@ -69,9 +70,7 @@ class FusedProjection(nnx.Linear):
 class Attention(nnx.Module):
     """Softmax attention with scale 1/√(head width) and a FusedProjection of queries, keys and values."""
 
-    def __init__(
-        self, width: int, heads: int, *, key_bias: bool = True, dtype: jnp.dtype | None = None, rngs: nnx.Rngs
-    ):
+    def __init__(self, width: int, heads: int, *, key_bias: bool = True, dtype: Dtype = None, rngs: nnx.Rngs):
         self.heads = heads
         self.qkv = FusedProjection(width, key_bias=key_bias, dtype=dtype, rngs=rngs)
         self.proj = nnx.Linear(width, width, dtype=dtype, rngs=rngs)

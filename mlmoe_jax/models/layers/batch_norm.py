@@ -7,6 +7,8 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
+from mlmoe_jax.models.layers.values import Dtype
+
 EPSILON, MOMENTUM = 1e-5, 0.1
 
 
@@ -32,7 +34,7 @@ class BatchNorm(nnx.Module):
         width: int,
         *,
         mode: str = "frozen",
-        dtype: jnp.dtype | None = None,
+        dtype: Dtype = None,
         epsilon: float = EPSILON,
         momentum: float = MOMENTUM,
     ):

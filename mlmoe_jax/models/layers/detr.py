@@ -18,7 +18,7 @@ from mlmoe_jax.models.layers.attention import FusedProjection
 from mlmoe_jax.models.layers.recompute import LayerNorm
 from mlmoe_jax.models.layers.softmax_attention import attend, attention_weights
 from mlmoe_jax.models.layers.transformer import MLPS
-from mlmoe_jax.models.layers.values import torch_linear
+from mlmoe_jax.models.layers.values import Dtype, torch_linear
 
 EPSILON = 1e-5
 
@@ -31,14 +31,7 @@ class QueryAttention(nnx.Module):
     """
 
     def __init__(
-        self,
-        width: int,
-        heads: int,
-        *,
-        dropout: float = 0.0,
-        init: str = "xavier",
-        dtype: jnp.dtype | None = None,
-        rngs: nnx.Rngs,
+        self, width: int, heads: int, *, dropout: float = 0.0, init: str = "xavier", dtype: Dtype = None, rngs: nnx.Rngs
     ):
         self.heads = heads
         xavier = nnx.initializers.xavier_uniform()
@@ -102,7 +95,7 @@ class FeedForward(nnx.Module):
         *,
         dropout: float = 0.0,
         init: str = "xavier",
-        dtype: jnp.dtype | None = None,
+        dtype: Dtype = None,
         rngs: nnx.Rngs,
     ):
         def linear(into: int, out: int) -> nnx.Linear:
@@ -123,9 +116,7 @@ def _matrix(init: str, fan_in: int) -> Initializer:
 class EncoderLayer(nnx.Module):
     """Self-attention of patches and a feed-forward layer, each with dropout, a residual connection and a norm."""
 
-    def __init__(
-        self, width: int, heads: int, hidden: int, *, dropout: float, init: str, dtype: jnp.dtype | None, rngs: nnx.Rngs
-    ):
+    def __init__(self, width: int, heads: int, hidden: int, *, dropout: float, init: str, dtype: Dtype, rngs: nnx.Rngs):
         shared = {"dropout": dropout, "init": init, "dtype": dtype, "rngs": rngs}
         self.attn = QueryAttention(width, heads, **shared)
         self.mlp = FeedForward(width, hidden, **shared)
@@ -161,7 +152,7 @@ class DecoderLayer(nnx.Module):
         self_attention: str,
         dropout: float,
         init: str,
-        dtype: jnp.dtype | None,
+        dtype: Dtype,
         rngs: nnx.Rngs,
     ):
         shared = {"dropout": dropout, "init": init, "dtype": dtype, "rngs": rngs}
@@ -228,9 +219,7 @@ class AttentionPool(nnx.Module):
     The MAP head of Zhai et al., "Scaling vision transformers" (CVPR 2022), as in SigLIP.
     """
 
-    def __init__(
-        self, width: int, heads: int, hidden: int, *, mlp: str, eps: float, dtype: jnp.dtype | None, rngs: nnx.Rngs
-    ):
+    def __init__(self, width: int, heads: int, hidden: int, *, mlp: str, eps: float, dtype: Dtype, rngs: nnx.Rngs):
         self.query = nnx.Param(nnx.initializers.xavier_uniform()(rngs.params(), (1, 1, width)))
         self.attn = QueryAttention(width, heads, dtype=dtype, rngs=rngs)
         self.norm = LayerNorm(width, epsilon=eps, rngs=rngs)

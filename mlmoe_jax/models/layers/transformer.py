@@ -11,6 +11,7 @@ from flax import nnx
 
 from mlmoe_jax.models.layers.attention import NO_DELTAS, Attention, BlockDeltas, add_delta
 from mlmoe_jax.models.layers.recompute import LayerNorm, gelu
+from mlmoe_jax.models.layers.values import Dtype
 
 
 class Mlp(nnx.Module):
@@ -22,7 +23,7 @@ class Mlp(nnx.Module):
         hidden: int,
         *,
         activation: Callable[[jax.Array], jax.Array] = gelu,
-        dtype: jnp.dtype | None = None,
+        dtype: Dtype = None,
         rngs: nnx.Rngs,
     ):
         self.activation = activation
@@ -41,7 +42,7 @@ class SwiGlu(nnx.Module):
     One layer computes gate and value, with the gate in its first columns, as in the files of DINOv2 giant.
     """
 
-    def __init__(self, width: int, hidden: int, *, dtype: jnp.dtype | None = None, rngs: nnx.Rngs):
+    def __init__(self, width: int, hidden: int, *, dtype: Dtype = None, rngs: nnx.Rngs):
         self.fc1 = nnx.Linear(width, 2 * hidden, dtype=dtype, rngs=rngs)
         self.fc2 = nnx.Linear(hidden, width, dtype=dtype, rngs=rngs)
 
@@ -104,7 +105,7 @@ class Block(nnx.Module):
         eps: float,
         layer_scale: float | None,
         key_bias: bool = True,
-        dtype: jnp.dtype | None,
+        dtype: Dtype,
         rngs: nnx.Rngs,
     ):
         self.norm1 = LayerNorm(width, epsilon=eps, rngs=rngs)

@@ -3,8 +3,11 @@
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax.nnx import Initializer
+
+Dtype = jnp.dtype | None  # the type of matmuls; None = float32
 
 
 def uniform(bound: float) -> Initializer:
