@@ -18,8 +18,8 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from PIL import Image
 
 from mlmoe_jax.data.images import STRICT, BadImage, Decoding, Images, read_image
-from mlmoe_jax.data.sources.packed import sha256_of
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.files import sha256_of
 from mlmoe_jax.runtime.storage import Folder, whole_file
 
 QUALITY = 95  # of JPEG, for images that are stored smaller

@@ -20,7 +20,7 @@ from typing import Any
 from mlmoe_jax.errors import DiskError, UserError
 from mlmoe_jax.pretrained import hub
 from mlmoe_jax.pretrained.hub import NoAnswer, Refused
-from mlmoe_jax.runtime.files import disk_errors_explained
+from mlmoe_jax.runtime.files import disk_errors_explained, sha256_of
 from mlmoe_jax.runtime.progress import Meter, megabytes, status
 from mlmoe_jax.runtime.storage import Folder
 
@@ -75,7 +75,7 @@ def check_pinned(target: Path, *, sha256: str = "") -> None:
       sha256: the published sha256 or its first digits; a pin that does not begin with these digits is ignored.
     """
     expected = _expected(target, sha256)
-    if expected and not (actual := hub.sha256_of(target)).startswith(expected):
+    if expected and not (actual := sha256_of(target)).startswith(expected):
         keep = "" if expected == sha256.lower() else f", or {_beside(target, '.sha256')} if the replacement is intended"
         raise UserError(
             f"{target} is damaged or has been replaced, as its sha256 is {actual[:12]}… instead of {expected[:12]}…; "
@@ -138,7 +138,7 @@ def _download(address: str, target: Path, sha256: str) -> None:
             tries += 1
             status(f"{target.name}: {lost}; retrying in {wait:.0f} s")
             pause(wait)
-    actual = hub.sha256_of(part)
+    actual = sha256_of(part)
     if not actual.startswith(expected):
         _drop(part)
         raise UserError(

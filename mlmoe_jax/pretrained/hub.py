@@ -7,7 +7,6 @@ folder of the cache with the name of the commit. All other content of a reposito
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import urllib.parse
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import HUB, cache_folder, disk_errors_explained
+from mlmoe_jax.runtime.files import HUB, cache_folder, disk_errors_explained, sha256_of
 from mlmoe_jax.runtime.progress import megabytes, status
 from mlmoe_jax.runtime.text import printable
 from mlmoe_jax.runtime.version import __version__
@@ -270,12 +269,6 @@ def _explained(address: Address, *, writes: bool = False) -> Iterator[None]:
         raise Refused(reason) from error
     except Exception as error:  # each major version of the library has other types of errors
         raise NoAnswer(f"the hub cannot be reached ({brief(error)})") from error
-
-
-def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def brief(error: Exception) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import stat
 from collections.abc import Iterator
@@ -107,6 +108,14 @@ def _read_remote(path: str | os.PathLike, most: int) -> bytes:
 def _refuse_more(size: int, most: int) -> None:
     if size > most:
         raise OSError(errno.EFBIG, f"it has more than {most:,} bytes")
+
+
+def sha256_of(path: str | os.PathLike) -> str:
+    """Return the sha256 of a file, local or at an address such as gs://."""
+    from etils import epath  # here, because --help does without it
+
+    with epath.Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def open_to_append(path: str | os.PathLike) -> TextIO:

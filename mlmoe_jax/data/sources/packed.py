@@ -33,6 +33,7 @@ from mlmoe_jax.data.images import BadImage, EncodedImages
 from mlmoe_jax.data.sources.source import Source, require_split
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime import files
 from mlmoe_jax.runtime.files import MOST_DATA, MOST_TEXT, cache_folder, damage_explained, is_file_name, read_bytes
 from mlmoe_jax.runtime.formats import USUAL, read_npz
 
@@ -138,18 +139,12 @@ def verify(root: str | os.PathLike) -> Iterator[str]:
     def problem(item: PackedFile) -> str:
         path = manifest.folder / item.file
         try:
-            return "" if sha256_of(path) == item.sha256 else _changed(path)
+            return "" if files.sha256_of(path) == item.sha256 else _changed(path)
         except FileNotFoundError:
             return f"{path} is missing; copy it again, or repeat the --mode=pack command"
 
     with ThreadPoolExecutor(STREAMS) as pool:
         yield from pool.map(problem, itertools.chain.from_iterable(manifest.splits.values()))
-
-
-def sha256_of(path: epath.PathLike) -> str:
-    """Return the sha256 of a file."""
-    with epath.Path(path).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _changed(path: epath.Path) -> str:
@@ -222,7 +217,7 @@ def _cached(folder: str, shard: PackedFile) -> str:
             with tempfile.TemporaryDirectory(dir=local.parent, prefix="fetching-") as place:
                 partial = Path(place) / "shard"
                 source.copy(partial)
-                if sha256_of(partial) != shard.sha256:
+                if files.sha256_of(partial) != shard.sha256:
                     raise UserError(_changed(source))
                 partial.replace(local)
         except OSError as error:

@@ -200,9 +200,10 @@ def nested(rules: tuple[Rule, ...], prefix: str, under: str) -> tuple[Rule, ...]
     return tuple(replace(rule, pattern=prefix + rule.pattern, target=under + rule.target) for rule in rules)
 
 
-def linear(theirs: str, ours: str) -> tuple[Rule, Rule]:
-    """Return the rules of a PyTorch linear layer."""
-    return Rule(rf"{theirs}\.weight", f"{ours}/kernel", transpose), Rule(rf"{theirs}\.bias", f"{ours}/bias")
+def linear(theirs: str, ours: str, *, kernel: Transform = transpose, bias: bool = True) -> tuple[Rule, ...]:
+    """Return the rules of a PyTorch layer with a weight and perhaps a bias, by default of a linear layer."""
+    weight = Rule(rf"{theirs}\.weight", f"{ours}/kernel", kernel)
+    return (weight, Rule(rf"{theirs}\.bias", f"{ours}/bias")) if bias else (weight,)
 
 
 def norm(theirs: str, ours: str) -> tuple[Rule, Rule]:

@@ -1,5 +1,7 @@
 """CNN layouts: ResNet (torchvision, timm, Hugging Face), ConvNeXt (also the authors' code), and EfficientNet."""
 
+from functools import partial
+
 import numpy as np
 
 from mlmoe_jax.pretrained.rules.base import Rule, Source, invertible, linear
@@ -10,16 +12,12 @@ COUNTERS = r".*\.num_batches_tracked"  # of BatchNorm, unused here
 
 # [out, in/groups, rows, columns] as PyTorch stores a convolution -> [rows, columns, in/groups, out].
 conv_kernel = invertible(lambda tensor: tensor.transpose(2, 3, 1, 0), lambda value, heads: value.transpose(3, 2, 0, 1))
+_conv = partial(linear, kernel=conv_kernel)
 
 
 def channels(tensor: np.ndarray) -> np.ndarray:
     """[D, 1, 1] -> [D]."""
     return tensor.squeeze((1, 2))
-
-
-def _conv(pattern: str, target: str, *, bias: bool = True) -> tuple[Rule, ...]:
-    weight = Rule(rf"{pattern}\.weight", f"{target}/kernel", conv_kernel)
-    return (weight, Rule(rf"{pattern}\.bias", f"{target}/bias")) if bias else (weight,)
 
 
 def batch_norm(pattern: str, target: str) -> tuple[Rule, ...]:
@@ -162,7 +160,7 @@ EFFICIENTNET = Source(
     tuple(
         rule
         for conv, norm, ours in _EFFICIENTNET_LAYERS
-        for rule in (Rule(rf"{conv}\.weight", f"{ours}/conv/kernel", conv_kernel), *batch_norm(norm, f"{ours}/norm"))
+        for rule in (*_conv(conv, f"{ours}/conv", bias=False), *batch_norm(norm, f"{ours}/norm"))
     ),
     ignored=(COUNTERS, r"_fc\..*"),
 )

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -57,8 +58,7 @@ def decoder_rules(theirs: str, ours: str) -> tuple[Rule, ...]:
 
 
 _Q2L_HEAD = (
-    Rule(r"input_proj\.weight", "head/decoder/project/kernel", pointwise),
-    Rule(r"input_proj\.bias", "head/decoder/project/bias"),
+    *linear("input_proj", "head/decoder/project", kernel=pointwise),
     Rule(r"query_embed\.weight", "head/decoder/queries"),
     *encoder_rules(r"transformer\.encoder", "head/decoder/encoder"),
     *decoder_rules(r"transformer\.decoder", "head/decoder/layers"),
@@ -128,11 +128,7 @@ def sequential_resnet_rules() -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def _pointwise(pattern: str, target: str, *, bias: bool = True) -> tuple[Rule, ...]:
-    weight = Rule(rf"{pattern}\.weight", f"{target}/kernel", pointwise_matrix)
-    return (weight, Rule(rf"{pattern}\.bias", f"{target}/bias")) if bias else (weight,)
-
-
+_pointwise = partial(linear, kernel=pointwise_matrix)
 _BACKBONE = nested(sequential_resnet_rules(), r"features\.", "backbone/")
 
 # `A` is the adjacency matrix before normalization; the model computes it from the label counts.
