@@ -5,7 +5,7 @@ A checkpoint has four items:
     state     step, trainable, stats, optimizer, averages: everything from which training resumes
     selected  the values for evaluation and prediction
     notes     plain JSON, such as the best metric so far
-    digests   the step, and a sha256 of the notes and of every array
+    digests   the step, and a sha256 of the notes and of every array, see `digests.py`
 
 Orbax stores no checksum of array data, so it would silently restore flipped bits. If the digests of a checkpoint
 differ, or it belongs to another step, the previous checkpoint is used.
@@ -14,19 +14,17 @@ differ, or it belongs to another step, the previous checkpoint is used.
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
 from mlmoe_jax.errors import DiskError, UserError
+from mlmoe_jax.runs import digests
 from mlmoe_jax.runs.folder import CHECKPOINTS, RunFolder
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.files import damage_explained, disk_errors_explained
@@ -121,12 +119,12 @@ def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, n
     if step in manager.all_steps():
         return
     heartbeat()
-    digests = {"step": step, "notes": _notes_digest(notes), "state": _digests(state), "selected": _digests(selected)}
+    plain = {"step": step, "notes": digests.of_json(notes)}
     items = ocp.args.Composite(
         state=ocp.args.StandardSave(state),
         selected=ocp.args.StandardSave(selected),
         notes=ocp.args.JsonSave(notes),
-        digests=ocp.args.JsonSave(digests),
+        digests=digests.Save(plain, {"state": state, "selected": selected}),
     )
     with disk_errors_explained(manager.directory):
         manager.save(step, args=items)
@@ -192,12 +190,14 @@ def _restore_undamaged(
     """
     heartbeat()
     args = {name: _restore_args(tree) for name, tree in items.items()}
-    plain = {name: ocp.args.JsonRestore() for name in ("notes", "digests")}
+    plain = {"notes": ocp.args.JsonRestore(), "digests": digests.Restore()}
     restored = {}
     try:
         stored = manager.restore(step, args=ocp.args.Composite(**args, **plain))
         restored = {name: stored[name] for name in (*items, "notes")}
-        damage = _difference(step, restored, stored["digests"])
+        damage = _difference(step, restored["notes"], stored["digests"]) or digests.damage(
+            {name: restored[name] for name in items}, stored["digests"]
+        )
         check(restored["notes"])
     except Exception as error:  # Orbax raises a bare Exception if an array on several devices cannot be read
         reason = error.__cause__ or error
@@ -208,20 +208,11 @@ def _restore_undamaged(
     return restored
 
 
-def _difference(step: int, items: dict[str, Any], digests: dict[str, Any]) -> str:
-    """Return how the items of a checkpoint differ from the saved items; "" if they do not."""
-    if digests["step"] != step:
-        return f"it is the checkpoint of step {digests['step']}"
-    if digests["notes"] != _notes_digest(items["notes"]):
-        return "its notes differ from the saved ones"
-    changed = [
-        f"{name}: {leaf}"
-        for name, tree in items.items()
-        if name != "notes"
-        for leaf, digest in _digests(tree).items()
-        if digests[name].get(leaf) != digest
-    ]
-    return f"{len(changed)} arrays differ from the saved ones, the first is {changed[0]}" if changed else ""
+def _difference(step: int, notes: Notes, stored: dict[str, Any]) -> str:
+    """Return how a checkpoint's step and notes differ from the saved ones; "" if they do not."""
+    if stored["step"] != step:
+        return f"it is the checkpoint of step {stored['step']}"
+    return "" if stored["notes"] == digests.of_json(notes) else "its notes differ from the saved ones"
 
 
 def selected_of(notes: Notes) -> dict[str, Any]:
@@ -245,9 +236,9 @@ def newest_notes(folder: RunFolder, check: Callable[[Notes], Any] = dict) -> dic
     for step in sorted(steps, reverse=True):
         with contextlib.suppress(UserError, ValueError, OSError, KeyError, TypeError, AttributeError):
             place = f"{CHECKPOINTS}/{step}"
-            notes, digests = (folder.read_json(f"{place}/{item}/metadata") for item in ("notes", "digests"))
+            notes, stored = (folder.read_json(f"{place}/{item}/metadata") for item in ("notes", "digests"))
             check(notes)
-            if not _difference(step, {"notes": notes}, digests):
+            if not _difference(step, notes, stored):
                 return notes
     return {}
 
@@ -260,19 +251,3 @@ def _restore_args(tree: Any) -> ocp.args.CheckpointArgs:
         further = {"restore_args": ocp.checkpoint_utils.construct_restore_args(abstract), "partial_restore": True}
         return ocp.args.PyTreeRestore(item=abstract, **further)
     return ocp.args.StandardRestore(abstract)
-
-
-def _digests(tree: Any) -> dict[str, str]:
-    """Return the sha256 of every array; it does not depend on the sharding."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {
-        jax.tree_util.keystr(path): hashlib.sha256(
-            np.ascontiguousarray(distributed.to_host(leaf)).tobytes()
-        ).hexdigest()
-        for path, leaf in leaves
-    }
-
-
-def _notes_digest(notes: Any) -> str:
-    """Return the sha256 of notes; storing them as JSON does not change it."""
-    return hashlib.sha256(json.dumps(json.loads(json.dumps(notes)), sort_keys=True).encode()).hexdigest()

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from typing import Any
 
 from etils import epath
 
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runs.uploads import Uploads
 from mlmoe_jax.runtime import distributed, files
 from mlmoe_jax.runtime.files import open_to_append
 from mlmoe_jax.runtime.formats import to_json
@@ -37,6 +39,11 @@ class RunFolder(Folder):
     """A run folder at a local path or a URL such as gs://bucket/run."""
 
     kind = "run folder"
+
+    def __init__(self, path: str | os.PathLike):
+        super().__init__(path)
+        self.uploads = Uploads(self.write_bytes)
+        self._lines: bytearray | None = None  # metrics.jsonl of a training in an object store
 
     def require(self, *names: str) -> None:
         """Raise UserError unless this is a run folder with these files."""
@@ -65,27 +72,36 @@ class RunFolder(Folder):
 
     # ------------------------------------------------------------------------------------------------ metric rows
     def append_row(self, row: dict[str, Any]) -> None:
+        """Append a row to metrics.jsonl; in an object store, `uploads` writes it later."""
         line = to_json(row) + "\n"
         path = self / METRICS
         if self.is_local:
             with files.disk_errors_explained(path), open_to_append(path) as file:
                 file.write(line)
-        else:
-            path.write_text((path.read_text() if path.exists() else "") + line)
+            return
+        if self._lines is None:
+            self._lines = bytearray(self._stored_lines())
+        self._lines += line.encode()
+        self.uploads.add(METRICS, lambda: bytes(self._lines))
+        self.uploads.offer()
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows of metrics.jsonl. Damaged lines, such as a truncated one, are left out, with a message."""
-        path = self / METRICS
-        lines = path.read_bytes().splitlines() if path.exists() else []
+        lines = (self._stored_lines() if self._lines is None else self._lines).splitlines()
         rows = [row for row in map(_parse_row, lines) if row is not None]
         if len(rows) < len(lines):
-            status(f"{path}: {quantity(len(lines) - len(rows), 'damaged line')} left out")
+            status(f"{self / METRICS}: {quantity(len(lines) - len(rows), 'damaged line')} left out")
         return rows
 
     def drop_rows_after(self, step: int) -> None:
         """Remove the rows after `step`, which the resumed run writes again."""
         rows = [row for row in self.rows() if row["step"] <= step]
         self.write_text(METRICS, "".join(json.dumps(row) + "\n" for row in rows))
+        self._lines = None
+
+    def _stored_lines(self) -> bytes:
+        path = self / METRICS
+        return path.read_bytes() if path.exists() else b""
 
 
 def _parse_row(line: bytes) -> dict[str, Any] | None:

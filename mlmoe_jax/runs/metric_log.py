@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import json
@@ -77,7 +78,7 @@ class EventFiles:
     """TensorBoard's event files, in `tensorboard/` of the run folder.
 
     Events after `first_step`, which an earlier run wrote and a resumed run writes again, are discarded by a session
-    start event. An object store cannot append, so there the file is kept locally and uploaded after each row.
+    start event. In an object store, which cannot append, `RunFolder.uploads` writes the local file.
     """
 
     def __init__(self, folder: RunFolder, first_step: int):
@@ -85,12 +86,15 @@ class EventFiles:
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto import event_pb2
 
-        self._folder, self._event = folder, event_pb2.Event
+        self._event = event_pb2.Event
         self._local = None if folder.is_local else tempfile.TemporaryDirectory()
         self._path = path = Path(self._local.name if self._local else folder.writable_folder(TENSORBOARD))
         with files.disk_errors_explained(path):
             path.mkdir(parents=True, exist_ok=True)
             self._file = EventsWriter(str(path / "events"), f".from{first_step}")
+        if not folder.is_local:
+            (file,) = path.iterdir()
+            folder.uploads.add(f"{TENSORBOARD}/{file.name}", file.read_bytes)
         if first_step:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._write(self._event(wall_time=time.time(), step=first_step + 1, session_log=start))
@@ -111,8 +115,6 @@ class EventFiles:
         with files.disk_errors_explained(self._path):
             self._file.write_event(event)
             self._file.flush()
-        for path in Path(self._local.name).iterdir() if self._local is not None else ():
-            self._folder.write_bytes(f"{TENSORBOARD}/{path.name}", path.read_bytes())
 
 
 class WeightsAndBiases:
@@ -210,11 +212,18 @@ class MetricLog:
         self.summary = f"loss {numbers['loss']:.4g}, rate {numbers['learning_rate']:.3g}"
         self._row, self._evaluated = {}, False
 
+    def store(self) -> None:
+        """Write the pending row, and wait until the run folder has all rows and events."""
+        self.write()
+        self.folder.uploads.send()
+
     def close(self) -> None:
-        if distributed.is_first():
-            self._write_table()
-        for tracker in self.trackers:
-            tracker.close()
+        with contextlib.ExitStack() as stack:
+            for tracker in self.trackers:
+                stack.callback(tracker.close)
+            if distributed.is_first():
+                self._write_table()
+            self.folder.uploads.close()
 
     def _write_table(self) -> None:
         rows = self.folder.rows()

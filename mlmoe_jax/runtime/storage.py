@@ -140,11 +140,11 @@ class Folder:
         """
         parent, below, last = name.rpartition("/")
         place = self.inside(parent) if below else self.path
-        place.mkdir(parents=True, exist_ok=True)
         path = place / last
-        if not self.is_local:
+        if not self.is_local:  # objects need no folder
             path.write_bytes(content)
             return
+        place.mkdir(parents=True, exist_ok=True)
         with whole_file(path) as partial:
             partial.write_bytes(content)
 

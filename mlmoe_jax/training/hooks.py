@@ -161,7 +161,7 @@ class Log(Hook):
         self._log.add(row)
 
     def before_save(self, step, state):
-        self._log.write()
+        self._log.store()  # a run that resumes from the checkpoint has all earlier rows
 
     def finish(self):
         self._log.write()

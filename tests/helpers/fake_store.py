@@ -1,14 +1,18 @@
 """An object store in memory that speaks enough of Google Cloud Storage's JSON interface for gcsfs and TensorStore.
 
 It has what an object store has: whole objects are written, read in part, listed and deleted. It has no append and no
-rename: asking for either is an error 501, and is remembered in `refused`.
+rename: asking for either is an error 501, and is remembered in `refused`. It counts requests, and can delay them and
+answer 429, as a store does to which one object is written too often.
 """
 
+import contextlib
 import itertools
 import json
 import re
 import sys
 import threading
+import time
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -18,9 +22,16 @@ UPLOAD = re.compile(r"/upload/storage/v1/b/([^/]+)/o$")
 
 
 class Store:
-    """Objects by (bucket, name): their bytes and generation."""
+    """Objects by (bucket, name): their bytes and generation.
+
+    Attributes:
+      requests: the method and path of every request.
+      delay: seconds before each answer.
+      busy: the number of uploads to answer with 429 from now on.
+    """
 
     def __init__(self):
+        self.requests, self.delay, self.busy = [], 0.0, 0
         self.objects: dict[tuple[str, str], tuple[bytes, int]] = {}
         self.open_uploads: dict[str, tuple[str, str, bytearray]] = {}
         self.refused: list[str] = []
@@ -62,6 +73,9 @@ class Handler(BaseHTTPRequestHandler):
             return self._batch(body)
         if not (found := UPLOAD.match(path)):
             return self._refuse(path)
+        if self.store.busy:
+            self.store.busy -= 1
+            return self._json(429, {"error": {"code": 429, "message": "too many writes to this object"}})
         if "upload_id" in query:
             return self._continue(query["upload_id"], body)
         kind, bucket = query.get("uploadType"), found[1]
@@ -173,6 +187,8 @@ class Handler(BaseHTTPRequestHandler):
     # -------------------------------------------------------------------------------------------------- plumbing
     def _asked(self) -> tuple[str, dict[str, str]]:
         parts = urlsplit(self.path)
+        self.store.requests.append(f"{self.command} {parts.path}")
+        time.sleep(self.store.delay)
         return parts.path.rstrip("/"), {key: values[0] for key, values in parse_qs(parts.query).items()}
 
     def _body(self) -> bytes:
@@ -237,3 +253,26 @@ def serve() -> tuple[Server, Store]:
     store = Store()
     server = Server(("localhost", 0), type("OfStore", (Handler,), {"store": store}))
     return server, store
+
+
+@contextlib.contextmanager
+def running() -> Iterator[Store]:
+    """Run a store, whose `address` is that of the server."""
+    server, store = serve()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    store.address = f"http://localhost:{server.server_address[1]}"
+    yield store
+    server.shutdown()
+    server.server_close()
+
+
+def environment(store: Store) -> dict[str, str]:
+    """Return the variables that connect Google's libraries with a store."""
+    return {
+        "STORAGE_EMULATOR_HOST": store.address,  # gcsfs
+        "TENSORSTORE_GCS_HTTP_URL": store.address,
+        "FSSPEC_GCS_TOKEN": "anon",
+        "FSSPEC_GS_TOKEN": "anon",
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",
+        "NO_GCE_CHECK": "true",
+    }

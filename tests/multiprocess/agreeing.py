@@ -16,7 +16,7 @@ def work(folder: str) -> int:
     from jax.sharding import NamedSharding, PartitionSpec
 
     from mlmoe_jax.config import default_config
-    from mlmoe_jax.runs import checkpoint
+    from mlmoe_jax.runs import checkpoint, digests
     from mlmoe_jax.runs.folder import RunFolder
     from mlmoe_jax.runtime.sharding import make_mesh, place
     from mlmoe_jax.training.label_transfer import Counterparts, transfer_parameters
@@ -54,10 +54,10 @@ def work(folder: str) -> int:
         for step in (1, 2):
             checkpoint.save(manager, step, tree, tree, {"step": step})
             manager.wait_until_finished()
-    found["digests"] = {name: digest for name, digest in checkpoint._digests(tree).items()}
+    found["digests"] = digests.of_shards(digests.host_shards(tree))
     if index == 1:  # a checkpoint damaged on one process is rejected by all
-        digests_of, other = checkpoint._digests, iter([{"['parts']": "other"}])
-        checkpoint._digests = lambda tree: digests_of(tree) | next(other, {})
+        damage_of, other = digests.damage, iter(["1 arrays differ"])
+        digests.damage = lambda trees, stored: next(other, "") or damage_of(trees, stored)
     with checkpoint.open_manager(run) as manager:
         restored = checkpoint.restore(manager, selected=tree)
     found["restored"] = restored.step

@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlmoe_jax.runs.digests import read
+
 SPLITS = {"train": 24, "val": 11, "test": 13}  # neither 11 nor 13 divides by 2 or 3 processes
 BROKEN = {"train": (3, 21), "test": (6,)}  # images that no process can read
 
@@ -54,8 +56,8 @@ def until(condition, seconds: float = 240) -> None:
 
 
 def digests(folder: Path, step: int) -> dict:
-    """Return the sha256 of every array of a checkpoint."""
-    return json.loads((folder / "checkpoints" / str(step) / "digests" / "metadata").read_text())
+    """Return the sha256 of every array of a checkpoint, or of its shards."""
+    return read(folder / "checkpoints" / str(step) / "digests")
 
 
 def checkpoints(folder: Path) -> list[int]:

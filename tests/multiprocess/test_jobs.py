@@ -65,9 +65,12 @@ def test_processes_agree(start_job, tmp_path):
         assert of_process["exported"]
         assert of_process["transferred"]
         assert of_process["restored"] == 1, "no process uses a checkpoint that is damaged for one of them"
-        plain = hashlib.sha256(np.arange(12, dtype=np.float32).tobytes()).hexdigest()
-        assert of_process["digests"] == {"['parts']": plain, "['everywhere']": plain}
-    assert digests(tmp_path, 2)["state"] == found[0]["digests"]
+    values = np.arange(12, dtype=np.float32)
+    plain, first, second = (hashlib.sha256(part.tobytes()).hexdigest() for part in (values, values[:6], values[6:]))
+    assert found[0]["digests"] == {"['parts']": {"0:2,0:3": first}, "['everywhere']": plain}
+    assert found[1]["digests"] == {"['parts']": {"2:4,0:3": second}}, "each process has the digests of its own shards"
+    together = {"['parts']": {"0:2,0:3": first, "2:4,0:3": second}, "['everywhere']": plain}
+    assert digests(tmp_path, 2)["state"] == digests(tmp_path, 2)["selected"] == together
     assert [job.printed(number) for number in range(2)] == ["0\n", ""], (
         "only the first process prints, and Gloo does not"
     )

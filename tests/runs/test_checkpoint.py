@@ -8,7 +8,7 @@ import pytest
 from helpers.checkpoints import damage, identical, make_state, save_steps
 
 from mlmoe_jax.config import default_config
-from mlmoe_jax.runs import checkpoint
+from mlmoe_jax.runs import digests
 from mlmoe_jax.runs.checkpoint import (
     newest_notes,
     open_manager,
@@ -87,14 +87,14 @@ def test_an_existing_step_is_not_saved_again(folder):
         identical(restore(manager, selected=make_state(0).ema).selected, make_state(4).ema)
 
 
-@pytest.mark.parametrize("digests", [True, False])
-def test_saving_before_a_donating_step_stores_the_values_of_that_step(folder, monkeypatch, digests):
+@pytest.mark.parametrize("with_digests", [True, False])
+def test_saving_before_a_donating_step_stores_the_values_of_that_step(folder, monkeypatch, with_digests):
     """The following steps overwrite the memory that is donated to them.
 
     Without digests only Orbax itself reads the values before the next step.
     """
-    if not digests:
-        monkeypatch.setattr(checkpoint, "_digests", lambda tree: {})
+    if not with_digests:
+        monkeypatch.setattr(digests, "host_shards", lambda tree: {})
     train = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
     state = train({"a": jnp.zeros((512, 1024)), "b": jnp.zeros((1024, 512))})
     with open_manager(folder, keep=10) as manager:

@@ -208,6 +208,7 @@ def test_rows_after_a_step_and_a_truncated_one_are_dropped(folder):
 def test_no_locks_and_no_renaming_in_an_object_store(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path / "run")
     folder.is_local = False
+    (tmp_path / "run" / "deep").mkdir(parents=True)  # an object needs no folder
 
     def not_supported(*_):
         raise AssertionError("object stores do not support this")
@@ -220,6 +221,8 @@ def test_no_locks_and_no_renaming_in_an_object_store(tmp_path, monkeypatch):
         folder.append_row({"step": 2})
         folder.drop_rows_after(1)
         folder.append_row({"step": 3})
+        assert folder.rows() == [{"step": 1}, {"step": 3}]
+        folder.uploads.close()
     assert folder.read_json("deep/x.json") == {"a": 1}
-    assert folder.rows() == [{"step": 1}, {"step": 3}]
+    assert RunFolder(tmp_path / "run").rows() == folder.rows() == [{"step": 1}, {"step": 3}]
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["deep", "metrics.jsonl"]

@@ -148,10 +148,13 @@ def test_events_are_not_written_through_a_link(tmp_path, precious, refusal, link
 def test_an_object_store_gets_the_whole_file(tmp_path):
     folder = RunFolder(tmp_path)
     folder.is_local = False
+    (tmp_path / "tensorboard").mkdir()  # an object needs no folder
     tracker = EventFiles(folder, first_step=0)
     tracker.write({"step": 1, "loss": 0.5})
+    folder.uploads.send()
     assert scalars(epath.Path(tmp_path) / "tensorboard") == [("loss", 1, 0.5)]
     tracker.write({"step": 2, "loss": 0.25})
+    folder.uploads.close()
     tracker.close()
     assert scalars(epath.Path(tmp_path) / "tensorboard") == [("loss", 1, 0.5), ("loss", 2, 0.25)]
 

@@ -4,11 +4,9 @@ TensorStore against a store of our own on this machine.
 
 import json
 import signal
-import threading
 
 import pytest
-from helpers import small_program
-from helpers.fake_store import serve
+from helpers import fake_store, small_program
 from PIL import Image
 
 RUN = "gs://bucket/runs/a"
@@ -19,25 +17,14 @@ pytestmark = pytest.mark.slow  # a dozen programs, half a minute each
 
 @pytest.fixture(scope="module")
 def store():
-    server, held = serve()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    held.address = f"http://localhost:{server.server_address[1]}"
-    yield held
-    server.shutdown()
+    with fake_store.running() as store:
+        yield store
 
 
 @pytest.fixture(scope="module")
 def program(store, tmp_path_factory):
     """A function that starts the program, with Google's libraries connected to the local store."""
-    run = small_program.program_in(
-        tmp_path_factory.mktemp("program"),
-        STORAGE_EMULATOR_HOST=store.address,  # gcsfs
-        TENSORSTORE_GCS_HTTP_URL=store.address,
-        FSSPEC_GCS_TOKEN="anon",
-        FSSPEC_GS_TOKEN="anon",
-        GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT="false",
-        NO_GCE_CHECK="true",
-    )
+    run = small_program.program_in(tmp_path_factory.mktemp("program"), **fake_store.environment(store))
 
     def start(*arguments, wait=True):
         done = run(*arguments, wait=wait)

@@ -5,11 +5,12 @@
     FOLDER/train-00000-of-00006.arrayrecord    # one encoded image per record
 
 On an object store, a shard is copied to the local cache when one of its images is first needed, so that later epochs
-read only the local disk. The cache needs space for the whole data set.
+read only the local disk. All processes of a machine share the copy. The cache needs space for the whole data set.
 """
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import hashlib
 import io
@@ -17,13 +18,13 @@ import itertools
 import json
 import os
 import re
-import tempfile
-import threading
-from collections import defaultdict
+import shutil
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
@@ -32,16 +33,29 @@ from etils import epath
 from mlmoe_jax.data.images import BadImage, EncodedImages
 from mlmoe_jax.data.sources.source import Source, require_split
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.errors import DiskError, UserError
 from mlmoe_jax.runtime import files
-from mlmoe_jax.runtime.files import MOST_DATA, MOST_TEXT, cache_folder, damage_explained, is_file_name, read_bytes
+from mlmoe_jax.runtime.files import (
+    MIB,
+    MOST_DATA,
+    MOST_TEXT,
+    cache_folder,
+    damage_explained,
+    is_file_name,
+    open_to_append,
+    read_bytes,
+)
 from mlmoe_jax.runtime.formats import USUAL, read_npz
+from mlmoe_jax.runtime.progress import heartbeat, megabytes
+from mlmoe_jax.runtime.storage import whole_file
 
 MANIFEST, UNFINISHED, FORMAT = "manifest.json", "unfinished.json", 1
 
 # Each open shard needs a file descriptor, often limited to 1,024 per process; opening a shard takes 0.15 ms.
 OPEN_SHARDS = 256
 STREAMS = 16  # concurrent requests to an object store
+PIECE_BYTES = 8 * MIB  # read at once from an object store
+LOCK_SECONDS = 0.2  # between two attempts to take the lock of a shard
 
 
 @dataclass(frozen=True)
@@ -202,30 +216,56 @@ def _reader(folder: str, shard: PackedFile) -> ArrayRecordReader:
     return reader
 
 
-_FETCHING: dict[str, threading.Lock] = defaultdict(threading.Lock)  # one lock per shard
-
-
 def _cached(folder: str, shard: PackedFile) -> str:
-    """Return the path of the local copy of a shard. Copy and verify the shard if it is not in the cache."""
+    """Return the path of the local copy of a shard. Copy and verify the shard if it is not in the cache.
+
+    Many processes of a machine may need a shard at the same time; the first one copies it, and the others wait.
+    """
     local = cache_folder() / "packed" / f"{shard.sha256}.arrayrecord"
     source = epath.Path(folder) / shard.file
-    with _FETCHING[shard.sha256]:
-        if local.is_file() and local.stat().st_size == shard.bytes:
-            return str(local)
-        try:
-            local.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=local.parent, prefix="fetching-") as place:
-                partial = Path(place) / "shard"
-                source.copy(partial)
-                if files.sha256_of(partial) != shard.sha256:
-                    raise UserError(_changed(source))
-                partial.replace(local)
-        except OSError as error:
-            raise UserError(
-                f"cannot copy {source} to {local.parent}: {error.strerror or error}; the cache needs space for the "
-                "whole data set, and MLMOE_CACHE sets its folder"
-            ) from error
+    try:
+        local.parent.mkdir(parents=True, exist_ok=True)
+        with open_to_append(local.with_suffix(".lock")) as lock:
+            _wait_for(lock)
+            if not (local.is_file() and local.stat().st_size == shard.bytes):
+                _fetch(source, local, shard)
+    except OSError as error:
+        raise UserError(
+            f"cannot copy {source} to {local.parent}: {error.strerror or error}; the cache needs space for the whole "
+            "data set, and MLMOE_CACHE sets its folder"
+        ) from error
     return str(local)
+
+
+def _wait_for(lock: TextIO) -> None:
+    """Take the lock of a shard, with a heartbeat while another process holds it."""
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            heartbeat()
+            time.sleep(LOCK_SECONDS)
+
+
+def _fetch(source: epath.Path, local: Path, shard: PackedFile) -> None:
+    """Copy a shard into the cache, with a heartbeat; UserError if the disk is too small, or the shard has changed."""
+    if (free := shutil.disk_usage(local.parent).free) < shard.bytes:
+        raise DiskError(
+            f"cannot copy {source} to {local.parent}: it has {megabytes(shard.bytes)}, and the disk has "
+            f"{megabytes(free)} free; free disk space, or set MLMOE_CACHE to a folder on another disk"
+        )
+    digest = hashlib.sha256()
+    with (
+        whole_file(epath.Path(local), alone=False) as partial,
+        source.open("rb") as remote,
+        open(partial, "wb") as copy,
+    ):
+        while piece := remote.read(PIECE_BYTES):
+            copy.write(piece)
+            digest.update(piece)
+            heartbeat()
+        if digest.hexdigest() != shard.sha256:
+            raise UserError(_changed(source))
 
 
 PACKED = Source(

@@ -1,0 +1,149 @@
+"""The digests of a checkpoint: a sha256 of every array, written and verified without gathering any array.
+
+Each process computes the digests of its own shards, in the thread that writes the checkpoint. A shard on several
+devices counts once. The first process writes `metadata`, and process i `metadata-i`:
+
+    {"step": 7, "notes": "<sha256>", "state": {"<leaf>": "<sha256>"}, "selected": {…}}
+
+A sharded array has a sha256 per shard instead, such as {"0:4,0:8": "<sha256>", …}, with its rows and columns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from orbax.checkpoint import future
+
+from mlmoe_jax.runtime import distributed
+
+Digests = dict[str, str | dict[str, str]]  # leaf -> the digest of the array, or shard -> digest
+_FILE = "metadata"
+_WHOLE = ""  # the name of the only shard of an array
+
+
+class _Handler(ocp.AsyncCheckpointHandler):
+    """Orbax's handler of the digests."""
+
+    async def async_save(self, directory: epath.Path, args: Save) -> list[future.Future]:
+        parts = {name: host_shards(tree) for name, tree in args.trees.items()}
+        write = _write(directory, args.plain, parts)
+        return [future.CommitFutureAwaitingContractedSignals(write, name="digests")]
+
+    def save(self, directory: epath.Path, args: Save) -> None:
+        for written in asyncio.run(self.async_save(directory, args)):
+            written.result()
+
+    def restore(self, directory: epath.Path, args: Restore) -> dict[str, Any]:
+        return read(directory)
+
+
+@ocp.args.register_with_handler(_Handler, for_save=True)
+@dataclass
+class Save(ocp.args.CheckpointArgs):
+    """The digests to save: `plain` has the step and the digest of the notes, `trees` name -> tree of arrays."""
+
+    plain: dict[str, Any]
+    trees: dict[str, Any]
+
+
+@ocp.args.register_with_handler(_Handler, for_restore=True)
+@dataclass
+class Restore(ocp.args.CheckpointArgs):
+    """Restores the digests of all processes."""
+
+
+def write(directory: epath.Path, digests: Mapping[str, Any], process: int) -> None:
+    """Write the digests of one process."""
+    (directory / (f"{_FILE}-{process}" if process else _FILE)).write_text(json.dumps(digests))
+
+
+def read(directory: epath.Path) -> dict[str, Any]:
+    """Return the digests of all processes; OSError or ValueError if the first file is missing or damaged."""
+    merged = json.loads((directory / _FILE).read_text())
+    for path in directory.glob(f"{_FILE}-*"):
+        for name, leaves in json.loads(path.read_text()).items():
+            for leaf, shards in leaves.items():
+                merged[name][leaf] = {**merged[name].get(leaf, {}), **shards}
+    return merged
+
+
+def of_json(value: Any) -> str:
+    """Return the sha256 of a JSON value; storing it does not change it."""
+    return hashlib.sha256(json.dumps(json.loads(json.dumps(value)), sort_keys=True).encode()).hexdigest()
+
+
+def of_shards(shards: Mapping[str, Mapping[str, np.ndarray]]) -> Digests:
+    """Return the digests of `host_shards`."""
+    found = {leaf: {name: _sha256(values) for name, values in parts.items()} for leaf, parts in shards.items()}
+    return {leaf: parts.get(_WHOLE, parts) for leaf, parts in found.items() if parts}
+
+
+def host_shards(tree: Any) -> dict[str, dict[str, np.ndarray]]:
+    """Return leaf -> shard -> values on the host, for the shards of which this process has the first copy."""
+    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    shards = {
+        leaf: {
+            _name(shard.index, array.shape): shard.data for shard in array.addressable_shards if not shard.replica_id
+        }
+        for leaf, array in leaves.items()
+    }
+    jax.copy_to_host_async(shards)
+    return jax.tree.map(np.asarray, shards)
+
+
+def damage(trees: Mapping[str, Any], stored: Mapping[str, Digests]) -> str:
+    """Return how restored arrays differ from the saved ones, "" if they do not; every process calls it.
+
+    Each process verifies its shards if the array is sharded as it was saved, and otherwise the whole array.
+    """
+    changed = [
+        f"{name}: {jax.tree_util.keystr(path)}"
+        for name, tree in trees.items()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        if not _is_intact(leaf, stored[name].get(jax.tree_util.keystr(path)))
+    ]
+    return f"{len(changed)} arrays differ from the saved ones, the first is {changed[0]}" if changed else ""
+
+
+def _is_intact(array: Any, stored: str | dict[str, str] | None) -> bool:
+    expected = {_WHOLE: stored} if isinstance(stored, str) else stored or {}
+    if isinstance(array, jax.Array):
+        indices = array.sharding.devices_indices_map(array.shape).values()
+        if expected.keys() == {_name(index, array.shape) for index in indices}:
+            shards = {_name(shard.index, array.shape): shard.data for shard in array.addressable_shards}
+            return all(expected[name] == _sha256(np.asarray(values)) for name, values in shards.items())
+    whole = np.asarray(distributed.to_host(array))
+    parts = {name: whole[_index(name)] for name in expected}
+    complete = sum(part.size for part in parts.values()) == whole.size
+    return complete and all(expected[name] == _sha256(part) for name, part in parts.items())
+
+
+def _name(index: tuple[slice, ...], shape: tuple[int, ...]) -> str:
+    bounds = [slice_.indices(size)[:2] for slice_, size in zip(index, shape, strict=True)]
+    if math.prod(stop - start for start, stop in bounds) == math.prod(shape):
+        return _WHOLE
+    return ",".join(f"{start}:{stop}" for start, stop in bounds)
+
+
+def _index(name: str) -> tuple[slice, ...]:
+    return tuple(slice(*map(int, bounds.split(":"))) for bounds in name.split(",")) if name else ()
+
+
+def _sha256(values: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(values).reshape(-1).view(np.uint8)).hexdigest()
+
+
+async def _write(directory: epath.Path, plain: dict[str, Any], parts: dict[str, dict[str, dict[str, Any]]]) -> None:
+    index, _ = distributed.process()
+    digests = {name: of_shards(shards) for name, shards in parts.items()}
+    write(directory, digests if index else {**plain, **digests}, index)

@@ -1,0 +1,81 @@
+"""Uploads of growing files, such as a log, to a run folder in an object store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.progress import status
+
+SECONDS = 30.0  # between the starts of two uploads during training
+
+
+class Uploads:
+    """Uploads growing files as whole objects in a thread, so that training does not wait for the object store.
+
+    An object store cannot append, and it accepts about one write per second and object.
+
+    Args:
+      write: uploads one file, (name, content) -> None.
+    """
+
+    def __init__(self, write: Callable[[str, bytes], None]):
+        self._write, self._files, self._began = write, {}, time.monotonic()
+        self._thread: ThreadPoolExecutor | None = None
+        self._running: Future | None = None
+
+    def add(self, name: str, content: Callable[[], bytes]) -> None:
+        """Add a file; `content` returns its current content, and is called in the calling thread of an upload."""
+        self._files[name] = content
+
+    def offer(self) -> None:
+        """Start to upload all files if SECONDS have passed since the last start, and that upload has ended.
+
+        A failed upload is reported by a warning, because the next upload has all its content.
+        """
+        if time.monotonic() - self._began < SECONDS or not (self._running is None or self._running.done()):
+            return
+        try:
+            self._finish()
+        except UserError as error:
+            status(f"warning: {error}; it will be tried again")
+        self._start()
+
+    def send(self) -> None:
+        """Upload all files and wait; UserError if this fails."""
+        if not self._files:
+            return
+        if self._running is not None:
+            self._running.exception()  # replaced by this upload
+        self._start()
+        self._finish()
+
+    def close(self) -> None:
+        """Upload all files, wait, and end the thread."""
+        try:
+            self.send()
+        finally:
+            self._files.clear()
+            if self._thread is not None:
+                self._thread.shutdown()
+                self._thread = None
+
+    def _start(self) -> None:
+        self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="uploads")
+        self._running = self._thread.submit(self._upload, {name: content() for name, content in self._files.items()})
+        self._began = time.monotonic()
+
+    def _upload(self, files: dict[str, bytes]) -> None:
+        for name, content in files.items():
+            try:
+                self._write(name, content)
+            except Exception as error:  # the library of each store raises its own types
+                reason = (str(error) or type(error).__name__).splitlines()[0]
+                raise UserError(f"cannot upload {name}: {reason}") from error
+
+    def _finish(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            running.result()
