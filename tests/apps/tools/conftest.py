@@ -24,7 +24,10 @@ def packed_folder(small_voc, tmp_path):
 
 @pytest.fixture
 def bucket(tmp_path, monkeypatch):
-    """Map gs:// addresses to a folder that, like an object store, supports neither appending nor renaming."""
+    """Map gs:// addresses to a folder that, like an object store, supports neither appending nor renaming.
+
+    The value is a list of the shards that were copied to the store or from it.
+    """
     store = tmp_path / "store"
     monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
 
@@ -37,16 +40,18 @@ def bucket(tmp_path, monkeypatch):
     def open_file(original, path, mode):
         assert "a" not in mode
         Path(here(path)).parent.mkdir(parents=True, exist_ok=True)
+        if os.fspath(path).startswith("gs://") and os.fspath(path).endswith(".arrayrecord"):
+            copies.append(str(path))
         return original(here(path), mode)
 
     def copy(original, path, target, overwrite):
-        copies.append((str(path), str(target)))
+        copies.append(str(target))
         return original(here(path), here(target), overwrite=overwrite)
 
     def unsupported(*_, **__):
         raise AssertionError("object stores do not support this")
 
-    copies: list[tuple[str, str]] = []
+    copies: list[str] = []
     same = dict.fromkeys(("exists", "isdir", "listdir", "makedirs", "mkdir", "remove", "stat"), mapped)
     with epath_testing.mock_epath(**same, open=open_file, copy=copy, rename=unsupported, replace=unsupported):
         yield copies

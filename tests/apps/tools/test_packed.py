@@ -3,6 +3,7 @@
 import functools
 import json
 import pickle
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.sources import packed
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.sources.packed import open_packed, verify
+from mlmoe_jax.errors import DiskError
 
 
 def flip(path: Path, at: int) -> None:
@@ -108,7 +110,7 @@ def test_shards_are_copied_once_and_verified(small_voc, tmp_path, bucket, refusa
     cache = tmp_path / "cache" / "packed"
     assert {path.stem for path in cache.iterdir()} == {shard.sha256 for shard in ours.images.shards}
 
-    for path in cache.iterdir():
+    for path in cache.glob("*.arrayrecord"):
         path.unlink()
     packed._reader.cache_clear()
     stored = tmp_path / "store" / "bucket" / "packed" / "train-00000-of-00003.arrayrecord"
@@ -117,9 +119,31 @@ def test_shards_are_copied_once_and_verified(small_voc, tmp_path, bucket, refusa
     assert "gs://bucket/packed/train-00000-of-00003.arrayrecord has changed since it was packed" in refusal(
         fresh.read, 0
     )
-    assert not list(cache.iterdir())
+    assert {path.suffix for path in cache.iterdir()} == {".lock"}
     stored.unlink()
     assert "cannot copy gs://bucket/packed/train-00000" in refusal(fresh.read, 0)
+
+
+def test_a_machine_copies_a_shard_once_for_all_its_processes(small_voc, bucket, monkeypatch):
+    """Threads open the file of the lock separately, as processes do."""
+    pack(config_of(small_voc), "gs://bucket/packed")
+    bucket.clear()
+    monkeypatch.setattr(packed, "LOCK_SECONDS", 0.01)
+    shards = open_packed("gs://bucket/packed", "train").images.shards
+    with ThreadPoolExecutor(8) as pool:
+        paths = list(pool.map(lambda number: packed._cached("gs://bucket/packed", shards[number % 3]), range(24)))
+    assert len(set(paths)) == 3
+    assert sorted(bucket) == sorted(f"gs://bucket/packed/{shard.file}" for shard in shards)
+
+
+def test_a_shard_that_does_not_fit_on_the_disk_is_not_copied(small_voc, bucket, monkeypatch, refusal):
+    pack(config_of(small_voc), "gs://bucket/packed")
+    bucket.clear()
+    images = open_packed("gs://bucket/packed", "train").images
+    monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(100, 90, 100))
+    sentence = refusal(images.read, 0, error=DiskError)
+    assert "and the disk has 0.0 MB free; free disk space, or set MLMOE_CACHE" in sentence
+    assert not bucket
 
 
 def test_a_missing_package_for_an_object_store_is_reported(refusal):
