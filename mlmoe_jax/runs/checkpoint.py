@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -37,10 +37,36 @@ _SELECTED = {"step": int, "kind": str, "split": str}  # the origin of the select
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class _Averages:
-    """The part of a state that `restore` reads for the moving averages."""
+class Averages:
+    """The fields of a state that `restore` reads for the moving averages."""
 
-    ema: Any
+    ema: dict[str, Any]
+
+    def values(self) -> dict[str, Any]:
+        return self.ema
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Raw:
+    """The fields of a state that `restore` reads for the latest values of a training without moving averages."""
+
+    trainable: dict[str, Any]
+    stats: dict[str, Any]
+
+    def values(self) -> dict[str, Any]:
+        return {**self.trainable, **self.stats}
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Unaveraged:
+    """The fields of a state without moving averages, which older checkpoints have nevertheless."""
+
+    step: Any
+    trainable: dict[str, Any]
+    stats: dict[str, Any]
+    opt: Any
 
 
 @dataclass(frozen=True)
@@ -50,7 +76,7 @@ class Restored:
     Attributes:
       step: the step of the checkpoint.
       newest: the step of the newest checkpoint. If it is not `step`, the newest checkpoint is damaged.
-      selected: the selected values, or the moving averages.
+      selected: the selected values, or the latest ones.
       state: the state; None if only the selected values were requested.
     """
 
@@ -121,8 +147,8 @@ def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, n
     heartbeat()
     plain = {"step": step, "notes": digests.of_json(notes)}
     items = ocp.args.Composite(
-        state=ocp.args.StandardSave(state),
-        selected=ocp.args.StandardSave(selected),
+        state=ocp.args.PyTreeSave(state),
+        selected=ocp.args.PyTreeSave(selected),
         notes=ocp.args.JsonSave(notes),
         digests=digests.Save(plain, {"state": state, "selected": selected}),
     )
@@ -135,11 +161,11 @@ def restore(
     *,
     selected: Any = None,
     state: Any = None,
-    averages: Any = None,
+    latest: Averages | Raw | None = None,
     step: int | None = None,
     check: Callable[[Notes], Any] = dict,
 ) -> Restored | None:
-    """Restore the newest undamaged checkpoint, with the shapes and shardings of `selected`, `state` and `averages`.
+    """Restore the newest undamaged checkpoint, with the shapes and shardings of `selected`, `state` and `latest`.
 
     A damaged checkpoint is reported, and the checkpoint before it is tried.
 
@@ -148,8 +174,7 @@ def restore(
       selected: the values for evaluation, or their shapes.
       state: the state of a training that resumes. Damaged checkpoints after the restored one are then deleted, since
         Orbax only saves steps after the last checkpoint.
-      averages: restore the moving averages instead of the selected values. If training has no moving averages, they
-        are the parameters.
+      latest: restore these values of the state instead of the selected values.
       step: try only the checkpoint of this step.
       check: reads the notes; a checkpoint counts as damaged if it raises.
 
@@ -164,7 +189,9 @@ def restore(
         known = ", ".join(map(str, steps[::-1]))
         raise UserError(f"{manager.directory} has checkpoints of steps {known}, not of {step}")
     tried = steps if step is None else [step]
-    items = {"selected": selected, "state": state if averages is None else _Averages(averages)}
+    unaveraged = getattr(state, "ema", None) == {}
+    fields = _Unaveraged(state.step, state.trainable, state.stats, state.opt) if unaveraged else state
+    items = {"selected": selected, "state": fields if latest is None else latest}
     items = {name: item for name, item in items.items() if item is not None}
     for one in tried:
         if (restored := _restore_undamaged(manager, one, items, check)) is None:
@@ -172,9 +199,12 @@ def restore(
         if state is not None:
             for damaged in tried[: tried.index(one)]:
                 manager.delete(damaged)
-        if averages is not None:
-            notes = {**restored["notes"], "step": one, "kind": "ema", "split": ""}
-            return Restored(one, tried[0], restored["state"].ema, notes)
+        if latest is not None:
+            kind = "ema" if isinstance(latest, Averages) else "raw"
+            notes = {**restored["notes"], "step": one, "kind": kind, "split": ""}
+            return Restored(one, tried[0], restored["state"].values(), notes)
+        if unaveraged:
+            restored["state"] = replace(state, **vars(restored["state"]))
         return Restored(one, tried[0], restored["selected"], restored["notes"], restored.get("state"))
     if tried:
         raise UserError(f"every checkpoint in {manager.directory} is damaged ({', '.join(map(str, tried))})")
@@ -247,7 +277,6 @@ def _restore_args(tree: Any) -> ocp.args.CheckpointArgs:
     abstract = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None)), tree
     )
-    if isinstance(tree, _Averages):
-        further = {"restore_args": ocp.checkpoint_utils.construct_restore_args(abstract), "partial_restore": True}
-        return ocp.args.PyTreeRestore(item=abstract, **further)
-    return ocp.args.StandardRestore(abstract)
+    strict = not isinstance(tree, Averages | Raw | _Unaveraged)
+    further = {"restore_args": ocp.checkpoint_utils.construct_restore_args(abstract), "partial_restore": not strict}
+    return ocp.args.PyTreeRestore(item=abstract, **further)

@@ -268,6 +268,12 @@ def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace)
     return parts
 
 
+def _latest(folder: RunFolder, parts: Parts, mesh: Mesh) -> checkpoint.Averages | checkpoint.Raw:
+    if stored_config(folder).ema.decay:
+        return checkpoint.Averages(abstract({**parts.trainable, **parts.stats}, mesh))
+    return checkpoint.Raw(abstract(parts.trainable, mesh), abstract(parts.stats, mesh))
+
+
 def restored_values(folder: RunFolder, parts: Parts, mesh: Mesh, which: str = BEST) -> checkpoint.Restored:
     """Restore values of the run with the model `parts`; UserError if there are none. `which` is as in `open_run`."""
     if (folder / ADAPTER).exists():
@@ -275,7 +281,7 @@ def restored_values(folder: RunFolder, parts: Parts, mesh: Mesh, which: str = BE
             raise UserError(f"{folder} is a shared model, which has the selected values only; leave --checkpoint out")
         return restore_adapter(folder, {**parts.trainable, **parts.stats}, mesh)
     values = abstract({**parts.trainable, **parts.stats}, mesh)
-    targets = {"averages": values} if which == LATEST else {"selected": values}
+    targets = {"latest": _latest(folder, parts, mesh)} if which == LATEST else {"selected": values}
     step = int(which) if which not in (BEST, LATEST) else None
     with checkpoint.open_manager(folder, writing=False) as manager:
         restored = checkpoint.restore(manager, **targets, step=step, check=checkpoint.selected_of)

@@ -55,7 +55,8 @@ def fit_classifier(
 
     values = {KERNEL: jnp.asarray(fit.kernel), BIAS: jnp.asarray(fit.bias)}
     placed = experiment.steps.place(values)
-    state = state.replace(step=state.step + 1, trainable=placed, ema=copy_tree({**placed, **state.stats}))
+    state = state.replace(step=state.step + 1, trainable=placed)
+    state = state.replace(ema=copy_tree(state.raw()) if state.ema else {})
     selection.keep(1, "raw", "", copy_tree(state.raw()))
     save_progress(experiment, manager, 1, state, selection)
     scores = np.full(split.labels.shape, np.nan)

@@ -49,10 +49,10 @@ def restore_progress(
     Raises:
       UserError: all checkpoints are damaged.
     """
-    steps, like = experiment.steps, {"selected": state.ema, "state": state.replace(frozen={})}
+    steps, like = experiment.steps, {"selected": state.latest(), "state": state.replace(frozen={})}
     restored = checkpoint.restore(manager, **steps.stored_form(like), check=_require_progress)
     if restored is None:
-        selection = Selection(copy_tree(state.ema), experiment.config.eval.select_metric)
+        selection = Selection(copy_tree(state.latest()), experiment.config.eval.select_metric)
     else:
         state = steps.place(restored.state).replace(frozen=state.frozen)
         selection = Selection.from_notes(steps.place(restored.selected), restored.notes)

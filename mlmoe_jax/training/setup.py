@@ -208,7 +208,8 @@ def label_space_for(config: ConfigDict, train_split: Split) -> LabelSpace:
 class Steps:
     """The optimizer and the compiled steps for one model on one mesh.
 
-    `learning_rate` maps the number of steps taken to f32[]; `eval_step` is a result of `make_eval_step`.
+    `averages`: whether a state has moving averages. `learning_rate` maps the number of steps taken to f32[].
+    `eval_step` is a result of `make_eval_step`.
     """
 
     num_labels: int
@@ -216,6 +217,7 @@ class Steps:
     label_axes: LabelAxes | None
     preprocess: Preprocess
     optimizer: optax.GradientTransformation
+    averages: bool
     learning_rate: Callable[[int], jax.Array]
     train_step: TrainStep
     eval_step: Callable[..., dict[str, Any]]
@@ -223,7 +225,7 @@ class Steps:
     def initial_state(self, parts: Parts) -> TrainState:
         """Return the state of a model before its first step, not yet placed on the mesh."""
         opt = jax.jit(self.optimizer.init)(parts.trainable)
-        return initial_state(parts.trainable, parts.frozen, parts.stats, opt)
+        return initial_state(parts.trainable, parts.frozen, parts.stats, opt, averages=self.averages)
 
     def start(self, parts: Parts, *, resumes: bool) -> TrainState:
         """Return the state before the first step, on the mesh.
@@ -286,6 +288,7 @@ def build_steps(
         label_axes=label_axes,
         preprocess=preprocess,
         optimizer=optimizer,
+        averages=bool(config.ema.decay),
         learning_rate=jax.jit(learning_rate),
         train_step=train_step,
         eval_step=make_eval_step(

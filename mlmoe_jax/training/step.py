@@ -32,7 +32,7 @@ class TrainState:
       frozen: parameters that nothing updates.
       stats: values that the forward pass updates.
       opt: the state of the optimizer.
-      ema: moving averages of trainable and stats together.
+      ema: moving averages of trainable and stats together; {} for a decay of 0.
     """
 
     step: jax.Array
@@ -49,6 +49,10 @@ class TrainState:
         """Return trainable and stats, the counterpart of `ema`."""
         return {**self.trainable, **self.stats}
 
+    def latest(self) -> Params:
+        """Return the moving averages, or trainable and stats without them."""
+        return self.ema or self.raw()
+
 
 @jax.jit  # one small program instead of one for each shape
 def copy_tree(values: Any) -> Any:
@@ -56,12 +60,12 @@ def copy_tree(values: Any) -> Any:
     return jax.tree.map(jnp.copy, values)
 
 
-def initial_state(trainable: Params, frozen: Params, stats: Params, opt: Any) -> TrainState:
-    """Return the state before the first step; the moving averages start at the initial values.
+def initial_state(trainable: Params, frozen: Params, stats: Params, opt: Any, *, averages: bool = True) -> TrainState:
+    """Return the state before the first step; the moving averages, if any, start at the initial values.
 
     Every value that a step donates is copied, because a buffer that occurs twice cannot be donated.
     """
-    trainable, stats, opt, ema = copy_tree((trainable, stats, opt, {**trainable, **stats}))
+    trainable, stats, opt, ema = copy_tree((trainable, stats, opt, {**trainable, **stats} if averages else {}))
     return TrainState(jnp.asarray(np.int32(0)), trainable, frozen, stats, opt, ema)
 
 
@@ -143,7 +147,7 @@ def make_train_step(
         gradient, metrics, stats = gradient_of(moving, frozen, batch, batch, key)
         updates, opt = optimizer.update(gradient, moving.opt, moving.trainable)
         trainable = optax.apply_updates(moving.trainable, updates)
-        ema = ema_update(moving.ema, {**trainable, **stats}, ema_decay)
+        ema = ema_update(moving.ema, {**trainable, **stats}, ema_decay) if moving.ema else {}
         after = moving.replace(step=moving.step + 1, trainable=trainable, stats=stats, opt=opt, ema=ema)
         metrics = {**metrics, "gradient_norm": optax.tree.norm(gradient)}
         if skips:

@@ -10,6 +10,8 @@ from helpers.checkpoints import damage, identical, make_state, save_steps
 from mlmoe_jax.config import default_config
 from mlmoe_jax.runs import digests
 from mlmoe_jax.runs.checkpoint import (
+    Averages,
+    Raw,
     newest_notes,
     open_manager,
     restore,
@@ -79,6 +81,23 @@ def test_the_newest_is_restored_and_the_newest_are_kept(folder):
         identical(restored.state, make_state(10))
 
 
+@pytest.mark.parametrize("averages", [True, False])
+def test_a_training_without_averages_resumes_also_from_a_checkpoint_that_has_them(folder, averages):
+    """Earlier versions kept averages for a decay of 0."""
+    stored = make_state(4)
+    without = [state.replace(ema={}) for state in (make_state(0), stored)]
+    with open_manager(folder) as manager:
+        save(manager, 4, stored if averages else without[1], stored.latest(), {"step": 4})
+    with open_manager(folder) as manager:
+        restored = restore(manager, selected=make_state(0).ema, state=without[0])
+        identical(restored.state, without[1])
+        save(manager, 5, restored.state, restored.selected, {"step": 5})
+    with open_manager(folder, writing=False) as manager:
+        restored = restore(manager, latest=Raw(without[0].trainable, without[0].stats))
+        assert (restored.step, restored.notes["kind"]) == (5, "raw")
+        identical(restored.selected, stored.raw())
+
+
 def test_an_existing_step_is_not_saved_again(folder):
     save_steps(folder, 4)
     with open_manager(folder) as manager:
@@ -126,7 +145,7 @@ def test_a_half_written_checkpoint_is_ignored_and_removed_by_the_next_training(f
 def test_an_empty_folder_has_no_checkpoint(folder):
     with open_manager(folder) as manager:
         assert restore(manager, selected={"x": jnp.zeros(1)}) is None
-        assert restore(manager, averages={"x": jnp.zeros(1)}) is None
+        assert restore(manager, latest=Averages({"x": jnp.zeros(1)})) is None
 
 
 @pytest.mark.parametrize("link", ["checkpoints", "checkpoints/3"])

@@ -8,6 +8,7 @@ import pytest
 from helpers.checkpoints import damage, identical, make_state, save_steps
 
 from mlmoe_jax.runs.checkpoint import (
+    Averages,
     open_manager,
     restore,
     save,
@@ -73,7 +74,7 @@ def test_flipped_bits_are_detected_although_orbax_does_not_detect_them(folder, c
             file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
             flipped += 1
     assert flipped
-    args = ocp.args.Composite(**{item: ocp.args.StandardRestore(values)})
+    args = ocp.args.Composite(**{item: ocp.args.PyTreeRestore(values)})
     with open_manager(folder) as manager:
         stored = np.asarray(manager.restore(2, args=args)[item]["w"]).tobytes()
         assert sum(a != b for a, b in zip(stored, noise, strict=True)) == 1, "Orbax alone returns the flipped bit"
@@ -148,7 +149,7 @@ def test_the_values_at_the_end_and_those_of_a_step_can_be_restored(folder, capsy
             save(manager, step, make_state(step), selected, {"step": step - 1, "kind": "raw", "split": "val"})
             manager.wait_until_finished()
     with open_manager(folder, writing=False) as manager:
-        latest = restore(manager, averages=make_state(0).ema)
+        latest = restore(manager, latest=Averages(make_state(0).ema))
         identical(latest.selected, make_state(8).ema)
         assert selected_of(latest.notes) == {"step": 8, "kind": "ema", "split": ""}
     with open_manager(folder, writing=False) as manager:
@@ -159,7 +160,7 @@ def test_the_values_at_the_end_and_those_of_a_step_can_be_restored(folder, capsy
         assert sentence.endswith("has checkpoints of steps 3, 5, 8, not of 6")
     damage(folder, 8, "state")
     with open_manager(folder, writing=False) as manager:
-        latest = restore(manager, averages=make_state(0).ema)
+        latest = restore(manager, latest=Averages(make_state(0).ema))
         identical(latest.selected, make_state(5).ema)
         assert (latest.step, latest.newest) == (5, 8)
     damage(folder, 5, "selected")

@@ -44,7 +44,7 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
     total_steps = config.train.epochs * steps_per_epoch(len(split), config.train.batch_size)
     steps = build_steps(config, parts, preprocess, mesh, split.labels, total_steps=total_steps)
     state = place(steps.initial_state(parts), mesh)  # without padding, so the checkpoint does not depend on the mesh
-    selection = Selection(state.ema, config.eval.select_metric, kind="imported")
+    selection = Selection(state.latest(), config.eval.select_metric, kind="imported")
     with folder.writing_by_first():
         if distributed.is_first():
             write_run_metadata(folder, config, label_space, preprocess, parts)

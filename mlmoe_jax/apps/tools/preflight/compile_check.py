@@ -76,13 +76,13 @@ class Programs:
     def training(self, size: int) -> Program:
         """Return the training step. A device also holds the selected values and the next batch."""
         batch = self.batch(size)
-        extra = device_bytes((self.state.ema, batch))
+        extra = device_bytes((self.state.latest(), batch))
         return Program(self._steps.train_step, {"state": self.state, "batch": batch}, size, extra)
 
     def evaluation(self, size: int, training_size: int) -> Program:
         """Return the evaluation step. A device also holds the rest of the training state, and batches."""
         batch, state, waiting = self.batch(size), self.state, self.batch(training_size)
-        arguments = {"values": state.ema, "frozen": state.frozen, "batch": batch}
+        arguments = {"values": state.latest(), "frozen": state.frozen, "batch": batch}
         extra = device_bytes((state.trainable, state.stats, state.opt, state.ema, batch, waiting, waiting))
         return Program(self._steps.eval_step, arguments, size, extra)
 
