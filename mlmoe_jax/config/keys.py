@@ -239,7 +239,7 @@ class Shares(_Numbers):
 
 @dataclass(frozen=True)
 class Rules(_Tuple):
-    """Ordered rules over parameter paths; the first match counts (see models.rules).
+    """Ordered rules over parameter paths. The first match counts (see models.rules).
 
     Attributes:
       factors: whether the value of a rule is a number instead of True or False.
@@ -280,7 +280,7 @@ class Section:
 
 
 def section(doc: str, /, *, further: Key | None = None, **entries: Key | Section) -> Section:
-    """Return a section of the table; the keyword arguments are its entries, in the order of the help."""
+    """Return a section of the table. The keyword arguments are its entries, in the order of the help."""
     return Section(doc, entries, further)
 
 

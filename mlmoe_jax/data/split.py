@@ -24,7 +24,7 @@ def has_positive(labels: Integer[np.ndarray, "n k"], difficult: str = "negative"
 
     Args:
       labels: label codes.
-      difficult: the treatment of DIFFICULT, as in `targets`; a difficult label counts unless it is `negative`.
+      difficult: the treatment of DIFFICULT, as in `targets`. A difficult label counts unless it is `negative`.
     """
     enough = (POSITIVE,) if difficult == "negative" else (POSITIVE, DIFFICULT)
     return np.any(np.isin(labels, enough), axis=1)

@@ -65,7 +65,7 @@ def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
 
     Args:
       train: the split for training.
-      others: the splits for validation and test; a name that repeats means one split.
+      others: the splits for validation and test. A name that repeats means one split.
 
     Returns:
       Warnings, one sentence each.

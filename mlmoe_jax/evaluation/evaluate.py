@@ -264,7 +264,7 @@ def stored_thresholds(folder: RunFolder) -> Thresholds | None:
 
 
 def evaluate_opened(folder: RunFolder, run: Run, fitted: Thresholds | None) -> dict[str, Metrics]:
-    """Evaluate a restored run as `evaluate_run` does; `fitted` is a result of `stored_thresholds`."""
+    """Evaluate a restored run as `evaluate_run` does. `fitted` is a result of `stored_thresholds`."""
     config = run.config
     if not config.data.test_splits:
         raise UserError("data.test_splits is empty; name the splits to evaluate, such as --config.data.test_splits=val")

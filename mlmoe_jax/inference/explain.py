@@ -82,7 +82,7 @@ def prompt_places(config: ConfigDict) -> list[tuple[str, int, int]] | None:
 
 
 def query_names(kind: str, count: int, labels: Sequence[str], places: Sequence[Sequence[Any]] | None) -> Sequence[str]:
-    """Return the names of the Q = `count` queries of a kind of attention; `places` is a result of `prompt_places`."""
+    """Return the names of the Q = `count` queries of a kind of attention. `places` is a result of `prompt_places`."""
     if kind == LABELS:
         return labels
     if kind != PROMPTS:
@@ -117,7 +117,7 @@ def choose_samples(codes: np.ndarray, count: int) -> np.ndarray:
 
 
 class Explained(NamedTuple):
-    """Explained images of a split; `left_out` has the names of arrays that are too large."""
+    """Explained images of a split. `left_out` has the names of arrays that are too large."""
 
     rows: np.ndarray  # i64[S], rows of the readable images
     images: np.ndarray  # u8[S,H,W,3], the model input
@@ -128,7 +128,7 @@ class Explained(NamedTuple):
 
 
 def explain_images(run: Run, split: Split, *, most_numbers: int = MOST_NUMBERS) -> Explained:
-    """Explain each readable image of a split; arrays of more than `most_numbers` entries are left out.
+    """Explain each readable image of a split. Arrays of more than `most_numbers` entries are left out.
 
     Raises UserError if no image can be read.
     """

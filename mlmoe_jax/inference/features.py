@@ -31,7 +31,7 @@ class FeatureExtractor:
     """The backbone of a model, which computes the features that the head reads, without augmentation."""
 
     def __init__(self, config: ConfigDict, parts: Parts, preprocess: Preprocess, mesh: Mesh):
-        """Build the extractor for a model on a mesh; the values of its head may be ShapeDtypeStructs."""
+        """Build the extractor for a model on a mesh. The values of its head may be ShapeDtypeStructs."""
         self.config, self.preprocess, self.mesh = config, preprocess, mesh
         values = {**parts.trainable, **parts.frozen, **parts.stats}
         backbone = {path: value for path, value in values.items() if path.startswith("backbone/")}

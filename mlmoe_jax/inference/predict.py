@@ -115,7 +115,7 @@ class Predictor:
         """Label paths, encoded bytes, u8[h,w,3] arrays or Pillow images; see `stream`.
 
         Returns a list of results in the order of the images, or the result of an image that is not in a sequence. An
-        image that cannot be read raises UserError (BadImage); in a sequence, its result has an `error` instead.
+        image that cannot be read raises UserError (BadImage). In a sequence, its result has an `error` instead.
         """
         if is_one_image(images):
             (result,) = self([images], batch_size=batch_size, top_k=top_k, gates=gates)

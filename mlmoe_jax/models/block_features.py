@@ -18,7 +18,7 @@ def block_features(
     Args:
       backbone: a vision transformer, such as `load_backbone("vit_digits")` or the `backbone` of a model.
       image: f32[B,H,W,3], normalized.
-      blocks: numbers of blocks, from 0; the computation ends after the last of these blocks.
+      blocks: numbers of blocks, from 0. The computation ends after the last of these blocks.
       norm: apply the final LayerNorm, as the backbone does after its last block.
       return_attention: also return the attention inside each of `blocks`, averaged over heads.
 

@@ -255,7 +255,7 @@ class Head(nnx.Module):
         """Classify images.
 
         Args:
-          features: the features in `read`; all other features are None.
+          features: the features in `read`. All other features are None.
           labels: f32[B,K] in training, for heads that use them as an input.
           rngs: for dropout.
         """

@@ -221,7 +221,7 @@ class Gates(nnx.Module):
         DR-MoE, has free logits, which start at 0 and do not depend on the image.
       hidden: width of the hidden layer of `mlp`.
       share: `per_label` has one gate per label, as the subscript of G_i indicates, with a leading axis K in every
-        parameter; `shared` has one gate for all labels.
+        parameter. `shared` has one gate for all labels.
       dtype: type of the matmuls; None = float32.
       rngs: for the weights.
     """

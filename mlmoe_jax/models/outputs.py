@@ -77,7 +77,7 @@ class Features:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, jax.Array]) -> Self:
-        """Return the features of `arrays`; other entries are ignored, and the grid is (0, 0) without patches."""
+        """Return the features of `arrays`. Other entries are ignored, and the grid is (0, 0) without patches."""
         patches, grid = arrays.get(PATCHES), (0, 0)
         if patches is not None:
             batch, rows, columns, width = patches.shape

@@ -72,7 +72,7 @@ def check_pinned(target: Path, *, sha256: str = "") -> None:
 
     Args:
       target: path of the file. Without `sha256` and a pin, as for a file from the user, the check passes.
-      sha256: the published sha256 or its first digits; a pin that does not begin with these digits is ignored.
+      sha256: the published sha256 or its first digits. A pin that does not begin with these digits is ignored.
     """
     expected = _expected(target, sha256)
     if expected and not (actual := sha256_of(target)).startswith(expected):

@@ -113,7 +113,7 @@ def fetch_model(address: Address, most: Mapping[str, int], required: Collection[
 
     Args:
       address: the model and its revision.
-      most: name -> the largest size in bytes; only these files are downloaded.
+      most: name -> the largest size in bytes. Only these files are downloaded.
       required: the files that a model must have.
 
     Raises:

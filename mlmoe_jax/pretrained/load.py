@@ -62,7 +62,7 @@ class LoadReport:
       source: the layout of the file.
       loaded: the paths of the values from the file.
       unused: the tensors of the file that were not used.
-      missing: the paths of optional values that the file lacks; they have not changed.
+      missing: the paths of optional values that the file lacks. They have not changed.
       sorted_labels: see Source.
     """
 
@@ -140,7 +140,7 @@ def load_weights(module: nnx.Module, path_or_name: str | Path, *, source: Source
       source: the layout; None recognizes it from the tensor names.
 
     Raises:
-      UserError: the file does not fit; the error lists the mismatches, and the module has not changed.
+      UserError: the file does not fit. The error lists the mismatches, and the module has not changed.
     """
     path = find_weights(path_or_name) if path_or_name in CATALOG else Path(path_or_name)
     whole = any(target.startswith(BACKBONE) for target in variables_of(module, nnx.Param, nnx.BatchStat))

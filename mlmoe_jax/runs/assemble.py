@@ -72,7 +72,7 @@ def assemble(config: ConfigDict, label_space: LabelSpace, *, load_backbone: bool
 
 
 def initial_model(config: ConfigDict, label_space: LabelSpace, *, load_backbone: bool = True) -> Classifier:
-    """Return the model with its pretrained backbone, if any; other values are drawn from the seed."""
+    """Return the model with its pretrained backbone, if any. Other values are drawn from the seed."""
     build = model_builder(config, label_space)
     model = nnx.eval_shape(build)
     if load_backbone:
@@ -87,7 +87,7 @@ def model_builder(config: ConfigDict, label_space: LabelSpace) -> Callable[[], C
 
 
 def abstract_parts(config: ConfigDict, label_space: LabelSpace) -> Parts:
-    """Return the result of `assemble` with a ShapeDtypeStruct for every value; nothing is read or allocated."""
+    """Return the result of `assemble` with a ShapeDtypeStruct for every value. Nothing is read or allocated."""
     return split_model(nnx.eval_shape(model_builder(config, label_space)), config)
 
 

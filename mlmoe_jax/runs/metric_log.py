@@ -158,7 +158,7 @@ class MetricLog:
     """Writes one row per logged step to metrics.jsonl and to each tracker.
 
     A row is written after the next step has been dispatched, so that fetching its values does not stall the device.
-    metrics.csv has the rows as a table; it is replaced at every evaluation and at the end.
+    metrics.csv has the rows as a table. It is replaced at every evaluation and at the end.
 
     Args:
       learning_rate: the schedule, number of updates -> learning rate.

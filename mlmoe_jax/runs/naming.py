@@ -76,7 +76,7 @@ def run_name(
 
     Args:
       reference: the config file with its arguments, as in `load_config`.
-      overrides: ("section.key", "text"); keys with which a run may resume are not part of the name.
+      overrides: ("section.key", "text"). Keys with which a run may resume are not part of the name.
       mode: part of the name if it is not "train".
       swept: the keys of a sweep.
       own_root: whether `root` and `data.root` name the data; for a published data set they are only its place.

@@ -61,7 +61,7 @@ _ABOUT = "mlmoe_jax"  # the entry of the header
 
 
 def run_folder(location: str | os.PathLike) -> RunFolder:
-    """Return the run folder at a location; a model on the hub is downloaded into the cache first.
+    """Return the run folder at a location. A model on the hub is downloaded into the cache first.
 
     Raises UserError as `hub.parse` and `hub.fetch_model` do, and for an unknown name after demo:.
     """

@@ -154,7 +154,7 @@ def is_first() -> bool:
 # ---------------------------------------------------------------------------------------------------------- agreeing
 # All processes must call each of these functions, in the same order.
 def barrier(name: str) -> None:
-    """Wait until every process has reached this call; all processes must pass the same name."""
+    """Wait until every process has reached this call. All processes must pass the same name."""
     if process()[1] > 1:
         from jax.experimental import multihost_utils
 
@@ -162,7 +162,7 @@ def barrier(name: str) -> None:
 
 
 def gather(value: Any) -> list[Any]:
-    """Return the values of all processes, ordered by process index; `value` is anything that JSON can hold."""
+    """Return the values of all processes, ordered by process index. `value` is anything that JSON can hold."""
     if process()[1] == 1:
         return [value]
     import numpy as np  # here, because --help does without it
@@ -209,7 +209,7 @@ class Vote:
 def to_host(tree: Any) -> Any:
     """Return a tree of arrays as numpy, complete on every process.
 
-    An array that is sharded over several processes is gathered, one array at a time; any other array is only copied.
+    An array that is sharded over several processes is gathered, one array at a time. Any other array is only copied.
     """
     import jax
     from jax.experimental.multihost_utils import process_allgather

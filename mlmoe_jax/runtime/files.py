@@ -37,7 +37,7 @@ _REMEDIES = {
 
 
 def cache_folder() -> Path:
-    """Return $MLMOE_CACHE, or mlmoe_jax in the user's cache folder if that is not set; it may not exist yet."""
+    """Return $MLMOE_CACHE, or mlmoe_jax in the user's cache folder if that is not set. It may not exist yet."""
     if folder := os.environ.get("MLMOE_CACHE"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlmoe_jax"

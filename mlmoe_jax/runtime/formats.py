@@ -42,7 +42,7 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
 
 
 def read_npz(file: BinaryIO, *, usual: int = USUAL) -> dict[str, np.ndarray]:
-    """Return all arrays of an open npz file; nothing is unpickled.
+    """Return all arrays of an open npz file. Nothing is unpickled.
 
     Args:
       file: the file, open for reading.
@@ -68,7 +68,7 @@ def read_npz(file: BinaryIO, *, usual: int = USUAL) -> dict[str, np.ndarray]:
 
 
 def escape_cell(cell: Any) -> Any:
-    """Return a cell as it is written: text that would be a formula gets an apostrophe; numbers stay numbers."""
+    """Return a cell as it is written: text that would be a formula gets an apostrophe. Numbers stay numbers."""
     return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
 
 
@@ -107,7 +107,7 @@ def join_names(names: Sequence[str]) -> str:
 
 
 def split_names(cell: str, separator: str = ";") -> list[str]:
-    """Return the names of a cell, as `join_names` writes them; other backslashes are part of the names."""
+    """Return the names of a cell, as `join_names` writes them. Other backslashes are part of the names."""
     if "\\" not in cell:
         return cell.split(separator)
     names, escaped = [""], re.escape(separator)

@@ -1,4 +1,4 @@
-"""The processor cores and the memory of this process; a container may have fewer cores than its machine."""
+"""The processor cores and the memory of this process. A container may have fewer cores than its machine."""
 
 import ctypes
 import math

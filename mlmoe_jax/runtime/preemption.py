@@ -25,7 +25,7 @@ class StopRequest(threading.Event):
         self._vote = distributed.Vote()
 
     def agreed(self) -> bool:
-        """Return whether training stops after this step, for all processes alike; each calls it once per step.
+        """Return whether training stops after this step, for all processes alike. Each calls it once per step.
 
         A single process stops after the step in which the request arrived. Several processes stop one step later,
         because their votes are fetched while the device computes the next step.

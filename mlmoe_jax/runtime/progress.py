@@ -80,7 +80,7 @@ class Progress:
             self._silence.cancel()  # also after an error
 
     def advance(self, note: str = "") -> None:
-        """Count one step; `note` is shown after the speed."""
+        """Count one step. `note` is shown after the speed."""
         self._silence.cancel()
         self.step += 1
         now = time.perf_counter()
@@ -178,7 +178,7 @@ def megabytes(count: float) -> str:
 
 
 def status(text: str) -> None:
-    """Log a message, by default to stderr, so that stdout carries results only; the first process logs for all.
+    """Log a message, by default to stderr, so that stdout carries results only. The first process logs for all.
 
     Raises KeyboardInterrupt if the command was asked to stop.
     """

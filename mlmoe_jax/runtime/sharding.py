@@ -31,19 +31,19 @@ LEAST_SHARDED = 2**12  # minimum number of entries of an array sharded over `fsd
 
 @dataclass(frozen=True)
 class LabelAxes:
-    """The label axis of parameters: path -> axis; `num_labels` is the number of labels K."""
+    """The label axis of parameters: path -> axis. `num_labels` is the number of labels K."""
 
     num_labels: int
     axis: Mapping[str, int]
 
     def of(self, path: tuple) -> int | None:
-        """Return the label axis of the leaf at a tree path; one key of the tree path is the path of the parameter."""
+        """Return the label axis of the leaf at a tree path. One key of the tree path is the path of the parameter."""
         keys = (getattr(key, "key", None) for key in path)
         return next((self.axis[key] for key in keys if key in self.axis), None)
 
 
 def make_mesh(sizes, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Build the mesh over `devices`, by default all, from `config.mesh`; one axis may be −1 = all remaining devices.
+    """Build the mesh over `devices`, by default all, from `config.mesh`. One axis may be −1 = all remaining devices.
 
     Raises UserError if the product of the sizes is not the number of devices.
     """
@@ -83,7 +83,7 @@ def remove_padding(tree: Any, label_axes: LabelAxes | None) -> Any:
 def without_padding(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
     """Return placed arrays as in checkpoints: padded arrays are sliced and replicated, other arrays are unchanged.
 
-    A leaf may be a ShapeDtypeStruct; the result then is one, with a sharding.
+    A leaf may be a ShapeDtypeStruct. The result then is one, with a sharding.
     """
     everywhere = NamedSharding(mesh, REPLICATED)
 
@@ -105,7 +105,7 @@ def _slicer(axis: int, size: int, sharding: NamedSharding) -> Callable[[jax.Arra
 
 
 def abstract(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
-    """Return the result of `place` as ShapeDtypeStructs with shardings; nothing is allocated."""
+    """Return the result of `place` as ShapeDtypeStructs with shardings. Nothing is allocated."""
 
     def shape_of(path: tuple, leaf: Any) -> jax.ShapeDtypeStruct:
         axis = _axis(path, label_axes)

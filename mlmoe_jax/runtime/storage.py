@@ -206,7 +206,7 @@ class Folder:
 
 @contextlib.contextmanager
 def whole_file(path: epath.Path, *, alone: bool = True) -> Iterator[Path]:
-    """Yield the path of a local file to write; it becomes `path` if the block succeeds and is removed otherwise.
+    """Yield the path of a local file to write. It becomes `path` if the block succeeds and is removed otherwise.
 
     The file is hidden and in the folder of `path`, so that renaming is atomic. For an object store, whose uploads
     are atomic, it is in a temporary folder. It is created anew, so no link under its name or `path` is followed.
@@ -254,9 +254,9 @@ def require_new(path: str | os.PathLike) -> Path:
 
 @contextlib.contextmanager
 def whole_folder(path: Path) -> Iterator[Path]:
-    """Yield a new local folder to fill; it becomes `path`, which must not exist, if the block succeeds.
+    """Yield a new local folder to fill. It becomes `path`, which must not exist, if the block succeeds.
 
-    Until then it is a hidden folder beside `path`, so that renaming is atomic; it is removed if the block fails.
+    Until then it is a hidden folder beside `path`, so that renaming is atomic. It is removed if the block fails.
     """
     partial = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
@@ -274,7 +274,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class Target:
-    """The target of an output: a file, or standard output if `path` is None; `kind` is its format, such as csv."""
+    """The target of an output: a file, or standard output if `path` is None. `kind` is its format, such as csv."""
 
     path: epath.Path | None
     kind: str

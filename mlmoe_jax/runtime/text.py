@@ -35,8 +35,8 @@ def text_table(rows: Sequence[Sequence[str]], *, align: str = "<>", least: Seque
 
     Args:
       rows: cells.
-      align: "<" or ">" for each column; the last letter is for all further columns.
-      least: the smallest width of each column; the last number is for all further columns.
+      align: "<" or ">" for each column. The last letter is for all further columns.
+      least: the smallest width of each column. The last number is for all further columns.
     """
 
     def at(values: Sequence[Any], column: int) -> Any:

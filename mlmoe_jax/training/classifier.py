@@ -39,7 +39,7 @@ def require_only_classifier(trainable: Collection[str], profile: Window | None) 
 def fit_classifier(
     experiment: Experiment, state: TrainState, selection: Selection, manager: ocp.CheckpointManager
 ) -> SplitScores:
-    """Fit the classifier and save it, unless the run is finished; `selection` then has its values.
+    """Fit the classifier and save it, unless the run is finished. `selection` then has its values.
 
     Returns the scores of the training images, each by the fit without the image. Every process computes everything.
     """

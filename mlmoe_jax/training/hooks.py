@@ -141,7 +141,7 @@ class Trace(Hook):
 
 
 class Log(Hook):
-    """Writes the metric log and the progress; the row of a step is written while the device computes the next step."""
+    """Writes the metric log and the progress. The row of a step is written while the device computes the next step."""
 
     def __init__(self, experiment: Experiment, log: MetricLog, progress: Progress):
         self._experiment, self._log, self._progress = experiment, log, progress

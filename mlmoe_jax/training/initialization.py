@@ -73,7 +73,7 @@ class Origin:
         return assemble(self.config, label_space)
 
     def _complete(self, parts: Parts, native: tuple[int, ...] | None) -> Parts:
-        """Return the parts of `init_from`; `native` is the shape of the backbone's own position table.
+        """Return the parts of `init_from`. `native` is the shape of the backbone's own position table.
 
         Raises UserError if a table for another grid is trainable, or if unpublished values would be lost.
         """

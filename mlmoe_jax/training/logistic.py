@@ -89,7 +89,7 @@ def fit_logistic(
 # ------------------------------------------------------------------------------------------------------------ rotation
 @dataclass(frozen=True)
 class Rotation:
-    """Features x = mean + axes · values; the number of orthonormal axes is the rank of the centered features."""
+    """Features x = mean + axes · values. The number of orthonormal axes is the rank of the centered features."""
 
     mean: Float[np.ndarray, " d"]
     axes: Float[np.ndarray, "d r"]
@@ -114,7 +114,7 @@ def rotate(features: Float[np.ndarray, "n d"]) -> Rotation:
 def stratified_folds(codes: Int[np.ndarray, "n k"], count: int, seed: int) -> Int[np.ndarray, " n"]:
     """Return the fold of each image, 0 … count − 1. The folds have one size, and equal shares of each label.
 
-    `codes` are as in `data.split`; only POSITIVE counts.
+    `codes` are as in `data.split`. Only POSITIVE counts.
     """
     fold, rest = np.zeros(len(codes), np.int64), np.arange(len(codes))
     for number in range(count - 1):
@@ -128,7 +128,7 @@ def stratified_folds(codes: Int[np.ndarray, "n k"], count: int, seed: int) -> In
 # -------------------------------------------------------------------------------------------------------------- search
 @dataclass(frozen=True)
 class Point:
-    """The solutions for one penalty, of each label K and fit F. Fit f omits fold f; the last fit is on all images."""
+    """The solutions for one penalty, of each label K and fit F. Fit f omits fold f. The last fit is on all images."""
 
     penalty: float
     weights: Float[np.ndarray, "r k f"]

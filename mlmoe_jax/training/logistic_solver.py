@@ -71,7 +71,7 @@ class _Step(NamedTuple):
 
 
 class _Problem(NamedTuple):
-    """The objectives of P columns; `counted` is 1 for the images of a column."""
+    """The objectives of P columns. `counted` is 1 for the images of a column."""
 
     values: Float[Array, "n r"]
     target: Float[Array, "n p"]

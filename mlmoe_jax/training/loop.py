@@ -45,7 +45,7 @@ def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = Non
     """Train, or resume training, in a run folder. The initial values are from `origin_of`.
 
     Args:
-      config: the config; it is not changed.
+      config: the config. It is not changed.
       folder: the run folder, new or not.
       profile: steps to trace. Tracing does not change the results.
 
@@ -188,7 +188,7 @@ def score(
 
 
 def _backbone_file(values: Params) -> bytes:
-    """Return the file of a backbone; every process calls it, because arrays may be sharded over the processes."""
+    """Return the file of a backbone. Every process calls it, because arrays may be sharded over the processes."""
     prefix = "backbone/"
     own = {path.removeprefix(prefix): value for path, value in values.items() if path.startswith(prefix)}
     return safetensors_bytes({path: np.asarray(value, np.float16) for path, value in distributed.to_host(own).items()})

@@ -57,7 +57,7 @@ def make_objective(settings: ConfigDict, balance: Callable[[], jax.Array] | None
 
 
 def training_objective(config: ConfigDict, labels: np.ndarray) -> Objective:
-    """Return the training loss of a config; a balanced loss needs `labels`, the codes i8[N,K] of the training split."""
+    """Return the training loss of a config. A balanced loss needs `labels`, the codes i8[N,K] of the training split."""
     return make_objective(config.loss, lambda: _negatives_over_positives(labels, config.data.difficult_train))
 
 

@@ -117,7 +117,7 @@ def updates_made(opt: Any) -> Array:
 
 
 def ema_update(ema: Mapping[str, Array], new: Mapping[str, Array], decay: float) -> dict[str, Array]:
-    """Return decay · ema + (1 − decay) · new for each path; a constant value is preserved bit for bit."""
+    """Return decay · ema + (1 − decay) · new for each path. A constant value is preserved bit for bit."""
     return jax.tree.map(lambda old, value: old + (1 - decay) * (value - old), dict(ema), dict(new))
 
 

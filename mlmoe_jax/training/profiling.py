@@ -54,7 +54,7 @@ class Window:
 
 
 def print_trace(folder: RunFolder, window: Window, program: str) -> None:
-    """Print the operations of the newest trace in a run folder; `program` is the text of the compiled step."""
+    """Print the operations of the newest trace in a run folder. `program` is the text of the compiled step."""
     newest = max(Path(folder / FOLDER).rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
     traced = operations(ProfileData.from_file(str(newest)))
     status(format_operations(traced, window.last - window.first + 1, sources(program)))

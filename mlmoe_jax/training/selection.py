@@ -12,7 +12,7 @@ So a later best of the averages that is not the best of all does not extend the 
 the averages are at their best.
 
 Three cases are not defined there. Without averaged weights, condition 1 alone decides. An undefined result (nan) is
-never the best, and undefined averages are not below their best; the authors' code ends with an error if a loss is nan.
+never the best, and undefined averages are not below their best. The authors' code ends with an error if a loss is nan.
 A first result of 0 is a best here, while the authors' code requires more than 0.
 """
 
@@ -98,7 +98,7 @@ class Selection:
         self.values, self.step, self.kind, self.split = values, step, kind, split
 
     def notes(self) -> dict[str, Any]:
-        """Return all fields except the values, as plain JSON for a checkpoint; `from_notes` is the inverse."""
+        """Return all fields except the values, as plain JSON for a checkpoint. `from_notes` is the inverse."""
         return {name: copy.copy(getattr(self, name)) for name in _NOTES}
 
     @classmethod

@@ -90,7 +90,7 @@ class TrainStep:
         return jax.jit(self._step, donate_argnums=0, out_shardings=out).lower(moving, state.frozen, batch)
 
     def compile(self, state: TrainState, batch: Batch) -> jax.stages.Compiled:
-        """Return the program, compiled on the first call; later arguments must have the same shapes."""
+        """Return the program, compiled on the first call. Later arguments must have the same shapes."""
         if self._compiled is None:
             self._compiled = self.lower(state, batch).compile()
         return self._compiled

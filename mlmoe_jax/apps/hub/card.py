@@ -84,7 +84,7 @@ def write_card(
 
 
 def _data_set(config: ConfigDict) -> str:
-    """Return the name of the data set; a layout of own files has none."""
+    """Return the name of the data set. A layout of own files has none."""
     return "a data set of the owner" if config.data.name in _LAYOUTS else config.data.name
 
 

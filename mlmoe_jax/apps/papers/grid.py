@@ -52,7 +52,7 @@ class Point:
 
 # ------------------------------------------------------------------------------------------------------------ flags
 def parse(texts: Sequence[str], config: ConfigDict) -> dict[str, tuple]:
-    """Parse `config.KEY=v1,v2,…` flags as key -> values; each value has the type of the key's current value.
+    """Parse `config.KEY=v1,v2,…` flags as key -> values. Each value has the type of the key's current value.
 
     Commas inside brackets do not separate values, so `(1,2),(3,4)` are two tuples. The values of `config=` are configs
     with their arguments.

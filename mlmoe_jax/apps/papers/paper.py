@@ -139,7 +139,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Result:
-    """One table or figure of a paper; `notes` apply to all numbers, and `x` is the axis of a figure, "" for a table."""
+    """One table or figure of a paper. `notes` apply to all numbers, and `x` is the axis of a figure, "" for a table."""
 
     id: str  # such as mlvpt.fig3
     caption: str

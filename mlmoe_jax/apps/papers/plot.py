@@ -30,7 +30,7 @@ class Mark(NamedTuple):
 
 
 def draw(marks: Sequence[Mark], **texts: str) -> bytes:
-    """Draw the marks and return the content of a PNG file; `texts` are the arguments of `chart`."""
+    """Draw the marks and return the content of a PNG file. `texts` are the arguments of `chart`."""
     buffer = io.BytesIO()
     chart(marks, **texts).save(buffer, format="png", scale_factor=2)
     return buffer.getvalue()

@@ -50,7 +50,7 @@ _PAIR = re.compile(r"p\((.+) \| (.+)\)")  # share of the first label among train
 def reproduce(request: Request, folder: RunFolder, *, as_json: bool = False) -> int:
     """Train the missing runs of a table, write its CSV, Markdown and figure to `folder`, and print it.
 
-    Files have all rows of the table; rows that were not requested have the numbers of finished runs.
+    Files have all rows of the table. Rows that were not requested have the numbers of finished runs.
 
     Returns the exit code of `execute`. Raises UserError as `plan_runs` does, before the first run, and as `execute`
     does.
@@ -94,7 +94,7 @@ class Outcome:
 
 
 class Measurements:
-    """The numbers of all rows of a request; the numbers of a run are computed once."""
+    """The numbers of all rows of a request. The numbers of a run are computed once."""
 
     def __init__(self, request: Request, folder: RunFolder):
         self._request, self._folder = request, folder

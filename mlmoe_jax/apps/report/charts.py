@@ -35,7 +35,7 @@ def _chart(name: str) -> alt.Chart:
 
 
 def curves(rows: Rows, *, y_title: str, y_format: str = _NUMBER, from_zero: bool = True) -> dict[str, Any]:
-    """Return lines over the training step; each row has step, value and series."""
+    """Return lines over the training step. Each row has step, value and series."""
     series = list(dict.fromkeys(row["series"] for row in rows))
     few = len(rows) < 40 * len(series)
     chart = _chart("rows").mark_line(point={"size": 26} if few else False, strokeWidth=1.8)

@@ -65,7 +65,7 @@ class Charts:
 
 @dataclass(frozen=True)
 class Widget:
-    """An interactive element that the function `draw` of samples.js draws from `data`; `name` is unique on the page."""
+    """An interactive element that the function `draw` of samples.js draws from `data`. `name` is unique on the page."""
 
     kind: ClassVar[str] = "widget"
     name: str

@@ -81,7 +81,7 @@ def sections(files: RunFiles, other: RunFiles | None, judged: mistakes.Judged | 
 
 
 def render(files: RunFiles, other: RunFiles | None, bundle: str) -> str:
-    """Return the page about a run, compared with `other`; `bundle` is the JavaScript that draws charts.
+    """Return the page about a run, compared with `other`. `bundle` is the JavaScript that draws charts.
 
     A content security policy restricts the page to its own scripts and forbids all loading, so neither a library nor a
     label name with markup can reach the network.

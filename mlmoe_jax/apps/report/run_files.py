@@ -85,7 +85,7 @@ class Samples:
 
 
 class RunFiles:
-    """The files of a run folder; each is read on first use. `name` is the last part of its path.
+    """The files of a run folder. Each is read on first use. `name` is the last part of its path.
 
     Raises UserError, on first use, if a file is damaged or leads out of the folder.
     """

@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class _Waiting:
-    """An image in the queue; `since` is its arrival, in the time of the event loop."""
+    """An image in the queue. `since` is its arrival, in the time of the event loop."""
 
     image: Any
     kind: str

@@ -95,7 +95,7 @@ class Labeler:
         return self._shares[kind][min(waiting, self.sizes[kind][-1])]
 
     def read(self, content: bytes, name: str) -> np.ndarray:
-        """Decode an encoded image to the input of the model, u8[H,W,3]; `name` is for the error, BadImage."""
+        """Decode an encoded image to the input of the model, u8[H,W,3]. `name` is for the error, BadImage."""
         return self._reader.encoded(content, name)
 
     def label(self, images: Sequence[np.ndarray], kind: str) -> list[Prediction]:

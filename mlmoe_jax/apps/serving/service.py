@@ -60,7 +60,7 @@ class Metrics:
 
 
 class Service:
-    """Labels the images of requests; `state` is STARTING, READY or STOPPING.
+    """Labels the images of requests. `state` is STARTING, READY or STOPPING.
 
     Args:
       labeler: the model.
@@ -108,7 +108,7 @@ class Service:
         self._batcher.close()
 
     def close(self) -> None:
-        """End the threads; `run` has ended."""
+        """End the threads. `run` has ended."""
         for threads in (self._device, self._readers):
             threads.shutdown(cancel_futures=True)
 
@@ -218,7 +218,7 @@ class Options(BaseModel):
 
 
 async def images_of(request: Request, *, most_bytes: int, most_images: int) -> list[tuple[str, bytes]]:
-    """Return (name, content) of each image of a request; a name is from the client, or a number.
+    """Return (name, content) of each image of a request. A name is from the client, or a number.
 
     Raises HTTPException if the body is neither an image nor a form, has no image, or exceeds a limit.
     """

@@ -118,7 +118,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run of a comparison; `settings` maps splits to the configs of their scores."""
+    """A run of a comparison. `settings` maps splits to the configs of their scores."""
 
     folder: RunFolder
     labels: tuple[str, ...]
@@ -321,7 +321,7 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
 
 
 def _write_table(file: TextIO, comparisons: Sequence[Comparison]) -> None:
-    """Write a CSV: fractions with all digits; a cell is empty if it is undefined, or a kind of row lacks the column."""
+    """Write a CSV: fractions with all digits. A cell is empty if it is undefined, or a kind of row lacks the column."""
     write = row_writer(file)
     write(_COLUMNS)
     for one in comparisons:

@@ -153,7 +153,7 @@ def measure_importance(run: Run, *, how: str = "signed") -> dict[str, np.ndarray
 
 
 def _importance_step(run: Run, labels: np.ndarray) -> Callable[..., Params]:
-    """Return the jitted gradient of the training loss by the masks; `labels` are codes of the training split."""
+    """Return the jitted gradient of the training loss by the masks. `labels` are codes of the training split."""
     objective = training_objective(run.config, labels)
 
     def loss_of(masks: Params, values: Params, frozen: Params, batch: Batch, key: jax.Array) -> jax.Array:

@@ -81,7 +81,7 @@ def apply_selection(config: ConfigDict, options: ConfigDict, presets: Sequence[s
 
     Args:
       config: the config, which changes.
-      options: `preset` and `selection`; `preset=held_out` becomes the first of `presets`.
+      options: `preset` and `selection`. `preset=held_out` becomes the first of `presets`.
       presets: the presets of the config, the default first.
 
     Raises:

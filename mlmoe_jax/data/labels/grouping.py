@@ -17,7 +17,7 @@ _ROWS = 1 << 16
 
 
 def cooccurrence(labels: Shaped[np.ndarray, "n k"]) -> tuple[csr_array, Int64[np.ndarray, " k"]]:
-    """Count pairs and single labels; only 1 is positive (not 0, −1 unknown, 2 difficult).
+    """Count pairs and single labels. Only 1 is positive (not 0, −1 unknown, 2 difficult).
 
     Returns:
       counts: the number of images with both labels, with a zero diagonal; sparse, because few pairs of 20,000 labels

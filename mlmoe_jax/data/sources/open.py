@@ -152,7 +152,7 @@ def draw_stratified(labels: NDArray[np.int8], count: int, seed: int) -> Rows:
     stratification of multi-label data", ECML PKDD 2011) with parts of exact size.
 
     Args:
-      labels: label codes i8[N,K]; only POSITIVE counts.
+      labels: label codes i8[N,K]. Only POSITIVE counts.
       count: number of images to draw.
       seed: seed of the order of the images.
 

@@ -1,4 +1,4 @@
-"""All metrics of a split by group; a new group needs one file and one line of `GROUPS`."""
+"""All metrics of a split by group. A new group needs one file and one line of `GROUPS`."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def evaluate_scores(
       scores: f[B,K], probabilities.
       labels: [B,K], positive if equal to 1.
       mask: [B,K], 0 for entries to ignore; None: none.
-      thresholds: name -> a number or f64[K]; a class is predicted if score ≥ threshold.
+      thresholds: name -> a number or f64[K]. A class is predicted if score ≥ threshold.
       k: number of classes per image in mAP@k and @topk.
 
     Raises:

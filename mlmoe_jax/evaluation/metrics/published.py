@@ -23,13 +23,13 @@ q2l: mAP is `voc_mAP` of its repository (55eb050), from SSGRL. The code of any o
   follow ML-GCN here, whose table they extend. Their top 3 must have a minimum: the OF1 of 78.3 printed for
   ResNet-101 at 576 pixels is above 76.7, the maximum for exactly three labels per image on COCO's val2014.
 mlgcn: `AveragePrecisionMeter` of its repository (5517d6f), also ADD-GCN's. Without positives it divides by zero and
-  stops; the affected metrics are nan here.
+  stops. The affected metrics are nan here.
 asl: `mAP` and `validate_multi` of its repository (8c9e0bd), also ML-Decoder's. The code prints CF1_mean under the name
   F_C; the CF1 of its published table equals the harmonic mean. Its AP divides by positives + 1e-8, which is omitted
   here.
 drmoe: no code; its text defines CF1 as CF1_mean, while all rows quoted from other papers are harmonic means. In the
   quoted rows the table prints CF1 under OF1 and OF1 under CF1; here each has its own name. Threshold, AP and difficult
-  labels are not stated; the most common choices are used.
+  labels are not stated. The most common choices are used.
 
 The data set determines the images of a split (some papers drop images without labels). Equal scores are one step of a
 ranking, while their order in the authors' sorts is undefined. F1 without true positives is 0, while it is nan in some

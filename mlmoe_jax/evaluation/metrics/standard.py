@@ -30,7 +30,7 @@ MEANINGS = {
 def _measure_ranking(entries: Entries) -> dict[str, float]:
     """Return the metrics of MEANINGS.
 
-    precision@1 is over the images with a valid entry; images without positives are misses.
+    precision@1 is over the images with a valid entry. Images without positives are misses.
     """
     per_class, positive, valid = entries.per_class, entries.positive, entries.valid
     first = top_k(entries.scores, 1, mask=valid)

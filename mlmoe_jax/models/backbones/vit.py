@@ -239,7 +239,7 @@ class ViT(nnx.Module):
     def _block(
         self, index: int, parts: dict[str, jax.Array], queries: Sequence[str], **options: Any
     ) -> dict[str, jax.Array]:
-        """Apply a block to the parts in `queries`; all other parts are context. Each part is f32[B or 1, T, D]."""
+        """Apply a block to the parts in `queries`. All other parts are context. Each part is f32[B or 1, T, D]."""
         joined, context, settings = _block_arguments(index, parts, queries, **options)
 
         def run(tokens: jax.Array, context: list[jax.Array]) -> jax.Array:
@@ -300,7 +300,7 @@ def _block_arguments(
 def _angles(
     parts: dict[str, jax.Array], queries: Sequence[str], prompts: Prompts | None, rotary: jax.Array
 ) -> jax.Array:
-    """Return the angles f32[T,d/2] of all tokens in the order of `_places`; only patches are rotated.
+    """Return the angles f32[T,d/2] of all tokens in the order of `_places`. Only patches are rotated.
 
     `rotary` has the angles of the tokens of the image, see ViT.rotary.
     """

@@ -81,7 +81,7 @@ class MLGCNHead(Head):
         return cls(width, Constant(vectors), Constant(adjacency), hidden=graph.hidden, dtype=dtype, rngs=rngs)
 
     def classifiers(self) -> Float[Array, "k d"]:
-        """Return H₂; it does not depend on the image."""
+        """Return H₂. It does not depend on the image."""
         nodes = _leaky(self._spread(self.gc1(self.word_vectors.value)))
         return self._spread(self.gc2(nodes))
 
@@ -110,7 +110,7 @@ def _pointwise(
     dtype: Dtype,
     rngs: nnx.Rngs,
 ) -> nnx.Linear:
-    """Return a convolution with kernel size 1 and PyTorch's initial values; `names` are the axes of its kernel."""
+    """Return a convolution with kernel size 1 and PyTorch's initial values. `names` are the axes of its kernel."""
     init, metadata = torch_linear(into), {"kernel_metadata": axes(*names), "bias_metadata": axes(names[1])}
     return nnx.Linear(into, out, use_bias=bias, kernel_init=init, bias_init=init, **metadata, dtype=dtype, rngs=rngs)
 

@@ -62,7 +62,7 @@ SETTINGS: dict[str, dict[str, str | int | float]] = {
 
 
 def own_prompts(group_of: Mapping[str, Sequence[int]], groups: int, per_group: int) -> np.ndarray:
-    """Return bool[K,P], True if a prompt belongs to a group of the label; prompts are ordered as in `prompt_groups`."""
+    """Return bool[K,P], True if a prompt belongs to a group of the label. Prompts are ordered as in `prompt_groups`."""
     side_and_group = prompt_groups(len(group_of), groups, per_group)
     labels = enumerate(group_of.values())
     own = [np.asarray(group)[:, None] + side * groups == side_and_group for side, group in labels]
@@ -121,7 +121,7 @@ class RoutedExpertsHead(Head):
 
     After the decoder, labels are independent, and parameters per label have a leading axis K. The gates `experts` of
     the prediction are f32[B,K,E] (static gates: f32[1,K,E]), with experts in the order [shared…, task…]. SETTINGS has
-    named sets of arguments; the defaults are `recommended`, and `hsq` is a reconstruction of HSQ.
+    named sets of arguments. The defaults are `recommended`, and `hsq` is a reconstruction of HSQ.
 
     Args:
       decoder: a module that maps the features in its attribute `read` to one feature per label,

@@ -79,7 +79,7 @@ class LayerScale(nnx.Module):
 
 
 class Block(nnx.Module):
-    """x + s1·Attention(LN x), then x + s2·MLP(LN x); the scales s exist if `layer_scale` is not None.
+    """x + s1·Attention(LN x), then x + s2·MLP(LN x). The scales s exist if `layer_scale` is not None.
 
     LayerNorm, softmax, LayerScale and the residual stream are always float32.
 

@@ -65,7 +65,7 @@ class Program:
 
 
 class Programs:
-    """The training and the evaluation step of a config on a mesh; `num_labels` is by default as in its data."""
+    """The training and the evaluation step of a config on a mesh. `num_labels` is by default as in its data."""
 
     def __init__(self, config: ConfigDict, mesh: Mesh, num_labels: int = 0):
         parts, self._steps = abstract_steps(config, mesh, num_labels)
