@@ -9,15 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.pipeline import SkippedImages
 from mlmoe_jax.data.split import Split, targets
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runs.folder import CONFIG, LABELS, RESULTS, SCORES, RunFolder
-from mlmoe_jax.runs.restore import read_config
+from mlmoe_jax.runs.folder import CONFIG, LABELS, RESULTS, SCORES, RunFolder, read_config
+
+if TYPE_CHECKING:
+    from mlmoe_jax.data.pipeline import SkippedImages
 
 EVALUATED = "eval/"  # the folder of --mode=eval
 FALL = "mAP_fall_from_test"  # metric of test_shift: mAP on test minus mAP on test_shift
@@ -67,6 +69,8 @@ class SplitScores:
     @property
     def skipped(self) -> SkippedImages:
         """The images that could not be read; requires `source`, which has the reasons."""
+        from mlmoe_jax.data.pipeline import SkippedImages  # here, because who reads results needs no Grain
+
         return SkippedImages(self.source, np.flatnonzero(~self.read).tolist())
 
     def readable(self) -> SplitScores:

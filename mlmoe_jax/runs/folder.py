@@ -17,7 +17,9 @@ import os
 from typing import Any
 
 from etils import epath
+from ml_collections import ConfigDict
 
+import mlmoe_jax.config as configuration
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.uploads import Uploads
 from mlmoe_jax.runtime import distributed, files
@@ -32,6 +34,7 @@ BACKBONE, THRESHOLDS, METRICS, RESULTS = "backbone.json", "thresholds.json", "me
 PER_CLASS, SCORES, CHECKPOINTS, FROZEN = "per_class.csv", "scores.npz", "checkpoints", "frozen.safetensors"
 SKIPPED, TABLE, COOCCURRENCE, STARTS = "skipped_images.csv", "metrics.csv", "cooccurrence.csv", "starts.json"
 GATES, ADAPTER = "gates.npz", "adapter.safetensors"
+_NAMES = ("data.name", "model.backbone.name", "model.head.kind")  # keys in the config of every run
 SAMPLES, SAMPLE_INDEX, SAMPLE_ARRAYS = "samples", "samples/index.json", "samples/explained.npz"
 
 
@@ -119,3 +122,17 @@ class EnclosedRunFolder(RunFolder):
 
     def __truediv__(self, name: str) -> epath.Path:
         return self.inside(name)
+
+
+def read_config(folder: RunFolder, name: str = CONFIG) -> ConfigDict:
+    """Return the config in the file `name` of a run folder, over the current defaults.
+
+    Raises UserError if it is damaged, or does not name the data set and the model, for which defaults would be wrong.
+    """
+    return configuration.from_json(folder.read_text(name), str(folder / name), required=_NAMES)
+
+
+def stored_config(folder: RunFolder) -> ConfigDict | None:
+    """Return the config of the run in a folder; None if no run has started in it."""
+    started = (folder / CONFIG).exists() and any((folder / name).exists() for name in (CHECKPOINTS, RESULTS))
+    return read_config(folder) if started else None

@@ -41,8 +41,9 @@ from mlmoe_jax.runs.folder import (
     LABEL_SPACE,
     LABELS,
     PREPROCESS,
-    RESULTS,
     RunFolder,
+    read_config,
+    stored_config,
 )
 from mlmoe_jax.runs.shared import restore_adapter
 from mlmoe_jax.runs.thresholds import write_fixed
@@ -53,7 +54,6 @@ from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.sharding import LabelAxes, abstract, place, without_padding
 
 BEST, LATEST = "best", "latest"  # checkpoints by name
-_NAMES = ("data.name", "model.backbone.name", "model.head.kind")  # keys in the config of every run
 # Sections that do not change a trained model.
 _MAY_DIFFER = ("data", "eval", "metrics", "report", "serve", "mesh")
 
@@ -190,20 +190,6 @@ def open_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, wh
         notes=restored.notes,
         outdated=outdated,
     )
-
-
-def read_config(folder: RunFolder, name: str = CONFIG) -> ConfigDict:
-    """Return the config in the file `name` of a run folder, over the current defaults.
-
-    Raises UserError if it is damaged, or does not name the data set and the model, for which defaults would be wrong.
-    """
-    return configuration.from_json(folder.read_text(name), str(folder / name), required=_NAMES)
-
-
-def stored_config(folder: RunFolder) -> ConfigDict | None:
-    """Return the config of the run in a folder; None if no run has started in it."""
-    started = (folder / CONFIG).exists() and any((folder / name).exists() for name in (CHECKPOINTS, RESULTS))
-    return read_config(folder) if started else None
 
 
 def read_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> tuple[ConfigDict, LabelSpace]:

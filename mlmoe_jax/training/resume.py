@@ -12,10 +12,9 @@ from ml_collections import ConfigDict
 import mlmoe_jax.config as configuration
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs import checkpoint
-from mlmoe_jax.runs.folder import RESULTS, RunFolder
+from mlmoe_jax.runs.folder import RESULTS, RunFolder, stored_config
 from mlmoe_jax.runs.metric_log import record_start
 from mlmoe_jax.runs.naming import REPORTED_KEYS, is_free
-from mlmoe_jax.runs.restore import stored_config
 from mlmoe_jax.runtime import distributed, machine
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import AUTO

@@ -49,9 +49,8 @@ def _workdir(flags: argparse.Namespace):
 def _new_run(flags: argparse.Namespace, overrides: list[tuple[str, str]], *, validate: bool = True):
     """Return the config and the folder of a run that starts or resumes: --workdir, or a name from the command."""
     import mlmoe_jax.config as configuration
-    from mlmoe_jax.runs.folder import RunFolder
+    from mlmoe_jax.runs.folder import RunFolder, stored_config
     from mlmoe_jax.runs.naming import RUNS, default_folder, run_name
-    from mlmoe_jax.runs.restore import stored_config
 
     def resumed():
         if flags.sweep:  # each run has its own folder

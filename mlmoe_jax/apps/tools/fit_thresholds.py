@@ -10,8 +10,7 @@ import mlmoe_jax.config as configuration
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.fit_thresholds import fit_split, split_to_fit
 from mlmoe_jax.evaluation.results import read_labels, read_scores, require_split
-from mlmoe_jax.runs.folder import CONFIG, THRESHOLDS, RunFolder
-from mlmoe_jax.runs.restore import read_config
+from mlmoe_jax.runs.folder import CONFIG, THRESHOLDS, RunFolder, read_config
 from mlmoe_jax.runs.thresholds import Thresholds, write_thresholds
 from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.progress import status

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 from ml_collections import ConfigDict
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 
 from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.data.split import POSITIVE, Split
@@ -159,6 +158,8 @@ def draw_stratified(labels: NDArray[np.int8], count: int, seed: int) -> Rows:
     Returns:
       The rows i64[count], increasing.
     """
+    from scipy.sparse import csr_array  # here, because the config imports this module
+
     by_image = csr_array(labels == POSITIVE)
     images = by_image.shape[0]
     order = np.random.RandomState(seed).permutation(images)

@@ -102,8 +102,9 @@ def test_help_of_something_unknown(topic, says, refusal, capsys):
 @pytest.mark.parametrize(
     ("code", "unused"),
     [
-        ("main(['--help=optim'])", {"jax"}),
+        ("main(['--help=optim'])", {"jax", "scipy"}),
         ("main(['--help'])", {"jax", "numpy", "etils", "PIL", "mlmoe_jax.config.defaults"}),
+        ("import mlmoe_jax.apps.tools.compare", {"jax", "grain"}),
         ("import mlmoe_jax.training.loop", {"sklearn", "altair", "scipy.stats", "tensorflow_datasets"}),
     ],
 )
