@@ -23,7 +23,7 @@ from mlmoe_jax.config import keys
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.labels.grouping import require_groups
 from mlmoe_jax.data.sources.open import count_labels
-from mlmoe_jax.errors import DiskError, UserError
+from mlmoe_jax.errors import DONE, INTERRUPTED, DiskError, UserError
 from mlmoe_jax.evaluation.results import Results, training_results
 from mlmoe_jax.inference.explain import write_requested_samples
 from mlmoe_jax.models.catalog import prompts_of
@@ -240,7 +240,7 @@ def execute(runs: Sequence[GridRun], folder: RunFolder, write: Callable[[], None
                 _train(run, title)
             except (Stopped, KeyboardInterrupt) as stopped:
                 status(f"{title}: {str(stopped) or 'stopped; the same command resumes from there'}")
-                return 130
+                return INTERRUPTED
         _write(runs, folder, write)
     if distributed.is_first():
         finish()
@@ -250,7 +250,7 @@ def execute(runs: Sequence[GridRun], folder: RunFolder, write: Callable[[], None
             f"{len(failed)} of {len(runs)} runs failed, the first, {failed[0].name}, because: {failed[0].error}; "
             "rerun the same command to retry them"
         )
-    return 0
+    return DONE
 
 
 def _reason_to_skip(run: GridRun) -> str:

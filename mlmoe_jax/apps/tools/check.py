@@ -18,7 +18,7 @@ from mlmoe_jax.data.images import STRICT, BadImage, Decoding, read_image
 from mlmoe_jax.data.sources.open import open_split, root_of
 from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN, Split
 from mlmoe_jax.data.split_checks import EXAMPLES, check_splits, count_labels, examples, label_warnings, repeats
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.errors import DONE, FOUND_PROBLEMS, UserError
 from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.machine import cores
 from mlmoe_jax.runtime.progress import Progress, status
@@ -45,7 +45,7 @@ def print_checkup(config: ConfigDict, as_json: bool, sample: int = 0) -> int:
     """Check the data set of `config.data` and print the report; return 1 if there are problems, else 0."""
     report = check_up(config, sample)
     print(to_json(report, indent=2) if as_json else format_checkup(report))
-    return 1 if report["problems"] else 0
+    return FOUND_PROBLEMS if report["problems"] else DONE
 
 
 def check_up(config: ConfigDict, sample: int = 0) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import numpy as np
 from etils import epath
 from ml_collections import ConfigDict
 
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.errors import DONE, UserError
 from mlmoe_jax.evaluation.metrics.bootstrap import CHUNK, WeightedMetrics, draw, percentile_interval
 from mlmoe_jax.evaluation.results import (
     SplitScores,
@@ -306,7 +306,7 @@ def compare_folders(
             _write_table(file, comparisons) if output.endswith(".csv") else file.write(report + "\n")
         status(f"written to {output}")
     print(report if as_json else "\n\n".join(map(format_comparison, comparisons)))
-    return 0
+    return DONE
 
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:

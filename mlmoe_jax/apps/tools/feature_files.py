@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.sources.open import open_splits
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.errors import DONE, UserError
 from mlmoe_jax.inference.features import FeatureExtractor
 from mlmoe_jax.models.catalog import describe_adapters
 from mlmoe_jax.runs.assemble import assemble, preprocess_for
@@ -41,7 +41,7 @@ def write_features(config: ConfigDict, output: str) -> int:
     for split in splits.values():
         _write_split(folder, split, extractor)
     print(f"features: {folder}")
-    return 0
+    return DONE
 
 
 def _write_split(folder: Folder, split: Split, extractor: FeatureExtractor) -> None:

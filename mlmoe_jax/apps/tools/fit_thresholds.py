@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 import mlmoe_jax.config as configuration
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.errors import DONE, UserError
 from mlmoe_jax.evaluation.fit_thresholds import fit_split, split_to_fit
 from mlmoe_jax.evaluation.results import read_labels, read_scores, require_split
 from mlmoe_jax.runs.folder import CONFIG, THRESHOLDS, RunFolder, read_config
@@ -39,7 +39,7 @@ def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, as_
     report = {**thresholds.source, "thresholds": thresholds.values}
     print(to_json(report, indent=2) if as_json else format_fitted(thresholds))
     status(f"written to {folder / THRESHOLDS}, which --mode=predict uses")
-    return 0
+    return DONE
 
 
 def format_fitted(thresholds: Thresholds) -> str:

@@ -26,7 +26,7 @@ from mlmoe_jax.data.shards import QUALITY, Packer, Shard, write_shards
 from mlmoe_jax.data.sources.open import open_splits
 from mlmoe_jax.data.sources.packed import FORMAT, MANIFEST, UNFINISHED, PackedFile
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.errors import DONE, INTERRUPTED, UserError
 from mlmoe_jax.runtime.files import MOST_DATA
 from mlmoe_jax.runtime.machine import cores
 from mlmoe_jax.runtime.preemption import stop_requests
@@ -55,10 +55,10 @@ def pack(config: ConfigDict, output: str | os.PathLike) -> int:
             folder.write_json(UNFINISHED, manifest)
         if stop.is_set():
             status(f"packing into {folder} was stopped; the same command resumes it")
-            return 130
+            return INTERRUPTED
         _finish(folder, manifest, splits)
     _print_summary(folder, manifest, splits)
-    return 0
+    return DONE
 
 
 def _open_splits(config: ConfigDict) -> list[Split]:

@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ml_collections import ConfigDict
 
 from mlmoe_jax.apps.tools.preflight import hlo
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.errors import DONE, FOUND_PROBLEMS, UserError
 from mlmoe_jax.runtime import sharding
 from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.memory import GIB, capacity_here, device_bytes, memory_parts, required_bytes
@@ -272,7 +272,7 @@ def print_check(config: ConfigDict, topology: str = "", *, as_json: bool = False
     """Print the report of `check`, which takes `options`; return 1 if a step does not fit, else 0."""
     report = check(config, topology, **options)
     print(to_json(report, indent=2) if as_json else format_report(report))
-    return 1 if report["fits"] is False else 0
+    return FOUND_PROBLEMS if report["fits"] is False else DONE
 
 
 def format_report(report: dict[str, Any]) -> str:
