@@ -128,7 +128,7 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
         return {name: np.frombuffer(t["data"], _TYPES[t["dtype"]]).reshape(t["shape"]) for name, t in tensors}
 
 
-def load_weights(module: nnx.Module, path_or_name: str | Path, *, source: Source | None = None) -> LoadReport:
+def load_weights(module: nnx.Module, path_or_name: str | Path) -> LoadReport:
     """Fill the parameters and batch statistics of a module from a file.
 
     Every value needs a tensor of its shape, and every tensor must be used, except optional values and ignored tensors
@@ -137,23 +137,21 @@ def load_weights(module: nnx.Module, path_or_name: str | Path, *, source: Source
     Args:
       module: the module, which changes.
       path_or_name: path of the file, or name of a backbone in the catalog.
-      source: the layout; None recognizes it from the tensor names.
 
     Raises:
       UserError: the file does not fit. The error lists the mismatches, and the module has not changed.
     """
     path = find_weights(path_or_name) if path_or_name in CATALOG else Path(path_or_name)
     whole = any(target.startswith(BACKBONE) for target in variables_of(module, nnx.Param, nnx.BatchStat))
-    return fill(module, map_file(path, whole=whole, source=source))
+    return fill(module, map_file(path, whole=whole))
 
 
-def map_file(path: Path, *, whole: bool, source: Source | None = None) -> Mapped:
-    """Read a weights file and map its tensors to parameter paths.
+def map_file(path: Path, *, whole: bool) -> Mapped:
+    """Read a weights file and map its tensors to parameter paths, by the layout that the tensor names show.
 
     Args:
       path: the file.
       whole: whether the values are for a whole model or its head; otherwise they are for a backbone alone.
-      source: the layout; None recognizes it from the tensor names.
 
     Raises:
       UserError: the file cannot be read, its layout or backbone is unknown, it has no head but `whole` is True, or it
@@ -161,12 +159,11 @@ def map_file(path: Path, *, whole: bool, source: Source | None = None) -> Mapped
     """
     tensors = read_tensors(path)
     refuse_unknown_backbone(tensors)
-    if source is None:
-        if (source := recognize(tensors)) is None:
-            some = ", ".join(sorted(tensors)[:3]) or "none"
-            raise UserError(f"{path} has an unknown layout; its first tensors are {some}")
-        if source.head_alone and not whole:
-            raise UserError(f"{path} ({source.name} layout) holds a head and no backbone; set config.init_from to it")
+    if (source := recognize(tensors)) is None:
+        some = ", ".join(sorted(tensors)[:3]) or "none"
+        raise UserError(f"{path} has an unknown layout; its first tensors are {some}")
+    if source.head_alone and not whole:
+        raise UserError(f"{path} ({source.name} layout) holds a head and no backbone; set config.init_from to it")
     if whole and not (source.whole or source.head_alone):
         raise UserError(
             f"{path} ({source.name} layout) does not hold a whole model; set "

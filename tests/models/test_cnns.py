@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers.devices import run_python
+from helpers.layouts import load_as
 from helpers.paths import PARITY
 from helpers.twins import below, error, write_weights
 from sklearn.datasets import load_sample_image
@@ -74,7 +75,7 @@ def make(tmp_path_factory):
         if not path.exists():
             write_weights(path, ARRAYS[name])
         made = nnx.eval_shape(lambda: SHAPES[name].build(batch_norm=batch_norm, rngs=nnx.Rngs(0), **options))
-        load_weights(made, path, source=SOURCES[name])
+        load_as(SOURCES[name], made, path)
         return made
 
     return call

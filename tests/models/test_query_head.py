@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from helpers.layouts import load_as
 from helpers.paths import PARITY
 from helpers.query_heads import ml_decoder_head, q2l_head
 from helpers.twins import error
@@ -18,7 +19,6 @@ from mlmoe_jax.models.heads.query import GroupedClassifier, QueryHead
 from mlmoe_jax.models.outputs import PATCHES, Features
 from mlmoe_jax.models.params import ModelDef, split_trainable
 from mlmoe_jax.models.query_decoder import FIXED_QUERIES, QueryDecoder
-from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.pretrained.rules.heads import ML_DECODER, Q2L
 
 D, HIDDEN, K, GRID = 16, 24, 6, (3, 5)
@@ -65,7 +65,7 @@ def loaded(case, folder, **options):
     tensors = {n.removeprefix(prefix): ARRAYS[n].astype(np.float32) for n in ARRAYS.files if n.startswith(prefix)}
     save_file(tensors, folder / "twin.safetensors")
     whole = nnx.eval_shape(lambda: Whole(HEADS[case](**options)))
-    load_weights(whole, folder / "twin.safetensors", source=ML_DECODER if "ml_decoder" in case else HEAD_ALONE)
+    load_as(ML_DECODER if "ml_decoder" in case else HEAD_ALONE, whole, folder / "twin.safetensors")
     return whole.head
 
 

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 from flax import nnx
+from helpers.layouts import load_as
 from helpers.paths import PARITY
 from helpers.tensor_files import values_of, write
 from helpers.twins import below
@@ -133,7 +134,7 @@ def reference(tmp_path_factory):
     values = {}
     for kind, source in TORCHVISION.items():
         module = empty(kind)
-        load_weights(module, write(tmp_path_factory.mktemp(kind) / "w.safetensors", published(kind)), source=source)
+        load_as(source, module, write(tmp_path_factory.mktemp(kind) / "w.safetensors", published(kind)))
         values[kind] = values_of(module)
     return values
 

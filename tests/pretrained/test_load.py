@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from helpers.layouts import load_as
 from helpers.paths import REPOSITORY
 from helpers.tensor_files import make_vit, params_of, timm, write
 
@@ -61,7 +62,7 @@ def test_a_layout_can_be_given_and_may_reshape(tmp_path):
     linear = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     rules = (Rule("w", "kernel", reshape=True), Rule("b", "bias"))
     path = write(tmp_path / "w.npz", {"w": np.arange(6, dtype=np.float32), "b": np.arange(3, dtype=np.float32)})
-    load_weights(linear, path, source=Source("toy", "w", rules))
+    load_as(Source("toy", "w", rules), linear, path)
     assert np.asarray(linear.kernel[...]).tolist() == [[0, 1, 2], [3, 4, 5]]
     assert np.asarray(linear.bias[...]).tolist() == [0, 1, 2]
 
@@ -114,13 +115,12 @@ def test_parts_that_do_not_fit_together_are_named(refusal, tmp_path):
     rules = tuple(Rule(name, "kernel", at=(place,), axes=(-1,)) for place, name in enumerate("ab"))
     path = write(tmp_path / "w.npz", {"a": np.ones((2, 3), np.float32), "b": np.ones((4, 3), np.float32)})
     linear = nnx.Linear(2, 6, rngs=nnx.Rngs(0))
-    assert refusal(load_weights, linear, path, source=Source("toy", "a", rules, optional=("bias",))) == (
+    source = Source("toy", "a", rules, optional=("bias",))
+    assert refusal(load_as, source, linear, path) == (
         "the tensors that make kernel have shapes that do not fit together: (2, 3), (4, 3)"
     )
     path = write(tmp_path / "w.npz", {"a": np.ones((2, 3), np.float32)})
-    assert "kernel has shape (2, 3) instead of (2, 6)" in refusal(
-        load_weights, linear, path, source=Source("toy", "a", rules, optional=("bias",))
-    )
+    assert "kernel has shape (2, 3) instead of (2, 6)" in refusal(load_as, source, linear, path)
 
 
 def test_many_mistakes_are_counted(refusal, vit, source, tmp_path):
