@@ -180,30 +180,51 @@ def broadcast_from_first(value: Any) -> Any:
 
 
 class Vote:
-    """A yes-or-no question to all processes, once per step."""
+    """A yes-or-no question to all processes, about once per `seconds`, on which the device never waits.
 
-    def __init__(self):
-        self._count = self._before = None
+    Each process calls `any` once per step. The processes vote in the same steps: with every vote they agree on the
+    number of steps until the next one, the least that a process has counted in `seconds`.
+    """
+
+    def __init__(self, seconds: float = 1.0):
+        self._seconds, self._wait, self._calls = seconds, 0, 0
+        self._reduce = self._votes = None
+        self._began = time.monotonic()
 
     def any(self, yes: bool) -> bool:
-        """Return whether any process passed yes: in this call if there is one process, otherwise in the previous call.
+        """Return whether any process has voted yes: in this call if there is one process, otherwise in an earlier call.
 
-        The values of a step are fetched in the next one, so that the device never waits for them.
+        The votes of a step are fetched in the next one. A vote for yes counts only in steps in which the processes
+        vote, so a process passes yes until the answer is yes.
         """
         if process()[1] == 1:
             return yes
+        import numpy as np
+
+        answer, self._calls = False, self._calls + 1
+        if self._votes is not None:
+            yes_count, steps = np.asarray(self._votes)
+            answer, self._wait, self._votes = bool(yes_count), -int(steps), None
+        if self._wait > 0:
+            self._wait -= 1
+        else:
+            steps = int(self._calls * self._seconds / max(1e-9, time.monotonic() - self._began))
+            self._votes = self._start(np.array([yes, -min(steps, 2 * self._calls)], np.int32))
+            self._calls, self._began = 0, time.monotonic()
+        return answer
+
+    def _start(self, ballot: Any) -> Any:
+        """Start to reduce the ballots i32[2] of all processes to their maximum."""
         import jax
         import numpy as np
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-        if self._count is None:
+        if self._reduce is None:
             mesh = Mesh(np.array(jax.devices()), ("all",))
             self._apart, together = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("all",), ()))
-            self._count = jax.jit(jax.numpy.max, out_shardings=together)
-        answers = np.full(jax.local_device_count(), yes, np.int32)
-        present = jax.make_array_from_process_local_data(self._apart, answers)
-        before, self._before = self._before, self._count(present)
-        return before is not None and bool(before)
+            self._reduce = jax.jit(lambda ballots: ballots.max(axis=0), out_shardings=together)
+        ballots = np.tile(ballot, (jax.local_device_count(), 1))
+        return self._reduce(jax.make_array_from_process_local_data(self._apart, ballots))
 
 
 def to_host(tree: Any) -> Any:

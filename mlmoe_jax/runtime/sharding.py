@@ -21,6 +21,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.text import quantity
 
 AXES = ("data", "fsdp", "expert")
@@ -157,6 +158,8 @@ def _slice(leaf: jax.Array, axis: int | None, label_axes: LabelAxes | None) -> j
 def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
     """Make global arrays from this process's part of a batch, with the leading axis sharded over the whole mesh."""
     sharding = NamedSharding(mesh, BATCH)
+    if distributed.process()[1] == 1:
+        return jax.device_put(batch, sharding)  # one call for all arrays
     return {name: jax.make_array_from_process_local_data(sharding, part) for name, part in batch.items()}
 
 

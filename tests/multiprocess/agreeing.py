@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 
 import numpy as np
 
@@ -23,7 +24,7 @@ def work(folder: str) -> int:
     from mlmoe_jax.training.loop import _backbone_file
 
     index, count = distributed.process()
-    vote = distributed.Vote()
+    vote = distributed.Vote(seconds=0)
     found = {
         "process": (index, count),
         "gathered": distributed.gather({"who": "é" * index, "of": index}),
@@ -31,6 +32,12 @@ def work(folder: str) -> int:
         # process 1 votes yes in the second of four rounds; all processes see it in the third
         "votes": [vote.any(index == 1 and turn == 1) for turn in range(4)],
     }
+    # process 1 votes yes from its fourth round on; all see it in the same round, although one counts slower
+    seldom, answers = distributed.Vote(seconds=0.2), []
+    while not any(answers):
+        time.sleep(0.02 * (index + 1))
+        answers.append(seldom.any(index == 1 and len(answers) >= 3))
+    found["rounds"] = len(answers)
     mesh = make_mesh(default_config().mesh)
     whole = np.arange(6 * count, dtype=np.float32).reshape(2 * count, 3)
     parts = jax.make_array_from_callback(
