@@ -84,6 +84,11 @@ def peer(name: str, slow: int = 0) -> harness.Side:
         ("step", ["Training", "Inference", "One encoded image to its labels"], ["| ours |"]),
         ("adapters", ["Training with adapters"], ["| VPT, ViT (digits), ", "| LoRA, ViT (digits), "]),
         ("memory", ["Peak memory", "Largest training batch"], ["| train |"]),
+        (
+            "overhead",
+            ["A loop whose step computes nothing"],
+            ["| 2 processes |", "a store of 50 ms"],
+        ),
         ("data", ["Input pipeline"], ["| ours: decode + resize |", "reduced decoding"]),
         pytest.param(
             "limit",
