@@ -85,9 +85,7 @@ class MLGCNHead(Head):
         nodes = _leaky(self._spread(self.gc1(self.word_vectors.value)))
         return self._spread(self.gc2(nodes))
 
-    def __call__(
-        self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
-    ) -> Prediction:
+    def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
         feature = features.patches.max(axis=1).astype(jnp.float32)
         return Prediction(feature @ self.classifiers().T)
 
@@ -198,9 +196,7 @@ class ADDGCNHead(Head):
         # A softmax of log σ is finite even if every σ rounds to 0.
         return {LABELS: jnp.swapaxes(jax.nn.softmax(jax.nn.log_sigmoid(scores), axis=1), 1, 2)}
 
-    def __call__(
-        self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
-    ) -> Prediction:
+    def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
         scores = self.map_classifier(features.patches).astype(jnp.float32)
         label_features = self.label_features(features.patches, scores)
         related = label_features + self.graph(label_features)

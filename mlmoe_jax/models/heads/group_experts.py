@@ -181,9 +181,7 @@ class GroupExpertsHead(_GroupHead):
     def gates(self, tokens: Float[ArrayLike, "b p d"]) -> dict[str, Float[Array, "b k m"]]:
         return _weights(self._gate_logits(tokens))
 
-    def __call__(
-        self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
-    ) -> Prediction:
+    def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
         tokens = partition.gathered(features.prompts).astype(jnp.float32)
         gate_logits = self._gate_logits(tokens)
         gates = _weights(gate_logits)
@@ -260,9 +258,7 @@ class GroupLinearHead(_GroupHead):
     def terms(cls, config: ConfigDict) -> tuple[str, ...]:
         return ("logits", *SIDES.get(config.model.prompts.sides, ()))
 
-    def __call__(
-        self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
-    ) -> Prediction:
+    def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
         classifiers = {"co": self.co, "dc": self.dc}
         tokens = self._by_side(partition.gathered(features.prompts).astype(jnp.float32))
         terms = {}

@@ -60,9 +60,7 @@ class LinearHead(Head):
     def terms(cls, config: ConfigDict) -> tuple[str, ...]:
         return ("logits", *(name for name in POOLS.get(config.model.head.pool, ()) if name != MEAN))
 
-    def __call__(
-        self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
-    ) -> Prediction:
+    def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
         if MEAN in self.read:
             return Prediction(self.classifier(partition.gathered(features.mean).astype(jnp.float32)))
         terms = {}

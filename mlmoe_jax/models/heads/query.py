@@ -99,9 +99,7 @@ class QueryHead(Head):
     def frozen_rules(cls, config: ConfigDict) -> tuple[tuple[str, bool], ...]:
         return fixed_queries(config.model.head.decoder)
 
-    def __call__(
-        self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
-    ) -> Prediction:
+    def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
         label_features = self.decoder(features, rngs=rngs)
         return Prediction(self.classifier(partition.by_label(label_features)))
 

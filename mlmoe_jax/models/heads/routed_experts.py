@@ -222,9 +222,7 @@ class RoutedExpertsHead(Head):
             ]
         return []
 
-    def __call__(
-        self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
-    ) -> Prediction:
+    def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
         label_features = partition.by_label(self.decoder(features, rngs=rngs))
         gates = self.gates(label_features)
         logits = self.classifier(combine(gates, self.experts(label_features)))

@@ -265,9 +265,7 @@ class CNNRNNHead(Head):
         state = self._first_state((image.shape[0], BEAM_WIDTH))
         return beam_search(advance, state, start=self.start, labels=self.labels, max_labels=self.max_labels)
 
-    def __call__(
-        self, features: Features, *, labels: jax.Array | None = None, rngs: nnx.Rngs | None = None
-    ) -> Prediction:
+    def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
         if labels is None:
             return Prediction(self.search(features).label_logits)
         targets, counts = self.sequence(labels)
