@@ -24,10 +24,11 @@ def row(topology: str, batch: int, labels: int) -> str:
     """Compile one step and return its table row."""
     here, _, count = topology.partition(":")
     mesh = [("mesh.data", "1"), ("mesh.expert", "-1")]
-    config = configuration.load_config("drmoe_20k", [*SETTINGS, *mesh])
-    configuration.validate(config)
     local = here == "here"
     devices = jax.devices()[: int(count)] if local else tpu_devices(topology)
+    config = configuration.load_config("drmoe_20k", [*SETTINGS, *mesh])
+    config.train.accumulate = max(1, min(config.train.accumulate, batch // len(devices)))  # parts divide over devices
+    configuration.validate(config)
     capacity = None if local else capacity_elsewhere(devices[0])[0]
     programs = Programs(config, setup_jax(config, devices, training=False), labels)
     report = examine(programs.training(batch), len(devices), capacity, quick=True)

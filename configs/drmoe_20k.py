@@ -10,7 +10,8 @@ ViT.
 selection=held_out, or preset=held_out: select weights and fit thresholds on a tenth of the training images, not test.
 
 The decoder has no self-attention between labels, all labels share one gate, and label features have width 256. Each
-label has a query (256), one expert (256 → 64) and a classifier (64): 16,769 parameters. The focal weight of the
+label has a query (256), one expert (256 → 64) and a classifier (64): 16,769 parameters. For memory, attention weights
+have no dropout, and a batch is computed in 4 parts, whose size must divide over all devices. The focal weight of the
 asymmetric loss keeps a few positives from being outweighed by 20,000 negatives.
 """
 
@@ -22,6 +23,7 @@ def get_config(arg=""):
     use_routed_experts(config, "recommended")
     decoder, routing = config.model.head.decoder, config.model.head.routing
     decoder.width, decoder.hidden, decoder.style = 256, 1024, "independent"
+    decoder.attention_dropout, config.train.accumulate = False, 4
     routing.expert_hidden, routing.gate_hidden, routing.gate_share = 64, 64, "shared"
     config.loss.kind, config.loss.reduce = "asymmetric", "sum"
     config.loss.gamma_neg, config.loss.clip, config.loss.eps = 4.0, 0.05, 1e-8

@@ -96,6 +96,7 @@ class QueryDecoder(nnx.Module):
       encoder_layers: number of encoder layers.
       decoder_layers: number of decoder layers.
       dropout: dropout rate.
+      attention_dropout: apply the dropout to attention weights too. The backward pass then needs all of them.
       owner: name of the axis of the queries, `partition.LABEL` or `partition.LABEL_GROUP`.
       dtype: type of the matmuls; None = float32.
       rngs: for the weights.
@@ -118,6 +119,7 @@ class QueryDecoder(nnx.Module):
         encoder_layers: int = 2,
         decoder_layers: int = 2,
         dropout: float = 0.1,
+        attention_dropout: bool = True,
         owner: str = partition.LABEL,
         dtype: Dtype = None,
         rngs: nnx.Rngs,
@@ -133,7 +135,8 @@ class QueryDecoder(nnx.Module):
         )
         queries = nnx.initializers.normal(1.0)(rngs.params(), (num_queries, width))
         self.queries = nnx.Param(queries, **partition.axes(owner, None))
-        shared = {"dropout": dropout, "init": self.style.init, "dtype": dtype, "rngs": rngs}
+        rates = {"dropout": dropout, "attention_dropout": dropout if attention_dropout else 0.0}
+        shared = {**rates, "init": self.style.init, "dtype": dtype, "rngs": rngs}
         self.encoder = nnx.List(EncoderLayer(width, heads, hidden, **shared) for _ in range(encoder_layers))
         self.layers = nnx.List(
             DecoderLayer(width, heads, hidden, self_attention=self.style.self_attention, **shared)

@@ -187,13 +187,15 @@ def test_q2l_with_self_attention_is_wired_like_detr(features):
 
 
 def test_dropout_applies_to_attention_weights_mlps_and_outputs():
-    layer = {"init": "xavier", "dtype": None, "dropout": 0.5}
+    layer = {"init": "xavier", "dtype": None, "dropout": 0.5, "attention_dropout": 0.5}
+    only = layer | {"attention_dropout": 0.0}
     tokens = draw(B, N, D)
     attention = filled(lambda: QueryAttention(D, 2, dropout=0.5, rngs=nnx.Rngs(0)))
     feed = filled(lambda: FeedForward(D, 6, dropout=0.5, rngs=nnx.Rngs(0)))
     encoder = filled(lambda: EncoderLayer(D, 2, 6, rngs=nnx.Rngs(0), **layer))
     whole = filled(lambda: DecoderLayer(D, 2, 6, self_attention="on", rngs=nnx.Rngs(0), **layer))
     identity = filled(lambda: DecoderLayer(D, 2, 6, self_attention="identity", rngs=nnx.Rngs(0), **layer))
+    without = filled(lambda: DecoderLayer(D, 2, 6, self_attention="on", rngs=nnx.Rngs(0), **only))
     # on attention weights, between the layers of an MLP, and on the output of each part
     for expected, module, inputs in (
         (1, attention, (tokens, tokens, tokens)),
@@ -201,6 +203,8 @@ def test_dropout_applies_to_attention_weights_mlps_and_outputs():
         (1 + 1 + 2, encoder, (tokens,)),
         (2 + 1 + 3, whole, (tokens, None, tokens, tokens)),
         (1 + 1 + 3, identity, (tokens, None, tokens, tokens)),
+        (1 + 3, without, (tokens, None, tokens, tokens)),
+        (1 + 2, filled(lambda: EncoderLayer(D, 2, 6, rngs=nnx.Rngs(0), **only)), (tokens,)),
     ):
         for training in (False, True):
             module.train() if training else module.eval()

@@ -25,6 +25,9 @@ DECODER = section(
         0, "For query: learned queries; 0 means one per label, fewer are shared by groups of labels.", least=0
     ),
     dropout=Number(0.1, "Dropout rate of all layers.", least=0, most=1),
+    attention_dropout=Flag(
+        True, "Apply the dropout to attention weights too; for many labels they take most of the memory."
+    ),
 )
 
 ROUTING = section(

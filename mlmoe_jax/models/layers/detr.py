@@ -116,10 +116,21 @@ def _matrix(init: str, fan_in: int) -> Initializer:
 class EncoderLayer(nnx.Module):
     """Self-attention of patches and a feed-forward layer, each with dropout, a residual connection and a norm."""
 
-    def __init__(self, width: int, heads: int, hidden: int, *, dropout: float, init: str, dtype: Dtype, rngs: nnx.Rngs):
-        shared = {"dropout": dropout, "init": init, "dtype": dtype, "rngs": rngs}
-        self.attn = QueryAttention(width, heads, **shared)
-        self.mlp = FeedForward(width, hidden, **shared)
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        hidden: int,
+        *,
+        dropout: float,
+        attention_dropout: float,
+        init: str,
+        dtype: Dtype,
+        rngs: nnx.Rngs,
+    ):
+        shared = {"init": init, "dtype": dtype, "rngs": rngs}
+        self.attn = QueryAttention(width, heads, dropout=attention_dropout, **shared)
+        self.mlp = FeedForward(width, hidden, dropout=dropout, **shared)
         self.norm1, self.norm2 = (LayerNorm(width, epsilon=EPSILON, rngs=rngs) for _ in range(2))
         self.dropout = nnx.Dropout(dropout, deterministic=True)
 
@@ -151,15 +162,17 @@ class DecoderLayer(nnx.Module):
         *,
         self_attention: str,
         dropout: float,
+        attention_dropout: float,
         init: str,
         dtype: Dtype,
         rngs: nnx.Rngs,
     ):
-        shared = {"dropout": dropout, "init": init, "dtype": dtype, "rngs": rngs}
-        self.self_attn = QueryAttention(width, heads, **shared) if self_attention == "on" else None
+        shared = {"init": init, "dtype": dtype, "rngs": rngs}
+        attention = {"dropout": attention_dropout, **shared}
+        self.self_attn = QueryAttention(width, heads, **attention) if self_attention == "on" else None
         self.norm1 = None if self_attention == "off" else LayerNorm(width, epsilon=EPSILON, rngs=rngs)
-        self.cross_attn = QueryAttention(width, heads, **shared)
-        self.mlp = FeedForward(width, hidden, **shared)
+        self.cross_attn = QueryAttention(width, heads, **attention)
+        self.mlp = FeedForward(width, hidden, dropout=dropout, **shared)
         self.norm2, self.norm3 = (LayerNorm(width, epsilon=EPSILON, rngs=rngs) for _ in range(2))
         self.dropout = nnx.Dropout(dropout, deterministic=True)
 
