@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
 
@@ -32,6 +33,7 @@ from mlmoe_jax.runtime.progress import heartbeat, status
 
 Notes = Mapping[str, Any]
 _LAST_WRITES_SECONDS = 60
+_copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 _SELECTED = {"step": int, "kind": str, "split": str}  # the origin of the selected values, among the notes
 
 
@@ -145,6 +147,8 @@ def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, n
     if step in manager.all_steps():
         return
     heartbeat()
+    if jax.default_backend() == "cpu":  # the host reads the arrays in place, and the next step would wait for it
+        state, selected = _copied((state, selected))
     plain = {"step": step, "notes": digests.of_json(notes)}
     items = ocp.args.Composite(
         state=ocp.args.PyTreeSave(state),
