@@ -24,7 +24,11 @@ def console() -> None:
     from mlmoe_jax.apps.cli.process import quiet_libraries
 
     quiet_libraries()
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    # With `python -m`, a KeyboardInterrupt in exec("…"), as in the definition of a dataclass, lets CPython end by
+    # SIGINT, even if it was caught. The next exec("…") resets its flag.
+    exec("")
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,12 @@ PROMPTS: Registry[type[Adapter]] = Registry(
 )
 
 # By the names of the sections in `config.model.adapters`
-ADAPTERS: Registry[type[Adapter]] = Registry("adapter", {"lora": "mlmoe_jax.models.adapters.lora:LoRA"})
+ADAPTERS: Registry[type[Adapter]] = Registry(
+    "adapter",
+    {
+        "lora": "mlmoe_jax.models.adapters.lora:LoRA",
+    },
+)
 
 # By the values of `config.loss.kind`. An entry is a builder `(settings, balance) -> per_element`. `settings` is
 # `config.loss`. `balance()` returns the ratio of negatives to positives per label in training, f32[K]; it is None if no

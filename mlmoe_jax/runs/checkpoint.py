@@ -149,6 +149,8 @@ def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, n
     heartbeat()
     if jax.default_backend() == "cpu":  # the host reads the arrays in place, and the next step would wait for it
         state, selected = _copied((state, selected))
+    # On simulated devices, transfers that wait can occupy the threads that a collective operation needs.
+    jax.block_until_ready((state, selected))
     plain = {"step": step, "notes": digests.of_json(notes)}
     items = ocp.args.Composite(
         state=ocp.args.PyTreeSave(state),

@@ -177,7 +177,6 @@ def test_a_jpeg_cut_short_is_read_as_pillow_reads_it_leniently(progressive, monk
         assert refusal(read_image, unreadable, decoding=lenient, error=BadImage)
 
 
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_too_many_pixels_are_refused_before_they_are_decoded(monkeypatch, refusal):
     for side in (12_500, 20_000):  # above our limit; above the limit of Pillow itself
         sentence = refusal(read_image, f"P6 {side} {side} 255\n".encode(), error=BadImage)

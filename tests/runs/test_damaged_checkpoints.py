@@ -74,7 +74,8 @@ def test_flipped_bits_are_detected_although_orbax_does_not_detect_them(folder, c
             file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
             flipped += 1
     assert flipped
-    args = ocp.args.Composite(**{item: ocp.args.PyTreeRestore(values)})
+    like = ocp.args.PyTreeRestore(values, restore_args=ocp.checkpoint_utils.construct_restore_args(values))
+    args = ocp.args.Composite(**{item: like})
     with open_manager(folder) as manager:
         stored = np.asarray(manager.restore(2, args=args)[item]["w"]).tobytes()
         assert sum(a != b for a, b in zip(stored, noise, strict=True)) == 1, "Orbax alone returns the flipped bit"

@@ -286,6 +286,7 @@ def importance_gaps(meshes: list) -> dict:
 def label_traffic(reference: str, labels: int) -> dict:
     """Return the bytes per device that a training step communicates if all devices are along `expert`, with bounds."""
     config = config_of(reference)
+    config.train.accumulate = 1
     steps = Programs(config, mesh_of((1, 1, 8)), labels)
     found = hlo.totals(hlo.collectives(steps.training(BATCH).lower().compile().as_text(), 8))
     sizes = {path: x.size for path, x in steps.state.trainable.items()}

@@ -51,6 +51,27 @@ def test_a_signal_in_the_set_up_ends_the_program(tmp_path, times):
     assert not lost
 
 
+INTERRUPTED = """
+from mlmoe_jax import main
+
+def interrupted(arguments):
+    try:
+        exec("raise KeyboardInterrupt")  # as in the definition of a dataclass
+    except KeyboardInterrupt:
+        return 130
+
+main.main = interrupted
+main.console()
+"""
+
+
+def test_an_interrupt_in_the_definition_of_a_class_has_the_exit_code_too(tmp_path):
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED)
+    command = [sys.executable, "-m", "interrupted"]
+    done = subprocess.run(command, env=environment_of(GLIBC_TUNABLES=""), cwd=tmp_path, check=False)
+    assert done.returncode == 130
+
+
 @pytest.mark.slow
 def test_a_signal_in_the_final_evaluation_ends_the_program(program, tmp_path):
     folder = tmp_path / "run"
@@ -60,7 +81,7 @@ def test_a_signal_in_the_final_evaluation_ends_the_program(program, tmp_path):
     for index in range(20):
         line = next(line for line in process.stderr if "evaluating the" in line)
         assert line
-        time.sleep(0.02 * index)
+        time.sleep(0.005 * index)
         if wrong := stopped(process, SIGNALS[index % 2]):
             lost[index] = wrong
         assert not (folder / "results.json").exists()
