@@ -255,7 +255,8 @@ def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace)
 
 
 def _latest(folder: RunFolder, parts: Parts, mesh: Mesh) -> checkpoint.Averages | checkpoint.Raw:
-    if stored_config(folder).ema.decay:
+    config = stored_config(folder)
+    if config is None or config.ema.decay:
         return checkpoint.Averages(abstract({**parts.trainable, **parts.stats}, mesh))
     return checkpoint.Raw(abstract(parts.trainable, mesh), abstract(parts.stats, mesh))
 
