@@ -81,7 +81,7 @@ def test_a_signal_in_the_final_evaluation_ends_the_program(program, tmp_path):
     for index in range(20):
         line = next(line for line in process.stderr if "evaluating the" in line)
         assert line
-        time.sleep(0.005 * index)
+        time.sleep(0.004 * index)  # the results are written after 0.1 s
         if wrong := stopped(process, SIGNALS[index % 2]):
             lost[index] = wrong
         assert not (folder / "results.json").exists()
