@@ -38,7 +38,7 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
 
 
 def measured(steps: int, processes: int, in_store: bool, wait: float) -> dict[str, Any]:
-    """Return the seconds per step of a job, and the requests to the object store between its first and last row."""
+    """Return the seconds per step of a job, and the number of requests to the object store for its logs."""
     with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
         environment, workdir, store = dict(harness.our_side("ours").environment), f"{place}/run", None
         if in_store:

@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
 
@@ -30,10 +29,10 @@ from mlmoe_jax.runs.folder import CHECKPOINTS, RunFolder
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.files import damage_explained, disk_errors_explained
 from mlmoe_jax.runtime.progress import heartbeat, status
+from mlmoe_jax.runtime.sharding import copy_tree
 
 Notes = Mapping[str, Any]
 _LAST_WRITES_SECONDS = 60
-_copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 _SELECTED = {"step": int, "kind": str, "split": str}  # the origin of the selected values, among the notes
 
 
@@ -148,7 +147,7 @@ def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, n
         return
     heartbeat()
     if jax.default_backend() == "cpu":  # the host reads the arrays in place, and the next step would wait for it
-        state, selected = _copied((state, selected))
+        state, selected = copy_tree((state, selected))
     # On simulated devices, transfers that wait can occupy the threads that a collective operation needs.
     jax.block_until_ready((state, selected))
     plain = {"step": step, "notes": digests.of_json(notes)}

@@ -163,6 +163,12 @@ def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array
     return {name: jax.make_array_from_process_local_data(sharding, part) for name, part in batch.items()}
 
 
+@jax.jit  # one small program instead of one for each shape
+def copy_tree(values: Any) -> Any:
+    """Return a copy of a tree of values that remains valid after the next step donates the originals."""
+    return jax.tree.map(jnp.copy, values)
+
+
 def interleave(batch: dict[str, jax.Array], parts: int, mesh: Mesh) -> dict[str, jax.Array]:
     """Split a global batch into `parts` along a new leading axis; for use inside jit.
 

@@ -15,12 +15,13 @@ from mlmoe_jax.evaluation.results import OUT_OF_FOLD, SplitScores, read_scores
 from mlmoe_jax.models.apply import probabilities
 from mlmoe_jax.runs.folder import SCORES
 from mlmoe_jax.runtime.progress import status
+from mlmoe_jax.runtime.sharding import copy_tree
 from mlmoe_jax.training.logistic import fit_logistic
 from mlmoe_jax.training.profiling import Window
 from mlmoe_jax.training.resume import save_progress
 from mlmoe_jax.training.selection import Selection
 from mlmoe_jax.training.setup import Experiment
-from mlmoe_jax.training.step import TrainState, copy_tree
+from mlmoe_jax.training.step import TrainState
 
 KERNEL, BIAS = "head/classifier/kernel", "head/classifier/bias"
 

@@ -27,6 +27,7 @@ from mlmoe_jax.runtime import distributed, memory
 from mlmoe_jax.runtime.preemption import stop_requests
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.setup import setup_jax
+from mlmoe_jax.runtime.sharding import copy_tree
 from mlmoe_jax.training.classifier import fit_classifier, require_only_classifier
 from mlmoe_jax.training.hooks import training_hooks
 from mlmoe_jax.training.initialization import origin_of
@@ -34,7 +35,7 @@ from mlmoe_jax.training.profiling import Window
 from mlmoe_jax.training.resume import config_of_run, restore_progress, save_progress
 from mlmoe_jax.training.selection import Selection, require_metric, selection_split
 from mlmoe_jax.training.setup import Experiment, open_experiment, with_caches, with_steps
-from mlmoe_jax.training.step import TrainState, copy_tree
+from mlmoe_jax.training.step import TrainState
 
 
 class Stopped(Exception):

@@ -18,9 +18,10 @@ from mlmoe_jax.runs.naming import REPORTED_KEYS, is_free
 from mlmoe_jax.runtime import distributed, machine
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import AUTO
+from mlmoe_jax.runtime.sharding import copy_tree
 from mlmoe_jax.training.selection import Selection
 from mlmoe_jax.training.setup import Experiment
-from mlmoe_jax.training.step import TrainState, copy_tree
+from mlmoe_jax.training.step import TrainState
 
 
 # --------------------------------------------------------------------------------------------------------- progress

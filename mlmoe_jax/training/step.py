@@ -17,7 +17,7 @@ from mlmoe_jax.data.prepare import Batch, Preprocess
 from mlmoe_jax.models.adapters.prompts import within_bounds
 from mlmoe_jax.models.apply import apply
 from mlmoe_jax.models.params import ModelDef, Params
-from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, interleave, placements
+from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, copy_tree, interleave, placements
 from mlmoe_jax.training.objective import Metrics, Objective
 from mlmoe_jax.training.optim import ema_update, updates_made
 
@@ -52,12 +52,6 @@ class TrainState:
     def latest(self) -> Params:
         """Return the moving averages, or trainable and stats without them."""
         return self.ema or self.raw()
-
-
-@jax.jit  # one small program instead of one for each shape
-def copy_tree(values: Any) -> Any:
-    """Return a copy of a tree of values that remains valid after the next step donates the originals."""
-    return jax.tree.map(jnp.copy, values)
 
 
 def initial_state(trainable: Params, frozen: Params, stats: Params, opt: Any, *, averages: bool = True) -> TrainState:

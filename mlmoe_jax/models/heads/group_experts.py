@@ -100,7 +100,7 @@ class _GroupHead(Head):
 
     @classmethod
     def options(cls, head: ConfigDict, dtype: Dtype) -> dict[str, Any]:
-        """Return the arguments of the constructor that are not common to these heads."""
+        """Return the further arguments of the constructor."""
         return {}
 
     def _by_side(self, tokens: jax.Array) -> dict[str, jax.Array]:
