@@ -20,6 +20,7 @@ from mlmoe_jax.runs.checkpoint import (
 )
 from mlmoe_jax.runs.folder import CHECKPOINTS, RunFolder
 from mlmoe_jax.runtime.sharding import make_mesh, place
+from mlmoe_jax.training.step import initial_state
 
 
 @pytest.fixture
@@ -79,6 +80,13 @@ def test_the_newest_is_restored_and_the_newest_are_kept(folder):
         restored = restore(manager, selected=make_state(0).ema, state=make_state(0))
         assert restored.notes["step"] == 10
         identical(restored.state, make_state(10))
+
+
+def test_a_state_has_no_averages_for_a_decay_of_0():
+    params, stats = {"a": jnp.ones(2)}, {"b": jnp.ones(1)}
+    without = initial_state(params, {}, stats, (), averages=False)
+    assert without.ema == {}
+    assert without.latest().keys() == initial_state(params, {}, stats, ()).ema.keys() == {"a", "b"}
 
 
 @pytest.mark.parametrize("averages", [True, False])

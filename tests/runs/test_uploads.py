@@ -11,6 +11,7 @@ from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.metric_log import EventFiles, MetricLog
 from mlmoe_jax.runs.uploads import Uploads
 from mlmoe_jax.runtime.progress import Progress
+from mlmoe_jax.training.hooks import Log
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +73,15 @@ def test_rows_are_uploaded_in_time_while_training_goes_on(store, monkeypatch):
     assert steps(folder)[0] == 1
     log.close()
     assert steps(folder) == [1, 2, 3]
+
+
+def test_the_rows_are_stored_before_a_checkpoint(store):
+    folder = RunFolder("gs://bucket/saved")
+    log = log_of(folder)
+    log_rows(log, 1, 3)
+    Log(None, log, Progress("train", 1000, 8)).before_save(3, None)
+    assert steps(folder) == [1, 2, 3]
+    log.close()
 
 
 def test_a_busy_store_gets_the_rows_later(store):

@@ -4,6 +4,7 @@ import functools
 import json
 import pickle
 import shutil
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -129,6 +130,8 @@ def test_a_machine_copies_a_shard_once_for_all_its_processes(small_voc, bucket, 
     pack(config_of(small_voc), "gs://bucket/packed")
     bucket.clear()
     monkeypatch.setattr(packed, "LOCK_SECONDS", 0.01)
+    fetch = packed._fetch
+    monkeypatch.setattr(packed, "_fetch", lambda *shard: (time.sleep(0.05), fetch(*shard)))
     shards = open_packed("gs://bucket/packed", "train").images.shards
     with ThreadPoolExecutor(8) as pool:
         paths = list(pool.map(lambda number: packed._cached("gs://bucket/packed", shards[number % 3]), range(24)))
