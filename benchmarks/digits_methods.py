@@ -1,60 +1,168 @@
-"""Compare methods on digits-v1: mAP over seeds, drop without correlations, parameters, training speed.
+"""Compare methods on digits-v1: mAP over seeds, drop without correlations, and differences of pairs of methods.
 
-    python -m benchmarks.digits_methods --seeds=0,1,2 --out=runs/digits_methods
+    python -m benchmarks.digits_methods --jobs=2
 
-Each method and seed has its own run folder; finished runs are read, not trained again. Further flags override every
-config, such as --config.train.epochs=4. Speed is measured by alternating training steps of the methods, so only ratios
-are meaningful.
+All methods have one number of epochs and equal tuning: the learning rate is the best of --rates on `val`, for the first
+seed. Then each method is trained once per seed. `test` and `test_shift` are only scored.
+
+Each training has its own run folder below --out. Finished trainings are read and an interrupted training resumes, so
+rerunning a command continues it. With --jobs, several processes share the trainings, each on its own cores. A learning
+rate with which a training diverges is not chosen.
+
+The results are benchmarks/digits_methods.json and the tables between the marks in docs/results.md and README.md.
+`python docs/draw_digits.py` draws the chart from the tables.
 """
 
+from __future__ import annotations
+
 import argparse
+import itertools
 import json
+import os
+import re
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
+from scipy.stats import t
 
+from benchmarks.page import write_between
+from mlmoe_jax.apps.cli.large_pages import use_large_pages
+from mlmoe_jax.apps.papers.grid import GridRun, Point, execute, folder_name, plan_runs
+from mlmoe_jax.apps.papers.paper import markdown_table
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.pipeline import build_loader
+from mlmoe_jax.errors import DONE, DiskError, UserError
+from mlmoe_jax.evaluation.metrics.multilabel import sample_deviation
 from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.sharding import shard_batch
 from mlmoe_jax.training.setup import open_experiment, with_steps
 
+# Configs with their arguments but `dataset=digits`, and with further keys.
 METHODS = (
-    "linear_probe:dataset=digits",
-    "finetune:dataset=digits",
-    "vpt:dataset=digits,variant=shallow",
-    "vpt:dataset=digits",
-    "gatevpt:dataset=digits",
-    "e2vpt:dataset=digits",
-    "gvpt:dataset=digits,sides=co",
-    "gvpt:dataset=digits,sides=dc",
-    "gvpt:dataset=digits",
+    "linear_probe",
+    "finetune",
+    "vpt:variant=shallow",
+    "vpt",
+    "gatevpt",
+    "e2vpt",
+    "gvpt:sides=co",
+    "gvpt:sides=dc",
+    "gvpt",
+    "gvpt:per_group=12",  # about as many trainable parameters as mlvpt_digits
+    "mlvpt_digits --config.model.head.gates_of=group",
     "mlvpt_digits",
+    "cnn_rnn_resnet101",
+    "mlgcn_resnet101",
+    "addgcn_resnet101",
+    "ml_decoder_resnet101",
+    "q2l_resnet101",
+    "hsq_resnet101",
+    "drmoe_resnet101:preset=static",
+    "drmoe_resnet101",
+    "mlmoe_dinov2:prompts=false",
+    "mlmoe_dinov2:gates=static",
+    "mlmoe_dinov2",
 )
+# The features of the backbone do not change in training and are computed once.
+_CACHED = re.compile("^linear_probe|_resnet101|prompts=false")
+PAIRS = (
+    ("vpt", "gvpt"),
+    ("gvpt", "mlvpt_digits"),
+    ("vpt", "mlvpt_digits"),
+    ("gvpt:per_group=12", "mlvpt_digits"),
+    ("mlvpt_digits --config.model.head.gates_of=group", "mlvpt_digits"),
+)
+IN_README = {
+    "linear_probe": "linear probe, `configs/linear_probe.py`",
+    "mlvpt_digits": "ML-VPT, `configs/mlvpt_digits.py`",
+}
 SPLITS = ("val", "test", "test_shift")
+CONFIDENCE = 0.95
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, PAGE, README = ROOT / "benchmarks" / "digits_methods.json", ROOT / "docs" / "results.md", ROOT / "README.md"
+MARKS = "<!-- tables: benchmarks/digits_methods.py -->", "<!-- end of tables -->"
 
 
-def results_of(config: str, seed: int, out: Path, overrides: list[str]) -> dict:
-    """Return the metrics of one method and seed; train it first if there are no results."""
-    folder = out / f"{config.replace(':', '_')}-seed{seed}"
-    if not (folder / "results.json").exists():
-        command = [sys.executable, "-m", "mlmoe_jax.main", f"--config={config}", f"--workdir={folder}"]
-        subprocess.run([*command, f"--config.seed={seed}", *overrides], check=True, stdout=subprocess.DEVNULL)
-    return json.loads((folder / "results.json").read_text())
+@dataclass(frozen=True)
+class Settings:
+    """The flags of the command line that decide the trainings."""
+
+    epochs: int
+    rates: tuple[float, ...]
+    seeds: tuple[int, ...]
+    out: Path
 
 
-def speeds(configs: list[str], pairs: list[tuple[str, str]], *, rounds: int = 5, steps: int = 5) -> list[tuple]:
+# ---------------------------------------------------------------------------------------------------------------- runs
+def method_config(method: str, epochs: int) -> ConfigDict:
+    """Return the config of an entry of METHODS, without samples and event files."""
+    reference, *flags = method.split(" --config.")
+    if reference != "mlvpt_digits":
+        name, _, arguments = reference.partition(":")
+        reference = f"{name}:dataset=digits,{arguments}".rstrip(",")
+    config = load_config(reference, [tuple(flag.split("=", 1)) for flag in flags])
+    config.train.epochs, config.log.tensorboard, config.report.samples = epochs, False, 0
+    return config
+
+
+def point(method: str, epochs: int, rate: float, seed: int) -> Point:
+    """Return one training of a method."""
+    config = method_config(method, epochs)
+    config.optim.learning_rate, config.seed = rate, seed
+    if _CACHED.search(method):
+        config.data.cache_features = "float32"
+    return Point(folder_name({"method": method, "rate": rate, "seed": seed}), {}, config)
+
+
+def train(points: Sequence[Point], out: Path) -> list[GridRun]:
+    """Train what is missing; return the runs, without results if they failed or another process trains them."""
+    runs = plan_runs(points, RunFolder(out))
+    try:
+        code = execute(runs, RunFolder(out), lambda: None, lambda: None)
+    except DiskError:
+        raise
+    except UserError as error:  # all other runs are trained
+        status(str(error))
+        return runs
+    if code != DONE:
+        sys.exit(code)
+    return runs
+
+
+def train_all(settings: Settings) -> dict[str, dict]:
+    """Train what is missing; return the results of the methods whose trainings are finished."""
+    epochs, rates, (first, *_) = settings.epochs, settings.rates, settings.seeds
+    searched = train([point(method, epochs, rate, first) for method in METHODS for rate in rates], settings.out)
+    results = {}
+    for k, method in enumerate(METHODS):
+        runs = searched[k * len(rates) : (k + 1) * len(rates)]
+        tuning = {f"{rate:g}": run.results["val"]["mAP"] for rate, run in zip(rates, runs, strict=True) if run.results}
+        if tuning and all(run.results or run.error for run in runs):
+            results[method] = {"rate": float(max(tuning, key=tuning.get)), "tuning": tuning}
+    points = [point(method, epochs, one["rate"], seed) for method, one in results.items() for seed in settings.seeds]
+    trained = iter(train(points, settings.out))
+    for one in results.values():
+        runs = [next(trained).results for _ in settings.seeds]
+        if all(runs):
+            one.update({split: [run[split]["mAP"] for run in runs] for split in SPLITS})
+    return {method: one for method, one in results.items() if "test" in one}
+
+
+def speeds(configs: Sequence[ConfigDict], *, rounds: int = 5, steps: int = 5) -> list[tuple[int, float]]:
     """Return (trainable parameters, training images per second) per config; median of `rounds` alternating rounds."""
     running = []
-    for reference in configs:
-        config = load_config(reference, pairs)
+    for config in configs:
         experiment, mesh = open_experiment(config, RunFolder("unused")), setup_jax(config)
         parts = assemble(config, experiment.label_space)
         built = with_steps(experiment, parts, preprocess_for(config), mesh).steps
@@ -78,25 +186,117 @@ def speeds(configs: list[str], pairs: list[tuple[str, str]], *, rounds: int = 5,
     ]
 
 
+# -------------------------------------------------------------------------------------------------------------- output
+def write(results: dict) -> None:
+    """Write the tables of the results to docs/results.md and README.md."""
+    write_between(PAGE, MARKS, tables(results))
+    write_between(README, MARKS, table_of_readme(results))
+
+
+def tables(results: dict) -> str:
+    """Return the sentence on the trainings and the tables of all methods and of the pairs, as Markdown."""
+    methods, rates = results["methods"], ", ".join(f"{rate:g}" for rate in results["rates"])
+    head = ["config, with `dataset=digits`", "rate", "trainable", "test", "test_shift", "drop", "training images/s"]
+    rows = []
+    for method, one in methods.items():
+        cells = map(over_seeds, _columns(one)[1:])
+        rows.append([f"`{method}`", f"{one['rate']:g}", f"{one['trainable']:,}", *cells, str(one["images_per_second"])])
+    pairs = []
+    for first, second in PAIRS:
+        columns = zip(_columns(methods[first])[1:], _columns(methods[second])[1:], strict=True)
+        pairs.append([f"`{second}` − `{first}`", *itertools.starmap(difference, columns)])
+    lines = [
+        f"All methods: {results['epochs']} epochs and the learning rate with the best mAP on `val` for seed "
+        f"{results['seeds'][0]}, of {rates}.",
+        f"mAP in percent, mean ± sample standard deviation over {len(results['seeds'])} seeds.",
+        "",
+        *markdown_table([head, *rows], ["---", *["---:"] * 6]),
+        "",
+        f"Differences in percentage points, with {CONFIDENCE:.0%} t-intervals over the seeds, paired:",
+        "",
+        *markdown_table([["difference", "test", "test_shift", "drop"], *pairs], ["---", *["---:"] * 3]),
+    ]
+    return "\n".join(lines)
+
+
+def table_of_readme(results: dict) -> str:
+    """Return the table of the methods in IN_README, as Markdown."""
+    seeds = len(results["seeds"])
+    setting = f"frozen `vit_digits`, {results['epochs']} epochs; mAP in %, mean ± sample deviation over {seeds} seeds"
+    head = [setting, "trainable parameters", "`val`", "`test`", "`test_shift`", "drop"]
+    rows = []
+    for method, text in IN_README.items():
+        one = results["methods"][method]
+        rows.append([text, f"{one['trainable']:,}", *map(over_seeds, _columns(one))])
+    return "\n".join(markdown_table([head, *rows], ["---", *["---:"] * 5]))
+
+
+def _columns(result: dict) -> list[np.ndarray]:
+    """Return mAP per seed in percent on SPLITS, and the drop from `test` to `test_shift`."""
+    columns = [100 * np.array(result[split]) for split in SPLITS]
+    return [*columns, columns[-2] - columns[-1]]
+
+
+def over_seeds(values: np.ndarray) -> str:
+    """Return the mean and, for several values, the sample standard deviation."""
+    return f"{values.mean():.2f}" + (f" ± {sample_deviation(values):.2f}" if len(values) > 1 else "")
+
+
+def difference(first: np.ndarray, second: np.ndarray) -> str:
+    """Return the mean of second − first and, for several seeds, its t-interval, paired by seed."""
+    values = second - first
+    if len(values) == 1:
+        return f"{values[0]:+.2f}"
+    half = t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * sample_deviation(values) / len(values) ** 0.5
+    return f"{values.mean():+.2f} [{values.mean() - half:+.2f}, {values.mean() + half:+.2f}]"
+
+
+# ---------------------------------------------------------------------------------------------------------------- main
+def use_own_cores(worker: int, jobs: int) -> None:
+    """Restrict this process to its share of the cores, before JAX starts its threads."""
+    if jobs > 1 and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cores[worker % len(cores) :: jobs])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--configs", nargs="+", default=METHODS)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--rates", default="1e-3,5e-3,2e-2,1e-1", help="the grid of learning rates")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--out", type=Path, default=Path("runs/digits_methods"))
-    options, overrides = parser.parse_known_args()
-    pairs = [tuple(flag.removeprefix("--config.").split("=", 1)) for flag in overrides]
-    seeds = [int(seed) for seed in options.seeds.split(",")]
-    runs = {config: [results_of(config, seed, options.out, overrides) for seed in seeds] for config in options.configs}
-    measured = speeds(list(options.configs), pairs)
-    print("mAP in percent, mean ± standard deviation over seeds; drop = test − test_shift\n")
-    print("| config | trainable | val | test | test_shift | drop | training images/s |")
-    print("|---|---:|---:|---:|---:|---:|---:|")
-    for (config, results), (trainable, speed) in zip(runs.items(), measured, strict=True):
-        columns = {name: np.array([100 * r[name]["mAP"] for r in results]) for name in SPLITS}
-        columns["drop"] = columns["test"] - columns["test_shift"]
-        cells = " | ".join(f"{x.mean():.2f} ± {x.std():.2f}" for x in columns.values())
-        print(f"| `{config}` | {trainable:,} | {cells} | {speed:.0f} |", flush=True)
+    parser.add_argument("--jobs", type=int, default=1, help="processes that train side by side")
+    parser.add_argument("--worker", type=int, default=0, help=argparse.SUPPRESS)  # the number of such a process
+    flags = parser.parse_args()
+    rates, seeds = tuple(map(float, flags.rates.split(","))), tuple(map(int, flags.seeds.split(",")))
+    settings = Settings(flags.epochs, rates, seeds, flags.out)
+    command = [sys.executable, "-m", "benchmarks.digits_methods", *sys.argv[1:]]
+    numbers = range(1, flags.jobs) if not flags.worker else ()
+    workers = [subprocess.Popen([*command, f"--worker={number}"]) for number in numbers]
+    try:
+        use_own_cores(flags.worker, flags.jobs)
+        train_all(settings)
+        for worker in workers:
+            worker.wait()
+        if flags.worker:
+            return
+        methods = train_all(settings)  # reads the runs of the workers
+    except UserError as error:
+        sys.exit(f"error: {error}")
+    finally:
+        for worker in workers:
+            worker.terminate()
+    if missing := [method for method in METHODS if method not in methods]:
+        sys.exit(f"trainings of {', '.join(missing)} have failed or are in progress; rerun the command to continue")
+    measured = speeds([method_config(method, flags.epochs) for method in METHODS])
+    for one, (trainable, speed) in zip(methods.values(), measured, strict=True):
+        one |= {"trainable": trainable, "images_per_second": round(speed)}
+    results = {"epochs": flags.epochs, "rates": rates, "seeds": seeds, "methods": methods}
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    write(results)
+    print(tables(results))
 
 
 if __name__ == "__main__":
+    use_large_pages()
     main()

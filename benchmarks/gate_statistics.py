@@ -1,6 +1,6 @@
 """Statistics of the gates of trained mixtures of experts on a split: entropy, and dependence on the image.
 
-    python -m benchmarks.gate_statistics runs/digits_methods/mlvpt_digits-seed0 runs/digits_methods/... --split=test
+    python -m benchmarks.gate_statistics runs/digits_methods/method=mlvpt_digits,rate=0.005,seed=0 RUN… --split=test
 
 One row per run and kind of gate: mean entropy in nats and its maximum, the mean largest weight, and the standard
 deviation of a weight over images, averaged over labels and experts (0 if the gates do not depend on the image).

@@ -22,6 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import mlmoe_jax.config as configuration
+from benchmarks.page import write_between
 from mlmoe_jax.apps.tools.preflight.compile_check import GIB, Programs, capacity_elsewhere, examine, tpu_devices
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import setup_jax
@@ -240,16 +241,6 @@ def _moved(result: dict) -> int:
     return sum(kind["bytes"] for kind in result["collectives"].values())
 
 
-def write_page(text: str) -> None:
-    """Write the table between its marks in docs/scaling.md."""
-    start, end = MARKS
-    before, opening, rest = PAGE.read_text().partition(start)
-    _, closing, after = rest.partition(end)
-    if not (opening and closing):
-        raise SystemExit(f"{PAGE} has no lines '{start}' and '{end}' to write the table between")
-    PAGE.write_text(f"{before}{start}\n\n{text}\n\n{end}{after}")
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -273,7 +264,7 @@ def main():
             with RESULTS.open("a") as lines:
                 lines.write(json.dumps(result) + "\n")
             status(f"  {result.get('compile_seconds', math.nan):.0f} s, needs {result['needed'] / GIB:.2f} GiB")
-    write_page(table(results, options.efficiency))
+    write_between(PAGE, MARKS, table(results, options.efficiency))
     print(f"{len(results)} results; {PAGE} is written")
 
 

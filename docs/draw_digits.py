@@ -40,7 +40,7 @@ def read_results(page: str) -> dict[str, tuple[float, float]]:
     page: the Markdown of the page on results. Raises ValueError if it lacks one of them.
     """
     results = {}
-    for config, *cells in re.findall(r"^\| `([^`]+)` \|[^|]*\| ([\d.]+) ± [^|]*\| ([\d.]+) ± ", page, re.M):
+    for config, *cells in re.findall(r"^\| `([^`]+)` \|.*?\| ([\d.]+) ± [^|]*\| ([\d.]+) ± ", page, re.M):
         if config in NAMES:
             results[NAMES[config]] = (float(cells[0]), float(cells[1]))
     if missing := sorted(set(NAMES.values()) - set(results)):
