@@ -136,7 +136,9 @@ def test_the_additions_train_save_restore_and_predict(extended):
     assert predicted == "predicted 2 4", "step 2, and each of the four labels has a score"
     assert encoded == "encoded 2 64", "the second backbone is in the catalog, too"
     stored = json.loads((extended / "adapted" / "config.json").read_text())
-    assert stored["model"]["adapters"] == {"bias": {"targets": ["value", "fc2"]}}, "its own key, declared in its file"
+    assert stored["model"]["adapters"] == {"factors": {"targets": ["value", "fc2"]}}, (
+        "its own key, declared in its file"
+    )
     assert (extended / "adapted" / "results.json").exists()
     run = extended / "run"
     kept = flatten(from_json((run / "config.json").read_text()))

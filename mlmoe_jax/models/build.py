@@ -18,7 +18,7 @@ from mlmoe_jax.models import partition
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.catalog import ADAPTERS, describe_adapters, head_of, prompts_of
 from mlmoe_jax.models.contracts import Adapter, Backbone, BackboneShape, Head
-from mlmoe_jax.models.outputs import PROMPTS, Delta, Deltas, Features, Prediction
+from mlmoe_jax.models.outputs import PROMPTS, Call, Delta, Deltas, Features, Prediction
 from mlmoe_jax.runtime.setup import dtypes
 
 
@@ -111,19 +111,16 @@ class Classifier(nnx.Module):
 
 
 def sum_deltas(deltas: Sequence[Deltas]) -> Deltas:
-    """Return the sum of the deltas of several adapters; an empty list if all are empty."""
-    blocks = []
-    for adapters in zip(*filter(None, deltas), strict=True):
-        by_layer: dict[str, list[Delta]] = {}
-        for adapter in adapters:
-            for layer, delta in adapter.items():
-                by_layer.setdefault(layer, []).append(delta)
-        blocks.append({layer: functools.partial(_sum, every) for layer, every in by_layer.items()})
-    return blocks
+    """Return the sum of the deltas of several adapters."""
+    by_place: dict[str, list[Delta]] = {}
+    for adapter in deltas:
+        for place, delta in adapter.items():
+            by_place.setdefault(place, []).append(delta)
+    return {place: functools.partial(_sum, every) for place, every in by_place.items()}
 
 
-def _sum(deltas: Sequence[Delta], tokens: jax.Array) -> jax.Array:
-    return functools.reduce(jnp.add, [delta(tokens) for delta in deltas])
+def _sum(deltas: Sequence[Delta], call: Call) -> jax.Array:
+    return functools.reduce(jnp.add, [delta(call) for delta in deltas])
 
 
 def backbone_shape(config: ConfigDict) -> BackboneShape:

@@ -50,6 +50,10 @@ ADAPTERS: Registry[type[Adapter]] = Registry(
     "adapter",
     {
         "lora": "mlmoe_jax.models.adapters.lora:LoRA",
+        "dora": "mlmoe_jax.models.adapters.lora:DoRA",
+        "bitfit": "mlmoe_jax.models.adapters.vectors:BitFit",
+        "ssf": "mlmoe_jax.models.adapters.vectors:SSF",
+        "adaptformer": "mlmoe_jax.models.adapters.adaptformer:AdaptFormer",
     },
 )
 

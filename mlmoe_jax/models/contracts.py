@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
+from mlmoe_jax.models.layers.deltas import NO_DELTAS, block_place
 from mlmoe_jax.models.layers.values import Dtype
 from mlmoe_jax.models.macs import forward_macs
 from mlmoe_jax.models.outputs import CLS, Deltas, Features, Prediction, Prompts
@@ -47,8 +48,8 @@ class Backbone(Protocol):
     ) -> Features:
         """Encode f32[B,H,W,3].
 
-        A backbone whose shape has `takes_adapters` also takes `deltas: Deltas = ()`, terms that are added to the
-        outputs of its linear layers.
+        A backbone whose shape has `takes_adapters` also takes `deltas: Deltas`, terms that are added to the outputs of
+        its layers.
 
         Args:
           image: f32[B,H,W,3], normalized.
@@ -63,6 +64,22 @@ class Backbone(Protocol):
         ...
 
 
+class Layer(NamedTuple):
+    """A linear layer or a norm that takes deltas.
+
+    Attributes:
+      inputs: number of inputs.
+      outputs: number of outputs.
+      bias: whether it has a bias.
+      in_block: whether each block has such a layer. Otherwise the backbone has one.
+    """
+
+    inputs: int
+    outputs: int
+    bias: bool = True
+    in_block: bool = True
+
+
 class BackboneShape(abc.ABC):
     """The architecture of a backbone: one frozen dataclass per family, one instance per variant.
 
@@ -75,7 +92,7 @@ class BackboneShape(abc.ABC):
     tokens: Callable[[int, nnx.Module | None], int]  # (side of the image, prompts) -> the number of tokens in a block
     depth: int  # the number of blocks
     heads: int  # of the attention of a block
-    layers: Mapping[str, tuple[int, int]]  # the linear layers of a block that take deltas: name -> (inputs, outputs)
+    layers: Mapping[str, Layer]  # the linear layers and norms that take deltas, by name
     any_size = False  # whether padding lets the backbone encode images of any size, not only multiples of `patch`
     # Freezes scale and bias of batch normalization, if any: weight decay would change them without a gradient.
     batch_norm_rule: ClassVar[tuple[str, bool] | None] = None
@@ -92,6 +109,10 @@ class BackboneShape(abc.ABC):
           batch_norm: see layers.batch_norm; ignored if the backbone has no batch normalization.
           rngs: for the weights.
         """
+
+    def places(self, layer: str) -> list[str]:
+        """Return the keys of `Deltas` for a layer of `layers`, one per block or one."""
+        return [block_place(index, layer) for index in range(self.depth)] if self.layers[layer].in_block else [layer]
 
     def fits(self, side: int) -> bool:
         """Return whether images of `side` × `side` pixels can be encoded."""
@@ -149,6 +170,9 @@ class Adapter(nnx.Module):
     """Whether the prompts belong to label groups."""
     prunable: bool = False
     """Whether --mode=prune can prune the prompts."""
+    merges: bool = False
+    """Whether the deltas can become part of the weights: of a linear layer, an affine function of the input; of a norm,
+    an affine function of the output."""
 
     @classmethod
     @abc.abstractmethod
@@ -175,16 +199,21 @@ class Adapter(nnx.Module):
         return None
 
     def deltas(self, *, rngs: nnx.Rngs | None = None) -> Deltas:
-        """Return the terms that are added to the outputs of linear layers, one mapping per block; () for none.
+        """Return the terms that are added to the outputs of layers, by place; {} for none.
 
         Args:
           rngs: for dropout in training.
         """
-        return ()
+        return NO_DELTAS
 
     def macs(self, tokens: int) -> int:
         """Return the multiply-adds per image of the adapter's own layers, with `tokens` tokens in each block."""
         return 0
+
+    @classmethod
+    def key(cls) -> str:
+        """Return the name of the section of the adapter in `model.adapters`, by default of the class."""
+        return cls.__name__.lower()
 
     @classmethod
     def describe(cls, settings: ConfigDict) -> str:

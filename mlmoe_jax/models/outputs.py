@@ -5,7 +5,7 @@ Shape letters: B batch, N patch tokens, D width, L blocks, P prompts per block, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -15,9 +15,26 @@ import numpy as np
 CLS, PROMPTS, PATCHES, MEAN = "cls", "prompts", "patches", "mean"
 LABELS = "labels"
 
-# A term that an adapter adds to a linear layer: input [b,T,inputs] -> [b,T,outputs], in the type of the output.
-Delta = Callable[[jax.Array], jax.Array]
-Deltas = Sequence[Mapping[str, Delta]]  # per block: name of a linear layer in `BackboneShape.layers` -> delta
+
+@dataclass(frozen=True)
+class Call:
+    """The call of a frozen layer, from which an adapter computes the delta of its output.
+
+    Attributes:
+      tokens: [b,T,inputs], the input of the layer.
+      output: [b,T,outputs], the output without deltas.
+      weights: returns the kernel f32[inputs,outputs] and the bias f32[outputs] of a linear layer, None for no bias. It
+        is called only by deltas that need them.
+    """
+
+    tokens: jax.Array
+    output: jax.Array
+    weights: Callable[[], tuple[jax.Array, jax.Array | None]]
+
+
+# A term that an adapter adds to the output of a layer. Adapters see the frozen output, so their order does not matter.
+Delta = Callable[[Call], jax.Array]
+Deltas = Mapping[str, Delta]  # by place, see `BackboneShape.places`
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """The origin of a training's initial values: its checkpoint, `config.init_from`, a pretrained backbone, or its seed.
 
-`config.init_from` is a checkpoint of the authors' PyTorch code, or another run, in a folder or shared on the hub. A run
-may have other labels: the parameters of a label are matched by name. Parameters without a counterpart keep their
-initial values and are listed.
+`config.init_from` is a checkpoint of the authors' PyTorch code, an adapter of PEFT, or another run, in a folder or
+shared on the hub. A run may have other labels: the parameters of a label are matched by name. Parameters without a
+counterpart keep their initial values and are listed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,16 @@ from mlmoe_jax.models.params import ModelDef, draw_missing
 from mlmoe_jax.models.partition import axes_of, label_axes
 from mlmoe_jax.pretrained.load import map_file
 from mlmoe_jax.pretrained.official import CHECKPOINT_SUFFIXES, POSITION_TABLE, departures, load_official
-from mlmoe_jax.runs.assemble import Parts, assemble, fill_backbone, model_builder, require_weights, split_model
+from mlmoe_jax.pretrained.peft import PeftAdapter, fill_from_peft, is_peft, read_peft
+from mlmoe_jax.runs.assemble import (
+    Parts,
+    assemble,
+    fill_backbone,
+    initial_model,
+    model_builder,
+    require_weights,
+    split_model,
+)
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import has_checkpoint, parts_of_run, read_run, restored_values
 from mlmoe_jax.runs.shared import run_folder
@@ -52,6 +61,8 @@ def origin_of(config: ConfigDict, folder: RunFolder | None = None) -> Origin:
         return Origin(config)
     if location.endswith(CHECKPOINT_SUFFIXES) and not Path(location).is_dir():
         return OfficialFile(config, Path(location))
+    if is_peft(Path(location)):
+        return PeftFolder(config, read_peft(Path(location)))
     if not run_folder(location).path.is_dir():
         kinds = f"{', '.join(CHECKPOINT_SUFFIXES[:-1])} or {CHECKPOINT_SUFFIXES[-1]}"
         raise UserError(f"config.init_from is '{location}', which is neither a file in {kinds} nor a run folder")
@@ -147,6 +158,30 @@ class OfficialFile(Origin):
         if not only_head:
             parts = replace(parts, unpublished=frozenset(parts.frozen))
         return self._complete(parts, None if table is None else table.shape)
+
+
+@dataclass(frozen=True)
+class PeftFolder(Origin):
+    """The pretrained backbone with an adapter of PEFT."""
+
+    adapter: PeftAdapter
+
+    def __post_init__(self):
+        require_weights(self.config)
+        name, settings = self.adapter.name, self.adapter.settings
+        ours = self.config.model.adapters.get(name, {})
+        alike = {key: set(value) == set(ours.get(key, ())) for key, value in settings.items() if key == "targets"}
+        other = [key for key, value in settings.items() if not alike.get(key, ours.get(key) == value)]
+        if other:
+            texts = {key: ",".join(value) if key == "targets" else value for key, value in settings.items()}
+            keys = " ".join(f"--config.model.adapters.{name}.{key}={texts[key]}" for key in other)
+            raise UserError(f"the adapter in {self.adapter.path} has other settings than the config; add {keys}")
+
+    def parts(self, label_space: LabelSpace) -> Parts:
+        model = initial_model(self.config, label_space)
+        filled = fill_from_peft(model, self.adapter, len(label_space.names))
+        status(f"init_from {self.adapter.path}: {len(filled)} parameters from PEFT")
+        return split_model(model, self.config)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Each method of the ML-VPT paper from its config file: trained and frozen parameters, and cost."""
 
+import numpy as np
 import pytest
 from helpers.methods import abstract, assert_frozen_values_stay_and_others_move, counts, on_digits
 
@@ -105,6 +106,10 @@ METHODS = (
 )
 # of others, with --all
 VARIANTS = (
+    "dora:targets=query,fc2,prompts=2",
+    "bitfit",
+    "ssf:prompts=2",
+    "adaptformer",
     "vpt:dropout=0.5,project=8",
     "vpt:variant=shallow",
     "gatevpt:gate_init=1,pool=mean",
@@ -125,8 +130,25 @@ def test_frozen_values_stay_and_all_others_move(reference, two_steps):
     assert_frozen_values_stay_and_others_move(before, after, biases=True, rests=rests)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("tiny_vit")
+@pytest.mark.parametrize("reference", ["mlvpt_dinov2", "mlmoe_dinov2"])
+def test_adapters_learn_beside_group_prompts_and_experts(reference, two_steps):
+    config = on_digits(reference)
+    for name in ("lora", "dora", "bitfit", "ssf", "adaptformer"):
+        configuration.use_adapter(config, name)
+    before, after, _ = two_steps(config)
+    own = [path for path in before.trainable if path.startswith("adapters/")]
+    assert {path.split("/")[1] for path in own} == {"lora", "dora", "bitfit", "ssf", "adaptformer"}
+    assert all((np.asarray(after.trainable[path]) != before.trainable[path]).any() for path in own)
+
+
 @pytest.mark.parametrize(
-    "name", ["linear_probe", "finetune", "vpt", "gatevpt", "e2vpt", "lora", "gvpt", "mlvpt_dinov2"]
+    "name",
+    [
+        *("linear_probe", "finetune", "vpt", "gatevpt", "e2vpt", "gvpt", "mlvpt_dinov2"),
+        *("lora", "dora", "bitfit", "ssf", "adaptformer"),
+    ],
 )
 @pytest.mark.parametrize("dataset", ["digits", "voc2007"])
 @pytest.mark.parametrize("resolution", [224, 448])

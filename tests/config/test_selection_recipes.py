@@ -8,7 +8,8 @@ from mlmoe_jax.training.selection import require_metric, selection_split
 
 # config -> the evaluator and the metric of its paper
 PUBLISHED = {
-    **dict.fromkeys(("linear_probe", "finetune", "vpt", "gatevpt", "e2vpt", "lora", "gvpt"), ("mlvpt", "mAP_envelope")),
+    **dict.fromkeys(("linear_probe", "finetune", "vpt", "gatevpt", "e2vpt", "gvpt"), ("mlvpt", "mAP_envelope")),
+    **dict.fromkeys(("lora", "dora", "bitfit", "ssf", "adaptformer"), ("mlvpt", "mAP_envelope")),
     **dict.fromkeys(
         ("mlvpt_dinov2", "mlvpt_dinov3", "mlvpt_vit", "mlmoe_dinov2", "mlmoe_dinov3"), ("mlvpt", "mAP_envelope")
     ),

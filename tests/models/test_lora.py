@@ -20,7 +20,7 @@ from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import build_model, sum_deltas
 from mlmoe_jax.models.catalog import describe_adapters
 from mlmoe_jax.models.macs import count_macs
-from mlmoe_jax.models.outputs import Prompts
+from mlmoe_jax.models.outputs import Call, Prompts
 from mlmoe_jax.runs.assemble import abstract_parts
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import open_run
@@ -37,6 +37,10 @@ def lora(shape=SHAPE, **settings):
     draw = np.random.default_rng(3)
     nnx.update(module, jax.tree.map(lambda x: jnp.asarray(0.3 * draw.normal(size=x.shape), x.dtype), nnx.state(module)))
     return module
+
+
+def call(tokens):
+    return Call(tokens, tokens, None)
 
 
 def vit_of(shape):
@@ -78,10 +82,16 @@ def close(ours, theirs):
 def test_an_update_is_its_formula():
     adapter = lora(rank=4, alpha=2.0, targets=("key", "fc2"))
     x = np.random.default_rng(5).normal(size=(2, 5, 128)).astype(np.float32)
-    for block, deltas in enumerate(adapter.deltas()):
+    deltas = adapter.deltas()
+    for block in range(3):
         a, b = (np.asarray(matrix[block]) for matrix in (adapter.fc2.a, adapter.fc2.b))
-        np.testing.assert_allclose(deltas["fc2"](x), 2.0 / 4 * x @ a @ b, rtol=2e-5, atol=2e-5)
-        assert deltas.keys() == {"key", "fc2"}
+        term = deltas[f"blocks/{block}/fc2"](call(x))
+        np.testing.assert_allclose(term, 2.0 / 4 * x @ a @ b, rtol=2e-5, atol=2e-5)
+    assert deltas.keys() == {f"blocks/{block}/{layer}" for block in range(3) for layer in ("key", "fc2")}
+    stable = lora(rank=4, alpha=2.0, targets=("fc2",), rank_stabilized=True).deltas()["blocks/1/fc2"](call(x))
+    np.testing.assert_allclose(
+        stable, 2 * deltas["blocks/1/fc2"](call(x)), rtol=1e-6, err_msg="2 / √4 instead of 2 / 4"
+    )
 
 
 @pytest.mark.variants(targets=(LAYERS,), shape=(GATED,))
@@ -125,9 +135,9 @@ def test_a_new_update_changes_nothing_bit_for_bit(image):
 
 def test_updates_of_several_adapters_are_added(image):
     vit, one, other = vit_of(SHAPE), lora(rank=2), lora(rank=3, targets=("value", "fc1"))
-    both = sum_deltas([one.deltas(), (), other.deltas()])
+    both = sum_deltas([one.deltas(), {}, other.deltas()])
     close(vit(image, deltas=both).cls, merged(merged(vit, one), other)(image).cls)
-    assert sum_deltas([(), ()]) == []
+    assert sum_deltas([{}, {}]) == {}
 
 
 def test_a_recomputed_block_has_the_same_gradient(image):
@@ -150,12 +160,13 @@ def test_a_recomputed_block_has_the_same_gradient(image):
 def test_dropout_is_only_for_training_and_drops_inputs():
     adapter = lora(rank=2, alpha=2.0, dropout=0.25)
     identity = jnp.eye(32)[None]
-    plain = adapter.deltas()[1]["query"](identity)
+    plain = adapter.deltas()["blocks/1/query"](call(identity))
     adapter.train()
-    deltas = adapter.deltas(rngs=nnx.Rngs(1))[1]
-    rows = np.asarray(deltas["query"](identity))[0] / np.asarray(plain)[0]  # row i has input i alone
+    deltas = adapter.deltas(rngs=nnx.Rngs(1))
+    query, value = (deltas[f"blocks/1/{layer}"](call(identity)) for layer in ("query", "value"))
+    rows = np.asarray(query)[0] / np.asarray(plain)[0]  # row i has input i alone
     assert set(np.round(rows, 3).ravel()) == {0, np.round(1 / 0.75, 3).astype(np.float32)}
-    assert not np.array_equal(deltas["query"](identity) == 0, deltas["value"](identity) == 0)
+    assert not np.array_equal(query == 0, value == 0)
 
 
 # --------------------------------------------------------------------------------------------------- a method's model
@@ -256,6 +267,9 @@ def test_settings_that_make_no_sense_are_refused(settings, sentence, refusal):
 def test_what_lora_cannot_do_is_refused(refusal):
     config = load_config("lora:dataset=digits", [("data.cache_features", "float32")])
     assert "but LoRA (rank 8; query, value) change them" in refusal(validate, config)
+    config = load_config("lora:rank=129,dataset=digits", [])
+    sentence = refusal(build_model, config, synthetic_label_space(3, 1), rngs=nnx.Rngs(0))
+    assert sentence == "model.adapters.lora.rank is 129, above the width 128 of query; take a smaller rank"
     config = load_config("lora", [("model.backbone.name", "resnet50")])
     sentence = refusal(build_model, config, synthetic_label_space(3, 1), rngs=nnx.Rngs(0))
     assert sentence == "the backbone of LoRA (rank 8; query, value) must be a ViT, and resnet50 is not one"

@@ -109,8 +109,9 @@ FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
     ),
     "format": (
         ("export",),
-        "stablehlo or onnx (a folder with a program and its labels), safetensors (a file with our parameter paths), or "
-        "official (a .safetensors or .npz file with the names of the authors' code; default for such an --output)",
+        "stablehlo or onnx (a folder with a program and its labels), safetensors (a file with our parameter paths), "
+        "peft (a folder that PEFT loads onto a model of transformers), or official (a .safetensors or .npz file with "
+        "the names of the authors' code; default for such an --output)",
         {"choices": tuple(TARGETS)},
     ),
     "include-frozen": (
@@ -118,10 +119,11 @@ FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
         "of --format=safetensors: always (all frozen weights; default), auto (unpublished frozen weights), never",
         {"choices": ("always", "auto", "never"), "default": "always"},
     ),
+    "merge": (("export",), "make adapters part of the weights of the backbone", {"action": "store_true"}),
     "init-from": (
         ("train", "prune", "import"),
-        "short for --config.init_from: another run folder, a model on the hub such as hf:user/name, or a checkpoint "
-        "of the authors' code",
+        "short for --config.init_from: another run folder, a model on the hub such as hf:user/name, a folder of PEFT, "
+        "or a checkpoint of the authors' code",
         {"default": ""},
     ),
     "repo": (("push",), "the name of the model on the hub, USER/NAME", {"default": ""}),

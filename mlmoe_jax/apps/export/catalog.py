@@ -73,6 +73,7 @@ TARGETS: Registry[ExportTarget] = Registry(
         "stablehlo": "mlmoe_jax.apps.export.program:STABLEHLO",
         "onnx": "mlmoe_jax.apps.export.onnx:TARGET",
         "safetensors": "mlmoe_jax.apps.export.program:SAFETENSORS",
+        "peft": "mlmoe_jax.apps.export.peft:TARGET",
         OFFICIAL: "mlmoe_jax.apps.export.program:AUTHORS",
     },
 )

@@ -13,6 +13,7 @@ import jax
 
 from mlmoe_jax.apps.export import standalone
 from mlmoe_jax.apps.export.catalog import ALWAYS, OFFICIAL, TARGETS, Export, ExportTarget
+from mlmoe_jax.apps.export.merge import merged_run
 from mlmoe_jax.apps.export.program import largest_difference
 from mlmoe_jax.config import flatten
 from mlmoe_jax.errors import DONE, OUTDATED, UserError
@@ -63,6 +64,7 @@ def export_run(
     *,
     checkpoint: str = BEST,
     include_frozen: str = ALWAYS,
+    merge: bool = False,
 ) -> int:
     """Export a run and print a line. A program is compared with the run before the folder gets its name.
 
@@ -71,6 +73,7 @@ def export_run(
       output: a file or a folder, depending on the format.
       kind: a format of TARGETS; by default `official` for an output with the suffix of a checkpoint.
       include_frozen: for safetensors: always (all frozen weights), auto (unpublished frozen weights), or never.
+      merge: make adapters part of the weights.
 
     Returns:
       The exit code, 3 if the newest checkpoint is damaged.
@@ -84,6 +87,8 @@ def export_run(
         raise UserError(f"--output={output} needs --format={', '.join([*TARGETS][:-1])} or {[*TARGETS][-1]}")
     if kind != "safetensors" and include_frozen != ALWAYS:
         raise UserError(f"--include-frozen is for --format=safetensors; leave it out of --format={kind}")
+    if merge and (kind == "peft" or include_frozen == "never"):
+        raise UserError("--merge changes frozen weights, which this export leaves out; leave --merge out")
     target = TARGETS[kind]
     path = target.place(output)
     folder.require_model()
@@ -92,6 +97,12 @@ def export_run(
             raise UserError(f"--format={kind} needs {key}={target.needs[key]}, not {value}; leave --config.{key} out")
     further = [item for item in target.needs.items() if item not in overrides]
     predictor = Predictor.from_run(folder.path, [*further, *overrides], checkpoint=checkpoint)
+    if merge:
+        predictor = Predictor(
+            merged_run(predictor.run),
+            dict(zip(predictor.names, predictor.thresholds.tolist(), strict=True)),
+            predictor.source,
+        )
     export = Export(predictor.run, path, describe(predictor, kind), include_frozen)
     try:
         about = _write_program(export, target) if target.load else target.write(export)

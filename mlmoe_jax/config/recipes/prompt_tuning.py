@@ -9,7 +9,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.config.defaults import default_config
+from mlmoe_jax.config.defaults import default_config, use_adapter
 from mlmoe_jax.config.loading import parse_arg
 from mlmoe_jax.config.recipes.shared import OPTION, apply_selection, evaluate_like, follow, train_on_digits, use_dataset
 from mlmoe_jax.errors import UserError
@@ -70,6 +70,27 @@ def prompt_tuning(
         rate = functools.partial(rate_of_the_code, options.dataset)
         follow(config, "optim.learning_rate", rate, "model.backbone.name", "data.image_size")
     return config, options
+
+
+def adapter_tuning(arg: str, name: str, *, digits_rate: float, **own: Any) -> ConfigDict:
+    """Return a config with an adapter and a linear classifier, with the recipe of `prompt_tuning`.
+
+    Args:
+      arg: options of `prompt_tuning`, `pool`, `prompts` (the number of deep prompts beside the adapter), and the names
+        in `own`.
+      name: the adapter.
+      digits_rate: learning rate on `digits`.
+      **own: settings of the adapter with their defaults. Names are separated by `,` or `+`.
+    """
+    config, options = prompt_tuning(arg, digits_rate=digits_rate, prompts=0, pool="cls", **own)
+    settings = {key: options[key] for key in own}
+    if "targets" in own:
+        settings["targets"] = tuple(target for part in options.targets for target in part.split("+"))
+    use_adapter(config, name, **settings)
+    if options.prompts:
+        config.model.prompts.kind, config.model.prompts.count = "deep", options.prompts
+    config.model.head.pool = options.pool
+    return config
 
 
 def normalization_of_the_code(backbone: str) -> str:

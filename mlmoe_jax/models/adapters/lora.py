@@ -1,7 +1,12 @@
-"""LoRA: low-rank updates of linear layers in a frozen ViT (Hu et al., ICLR 2022)."""
+"""Low-rank updates of linear layers in a frozen ViT: LoRA, rsLoRA and DoRA.
+
+LoRA: Hu et al., ICLR 2022. rsLoRA: Kalajdzievski, arXiv:2312.03732. DoRA: Liu et al., ICML 2024.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import partial
 from typing import ClassVar, Self
 
@@ -10,52 +15,74 @@ import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.contracts import Adapter, BackboneShape, Setting
+from mlmoe_jax.models.layers.deltas import block_place
 from mlmoe_jax.models.layers.values import Dtype, torch_linear
-from mlmoe_jax.models.outputs import Delta, Deltas
+from mlmoe_jax.models.outputs import Call, Delta, Deltas
+from mlmoe_jax.models.params import variables_of
 
+Dropout = Callable[[jax.Array], jax.Array]
 LAYERS = ("query", "key", "value", "output", "fc1", "fc2")  # of a block, as in ViTShape.layers
 
 
 class LoRA(Adapter):
-    """Adds (alpha / rank)·x·A·B to the outputs of linear layers, for their inputs x, in every block.
+    """LoRA: adds (alpha / rank)·x·A·B to the outputs of linear layers, for their inputs x, in every block.
 
     A f32[L, inputs, rank] starts as in the authors' code, B f32[L, rank, outputs] with zeros, so that the features do
-    not change at first (LoRA, sec. 4.1). The paths of both begin with `adapters/lora/LAYER/`.
+    not change at first (LoRA, sec. 4.1). The paths of both begin with `adapters/lora/LAYER/`. With `rank_stabilized`,
+    the factor is alpha / √rank, with which outputs and gradients keep their size for large ranks (rsLoRA, sec. 3).
     """
 
     settings: ClassVar = {
         "rank": Setting(8, "Rank of the update of a layer.", least=1, most=4_096),
         "alpha": Setting(8.0, "The update is multiplied by alpha / rank.", least=0),
+        "rank_stabilized": Setting(False, "Multiply the update by alpha / √rank, as rsLoRA."),
         "targets": Setting(("query", "value"), f"The layers that are updated: any of {', '.join(LAYERS)}."),
         "dropout": Setting(
             0.0, "Probability that an entry of an update's input is dropped in training.", least=0, most=1
         ),
     }
 
+    merges = True
+
     def __init__(self, shape: BackboneShape, settings: ConfigDict, *, dtype: Dtype = None, rngs: nnx.Rngs):
         self.depth, self.targets, self.dtype = shape.depth, tuple(settings.targets), dtype
-        self.scale, self.dropout = settings.alpha / settings.rank, nnx.Dropout(settings.dropout, deterministic=True)
+        self.scale = settings.alpha / (math.sqrt(settings.rank) if settings.rank_stabilized else settings.rank)
+        self.dropout = nnx.Dropout(settings.dropout, deterministic=True)
         for target in self.targets:
-            setattr(self, target, LowRank(shape.depth, *shape.layers[target], settings.rank, rngs=rngs))
+            inputs, outputs, *_ = shape.layers[target]
+            if settings.rank > min(inputs, outputs):
+                raise UserError(
+                    f"model.adapters.{self.key()}.rank is {settings.rank}, above the width {min(inputs, outputs)} of "
+                    f"{target}; take a smaller rank"
+                )
+            setattr(self, target, LowRank(shape.depth, inputs, outputs, settings.rank, rngs=rngs))
 
     @classmethod
     def from_config(cls, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
         return cls(shape, settings, dtype=dtype, rngs=rngs)
 
     def deltas(self, *, rngs: nnx.Rngs | None = None) -> Deltas:
-        return [
-            {target: self._delta(getattr(self, target), block, rngs) for target in self.targets}
+        return {
+            block_place(block, target): self._delta(getattr(self, target), block, rngs)
             for block in range(self.depth)
-        ]
+            for target in self.targets
+        }
 
     def _delta(self, update: LowRank, block: int, rngs: nnx.Rngs | None) -> Delta:
         drops = not self.dropout.deterministic and self.dropout.rate > 0
         # The key is drawn here, because a recomputed block must not draw another key.
         dropout = partial(self.dropout, rngs=rngs.dropout()) if drops else None
-        return partial(
-            _low_rank, a=update.a[block], b=update.b[block], scale=self.scale, dtype=self.dtype, dropout=dropout
-        )
+        values = {name: variable[block] for name, (_, variable) in variables_of(update).items()}
+        return partial(self.update, **values, scale=self.scale, dtype=self.dtype, dropout=dropout)
+
+    @staticmethod
+    def update(
+        call: Call, *, a: jax.Array, b: jax.Array, scale: float, dtype: Dtype, dropout: Dropout | None
+    ) -> jax.Array:
+        """Return the delta of a layer, scale·x·A·B for x f32[b,T,inputs]."""
+        return _low_rank(call.tokens if dropout is None else dropout(call.tokens), a, b, scale, dtype)
 
     def macs(self, tokens: int) -> int:
         updates = (getattr(self, target) for target in self.targets)
@@ -63,14 +90,15 @@ class LoRA(Adapter):
 
     @classmethod
     def describe(cls, settings: ConfigDict) -> str:
-        return f"LoRA (rank {settings.rank}; {', '.join(settings.targets)})"
+        name = "rsLoRA" if settings.rank_stabilized else "LoRA"
+        return f"{cls.__name__ if cls is not LoRA else name} (rank {settings.rank}; {', '.join(settings.targets)})"
 
     @classmethod
     def mistakes(cls, settings: ConfigDict) -> list[str]:
         targets = tuple(settings.targets)
         if targets and set(targets) <= set(LAYERS) and len(set(targets)) == len(targets):
             return []
-        return [f"model.adapters.lora.targets must be one or more of {', '.join(LAYERS)}, each once"]
+        return [f"model.adapters.{cls.key()}.targets must be one or more of {', '.join(LAYERS)}, each once"]
 
 
 class LowRank(nnx.Module):
@@ -81,10 +109,44 @@ class LowRank(nnx.Module):
         self.b = nnx.Param(jnp.zeros((depth, rank, outputs)))
 
 
-def _low_rank(
-    tokens: jax.Array, *, a: jax.Array, b: jax.Array, scale: float, dtype: Dtype, dropout: Delta | None
-) -> jax.Array:
+def _low_rank(tokens: jax.Array, a: jax.Array, b: jax.Array, scale: float, dtype: Dtype) -> jax.Array:
     """Return scale·x·A·B for x f32[b,T,inputs]."""
-    tokens = tokens if dropout is None else dropout(tokens)
     dtype = dtype or jnp.result_type(tokens, a)
     return (scale * (tokens.astype(dtype) @ a.astype(dtype))) @ b.astype(dtype)
+
+
+class DoRA(LoRA):
+    """DoRA: a low-rank update of the direction of each column of a kernel, and a learned change of its length.
+
+    A column of the kernel W becomes m·(W + s·A·B) / ‖W + s·A·B‖ (DoRA, eq. 5), s as in LoRA; no gradient flows through
+    the norm (DoRA, sec. 4.3). The parameter `magnitude` f32[L, outputs] is m − ‖W‖, which starts with 0 and has the
+    gradient of m. With dropout, x·W is computed again from the dropped inputs, as in the authors' code.
+    """
+
+    def __init__(self, shape: BackboneShape, settings: ConfigDict, *, dtype: Dtype = None, rngs: nnx.Rngs):
+        super().__init__(shape, settings, dtype=dtype, rngs=rngs)
+        for target in self.targets:
+            getattr(self, target).magnitude = nnx.Param(jnp.zeros((shape.depth, shape.layers[target].outputs)))
+
+    @staticmethod
+    def update(
+        call: Call,
+        *,
+        a: jax.Array,
+        b: jax.Array,
+        magnitude: jax.Array,
+        scale: float,
+        dtype: Dtype,
+        dropout: Dropout | None,
+    ) -> jax.Array:
+        """Return the delta of a layer, (f − 1)·x·W + f·s·x·A·B with f = m / ‖W + s·A·B‖."""
+        kernel, bias = call.weights()
+        wide = kernel.astype(jnp.float32)
+        length = jax.lax.stop_gradient(jnp.linalg.norm(wide + scale * (a @ b), axis=0))
+        factor = (jnp.linalg.norm(wide, axis=0) + magnitude) / length
+        if dropout is None:
+            tokens, output = call.tokens, call.output if bias is None else call.output - bias.astype(call.output.dtype)
+        else:
+            tokens = dropout(call.tokens)
+            output = tokens.astype(call.output.dtype) @ kernel.astype(call.output.dtype)
+        return (factor - 1) * output + factor * _low_rank(tokens, a, b, scale, dtype)

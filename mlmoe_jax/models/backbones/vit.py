@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mlmoe_jax.models.contracts import BackboneShape
+from mlmoe_jax.models.contracts import BackboneShape, Layer
+from mlmoe_jax.models.layers.deltas import NO_DELTAS, call_layer, deltas_of_block
 from mlmoe_jax.models.layers.detr import AttentionPool
 from mlmoe_jax.models.layers.positions import resample_positions, rotary_angles, sine_positions
 from mlmoe_jax.models.layers.recompute import LayerNorm
@@ -76,10 +77,19 @@ class ViTShape(BackboneShape):
         return hidden_width(self.width, self.mlp_ratio, self.mlp)
 
     @property
-    def layers(self) -> dict[str, tuple[int, int]]:
+    def layers(self) -> dict[str, Layer]:
         width, hidden = self.width, self.hidden
-        attention = dict.fromkeys(("query", "key", "value", "output"), (width, width))
-        return attention | {"fc1": (width, hidden * (2 if self.mlp == "swiglu" else 1)), "fc2": (hidden, width)}
+        square, outside = Layer(width, width), Layer(width, width, in_block=False)
+        return {
+            "patch_embed": Layer(3 * self.patch**2, width, self.patch_bias, in_block=False),
+            **({"norm_pre": outside} if self.pre_norm else {}),
+            "norm1": square,
+            **{"query": square, "key": square._replace(bias=self.key_bias), "value": square, "output": square},
+            "norm2": square,
+            "fc1": Layer(width, hidden * (2 if self.mlp == "swiglu" else 1)),
+            "fc2": Layer(hidden, width),
+            "norm": outside,
+        }
 
     @property
     def leading(self) -> int:
@@ -152,11 +162,11 @@ class ViT(nnx.Module):
         self.norm = LayerNorm(shape.width, epsilon=shape.eps, rngs=rngs)
         self.pool = None if shape.class_token else AttentionPool(*sizes, **shared)
 
-    def embed(self, image: jax.Array) -> tuple[jax.Array, tuple[int, int]]:
+    def embed(self, image: jax.Array, deltas: Deltas = NO_DELTAS) -> tuple[jax.Array, tuple[int, int]]:
         """Split f32[B,H,W,3] into patches; return the tokens and the patch grid.
 
-        Tokens are f32[B,C+R+N,D]: C = 1 or 0 class tokens, R registers, N patches. Raises ValueError if the sides of
-        the image are not multiples of the patch size.
+        Tokens are f32[B,C+R+N,D]: C = 1 or 0 class tokens, R registers, N patches. `deltas` are described in
+        `__call__`. Raises ValueError if the sides of the image are not multiples of the patch size.
         """
         shape, patch = self.shape, self.shape.patch
         batch, height, width, _ = image.shape
@@ -164,7 +174,7 @@ class ViT(nnx.Module):
             raise ValueError(f"images of {height}×{width} pixels are not a multiple of the patch size {patch}")
         grid = height // patch, width // patch
         pieces = image.reshape(batch, grid[0], patch, grid[1], patch, 3).swapaxes(2, 3)
-        tokens = self.patch_embed(pieces.reshape(batch, grid[0] * grid[1], -1))
+        tokens = call_layer(self.patch_embed, pieces.reshape(batch, grid[0] * grid[1], -1), "patch_embed", deltas)
         leading = [self.cls_token[...]] if shape.class_token else []
         if shape.rotary_base is None:
             class_position, table = jnp.split(self.pos_embed[...], [int(shape.class_token)], axis=1)
@@ -176,7 +186,7 @@ class ViT(nnx.Module):
             leading.append(self.register_tokens[...])
         leading = [jnp.broadcast_to(part, (batch, *part.shape[1:])) for part in leading]
         tokens = jnp.concatenate([*leading, tokens], axis=1)
-        return self.norm_pre(tokens) if shape.pre_norm else tokens, grid
+        return call_layer(self.norm_pre, tokens, "norm_pre", deltas) if shape.pre_norm else tokens, grid
 
     def rotary(self, grid: tuple[int, int]) -> jax.Array | None:
         """Return the angles f32[C+R+N,d/2] by which each attention rotates the tokens of `embed`, or None."""
@@ -194,17 +204,17 @@ class ViT(nnx.Module):
         read: Collection[str] = (CLS,),
         norm: bool = True,
         return_attention: bool = False,
-        deltas: Deltas = (),
+        deltas: Deltas = NO_DELTAS,
     ) -> Features:
         """Encode f32[B,H,W,3], see contracts.Backbone.
 
-        `deltas` has one mapping per block, or is (). Raises ValueError if the sides of the image are not multiples of
-        the patch size, or if prompts are read without prompts.
+        `deltas` are by place, see `ViTShape.places`; an attention pool takes none. Raises ValueError if the sides of
+        the image are not multiples of the patch size, or if prompts are read without prompts.
         """
         unknown = set(read) - {CLS, PROMPTS, PATCHES, MEAN}
         if unknown or not read or (PROMPTS in read and prompts is None):
             raise ValueError(f"cannot read {sorted(read)} {'without prompts' if prompts is None else ''}")
-        tokens, grid = self.embed(image)
+        tokens, grid = self.embed(image, deltas)
         rotary = self.rotary(grid)
         options = {"prompts": prompts, "rotary": rotary, "deltas": deltas}
         run = partial(self._block, **options)
@@ -227,7 +237,7 @@ class ViT(nnx.Module):
         attention = self._attention(parts, requested, **options) if return_attention else {}
         parts = run(self.shape.depth - 1, parts, queries)
         parts |= {MEAN: _mean(parts, prompts)} if MEAN in read else {}
-        normed = {name: self.norm(part) for name, part in parts.items()}
+        normed = {name: call_layer(self.norm, part, "norm", deltas) for name, part in parts.items()}
         parts = normed if norm else parts
         if self.pool is not None and CLS in read:
             parts = parts | {CLS: self.pool(normed[PATCHES])[:, None]}
@@ -287,7 +297,7 @@ def _block_arguments(
     joined = jnp.concatenate(
         [jnp.broadcast_to(parts[name], (batch, *parts[name].shape[1:])) for name in queries], axis=1
     )
-    settings: dict[str, Any] = {"deltas": deltas[index]} if deltas else {}
+    settings: dict[str, Any] = {"deltas": deltas_of_block(deltas, index)} if deltas else {}
     if prompts is not None:
         settings["mask"] = _mask(parts, queries, prompts)
         settings["key_value"] = None if prompts.key_value is None else prompts.key_value[index]

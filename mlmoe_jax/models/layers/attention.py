@@ -1,7 +1,7 @@
 """Multi-head attention in which some tokens provide only keys and values."""
 
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,17 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from mlmoe_jax.models.layers.deltas import NO_DELTAS, add_delta, call_layer
 from mlmoe_jax.models.layers.softmax_attention import attend, attention_weights
 from mlmoe_jax.models.layers.values import Dtype
+from mlmoe_jax.models.outputs import Deltas
 
-# Name of a linear layer -> the term that is added to its output (see outputs.Deltas).
-BlockDeltas = Mapping[str, Callable[[jax.Array], jax.Array]]
-NO_DELTAS: BlockDeltas = MappingProxyType({})
-
-
-def add_delta(output: jax.Array, layer: str, tokens: jax.Array, deltas: BlockDeltas) -> jax.Array:
-    """Return the output of a linear layer on `tokens` plus the delta of the layer, if any."""
-    return output + deltas[layer](tokens).astype(output.dtype) if layer in deltas else output
+PARTS = ("query", "key", "value")  # the columns of a FusedProjection
 
 
 def rotate(tokens: jax.Array, angles: jax.Array) -> jax.Array:
@@ -59,12 +54,21 @@ class FusedProjection(nnx.Linear):
 
     def _columns(self, tokens: jax.Array, first: int) -> jax.Array:
         """Project f32[b,T,D] to the columns starting at `first`."""
-        kernel, bias = self.kernel[:, first:], self.bias[...]
-        if not self.key_bias:
-            query, value = jnp.split(bias, 2)
-            bias = jnp.concatenate([query, jnp.zeros_like(query), value])
+        kernel, bias = self.kernel[:, first:], self._whole_bias()
         dtype = self.dtype or jnp.result_type(tokens, kernel)
         return jnp.dot(tokens.astype(dtype), kernel.astype(dtype)) + bias[first:].astype(dtype)
+
+    def _whole_bias(self) -> jax.Array:
+        bias = self.bias[...]
+        if self.key_bias:
+            return bias
+        query, value = jnp.split(bias, 2)
+        return jnp.concatenate([query, jnp.zeros_like(query), value])
+
+    def part(self, name: str) -> tuple[jax.Array, jax.Array]:
+        """Return the kernel f32[D,D] and the bias f32[D] of one of PARTS."""
+        columns = slice(PARTS.index(name) * self.in_features, (PARTS.index(name) + 1) * self.in_features)
+        return self.kernel[:, columns], self._whole_bias()[columns]
 
 
 class Attention(nnx.Module):
@@ -81,7 +85,7 @@ class Attention(nnx.Module):
         context: Sequence[jax.Array] = (),
         mask: np.ndarray | jax.Array | None = None,
         *,
-        deltas: BlockDeltas = NO_DELTAS,
+        deltas: Deltas = NO_DELTAS,
         **settings: Any,
     ) -> jax.Array:
         """Attend from `tokens` to themselves, to `context` and to `key_value`.
@@ -107,7 +111,7 @@ class Attention(nnx.Module):
         query, key, value = self._project(tokens, context, deltas=deltas, **settings)
         mixed = attend(query, key, value, mask)
         mixed = mixed.reshape(*mixed.shape[:2], -1)
-        return add_delta(self.proj(mixed), "output", mixed, deltas)
+        return call_layer(self.proj, mixed, "output", deltas)
 
     def weights(
         self,
@@ -128,16 +132,17 @@ class Attention(nnx.Module):
         rotary: jax.Array | None = None,
         key_value: jax.Array | None = None,
         temperature: jax.Array | float | None = None,
-        deltas: BlockDeltas = NO_DELTAS,
+        deltas: Deltas = NO_DELTAS,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Return queries f32[B,Q,h,d], keys and values f32[B,T,h,d]."""
         query, *pair = jnp.split(self.qkv(tokens), 3, axis=-1)
-        query = add_delta(query, "query", tokens, deltas)
+
+        def changed(output: jax.Array, name: str, part: jax.Array) -> jax.Array:
+            return add_delta(output, name, part, deltas, partial(self.qkv.part, name))
+
+        query = changed(query, "query", tokens)
         parts = [(tokens, pair), *((part, jnp.split(self.qkv.key_value(part), 2, axis=-1)) for part in context)]
-        pairs = [
-            (add_delta(key, "key", part, deltas), add_delta(value, "value", part, deltas))
-            for part, (key, value) in parts
-        ]
+        pairs = [(changed(key, "key", part), changed(value, "value", part)) for part, (key, value) in parts]
         if key_value is not None:
             pairs.append((key_value[:1].astype(query.dtype), key_value[-1:].astype(query.dtype)))
         (batch,) = jnp.broadcast_shapes(*(key.shape[:1] for key, _ in pairs))

@@ -9,9 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mlmoe_jax.models.layers.attention import NO_DELTAS, Attention, BlockDeltas, add_delta
+from mlmoe_jax.models.layers.attention import Attention
+from mlmoe_jax.models.layers.deltas import NO_DELTAS, add_delta, call_layer, no_weights
 from mlmoe_jax.models.layers.recompute import LayerNorm, gelu
 from mlmoe_jax.models.layers.values import Dtype
+from mlmoe_jax.models.outputs import Deltas
+
+MLP, BRANCH = "mlp", "branch"  # places for deltas, see Block
 
 
 class Mlp(nnx.Module):
@@ -30,10 +34,10 @@ class Mlp(nnx.Module):
         self.fc1 = nnx.Linear(width, hidden, dtype=dtype, rngs=rngs)
         self.fc2 = nnx.Linear(hidden, width, dtype=dtype, rngs=rngs)
 
-    def __call__(self, tokens: jax.Array, deltas: BlockDeltas = NO_DELTAS) -> jax.Array:
+    def __call__(self, tokens: jax.Array, deltas: Deltas = NO_DELTAS) -> jax.Array:
         """f32[B,T,D] -> f32[B,T,D], with deltas of the layers `fc1` and `fc2`."""
-        hidden = self.activation(add_delta(self.fc1(tokens), "fc1", tokens, deltas))
-        return add_delta(self.fc2(hidden), "fc2", hidden, deltas)
+        hidden = self.activation(call_layer(self.fc1, tokens, "fc1", deltas))
+        return call_layer(self.fc2, hidden, "fc2", deltas)
 
 
 class SwiGlu(nnx.Module):
@@ -46,11 +50,11 @@ class SwiGlu(nnx.Module):
         self.fc1 = nnx.Linear(width, 2 * hidden, dtype=dtype, rngs=rngs)
         self.fc2 = nnx.Linear(hidden, width, dtype=dtype, rngs=rngs)
 
-    def __call__(self, tokens: jax.Array, deltas: BlockDeltas = NO_DELTAS) -> jax.Array:
+    def __call__(self, tokens: jax.Array, deltas: Deltas = NO_DELTAS) -> jax.Array:
         """f32[B,T,D] -> f32[B,T,D], with deltas of the layers `fc1` and `fc2`."""
-        gate, value = jnp.split(add_delta(self.fc1(tokens), "fc1", tokens, deltas), 2, axis=-1)
+        gate, value = jnp.split(call_layer(self.fc1, tokens, "fc1", deltas), 2, axis=-1)
         hidden = jax.nn.silu(gate) * value
-        return add_delta(self.fc2(hidden), "fc2", hidden, deltas)
+        return call_layer(self.fc2, hidden, "fc2", deltas)
 
 
 MLPS = {
@@ -122,19 +126,36 @@ class Block(nnx.Module):
         context: Sequence[jax.Array] = (),
         mask: np.ndarray | jax.Array | None = None,
         *,
-        deltas: BlockDeltas = NO_DELTAS,
+        deltas: Deltas = NO_DELTAS,
         **settings: Any,
     ) -> jax.Array:
         """Apply the block to `tokens` f32[b,Q,D]. `context` arrays f32[b,C,D] provide only keys and values.
 
-        `deltas` has the deltas of the layers of Attention and of the MLP. `settings` are passed to Attention.
+        `deltas` are by layer: `norm1`, `query`, `key`, `value`, `output`, `norm2`, `fc1`, `fc2`. MLP and BRANCH are the
+        MLP with its LayerScale, from the normalized tokens and from the tokens before the norm. `settings` are passed
+        to Attention.
         """
-        context = [self.norm1(part) for part in context]
-        mixed = self.attn(self.norm1(tokens), context, mask, deltas=deltas, **settings)
+        mixed = self.attn(*self._normed(tokens, context, deltas), mask, deltas=deltas, **settings)
         tokens = tokens + (self.ls1(mixed) if self.scaled else mixed)
-        mixed = self.mlp(self.norm2(tokens), deltas)
-        return tokens + (self.ls2(mixed) if self.scaled else mixed)
+        normed = call_layer(self.norm2, tokens, "norm2", deltas)
+        mixed = self.mlp(normed, deltas)
+        mixed = self.ls2(mixed) if self.scaled else mixed
+        mixed = add_delta(mixed, MLP, normed, deltas, no_weights)
+        return tokens + add_delta(mixed, BRANCH, tokens, deltas, no_weights)
 
-    def weights(self, tokens: jax.Array, context: Sequence[jax.Array] = (), *arguments, **settings) -> jax.Array:
+    def weights(
+        self,
+        tokens: jax.Array,
+        context: Sequence[jax.Array] = (),
+        *arguments: Any,
+        deltas: Deltas = NO_DELTAS,
+        **settings: Any,
+    ) -> jax.Array:
         """Return the attention weights f32[B,h,Q,T] of `tokens`; see `__call__` for the arguments."""
-        return self.attn.weights(self.norm1(tokens), [self.norm1(part) for part in context], *arguments, **settings)
+        return self.attn.weights(*self._normed(tokens, context, deltas), *arguments, deltas=deltas, **settings)
+
+    def _normed(
+        self, tokens: jax.Array, context: Sequence[jax.Array], deltas: Deltas
+    ) -> tuple[jax.Array, list[jax.Array]]:
+        context = [call_layer(self.norm1, part, "norm1", deltas) for part in context]
+        return call_layer(self.norm1, tokens, "norm1", deltas), context

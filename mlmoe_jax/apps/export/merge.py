@@ -1,0 +1,51 @@
+"""A run whose adapters are part of the weights of its backbone."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from mlmoe_jax.apps.export.program import largest_difference, program_of
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.merge import merge_adapters
+from mlmoe_jax.models.params import ModelDef
+from mlmoe_jax.runs.assemble import abstract_parts, evaluated_definition
+from mlmoe_jax.runs.restore import Run
+from mlmoe_jax.runtime.progress import status
+from mlmoe_jax.runtime.sharding import place, remove_padding
+
+# A larger difference of a probability means that the merged run is wrong; rounding to 16 bits differs by less.
+_WRONG = 1e-2
+
+
+def merged_run(run: Run) -> Run:
+    """Return a run with equal outputs and without `model.adapters`. Its kernels are float32 and unpublished.
+
+    Raises UserError if the run has no adapters, or as `merge_adapters` does.
+    """
+    if not run.config.model.adapters:
+        raise UserError("the run has no adapters to merge; leave --merge out")
+    exact, config = copy.deepcopy(run.config), copy.deepcopy(run.config)
+    exact.model.dtype = "float32"
+    config.model.adapters, config.model.backbone.weights = ConfigDict(), "none"
+    values = jax.device_get(remove_padding({**run.values, **run.frozen}, run.label_axes))
+    wide = {path: jnp.asarray(value, jnp.float32) for path, value in values.items()}
+    model = merge_adapters(abstract_parts(exact, run.label_space).definition.merge(wide))
+    _, params, stats = ModelDef.split(model)
+    parts, everything = abstract_parts(config, run.label_space), {**params, **stats}
+    trained, frozen = (
+        place({path: everything[path] for path in paths}, run.mesh, run.label_axes)
+        for paths in ({**parts.trainable, **parts.stats}, parts.frozen)
+    )
+    definition = evaluated_definition(config, parts, run.label_space)
+    merged = replace(run, config=config, definition=definition, values=trained, frozen=frozen)
+    label, weights = jax.jit(program_of(merged)), {**merged.values, **merged.frozen}
+    difference = largest_difference(run, lambda images: label(weights, images))
+    if not difference <= _WRONG:
+        raise UserError(f"the merged run differs from the run by {difference:.2g}, so it was not written")
+    status(f"adapters merged, largest difference of a probability {difference:.1e}")
+    return merged

@@ -1,0 +1,76 @@
+"""AdaptFormer: a bottleneck beside the MLP of each block of a frozen ViT (Chen et al., NeurIPS 2022)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from ml_collections import ConfigDict
+
+from mlmoe_jax.models.contracts import Adapter, BackboneShape, Setting
+from mlmoe_jax.models.layers.deltas import block_place
+from mlmoe_jax.models.layers.transformer import BRANCH, MLP
+from mlmoe_jax.models.layers.values import Dtype, torch_linear
+from mlmoe_jax.models.outputs import Call, Deltas
+
+INPUTS = {"normed": MLP, "residual": BRANCH}
+
+
+class AdaptFormer(Adapter):
+    """AdaptFormer: adds scale·(ReLU(x·D + d)·U + u) to the output of the MLP of every block.
+
+    With `input=normed`, x is the input of the MLP, LN(x′) (AdaptFormer, sec. 3.2). The authors' code reads x′ before
+    the norm, `input=residual`. D f32[L, width, bottleneck] starts as in the authors' code, and d, U and u with zeros,
+    so that the features do not change at first. The paths begin with `adapters/adaptformer/`.
+    """
+
+    settings: ClassVar = {
+        "bottleneck": Setting(64, "Width of the bottleneck.", least=1, most=4_096),
+        "scale": Setting(0.1, "The output of the bottleneck is multiplied by it."),
+        "dropout": Setting(0.1, "Probability that an entry after the ReLU is dropped in training.", least=0, most=1),
+        "input": Setting("normed", f"What the bottleneck reads, {' (the paper) or '.join(INPUTS)} (the code)."),
+    }
+
+    def __init__(self, shape: BackboneShape, settings: ConfigDict, *, dtype: Dtype = None, rngs: nnx.Rngs):
+        depth, width, hidden = shape.depth, shape.width, settings.bottleneck
+        self.depth, self.dtype, self.scale, self.place = depth, dtype, settings.scale, INPUTS[settings.input]
+        self.dropout = nnx.Dropout(settings.dropout, deterministic=True)
+        self.down = nnx.Param(torch_linear(width)(rngs.params(), (depth, width, hidden)))
+        self.down_bias = nnx.Param(jnp.zeros((depth, hidden)))
+        self.up = nnx.Param(jnp.zeros((depth, hidden, width)))
+        self.up_bias = nnx.Param(jnp.zeros((depth, width)))
+
+    @classmethod
+    def from_config(cls, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
+        return cls(shape, settings, dtype=dtype, rngs=rngs)
+
+    def deltas(self, *, rngs: nnx.Rngs | None = None) -> Deltas:
+        drops = not self.dropout.deterministic and self.dropout.rate > 0
+        # Keys are drawn here, because a recomputed block must not draw another key.
+        keys = [rngs.dropout() if drops else None for _ in range(self.depth)]
+        return {block_place(block, self.place): partial(self._delta, block, key) for block, key in enumerate(keys)}
+
+    def _delta(self, block: int, key: jax.Array | None, call: Call) -> jax.Array:
+        dtype = self.dtype or jnp.float32
+        down, up, down_bias, up_bias = (
+            value[block].astype(dtype) for value in (self.down, self.up, self.down_bias, self.up_bias)
+        )
+        hidden = jax.nn.relu(call.tokens.astype(dtype) @ down + down_bias)
+        hidden = hidden if key is None else self.dropout(hidden, rngs=key)
+        return self.scale * (hidden @ up + up_bias)
+
+    def macs(self, tokens: int) -> int:
+        return tokens * (self.down.size + self.up.size)
+
+    @classmethod
+    def describe(cls, settings: ConfigDict) -> str:
+        return f"AdaptFormer (bottleneck {settings.bottleneck})"
+
+    @classmethod
+    def mistakes(cls, settings: ConfigDict) -> list[str]:
+        if settings.input in INPUTS:
+            return []
+        return [f"model.adapters.adaptformer.input must be {' or '.join(INPUTS)}"]

@@ -1,0 +1,122 @@
+"""Adapters that learn vectors for the outputs of layers in a frozen ViT: BitFit and SSF.
+
+BitFit: Ben Zaken et al., ACL 2022. SSF: Lian et al., NeurIPS 2022.
+"""
+
+from __future__ import annotations
+
+import abc
+from functools import partial
+from typing import ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from ml_collections import ConfigDict
+
+from mlmoe_jax.models.contracts import Adapter, BackboneShape, Layer, Setting
+from mlmoe_jax.models.layers.values import Dtype
+from mlmoe_jax.models.outputs import Call, Deltas
+
+ALL = "all"
+# Of all ViTs; `norm_pre` is the norm of CLIP before the first block.
+LAYERS = (
+    *("patch_embed", "norm_pre", "norm1", "query", "key", "value", "output"),
+    *("norm2", "fc1", "fc2", "norm"),
+)
+
+
+class _Vectors(Adapter):
+    """Learns vectors f32[L, outputs] for layers of the blocks, and f32[1, outputs] for layers outside the blocks."""
+
+    settings: ClassVar = {
+        "targets": Setting((ALL,), f"The layers that are tuned: {ALL}, or any of {', '.join(LAYERS)}."),
+    }
+    merges = True
+
+    def __init__(self, shape: BackboneShape, settings: ConfigDict, *, rngs: nnx.Rngs):
+        self.shape = shape
+        names = LAYERS if ALL in settings.targets else settings.targets
+        self.targets = tuple(name for name in shape.layers if name in names and self.tunes(shape.layers[name]))
+        for target in self.targets:
+            size = len(shape.places(target)), shape.layers[target].outputs
+            setattr(self, target, self.vectors(size, rngs))
+
+    @classmethod
+    def from_config(cls, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
+        return cls(shape, settings, rngs=rngs)
+
+    def deltas(self, *, rngs: nnx.Rngs | None = None) -> Deltas:
+        return {
+            place: partial(getattr(self, target), index)
+            for target in self.targets
+            for index, place in enumerate(self.shape.places(target))
+        }
+
+    @classmethod
+    def describe(cls, settings: ConfigDict) -> str:
+        names = "" if ALL in settings.targets else f" ({', '.join(settings.targets)})"
+        return f"{cls.__name__}{names}"
+
+    @classmethod
+    def mistakes(cls, settings: ConfigDict) -> list[str]:
+        targets = tuple(settings.targets)
+        if targets == (ALL,) or (targets and set(targets) <= set(LAYERS) and len(set(targets)) == len(targets)):
+            return []
+        return [f"model.adapters.{cls.key()}.targets must be {ALL}, or one or more of {', '.join(LAYERS)}, each once"]
+
+    @abc.abstractmethod
+    def tunes(self, layer: Layer) -> bool:
+        """Return whether a layer of the backbone can be tuned."""
+
+    @abc.abstractmethod
+    def vectors(self, size: tuple[int, int], rngs: nnx.Rngs) -> nnx.Module:
+        """Return the vectors of a layer, a function (index, call) -> delta."""
+
+
+class BitFit(_Vectors):
+    """BitFit: tunes the biases of the linear layers and norms of the backbone (BitFit, sec. 3).
+
+    The parameter `adapters/bitfit/LAYER/bias` is the change of a bias, which starts with 0. Layers without a bias, such
+    as the keys of DINOv3, are not tuned.
+    """
+
+    def tunes(self, layer: Layer) -> bool:
+        return layer.bias
+
+    def vectors(self, size: tuple[int, int], rngs: nnx.Rngs) -> nnx.Module:
+        return _Shift(size)
+
+
+class _Shift(nnx.Module):
+    def __init__(self, size: tuple[int, int]):
+        self.bias = nnx.Param(jnp.zeros(size))
+
+    def __call__(self, index: int, call: Call) -> jax.Array:
+        return jnp.broadcast_to(self.bias[index], call.output.shape)
+
+
+class SSF(_Vectors):
+    """SSF: multiplies the outputs of the linear layers and norms by a learned scale, and adds a learned shift.
+
+    An output y becomes scale·y + shift (SSF, sec. 3.2). Both start as in the authors' code, with a standard deviation
+    of 0.02 around 1 and 0. Their paths begin with `adapters/ssf/LAYER/`.
+    """
+
+    def tunes(self, layer: Layer) -> bool:
+        return True
+
+    def vectors(self, size: tuple[int, int], rngs: nnx.Rngs) -> nnx.Module:
+        return _ScaleShift(size, rngs)
+
+    def macs(self, tokens: int) -> int:
+        return tokens * sum(getattr(self, target).scale.size for target in self.targets)
+
+
+class _ScaleShift(nnx.Module):
+    def __init__(self, size: tuple[int, int], rngs: nnx.Rngs):
+        draw = nnx.initializers.normal(0.02)
+        self.scale, self.shift = nnx.Param(1 + draw(rngs.params(), size)), nnx.Param(draw(rngs.params(), size))
+
+    def __call__(self, index: int, call: Call) -> jax.Array:
+        return (self.scale[index] - 1) * call.output + self.shift[index]
