@@ -56,6 +56,7 @@ METHODS = (
     "vpt",
     "gatevpt",
     "e2vpt",
+    *("lora", "dora", "bitfit", "ssf", "adaptformer"),
     "gvpt:sides=co",
     "gvpt:sides=dc",
     "gvpt",

@@ -225,7 +225,7 @@ def peft_files(model: Classifier, config: ConfigDict) -> tuple[dict[str, Any], d
     """
     [*names], shape = model.adapters, model.backbone.shape
     if len(names) != 1 or names[0] not in ("lora", "dora") or config.model.prompts.kind != "none":
-        raise UserError("PEFT's files hold one LoRA or DoRA and no prompts; merge other adapters with --merge")
+        raise UserError("PEFT's files hold one LoRA or DoRA and no prompts; choose another --format")
     kind = _kind(shape)
     name, settings = names[0], config.model.adapters[names[0]]
     targets = tuple(settings.targets)

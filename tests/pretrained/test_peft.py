@@ -168,7 +168,7 @@ def test_tensors_that_do_not_fit_are_refused(stored, tmp_path, refusal):
 def test_models_without_such_files_are_refused(stored, tmp_path, refusal):
     model, config = model_of(write_adapter(tmp_path / "a", stored, "lora"), stored, "lora")
     config.model.prompts.kind = "deep"
-    assert refusal(peft_files, model, config).startswith("PEFT's files hold one LoRA or DoRA and no prompts; merge")
+    assert refusal(peft_files, model, config).startswith("PEFT's files hold one LoRA or DoRA and no prompts; choose")
     config.model.prompts.kind = "none"
     model.backbone.shape = ViTShape(**make_peft.SHAPE, pre_norm=True)
     assert refusal(peft_files, model, config).startswith("PEFT's files are written for DINOv2 and for ViTs of transfor")
