@@ -7,6 +7,8 @@ widths and equal tuning: the learning rate is chosen from --rates on a fifth of 
 then the method is trained on all of `train` once per seed. `val` is only scored, once per training. Nothing is selected
 during a training: the last moving average counts.
 
+--linear-path=1e-2 adds a linear classifier of the mean patch to the logits of all heads with a query decoder.
+
 A fine-tuned backbone has its own learning rate, one for all heads. --rates-of=OUT/frozen.json takes the rate of each
 head from the frozen part instead of tuning it again, which takes a training per rate.
 
@@ -72,6 +74,7 @@ class Benchmark:
     epochs: int
     rates_of: dict[str, float]
     backbone_rate: float
+    linear_path: float = 0
 
 
 # ------------------------------------------------------------------------------------------------------------- configs
@@ -83,13 +86,17 @@ def method_config(method: str, benchmark: Benchmark, *, rate: float, seed: int) 
     use_widths(config.model.head)
     use_recipe(config, benchmark.epochs)
     config.seed, config.optim.learning_rate = seed, rate
+    rules = ()
+    if benchmark.linear_path:
+        config.model.head.residual, rules = "pooled", ((r"^head/pooled/", benchmark.linear_path / rate),)
     if benchmark.part == "frozen":
+        config.optim.rate_rules = rules
         config.trainable = ((r"^backbone/", False), (r"", True))
         config.data.cache_features = "float32"
     else:
         config.trainable = ((r"", True),)
         config.model.backbone.batch_norm = "running"
-        config.optim.rate_rules = ((r"^backbone/", benchmark.backbone_rate / rate),)
+        config.optim.rate_rules = (*rules, (r"^backbone/", benchmark.backbone_rate / rate))
         config.augment.geometry, config.augment.flip = "random_resized_crop", True
         config.augment.crop_scale = (0.5, 1.0)
     return config
@@ -237,6 +244,7 @@ def main():
     parser.add_argument("--rates", default="3e-4,1e-3,3e-3,1e-2", help="the grid of learning rates")
     parser.add_argument("--rates-of", type=Path, help="the JSON of another part, for its learning rates")
     parser.add_argument("--backbone-rate", type=float, default=2e-4, help="the learning rate of a fine-tuned backbone")
+    parser.add_argument("--linear-path", type=float, default=0, help="the learning rate of model.head.residual=pooled")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--out", type=Path, default=Path("runs/photographs"))
     flags = parser.parse_args()
@@ -251,7 +259,17 @@ def main():
     )
     if missing := [name for name in methods if rates_of and name not in rates_of]:
         parser.error(f"--rates-of: {flags.rates_of} has no {missing[0]!r}")
-    benchmark = Benchmark(flags.root, flags.part, flags.out, rates, seeds, flags.epochs, rates_of, flags.backbone_rate)
+    benchmark = Benchmark(
+        flags.root,
+        flags.part,
+        flags.out,
+        rates,
+        seeds,
+        flags.epochs,
+        rates_of,
+        flags.backbone_rate,
+        flags.linear_path,
+    )
     columns, results = frequent(flags.root), {}
     for method in methods:
         results[method] = compare(method, benchmark, columns)

@@ -76,6 +76,10 @@ def get_config(arg="", run=None):
     else:
         use_steps(config, options.epochs or 20)
     config.eval.batch_size = 32
+
+    # ---- heads with label queries, if you choose one: a linear path beside them, with the rate of a linear probe
+    config.model.head.residual = "pooled"
+    config.optim.rate_rules = ((r"^head/pooled/", 1e-2 / config.optim.learning_rate),)
     return config
 
 

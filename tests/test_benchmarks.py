@@ -255,7 +255,7 @@ def test_another_checkout_takes_part_under_its_name(tmp_path):
     assert [side.name for side in peers] == ["PyTorch", "PyTorch, compiled"]
     assert [side.ours for side in (ours, before, *peers)] == [True, True, False, False]
     sizes = {"batch": 1, "resolution": 224, "dtype": "float32"}
-    for model, has in (("ml-vpt", True), ("q2l", True), ("dr-moe", False), ("ml-vpt@vit_digits", False)):
+    for model, has in (("ml-vpt", True), ("q2l", True), ("dr-moe", True), ("vpt", False), ("ml-vpt@vit_digits", False)):
         assert step.takes_part(peers[0], cases.case(model, "train", **sizes)) is has
         assert step.takes_part(ours, cases.case(model, "train", **sizes))
 

@@ -1,5 +1,6 @@
 """`python -m benchmarks.photographs`: the configs that it compares, the rates that it takes, and its table."""
 
+import dataclasses
 import re
 import sys
 from pathlib import Path
@@ -38,6 +39,15 @@ def test_a_fine_tuned_backbone_has_the_same_rate_with_every_head():
         assert re.search(pattern, "backbone/stem/conv/kernel")
         assert optim.learning_rate == rate
         assert factor * rate == pytest.approx(2e-4)
+
+
+def test_a_linear_path_has_its_own_rate():
+    flags = dataclasses.replace(benchmark("finetuned"), linear_path=1e-2)
+    config = photographs.method_config("HSQ", flags, rate=1e-3, seed=0)
+    (pattern, factor), _ = config.optim.rate_rules
+    assert config.model.head.residual == "pooled"
+    assert re.search(pattern, "head/pooled/kernel")
+    assert factor * config.optim.learning_rate == pytest.approx(1e-2)
 
 
 def test_rates_of_another_part_are_not_tuned_again(tmp_path):

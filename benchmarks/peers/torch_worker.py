@@ -54,9 +54,10 @@ def model_of(case: dict[str, Any]) -> torch.nn.Module:
 
         model = PromptedViT(case["backbone"], case["resolution"], case["labels"], case["groups"], case["per_group"])
     else:
-        from cnn import QueryClassifier
+        import cnn
 
-        model = QueryClassifier(case["labels"], case["resolution"])
+        build = {"q2l": cnn.QueryClassifier, "dr-moe": cnn.RoutedExperts}[case["method"]]
+        model = build(case["labels"], case["resolution"])
     return model.to(device())
 
 

@@ -37,11 +37,11 @@ def cases(settings: Settings) -> Iterator[dict[str, Any]]:
 
 
 def takes_part(side: harness.Side, of: dict[str, Any]) -> bool:
-    """Return whether a side has a program for a case: PyTorch has no DR-MoE, and no ViT except DINOv2."""
+    """Return whether a side has a program for a case: PyTorch has no VPT, no LoRA and no ViT except DINOv2."""
     if side.ours:
         return True
     method, backbone = of["method"], of["backbone"]
-    return method == "q2l" or (method == "ml-vpt" and backbone.startswith("dinov2"))
+    return method in ("q2l", "dr-moe") or (method == "ml-vpt" and backbone.startswith("dinov2"))
 
 
 def lines(of: dict[str, Any], measured: dict[str, dict[str, Any]]) -> list[list[str]]:

@@ -106,6 +106,20 @@ def test_gradients_equal_those_of_torch(case, tmp_path):
     assert all(np.isfinite(value).all() for value in by_params.values())
 
 
+def test_the_linear_path_is_added_to_the_logits_and_starts_at_zero():
+    draw = np.random.default_rng(0)
+    given = Features(None, None, draw.normal(size=(2, 15, D)).astype(np.float32), GRID)
+    decoder = QueryDecoder(D, K, width=D, heads=4, hidden=HIDDEN, encoder_layers=0, decoder_layers=1, rngs=nnx.Rngs(0))
+    plain, head = (QueryHead(decoder, K, pooled=pooled, rngs=nnx.Rngs(1)) for pooled in (0, D))
+    head.classifier = plain.classifier
+    np.testing.assert_array_equal(head(given).logits, plain(given).logits)
+    kernel, bias = draw.normal(size=(D, K)), draw.normal(size=K)
+    head.pooled.kernel[...], head.pooled.bias[...] = kernel, bias
+    added = given.patches.mean(axis=1) @ kernel + bias
+    np.testing.assert_allclose(head(given).logits - plain(given).logits, added, atol=1e-5)
+    assert head.published_macs(15)[0] - plain.published_macs(15)[0] == D * K
+
+
 def parameters(make):
     """Return the parameters of a model without values: their counts and shapes."""
     return ModelDef.split(nnx.eval_shape(make))[1]

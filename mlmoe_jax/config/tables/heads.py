@@ -130,6 +130,11 @@ HEAD = section(
         "For two sides: how their predictions are combined.",
         of={"mean_logit": "mean of the logits (code)", "mean_probability": "mean of the probabilities (paper)"},
     ),
+    residual=Choice(
+        "none",
+        "For query and routed_experts: what is added to the logits.",
+        of={"none": "nothing", "pooled": "a linear classifier of the mean patch, which starts at 0"},
+    ),
     shared_classifier=Flag(False, "For group_experts: one classifier for both sides, as printed (ML-VPT, eq. 16)."),
     decoder=DECODER,
     routing=ROUTING,

@@ -67,7 +67,48 @@ class GroupedClassifier(nnx.Module):
         return votes.reshape(votes.shape[0], -1)[:, : self.bias.size] + self.bias[...]
 
 
-class QueryHead(Head):
+class DecoderHead(Head):
+    """The base class of heads with a query decoder, to whose logits W·mean(patches) + b can be added.
+
+    This linear path starts at 0. With few images it learns before the decoder does.
+
+    Args:
+      decoder: a module that maps the features in its attribute `read` to features of queries, see RoutedExpertsHead.
+      labels: K.
+      pooled: C of the patches for the linear path; 0 = no linear path.
+      rngs: for the weights.
+    """
+
+    def __init__(self, decoder: nnx.Module, labels: int, *, pooled: int, rngs: nnx.Rngs):
+        self.decoder, self.read = decoder, decoder.read
+        zeros, names = nnx.initializers.zeros, {"kernel_metadata": axes(None, LABEL), "bias_metadata": axes(LABEL)}
+        self.pooled = nnx.Linear(pooled, labels, kernel_init=zeros, **names, rngs=rngs) if pooled else None
+
+    @classmethod
+    def frozen_rules(cls, config: ConfigDict) -> tuple[tuple[str, bool], ...]:
+        return fixed_queries(config.model.head.decoder)
+
+    def with_linear_path(self, logits: Float[ArrayLike, "b k"], features: Features) -> Float[Array, "b k"]:
+        """Return the logits of the decoder plus the logits of the linear path, if there is one."""
+        if self.pooled is None:
+            return logits
+        mean = jnp.mean(features.patches.astype(jnp.float32), axis=1)
+        return logits + self.pooled(partition.gathered(mean))
+
+    def published_macs(self, tokens: int) -> tuple[int, int]:
+        layers, products = self.decoder.published_macs(tokens)
+        return layers + (0 if self.pooled is None else self.pooled.kernel.size), products
+
+    def norm_macs(self, tokens: int) -> int:
+        return self.decoder.norm_macs(tokens)
+
+
+def pooled_channels(config: ConfigDict, width: int) -> int:
+    """Return `width` if `config.model.head.residual` is `pooled`, else 0."""
+    return width if config.model.head.residual == "pooled" else 0
+
+
+class QueryHead(DecoderHead):
     """A query decoder over the tokens of an image, and a linear classifier on the features of the queries.
 
     Args:
@@ -75,12 +116,15 @@ class QueryHead(Head):
       labels: K.
       classifier: `per_label` if each label has its own query; `grouped` if ⌈K/Q⌉ labels share a query. The initial
         values differ too, see GroupedClassifier.
+      pooled: see DecoderHead.
       rngs: for the weights.
     """
 
-    def __init__(self, decoder: QueryDecoder, labels: int, *, classifier: str = "per_label", rngs: nnx.Rngs):
+    def __init__(
+        self, decoder: QueryDecoder, labels: int, *, classifier: str = "per_label", pooled: int = 0, rngs: nnx.Rngs
+    ):
+        super().__init__(decoder, labels, pooled=pooled, rngs=rngs)
         queries = decoder.num_queries
-        self.decoder, self.read = decoder, decoder.read
         self.by_label = queries == labels
         init = "uniform" if classifier == "per_label" else "xavier"
         self.classifier = GroupedClassifier(decoder.width, queries, labels, init=init, rngs=rngs)
@@ -93,15 +137,11 @@ class QueryHead(Head):
         decoder = QueryDecoder(width, queries, **arguments, dtype=dtype, rngs=rngs)
         # Initial values are as in Q2L, or as in ML-Decoder if queries are fixed.
         classifier = "grouped" if decoder.style.fixed_queries or queries < labels else "per_label"
-        return cls(decoder, labels, classifier=classifier, rngs=rngs)
-
-    @classmethod
-    def frozen_rules(cls, config: ConfigDict) -> tuple[tuple[str, bool], ...]:
-        return fixed_queries(config.model.head.decoder)
+        return cls(decoder, labels, classifier=classifier, pooled=pooled_channels(config, width), rngs=rngs)
 
     def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
         label_features = self.decoder(features, rngs=rngs)
-        return Prediction(self.classifier(partition.by_label(label_features)))
+        return Prediction(self.with_linear_path(self.classifier(partition.by_label(label_features)), features))
 
     def attention(self, features: Features) -> dict[str, jax.Array]:
         """Return the attention of the query of each label, `labels` f32[B,K,N], equal for labels that share a query."""
@@ -110,8 +150,5 @@ class QueryHead(Head):
         return {LABELS: weights if each == 1 else jnp.repeat(weights, each, axis=1)[:, :labels]}
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        layers, products = self.decoder.published_macs(tokens)
+        layers, products = super().published_macs(tokens)
         return layers + self.classifier.kernel.size, products
-
-    def norm_macs(self, tokens: int) -> int:
-        return self.decoder.norm_macs(tokens)

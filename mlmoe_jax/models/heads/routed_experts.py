@@ -23,12 +23,12 @@ from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.adapters.groups import groups_by_side, prompt_groups
 from mlmoe_jax.models.catalog import prompts_of
-from mlmoe_jax.models.contracts import Head
 from mlmoe_jax.models.experts import Gates, LabelExperts, combine, gate_entropy
 from mlmoe_jax.models.heads.linear import LabelClassifier
+from mlmoe_jax.models.heads.query import DecoderHead, pooled_channels
 from mlmoe_jax.models.layers.values import Constant, Dtype
 from mlmoe_jax.models.outputs import LABELS, PATCHES, PROMPTS, Features, Prediction
-from mlmoe_jax.models.query_decoder import QueryDecoder, decoder_settings, fixed_queries
+from mlmoe_jax.models.query_decoder import QueryDecoder, decoder_settings
 
 # The sign of λ·H in the loss.
 ENTROPY = {"paper": 1.0, "maximize": -1.0, "off": 0.0}
@@ -116,7 +116,7 @@ def entropy_penalty(gates: Float[ArrayLike, "b k e"], sign: str, weight: float) 
     return ENTROPY[sign] * weight * jnp.mean(gate_entropy(gates), axis=-1)
 
 
-class RoutedExpertsHead(Head):
+class RoutedExpertsHead(DecoderHead):
     """DR-MoE: label features h_i from a query decoder, a dense mixture of shared and task experts, a classifier.
 
     After the decoder, labels are independent, and parameters per label have a leading axis K. The gates `experts` of
@@ -139,6 +139,7 @@ class RoutedExpertsHead(Head):
       classifier: `per_label` or `shared`, see LabelClassifier.
       entropy: sign of the penalty `entropy`, see entropy_penalty; `off` = no penalty.
       entropy_weight: λ.
+      pooled: see DecoderHead.
       dtype: type of the matmuls; None = float32.
       rngs: for the weights.
     """
@@ -161,10 +162,11 @@ class RoutedExpertsHead(Head):
         classifier: str = "per_label",
         entropy: str = "maximize",
         entropy_weight: float = 0.01,
+        pooled: int = 0,
         dtype: Dtype = None,
         rngs: nnx.Rngs,
     ):
-        self.decoder, self.read = decoder, decoder.read
+        super().__init__(decoder, labels, pooled=pooled, rngs=rngs)
         self.entropy, self.entropy_weight = entropy, entropy_weight
         self.experts = LabelExperts(
             width,
@@ -191,17 +193,14 @@ class RoutedExpertsHead(Head):
             decoder = GroupTokenDecoder(width, group_of, groups=place[0], per_group=place[1], **settings)
         else:
             decoder = QueryDecoder(width, labels, **settings)
-        return cls(decoder, decoder.width, labels, **config.model.head.routing, dtype=dtype, rngs=rngs)
+        options = {**config.model.head.routing, "pooled": pooled_channels(config, width)}
+        return cls(decoder, decoder.width, labels, **options, dtype=dtype, rngs=rngs)
 
     @classmethod
     def gate_entries(cls, config: ConfigDict) -> dict[str, list[str]]:
         routing = config.model.head.routing
         counts = {"shared": routing.shared_experts, "task": routing.task_experts}
         return {"experts": [f"{kind} {e + 1}" for kind, count in counts.items() for e in range(count)]}
-
-    @classmethod
-    def frozen_rules(cls, config: ConfigDict) -> tuple[tuple[str, bool], ...]:
-        return fixed_queries(config.model.head.decoder)
 
     @classmethod
     def mistakes(cls, config: ConfigDict) -> list[str]:
@@ -225,7 +224,7 @@ class RoutedExpertsHead(Head):
     def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
         label_features = partition.by_label(self.decoder(features, rngs=rngs))
         gates = self.gates(label_features)
-        logits = self.classifier(combine(gates, self.experts(label_features)))
+        logits = self.with_linear_path(self.classifier(combine(gates, self.experts(label_features))), features)
         penalties = {}
         if self.entropy != "off":
             penalty = entropy_penalty(gates, self.entropy, self.entropy_weight)
@@ -236,8 +235,5 @@ class RoutedExpertsHead(Head):
         return {LABELS: self.decoder.attention(features)}
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        layers, extra = self.decoder.published_macs(tokens)
+        layers, extra = super().published_macs(tokens)
         return layers + self._classifier_macs, extra + self.experts.macs + self.gates.macs
-
-    def norm_macs(self, tokens: int) -> int:
-        return self.decoder.norm_macs(tokens)
