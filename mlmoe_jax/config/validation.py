@@ -10,7 +10,18 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.catalog import ADAPTERS, HEADS, PROMPTS, adapters_of, describe_adapters, head_of, prompts_of
 
 # The keys of `config.augment` that change an image unless they have their default.
-AUGMENTS = ("geometry", "flip", "shift", "contrast", "brightness", "saturation", "hue", "cutout", "randaugment")
+AUGMENTS = (
+    "geometry",
+    "flip",
+    "shift",
+    "contrast",
+    "brightness",
+    "saturation",
+    "hue",
+    "cutout",
+    "randaugment",
+    "erase",
+)
 
 
 def validate(config: ConfigDict) -> None:
@@ -102,6 +113,8 @@ def _cache_mistakes(config: ConfigDict) -> list[str]:
     neutral, wrong = default_config().augment, []
     if resets := [f"augment.{name}={neutral[name]}" for name in AUGMENTS if config.augment[name] != neutral[name]]:
         wrong.append(f"data.cache_features computes features without augmentation: set {', '.join(resets)}")
+    if augment.mix in ("cutmix", "both"):
+        wrong.append(f"augment.mix={augment.mix} needs images: set augment.mix=mixup, or data.cache_features=no")
     if config.model.prompts.kind in PROMPTS and (adapters := describe_adapters(config)):
         wrong.append(
             f"data.cache_features needs features that do not change in training, but {adapters} change them: set "
@@ -124,6 +137,8 @@ def _fit_mistakes(config: ConfigDict) -> list[str]:
         wrong.append(f"train.fit=logistic fits one linear classifier: set model.head.kind=linear, pool=cls{otherwise}")
     if config.data.cache_features == "no":
         wrong.append(f"train.fit=logistic needs fixed features: set data.cache_features=float32{otherwise}")
+    if config.augment.mix != "none":
+        wrong.append(f"train.fit=logistic has no steps whose batches are mixed: set augment.mix=none{otherwise}")
     if config.loss.kind != "bce" or config.loss.positive_weight != 1:
         wrong.append(f"train.fit=logistic minimizes bce: set loss.kind=bce and loss.positive_weight=1{otherwise}")
     return wrong
@@ -143,6 +158,8 @@ def _head_mistakes(config: ConfigDict) -> list[str]:
     if head.needs_group_prompts and not prompts_of(config).uses_groups:
         wrong.append(f"model.head.kind={kind} reads group prompts: set model.prompts.kind=group")
     terms, weighted = head.terms(config), {name for name, weight in config.loss.terms.items() if weight}
+    if not terms and config.augment.mix != "none":
+        wrong.append(f"augment.mix interpolates labels, which head {kind} reads as a sequence: set augment.mix=none")
     if terms and not weighted:
         wrong.append("loss.terms has no term with a weight other than 0")
     unknown = {name for name in config.loss.terms if f"loss.terms.{name}" not in KEYS}  # possible typos

@@ -79,6 +79,7 @@ class PixelTransforms:
     hue: float = 0.0
     jitter_order: str = "fixed"
     cutout: float = 0.0
+    erase: float = 0.0
     policy: Policy | None = None
 
     def __call__(self, image: np.ndarray, random: np.random.Generator | None) -> np.ndarray:
@@ -89,7 +90,8 @@ class PixelTransforms:
         for transform, strength in (shift, *self._jitter(random), cutout):
             if strength:
                 image = transform(image, random, strength)
-        return randaugment.apply(image, random, self.policy) if self.policy else image
+        image = randaugment.apply(image, random, self.policy) if self.policy else image
+        return transforms.erase(image, random, self.erase) if self.erase else image
 
     def _jitter(self, random: np.random.Generator | None) -> list[tuple[Callable[..., np.ndarray], float]]:
         """Return the transforms of the color jitter and their strengths, in the order for one image."""

@@ -1,4 +1,4 @@
-"""RandAugment with Pillow: its operations and its two policies.
+"""RandAugment and TrivialAugment with Pillow: their operations and policies.
 
 An image gets `count` operations in sequence, each drawn independently and uniformly from the policy's list. OPERATIONS
 has the ranges of the magnitudes, from the lowest level to the highest. Shears are fractions of y (or x), translations
@@ -9,11 +9,13 @@ uncovered by a geometric operation are filled with gray 128.
 with probability 1/2 (135 × 135 pairs). Rotation has one direction only, as in the authors' code.
 `standard` is Cubuk et al. 2020, as in torchvision and timm: N of 14 operations (no invert and no cutout, but identity),
 always applied, at level M of 10 without deviation, with rotation in both directions. torchvision and timm differ in
-interpolation and fill. Both policies here use the interpolation and the fill of `uda`.
+interpolation and fill. All policies here use the interpolation and the fill of `uda`.
+`trivial` is TrivialAugment-Wide (Müller and Hutter, ICCV 2021): one of the 14 operations of `standard`, at one of 31
+equally likely levels of the wide ranges in WIDE. Translations are up to 32 pixels, whatever the side.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -83,6 +85,19 @@ OPERATIONS = {
 EITHER_WAY = frozenset(
     ("shear_x", "shear_y", "translate_x", "translate_y", "color", "contrast", "brightness", "sharpness")
 )
+STANDARD = tuple(name for name in OPERATIONS if name not in ("invert", "cutout"))
+WIDE = OPERATIONS | {
+    "translate_x": Operation(lambda image, x: _affine(image, (1, 0, x, 0, 1, 0), NEAREST), 0, 32),
+    "translate_y": Operation(lambda image, y: _affine(image, (1, 0, 0, 0, 1, y), NEAREST), 0, 32),
+    "posterize": replace(OPERATIONS["posterize"], high=2),
+    "solarize": replace(OPERATIONS["solarize"], low=255),
+    "rotate": replace(OPERATIONS["rotate"], high=135),
+    **{
+        name: replace(OPERATIONS[name], high=0.99)
+        for name in ("shear_x", "shear_y", "color", "contrast", "brightness", "sharpness")
+    },
+}
+TABLES = {"standard": OPERATIONS, "wide": WIDE}
 
 
 # ----------------------------------------------------------------------------------------------------------- policies
@@ -96,6 +111,11 @@ class Policy:
     count: int
     probability: float  # of applying a drawn operation
     signed: frozenset[str]  # operations whose magnitude is negative with probability 1/2
+    ranges: str = "standard"  # of the magnitudes, a key of TABLES
+
+    @property
+    def table(self) -> Mapping[str, Operation]:
+        return TABLES[self.ranges]
 
 
 UDA = Policy(
@@ -106,14 +126,23 @@ UDA = Policy(
     probability=0.5,
     signed=EITHER_WAY,
 )
+TRIVIAL = Policy(
+    operations=STANDARD,
+    levels=tuple(range(31)),
+    highest=30,
+    count=1,
+    probability=1.0,
+    signed=EITHER_WAY | {"rotate"},
+    ranges="wide",
+)
 
 
 def make_policy(augment) -> Policy | None:
     """Return the policy of `config.augment`, None for `none`."""
     if augment.randaugment != "standard":
-        return {"none": None, "uda": UDA}[augment.randaugment]
+        return {"none": None, "uda": UDA, "trivial": TRIVIAL}[augment.randaugment]
     return Policy(
-        operations=tuple(name for name in OPERATIONS if name not in ("invert", "cutout")),
+        operations=STANDARD,
         levels=(augment.randaugment_magnitude,),
         highest=10,
         count=augment.randaugment_ops,
@@ -140,13 +169,13 @@ def sample(policy: Policy, random: np.random.Generator) -> list[Draw]:
         negative, applied, *at = random.random(4)
         if applied < policy.probability:
             sign = -1 if name in policy.signed and negative < 0.5 else 1
-            draws.append(Draw(name, sign * OPERATIONS[name].magnitude(level, policy.highest), tuple(at)))
+            draws.append(Draw(name, sign * policy.table[name].magnitude(level, policy.highest), tuple(at)))
     return draws
 
 
-def operate(image: Image.Image, draw: Draw) -> Image.Image:
-    """Apply one drawn operation to an RGB image."""
-    function = OPERATIONS[draw.name].function
+def operate(image: Image.Image, draw: Draw, table: Mapping[str, Operation] = OPERATIONS) -> Image.Image:
+    """Apply one drawn operation of a table to an RGB image."""
+    function = table[draw.name].function
     return function(image, draw.magnitude, draw.at) if draw.name == "cutout" else function(image, draw.magnitude)
 
 
@@ -157,5 +186,5 @@ def apply(image: np.ndarray, random: np.random.Generator, policy: Policy) -> np.
         return image
     result = Image.fromarray(image)
     for draw in draws:
-        result = operate(result, draw)
+        result = operate(result, draw, policy.table)
     return np.array(result)

@@ -30,6 +30,9 @@ CROP_PLACES = (
     *((0, 2), (4, 2), (2, 4), (2, 0)),
     *((1, 1), (3, 1), (1, 3), (3, 3)),
 )
+# The rectangle of random erasing: its share of the area, and its height / width.
+ERASED_AREA = (0.02, 0.33)
+ERASED_RATIO = (0.3, 3.3)
 
 
 # ------------------------------------------------------------------------------------------------------------ geometry
@@ -183,6 +186,27 @@ def cutout(image: Pixels, random: np.random.Generator, fraction: float) -> Pixel
     covered = image.copy()
     covered[rows, columns] = random.integers(256, size=3)
     return covered
+
+
+def erase(image: Pixels, random: np.random.Generator, probability: float) -> Pixels:
+    """Replace a random rectangle by random pixels with a probability (Random Erasing, alg. 1; Zhong et al., AAAI 2020).
+
+    The area is uniform in ERASED_AREA of the image, and height / width is log-uniform in ERASED_RATIO, as in
+    torchvision. After ten draws that do not fit, the image is returned unchanged.
+    """
+    if random.random() >= probability:
+        return image
+    height, width = image.shape[:2]
+    for _ in range(10):
+        area = height * width * random.uniform(*ERASED_AREA)
+        ratio = math.exp(random.uniform(*np.log(ERASED_RATIO)))
+        down, across = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if down < height and across < width:
+            y, x = random.integers(height - down + 1), random.integers(width - across + 1)
+            erased = image.copy()
+            erased[y : y + down, x : x + across] = random.integers(256, size=(down, across, 3))
+            return erased
+    return image
 
 
 def _between(origin: np.ndarray | float, image: np.ndarray, random: np.random.Generator, strength: float) -> np.ndarray:

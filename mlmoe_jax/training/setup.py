@@ -37,6 +37,7 @@ from mlmoe_jax.runtime.batches import device_batches
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.sharding import LabelAxes
 from mlmoe_jax.runtime.text import quantity
+from mlmoe_jax.training.mixing import make_mixing
 from mlmoe_jax.training.objective import training_objective
 from mlmoe_jax.training.optim import make_optimizer, make_schedules
 from mlmoe_jax.training.profiling import Window
@@ -280,6 +281,7 @@ def build_steps(
         mesh=mesh,
         label_axes=label_axes,
         accumulate=config.train.accumulate,
+        mixing=make_mixing(config.augment),
         skips=bool(config.train.skip_nonfinite),
     )
     return Steps(

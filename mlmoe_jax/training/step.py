@@ -18,6 +18,7 @@ from mlmoe_jax.models.adapters.prompts import within_bounds
 from mlmoe_jax.models.apply import apply
 from mlmoe_jax.models.params import ModelDef, Params
 from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, copy_tree, interleave, placements
+from mlmoe_jax.training.mixing import Mixing
 from mlmoe_jax.training.objective import Metrics, Objective
 from mlmoe_jax.training.optim import ema_update, updates_made
 
@@ -107,6 +108,7 @@ def make_train_step(
     mesh: Mesh,
     label_axes: LabelAxes | None = None,
     accumulate: int = 1,
+    mixing: Mixing | None = None,
     skips: bool = False,
 ) -> TrainStep:
     """Return the training step. All randomness of step t comes from (seed, t), so a resumed run repeats it.
@@ -119,6 +121,7 @@ def make_train_step(
       label_axes: as in `sharding.place` of the state.
       accumulate: number of parts into which a batch is split. Only the activations of one part are in memory at a time
         (see `_accumulated`).
+      mixing: a change of the whole batch, see `training.mixing`.
       skips: a step whose loss or gradient is not finite changes only the number of the step. The metrics then have
         `skipped_steps`, the number of such steps so far.
     """
@@ -138,6 +141,7 @@ def make_train_step(
     def step(moving: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(seed), moving.step)
         moving = moving.replace(trainable=within_bounds(moving.trainable))
+        batch = batch if mixing is None else mixing(batch, jax.random.split(key)[0])  # the model uses the second half
         gradient, metrics, stats = gradient_of(moving, frozen, batch, batch, key)
         updates, opt = optimizer.update(gradient, moving.opt, moving.trainable)
         trainable = optax.apply_updates(moving.trainable, updates)

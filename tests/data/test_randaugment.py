@@ -7,7 +7,19 @@ from helpers.drawn_images import drawing
 from PIL import Image, ImageEnhance, ImageOps
 
 from mlmoe_jax.config import default_config
-from mlmoe_jax.data.randaugment import EITHER_WAY, OPERATIONS, UDA, Draw, Policy, apply, make_policy, operate, sample
+from mlmoe_jax.data.randaugment import (
+    EITHER_WAY,
+    OPERATIONS,
+    TRIVIAL,
+    UDA,
+    WIDE,
+    Draw,
+    Policy,
+    apply,
+    make_policy,
+    operate,
+    sample,
+)
 
 AFFINE, BICUBIC = Image.Transform.AFFINE, Image.Resampling.BICUBIC
 GRAY = (128, 128, 128)
@@ -113,7 +125,8 @@ def test_the_policies():
     policy = standard_policy(3, 7)
     assert len(policy.operations) == len(set(policy.operations)) == 14
     assert set(policy.operations) == set(OPERATIONS) - {"invert", "cutout"}
-    for known in (UDA, policy):
+    assert make_policy(settings(randaugment="trivial", randaugment_ops=5)) == TRIVIAL
+    for known in (UDA, TRIVIAL, policy):
         assert pickle.loads(pickle.dumps(known)) == known
         assert hash(known) == hash(pickle.loads(pickle.dumps(known)))
 
@@ -164,6 +177,27 @@ def test_standard_applies_the_given_number_of_operations_at_one_level():
     turns = [drawn.magnitude for drawn in every if drawn.name == "rotate"]
     np.testing.assert_allclose(np.abs(turns), 27)
     assert abs(np.mean(np.sign(turns))) < 0.1, "both directions"
+
+
+def test_trivial_applies_one_operation_at_any_of_31_levels():
+    images = draws(TRIVIAL, 8000)
+    assert set(map(len, images)) == {1}
+    every = [image[0] for image in images]
+    assert even(Counter(drawn.name for drawn in every).values(), 14)
+    # the ranges of torchvision.transforms.TrivialAugmentWide
+    largest = {"rotate": 135, "shear_x": 0.99, "translate_y": 32, "color": 0.99, "sharpness": 0.99, "posterize": 8}
+    for name, magnitude in largest.items():
+        assert max(abs(drawn.magnitude) for drawn in every if drawn.name == name) == pytest.approx(magnitude), name
+    assert {drawn.magnitude for drawn in every if drawn.name == "posterize"} == {2, 3, 4, 5, 6, 7, 8}
+    assert {drawn.magnitude for drawn in every if drawn.name == "solarize"} == set(np.linspace(255, 0, 31))
+    rotations = Counter(round(abs(drawn.magnitude), 6) for drawn in every if drawn.name == "rotate")
+    assert even(rotations.values(), 31)
+
+
+def test_wide_translations_are_pixels():
+    image = drawing(40, 90)
+    shifted = np.asarray(operate(Image.fromarray(image), Draw("translate_x", 32.0, (0, 0)), WIDE))
+    np.testing.assert_array_equal(shifted[:, :58], image[:, 32:])
 
 
 @pytest.mark.parametrize("policy", [UDA, standard_policy(2, 9)], ids=["uda", "standard"])

@@ -15,6 +15,7 @@ from mlmoe_jax.data.transforms import (
     brightness,
     contrast,
     cutout,
+    erase,
     flip,
     hue,
     multi_scale_crop,
@@ -250,6 +251,25 @@ def test_a_cutout_equals_the_rectangle_of_the_authors(side, fraction):
     assert {row for row, _ in centers} == {column for _, column in centers} == set(range(side))
 
 
+def test_erasing_replaces_a_rectangle_of_the_published_sizes_by_noise():
+    image, areas, ratios = np.full((60, 90, 3), 7, np.uint8), [], []
+    for seed in range(600):
+        different = (erase(image, np.random.default_rng(seed), 0.5) != image).any(axis=-1)
+        if not different.any():
+            continue
+        down, across = (np.ptp(places) + 1 for places in different.nonzero())
+        assert different.sum() > 0.98 * down * across, "the whole rectangle is noise"
+        areas.append(down * across / 5400)
+        ratios.append(down / across)
+    assert 250 < len(areas) < 350, "with probability 1/2"
+    assert 0.015 < min(areas) < 0.03
+    assert 0.3 < max(areas) < 0.34
+    assert np.mean(areas) == pytest.approx(0.17, abs=0.02)
+    assert 0.25 < min(ratios) < 0.4
+    assert 2.3 < max(ratios) < 3.7
+    assert erase(image, np.random.default_rng(0), 0.0) is image
+
+
 # --------------------------------------------------------------------------------------------------------- image reader
 def settings(**changes):
     """Return (data, augment) of the default config with `changes` to keys of either section."""
@@ -270,7 +290,7 @@ def reader(*, augmented: bool, **changes):
 
 
 JITTER = {"contrast": 0.4, "brightness": 0.4, "saturation": 0.4, "hue": 0.2}
-PIXELS = {"flip": True, "shift": 0.2, **JITTER, "cutout": 0.5}
+PIXELS = {"flip": True, "shift": 0.2, **JITTER, "cutout": 0.5, "erase": 0.5}
 CASES = {
     "square": {},
     "crop": {"resize": "crop"},
@@ -324,6 +344,7 @@ def test_transforms_are_applied_in_order():
         expected = hue(saturation(expected, random, 0.4), random, 0.2)
         expected = cutout(expected, random, 0.5)
         expected = randaugment.apply(np.ascontiguousarray(expected), random, randaugment.UDA)
+        expected = erase(expected, random, 0.5)
         np.testing.assert_array_equal(read(image, np.random.default_rng(seed)), expected)
     expected = random_resized_crop(image, np.random.default_rng(3), 48, (0.2, 0.9), (3 / 4, 4 / 3))
     read = reader(augmented=True, geometry="random_resized_crop", crop_scale=(0.2, 0.9))

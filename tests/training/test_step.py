@@ -46,11 +46,11 @@ class Toy(nnx.Module):
         return Prediction(logits)
 
 
-def toy_bench(*, seed: int = 0, noise: float = 0.0, accumulate: int = 1) -> Bench:
+def toy_bench(*, seed: int = 0, noise: float = 0.0, accumulate: int = 1, mix: str = "none") -> Bench:
     """Return a bench with a toy model; its config has the default loss and a constant learning rate."""
     config = default_config()
     config.optim.schedule, config.optim.learning_rate = "constant", 0.05
-    config.seed, config.ema.decay, config.train.accumulate = seed, 0.9, accumulate
+    config.seed, config.ema.decay, config.train.accumulate, config.augment.mix = seed, 0.9, accumulate, mix
     definition, params, stats = ModelDef.split(Toy(noise, rngs=nnx.Rngs(0)))
     parts = Parts(definition, *split_trainable(params, config.trainable), stats, frozenset())
     return Bench(config, parts, PREPROCESS, make_mesh(config.mesh), K)
@@ -159,6 +159,14 @@ def test_the_parts_of_a_batch_give_the_gradients_of_the_whole(plain):
     whole, parted = plain.run(batch, 3), toy_bench(accumulate=4).run(batch, 3)
     for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(parted), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+
+
+def test_images_of_the_whole_batch_are_mixed_before_it_is_split(plain):
+    batch = make_batch()
+    (whole, _), (parted, _) = (toy_bench(mix="mixup", accumulate=parts).run(batch, 2) for parts in (1, 4))
+    for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(parted), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
+    assert not same(whole.trainable, plain.run(batch, 2)[0].trainable)
 
 
 def test_each_part_has_its_own_random_numbers():

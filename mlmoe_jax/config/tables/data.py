@@ -152,10 +152,29 @@ AUGMENT = section(
     randaugment=Choice(
         "none",
         "RandAugment policy.",
-        of={"none": "off", "uda": "operations and strengths of ML-VPT's code", "standard": "the published policy"},
+        of={
+            "none": "off",
+            "uda": "operations and strengths of ML-VPT's code",
+            "standard": "the published policy",
+            "trivial": "TrivialAugment-Wide, which has no settings",
+        },
     ),
     randaugment_ops=Integer(2, "For randaugment=standard: operations per image.", above=0),
     randaugment_magnitude=Integer(9, "For randaugment=standard: strength of each operation.", least=0, most=10),
+    erase=Number(0.0, "Probability of random erasing, which puts noise into a rectangle.", least=0, most=1),
+    mix=Choice(
+        "none",
+        "Mixing of each image with another image of the batch, and of their labels.",
+        of={
+            "none": "off",
+            "mixup": "a weighted mean of the images, or of cached features",
+            "cutmix": "a rectangle of the other image",
+            "both": "one of the two, drawn per step",
+        },
+    ),
+    mix_alpha=Number(
+        0.4, "For mix: the share of an image is drawn from Beta(α, α); the CutMix paper takes 1.", above=0, most=100
+    ),
 )
 
 PACK = section(

@@ -1,0 +1,109 @@
+"""MixUp and CutMix of a batch, against loops over its images."""
+
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mlmoe_jax.config import default_config, load_config, validate
+from mlmoe_jax.training.mixing import cutmix, make_mixing, mixup
+
+SIDE = 12
+
+
+def make_batch(size=6, **arrays):
+    draw = np.random.default_rng(0)
+    batch = {
+        "image": draw.integers(0, 256, (size, SIDE, SIDE, 3), np.uint8),
+        "label": draw.integers(0, 2, (size, 4)).astype(np.float32),
+        "label_mask": np.ones((size, 4), np.float32),
+        "mask": np.ones(size, np.float32),
+        "id": np.arange(size, dtype=np.int32),
+    }
+    return {name: jnp.asarray(values) for name, values in (batch | arrays).items()}
+
+
+def mixing(**settings):
+    return jax.jit(make_mixing(SimpleNamespace(**{"mix": "mixup", "mix_alpha": 1.0, **settings})))
+
+
+def test_mixup_is_the_weighted_mean_with_the_image_before():
+    batch, share = make_batch(3, features=np.random.default_rng(1).normal(size=(3, 5))), np.array([0.2, 1.0, 0.7])
+    mixed = mixup(batch, jnp.asarray(share, jnp.float32))
+    assert mixed["image"].dtype == np.uint8
+    for name, step in (("image", 0.5), ("features", 1e-6), ("label", 1e-6)):
+        values = np.asarray(batch[name], np.float64)
+        expected = [share[i] * values[i] + (1 - share[i]) * values[i - 1] for i in range(3)]
+        np.testing.assert_allclose(mixed[name], expected, atol=step + 1e-4)
+    np.testing.assert_array_equal(mixed["id"], batch["id"])
+
+
+def test_cutmix_weights_targets_by_the_area_of_the_rectangle():
+    batch, share = make_batch(40), jnp.linspace(0, 1, 40)
+    mixed = jax.jit(cutmix)(batch, share, jax.random.key(3))
+    before, after = np.asarray(batch["image"]), np.asarray(mixed["image"])
+    other = np.roll(before, 1, axis=0)
+    for i in range(40):
+        replaced = (after[i] != before[i]).any(axis=-1)
+        rows, columns = replaced.any(axis=1).nonzero()[0], replaced.any(axis=0).nonzero()[0]
+        np.testing.assert_array_equal(after[i][replaced], other[i][replaced])
+        area = np.prod([np.ptp(places) + 1 for places in (rows, columns)]) if rows.size else 0
+        kept = 1 - area / SIDE**2
+        assert kept >= share[i] - 1e-6, "the rectangle is clipped at the borders"
+        expected = kept * batch["label"][i] + (1 - kept) * batch["label"][i - 1]
+        np.testing.assert_allclose(mixed["label"][i], expected, atol=1e-6)
+
+
+def test_a_label_is_known_if_both_images_know_it():
+    known = np.array([[1, 1, 0, 0], [1, 0, 1, 0]], np.float32)
+    mixed = mixup(make_batch(2, label_mask=known), jnp.array([0.5, 1.0]))
+    np.testing.assert_array_equal(mixed["label_mask"], [[1, 0, 0, 0], [1, 0, 1, 0]])
+
+
+@pytest.mark.parametrize("mix", ["mixup", "cutmix"])
+def test_an_image_that_could_not_be_read_is_not_mixed_into_another(mix):
+    batch = make_batch(4, mask=np.array([1, 0, 1, 1], np.float32))
+    mixed = mixing(mix=mix)(batch, jax.random.key(0))
+    for name in ("image", "label", "label_mask"):
+        np.testing.assert_array_equal(mixed[name][2], batch[name][2])
+    assert not np.array_equal(mixed["image"][3], batch["image"][3])
+
+
+def test_shares_have_the_distribution_of_the_config():
+    size = 4000
+    batch = make_batch(size, image=np.zeros((size, 1, 1, 3), np.uint8), label=np.tile(np.eye(2), (size // 2, 2)))
+    share = np.asarray(mixing(mix_alpha=0.4)(batch, jax.random.key(1))["label"])[:, 0]
+    share = np.where(np.arange(size) % 2 == 0, share, 1 - share)  # of the image itself
+    assert share.mean() == pytest.approx(0.5, abs=0.03)
+    assert share.var() == pytest.approx(0.25 / (2 * 0.4 + 1), rel=0.05), "of Beta(0.4, 0.4)"
+
+
+def test_both_draws_one_of_the_two_per_step():
+    batch = make_batch(2, image=np.stack([np.zeros((SIDE, SIDE, 3)), np.full((SIDE, SIDE, 3), 255)]).astype(np.uint8))
+    both = mixing(mix="both")
+    gray = [
+        bool(((image > 0) & (image < 255)).any())
+        for image in (both(batch, jax.random.key(i))["image"] for i in range(12))
+    ]
+    assert len(set(gray)) == 2
+    again = both(batch, jax.random.key(5))["image"]
+    np.testing.assert_array_equal(again, both(batch, jax.random.key(5))["image"])
+
+
+@pytest.mark.parametrize(
+    ("reference", "changes", "sentence"),
+    [
+        ("cnn_rnn_resnet101:dataset=digits", {}, "reads as a sequence: set augment.mix=none"),
+        ("linear_probe:dataset=digits", {"data.cache_features": "float32"}, "needs images: set augment.mix=mixup"),
+        ("linear_probe:dataset=digits", {"train.fit": "logistic"}, "no steps whose batches are mixed"),
+    ],
+)
+def test_settings_that_mixing_contradicts_are_refused(reference, changes, sentence, refusal):
+    config = load_config(reference, [*changes.items(), ("augment.mix", "cutmix")])
+    assert sentence in refusal(validate, config)
+
+
+def test_nothing_is_mixed_by_default():
+    assert make_mixing(default_config().augment) is None
