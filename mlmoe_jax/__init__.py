@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mlmoe_jax.models import losses
     from mlmoe_jax.models.block_features import block_features
     from mlmoe_jax.models.build import Classifier
-    from mlmoe_jax.models.outputs import Prediction, Prompts
+    from mlmoe_jax.models.outputs import Prompts
     from mlmoe_jax.runs.restore import Run
 
 __all__ = [
@@ -279,27 +279,25 @@ def load_batches(
     return build_loader(config.data, split, batch_size=batch_size, **options)
 
 
-def make_loss(
-    config: ConfigDict, labels: np.ndarray | None = None
-) -> Callable[[Prediction, Mapping[str, jax.Array]], jax.Array]:
-    """Return the training loss of a config: `loss(prediction, batch) -> f32[]`, all terms and penalties included.
+def make_loss(config: ConfigDict, labels: np.ndarray | None = None) -> Callable[..., jax.Array]:
+    """Return the training loss of a config: `loss(prediction, batch, step=0) -> f32[]`, with all terms and penalties.
 
     `batch` has `label` f32[B,K], `label_mask` f32[B,K] (0 = unknown) and `mask` f32[B] (0 = padding).
 
     Args:
       config: result of `load_config`.
-      labels: the label codes i8[N,K] of the training split, which only `loss.positive_weight=0` needs.
+      labels: the label codes i8[N,K] of the training split, for a loss that depends on them or on the epoch of `step`.
 
     Raises:
       UserError: the loss needs labels, and there are none.
     """
     _require_config(config)
-    from mlmoe_jax.training.objective import make_objective, training_objective
+    from mlmoe_jax.training.objective import Objective, training_objective
 
     if labels is None and config.loss.kind == "bce" and not config.loss.positive_weight:
         raise UserError("loss.positive_weight=0 weights positives by the training labels; pass the labels to make_loss")
-    objective = make_objective(config.loss) if labels is None else training_objective(config, labels)
-    return lambda prediction, batch: objective(prediction, batch)[0]
+    objective = Objective(config.loss) if labels is None else training_objective(config, labels)
+    return lambda prediction, batch, step=0: objective(prediction, batch, step=step)[0]
 
 
 def trainable_filter(config: ConfigDict) -> Callable[[tuple, Any], bool]:

@@ -6,8 +6,18 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.config.defaults import KEYS, PLACE, default_config, in_open_section, key_named, why_unknown
 from mlmoe_jax.config.loading import flatten
+from mlmoe_jax.data.labels import hidden
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.catalog import ADAPTERS, HEADS, PROMPTS, adapters_of, describe_adapters, head_of, prompts_of
+from mlmoe_jax.models.catalog import (
+    ADAPTERS,
+    HEADS,
+    LOSSES,
+    PROMPTS,
+    adapters_of,
+    describe_adapters,
+    head_of,
+    prompts_of,
+)
 
 # The keys of `config.augment` that change an image unless they have their default.
 AUGMENTS = (
@@ -32,7 +42,7 @@ def validate(config: ConfigDict) -> None:
     required += [f"{PLACE}.{name}.{leaf}" for name, settings in adapters.items() for leaf in settings]
     if missing := [name for name in required if name not in flat]:
         raise UserError(f"the config lacks {', '.join(missing)}; let it start from default_config() and use_adapter")
-    checks = (_model_mistakes, _data_mistakes, _cache_mistakes, _fit_mistakes)
+    checks = (_model_mistakes, _data_mistakes, _loss_mistakes, _cache_mistakes, _fit_mistakes)
     if mistakes := [*_key_mistakes(flat), *(mistake for check in checks for mistake in check(config))]:
         raise UserError("the config has mistakes: " + "; ".join(mistakes))
 
@@ -96,6 +106,28 @@ def _data_mistakes(config: ConfigDict) -> list[str]:
     return wrong
 
 
+def _loss_mistakes(config: ConfigDict) -> list[str]:
+    """Return the settings of loss and labels that do not fit together."""
+    data, settings = config.data, config.loss
+    if wrong := hidden.mistake(data.known_positives):
+        return [wrong]
+    if settings.kind not in LOSSES or not any(settings.terms.values()):
+        return []
+    loss = LOSSES[settings.kind]
+    wrong = loss.mistakes(config)
+    if not loss.reads_negatives(settings) and data.known_positives != hidden.ALL:
+        wrong.append(
+            f"data.known_positives={data.known_positives} makes all other training labels unknown, which loss.kind="
+            f"{settings.kind} leaves out: set loss.unknown=negative, or a loss.kind for missing labels"
+        )
+    if loss.reads_negatives(settings) and data.difficult_train == "ignore":
+        wrong.append(
+            "data.difficult_train=ignore makes difficult labels unknown, which the loss counts as absent: set "
+            "data.difficult_train=negative or positive"
+        )
+    return wrong
+
+
 def _cache_mistakes(config: ConfigDict) -> list[str]:
     """Return the settings that would change cached images or features during training."""
     augment, geometry = config.augment, config.augment.geometry
@@ -139,8 +171,11 @@ def _fit_mistakes(config: ConfigDict) -> list[str]:
         wrong.append(f"train.fit=logistic needs fixed features: set data.cache_features=float32{otherwise}")
     if config.augment.mix != "none":
         wrong.append(f"train.fit=logistic has no steps whose batches are mixed: set augment.mix=none{otherwise}")
-    if config.loss.kind != "bce" or config.loss.positive_weight != 1:
-        wrong.append(f"train.fit=logistic minimizes bce: set loss.kind=bce and loss.positive_weight=1{otherwise}")
+    if config.loss.kind != "bce" or config.loss.positive_weight != 1 or config.loss.unknown == "negative":
+        wrong.append(
+            "train.fit=logistic minimizes bce and leaves out unknown labels: set loss.kind=bce, "
+            f"loss.positive_weight=1 and loss.unknown=auto{otherwise}"
+        )
     return wrong
 
 

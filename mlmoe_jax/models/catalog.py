@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
 from mlmoe_jax.runtime.registry import Registry
 
 if TYPE_CHECKING:
-    from jax import Array
-
     from mlmoe_jax.models.contracts import Adapter, Head
-
-    Balance = Callable[[], Array] | None
-    PerElement = Callable[[Array, Array], Array]
-    LossBuilder = Callable[[Any, Balance], PerElement]
+    from mlmoe_jax.models.losses import Loss
 
 # By the values of `config.model.head.kind`
 HEADS: Registry[type[Head]] = Registry(
@@ -57,16 +51,26 @@ ADAPTERS: Registry[type[Adapter]] = Registry(
     },
 )
 
-# By the values of `config.loss.kind`. An entry is a builder `(settings, balance) -> per_element`. `settings` is
-# `config.loss`. `balance()` returns the ratio of negatives to positives per label in training, f32[K]; it is None if no
-# training labels are known. `per_element` maps logits and labels f32[B,K] to the loss per element, f32[B,K].
-LOSSES: Registry[LossBuilder] = Registry(
+# By the values of `config.loss.kind`
+LOSSES: Registry[type[Loss]] = Registry(
     "loss",
     {
-        "asymmetric": "mlmoe_jax.models.losses:build_asymmetric",
-        "bce": "mlmoe_jax.models.losses:build_bce",
-        "focal": "mlmoe_jax.models.losses:build_focal",
-        "softmax": "mlmoe_jax.models.losses:build_softmax",
+        "asymmetric": "mlmoe_jax.models.losses:Asymmetric",
+        "bce": "mlmoe_jax.models.losses:BinaryCrossEntropy",
+        "focal": "mlmoe_jax.models.losses:Focal",
+        "softmax": "mlmoe_jax.models.losses:Softmax",
+        "hill": "mlmoe_jax.models.missing_labels:Hill",
+        "focal_margin": "mlmoe_jax.models.missing_labels:FocalMargin",
+        "splc": "mlmoe_jax.models.missing_labels:SPLC",
+        "ll_r": "mlmoe_jax.models.missing_labels:LargeLossRejection",
+        "ll_ct": "mlmoe_jax.models.missing_labels:LargeLossCorrection",
+        "ll_cp": "mlmoe_jax.models.label_estimates:LargeLossPermanentCorrection",
+        "an": "mlmoe_jax.models.missing_labels:AssumeNegative",
+        "wan": "mlmoe_jax.models.missing_labels:WeakAssumeNegative",
+        "an_ls": "mlmoe_jax.models.missing_labels:SmoothedAssumeNegative",
+        "epr": "mlmoe_jax.models.missing_labels:ExpectedPositives",
+        "role": "mlmoe_jax.models.label_estimates:ROLE",
+        "distribution_balanced": "mlmoe_jax.models.missing_labels:DistributionBalanced",
     },
 )
 

@@ -21,7 +21,7 @@ from jaxtyping import Float
 
 from mlmoe_jax.models.layers.recompute import gelu
 from mlmoe_jax.models.layers.values import Dtype, torch_linear
-from mlmoe_jax.models.losses import _as_float
+from mlmoe_jax.models.losses import as_float
 from mlmoe_jax.models.partition import LABEL, PROMPT, axes
 
 # The choices of heads.
@@ -281,5 +281,5 @@ def gate_entropy(gates: Float[ArrayLike, "*rows e"]) -> Float[Array, "*rows"]:
     `gates` are weights that sum to 1 (not logits). A weight of 0 adds 0 and has a finite gradient. The gradient through
     a softmax is therefore correct even if a weight underflows, as with log-softmax.
     """
-    gates = _as_float(gates)
+    gates = as_float(gates)
     return -jnp.sum(gates * jnp.log(jnp.maximum(gates, jnp.finfo(gates.dtype).tiny)), axis=-1)

@@ -1,24 +1,115 @@
-"""Losses per element, their builders, and their reduction.
+"""The interface of losses, losses per element, and their reduction. `missing_labels.py` has further losses.
 
-Axes: b images, k labels. Labels are in [0, 1]. `catalog` lists the builders and documents their interface.
+Axes: b images, k labels. Labels are in [0, 1].
 """
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Any
+import abc
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float, Integer, Num
 from ml_collections import ConfigDict
 
+from mlmoe_jax.errors import UserError
+
 if TYPE_CHECKING:
-    from mlmoe_jax.models.catalog import Balance, PerElement
+    from mlmoe_jax.data.labels.counts import TrainingLabels
 
 
+LOSS_VALUES = "loss/"  # begins the paths of values with a row per training image
+
+
+# ----------------------------------------------------------------------------------------------------------- interface
+class Examples(NamedTuple):
+    """What a loss reads besides logits: the labels of the images that are computed together, on all devices.
+
+    With `train.accumulate`, these images are a part of the batch.
+
+    Attributes:
+      labels: f32[B,K] in [0, 1]; 0 for unknown labels.
+      known: bool[B,K], whether each label is known.
+      mask: bool[B], False for padding.
+      epoch: i32[], the number of whole epochs before the step.
+      values: the values of the loss for these images, f32[B,K] each (`Loss.learned` and `Loss.noted`).
+    """
+
+    labels: Array
+    known: Array
+    mask: Array
+    epoch: Array | int = 0
+    values: Mapping[str, Array] = {}
+
+
+class Loss(abc.ABC):
+    """The base class of all losses. Weights, masks and the reduction to one number are applied afterwards.
+
+    Args:
+      settings: `config.loss`.
+      training: the training labels; None if they are unknown. A loss reads them only if it depends on them.
+    """
+
+    assumes_negatives: ClassVar[bool] = False
+    """Whether unknown labels count as absent with `loss.unknown=auto`. Otherwise they have no loss."""
+
+    keeps_values: ClassVar[bool] = False
+    """Whether the loss has values with a row per training image, `learned` or `noted`."""
+
+    def __init__(self, settings: ConfigDict, training: TrainingLabels | None = None):
+        self.settings, self.training = settings, training
+
+    @classmethod
+    def reads_negatives(cls, settings: ConfigDict) -> bool:
+        """Return whether unknown labels count as absent with `config.loss`."""
+        return settings.unknown == "negative" or (settings.unknown == "auto" and cls.assumes_negatives)
+
+    @abc.abstractmethod
+    def __call__(self, logits: Float[Array, "b k"], examples: Examples) -> Float[Array, "b k"]:
+        """Return the loss per element."""
+
+    @classmethod
+    def mistakes(cls, config: ConfigDict) -> list[str]:
+        """Return the errors in a config with this loss, one sentence without a final period each."""
+        return []
+
+    @classmethod
+    def label_mistakes(cls, config: ConfigDict, training: TrainingLabels) -> list[str]:
+        """Return why the training labels do not suit the loss, one sentence without a final period each."""
+        if cls.reads_negatives(config.loss) or training.has_negatives() or not training.unknown_share:
+            return []
+        return [
+            f"loss.kind={config.loss.kind} leaves out unknown labels, and no training label is known to be absent: set "
+            "loss.unknown=negative, or a loss.kind for missing labels"
+        ]
+
+    def training_labels(self) -> TrainingLabels:
+        """Return the training labels; UserError if they are unknown."""
+        if self.training is None:
+            raise UserError(
+                f"loss.kind={self.settings.kind} depends on the training labels; pass the labels to make_loss"
+            )
+        return self.training
+
+    def learned(self) -> dict[str, np.ndarray]:
+        """Return initial values, f32[N,K], that the optimizer updates; {} by default."""
+        return {}
+
+    def noted(self) -> dict[str, np.ndarray]:
+        """Return initial values, at least 0, [N,K], that `note` updates; {} by default."""
+        return {}
+
+    def note(self, logits: Float[Array, "b k"], examples: Examples) -> dict[str, Array]:
+        """Return the values of `noted` for the images of a step after the step. They never fall."""
+        return {}
+
+
+# -------------------------------------------------------------------------------------------------- losses per element
 def asymmetric_loss(
     logits: Float[ArrayLike, "*shape"],
     labels: Num[ArrayLike, "*shape"],
@@ -46,13 +137,13 @@ def asymmetric_loss(
     Returns:
       Values ≥ 0. gamma_neg = gamma_pos = clip = 0 is binary cross-entropy, capped at −log(eps).
     """
-    logits, labels = _as_float(logits), _as_float(labels)
+    logits, labels = as_float(logits), as_float(labels)
     floor = jnp.log(eps)
     log_p = jax.nn.log_sigmoid(logits)
     # log(1 − p + clip) is precise for p near 1 in log space. clip = 0 needs no special case, because log(0) = −inf.
     log_q = jnp.minimum(jnp.logaddexp(jax.nn.log_sigmoid(-logits), jnp.log(clip)), 0.0)
-    weight_p = _focus(jax.nn.sigmoid(-logits), gamma_pos, detach)
-    weight_q = _focus(jax.nn.sigmoid(logits) - clip, gamma_neg, detach)
+    weight_p = focus(jax.nn.sigmoid(-logits), gamma_pos, detach)
+    weight_q = focus(jax.nn.sigmoid(logits) - clip, gamma_neg, detach)
     positive = weight_p * jnp.maximum(log_p, floor)
     negative = weight_q * jnp.maximum(log_q, floor)
     return -(labels * positive + (1 - labels) * negative)
@@ -67,7 +158,7 @@ def binary_cross_entropy(
       positive_weight: w, a number or one per label; None is 1. The usual choice is negatives / positives of the
         training set.
     """
-    logits, labels = _as_float(logits), _as_float(labels)
+    logits, labels = as_float(logits), as_float(labels)
     weight: Any = 1.0 if positive_weight is None else positive_weight
     return -(weight * labels * jax.nn.log_sigmoid(logits) + (1 - labels) * jax.nn.log_sigmoid(-logits))
 
@@ -88,11 +179,18 @@ def focal_loss(
         are 1.
       detach: treat the focusing weight as a constant in the gradient.
     """
-    logits, labels = _as_float(logits), _as_float(labels)
+    logits, labels = as_float(logits), as_float(labels)
     alpha_p, alpha_q = (1.0, 1.0) if alpha is None else (alpha, 1 - jnp.asarray(alpha))
-    positive = alpha_p * _focus(jax.nn.sigmoid(-logits), gamma, detach) * jax.nn.log_sigmoid(logits)
-    negative = alpha_q * _focus(jax.nn.sigmoid(logits), gamma, detach) * jax.nn.log_sigmoid(-logits)
+    positive = alpha_p * focus(jax.nn.sigmoid(-logits), gamma, detach) * jax.nn.log_sigmoid(logits)
+    negative = alpha_q * focus(jax.nn.sigmoid(logits), gamma, detach) * jax.nn.log_sigmoid(-logits)
     return -(labels * positive + (1 - labels) * negative)
+
+
+def focus(miss: Array, gamma: float, detach: bool = False) -> Array:
+    """Return miss^gamma for the probability `miss` of the wrong label; negative values (below the clip) count as 0."""
+    # The derivative of 0^gamma is infinite for gamma < 1, and infinity times a zero gradient is NaN.
+    weight = jnp.maximum(miss, jnp.finfo(miss.dtype).tiny) ** gamma
+    return jax.lax.stop_gradient(weight) if detach else weight
 
 
 def softmax_cross_entropy(
@@ -102,30 +200,43 @@ def softmax_cross_entropy(
 
     Its sum over the labels is the cross-entropy of an image.
     """
-    return -jnp.asarray(labels) * jax.nn.log_softmax(_as_float(logits), axis=-1)
+    return -jnp.asarray(labels) * jax.nn.log_softmax(as_float(logits), axis=-1)
 
 
 # ------------------------------------------------------------------------------------------------- losses of a config
-def build_asymmetric(settings: ConfigDict, balance: Balance) -> PerElement:
-    """Return the asymmetric loss of `config.loss`."""
-    names = ("gamma_neg", "gamma_pos", "clip", "eps", "detach")
-    return partial(asymmetric_loss, **{name: settings[name] for name in names})
+class Asymmetric(Loss):
+    """The asymmetric loss."""
+
+    def __call__(self, logits, examples):
+        names = ("gamma_neg", "gamma_pos", "clip", "eps", "detach")
+        return asymmetric_loss(logits, examples.labels, **{name: self.settings[name] for name in names})
 
 
-def build_bce(settings: ConfigDict, balance: Balance) -> PerElement:
-    """Return binary cross-entropy with `loss.positive_weight`, or with `balance()` if `loss.positive_weight` is 0."""
-    weight = settings.positive_weight or (balance() if balance else None)
-    return partial(binary_cross_entropy, positive_weight=weight)
+class BinaryCrossEntropy(Loss):
+    """Binary cross-entropy. `loss.positive_weight=0` weights positives by negatives / positives of each label."""
+
+    def __init__(self, settings, training=None):
+        super().__init__(settings, training)
+        negative = self.reads_negatives(settings)
+        balanced = training is not None and not settings.positive_weight
+        self.weight = training.negatives_over_positives(negative) if balanced else settings.positive_weight or None
+
+    def __call__(self, logits, examples):
+        return binary_cross_entropy(logits, examples.labels, positive_weight=self.weight)
 
 
-def build_focal(settings: ConfigDict, balance: Balance) -> PerElement:
-    """Return the focal loss of `config.loss`, with equal weights of positives and negatives."""
-    return partial(focal_loss, gamma=settings.gamma, detach=settings.detach)
+class Focal(Loss):
+    """The focal loss with equal weights of positives and negatives."""
+
+    def __call__(self, logits, examples):
+        return focal_loss(logits, examples.labels, gamma=self.settings.gamma, detach=self.settings.detach)
 
 
-def build_softmax(settings: ConfigDict, balance: Balance) -> PerElement:
-    """Return the softmax cross-entropy, which has no settings."""
-    return softmax_cross_entropy
+class Softmax(Loss):
+    """The softmax cross-entropy."""
+
+    def __call__(self, logits, examples):
+        return softmax_cross_entropy(logits, examples.labels)
 
 
 # ----------------------------------------------------------------------------------------------------------- reduction
@@ -166,19 +277,12 @@ def reduce(
       The scalar, 0 if no entry is valid.
     """
     valid = _valid(label_mask, mask)
-    total = jnp.sum(jnp.where(valid, _as_float(per_element), 0.0))
+    total = jnp.sum(jnp.where(valid, as_float(per_element), 0.0))
     if how == "mean":
         total = total / jnp.maximum(jnp.sum(valid) if count is None else count, 1)
     return scale * total
 
 
-def _focus(miss: Array, gamma: float, detach: bool) -> Array:
-    """Return miss^gamma for the probability `miss` of the wrong label; negative values (below the clip) count as 0."""
-    # The derivative of 0^gamma is infinite for gamma < 1, and infinity times a zero gradient is NaN.
-    weight = jnp.maximum(miss, jnp.finfo(miss.dtype).tiny) ** gamma
-    return jax.lax.stop_gradient(weight) if detach else weight
-
-
-def _as_float(x: ArrayLike) -> Array:
+def as_float(x: ArrayLike) -> Array:
     """Convert to at least float32, because a sum of bfloat16 losses has only two digits."""
     return jnp.asarray(x, jnp.promote_types(jnp.result_type(x), jnp.float32))

@@ -1,6 +1,6 @@
 """The training loss of a config."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -8,65 +8,122 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from mlmoe_jax.data.labels.counts import TrainingLabels
+from mlmoe_jax.data.pipeline import steps_per_epoch
 from mlmoe_jax.data.prepare import Batch
-from mlmoe_jax.data.split import targets
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import losses
 from mlmoe_jax.models.catalog import LOSSES
+from mlmoe_jax.models.losses import LOSS_VALUES
 from mlmoe_jax.models.outputs import Prediction
+from mlmoe_jax.models.params import Params
 
 Metrics = dict[str, jax.Array]
-Objective = Callable[..., tuple[jax.Array, Metrics]]  # (prediction, batch, whole batch), see make_objective
 
 
-def make_objective(settings: ConfigDict, balance: Callable[[], jax.Array] | None = None) -> Objective:
-    """Build the training loss from `config.loss`: a weighted sum over the named terms, plus the model's penalties.
+class Objective:
+    """The training loss of `config.loss`: a weighted sum over the named terms, plus the model's penalties.
 
-    The objective takes a prediction, its batch, and the whole batch if the batch is a part of it. The losses of the
-    parts then add up to the loss of the whole batch.
-
-    Args:
-      settings: `config.loss`.
-      balance: returns the weight of positives per label, f32[K], for losses with `positive_weight=0`.
+    A loss may have values with a row per training image, at paths below `loss/`: `learned` values are updated by the
+    optimizer, and `noted` values by `note`.
     """
-    per_element = LOSSES[settings.kind](settings, balance)
-    weights = {name: weight for name, weight in settings.terms.items() if weight}
 
-    def objective(prediction: Prediction, batch: Batch, whole: Batch | None = None) -> tuple[jax.Array, Metrics]:
-        whole = batch if whole is None else whole
-        logits = {"logits": prediction.logits, **prediction.terms}
-        entries, images = losses.count_valid(whole["label_mask"], whole["mask"]), jnp.sum(whole["mask"] != 0)
+    def __init__(self, settings: ConfigDict, training: TrainingLabels | None = None):
+        kind = LOSSES[settings.kind]
+        self.settings, self.loss = settings, kind(settings, training)
+        self.steps_per_epoch = 1 if training is None else training.steps_per_epoch
+        self.assumes_negatives = kind.reads_negatives(settings)
+        self.weights = {name: weight for name, weight in settings.terms.items() if weight}
+
+    def learned(self) -> dict[str, np.ndarray]:
+        """Return the initial values that the optimizer updates."""
+        return {LOSS_VALUES + name: values for name, values in self.loss.learned().items()}
+
+    def noted(self) -> dict[str, np.ndarray]:
+        """Return the initial values that `note` updates."""
+        return {LOSS_VALUES + name: values for name, values in self.loss.noted().items()}
+
+    def __call__(
+        self,
+        prediction: Prediction,
+        batch: Batch,
+        whole: Batch | None = None,
+        *,
+        step: jax.Array | int = 0,
+        values: Mapping[str, jax.Array] | None = None,
+    ) -> tuple[jax.Array, Metrics]:
+        """Return the loss and its parts.
+
+        Args:
+          prediction: the prediction for `batch`.
+          batch: the images that are computed together.
+          whole: the whole batch if `batch` is a part of it. The losses of the parts then add up to the loss of the
+            whole batch, except that a loss that compares images sees one part at a time.
+          step: the number of steps before this step.
+          values: the values of the loss.
+        """
+        settings, whole = self.settings, batch if whole is None else whole
+        logits, examples = {"logits": prediction.logits, **prediction.terms}, self._examples(batch, step, values)
+        entries = losses.count_valid(self._counted(whole), whole["mask"])
+        images = jnp.sum(whole["mask"] != 0)
         parts = {
             name: losses.reduce(
-                per_element(logits[name], batch["label"]),
-                batch["label_mask"],
+                self.loss(losses.as_float(logits[name]), examples),
+                self._counted(batch),
                 batch["mask"],
                 how=settings.reduce,
                 scale=settings.scale,
                 count=entries,
             )
-            for name in weights
+            for name in self.weights
         }
         parts |= {
             name: losses.reduce(value[:, None], jnp.ones_like(value)[:, None], batch["mask"], count=images)
             for name, value in prediction.penalties.items()
         }
-        total: Any = sum(weights.get(name, 1.0) * part for name, part in parts.items())
+        total: Any = sum(self.weights.get(name, 1.0) * part for name, part in parts.items())
         return total, {f"loss/{name}": part for name, part in parts.items()}
 
-    return objective
+    def note(self, prediction: Prediction, batch: Batch, step: jax.Array, values: Params) -> Params:
+        """Return the noted values after a step on `batch`."""
+        noted = self.loss.note(losses.as_float(prediction.logits), self._examples(batch, step, values))
+        # A batch that begins an epoch can have an image twice, so the maximum of both rows counts.
+        return {
+            (path := LOSS_VALUES + name): values[path].at[batch["id"]].max(after * (batch["mask"] != 0)[:, None])
+            for name, after in noted.items()
+        }
+
+    def _counted(self, batch: Batch) -> jax.Array:
+        """Return the labels that count, 0 for labels that are left out."""
+        return jnp.ones_like(batch["label_mask"]) if self.assumes_negatives else batch["label_mask"]
+
+    def _examples(self, batch: Batch, step: Any, values: Mapping[str, jax.Array] | None) -> losses.Examples:
+        if values is None and self.loss.keeps_values:
+            raise UserError(f"loss.kind={self.settings.kind} has values per training image, which only a training has")
+        tables = {path.removeprefix(LOSS_VALUES): table for path, table in (values or {}).items()}
+        return losses.Examples(
+            jnp.asarray(batch["label"]),
+            jnp.asarray(batch["label_mask"]) != 0,
+            jnp.asarray(batch["mask"]) != 0,
+            step // self.steps_per_epoch,
+            {name: table[batch["id"]] for name, table in tables.items()},
+        )
 
 
-def training_objective(config: ConfigDict, labels: np.ndarray) -> Objective:
-    """Return the training loss of a config. A balanced loss needs `labels`, the codes i8[N,K] of the training split."""
-    return make_objective(config.loss, lambda: _negatives_over_positives(labels, config.data.difficult_train))
+def training_labels(config: ConfigDict, codes: np.ndarray) -> TrainingLabels:
+    """Return the training labels of a config with the label codes i8[N,K]."""
+    steps = steps_per_epoch(len(codes), config.train.batch_size)
+    return TrainingLabels(codes, config.data.difficult_train, steps, config.seed)
 
 
-def _negatives_over_positives(labels: np.ndarray, difficult: str) -> jax.Array:
-    """Return known negatives / positives per label, f32[K]; 1 for labels without positives."""
-    positives, known = (np.zeros(labels.shape[1]) for _ in range(2))
-    for rows in np.array_split(labels, max(1, len(labels) // 10_000)):
-        label, mask = targets(rows, difficult)
-        positives += (label * mask).sum(axis=0)
-        known += mask.sum(axis=0)
-    weight = np.where(positives > 0, (known - positives) / np.maximum(positives, 1), 1.0)
-    return jnp.asarray(np.maximum(weight, 1e-3), jnp.float32)
+def training_objective(config: ConfigDict, codes: np.ndarray) -> Objective:
+    """Return the training loss of a config for a training split with the label codes i8[N,K]."""
+    return Objective(config.loss, training_labels(config, codes))
+
+
+def require_labels(config: ConfigDict, codes: np.ndarray) -> None:
+    """Raise UserError if the loss of a config cannot learn from training labels with the codes i8[N,K]."""
+    if any(config.loss.terms.values()) and (
+        mistakes := LOSSES[config.loss.kind].label_mistakes(config, training_labels(config, codes))
+    ):
+        raise UserError("; ".join(mistakes))

@@ -16,11 +16,13 @@ from jax.typing import ArrayLike
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import rules
+from mlmoe_jax.models.losses import LOSS_VALUES
 
 Schedule = Callable[[ArrayLike], ArrayLike]
 
 EPS = 1e-8  # added to the denominator of Adam's update, as in torch.optim
 MILESTONE_FACTOR = 0.1  # multiplies the learning rate at each milestone of multi_step
+LOSS_RATE, LOSS_DECAY = (f"^{LOSS_VALUES}", 10.0), (f"^{LOSS_VALUES}", 0.0)  # of the values of a loss, as ROLE's code
 
 
 def one_cycle(peak: float, total_steps: int) -> tuple[Schedule, Schedule]:
@@ -90,8 +92,9 @@ def make_optimizer(optim: Any, total_steps: int, paths: Iterable[str]) -> optax.
     """
     rate, beta1 = make_schedules(optim, total_steps)
     paths = list(paths)
-    rate_factor = {path: rules.first_match(optim.rate_rules, path, 1.0) for path in paths}
-    decay = {path: optim.weight_decay * rules.first_match(optim.decay_rules, path, 1.0) for path in paths}
+    rate_rules, decay_rules = (LOSS_RATE, *optim.rate_rules), (LOSS_DECAY, *optim.decay_rules)
+    rate_factor = {path: rules.first_match(rate_rules, path, 1.0) for path in paths}
+    decay = {path: optim.weight_decay * rules.first_match(decay_rules, path, 1.0) for path in paths}
     matrices = {path for path in paths if optim.name == "muon" and rules.first_match(optim.muon_rules, path, False)}
     adam = _scale_by_adam(beta1, optim.b2)
     add_decay = optax.stateless(lambda updates, params: {p: u + decay[p] * params[p] for p, u in updates.items()})

@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 import mlmoe_jax.config as configuration
 from mlmoe_jax.config.validation import has_batch_statistics
 from mlmoe_jax.data.image_cache import with_cache
+from mlmoe_jax.data.labels.hidden import hide_positives
 from mlmoe_jax.data.labels.space import LabelSpace, label_space_of, synthetic_label_space
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader, steps_per_epoch
 from mlmoe_jax.data.prepare import Preprocess
@@ -27,7 +28,7 @@ from mlmoe_jax.evaluation.gate_shares import shared_entries
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD
 from mlmoe_jax.inference.features import FeatureExtractor, require_frozen
 from mlmoe_jax.models.apply import make_eval_step
-from mlmoe_jax.models.catalog import head_of, prompts_of
+from mlmoe_jax.models.catalog import LOSSES, head_of, prompts_of
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.runs.assemble import Parts, abstract_parts, evaluated_definition, label_axes_for, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
@@ -38,7 +39,7 @@ from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.sharding import LabelAxes
 from mlmoe_jax.runtime.text import quantity
 from mlmoe_jax.training.mixing import make_mixing
-from mlmoe_jax.training.objective import training_objective
+from mlmoe_jax.training.objective import Objective, require_labels, training_objective
 from mlmoe_jax.training.optim import make_optimizer, make_schedules
 from mlmoe_jax.training.profiling import Window
 from mlmoe_jax.training.selection import selection_split
@@ -123,11 +124,18 @@ def open_experiment(
     splits = open_splits(config.data, names, seed=config.seed)
     require_same_images(name, splits.values())
     require_readable(splits.values(), config.data)
-    train_split, eval_splits = splits[config.data.train_split], {name: splits[name] for name in names}
+    train_split = hide_positives(splits[config.data.train_split], config.data, config.seed)
+    eval_splits = {name: splits[name] for name in names}
+    require_labels(config, train_split.labels)
     space = read_label_space(folder) if resumes else label_space_for(config, train_split)
     if resumes and space.names != tuple(train_split.classes):
         raise UserError(f"{folder} holds a run on other labels than the data has now; train in another --workdir")
     if resumes and space.images != len(train_split):
+        if LOSSES[config.loss.kind].keeps_values:
+            raise UserError(
+                f"{folder} started with {space.images:,} training images, each with values of loss.kind="
+                f"{config.loss.kind}, and the data now has {len(train_split):,}; train in another --workdir"
+            )
         status(
             f"warning: the run in {folder} started with {space.images:,} training images and now has "
             f"{len(train_split):,}, so it continues with another order of images"
@@ -219,14 +227,17 @@ class Steps:
     preprocess: Preprocess
     optimizer: optax.GradientTransformation
     averages: bool
+    objective: Objective
     learning_rate: Callable[[int], jax.Array]
     train_step: TrainStep
     eval_step: Callable[..., dict[str, Any]]
 
     def initial_state(self, parts: Parts) -> TrainState:
         """Return the state of a model before its first step, not yet placed on the mesh."""
-        opt = jax.jit(self.optimizer.init)(parts.trainable)
-        return initial_state(parts.trainable, parts.frozen, parts.stats, opt, averages=self.averages)
+        trainable = {**parts.trainable, **self.objective.learned()}
+        stats = {**parts.stats, **self.objective.noted()}
+        opt = jax.jit(self.optimizer.init)(trainable)
+        return initial_state(trainable, parts.frozen, stats, opt, averages=self.averages)
 
     def start(self, parts: Parts, *, resumes: bool) -> TrainState:
         """Return the state before the first step, on the mesh.
@@ -268,9 +279,9 @@ def build_steps(
     """
     num_labels = train_labels.shape[1]
     label_axes = label_axes_for(parts.definition, num_labels, mesh)
-    optimizer = make_optimizer(config.optim, total_steps, parts.trainable)
-    learning_rate, _ = make_schedules(config.optim, total_steps)
     objective = training_objective(config, train_labels)
+    optimizer = make_optimizer(config.optim, total_steps, [*parts.trainable, *objective.learned()])
+    learning_rate, _ = make_schedules(config.optim, total_steps)
     train_step = make_train_step(
         parts.definition,
         objective,
@@ -291,6 +302,7 @@ def build_steps(
         preprocess=preprocess,
         optimizer=optimizer,
         averages=bool(config.ema.decay),
+        objective=objective,
         learning_rate=jax.jit(learning_rate),
         train_step=train_step,
         eval_step=make_eval_step(

@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from mlmoe_jax.data.prepare import Batch, Preprocess
 from mlmoe_jax.models.adapters.prompts import within_bounds
 from mlmoe_jax.models.apply import apply
+from mlmoe_jax.models.losses import LOSS_VALUES
 from mlmoe_jax.models.params import ModelDef, Params
 from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, copy_tree, interleave, placements
 from mlmoe_jax.training.mixing import Mixing
@@ -29,11 +30,11 @@ class TrainState:
     """The state of a run after `step` steps.
 
     Attributes:
-      trainable: parameters that the optimizer updates.
+      trainable: parameters that the optimizer updates, and learned values of the loss.
       frozen: parameters that nothing updates.
-      stats: values that the forward pass updates.
+      stats: values that the forward pass updates, and noted values of the loss.
       opt: the state of the optimizer.
-      ema: moving averages of trainable and stats together; {} for a decay of 0.
+      ema: moving averages of `raw`; {} for a decay of 0.
     """
 
     step: jax.Array
@@ -47,12 +48,18 @@ class TrainState:
         return replace(self, **changes)
 
     def raw(self) -> Params:
-        """Return trainable and stats, the counterpart of `ema`."""
-        return {**self.trainable, **self.stats}
+        """Return the values of the model in trainable and stats, the counterpart of `ema`."""
+        return divide({**self.trainable, **self.stats})[0]
 
     def latest(self) -> Params:
         """Return the moving averages, or trainable and stats without them."""
         return self.ema or self.raw()
+
+
+def divide(values: Params) -> tuple[Params, Params]:
+    """Return the values of the model and the values of the loss."""
+    loss = {path: value for path, value in values.items() if path.startswith(LOSS_VALUES)}
+    return {path: value for path, value in values.items() if path not in loss}, loss
 
 
 def initial_state(trainable: Params, frozen: Params, stats: Params, opt: Any, *, averages: bool = True) -> TrainState:
@@ -60,7 +67,8 @@ def initial_state(trainable: Params, frozen: Params, stats: Params, opt: Any, *,
 
     Every value that a step donates is copied, because a buffer that occurs twice cannot be donated.
     """
-    trainable, stats, opt, ema = copy_tree((trainable, stats, opt, {**trainable, **stats} if averages else {}))
+    averaged = divide({**trainable, **stats})[0] if averages else {}
+    trainable, stats, opt, ema = copy_tree((trainable, stats, opt, averaged))
     return TrainState(jnp.asarray(np.int32(0)), trainable, frozen, stats, opt, ema)
 
 
@@ -128,10 +136,11 @@ def make_train_step(
 
     def differentiate(moving: TrainState, frozen: Params, batch: Batch, whole: Batch, key: jax.Array):
         def loss_of(trainable: Params):
-            values = {**trainable, **frozen, **moving.stats}
+            values, own = divide({**trainable, **frozen, **moving.stats})
             prediction, stats = apply(definition, values, batch, preprocess, mesh, label_axes, key=key)
-            loss, parts = objective(prediction, batch, whole)
-            return loss, ({"loss": loss, **parts}, stats)
+            loss, parts = objective(prediction, batch, whole, step=moving.step, values=own)
+            noted = objective.note(prediction, batch, moving.step, own)
+            return loss, ({"loss": loss, **parts}, {**stats, **noted})
 
         gradient, (metrics, stats) = jax.grad(loss_of, has_aux=True)(moving.trainable)
         return gradient, metrics, stats
@@ -145,8 +154,8 @@ def make_train_step(
         gradient, metrics, stats = gradient_of(moving, frozen, batch, batch, key)
         updates, opt = optimizer.update(gradient, moving.opt, moving.trainable)
         trainable = optax.apply_updates(moving.trainable, updates)
-        ema = ema_update(moving.ema, {**trainable, **stats}, ema_decay) if moving.ema else {}
-        after = moving.replace(step=moving.step + 1, trainable=trainable, stats=stats, opt=opt, ema=ema)
+        after = moving.replace(step=moving.step + 1, trainable=trainable, stats=stats, opt=opt)
+        after = after.replace(ema=ema_update(moving.ema, after.raw(), ema_decay) if moving.ema else {})
         metrics = {**metrics, "gradient_norm": optax.tree.norm(gradient)}
         if skips:
             finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["gradient_norm"])

@@ -38,9 +38,9 @@ def drawn_batch(size: int, side: int, labels: int, *, seed: int = 0) -> dict[str
 class Bench:
     """A model with the steps that a config builds for it on a mesh."""
 
-    def __init__(self, config: ConfigDict, parts: Parts, preprocess: Preprocess, mesh: Mesh, num_labels: int):
+    def __init__(self, config: ConfigDict, parts: Parts, preprocess: Preprocess, mesh: Mesh, labels: int | np.ndarray):
         self.parts, self.mesh = parts, mesh
-        labels = np.zeros((1, num_labels), np.int8)
+        labels = np.zeros((1, labels), np.int8) if isinstance(labels, int) else labels
         self.steps = build_steps(config, parts, preprocess, mesh, labels, total_steps=100)
 
     def start(self, step: int = 0) -> TrainState:

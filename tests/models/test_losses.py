@@ -8,6 +8,7 @@ import pytest
 from helpers.paths import PARITY
 
 from mlmoe_jax.config import default_config
+from mlmoe_jax.data.labels.counts import TrainingLabels
 from mlmoe_jax.models import experts, losses
 from mlmoe_jax.models.catalog import LOSSES
 
@@ -220,18 +221,14 @@ def test_a_builder_reads_the_settings_of_its_loss(kind, changes, expected):
     settings = default_config().loss
     settings.update(changes)
     x, y = jnp.array([[0.5, -1.0, 2.0]]), jnp.array([[1.0, 0.0, 0.0]])
-    np.testing.assert_allclose(LOSSES[kind](settings, None)(x, y), expected(x, y), rtol=1e-6)
+    examples = losses.Examples(y, jnp.ones_like(y), jnp.ones(1))
+    np.testing.assert_allclose(LOSSES[kind](settings)(x, examples), expected(x, y), rtol=1e-6)
 
 
-def test_positives_are_balanced_only_if_configured():
-    settings, x, y = default_config().loss, jnp.zeros((1, 2)), jnp.ones((1, 2))
-
-    def never():
-        raise AssertionError("the training labels are counted without need")
+def test_training_labels_are_counted_only_if_a_loss_depends_on_them():
+    class Never(TrainingLabels):
+        def _parts(self):
+            raise AssertionError("the training labels are counted without need")
 
     for kind in LOSSES:
-        LOSSES[kind](settings, never)
-    settings.positive_weight = 0.0
-    balanced = LOSSES["bce"](settings, lambda: jnp.array([1.0, 3.0]))(x, y)
-    np.testing.assert_allclose(balanced, math.log(2) * np.array([[1.0, 3.0]]), rtol=1e-6)
-    np.testing.assert_allclose(LOSSES["bce"](settings, None)(x, y), math.log(2) * np.ones((1, 2)), rtol=1e-6)
+        LOSSES[kind](default_config().loss, Never(np.zeros((2, 3), np.int8), "negative"))

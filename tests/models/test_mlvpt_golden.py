@@ -20,7 +20,7 @@ from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
 from mlmoe_jax.models.layers import recompute
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.load import load_weights
-from mlmoe_jax.training.objective import make_objective
+from mlmoe_jax.training.objective import Objective
 
 FORWARD, LOSS, GRADIENT = 2e-5, 1e-5, {"A": 1e-3, "B": 1e-4}
 TERMS = {"co": "co_logit", "dc": "dc_logit", "co_gate": "moe_co_logit", "dc_gate": "moe_dc_logit"}
@@ -99,7 +99,7 @@ def test_loss_and_gradients(golden, request):
     settings.terms = {"co": 1.0, "dc": 1.0, "co_gate": 1.0, "dc_gate": 1.0}
     ones = jnp.ones((2, 7))
     batch = {"label": jnp.asarray(golden.case["target"]), "label_mask": ones, "mask": jnp.ones(2)}
-    objective = make_objective(settings)
+    objective = Objective(settings)
 
     def loss(trainable, frozen):
         return objective(definition.merge(trainable, frozen)(golden.image), batch)

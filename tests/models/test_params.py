@@ -17,7 +17,7 @@ from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
 from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.models.params import ModelDef, fingerprint, parameter_table, split_trainable
 from mlmoe_jax.runtime.sharding import make_mesh
-from mlmoe_jax.training.objective import make_objective
+from mlmoe_jax.training.objective import Objective
 from mlmoe_jax.training.step import initial_state, make_train_step
 
 CO, DC = [0, 1, 0], [1, 1, 0]
@@ -185,7 +185,7 @@ def test_statistics_are_updated_by_the_forward_pass_and_by_no_optimizer():
     config = default_config()
     step = make_train_step(
         definition,
-        make_objective(config.loss),
+        Objective(config.loss),
         optimizer,
         preprocess,
         ema_decay=0.75,

@@ -27,12 +27,15 @@ from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.experts import LabelExperts
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead
+from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.models.params import ModelDef, split_trainable
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import Parts, split_model
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import Run
 from mlmoe_jax.runtime.sharding import AXES, make_mesh, remove_padding
+from mlmoe_jax.training.objective import Objective, training_labels
+from mlmoe_jax.training.step import divide
 
 # Ten labels: on two devices along `expert` five per device, on eight two per device with padding.
 LABELS, BATCH = 10, 16
@@ -159,6 +162,52 @@ def batch_norm_gaps(meshes: list) -> dict:
         found[str(tuple(sizes))] = max(jax.tree.leaves(gaps))
     moved = max(float(np.abs(reference["state"][path] - value).max()) for path, value in trainable.items())
     return {"moved": moved, "gaps": found}
+
+
+class Line(nnx.Module):
+    """A linear layer on an image."""
+
+    def __init__(self):
+        self.head = nnx.Linear(4 * 4 * 3, 80, rngs=nnx.Rngs(0))
+
+    def __call__(self, image, *, labels=None, rngs=None):
+        return Prediction(self.head(image.reshape(len(image), -1)))
+
+
+def estimate_gaps(kind: str, meshes: list) -> dict:
+    """Return per mesh the largest difference from one device after three steps of a loss with values per image.
+
+    Also return how many values have changed, and whether the values are sharded.
+    """
+    config, draw = default_config(), np.random.default_rng(0)
+    config.loss.update({"kind": kind, "scale": 1.0, "expected_positives": 2.0, "large_loss_rate": 0.05})
+    config.optim.schedule, config.optim.name, config.optim.learning_rate = "constant", "sgd", 10.0
+    config.train.batch_size = 8
+    codes = np.where(draw.random((64, 80)) < 0.05, 1, -1).astype(np.int8)
+    definition, params, stats = ModelDef.split(Line())
+    parts, preprocess = Parts(definition, params, {}, stats, frozenset()), Preprocess(4, (0.5,) * 3, (0.25,) * 3)
+
+    def outcome(mesh):
+        bench = Bench(config, parts, preprocess, mesh, codes)
+        state = bench.start(step=20)
+        for seed in range(3):
+            batch = drawn_batch(8, 4, 80, seed=seed)
+            rows = np.random.default_rng(seed).permutation(64)[:8].astype(np.int32)
+            batch |= {"id": rows, "label": (codes[rows] == 1).astype(np.float32)}
+            batch["label_mask"] = batch["label"].copy()
+            state, _ = bench.steps.train_step(state, bench.shard(batch))
+        (own,) = divide({**state.trainable, **state.stats})[1].values()
+        return jax.device_get({"own": own, **state.trainable}), not own.sharding.is_fully_replicated
+
+    objective = Objective(config.loss, training_labels(config, codes))
+    initial = {**objective.learned(), **objective.noted()}
+    before = np.concatenate([v.ravel() for v in initial.values()])
+    (reference, _), found = outcome(alone()), {}
+    for sizes in meshes:
+        other, sharded = outcome(mesh_of(sizes))
+        gaps = [float(np.abs(reference[path] - other[path]).max()) for path in reference]
+        found[str(tuple(sizes))] = {"gap": max(gaps), "sharded": sharded}
+    return {"moved": int((reference["own"].ravel() != before).sum()), "meshes": found}
 
 
 def restored(reference: str, saved_on: list, restored_on: list, folder: str) -> bool:

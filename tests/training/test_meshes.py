@@ -68,6 +68,15 @@ def test_all_methods_on_all_meshes_equal_one_device(reference, meshes, accumulat
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["role", "ll_cp"])
+def test_losses_rank_the_global_batch_and_their_values_are_sharded(kind):
+    found = on_eight_devices("estimate_gaps", kind, [(8, 1, 1), (2, 4, 1), (2, 2, 2)])
+    assert found["moved"] >= 50
+    assert [one["sharded"] for one in found["meshes"].values()] == [False, True, True]
+    assert max(one["gap"] for one in found["meshes"].values()) < 1e-5
+
+
+@pytest.mark.slow
 def test_batch_norm_has_the_statistics_of_the_global_batch():
     found = on_eight_devices("batch_norm_gaps", [(8, 1, 1), (4, 2, 1)])
     assert found["moved"] > 1e-3

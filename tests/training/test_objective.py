@@ -7,9 +7,10 @@ import pytest
 from helpers.bench import drawn_batch
 
 from mlmoe_jax.config import default_config
+from mlmoe_jax.data.labels.counts import TrainingLabels
 from mlmoe_jax.models import losses
 from mlmoe_jax.models.outputs import Prediction
-from mlmoe_jax.training.objective import _negatives_over_positives, make_objective, training_objective
+from mlmoe_jax.training.objective import Objective, training_objective
 
 B, K = 8, 3
 
@@ -31,9 +32,9 @@ def make_prediction(seed: int = 1) -> Prediction:
     return Prediction(logits, {"co": co, "dc": dc})
 
 
-def value_and_gradient(settings, prediction, batch, **options):
+def value_and_gradient(settings, prediction, batch, training=None):
     def loss(logits):
-        return make_objective(settings, **options)(Prediction(logits), batch)[0]
+        return Objective(settings, training)(Prediction(logits), batch)[0]
 
     return jax.value_and_grad(loss)(prediction.logits)
 
@@ -68,8 +69,11 @@ ASYMMETRIC = {"gamma_neg": 3.0, "gamma_pos": 1.5, "clip": 0.05, "eps": 0.2, "det
 )
 def test_each_kind_of_loss_uses_its_settings(changes, weight, per_element):
     batch, prediction = make_batch(), make_prediction()
-    balance = None if weight is None else lambda: jnp.array(weight)
-    ours = value_and_gradient(loss_settings(**changes), prediction, batch, balance=balance)
+    positives = None if weight is None else 12 / (1 + np.array(weight))
+    training = (
+        None if weight is None else TrainingLabels((np.arange(12)[:, None] < positives).astype(np.int8), "negative")
+    )
+    ours = value_and_gradient(loss_settings(**changes), prediction, batch, training)
     theirs = jax.value_and_grad(lambda z: 1000 * jnp.mean(per_element(z, batch["label"])))(prediction.logits)
     np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5)
     np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-4, atol=1e-4)
@@ -85,9 +89,9 @@ def test_reduction_and_scale():
 def test_terms_are_weighted_but_reported_unweighted():
     batch, prediction = make_batch(), make_prediction()
     settings = loss_settings(terms={"logits": 0.0, "co": 1.0, "dc": 0.25})
-    total, parts = make_objective(settings)(prediction, batch)
+    total, parts = Objective(settings)(prediction, batch)
     assert set(parts) == {"loss/co", "loss/dc"}
-    alone, _ = make_objective(loss_settings())(Prediction(prediction.terms["dc"]), batch)
+    alone, _ = Objective(loss_settings())(Prediction(prediction.terms["dc"]), batch)
     np.testing.assert_allclose(parts["loss/dc"], alone, rtol=1e-6)
     np.testing.assert_allclose(total, parts["loss/co"] + 0.25 * parts["loss/dc"], rtol=1e-6)
 
@@ -96,8 +100,8 @@ def test_penalties_are_means_over_real_images():
     batch, prediction = make_batch(), make_prediction()
     batch["mask"][2:] = 0
     penalty = jnp.array([1.0, 4.0, *[1e6] * (B - 2)])
-    plain, _ = make_objective(loss_settings())(prediction, batch)
-    total, parts = make_objective(loss_settings())(Prediction(prediction.logits, penalties={"load": penalty}), batch)
+    plain, _ = Objective(loss_settings())(prediction, batch)
+    total, parts = Objective(loss_settings())(Prediction(prediction.logits, penalties={"load": penalty}), batch)
     assert parts["loss/load"] == 2.5
     np.testing.assert_allclose(total, plain + 2.5, rtol=1e-6)
 
@@ -133,8 +137,17 @@ def test_padding_and_unknown_labels_have_no_effect(kind, reduction):
 )
 def test_positives_weigh_as_much_as_the_known_negatives(difficult, weights):
     labels = np.array([[1, 1, 0], [0, 0, 0], [0, 0, -1], [-1, 2, 0]], np.int8)
-    np.testing.assert_allclose(_negatives_over_positives(labels, difficult), weights)
+    np.testing.assert_allclose(TrainingLabels(labels, difficult).negatives_over_positives(False), weights)
     config, batch, prediction = default_config(), make_batch(), make_prediction()
     config.loss.kind, config.loss.positive_weight, config.data.difficult_train = "bce", 0.0, difficult
-    expected = make_objective(config.loss, lambda: jnp.array(weights))(prediction, batch)[0]
+    loss = losses.binary_cross_entropy(prediction.logits, batch["label"], positive_weight=jnp.array(weights))
+    expected = config.loss.scale * jnp.mean(loss)
     np.testing.assert_allclose(training_objective(config, labels)(prediction, batch)[0], expected, rtol=1e-6)
+
+
+def test_unknown_labels_count_as_negatives_of_the_balance():
+    labels = np.array([[1, -1], [-1, 0], [-1, -1]], np.int8)
+    np.testing.assert_allclose(TrainingLabels(labels, "negative").negatives_over_positives(True), [2.0, 1.0])
+    assert TrainingLabels(labels, "negative").unknown_share == pytest.approx(4 / 6)
+    assert TrainingLabels(labels, "negative").has_negatives()
+    assert not TrainingLabels(labels[:1], "negative").has_negatives()

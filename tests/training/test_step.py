@@ -15,7 +15,7 @@ from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.models.params import ModelDef, split_trainable
 from mlmoe_jax.runs.assemble import Parts
 from mlmoe_jax.runtime.sharding import make_mesh
-from mlmoe_jax.training.objective import make_objective
+from mlmoe_jax.training.objective import Objective
 from mlmoe_jax.training.optim import EPS
 
 B, K, SIDE = 8, 3, 4
@@ -87,7 +87,7 @@ def test_a_step_is_the_gradient_step_of_the_objective(plain):
     def loss(trainable):
         model = plain.parts.definition.merge(trainable, before.frozen)
         prediction = model(PREPROCESS(batch["image"]), labels=batch["label"], rngs=nnx.Rngs(0))
-        return make_objective(default_config().loss)(prediction, batch)[0]
+        return Objective(default_config().loss)(prediction, batch)[0]
 
     value, gradient = jax.value_and_grad(loss)(before.trainable)
     updates, _ = plain.steps.optimizer.update(gradient, plain.start().opt, before.trainable)
@@ -130,7 +130,7 @@ def test_temperatures_move_as_if_clamped_in_place_before_each_forward_pass(name)
     assert set(parts.trainable) == {path}
     pixels, frozen = PREPROCESS(batch["image"]).reshape(B, -1), parts.frozen
     outputs = pixels @ frozen["backbone/kernel"] + frozen["backbone/bias"]
-    objective = make_objective(config.loss)
+    objective = Objective(config.loss)
     slope = jax.jit(jax.grad(lambda temperature: objective(Prediction(outputs / temperature), batch)[0]))
     stored, first, second, seen = np.array([0.05, 9.0, 12.0]), 0.0, 0.0, []
     for step in range(1, 9):

@@ -21,6 +21,7 @@ from jax.sharding import NamedSharding
 from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
+from mlmoe_jax.data.labels.hidden import hide_positives
 from mlmoe_jax.data.pipeline import SkippedImages, steps_per_epoch
 from mlmoe_jax.data.prepare import Batch
 from mlmoe_jax.data.sources.open import open_split
@@ -134,6 +135,7 @@ def measure_importance(run: Run, *, how: str = "signed") -> dict[str, np.ndarray
     """
     config = run.config
     split = open_split(config.data, config.data.train_split, classes=run.label_space.names, seed=config.seed)
+    split = hide_positives(split, config.data, config.seed)
     size = config.train.batch_size
     steps = steps_per_epoch(len(split), size)
     step = _importance_step(run, split.labels)

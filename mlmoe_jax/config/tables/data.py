@@ -75,6 +75,14 @@ DATA = section(
     ),
     difficult_train=Choice("negative", "How difficult labels count in training.", of=_DIFFICULT),
     difficult_eval=Choice("negative", "How difficult labels count in metrics.", of=_DIFFICULT),
+    known_positives=Text(
+        "all",
+        "Positives that are known in training: all, one per image, 0.75 or 0.4 as in published lists, random:SHARE, or "
+        "the file of a list; if not all, every other training label is unknown.",
+    ),
+    known_seed=Integer(
+        1200, "Seed that draws the known positives, for all values of seed; -1 means seed.", least=-1, most=2**32 - 1
+    ),
     keep_empty=Flag(
         False,
         "Keep images without a positive label in the published data sets; own data always keeps them.",

@@ -10,22 +10,54 @@ TERMS = section(
     logits=Number(1.0, "Weight of the loss of the final logits.", least=ANY),
 )
 
+BALANCED = section(
+    "Settings of distribution_balanced.",
+    alpha=Number(0.1, "Least weight.", least=0),
+    beta=Number(10.0, "Slope of the weight.", least=0),
+    mu=Number(0.2, "Middle of the weight; 0.3 for VOC.", least=0),
+    negative_scale=Number(2.0, "Factor of the logits of negatives; 5 for VOC.", above=0),
+    bias=Number(0.05, "Strength of the shift of logits by label frequency.", least=0),
+)
+
 LOSS = section(
     "A loss per image and label, reduced to one number and summed over weighted terms.",
     kind=Choice(
         "asymmetric",
-        "Loss function: asymmetric is ASL, bce binary cross-entropy; softmax needs exactly one label per image.",
+        "Loss function: asymmetric is ASL, bce binary cross-entropy; softmax needs exactly one label per image; all "
+        "after it are for missing labels.",
         of=LOSSES,
+    ),
+    unknown=Choice(
+        "auto",
+        "How unknown labels count.",
+        of={"auto": "negative for losses for missing labels", "ignore": "not at all", "negative": "as absent"},
     ),
     gamma_neg=Number(2.0, "For asymmetric: focusing exponent of negative labels.", least=0),
     gamma_pos=Number(0.0, "For asymmetric: focusing exponent of positive labels.", least=0),
     clip=Number(0.0, "For asymmetric: probability margin of negative labels.", least=0, below=1),
     eps=Number(1e-5, "For asymmetric: lowest probability in a logarithm.", above=0),
-    gamma=Number(2.0, "For focal: focusing exponent of all labels.", least=0),
+    gamma=Number(
+        2.0, "For focal, focal_margin, splc, distribution_balanced: focusing exponent; for hill, of positives.", least=0
+    ),
     detach=Flag(True, "For asymmetric, focal: no gradient through the focusing weight."),
     positive_weight=Number(
         1.0, "For bce: factor of positive labels; 0 means negatives / positives of each training label.", least=0
     ),
+    margin=Number(1.0, "For hill, focal_margin, splc: margin of positive labels.", least=0),
+    peak=Number(1.5, "For hill: λ in the loss (λ − p) p² of negatives.", least=1),
+    correct_above=Number(0.6, "For splc: probability above which absent labels count as present.", above=0, below=1),
+    correct_from=Integer(1, "For splc: the first such epoch, counted from 0.", least=0),
+    large_loss_rate=Number(
+        0.002,
+        "For ll_r, ll_ct: growth per epoch of the share of labels whose losses are changed; for ll_cp: this share.",
+        above=0,
+        below=1,
+    ),
+    smoothing=Number(0.1, "For an_ls: target of negative labels.", least=0, below=0.5),
+    expected_positives=Number(
+        0.0, "For epr, role: mean number of labels per image, such as 2.9 for COCO; 0 is unset.", least=0
+    ),
+    balanced=BALANCED,
     reduce=Choice("mean", "How the losses of images and labels become one number.", of=("mean", "sum")),
     scale=Number(1000.0, "Factor of the reduced loss.", above=0),
     terms=TERMS,
@@ -93,8 +125,8 @@ TRAIN = section(
     batch_size=Integer(64, "Images per step over all devices.", above=0),
     accumulate=Integer(
         1,
-        "Parts of a batch, computed one after the other to save memory; batch_norm=trainable takes statistics "
-        "per part.",
+        "Parts of a batch, computed one after the other to save memory; batch_norm=trainable takes statistics per "
+        "part, and the losses ll_r, ll_ct, ll_cp, epr and role compare the images of a part.",
         above=0,
     ),
     log_every=Integer(20, "Interval between two rows of the log.", above=0, unit="steps"),

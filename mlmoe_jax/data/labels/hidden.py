@@ -1,0 +1,137 @@
+"""Hide positives of a training split: `data.known_positives`.
+
+    all            all labels as they are
+    one            one positive per image, drawn as by E. Cole et al., "Multi-Label Learning from Single Positive
+                   Labels" (CVPR 2021); equal to their labels of COCO 2014 for the seed 1200
+    0.75, 0.4      ⌊m/2⌋ + 1 and ⌊m/5⌋ + 1 of the m positives of an image, which are 75 % and 40 % of the positives of
+                   COCO 2014: the rule of the lists of Y. Zhang et al. (arXiv 2112.07368)
+    random:SHARE   this share of the positives of all images, drawn independently of the images
+    FILE           such a list: a line `file name, indices of classes` per image
+
+Every other label of the split is then unknown, since a label that is hidden must not differ from an absent label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool
+from ml_collections import ConfigDict
+from numpy.random import RandomState
+
+from mlmoe_jax.data.split import POSITIVE, UNKNOWN, Split, targets
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.files import MOST_DATA, damage_explained, read_bytes
+
+ALL, RANDOM = "all", "random:"
+
+
+def hide_positives(split: Split, data_config: ConfigDict, seed: int = 0) -> Split:
+    """Return a training split of which only some positives are known.
+
+    Args:
+      split: the training split.
+      data_config: `config.data`.
+      seed: draws the known positives if `data.known_seed` is -1.
+
+    Raises:
+      UserError: `data.known_positives` has no meaning, or its file does not fit the split.
+    """
+    rule = data_config.known_positives
+    if rule == ALL:
+        return split
+    positive = targets(split.labels, data_config.difficult_train)[0] == 1
+    random = RandomState(data_config.known_seed if data_config.known_seed >= 0 else seed)
+    if rule in RULES:
+        known = RULES[rule](positive, random)
+    elif rule.startswith(RANDOM):
+        known = draw_share(positive, random, _share(rule))
+    else:
+        known = read_list(rule, split)
+    return replace(split, labels=np.where(known, POSITIVE, UNKNOWN).astype(np.int8))
+
+
+def mistake(rule: str) -> str:
+    """Return what is wrong with the value of `data.known_positives`, or ""."""
+    if rule in (ALL, *RULES) or 0 < _share(rule) < 1 or Path(rule).is_file():
+        return ""
+    return (
+        f"data.known_positives is '{rule}', which is none of {ALL}, {', '.join(RULES)}, {RANDOM}SHARE with a share "
+        "between 0 and 1, and no file"
+    )
+
+
+def draw_one(positive: Bool[np.ndarray, "n k"], random: RandomState) -> Bool[np.ndarray, "n k"]:
+    """Draw one positive per image with one."""
+    known = np.zeros_like(positive)
+    for row, present in enumerate(positive):
+        candidates, others = np.flatnonzero(present), np.flatnonzero(~present)
+        random.shuffle(candidates)
+        random.shuffle(others)  # as the authors' code does, for equal draws
+        known[row, candidates[:1]] = True
+    return known
+
+
+def draw_fraction(positive: Bool[np.ndarray, "n k"], random: RandomState, divisor: int) -> Bool[np.ndarray, "n k"]:
+    """Draw ⌊m / divisor⌋ + 1 of the m positives of each image."""
+    rows, columns = np.nonzero(positive)
+    order = np.lexsort((random.random_sample(len(rows)), rows))
+    count = positive.sum(axis=1)
+    rank = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
+    places = order[rank <= np.repeat(count // divisor, count)]
+    known = np.zeros_like(positive)
+    known[rows[places], columns[places]] = True
+    return known
+
+
+def draw_share(positive: Bool[np.ndarray, "n k"], random: RandomState, share: float) -> Bool[np.ndarray, "n k"]:
+    """Draw a share of all positives."""
+    places = np.flatnonzero(positive)
+    known = np.zeros(positive.size, bool)
+    known[random.permutation(places)[: round(share * len(places))]] = True
+    return known.reshape(positive.shape)
+
+
+RULES: Mapping[str, Callable[[np.ndarray, RandomState], np.ndarray]] = {
+    "one": draw_one,
+    "0.75": lambda positive, random: draw_fraction(positive, random, 2),
+    "0.4": lambda positive, random: draw_fraction(positive, random, 5),
+}
+
+
+def read_list(path: str, split: Split) -> Bool[np.ndarray, "n k"]:
+    """Read the known positives of a split from a list. Lines about other images are ignored.
+
+    Raises:
+      UserError: a line has another format or an unknown class, or the list lacks an image.
+    """
+    with damage_explained(path):
+        listed = dict(_line(line, len(split.classes)) for line in read_bytes(path, MOST_DATA).decode().splitlines())
+    names = [name.rpartition("/")[2] for name in split.ids]
+    if absent := [name for name in names if name not in listed]:
+        raise UserError(
+            f"{path} has no line for {len(absent):,} of the {len(names):,} images of split {split.name}, the first is "
+            f"{absent[0]}"
+        )
+    known = np.zeros(split.labels.shape, bool)
+    for row, name in enumerate(names):
+        known[row, listed[name]] = True
+    return known
+
+
+def _line(line: str, classes: int) -> tuple[str, list[int]]:
+    name, _, labels = line.partition(",")
+    indices = [int(index) for index in labels.split()]
+    if not all(0 <= index < classes for index in indices):
+        raise ValueError(f"'{line}' has an index that is not below {classes}, the number of classes")
+    return name.rpartition("/")[2], indices
+
+
+def _share(rule: str) -> float:
+    try:
+        return float(rule.removeprefix(RANDOM)) if rule.startswith(RANDOM) else 0.0
+    except ValueError:
+        return 0.0

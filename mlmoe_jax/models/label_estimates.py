@@ -1,0 +1,97 @@
+"""Losses with a value per training image and label: ROLE and LL-Cp."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jaxtyping import Float
+
+from mlmoe_jax.data.split import targets
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.losses import Loss
+from mlmoe_jax.models.missing_labels import ExpectedPositives, LargeLossCorrection, minus_logs, refuses_mixing
+
+MOST_VALUES = 2**28  # per training; ROLE needs three times as many, with the moments of Adam
+KNOWN, SPREAD = (math.log(p / (1 - p)) for p in (0.995, 0.6))  # initial logits of known labels, limit of unknown ones
+
+
+def role_loss(
+    logits: Float[Array, "*shape"], estimates: Float[Array, "*shape"], labels: Float[Array, "*shape"]
+) -> Float[Array, "*shape"]:
+    """Return the loss of ROLE (SP) without R(p) and R(q), per element.
+
+    With p = σ(logit), q = σ(estimate) and n(x) = −log(x + 1e-5): half the sum of y (n(p) + n(q)) and the
+    cross-entropies of p with the target q and of q with the target p. Targets have no gradient.
+    """
+    probabilities = [jax.lax.stop_gradient(jax.nn.sigmoid(x)) for x in (estimates, logits)]
+    total = labels * (minus_logs(logits)[0] + minus_logs(estimates)[0])
+    for x, target in zip((logits, estimates), probabilities, strict=True):
+        present, absent = minus_logs(x)
+        total += target * present + (1 - target) * absent
+    return total / 2
+
+
+def table_shape(loss: Loss) -> tuple[int, int]:
+    """Return the shape [N,K] of a table of values; UserError if it is too large."""
+    images, labels = loss.training_labels().codes.shape
+    if images * labels > MOST_VALUES:
+        raise UserError(
+            f"loss.kind={loss.settings.kind} keeps a value for each of {images:,} training images and {labels:,} "
+            f"labels, and at most {MOST_VALUES:,} values are possible: choose another loss.kind"
+        )
+    return images, labels
+
+
+class ROLE(ExpectedPositives):
+    """Regularized online label estimation (SP): the unknown labels are estimated together with the model.
+
+    The estimates are logits, one per training image and label. Unlike the authors' Adam, the optimizer of the model
+    updates them, at ten times its learning rate and without weight decay.
+    """
+
+    keeps_values = True
+
+    @classmethod
+    def mistakes(cls, config):
+        return [*super().mistakes(config), *refuses_mixing(config)]
+
+    def learned(self):
+        shape, training = table_shape(self), self.training_labels()
+        uniform = np.random.default_rng(training.seed).uniform(-SPREAD, SPREAD, shape).astype(np.float32)
+        label, known = targets(training.codes, training.difficult)
+        return {"estimates": np.where(known == 1, np.where(label == 1, KNOWN, -KNOWN), uniform).astype(np.float32)}
+
+    def __call__(self, logits, examples):
+        estimates = examples.values["estimates"]
+        penalties = [self.penalty(jax.nn.sigmoid(x), examples) for x in (logits, estimates)]
+        return role_loss(logits, estimates, examples.labels) + sum(penalties) / 2
+
+
+class LargeLossPermanentCorrection(LargeLossCorrection):
+    """LL-Cp (LL, as intended): as LL-Ct with one rate per epoch, and corrected labels remain known positives.
+
+    Only losses above the threshold are corrected for good, so that one fewer is stored than counts as present in the
+    step. The authors' released program compares the name of the method by identity and therefore runs LL-Ct.
+    """
+
+    keeps_values = True
+
+    def rates(self, epoch):
+        return epoch > 0
+
+    def observed(self, examples):
+        labels, unknown = super().observed(examples)
+        corrected = examples.values["corrected"] > 0
+        return jnp.maximum(labels, corrected), unknown & ~corrected
+
+    def noted(self):
+        return {"corrected": np.zeros(table_shape(self), np.int8)}
+
+    def note(self, logits, examples):
+        candidates = self.candidates(logits, examples)
+        above = (candidates > self.threshold(candidates, examples)) & examples.mask[:, None]
+        return {"corrected": jnp.maximum(examples.values["corrected"], above.astype(jnp.int8))}

@@ -1,0 +1,289 @@
+"""Losses for training labels of which some positives are missing.
+
+Axes: b images, k labels. p = σ(logit). Except for IU, which is `an` with `loss.unknown=ignore`, unknown labels count as
+absent unless a loss says otherwise. docs/methods.md lists the papers: RL, LL, SP and DB.
+
+LL ranks the losses of the images that are computed together, and R(p) of SP is a penalty of these images: a batch, or
+with `train.accumulate` a part of a batch, on all devices. RL adds the losses up (`loss.reduce=sum`), and LL, SP and DB
+take their mean.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Float, Integer
+from ml_collections import ConfigDict
+
+from mlmoe_jax.models.losses import Examples, Loss, binary_cross_entropy, focal_loss, focus
+
+LOG_OFFSET = 1e-5  # SP adds it to probabilities in logarithms
+
+
+# ---------------------------------------------------------------------------------------------------------- RL: robust
+def hill_loss(
+    logits: Float[Array, "*shape"],
+    labels: Float[Array, "*shape"],
+    *,
+    margin: float = 1.0,
+    gamma: float = 2.0,
+    peak: float = 1.5,
+) -> Float[Array, "*shape"]:
+    """Return the Hill loss (RL), per element: y (1 − p_m)^gamma softplus(margin − x) + (1 − y) (peak − p) p².
+
+    p_m = σ(x − margin). For peak = 1.5 the gradient of a negative is 3 p² (1 − p)², small for p near 1: a negative
+    with a high score may be a missing positive.
+    """
+    p = jax.nn.sigmoid(logits)
+    positive = focus(jax.nn.sigmoid(margin - logits), gamma) * jax.nn.softplus(margin - logits)
+    return labels * positive + (1 - labels) * (peak - p) * jnp.square(p)
+
+
+def focal_margin_loss(
+    logits: Float[Array, "*shape"],
+    labels: Float[Array, "*shape"],
+    *,
+    margin: float = 1.0,
+    gamma: float = 2.0,
+    corrected: Bool[Array, "*shape"] | None = None,
+) -> Float[Array, "*shape"]:
+    """Return the focal loss of x − margin · [y = 1] (RL), per element.
+
+    Args:
+      corrected: elements that then count as positives, without margin.
+    """
+    targets = labels if corrected is None else jnp.maximum(labels, corrected)
+    return focal_loss(logits - margin * (labels == 1), targets, gamma=gamma)
+
+
+class Hill(Loss):
+    """The Hill loss."""
+
+    assumes_negatives = True
+
+    def __call__(self, logits, examples):
+        names = ("margin", "gamma", "peak")
+        return hill_loss(logits, examples.labels, **{name: self.settings[name] for name in names})
+
+
+class FocalMargin(Loss):
+    """The focal loss with a margin of positives, which is SPLC without corrections."""
+
+    assumes_negatives = True
+
+    def corrected(self, logits: Array, examples: Examples) -> Array | None:
+        """Return the elements that count as positives although their label is not."""
+        return None
+
+    def __call__(self, logits, examples):
+        settings, corrected = self.settings, self.corrected(logits, examples)
+        options = {"margin": settings.margin, "gamma": settings.gamma}
+        return focal_margin_loss(logits, examples.labels, corrected=corrected, **options)
+
+
+class SPLC(FocalMargin):
+    """Self-paced loss correction (RL): from an epoch on, absent labels with a high score count as present."""
+
+    def corrected(self, logits, examples):
+        confident = jax.nn.sigmoid(logits) > self.settings.correct_above
+        return confident & (examples.labels != 1) & (examples.epoch >= self.settings.correct_from)
+
+
+def _needs_unknown(config: ConfigDict) -> list[str]:
+    if config.loss.unknown != "ignore":
+        return []
+    return [f"loss.kind={config.loss.kind} learns from unknown labels: set loss.unknown=auto"]
+
+
+def refuses_mixing(config: ConfigDict) -> list[str]:
+    """Return the mistake of mixing images for a loss that follows which labels of an image are unknown."""
+    if config.augment.mix == "none":
+        return []
+    return [f"loss.kind={config.loss.kind} needs the labels of single images: set augment.mix=none"]
+
+
+# ------------------------------------------------------------------------------------------------------ LL: large loss
+def threshold_of_largest(losses: Float[Array, "*shape"], count: Integer[Array, ""]) -> Float[Array, ""]:
+    """Return the `count`-th largest loss, +∞ for a count of 0."""
+    ordered = jnp.sort(jax.lax.stop_gradient(losses), axis=None, descending=True)
+    return jnp.where(count > 0, ordered[jnp.clip(count, 1, losses.size) - 1], jnp.inf)
+
+
+class LargeLossRejection(Loss):
+    """LL-R: binary cross-entropy without the unknown labels with the largest losses.
+
+    In epoch e = 0, 1, …, the ⌈B·K·e·rate⌉ largest losses of unknown labels are set to 0, and count in the mean. Known
+    labels never change. The authors' running sum of rates sometimes rounds to one label more.
+    """
+
+    assumes_negatives = True
+
+    def __call__(self, logits, examples):
+        labels, unknown = self.observed(examples)
+        candidates = self.candidates(logits, examples)
+        large = unknown & (candidates >= self.threshold(candidates, examples))
+        return jnp.where(large, self.instead(logits), binary_cross_entropy(logits, labels))
+
+    def candidates(self, logits: Array, examples: Examples) -> Array:
+        """Return the losses of unknown labels, 0 for known labels."""
+        labels, unknown = self.observed(examples)
+        return jnp.where(unknown, binary_cross_entropy(logits, labels), 0.0)
+
+    def observed(self, examples: Examples) -> tuple[Array, Array]:
+        """Return the labels, and which of them are unknown."""
+        return examples.labels, ~examples.known & examples.mask[:, None]
+
+    def threshold(self, candidates: Array, examples: Examples) -> Array:
+        """Return the least loss of an unknown label that is changed."""
+        entries = jnp.sum(examples.mask) * candidates.shape[1]
+        exact = entries * (self.settings.large_loss_rate * self.rates(jnp.asarray(examples.epoch)))
+        return threshold_of_largest(candidates, jnp.ceil(exact * (1 - 1e-6)).astype(jnp.int32))
+
+    def rates(self, epoch: Array) -> Array:
+        """Return the number of rates to change in an epoch."""
+        return epoch
+
+    def instead(self, logits: Array) -> Array:
+        """Return the losses that replace large losses."""
+        return jnp.zeros_like(logits)
+
+    @classmethod
+    def mistakes(cls, config):
+        return [*_needs_unknown(config), *refuses_mixing(config)]
+
+    @classmethod
+    def label_mistakes(cls, config, training):
+        unknown, settings = training.unknown_share, config.loss
+        most = settings.large_loss_rate * (config.train.epochs - 1)
+        if unknown and most <= unknown:
+            return []
+        return [
+            f"loss.kind={settings.kind} changes up to {most:.1%} of the training labels, of which {unknown:.1%} are "
+            "unknown: lower loss.large_loss_rate or train.epochs, or set data.known_positives or another loss.kind"
+        ]
+
+
+class LargeLossCorrection(LargeLossRejection):
+    """LL-Ct: as LL-R, but the labels with the largest losses count as present for the step."""
+
+    def instead(self, logits):
+        return binary_cross_entropy(logits, jnp.ones_like(logits))
+
+
+# -------------------------------------------------------------------------------------------------- SP: single positive
+def assume_negative(
+    logits: Float[Array, "*shape"], labels: Float[Array, "*shape"], *, negative_weight: float = 1.0
+) -> Float[Array, "*shape"]:
+    """Return y n(p) + w (1 − y) n(1 − p), per element, with n(x) = −log(x + 1e-5) and w = negative_weight (SP)."""
+    present, absent = minus_logs(logits)
+    return labels * present + negative_weight * (1 - labels) * absent
+
+
+def count_penalty(probabilities: Float[Array, "b k"], mask: Bool[Array, " b"], expected: float) -> Float[Array, ""]:
+    """Return R(p) = (mean number of positives per image − expected)² / K² (SP)."""
+    counts = jnp.where(mask, probabilities.sum(axis=1), 0.0)
+    mean = counts.sum() / jnp.maximum(mask.sum(), 1)
+    return jnp.square((mean - expected) / probabilities.shape[1])
+
+
+def minus_logs(logits: Array) -> tuple[Array, Array]:
+    """Return n(p) and n(1 − p)."""
+    return -jnp.log(jax.nn.sigmoid(logits) + LOG_OFFSET), -jnp.log(jax.nn.sigmoid(-logits) + LOG_OFFSET)
+
+
+class AssumeNegative(Loss):
+    """AN: binary cross-entropy with 1e-5 in its logarithms."""
+
+    assumes_negatives = True
+
+    def __call__(self, logits, examples):
+        return assume_negative(logits, examples.labels)
+
+
+class WeakAssumeNegative(Loss):
+    """WAN: negatives have the weight 1 / (K − 1)."""
+
+    assumes_negatives = True
+
+    def __call__(self, logits, examples):
+        return assume_negative(logits, examples.labels, negative_weight=1 / max(1, logits.shape[1] - 1))
+
+
+class SmoothedAssumeNegative(Loss):
+    """AN-LS: AN with the labels 1 − smoothing and smoothing."""
+
+    assumes_negatives = True
+
+    def __call__(self, logits, examples):
+        smoothing = self.settings.smoothing
+        return assume_negative(logits, examples.labels * (1 - 2 * smoothing) + smoothing)
+
+
+class ExpectedPositives(Loss):
+    """EPR: the loss of positives, and R(p). R(p) is added to each element, so that their mean has it once."""
+
+    assumes_negatives = True
+
+    def __call__(self, logits, examples):
+        return examples.labels * minus_logs(logits)[0] + self.penalty(jax.nn.sigmoid(logits), examples)
+
+    def penalty(self, probabilities: Array, examples: Examples) -> Array:
+        """Return R(p)."""
+        return count_penalty(probabilities, examples.mask, self.settings.expected_positives)
+
+    @classmethod
+    def mistakes(cls, config):
+        wrong, kind = _needs_unknown(config), config.loss.kind
+        if not config.loss.expected_positives:
+            wrong.append(
+                f"loss.kind={kind} needs loss.expected_positives, the mean number of labels per image (COCO 2.9)"
+            )
+        return wrong
+
+
+# ---------------------------------------------------------------------------------------------------------- DB: balance
+def distribution_balanced_loss(
+    logits: Float[Array, "b k"],
+    labels: Float[Array, "b k"],
+    positives: Float[Array, " k"],
+    images: int,
+    *,
+    alpha: float = 0.1,
+    beta: float = 10.0,
+    mu: float = 0.2,
+    negative_scale: float = 2.0,
+    bias: float = 0.05,
+    gamma: float = 2.0,
+    balance: float = 2.0,
+) -> Float[Array, "b k"]:
+    """Return the distribution-balanced loss (DB), per element: balance · (1 − e^−b)^gamma w b.
+
+    With n_k positives of label k in N images and r = (1 / n_k) / Σ_j y_j / n_j:
+    w = alpha + σ(beta (r − mu)) and s = x + bias / negative_scale · log(n_k / (N − n_k)); b is the binary cross-entropy
+    of s. Negatives have the logit negative_scale · s and the weight w / negative_scale.
+
+    Args:
+      positives: n_k. It counts as at least 1 and at most N − 1; the authors' code gives NaN for 0 and N.
+      images: N.
+    """
+    frequency = jnp.clip(positives, 1, max(1, images - 1))
+    present = jnp.sum(labels / frequency, axis=1, keepdims=True)
+    ratio = 1 / (frequency * jnp.maximum(present, jnp.finfo(logits.dtype).tiny))
+    weight = alpha + jax.nn.sigmoid(beta * (ratio - mu))
+    shifted = logits + bias / negative_scale * jnp.log(frequency / jnp.maximum(images - frequency, 1))
+    scale = labels + negative_scale * (1 - labels)
+    entropy = binary_cross_entropy(scale * shifted, labels)
+    return balance * focus(-jnp.expm1(-entropy), gamma) * entropy * weight * (labels + (1 - labels) / negative_scale)
+
+
+class DistributionBalanced(Loss):
+    """The distribution-balanced loss. The number of positives of each label is the number in training."""
+
+    assumes_negatives = True
+
+    def __call__(self, logits, examples):
+        training, gamma = self.training_labels(), self.settings.gamma
+        positives = jnp.asarray(training.positives, jnp.float32)
+        options = {**self.settings.balanced, "gamma": gamma, "balance": 2.0 if gamma else 1.0}  # as the authors' code
+        return distribution_balanced_loss(logits, examples.labels, positives, len(training.codes), **options)

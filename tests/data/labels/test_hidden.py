@@ -1,0 +1,97 @@
+"""Hidden positives of the training labels."""
+
+import hashlib
+import json
+
+import numpy as np
+import pytest
+from helpers.paths import REPOSITORY
+from numpy.random import RandomState
+
+from mlmoe_jax.config import default_config
+from mlmoe_jax.data.images import ArrayImages
+from mlmoe_jax.data.labels.hidden import draw_fraction, draw_one, draw_share, hide_positives, mistake
+from mlmoe_jax.data.split import Split
+from mlmoe_jax.errors import UserError
+
+
+def split_of(labels):
+    labels, images = np.asarray(labels, np.int8), ArrayImages(np.zeros((len(labels), 4, 4, 3), np.uint8))
+    return Split(
+        "train", tuple("abcdefgh"[: labels.shape[1]]), labels, [f"train/{n}.jpg" for n in range(len(labels))], images
+    )
+
+
+def hidden(labels, rule, seed=0, **changes):
+    data = default_config().data
+    data.known_positives = str(rule)
+    data.update(changes)
+    return hide_positives(split_of(labels), data, seed).labels
+
+
+POSITIVE = np.arange(8) < np.arange(9).repeat(200)[:, None]  # 200 images with each number of positives from 0 to 8
+
+
+def test_the_rules_of_the_lists():
+    for divisor in (2, 5):
+        known = draw_fraction(POSITIVE, RandomState(0), divisor)
+        m = POSITIVE.sum(1)
+        np.testing.assert_array_equal(known.sum(1), np.where(m > 0, m // divisor + 1, 0))
+        assert not (known & ~POSITIVE).any()
+        frequency = known[m == 8].mean(axis=0)
+        np.testing.assert_allclose(frequency, (8 // divisor + 1) / 8, atol=0.12)
+
+
+def test_one_positive_per_image_and_a_share_of_all():
+    one, share = draw_one(POSITIVE, RandomState(0)), draw_share(POSITIVE, RandomState(0), 0.4)
+    np.testing.assert_array_equal(one.sum(1), POSITIVE.any(1))
+    assert share.sum() == round(0.4 * POSITIVE.sum())
+    assert not ((one | share) & ~POSITIVE).any()
+
+
+def test_only_known_positives_remain_known():
+    labels = [[1, 0, -1, 2, 1], [0, 0, 0, 2, 0], [0, 1, 0, 0, 0]]
+    assert hidden(labels, "all").tolist() == labels
+    known = hidden(labels, "one")
+    assert sorted(known[0].tolist()) == [-1, -1, -1, -1, 1]
+    assert known[1:].tolist() == [[-1] * 5, [-1, 1, -1, -1, -1]]
+    assert (hidden(labels, "0.75", difficult_train="positive") == 1).sum(axis=1).tolist() == [2, 1, 1]
+
+
+def test_the_seed():
+    labels = POSITIVE.astype(np.int8)
+    for rule in ("one", "0.4", "random:0.4"):
+        fixed, other = hidden(labels, rule, known_seed=5), hidden(labels, rule, known_seed=6)
+        assert (fixed != other).any()
+        np.testing.assert_array_equal(hidden(labels, rule, seed=7, known_seed=5), fixed)
+        np.testing.assert_array_equal(hidden(labels, rule, seed=5, known_seed=-1), fixed)
+
+
+def test_a_list(tmp_path):
+    """Both forms of a line in the published lists."""
+    path = tmp_path / "list.txt"
+    path.write_text("1.jpg, 0 2\n0.jpg,1\n7.jpg,0\n")
+    assert hidden([[1, 1, 0], [1, 0, 1]], path).tolist() == [[-1, 1, -1], [1, -1, 1]]
+    with pytest.raises(UserError, match=r"no line for 1 of the 3 images of split train, the first is 2\.jpg"):
+        hidden([[1, 1, 0]] * 3, path)
+    for line in ("0.jpg,3\n", "0.jpg,x\n"):
+        path.write_text(line)
+        with pytest.raises(UserError, match=r"list\.txt"):
+            hidden([[1, 1, 0]], path)
+
+
+def test_mistakes(tmp_path):
+    (tmp_path / "list").touch()
+    assert not any(map(mistake, ("all", "one", "0.75", "0.4", "random:0.4", str(tmp_path / "list"))))
+    assert all(map(mistake, ("two", "0.5", "random:", "random:0", "random:1", str(tmp_path / "absent"))))
+
+
+def test_the_published_single_positives_of_coco(shared_data):
+    facts = json.loads((REPOSITORY.parent / "shared/golden/missing_labels.json").read_text())["single_positive_coco"]
+    stored = np.load(shared_data / "coco14_labels.npz")
+    for part, name in enumerate(("train2014", "val2014")):
+        rows = np.flatnonzero(stored["is_val"] == part)
+        rows = rows[np.argsort(stored["image_id"][rows].astype(str), kind="stable")]
+        choices = draw_one(stored["labels"][rows] == 1, RandomState(1200)).argmax(axis=1).astype(np.uint8)
+        assert choices[:10].tolist() == facts[name]["first_classes"]
+        assert hashlib.sha256(choices.tobytes()).hexdigest() == facts[name]["sha256_of_classes_uint8"]
