@@ -220,14 +220,13 @@ def _mean_pairs(pairs: Mapping[str, Sequence[cooccurrence.PairRow]], reported: S
 def _write_pairs(
     folder: RunFolder, pairs: Mapping[str, Sequence[cooccurrence.PairRow]], names: Sequence[str], prefix: str
 ) -> None:
-    """Write cooccurrence.csv, one row per split and pair; cells that are undefined are empty."""
+    """Write cooccurrence.csv, one row per split and pair."""
     rows = [
         {"split": split} | row | {"a": names[row["a"]], "b": names[row["b"]]}
         for split, biases in pairs.items()
         for row in biases
     ]
-    cells = [["" if value != value else value for value in row.values()] for row in rows]  # nan differs from itself
-    folder.write_csv(f"{prefix}{COOCCURRENCE}", list(rows[0]), cells)
+    folder.write_csv(f"{prefix}{COOCCURRENCE}", list(rows[0]), [list(row.values()) for row in rows])
 
 
 def list_skipped(folder: RunFolder, skipped: Iterable[SkippedImages], *, prefix: str = "") -> None:

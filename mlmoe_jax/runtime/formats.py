@@ -68,7 +68,9 @@ def read_npz(file: BinaryIO, *, usual: int = USUAL) -> dict[str, np.ndarray]:
 
 
 def escape_cell(cell: Any) -> Any:
-    """Return a cell as it is written: text that would be a formula gets an apostrophe. Numbers stay numbers."""
+    """Return a cell as it is written: text that would be a formula gets an apostrophe, and nan becomes empty."""
+    if cell != cell:  # only nan differs from itself
+        return ""
     return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
 
 

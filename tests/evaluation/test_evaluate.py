@@ -170,7 +170,8 @@ def test_results_are_written(tmp_path, monkeypatch):
         codes, k = scored[split].codes, CLASSES.index(label)
         known = (codes == 0) | (codes == 1)
         expected = per_class(scored[split].scores, codes, mask=known)
-        np.testing.assert_allclose(list(map(float, values)), [column[k] for column in expected.values()])
+        numbers = [float(value or "nan") for value in values]
+        np.testing.assert_allclose(numbers, [column[k] for column in expected.values()])
 
     order, write_json = [], RunFolder.write_json
     monkeypatch.setattr(RunFolder, "write_json", lambda *of: (order.extend(os.listdir(tmp_path)), write_json(*of)))

@@ -117,7 +117,7 @@ def test_files_are_written_and_replaced(folder):
         np.testing.assert_array_equal(stored["scores"], np.eye(2))
     folder.write_csv("x.csv", ["name", "AP"], [["a, b", 0.5], ['"c"', float("nan")]])
     with open(folder / "x.csv", newline="") as file:
-        assert list(csv.reader(file)) == [["name", "AP"], ["a, b", "0.5"], ['"c"', "nan"]]
+        assert list(csv.reader(file)) == [["name", "AP"], ["a, b", "0.5"], ['"c"', ""]]
     assert not list(Path(folder.path).rglob("*.tmp"))
 
 

@@ -117,6 +117,13 @@ def test_other_cells_are_unchanged(cell):
     assert not isinstance(cell, str) or unescape_cell(cell) == cell
 
 
+@pytest.mark.parametrize("nan", [float("nan"), np.float32("nan")])
+def test_an_undefined_number_is_an_empty_cell(nan):
+    file = io.StringIO(newline="")
+    row_writer(file)(["cat", nan, 0.5, None])
+    assert file.getvalue() == "cat,,0.5,\n"
+
+
 @given(st.lists(st.lists(st.text(st.characters(exclude_characters="\x00")), min_size=2, max_size=2), max_size=4))
 def test_a_table_is_read_back_unchanged(rows):
     file = io.StringIO(newline="")

@@ -264,9 +264,8 @@ def list_numbers(request: Request, outcomes: Sequence[Outcome]) -> list[dict[str
 def write_tables(request: Request, outcomes: Sequence[Outcome], folder: RunFolder) -> None:
     """Write TABLE.csv, if there are numbers, and TABLE.md, such as mlvpt.1.csv."""
     entries = list_numbers(request, outcomes)
-    rows = [["" if value is None or value != value else value for value in entry.values()] for entry in entries]
     if entries:  # a figure may have images instead of numbers
-        folder.write_csv(f"{request.name}.csv", list(entries[0]), rows)
+        folder.write_csv(f"{request.name}.csv", list(entries[0]), [list(entry.values()) for entry in entries])
     folder.write_text(f"{request.name}.md", format_markdown(request, outcomes))
 
 

@@ -59,9 +59,8 @@ def write_table(folder: RunFolder, runs: Sequence[GridRun]) -> None:
     rows = []
     for run in runs:
         if run.results is not None or run.error:
-            metrics = [(run.results or {}).get(split, {}).get(name, math.nan) for split, name in columns]
-            numbers = ["" if math.isnan(value) else float(value) for value in metrics]
-            rows.append([*map(as_text, run.values.values()), run.selected, *numbers, run.name, run.error])
+            metrics = ((run.results or {}).get(split, {}).get(name, "") for split, name in columns)
+            rows.append([*map(as_text, run.values.values()), run.selected, *metrics, run.name, run.error])
     folder.write_csv(TABLE, [*runs[0].values, "selected", *map("/".join, columns), "run", "error"], rows)
 
 

@@ -320,13 +320,12 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
 
 
 def _write_table(file: TextIO, comparisons: Sequence[Comparison]) -> None:
-    """Write a CSV: fractions with all digits. A cell is empty if it is undefined, or a kind of row lacks the column."""
+    """Write a CSV: fractions with all digits. A cell is empty if a kind of row lacks the column."""
     write = row_writer(file)
     write(_COLUMNS)
     for one in comparisons:
         for row in _rows(one):
-            cells = [row.get(column, "") for column in _COLUMNS]
-            write("" if isinstance(cell, float) and math.isnan(cell) else cell for cell in cells)
+            write(row.get(column, "") for column in _COLUMNS)
 
 
 def _rows(one: Comparison) -> Iterator[dict[str, Any]]:
