@@ -66,28 +66,31 @@ def score_split(
     """
     size = config.eval.batch_size * mesh.size
     loader = build_loader(config.data, split, batch_size=size, labels=False, process=distributed.process())
-    outputs = list(
-        run_batches(
-            lambda batch: {name: eval_step(values, frozen, batch) for name, values in candidates.items()},
-            loader,
-            mesh,
-            advice="lower eval.batch_size",
-            progress=Progress(f"evaluate {split.name}", -(-len(split) // size), size),
-        )
+    batches = run_batches(
+        lambda batch: {name: eval_step(values, frozen, batch) for name, values in candidates.items()},
+        loader,
+        mesh,
+        advice="lower eval.batch_size",
+        progress=Progress(f"evaluate {split.name}", -(-len(split) // size), size),
     )
-    return {name: _scores([output[name] for output in outputs], split) for name in candidates}
-
-
-def _scores(outputs: Sequence[Mapping], split: Split) -> SplitScores:
-    logits, row, mask = (np.concatenate([o[name] for o in outputs]) for name in ("logits", "id", "mask"))
-    scores = np.full((len(split), logits.shape[1]), np.nan)
-    if diverged := int((~np.isfinite(logits[mask > 0])).any(axis=1).sum()):
+    scores = {name: np.full(split.labels.shape, np.nan, np.float32) for name in candidates}
+    outputs, diverged = {name: [] for name in candidates}, dict.fromkeys(candidates, 0)
+    for batch in batches:
+        for name, output in batch.items():
+            real = output["mask"] > 0
+            logits = output.pop("logits")[real]  # of all batches, they would take as much memory as the scores
+            finite = np.isfinite(logits).all(axis=1)
+            diverged[name] += np.count_nonzero(~finite)
+            scores[name][output["id"][real][finite]] = probabilities(logits[finite])
+            outputs[name].append(output)
+    if images := max(diverged.values()):
         raise UserError(
-            f"the scores of {quantity(diverged, 'image')} of {split.name} are not finite: the model has diverged; "
+            f"the scores of {quantity(images, 'image')} of {split.name} are not finite: the model has diverged; "
             "lower config.optim.learning_rate, or set model.dtype=float32 and eval.dtype=same"
         )
-    scores[row[mask > 0]] = probabilities(logits[mask > 0])
-    return SplitScores.of(split, scores, gate_shares.collect(outputs, len(split)))
+    return {
+        name: SplitScores.of(split, scores[name], gate_shares.collect(outputs[name], len(split))) for name in candidates
+    }
 
 
 def measure(

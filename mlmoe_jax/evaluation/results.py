@@ -36,8 +36,7 @@ class SplitScores:
 
     Attributes:
       ids: str[N].
-      scores: probabilities f64[N,K], computed from float32 logits in float64, which preserves their order; nan if an
-        image could not be read.
+      scores: probabilities f32[N,K]; nan if an image could not be read.
       codes: i8[N,K] of data.split.
       source: the split of the data set; None for the scores of a run folder, and for a part of the images or labels.
       shares: gate -> f32[N,K], the weight of each label's gate on shared experts (f32[1,K] for static gates); only
@@ -55,7 +54,7 @@ class SplitScores:
 
     @classmethod
     def of(cls, split: Split, scores: np.ndarray, shares: Mapping[str, np.ndarray] | None = None) -> SplitScores:
-        """Return a split with its scores f64[N,K]."""
+        """Return a split with its scores f32[N,K]."""
         return cls(split.name, np.asarray(split.ids, dtype=str), scores, split.labels, split, shares or {})
 
     def __len__(self) -> int:
@@ -75,7 +74,7 @@ class SplitScores:
 
     def readable(self) -> SplitScores:
         """Return the images that have scores."""
-        return self.take(self.read)
+        return self if (read := self.read).all() else self.take(read)
 
     def take(self, rows: np.ndarray) -> SplitScores:
         """Return the images `rows`, bool[N] or i64[n], in this order."""
@@ -183,6 +182,6 @@ def _read_file(folder: RunFolder, prefix: str) -> dict[str, SplitScores]:
         # nan is an image that could not be read
         if not fit or not np.isin(codes, _CODES).all() or ((scores < 0) | (scores > 1)).any():
             raise ValueError(f"its arrays do not fit the {labels} labels of {LABELS}, or have impossible values")
-        whole = SplitScores("", ids.astype(str), scores.astype(np.float64, copy=False), codes, prefix=prefix)
+        whole = SplitScores("", ids.astype(str), scores.astype(np.float32, copy=False), codes, prefix=prefix)
         splits = dict.fromkeys(split_names.astype(str).tolist())
         return {split: replace(whole.take(split_names == split), name=split) for split in splits}

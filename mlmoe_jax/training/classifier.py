@@ -60,7 +60,7 @@ def fit_classifier(
     state = state.replace(ema=copy_tree(state.raw()) if state.ema else {})
     selection.keep(1, "raw", "", copy_tree(state.raw()))
     save_progress(experiment, manager, 1, state, selection)
-    scores = np.full(split.labels.shape, np.nan)
+    scores = np.full(split.labels.shape, np.nan, np.float32)
     scores[read] = probabilities(fit.logits_outside)
     return SplitScores(OUT_OF_FOLD, np.asarray(split.ids, str), scores, split.labels)
 

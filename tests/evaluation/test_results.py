@@ -18,7 +18,7 @@ def test_scores_and_results_are_read_back(tmp_path):
     assert list(found) == ["val", "test"]
     for name, table in found.items():
         assert (table.name, table.ids.tolist()) == (name, written[name].ids.tolist())
-        np.testing.assert_array_equal(table.scores, written[name].scores)
+        np.testing.assert_array_equal(table.scores, written[name].scores.astype(np.float32))
         np.testing.assert_array_equal(table.codes, written[name].codes)
         np.testing.assert_array_equal(np.flatnonzero(~table.read), [2])
     assert read_results(folder)["val"] == pytest.approx({"mAP": 0.5, "OP@0.5": math.nan}, nan_ok=True)

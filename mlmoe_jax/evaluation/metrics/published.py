@@ -88,7 +88,7 @@ def preset(name: str, scores: ArrayLike, codes: ArrayLike, *, frequency: ArrayLi
       also @top3 (exactly three per image) or @top3_min0.5 if the paper has them.
     """
     evaluator = PRESETS[name]
-    scores, codes = np.asarray(scores, np.float64), np.asarray(codes)
+    scores, codes = np.asarray(scores), np.asarray(codes)
     label, known = (x > 0 for x in targets(codes, "negative"))
     ap, empty = average_precisions(name, scores, codes), evaluator.ap_without_positives
     report = {"mAP": mean_average_precision(ap) if empty is None else float(np.where(np.isnan(ap), empty, ap).mean())}
@@ -109,8 +109,7 @@ def average_precisions(name: str, scores: ArrayLike, codes: ArrayLike) -> Floats
     """Return the average precision of each label, f64[K], as `preset` averages it; nan without positives."""
     evaluator = PRESETS[name]
     label, known = targets(np.asarray(codes), evaluator.difficult_in_ap)
-    scores = np.asarray(scores, np.float64)
-    return average_precision(scores, label, mask=known, interpolation=evaluator.interpolation)
+    return average_precision(np.asarray(scores), label, mask=known, interpolation=evaluator.interpolation)
 
 
 def _as_often_as_in_training(scores: Floats, known: Bools, frequency: ArrayLike | None) -> Bools:

@@ -35,15 +35,16 @@ def prior_matched(
     Returns:
       f64[K], infinity also for a class without known labels.
     """
-    scores, frequency = np.asarray(scores, np.float64), np.asarray(train_frequency, np.float64)
-    _, _, valid = check_inputs(scores, np.broadcast_to(np.False_, scores.shape), mask)
+    scores, frequency = np.asarray(scores), np.asarray(train_frequency, np.float64)
+    scores, _, valid = check_inputs(scores, np.broadcast_to(np.False_, scores.shape), mask)
     known = valid.sum(axis=0)
     count = (frequency * known).astype(np.int64)
-    ascending = np.sort(np.where(valid, scores, -np.inf), axis=0)
+    ascending = np.where(valid, scores, -np.inf)
+    ascending.sort(axis=0)
     # For m = 0 the authors' index wraps around to the smallest score.
     rank = np.where(count > 0, count, known)
     thresholds = np.take_along_axis(ascending, (len(scores) - np.maximum(rank, 1))[None], axis=0)[0]
-    return np.where({"none": count, "all": known}[when_zero] == 0, np.inf, thresholds)
+    return np.where({"none": count, "all": known}[when_zero] == 0, np.inf, thresholds.astype(np.float64))
 
 
 # ----------------------------------------------------------------------------------------------------------- fitting
@@ -76,7 +77,7 @@ def fit(
       f64[K]: within [0, 1]; nan for a class without positives, whose threshold is undetermined; infinity if no
       threshold is precise enough, so that the class is never predicted.
     """
-    scores, positive, valid = check_inputs(np.asarray(scores, np.float64), labels, mask)
+    scores, positive, valid = check_inputs(scores, labels, mask)
     classes = scores.shape[1]
     if per == "global":
         scores, positive, valid = (x.reshape(-1, 1) for x in (scores, positive, valid))
@@ -85,12 +86,12 @@ def fit(
 
 
 def _best_thresholds(scores: Floats, positive: NDArray[np.bool_], goal: str, precision: float) -> Floats:
-    """Return `fit` of each column of scores f64[N,K], which are −1 for entries to ignore."""
+    """Return `fit` of each column of scores f[N,K], which are −1 for entries to ignore."""
     if not len(scores):
         return np.full(scores.shape[1], np.nan)
     order = np.argsort(-scores, axis=0)
     scores, positive = (np.take_along_axis(x, order, axis=0) for x in (scores, positive))
-    lower = np.concatenate([scores[1:], np.full((1, scores.shape[1]), -1.0)])
+    lower = np.concatenate([scores[1:], np.full((1, scores.shape[1]), -1.0, scores.dtype)])
     possible = (scores >= 0) & (scores > lower)  # thresholds below this rank
     hits, ranks = np.cumsum(positive, axis=0), np.arange(1, len(scores) + 1)[:, None]
     if goal == "f1":
@@ -99,7 +100,8 @@ def _best_thresholds(scores: Floats, positive: NDArray[np.bool_], goal: str, pre
     else:
         enough = possible & (hits / ranks >= precision)
         rank, reached = len(scores) - 1 - enough[::-1].argmax(axis=0), enough.any(axis=0)
-    upper, lower = (np.take_along_axis(x, rank[None], axis=0)[0] for x in (scores, np.maximum(lower, 0)))
+    ends = (np.take_along_axis(x, rank[None], axis=0)[0] for x in (scores, np.maximum(lower, 0)))
+    upper, lower = (x.astype(np.float64) for x in ends)
     middle = lower + (upper - lower) / 2
     thresholds = np.where(middle > lower, middle, upper)  # neighboring floats have no number between them
     return np.where(hits[-1] == 0, np.nan, np.where(reached, thresholds, np.inf))
