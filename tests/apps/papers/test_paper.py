@@ -59,7 +59,7 @@ def test_tables_repeat_the_same_numbers():
 def test_the_averages_per_label_that_a_caveat_names():
     hsq, drmoe = (numbers("drmoe.6", method) for method in ("HSQ", "DR-MoE"))
     assert [round(sum(one.values()) / 20, 2) for one in (hsq, drmoe)] == [94.51, 95.08]
-    gains = numbers("drmoe.fig4", "DR-MoE − HSQ")
+    gains = numbers("drmoe.gains", "DR-MoE − HSQ")
     assert all(gains[label] == pytest.approx(drmoe[label] - hsq[label], abs=0.01) for label in gains)
 
 
@@ -104,7 +104,7 @@ def test_a_row_names_its_config():
     assert len(set(recipes.values())) == len(table.rows) == 48
     missing = {row.settings["method"]: row.recipe for row in find("drmoe.originals")[1].rows}
     assert missing["ML-Decoder"] is missing["CNN-RNN"] is None
-    row = find("drmoe.fig4")[1].rows[0]
+    row = find("drmoe.gains")[1].rows[0]
     assert row.settings["method"] == "DR-MoE − HSQ"
     assert [one.reference.partition("_")[0] for one in (row.recipe, row.over)] == ["drmoe", "hsq"]
 
@@ -175,7 +175,7 @@ def test_the_page_has_every_number_that_can_be_read(name):
     """Except those of a figure whose numbers are differences of a table."""
     paper, section = load(name), writing.section()
     for result in paper.results():
-        if result.id == "drmoe.fig4":
+        if result.id == "drmoe.gains":
             continue
         rest = section.partition(f"`--table={result.id}`")[2].partition("\n#### ")[0]
         for row in result.rows:

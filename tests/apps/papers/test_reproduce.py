@@ -217,7 +217,7 @@ def test_a_figure_has_a_panel_per_metric_and_a_line_per_source(shown):
 
 
 def test_a_figure_over_labels(shown):
-    _, marks, _ = shown("drmoe.fig4")
+    _, marks, _ = shown("drmoe.gains")
     published, ours = ([m for m in marks if m.label.endswith(source)] for source in ("published", "ours"))
     assert {mark.panel for mark in marks} == {"AP"}
     assert len(published) == 20

@@ -77,11 +77,13 @@ def test_seeds_roots_and_overrides_are_in_the_commands():
 def test_what_comes_afterwards_needs_all_its_runs():
     assert len(commands_after(parse_request("mlvpt.7"), WORKDIR)) == 1
     assert commands_after(parse_request("mlvpt.7", only="ML-VPT"), WORKDIR) == []
-    (command,) = commands_after(parse_request("drmoe.fig4", seeds="5,6"), WORKDIR)
+    (command,) = commands_after(parse_request("drmoe.gains", seeds="5,6"), WORKDIR)
     assert (
         "--workdir=runs/reproduce/drmoe_resnet101,backbone=resnet101,dataset=voc2007,resolution=448,seed=5" in command
     )
     assert "--against=runs/reproduce/hsq_resnet101,backbone=resnet101,dataset=voc2007,resolution=448,seed=5" in command
+    (command,) = commands_after(parse_request("drmoe.fig4"), WORKDIR)
+    assert command.count("dataset=coco2014") == 2, "figure 4 is on COCO, the gains of table 6 on VOC 2007"
 
 
 @pytest.mark.parametrize(
