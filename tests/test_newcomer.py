@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shlex
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import pytest
 from helpers.devices import environment_of
 from helpers.documents import blocks, programs
 from helpers.paths import REPOSITORY
+from helpers.ports import free_port
 from PIL import Image, ImageDraw
 
 PAGE = REPOSITORY / "docs" / "getting-started.md"
@@ -49,12 +49,6 @@ def place(tmp_path) -> Path:
             rows += [f"{number}.jpg,{';'.join(sorted(labels))}"] if folder == "photos" else []
     (tmp_path / "photos" / "labels.csv").write_text("\n".join(rows) + "\n")
     return tmp_path
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def run(words: list[str], place: Path, environment: dict[str, str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import subprocess
 import sys
 import tempfile
@@ -12,6 +11,8 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.suites.cases import Settings
+
+sys.path.append(str(harness.ROOT / "tests"))  # for the store and the ports of the tests
 
 PROGRAM = harness.PEERS / "idle_loop.py"
 DELAY, DEVICE_SECONDS = 0.05, 0.01  # per request to the object store, and per step beside it
@@ -42,7 +43,6 @@ def measured(steps: int, processes: int, in_store: bool, wait: float) -> dict[st
     with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
         environment, workdir, store = dict(harness.our_side("ours").environment), f"{place}/run", None
         if in_store:
-            sys.path.insert(0, str(harness.ROOT / "tests"))
             from helpers import fake_store
 
             store = stack.enter_context(fake_store.running())
@@ -66,9 +66,9 @@ def _jobs(processes: int) -> list[dict[str, str]]:
     """Return the variables of each process of a job."""
     if processes == 1:
         return [{}]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    from helpers.ports import free_port
+
+    address = f"127.0.0.1:{free_port()}"
     return [
         {"MLMOE_COORDINATOR": address, "MLMOE_PROCESSES": str(processes), "MLMOE_PROCESS": str(index)}
         for index in range(processes)

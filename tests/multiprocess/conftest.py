@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from helpers import tiny
 from helpers.devices import environment_of
-from jobs import BROKEN, SPLITS, Job, free_port
+from helpers.ports import free_port
+from jobs import BROKEN, SPLITS, Job
 from PIL import Image
 
 HERE = Path(__file__).resolve().parent

@@ -1,7 +1,6 @@
 """Jobs of several local processes, and the files that they write."""
 
 import json
-import socket
 import subprocess
 import time
 from dataclasses import dataclass
@@ -11,12 +10,6 @@ from mlmoe_jax.runs.digests import read
 
 SPLITS = {"train": 24, "val": 11, "test": 13}  # neither 11 nor 13 divides by 2 or 3 processes
 BROKEN = {"train": (3, 21), "test": (6,)}  # images that no process can read
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @dataclass
