@@ -213,7 +213,7 @@ def tables(results: dict) -> str:
         "",
         *markdown_table([head, *rows], ["---", *["---:"] * 6]),
         "",
-        f"Differences in percentage points, with {CONFIDENCE:.0%} t-intervals over the seeds, paired:",
+        f"Differences in percentage points, with {100 * CONFIDENCE:g} % t-intervals over the seeds, paired:",
         "",
         *markdown_table([["difference", "test", "test_shift", "drop"], *pairs], ["---", *["---:"] * 3]),
     ]
@@ -247,9 +247,9 @@ def difference(first: np.ndarray, second: np.ndarray) -> str:
     """Return the mean of second − first and, for several seeds, its t-interval, paired by seed."""
     values = second - first
     if len(values) == 1:
-        return f"{values[0]:+.2f}"
+        return f"{values[0]:+.2f}".replace("-", "−")
     half = t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * sample_deviation(values) / len(values) ** 0.5
-    return f"{values.mean():+.2f} [{values.mean() - half:+.2f}, {values.mean() + half:+.2f}]"
+    return f"{values.mean():+.2f} [{values.mean() - half:+.2f}, {values.mean() + half:+.2f}]".replace("-", "−")
 
 
 # ---------------------------------------------------------------------------------------------------------------- main

@@ -100,8 +100,8 @@ def test_a_difference_has_the_paired_interval_of_the_t_test():
     first, second = np.array([91.0, 92.5, 90.1]), np.array([93.2, 93.0, 92.4])
     interval = ttest_rel(second, first).confidence_interval(0.95)
     expected = f"{(second - first).mean():+.2f} [{interval.low:+.2f}, {interval.high:+.2f}]"
-    assert digits_methods.difference(first, second) == expected
-    assert digits_methods.difference(first[:1], second[:1]) == "+2.20"
+    assert digits_methods.difference(first, second) == expected.replace("-", "−")
+    assert digits_methods.difference(second[:1], first[:1]) == "−2.20"
 
 
 def test_the_tables_have_the_means_and_sample_deviations(monkeypatch):

@@ -2,7 +2,7 @@
 
 Nothing is allocated or executed: model, state and batches are shapes only. For a TPU topology, the compiler in libtpu
 runs on any host; without a topology, the local devices are used. Sizes are bytes per device. A device is one chip, or
-half a chip on TPU v2, v3, v4 and 7x, whose chips appear as two devices.
+half a chip on TPU v2, v3, v4 and 7x, whose chips are two devices in a topology.
 """
 
 from __future__ import annotations
