@@ -217,9 +217,9 @@ class BinaryCrossEntropy(Loss):
 
     def __init__(self, settings, training=None):
         super().__init__(settings, training)
-        negative = self.reads_negatives(settings)
-        balanced = training is not None and not settings.positive_weight
-        self.weight = training.negatives_over_positives(negative) if balanced else settings.positive_weight or None
+        self.weight = settings.positive_weight or None
+        if training is not None and not settings.positive_weight:
+            self.weight = training.negatives_over_positives(self.reads_negatives(settings))
 
     def __call__(self, logits, examples):
         return binary_cross_entropy(logits, examples.labels, positive_weight=self.weight)

@@ -69,9 +69,9 @@ def test_all_methods_on_all_meshes_equal_one_device(reference, meshes, accumulat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["role", "ll_cp"])
-def test_losses_rank_the_global_batch_and_their_values_are_sharded(kind):
+def test_losses_rank_the_global_batch_and_their_values_are_sharded_by_image(kind):
     found = on_eight_devices("estimate_gaps", kind, [(8, 1, 1), (2, 4, 1), (2, 2, 2)])
-    assert found["moved"] >= 50
+    assert found["moved"] >= 45
     assert [one["sharded"] for one in found["meshes"].values()] == [False, True, True]
     assert max(one["gap"] for one in found["meshes"].values()) < 1e-5
 
