@@ -1,12 +1,14 @@
 """Compare losses where positives of the training labels are hidden.
 
-    python -m benchmarks.missing_labels --data=digits --known=random:0.4 --out=runs/missing_labels
+    python -m benchmarks.missing_labels --data=digits --known=random:0.4 --out=runs/missing_labels \\
+        --config=q2l_resnet101:dataset=digits --cached
     python -m benchmarks.missing_labels --data=photographs --root=/data/VOCdevkit --known=one --out=runs/missing_labels
 
-On digits, --config is trained on `train`; on photographs, a data set in the layout of VOC 2012, a linear classifier on
-cached features of EfficientNet-Lite0. All losses have one recipe. The learning rate of a loss is the best of --rates in
-mAP on images with all labels: `val` of digits with the first seed, or a fifth of the photographs of `train`. Then the
-loss is trained once per seed. The test images are `test` of digits and `val` of the photographs.
+On digits, --config is trained on `train`, with --cached on features of its frozen backbone without augmentation; on
+photographs, a data set in the layout of VOC 2012, a linear classifier on cached features of EfficientNet-Lite0. All
+losses have one recipe. The learning rate of a loss is the best of --rates in mAP on images with all labels: `val` of
+digits with the first seed, or a fifth of the photographs of `train`. Then the loss is trained once per seed. The test
+images are `test` of digits and `val` of the photographs.
 
 LL changes as many labels in the last epoch as positives are hidden on average, which EPR and ROLE know too. Finished
 trainings are read and an interrupted training resumes, so rerunning a command continues it. The results are
@@ -25,7 +27,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from benchmarks import photographs
-from mlmoe_jax.config import load_config
+from mlmoe_jax.config import default_config, load_config
 from mlmoe_jax.data.labels.hidden import hide_positives
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import POSITIVE
@@ -60,6 +62,7 @@ class Benchmark:
     known: str
     root: str
     config: str
+    cached: bool
     out: Path
     rates: tuple[float, ...]
     seeds: tuple[int, ...]
@@ -80,6 +83,9 @@ def loss_config(loss: str, benchmark: Benchmark, *, rate: float, seed: int) -> C
         config.data.test_splits, config.eval.select_on = ("val", "test"), "none"
         config.eval.every_epochs, config.log.tensorboard = benchmark.epochs, False
         config.checkpoint.every_epochs, config.checkpoint.keep = max(1, benchmark.epochs // 4), 1
+        if benchmark.cached:
+            config.data.cache_features, config.augment = "float32", default_config().augment
+            config.trainable = ((r"^backbone/", False), (r"", True))
     else:
         flags = photographs.Benchmark(
             benchmark.root, "frozen", benchmark.out, benchmark.rates, benchmark.seeds, benchmark.epochs, {}, 0.0
@@ -163,6 +169,7 @@ def main():
     parser.add_argument("--known", default="one", help="data.known_positives, such as one or random:0.4")
     parser.add_argument("--root", default="", help="the VOCdevkit folder of the photographs")
     parser.add_argument("--config", default="finetune:dataset=digits", help="the config that is trained on digits")
+    parser.add_argument("--cached", action="store_true", help="train on cached features of digits")
     parser.add_argument("--losses", default=";".join(LOSSES), help="names, separated by semicolons")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--rates", default="3e-4,1e-3,3e-3,1e-2", help="the grid of learning rates")
@@ -173,7 +180,9 @@ def main():
     if unknown := sorted(set(losses) - set(LOSSES)):
         parser.error(f"--losses: {unknown[0]!r} is none of {'; '.join(LOSSES)}")
     rates, seeds = tuple(map(float, flags.rates.split(","))), tuple(map(int, flags.seeds.split(",")))
-    benchmark = Benchmark(flags.data, flags.known, flags.root, flags.config, flags.out, rates, seeds, flags.epochs)
+    benchmark = Benchmark(
+        flags.data, flags.known, flags.root, flags.config, flags.cached, flags.out, rates, seeds, flags.epochs
+    )
     columns = photographs.frequent(flags.root) if flags.data == "photographs" else np.arange(10)
     results = {}
     flags.out.mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,8 @@ from benchmarks import missing_labels
 
 
 def benchmark(data: str, known: str) -> missing_labels.Benchmark:
-    return missing_labels.Benchmark(data, known, "/data", "finetune:dataset=digits", Path("out"), (1e-3,), (3,), 11)
+    config, cached = "linear_probe:dataset=digits", data == "digits"
+    return missing_labels.Benchmark(data, known, "/data", config, cached, Path("out"), (1e-3,), (3,), 11)
 
 
 @pytest.mark.parametrize(("data", "known"), [("digits", "random:0.4"), ("photographs", "one")])
