@@ -6,6 +6,7 @@ Stored are the random weights of a DINOv2 and of a ViT (rounded to float16), and
 PEFT writes, the logits of two images, and the gradients of Σ logits² / 2 by tensor of the adapter.
 """
 
+import json
 import tempfile
 from pathlib import Path
 
@@ -106,7 +107,10 @@ def case(name: str) -> dict[str, np.ndarray]:
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         tensors = load_file(Path(folder) / "adapter_model.safetensors")
-        config = (Path(folder) / "adapter_config.json").read_text()
+        options = json.loads((Path(folder) / "adapter_config.json").read_text())
+    options["target_modules"] = sorted(options["target_modules"])  # the order of a set
+    del options["peft_version"]
+    config = json.dumps(options, sort_keys=True)
     logits = model(torch.from_numpy(images()).permute(0, 3, 1, 2).contiguous()).logits
     (logits.square().sum() / 2).backward()
     for value in model.parameters():
