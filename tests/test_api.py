@@ -55,12 +55,14 @@ def page(tmp_path_factory):
 
 
 # ---------------------------------------------------------------------------------------------------------- the page
+@pytest.mark.slow
 def test_training_and_evaluation_agree(page):
     assert set(page["results"]) >= {"test"}
     assert 0 < page["results"]["test"]["mAP"] <= 1
     assert page["again"]["test"] == pytest.approx(page["results"]["test"], nan_ok=True)
 
 
+@pytest.mark.slow
 def test_training_and_evaluation_write_the_samples_that_are_asked_for(page):
     config, index = page["config"].copy_and_resolve_references(), Path("runs/api/samples/index.json")
     config.report.samples = 2
@@ -70,12 +72,14 @@ def test_training_and_evaluation_write_the_samples_that_are_asked_for(page):
     assert len(json.loads(index.read_text())["samples"]) == 3
 
 
+@pytest.mark.slow
 def test_the_predictor_labels_every_image(page):
     results = page["predictor"](list(page["images"]), top_k=2)
     assert [len(result.labels) for result in results] == [2, 2, 2]
     assert page["result"].labels == results[-1].labels
 
 
+@pytest.mark.slow
 def test_comments_on_the_page_are_what_it_prints(page):
     """Every `print(...)  # text` of the page prints the text."""
     shown = re.findall(r"^ *print\((.*)\)  # (.*)$", PAGE.read_text(), re.MULTILINE)
@@ -204,6 +208,7 @@ def test_label_groups_raise_what_the_page_says(options, error):
     assert error.__name__ in raised[next(iter(options))]
 
 
+@pytest.mark.slow
 def test_the_predictor_takes_the_same_overrides(page, refusal):
     lower = mm.Predictor.from_run("runs/api", {"eval.threshold": 0.3})
     assert (lower.thresholds == 0.3).all()
@@ -212,6 +217,7 @@ def test_the_predictor_takes_the_same_overrides(page, refusal):
     assert "cannot be set to None" in refusal(mm.Predictor.from_run, "runs/api", {"eval.threshold": None})
 
 
+@pytest.mark.slow
 def test_a_stopped_training_is_a_keyboard_interrupt(page, monkeypatch):
     from mlmoe_jax.training import loop
 
@@ -223,6 +229,7 @@ def test_a_stopped_training_is_a_keyboard_interrupt(page, monkeypatch):
         mm.train(page["config"], "runs/other")
 
 
+@pytest.mark.slow
 def test_a_model_has_a_backbone_with_or_without_weights(page):
     pretrained, random = page["model"], mm.build_model(page["config"], 3, weights=False)
     kernel = page["backbone"].blocks[0].attn.qkv.kernel[...]
@@ -231,6 +238,7 @@ def test_a_model_has_a_backbone_with_or_without_weights(page):
     assert np.array_equal(pretrained.head.classifier.kernel[...], random.head.classifier.kernel[...])
 
 
+@pytest.mark.slow
 def test_a_backbone_can_be_split_and_jitted(page):
     backbone, preprocess = page["backbone"], page["backbone"].preprocess
     definition, state = nnx.split(backbone)
@@ -246,6 +254,7 @@ def test_an_unknown_backbone_or_file_is_refused(refusal):
 
 
 # ------------------------------------------------------------------------------------- the parts for code of one's own
+@pytest.mark.slow
 def test_a_run_gives_the_model_of_its_predictor(page):
     logits = page["restored"](page["inputs"]).logits
     scores = [list(result.scores.values()) for result in page["predictor"](list(page["images"]))]
@@ -254,6 +263,7 @@ def test_a_run_gives_the_model_of_its_predictor(page):
     assert np.abs(page["saliency"]).max() > 0
 
 
+@pytest.mark.slow
 def test_images_are_read_as_predictions_read_them(page, refusal, tmp_path):
     image = page["images"][0]
     Image.fromarray(image).save(tmp_path / "a.png")
@@ -264,6 +274,7 @@ def test_images_are_read_as_predictions_read_them(page, refusal, tmp_path):
     assert "none.png" in refusal(mm.read_images, "none.png", page["config"])
 
 
+@pytest.mark.slow
 def test_features_after_the_last_block_are_those_of_the_backbone(page):
     backbone, inputs = page["backbone"], page["inputs"]
     last, expected = page["blocks"][4], backbone(inputs, read=("cls", "patches"), return_attention=True)
@@ -276,6 +287,7 @@ def test_features_after_the_last_block_are_those_of_the_backbone(page):
     assert first.attention["patches"].shape == (3, 64, 64)
 
 
+@pytest.mark.slow
 def test_features_of_no_block_are_refused(page):
     with pytest.raises(ValueError, match="no block 5; the blocks are numbered from 0 to 4"):
         mm.block_features(page["backbone"], page["inputs"], [0, 5])
@@ -283,6 +295,7 @@ def test_features_of_no_block_are_refused(page):
         mm.block_features(nnx.Linear(1, 1, rngs=nnx.Rngs(0)), page["inputs"], [0])
 
 
+@pytest.mark.slow
 def test_a_step_of_ones_own_trains_what_the_program_trains(page):
     from mlmoe_jax.runs.assemble import split_model
 
@@ -294,6 +307,7 @@ def test_a_step_of_ones_own_trains_what_the_program_trains(page):
     assert not np.array_equal(tokens, fresh.prompts.deep[...]), "the page's step has changed them"
 
 
+@pytest.mark.slow
 def test_a_model_gets_the_groups_of_a_split(page):
     from mlmoe_jax.training.setup import label_space_for
 
@@ -306,6 +320,7 @@ def test_a_model_gets_the_groups_of_a_split(page):
     assert groups[0] != groups[2]
 
 
+@pytest.mark.slow
 def test_batches_are_shuffled_and_augmented_in_training_only(page):
     recipe, split = page["recipe"].copy_and_resolve_references(), page["split"]
     recipe.augment.contrast = 0.5
@@ -322,6 +337,7 @@ def test_batches_are_shuffled_and_augmented_in_training_only(page):
     assert mm.open_split(recipe, "test").classes == split.classes
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_the_training(page, refusal):
     from mlmoe_jax.training.objective import training_objective
 
@@ -337,6 +353,7 @@ def test_the_loss_is_that_of_the_training(page, refusal):
     assert "make_loss" in refusal(mm.make_loss, recipe)
 
 
+@pytest.mark.slow
 def test_an_adapter_of_ones_own_has_gradients(page):
     assert set(page["slope"]) == {"tokens", "classifier"}
     assert np.abs(page["slope"]["tokens"][...]).max() > 0

@@ -42,6 +42,7 @@ def test_parameters_are_those_of_the_papers(reference):
     assert counts(*abstract(reference, labels)) == (total, trainable)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "total"),
     [
@@ -86,6 +87,7 @@ def _values(jaxpr):
                 yield from _values(getattr(inner, "jaxpr", inner))
 
 
+@pytest.mark.slow
 def test_multiply_adds_of_dr_moe():
     config, model = abstract("drmoe_resnet101:preset=literal", 80)
     layers, extra, norms = cost.published_macs(config, model)
@@ -97,7 +99,7 @@ def test_multiply_adds_of_dr_moe():
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if name == "drmoe_resnet101" else pytest.mark.slow)
+        pytest.param(name, marks=() if name == "ml_decoder_resnet101" else pytest.mark.slow)
         for name in [*METHODS, "mlmoe_dinov2:prompts=false", "drmoe_resnet101:preset=static"]
     ],
 )

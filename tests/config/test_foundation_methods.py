@@ -37,7 +37,7 @@ CASES = [
 ]
 
 
-@pytest.mark.variants(family=("siglip2_vitb16_224",), reference=("vpt",))
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "reference"), CASES)
 def test_frozen_values_stay_and_all_others_move(family, reference, monkeypatch, two_steps):
     published = catalog.entry(family)

@@ -55,6 +55,7 @@ def test_trainable_parameters_are_those_of_the_paper(reference):
         assert total == BACKBONE + trainable
 
 
+@pytest.mark.slow
 def test_masks_of_e2vpt_count_and_those_that_are_fixed_do_not_train():
     learned = counts(*abstract("e2vpt", overrides=[("model.prompts.pruning", "learned")]))
     assert learned == (BACKBONE + 430_670, 430_670)
@@ -83,7 +84,7 @@ def test_what_the_full_count_adds():
     assert by_group == attention + moe - 2 * (labels - 5) * 3 * width
 
 
-@pytest.mark.variants("name")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vpt", "vpt:variant=shallow", "gatevpt", "e2vpt"])
 def test_prompt_methods_can_pool_as_their_authors_do_on_mae(name):
     reference = f"{name}{',' if ':' in name else ':'}backbone=vit_b16_mae"
@@ -120,7 +121,7 @@ VARIANTS = (
 )
 
 
-@pytest.mark.variants(reference=("e2vpt:key_values=2", "lora:targets=query,fc2,prompts=2", "mlvpt_dinov2"))
+@pytest.mark.variants(reference=("lora:targets=query,fc2,prompts=2", "mlvpt_dinov2"))
 @pytest.mark.usefixtures("tiny_vit")
 @pytest.mark.parametrize("reference", [*METHODS, *(pytest.param(one, marks=pytest.mark.slow) for one in VARIANTS)])
 def test_frozen_values_stay_and_all_others_move(reference, two_steps):

@@ -79,6 +79,7 @@ def assert_same(batches, expected) -> None:
 AUGMENTED = {"augment__flip": "true", "augment__cutout": "0.5", "augment__shift": "0.3"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -237,6 +237,7 @@ def test_labels_are_left_out_on_request():
 
 
 # -------------------------------------------------------------------------------------------------------------- errors
+@pytest.mark.variants("augment")
 @pytest.mark.parametrize(("augment", "workers"), [(TRAIN, 0), (None, 0), (None, 1)])
 def test_a_bad_image_raises_its_error(augment, workers):
     loader = build_loader(settings(workers=workers), make_split(5, broken=3), batch_size=5, augment=augment)
@@ -244,6 +245,7 @@ def test_a_bad_image_raises_its_error(augment, workers):
         next(loader)
 
 
+@pytest.mark.variants("workers")
 @pytest.mark.parametrize("workers", [0, 1])
 def test_skipped_images_are_masked_and_listed(workers):
     split = make_split(10, broken=3)

@@ -350,6 +350,7 @@ def write_large(folder, images: int) -> None:
             file.write(f"{row % 1000:03d}/{row:07d}.jpg,{';'.join(names[k] for k in columns)}\n")
 
 
+@pytest.mark.slow
 def test_large_tables_take_little_memory(tmp_path):
     write_large(tmp_path, 100_000)
     tracemalloc.start()

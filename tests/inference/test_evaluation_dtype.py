@@ -71,6 +71,7 @@ def test_the_steps_of_a_training_evaluate_in_the_type_of_evaluation():
     assert "float16" in products(program.jaxpr)
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_in_the_type_that_is_asked_for(tmp_path):
     with published_run.config_of(tmp_path) as config:
         folder = RunFolder(tmp_path / "run")

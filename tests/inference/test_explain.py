@@ -248,6 +248,7 @@ def test_a_run_explains_its_first_test_split(make_run, tmp_path, monkeypatch):
 
 
 # ----------------------------------------------------------------------------------------------------------- gates
+@pytest.mark.slow
 def test_an_evaluation_adds_the_weights_of_shared_experts(make_run):
     run, split = make_run(MLMOE), made_up(SomeUnreadable)
     step = make_eval_step(run.definition, run.preprocess, run.mesh, run.label_axes, shared=shared_entries(run.config))

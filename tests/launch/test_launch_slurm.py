@@ -60,6 +60,7 @@ def test_only_a_crash_is_restarted(machines, code, restarts, starts):
     assert (machines.fake / "run.exit").read_text() == f"{code}\n"
 
 
+@pytest.mark.slow
 def test_a_program_without_a_heartbeat_is_ended_and_restarted(machines):
     script = 'trap "" TERM; echo start; for i in 1 2 3; do sleep 1; touch $MLMOE_HEARTBEAT; done; echo hangs; sleep 99'
     variables = {"MLMOE_HANG_SECONDS": "3", "MLMOE_GRACE_SECONDS": "0"}

@@ -150,6 +150,7 @@ def last_layer_by_hand(decoder, memory, positions, mask=None):
     return by_hand(last.cross_attn, asks, keys, mask=mask)
 
 
+@pytest.mark.variants("kind")
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_label_queries_against_softmax_by_hand(kind):
     options = {**SMALL, **OPTIONS[kind], "style": kind}
@@ -265,6 +266,7 @@ def test_attention_maps_cost_nothing_if_not_requested(tiny_vit):
     assert predicted(True)[0] == count + 1 + 1 + 2
 
 
+@pytest.mark.slow
 def test_a_small_change_of_a_learned_temperature_shows_in_bfloat16():
     """Rounded to bfloat16, 1.0038 would be 1."""
     attention = Attention(64, 2, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))

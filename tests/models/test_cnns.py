@@ -126,7 +126,7 @@ def test_maps_and_features_equal_those_of_torch(make, name, size):
     assert normalized.prompts is None
 
 
-@pytest.mark.variants("name")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NORMS)
 def test_a_folded_backbone_computes_the_same_without_batch_norms(make, name):
     module = make(name)
@@ -196,6 +196,7 @@ def test_training_updates_the_statistics_as_torch_does(make, name, remat):
         assert error(first[path], theirs) < 1e-4, path
 
 
+@pytest.mark.slow
 def test_gradients_through_running_statistics_equal_torchs(make):
     image, gradients = network_input("resnet", ARRAYS["resnet"]["train/image"][0]), {}
     for mode in ("running", "frozen"):
@@ -227,6 +228,7 @@ def test_gradients_of_convnext_are_the_same_with_remat():
         np.testing.assert_allclose(recomputed[path], value, rtol=1e-4, atol=1e-5 * np.abs(value).max(), err_msg=path)
 
 
+@pytest.mark.slow
 def test_train_and_eval_switch_a_whole_model(make):
     head = LinearHead(SHAPES["resnet"].width, 5, pool="both", rngs=nnx.Rngs(0))
     model = Classifier(make("resnet", "trainable"), None, head, final_norm=True, precision="default")
@@ -250,7 +252,7 @@ def test_train_and_eval_switch_a_whole_model(make):
     np.testing.assert_allclose(before, again, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.variants("name")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["resnet", "convnext"])
 def test_half_precision_is_used_for_products_and_not_for_parameters(make, name):
     module = make(name, dtype=jnp.bfloat16)

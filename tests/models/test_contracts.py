@@ -78,6 +78,7 @@ def test_every_kind_of_head_is_tried():
     assert set(HEADS) == {kind for kind, _ in CASES.values()}
 
 
+@pytest.mark.variants("name")
 @pytest.mark.parametrize("name", CASES)
 def test_a_parameter_names_every_axis_that_grows_with_the_labels(name):
     """The axes named after labels are exactly those that grow by one with one more label."""
@@ -103,6 +104,7 @@ def test_a_parameter_names_every_axis_that_grows_with_the_labels(name):
     assert label_axes_for(definition, K, AbstractMesh((2, 1, 1), ("data", "fsdp", "expert"))) is None
 
 
+@pytest.mark.slow
 def test_parameters_name_the_axes_that_depend_on_groups_and_word_vectors():
     named = {name: axes_of(config_of(*CASES[name]), 17) for name in CASES}
     assert {name for name in CASES if PROMPT in sum(named[name].values(), ())} == {
@@ -121,6 +123,7 @@ def test_parameters_name_the_axes_that_depend_on_groups_and_word_vectors():
     }
 
 
+@pytest.mark.variants("name")
 @pytest.mark.parametrize("name", CASES)
 def test_a_head_gives_the_terms_gates_and_attention_that_it_names(name):
     kind, settings = CASES[name]

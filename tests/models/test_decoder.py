@@ -53,6 +53,7 @@ def size(params, start) -> int:
     return sum(int(np.prod(v.shape)) for path, v in params.items() if path.startswith(start))
 
 
+@pytest.mark.variants("options")
 @pytest.mark.parametrize(
     "options",
     [
@@ -119,6 +120,7 @@ def test_without_self_attention_no_array_is_quadratic_in_the_labels():
     assert set(found.values()) == {2 * labels * N}
 
 
+@pytest.mark.variants("style")
 @pytest.mark.parametrize("style", ["independent", "q2l"])
 def test_a_mask_hides_tokens(style, features):
     model, extra = decoder(style=style, decoder_layers=1), draw(B, E, C)
@@ -144,6 +146,7 @@ def test_extra_tokens_join_the_memory(features):
     np.testing.assert_allclose(everywhere, model.decode(joined, placed), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_queries_interact_only_through_self_attention(features):
     for style, settings in STYLES.items():
         model, on = decoder(style=style), settings.self_attention == "on"
@@ -232,6 +235,7 @@ def test_no_gradient_passes_a_mask():
     assert np.asarray(by_tokens).any(axis=(0, 2)).tolist() == [True, False, True]
 
 
+@pytest.mark.slow
 def test_initial_values():
     width, hidden = 64, 96
 

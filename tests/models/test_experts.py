@@ -40,6 +40,7 @@ def as_numpy(module):
 # -------------------------------------------------------------------------------------------------------- experts
 
 
+@pytest.mark.slow
 def test_task_experts_have_different_initial_values_within_the_default_bounds():
     rngs = nnx.Rngs(jax.random.key(0, impl="unsafe_rbg"))  # compiles faster than the default generator
     experts = LabelExperts(D, K, kind="ffn", hidden=HIDDEN, shared=0, task=3, rngs=rngs)
@@ -99,6 +100,7 @@ def test_combination_is_a_weighted_sum_in_the_order_of_the_gate(images):
 
 
 # ----------------------------------------------------------------------------------------------------------- dtype
+@pytest.mark.variants("kind")
 @pytest.mark.parametrize("kind", GATES)
 def test_bfloat16_products_leave_weights_in_float32(features, kind):
     exact, half = make_gates(kind=kind), make_gates(kind=kind, dtype=jnp.bfloat16)

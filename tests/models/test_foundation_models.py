@@ -164,7 +164,7 @@ def made(shape: ViTShape, kind: str) -> Prompts:
     return Prompts(deep, groups, key_value=jnp.asarray(draw.normal(size=(shape.depth, 2, 3, shape.width)), jnp.float32))
 
 
-@pytest.mark.variants(vit=("dinov3",))
+@pytest.mark.variants("kind", vit=("dinov3",))
 @pytest.mark.parametrize("kind", ["deep", "alone", "carried"])
 def test_the_fast_path_equals_all_tokens_through_all_blocks(vit, image, kind):
     """Deep prompts with a mask and further keys and values, or each alone, and carried prompts."""
@@ -212,6 +212,7 @@ def plain():
         yield drawn(PLAIN)
 
 
+@pytest.mark.slow
 def test_prompts_that_differ_per_image_take_the_same_path(plain, image):
     """With prompt dropout, prompts differ per image: the second axis is B."""
     own = made(PLAIN, "deep").tokens * jnp.array([1.0, 0.5])[None, :, None, None]
@@ -222,6 +223,7 @@ def test_prompts_that_differ_per_image_take_the_same_path(plain, image):
         assert error(together[row : row + 1], alone) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_without_prompts_is_the_plain_vit(plain, image):
     none = Prompts(jnp.zeros((PLAIN.depth, 1, 0, PLAIN.width)))
     empty, without = (plain(image, given, read=("cls", "patches", "mean")) for given in (none, None))
@@ -231,12 +233,14 @@ def test_without_prompts_is_the_plain_vit(plain, image):
     assert error(without.mean, normalized(plain.norm, before_the_norm, PLAIN.eps)) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_prompts_that_are_absent_do_not_count_in_the_mean(plain, image):
     tokens, present = made(PLAIN, "deep").tokens, jnp.array([True, False] * (P // 2))
     fewer = plain(image, Prompts(tokens[:, :, ::2]), read=("mean",)).mean
     assert error(plain(image, Prompts(tokens, present=present), read=("mean",)).mean, fewer) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_a_mean_alone_has_no_attention_maps(plain, image):
     prompts = Prompts(made(PLAIN, "deep").tokens)
     none, both, alone = (
@@ -248,6 +252,7 @@ def test_a_mean_alone_has_no_attention_maps(plain, image):
     assert error(both["cls"], alone["cls"]) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_the_fast_path_needs_fewer_operations(plain, image):
     def flops(function):
         return jax.jit(function).lower(made(PLAIN, "deep").tokens).compile().cost_analysis()["flops"]
@@ -266,6 +271,7 @@ def test_mistakes_are_refused(plain, image):
 
 
 # ------------------------------------------------------------------------------------------------- the parts alone
+@pytest.mark.slow
 def test_without_a_class_token_cls_is_the_attention_pool_over_normed_patches(image):
     vit, prompts = drawn(SHAPES["siglip2"]), made(SHAPES["siglip2"], "deep")
 
@@ -315,7 +321,7 @@ def test_keys_without_a_bias():
     np.testing.assert_array_equal(layer.key_value(zero)[0, 0], [0, 0, 0, 0, 4, 5, 6, 7])
 
 
-@pytest.mark.variants("name")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dinov3", "siglip2"])
 def test_bfloat16_computes_matrices_only(image, name):
     prompts = made(SHAPES[name], "deep")
@@ -328,7 +334,7 @@ def test_bfloat16_computes_matrices_only(image, name):
 
 # ----------------------------------------------------------------------------------------------------------- counts
 COUNTS = json.loads((PARITY / "foundation_models.json").read_text())
-SMALL = ("dinov3_vits16", "siglip2_vitb16_224", "clip_vitb16")
+SMALL = ("dinov3_vits16", "clip_vitb16")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in SMALL else pytest.mark.slow) for n in COUNTS])

@@ -101,6 +101,7 @@ def test_one_gate_per_group_equals_a_gate_shared_by_its_labels(tokens):
             np.testing.assert_allclose({"logits": ours.logits, **ours.terms}[name], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_one_side_is_that_side_of_both(tokens):
     both, alone = make_head(), GroupExpertsHead(D, {"dc": DC}, groups=G, per_group=M, rngs=nnx.Rngs(3))
     nnx.update(alone.bank, jax.tree.map(lambda x: x[G * M :], nnx.state(both.bank)))
@@ -125,6 +126,7 @@ def test_group_prompts_without_experts_are_averaged_and_classified(tokens, sides
     assert not prediction.gates
 
 
+@pytest.mark.slow
 def test_a_bank_equals_its_experts(tokens):
     bank = make_bank(lambda rngs: BottleneckExpert(D, 3, rngs=rngs), 2 * G * M, nnx.Rngs(7))
     together = apply_bank(bank, tokens)
@@ -156,6 +158,7 @@ def mlvpt_config(backbone, groups=5):
     return config
 
 
+@pytest.mark.variants("backbone")
 @pytest.mark.parametrize(
     ("backbone", "labels", "trainable", "total"),
     [
@@ -174,6 +177,7 @@ def test_published_parameter_counts(backbone, labels, trainable, total):
     assert all(path.startswith("backbone/") for path in frozen)
 
 
+@pytest.mark.slow
 def test_initial_values_are_those_of_the_authors_code():
     config, space = mlvpt_config("vit_digits", groups=4), synthetic_label_space(10, 4)
     _, params, _ = ModelDef.split(build_model(config, space, rngs=nnx.Rngs(0)))

@@ -133,6 +133,7 @@ def test_a_new_update_changes_nothing_bit_for_bit(image):
         np.testing.assert_array_equal(ours.patches, theirs.patches)
 
 
+@pytest.mark.slow
 def test_updates_of_several_adapters_are_added(image):
     vit, one, other = vit_of(SHAPE), lora(rank=2), lora(rank=3, targets=("value", "fc1"))
     both = sum_deltas([one.deltas(), {}, other.deltas()])
@@ -140,6 +141,7 @@ def test_updates_of_several_adapters_are_added(image):
     assert sum_deltas([{}, {}]) == {}
 
 
+@pytest.mark.slow
 def test_a_recomputed_block_has_the_same_gradient(image):
     """With dropout: the blocks that are computed again in the backward pass drop the same entries."""
     gradients = []
@@ -194,6 +196,7 @@ def test_frozen_kernels_get_no_gradient():
     assert backward < 2.4 * forward, "with gradients of all kernels it would be three times"
 
 
+@pytest.mark.slow
 def test_the_multiply_adds_of_the_updates_are_counted():
     def published(reference):
         config = load_config(reference, [])

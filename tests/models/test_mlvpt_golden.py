@@ -55,7 +55,7 @@ def tiny_model(case: dict) -> Classifier:
     )
 
 
-@pytest.fixture(scope="module", params=["A", "B"])
+@pytest.fixture(scope="module", params=["A", pytest.param("B", marks=pytest.mark.slow)])
 def golden(request):
     with jax.default_matmul_precision("highest"):
         yield Golden(request.param)

@@ -28,6 +28,7 @@ def is_program(value: object) -> bool:
     return isinstance(value, Jaxpr | ClosedJaxpr)
 
 
+@pytest.mark.variants("precision", "method")
 @pytest.mark.parametrize("precision", ["default", "highest"])
 @pytest.mark.parametrize("method", ["mlvpt_digits", "lora"])
 def test_all_matmuls_have_the_precision_of_the_config(tiny_vit, method, precision):

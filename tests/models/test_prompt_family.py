@@ -140,6 +140,7 @@ def test_key_values_are_drawn_as_in_the_authors_code():
 
 
 # ------------------------------------------------------------------------------------------- projection and dropout
+@pytest.mark.slow
 def test_projected_prompts_have_the_width_of_the_backbone(encode):
     prompts = DeepPrompts(*PLACE, count=P, project=6, rngs=nnx.Rngs(0))
     assert prompts.deep.shape == (3, 1, P, 6)

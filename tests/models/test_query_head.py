@@ -196,6 +196,7 @@ def test_half_precision_is_only_internal(tmp_path):
     assert 2e-5 < error(prediction.logits, ARRAYS["ml_decoder/logits"]) < 0.05
 
 
+@pytest.mark.slow
 def test_dropout_is_only_for_training(tmp_path):
     head, given = loaded("ml_decoder", tmp_path), features("ml_decoder")
     given = dataclasses.replace(given, patches=jnp.repeat(given.patches[:1], 2, 0))

@@ -121,6 +121,7 @@ def test_head_is_its_equations(features, expert, gate, share):
     assert apart == 0 if gate == "static" else apart > 1e-3
 
 
+@pytest.mark.variants("settings")
 @pytest.mark.parametrize("settings", ["recommended", "static", "hsq"])
 def test_gradients_reach_every_parameter(features, settings):
     definition, params = drawn(**{**SETTINGS[settings], **SMALL})
@@ -131,6 +132,7 @@ def test_gradients_reach_every_parameter(features, settings):
             assert (np.abs(slope).reshape(K, -1).max(1) > 0).all(), f"{path} of every label"
 
 
+@pytest.mark.slow
 def test_dropout_of_the_decoder_uses_the_given_rngs(features):
     head = merged(drawn())
     still = head(features, rngs=nnx.Rngs(1)).logits
@@ -150,6 +152,7 @@ def test_entropy_of_two_gates(features):
     assert merged(drawn(entropy="off"))(features).penalties == {}
 
 
+@pytest.mark.slow
 def test_the_printed_sign_collapses_the_gates(features):
     """200 gradient steps of rate 1 on the penalty alone, λ = 1, from almost uniform static gates."""
     after = {}

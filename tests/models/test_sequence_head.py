@@ -176,6 +176,7 @@ def path_of(row):
     return tuple(int(label) for label in row if label >= 0)
 
 
+@pytest.mark.slow
 def test_a_wide_beam_equals_exhaustive_search():
     weights, images = small_rnn(0), np.random.default_rng(1).normal(size=(8, STATE)).astype(np.float32)
     result = search_rnn(weights, images, 120, LABELS)
@@ -223,6 +224,7 @@ def predict():
     return compute
 
 
+@pytest.mark.slow
 def test_predictions_are_those_of_the_search(predict):
     definition, values = structure(), twin_values()
 

@@ -49,7 +49,7 @@ def close(one: dict, other: dict, tolerance: float = 1e-6) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------- agreeing
-@pytest.mark.budget(30)  # several processes
+@pytest.mark.slow
 def test_processes_agree(start_job, tmp_path):
     job = start_job(2, tmp_path, program="agreeing.py")
     assert job.wait() == [0, 0], job.messages(0) + job.messages(1)

@@ -139,6 +139,7 @@ def reference(tmp_path_factory):
     return values
 
 
+@pytest.mark.variants("layout")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_each_layout_fills_every_value(reference, tmp_path, layout):
     kind, tensors = LAYOUTS[layout]

@@ -145,6 +145,7 @@ EXPECTED = {
 UNUSED = ("num_batches_tracked", "backbone.1.pe", "A", "mask_mat")
 
 
+@pytest.mark.variants("wrapper", "layout")
 @pytest.mark.parametrize("wrapper", ["", "module.", "state_dict.module."])
 @pytest.mark.parametrize("layout", EXPECTED)
 def test_every_tensor_of_a_whole_checkpoint_is_used(layout, wrapper, tmp_path):
@@ -181,6 +182,7 @@ def test_self_attention_between_labels_is_not_dropped_from_a_checkpoint_of_q2l(t
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["ml_gcn", "add_gcn"])
 def test_modules_may_have_the_names_of_torchvision(layout, tmp_path):
     (tensors, model), (named, again) = (checkpoint(layout, places=places) for places in (True, False))

@@ -77,6 +77,7 @@ def test_a_model_is_exported_with_the_names_and_shapes_of_its_code_and_imported_
         assert np.array_equal(loaded[place], value), place
 
 
+@pytest.mark.variants("name")
 @pytest.mark.parametrize("name", family.CASES)
 def test_every_variant_is_exported_as_it_was_imported(tmp_path, name):
     tensors, model = family.state_dict(name), make_model(name)

@@ -177,6 +177,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.variants("name")
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_each_layout_fills_every_parameter(tmp_path, name):
     shape, layout, source, unused = LAYOUTS[name]
@@ -205,6 +206,7 @@ def test_registers_in_timms_layout(tmp_path):
         np.testing.assert_allclose(vit.embed(image)[0], source.embed(image)[0], atol=1e-6)
 
 
+@pytest.mark.variants("name")
 @pytest.mark.parametrize(("name", "wrapper"), [("vit", "vit."), ("dinov2_small", "dinov2."), ("vit", "model.vit.")])
 def test_a_classifier_of_hugging_face_gives_its_backbone(tmp_path, name, wrapper):
     stored = np.load(TESTS / "parity" / f"vit_{name}.npz")

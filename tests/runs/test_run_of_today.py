@@ -53,7 +53,7 @@ def test_it_is_evaluated_as_before(stopped, capsys):
         close(metrics, EXPECTED["evaluated"][split])
 
 
-@pytest.mark.budget(30)  # two trainings
+@pytest.mark.slow
 def test_its_command_resumes_it_and_ends_like_an_uninterrupted_run(stopped, capsys):
     assert main([*EXPECTED["command"], f"--workdir={stopped}", "--json"]) == 0
     printed, final = capsys.readouterr(), EXPECTED["final"]

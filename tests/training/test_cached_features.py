@@ -51,8 +51,8 @@ def scores(folder: RunFolder, name: str = "scores.npz") -> dict[str, np.ndarray]
 
 
 # CNN-RNN learns from the labels and has dropout; Q2L reads the feature map.
-@pytest.mark.budget(30)  # two trainings
-@pytest.mark.parametrize("method", [pytest.param("q2l_resnet101", marks=pytest.mark.slow), "cnn_rnn_resnet101"])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["q2l_resnet101", "cnn_rnn_resnet101"])
 def test_results_are_those_of_training_on_images(method, tmp_path, cache, monkeypatch):
     reference = f"{method}:dataset=digits"
     plain, cached = RunFolder(tmp_path / "plain"), RunFolder(tmp_path / "cached")
@@ -148,6 +148,7 @@ def test_what_changes_features_in_training_is_refused(tmp_path, refusal):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_images_that_cannot_be_read_are_left_out(tmp_path, cache, unreadable_image):
     folder = RunFolder(tmp_path / "run")
     train(config_of(data__cache_features="float32", data__bad_images="skip"), folder)

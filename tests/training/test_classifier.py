@@ -82,6 +82,7 @@ def test_thresholds_are_fitted_to_the_scores_outside(finished):
     assert read_thresholds(folder) == fitted
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_only_evaluated_and_an_interrupted_one_fitted_again(finished, tmp_path, monkeypatch):
     folder, results = finished
     with monkeypatch.context() as patched:
@@ -113,6 +114,7 @@ def test_without_other_splits_there_are_the_images_of_the_training(tmp_path):
     assert "cannot be shown" not in page, "the mistakes are images of the training split"
 
 
+@pytest.mark.slow
 def test_images_that_cannot_be_read_have_no_part_in_the_fit(tmp_path, monkeypatch, unreadable_image):
     folder, fitted = RunFolder(tmp_path / "run"), []
     monkeypatch.setattr(classifier, "fit_logistic", lambda *a, **k: fitted.append(a) or fit_logistic(*a, **k))

@@ -86,6 +86,7 @@ def test_other_backbones_are_refused_by_name(tmp_path, refusal):
     assert "TResNet" in refusal(origin_of, config)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny_resnet")
 def test_alphabetical_labels_of_add_gcn_are_matched_by_name():
     """The reordered head gives the scores of the original head, which is in alphabetical order."""

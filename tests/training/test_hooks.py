@@ -68,6 +68,7 @@ def changed(config, **values):
     return other
 
 
+@pytest.mark.slow
 def test_the_message_names_step_rate_images_and_the_checkpoint_that_is_kept(config, poisoned, tmp_path, refusal):
     poisoned(5)
     sentence = refusal(train, config, RunFolder(tmp_path))
@@ -168,6 +169,7 @@ def test_the_steps_of_the_range_are_traced_and_their_operations_printed(tmp_path
     hook.close()
 
 
+@pytest.mark.slow
 def test_a_training_that_ends_early_ends_its_trace(tmp_path):
     hook = Trace(Doubling(), Window(1, 3), RunFolder(tmp_path), first=0, total=5)
     hook.before_step(1, jnp.ones((3, 3)), {})

@@ -116,6 +116,7 @@ def same(ours: dict, theirs: dict) -> None:
 
 
 # -------------------------------------------------------------------------------------------- official checkpoints
+@pytest.mark.slow
 def test_the_official_ml_vpt_reproduces_its_outputs(register):
     """The two phases are two formulas for the weights; see tests/models/test_mlvpt_golden.py."""
     register(ViTShape(48, 3, 4, 14, 56, layer_scale=1.0, mask_token=True, position_offset=0.1))
@@ -255,6 +256,7 @@ def test_a_published_backbone_is_read_again_for_another_precision(config, publis
     same({path: np.asarray(x) for path, x in parts.frozen.items()}, published)
 
 
+@pytest.mark.slow
 def test_a_resampled_position_table_is_kept_in_runs(config, refusal, tmp_path):
     config.model.prompts.kind = "deep"
     model = drawn_model(config, space_of("cat", "dog"), seed=4)
@@ -277,6 +279,7 @@ def test_a_resampled_position_table_is_kept_in_runs(config, refusal, tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_only_unpublished_values_are_stored(config, published, tmp_path):
     prompts = config.model.prompts
     prompts.kind, prompts.count, prompts.key_values, prompts.pruning = "e2vpt", 4, 2, "fixed"

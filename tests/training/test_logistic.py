@@ -40,6 +40,7 @@ def test_the_coefficients_are_those_of_scikit_learn(images, width):
         assert found.bias[k] == pytest.approx(bias, abs=2e-4)
 
 
+@pytest.mark.variants("images")
 @pytest.mark.parametrize(("images", "width"), [(50, 60), (100, 20)])
 def test_the_penalty_has_the_least_loss_outside_of_the_folds_of_fits(images, width):
     features, codes = problem(images, width)
@@ -63,6 +64,7 @@ def test_the_penalty_has_the_least_loss_outside_of_the_folds_of_fits(images, wid
     assert found.losses[found.penalty] == pytest.approx(min(losses.values()), rel=1e-3)
 
 
+@pytest.mark.variants("factor")
 @pytest.mark.parametrize("factor", [0.01, 100.0])
 def test_the_search_goes_on_beyond_the_ends_of_the_grid(factor):
     """Features times s with C / s² are the same problem."""
@@ -99,6 +101,7 @@ def test_difficult_labels_count_as_the_config_says():
             np.testing.assert_allclose(search[0].kernel, search[1].kernel, rtol=0.05, atol=0.5)
 
 
+@pytest.mark.slow
 def test_blocks_of_labels_change_nothing(monkeypatch):
     features, codes = problem(60, 20, labels=5)
     whole = fit_logistic(features, codes)
@@ -108,6 +111,7 @@ def test_blocks_of_labels_change_nothing(monkeypatch):
     np.testing.assert_allclose(parts.kernel, whole.kernel, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_start_far_away_leads_to_the_same_minimum():
     """A step of Newton's method alone would not."""
     features, codes = problem(60, 10)

@@ -226,6 +226,7 @@ def test_a_resumed_run_keeps_the_label_space_that_it_was_trained_with(copied, co
     assert "other labels than the data has now" in refusal(train, config, copied)
 
 
+@pytest.mark.slow
 def test_a_training_on_cached_images_has_the_same_results(whole, config, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
     cached, queued = copy.deepcopy(config), []
@@ -346,6 +347,7 @@ def backbone(config, tmp_path):
     return str(tmp_path / "backbone.safetensors"), {f"backbone/{path}": value for path, value in weights.items()}
 
 
+@pytest.mark.slow
 def test_init_from_has_precedence_over_the_backbone_and_the_backbone_over_random_values(
     start_of, config, whole, backbone
 ):

@@ -9,9 +9,7 @@ MESHES = [(8, 1, 1), (4, 1, 2), (2, 2, 2), (1, 1, 8)]
 REFERENCES = ["mlvpt_digits", "drmoe_resnet101:dataset=digits", "mlmoe_dinov2:dataset=digits"]
 QUICK = {  # not marked as slow, in one process
     "differences": ("mlvpt_digits", [(1, 2, 4)], 2),
-    "importance_gaps": ([(1, 1, 8), (2, 1, 4)],),
     "bank_forms": (16, (2, 1, 4)),
-    "label_traffic": ("drmoe_20k:dataset=digits", 960),
 }
 
 
@@ -47,9 +45,10 @@ def test_loss_gradients_and_scores_are_those_of_one_device(quick):
     require_equal_to_one_device(quick["differences"], QUICK["differences"][1])
 
 
-def test_the_importance_of_masks_is_that_of_one_device(quick):
+@pytest.mark.slow
+def test_the_importance_of_masks_is_that_of_one_device():
     """Pruning measures it on the mesh of the training, where ten labels are padded."""
-    found = quick["importance_gaps"]
+    found = on_eight_devices("importance_gaps", [(1, 1, 8), (2, 1, 4)])
     assert {sizes: seen["padded"] for sizes, seen in found.items()} == {"(1, 1, 8)": 6, "(2, 1, 4)": 2}
     for sizes, seen in found.items():
         assert seen["gap"] < 1e-5, sizes
@@ -121,11 +120,12 @@ def test_task_experts_that_do_not_divide_equal_those_of_one_device():
     require_experts_of_one_device(on_eight_devices("bank_forms", 10, (2, 1, 4)))
 
 
-def test_sharded_labels_communicate_only_tokens_logits_and_shared_gradients(quick):
+@pytest.mark.slow
+def test_sharded_labels_communicate_only_tokens_logits_and_shared_gradients():
     """Tokens, labels and masks are gathered, and logits; not gradients of parameters per label, and not f32[B,K,D].
 
     Gradients are summed for shared parameters, and in both layers for keys and values, which have the tokens' size.
     """
-    seen = quick["label_traffic"]
+    seen = on_eight_devices("label_traffic", "drmoe_20k:dataset=digits", 960)
     assert seen["tokens"] <= seen["moved"] <= seen["tokens"] + 4 * seen["label"] < seen["activations"] / 10
     assert seen["shared"] / 2 < seen["summed"] <= seen["shared"] + 4 * seen["tokens"] < seen["owned"]

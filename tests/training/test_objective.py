@@ -106,6 +106,7 @@ def test_penalties_are_means_over_real_images():
     np.testing.assert_allclose(total, plain + 2.5, rtol=1e-6)
 
 
+@pytest.mark.variants("reduction", "kind")
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("kind", ["asymmetric", "bce", "focal"])
 def test_padding_and_unknown_labels_have_no_effect(kind, reduction):

@@ -150,8 +150,8 @@ def test_rerunning_a_finished_training_only_evaluates(here, trained):
     assert len(json.loads((folder / "starts.json").read_text())) == 1, "nothing was left to train"
 
 
-@pytest.mark.budget(30)  # two trainings
-@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_an_interrupted_run_resumes_with_identical_results(program, here, trained, tmp_path, number):
     folder, done = trained
     command = ("--config=mlvpt_digits", f"--workdir={tmp_path / 'b'}", "--json", *SMALL)
@@ -164,6 +164,7 @@ def test_an_interrupted_run_resumes_with_identical_results(program, here, traine
     assert len(json.loads((tmp_path / "b" / "starts.json").read_text())) == 2
 
 
+@pytest.mark.slow
 def test_results_of_an_older_checkpoint_have_their_own_exit_code(here, trained, photos, tmp_path):
     copy = tmp_path / "c"
     shutil.copytree(trained[0], copy)

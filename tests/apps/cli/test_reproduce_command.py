@@ -19,6 +19,7 @@ def run(command, monkeypatch, tmp_path):
     return lambda *more: command(*flags, *more, *overrides)
 
 
+@pytest.mark.slow
 def test_a_row_is_trained_measured_and_read_again(run, tmp_path):
     done = succeeded(run("--table=mlvpt.2", "--only=VPT,DINOv2-B,224"))
     assert "run 1 of 1, vpt,dataset=digits" in done.stderr

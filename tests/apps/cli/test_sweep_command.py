@@ -51,6 +51,7 @@ def stopping_in(monkeypatch, folder, step: int):
         yield
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_resumes(run, monkeypatch, tmp_path):
     folder, key = tmp_path / "sweep", "optim.learning_rate"
     with stopping_in(monkeypatch, folder / "learning_rate=0.01", step=2):

@@ -192,6 +192,7 @@ def test_nothing_is_overwritten_and_nothing_half_written_stays(made, tmp_path, r
 
 
 # ---------------------------------------------------------------------------------------------------- as documented
+@pytest.mark.slow
 def test_the_documented_programs_run_in_an_exported_folder(made, monkeypatch):
     by_loader, of_jax, *_ = PROGRAMS
     monkeypatch.chdir(made / "out")
@@ -232,7 +233,7 @@ METHODS = {path.stem for path in (REPOSITORY / "configs").glob("*.py")} - {"pret
 CNNS = {name: {"data.image_size": 32, "model.backbone.name": name} for name in ("efficientnet_lite0", "convnext_tiny")}
 
 
-@pytest.mark.variants(method=("drmoe_resnet101", "mlvpt_digits", "linear_probe"))
+@pytest.mark.variants(method=("drmoe_resnet101", "mlvpt_digits"))
 @pytest.mark.parametrize(
     ("method", "changes"),
     [

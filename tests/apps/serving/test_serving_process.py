@@ -67,6 +67,7 @@ def post(address: str, red: int) -> list[float]:
     return [scores[name] for name in NAMES]
 
 
+@pytest.mark.variants("number")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_a_signal_ends_it_after_what_was_asked_is_answered(start, number, code):
     process = start()
@@ -88,6 +89,7 @@ def test_a_signal_ends_it_after_what_was_asked_is_answered(start, number, code):
         post(address, 1)
 
 
+@pytest.mark.slow
 def test_what_a_client_breaks_off_or_sends_too_much_of_harms_nobody(start):
     process = start()
     address = ready(process)
@@ -116,6 +118,7 @@ def test_what_a_client_breaks_off_or_sends_too_much_of_harms_nobody(start):
     assert "Traceback" not in text
 
 
+@pytest.mark.slow
 def test_a_diverged_model_is_one_sentence(start):
     process = start(bias=float("nan"))
     _, text = process.communicate(timeout=60)

@@ -209,6 +209,7 @@ def test_an_incomplete_split_remains_while_another_is_finished(small_voc, tmp_pa
 
 
 # -------------------------------------------------------------------------------------------------------------- errors
+@pytest.mark.variants("processes", "content")
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("content", [b"", b"not an image", None])
 def test_an_unreadable_image_is_reported_or_left_out(small_voc, tmp_path, refusal, processes, content):

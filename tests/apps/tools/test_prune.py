@@ -187,6 +187,7 @@ def test_importance_is_the_mean_gradient_of_the_training_loss(searched):
         np.testing.assert_allclose(measured["segments"][place], (ahead - behind) / (2 * step), atol=0.02, rtol=0.02)
 
 
+@pytest.mark.slow
 def test_absolute_importance_is_the_mean_of_absolute_gradients(searched):
     measured, absolute = measure_importance(searched), measure_importance(searched, how="absolute")
     above = [absolute[name] - np.abs(measured[name]) for name in ("tokens", "segments")]

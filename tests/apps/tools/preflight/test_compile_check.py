@@ -91,6 +91,7 @@ def compiled():
     return json.loads(run_python(code, devices=DEVICES).splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_data_parallel_training_sums_gradients_of_trainable_parameters_only(compiled):
     step, sizes = compiled["report"]["steps"]["train"], compiled["sizes"]
     assert set(step["collectives"]) == {"all-reduce"}

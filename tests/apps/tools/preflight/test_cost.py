@@ -78,6 +78,7 @@ def test_memory_and_modules(ml_vpt):
     assert ml_vpt["modules"]["prompts"] == (276_480, 276_480)
 
 
+@pytest.mark.slow
 def test_settings_change_memory_and_macs(probe):
     half = summary("linear_probe:dataset=coco2014", eval__batch_size=64, model__frozen_dtype="bfloat16")
     kernels = 12 * 12 * 768**2 + 3 * 14**2 * 768
@@ -88,6 +89,7 @@ def test_settings_change_memory_and_macs(probe):
     assert both["macs"]["layers"] == probe["macs"]["layers"] + 256 * 80 * 768
 
 
+@pytest.mark.slow
 def test_macs_of_a_convnext_count_its_norms():
     of_224 = summary("linear_probe:dataset=voc2012,backbone=convnext_tiny", eval__batch_size=1)
     assert of_224["params"]["backbone"] == 27_820_128
