@@ -181,6 +181,7 @@ def test_the_quick_form_runs_as_documented(tmp_path):
 
 
 # ----------------------------------------------------------------------------------------------- processes and rounds
+@pytest.mark.slow
 def test_sides_take_turns_and_a_ratio_is_that_of_paired_rounds():
     sides = [peer("quick"), peer("slow", 1)]
     workers = harness.Workers(sides)

@@ -22,6 +22,7 @@ def test_no_input_ends_in_a_traceback_a_hang_or_a_file_elsewhere(tmp_path):
     assert len(done.stdout.splitlines()) == 12  # a heading, ten groups, and the sum
 
 
+@pytest.mark.slow
 def test_failures_are_counted(tmp_path):
     """The fuzz itself: a case that raises, waits, takes memory or writes elsewhere is none that ended well."""
     code = (

@@ -41,7 +41,7 @@ def make_mixing(augment: ConfigDict) -> Mixing | None:
 
 
 def mixup(batch: Batch, share: Float[Array, " b"]) -> Batch:
-    """Return λ·x + (1 − λ)·x' for the inputs and targets of each image and its partner (MixUp, eq. 1).
+    """Return λ·x + (1 − λ)·x' for the inputs and targets of each image and its partner (MixUp, sec. 2).
 
     Integer inputs are rounded. A label is known if it is known for both images, or for the image itself if λ = 1.
 

@@ -96,13 +96,8 @@ def test_multiply_adds_of_dr_moe():
 
 
 @pytest.mark.usefixtures("tiny_vit")
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name == "ml_decoder_resnet101" else pytest.mark.slow)
-        for name in [*METHODS, "mlmoe_dinov2:prompts=false", "drmoe_resnet101:preset=static"]
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*METHODS, "mlmoe_dinov2:prompts=false", "drmoe_resnet101:preset=static"])
 def test_trained_values_move_and_all_others_stay(name, two_steps):
     before, after, metrics = two_steps(on_digits(name))
     assert before.frozen

@@ -13,7 +13,7 @@ def drawn_split(name: str = "val", rows: int = 40, labels: int = 3, seed: int = 
     """Return a split with scores of two digits, so that there are ties; `codes` 4 also has unknown and difficult."""
     draw = np.random.default_rng(seed)
     truth = draw.choice([0, 1, -1, 2][:codes], (rows, labels), p=[0.6, 0.4] if codes == 2 else [0.5, 0.3, 0.1, 0.1])
-    scores = np.clip(draw.normal(0.3 + 0.3 * (truth == 1), 0.2), 0, 1).round(2)
+    scores = np.clip(draw.normal(0.3 + 0.3 * (truth == 1), 0.2), 0, 1).round(2).astype(np.float32)
     return SplitScores(name, np.array([f"{name}/{row}.jpg" for row in range(rows)]), scores, truth.astype(np.int8))
 
 

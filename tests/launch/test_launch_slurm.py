@@ -22,6 +22,7 @@ def test_the_documented_command_starts_the_documented_tasks(machines):
     assert (machines.root / ".venv" / "made-from-cuda.txt").exists()
 
 
+@pytest.mark.variants("code")
 @pytest.mark.parametrize(
     ("code", "state", "starts", "requeued"),
     [

@@ -167,6 +167,7 @@ def test_flags_reach_the_program_unchanged(ready):
     assert ready.calls("python") == [program, program]
 
 
+@pytest.mark.slow
 def test_a_training_survives_a_lost_connection_and_stops_on_request(ready):
     ready.train('trap "echo saved; exit 130" TERM; echo begun; while :; do sleep 0.02; done')
     assert ready(f"bash launch/tpu_vm.sh run {SLICE} -- --config=a").returncode == 0
@@ -189,6 +190,7 @@ def test_a_training_survives_a_lost_connection_and_stops_on_request(ready):
     assert ready(f"bash launch/tpu_vm.sh stop {SLICE}").returncode == 0  # no training to stop
 
 
+@pytest.mark.slow
 def test_a_crash_is_restarted_and_a_user_error_is_not(ready):
     ready.train('echo start >> starts; [ "$(wc -l < starts)" -gt 2 ] || exit 1')
     done = ready(f"bash launch/tpu_vm.sh run logs {SLICE} --restarts=2 -- --config=a")
@@ -212,6 +214,7 @@ def test_missing_parts_on_a_worker_are_reported(machines):
     assert machines(f"bash launch/tpu_vm.sh status {SLICE}").stdout.count("not started yet") == 2
 
 
+@pytest.mark.slow
 def test_a_killed_training_is_not_reported_as_done(ready):
     ready.train("echo begun; while :; do sleep 0.02; done")
     ready(f"bash launch/tpu_vm.sh run {SLICE} -- --config=a")

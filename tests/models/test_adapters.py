@@ -134,6 +134,7 @@ def test_a_bottleneck_is_beside_the_mlp(source):
     close(features.patches, tokens[:, 1:], 1e-4)
 
 
+@pytest.mark.slow
 def test_dropout_of_a_bottleneck_drops_hidden_entries():
     adapter = adapter_of("adaptformer", bottleneck=64, dropout=0.5)
     adapter.up[...] = jnp.eye(64)[None, :, :16].repeat(2, axis=0)
@@ -246,6 +247,7 @@ def test_parameters_are_those_of_the_papers(reference):
     assert sum(value.size for value in parts.trainable.values()) == COUNTS[reference] + 61_520
 
 
+@pytest.mark.slow
 def test_multiply_adds_of_adapters_are_counted():
     def macs(reference):
         config = load_config(f"{reference}:backbone=vit_b16_in21k", [])

@@ -54,6 +54,7 @@ def head_by_loops(head, tokens):
     return {name: np.stack([logits[name, k] for k in range(K)], 1) for name in ("co", "dc", "co_gate", "dc_gate")}
 
 
+@pytest.mark.variants("gate_bias", "shared")
 @pytest.mark.parametrize("gate_bias", ["used", "unused"])
 @pytest.mark.parametrize("shared", [False, True])
 def test_head_is_its_equations(tokens, gate_bias, shared):

@@ -94,7 +94,7 @@ def test_an_update_is_its_formula():
     )
 
 
-@pytest.mark.variants(targets=(LAYERS,), shape=(GATED,))
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [SHAPE, GATED], ids=["gelu", "swiglu, rotary"])
 @pytest.mark.parametrize("targets", [("query", "value"), LAYERS], ids="+".join)
 def test_updates_are_those_of_merged_kernels(shape, targets, image):
@@ -118,6 +118,7 @@ def test_updates_are_those_of_merged_kernels(shape, targets, image):
                 close(ours.attention[name], theirs.attention[name])
 
 
+@pytest.mark.slow
 def test_a_new_update_changes_nothing_bit_for_bit(image):
     vit, prompts = vit_of(SHAPE), prompts_of(vit_of(SHAPE))
     config = default_config()

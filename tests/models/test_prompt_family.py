@@ -64,6 +64,7 @@ def test_deep_vpt_with_no_prompts_is_no_prompts(vit, image, encode):
     close(encode(none), vit(image).cls)
 
 
+@pytest.mark.slow
 def test_open_gates_are_shallow_vpt_and_closed_gates_keep_the_original_prompts(encode):
     gated = randomised(ShallowPrompts(*PLACE, count=P, gate_init=10.0, rngs=nnx.Rngs(0)))
     tokens = gated.shallow[...]

@@ -256,6 +256,7 @@ def test_macs_as_published_and_as_executed():
 
 
 # -------------------------------------------------------------------------------------------------------- dtype
+@pytest.mark.slow
 def test_bfloat16_products_give_float32_logits_near_the_exact_ones(features):
     _, params = drawn()
     exact, half = (drawn(dtype=dtype)[0].merge(params)(features) for dtype in (None, jnp.bfloat16))

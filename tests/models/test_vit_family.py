@@ -154,6 +154,7 @@ def test_kernels_stored_in_bfloat16_equal_cast_kernels(image, prompts):
     np.testing.assert_allclose(*outputs, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_table_may_be_smaller_or_larger_than_the_image():
     vit = random_vit(REGISTERS)
     for rows, columns in ((4, 4), (1, 3), (8, 5)):

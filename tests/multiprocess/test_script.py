@@ -72,6 +72,7 @@ def test_the_first_failure_ends_all_and_is_the_exit_code(script):
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.slow
 def test_a_process_that_ignores_the_request_to_end_is_killed(script):
     do = '[ "$MLMOE_PROCESS" = 0 ] && exit 3; trap "" TERM; while true; do sleep 0.1; done'
     running = script("2", do=do, MLMOE_GRACE_SECONDS="1")

@@ -65,6 +65,7 @@ def model_of(folder, stored, name):
     return model, config
 
 
+@pytest.mark.variants("name")
 @pytest.mark.parametrize("name", make_peft.CASES)
 def test_logits_and_gradients_are_those_of_peft(name, stored, tmp_path):
     model, _ = model_of(write_adapter(tmp_path / "a", stored, name), stored, name)

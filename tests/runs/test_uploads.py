@@ -84,6 +84,7 @@ def test_the_rows_are_stored_before_a_checkpoint(store):
     log.close()
 
 
+@pytest.mark.slow
 def test_a_busy_store_gets_the_rows_later(store):
     folder = RunFolder("gs://bucket/busy")
     log = log_of(folder)

@@ -110,7 +110,8 @@ def test_features_are_computed_once_and_what_is_lost_again(tmp_path, cache, monk
     assert computed == [("train", 20)]
 
 
-@pytest.mark.parametrize("backbone", [pytest.param("vit_digits", marks=pytest.mark.slow), "resnet101"])
+@pytest.mark.slow
+@pytest.mark.parametrize("backbone", ["vit_digits", "resnet101"])
 def test_a_run_resumes_on_its_features(backbone, tmp_path, cache, monkeypatch):
     entry = replace(catalog.CATALOG["resnet101"], shape=ResNetShape((1, 1), stem=4))
     monkeypatch.setitem(catalog.CATALOG, "resnet101", entry)

@@ -223,6 +223,7 @@ def test_group_experts_are_transferred_label_by_label(config, published, tmp_pat
     )
 
 
+@pytest.mark.slow
 def test_unpublished_frozen_weights_are_transferred(config, refusal, tmp_path, capsys):
     config.model.backbone.weights = "none"
     theirs = make_run(RunFolder(tmp_path / "a"), config, space_of("cat", "dog"))

@@ -99,6 +99,7 @@ def test_help_of_something_unknown(topic, says, refusal, capsys):
     assert capsys.readouterr().err == f"error: {sentence}\n"
 
 
+@pytest.mark.variants("code")
 @pytest.mark.parametrize(
     ("code", "unused"),
     [

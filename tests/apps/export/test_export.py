@@ -146,6 +146,7 @@ def test_the_loader_resizes_as_in_evaluation(resize, tmp_path):
         np.testing.assert_array_equal(model.read(tmp_path / "image.png"), expected, err_msg=f"{height} × {width}")
 
 
+@pytest.mark.slow
 def test_tensors_have_our_parameter_paths(made, tmp_path, monkeypatch, capsys):
     folder = RunFolder(made / RUN)
     sizes = {}

@@ -35,6 +35,7 @@ def pixels():
     return np.random.default_rng(1).integers(0, 256, (3, 8, 8, 3)).astype(np.uint8)
 
 
+@pytest.mark.slow
 def test_a_merged_program_gives_the_scores_of_the_run(runs, tmp_path, capsys):
     assert export_run(RunFolder(runs / "linear"), str(tmp_path / "out"), "stablehlo", merge=True) == 0
     scores = runpy.run_path(str(tmp_path / "out" / "load.py"))["Model"](tmp_path / "out")(pixels())

@@ -153,6 +153,7 @@ def test_a_dry_run_writes_the_same_and_uploads_nothing(made, pushed, hub, tmp_pa
     assert "already exists" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_frozen_weights_that_are_not_published_are_shared(made, hub, tmp_path, refusal):
     _, config = made
     own = config.copy_and_resolve_references()

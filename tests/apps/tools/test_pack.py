@@ -141,10 +141,8 @@ def is_alive(group: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize(
-    ("number", "processes"),
-    [(signal.SIGKILL, 1), pytest.param(signal.SIGTERM, 1, marks=pytest.mark.slow), (signal.SIGKILL, 2)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "processes"), [(signal.SIGKILL, 1), (signal.SIGTERM, 1), (signal.SIGKILL, 2)])
 def test_an_interrupted_command_resumes(pairs, tmp_path, number, processes):
     config = config_of(pairs)
     process, output = start_slowly(pairs, tmp_path, processes)

@@ -103,6 +103,7 @@ def test_data_parallel_training_sums_gradients_of_trainable_parameters_only(comp
     assert sizes["frozen"] > 2 * sizes["trainable"], "otherwise the bound could include frozen weights"
 
 
+@pytest.mark.slow
 def test_evaluation_gathers_logits_ids_and_masks(compiled):
     moved = compiled["report"]["steps"]["eval"]["collectives"]
     assert set(moved) == {"all-gather"}

@@ -34,6 +34,7 @@ def test_parameters_and_macs_as_the_papers_count(ml_vpt, probe):
     assert round(ml_vpt["macs"]["products"] / 1e9, 2) == 26.01
 
 
+@pytest.mark.slow
 def test_macs_of_dr_moe_as_papers_count_and_as_executed():
     """In a batch, the layers of the label queries before the first attention to the image run once."""
     of_448 = summary("drmoe_resnet101:preset=literal,dataset=coco2014")
