@@ -78,7 +78,7 @@ DATA = section(
     known_positives=Text(
         "all",
         "Positives that are known in training: all, one per image, 0.75 or 0.4 as in published lists, random:SHARE, or "
-        "the file of a list; if not all, every other training label is unknown.",
+        "a list (.txt); if not all, every other training label is unknown.",
     ),
     known_seed=Integer(
         1200, "Seed that draws the known positives, for all values of seed; -1 means seed.", least=-1, most=2**32 - 1

@@ -6,7 +6,7 @@
     0.75, 0.4      ⌊m/2⌋ + 1 and ⌊m/5⌋ + 1 of the m positives of an image, which are 75 % and 40 % of the positives of
                    COCO 2014: the rule of the lists of Y. Zhang et al. (arXiv 2112.07368)
     random:SHARE   this share of the positives of all images, drawn independently of the images
-    FILE           such a list: a line `file name, indices of classes` per image
+    FILE.txt       such a list: a line `file name, indices of classes` per image
 
 Every other label of the split is then unknown, since a label that is hidden must not differ from an absent label.
 """
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool
@@ -55,12 +54,12 @@ def hide_positives(split: Split, data_config: ConfigDict, seed: int = 0) -> Spli
 
 
 def mistake(rule: str) -> str:
-    """Return what is wrong with the value of `data.known_positives`, or ""."""
-    if rule in (ALL, *RULES) or 0 < _share(rule) < 1 or Path(rule).is_file():
+    """Return what is wrong with the value of `data.known_positives`, or "". A list is read by training only."""
+    if rule in (ALL, *RULES) or 0 < _share(rule) < 1 or rule.endswith(".txt"):
         return ""
     return (
-        f"data.known_positives is '{rule}', which is none of {ALL}, {', '.join(RULES)}, {RANDOM}SHARE with a share "
-        "between 0 and 1, and no file"
+        f"data.known_positives is '{rule}' and must be {ALL}, {', '.join(RULES)}, {RANDOM}SHARE with a share between 0 "
+        "and 1, or a .txt file"
     )
 
 

@@ -80,10 +80,12 @@ def test_a_list(tmp_path):
             hidden([[1, 1, 0]], path)
 
 
-def test_mistakes(tmp_path):
-    (tmp_path / "list").touch()
-    assert not any(map(mistake, ("all", "one", "0.75", "0.4", "random:0.4", str(tmp_path / "list"))))
-    assert all(map(mistake, ("two", "0.5", "random:", "random:0", "random:1", str(tmp_path / "absent"))))
+def test_mistakes():
+    """The config of a run with a list is valid where the list is not."""
+    assert not any(map(mistake, ("all", "one", "0.75", "0.4", "random:0.4", "absent.txt")))
+    assert all(map(mistake, ("two", "0.5", "random:", "random:0", "random:1", "list")))
+    with pytest.raises(UserError, match=r"absent\.txt"):
+        hidden([[1, 1, 0]], "absent.txt")
 
 
 def test_the_published_single_positives_of_coco(shared_data):
