@@ -78,10 +78,14 @@ READ = (
 
 def run_folder(draw: st.DrawFn, base: Path, place: Path) -> Case:
     changed = changed_run(draw, base, place, READ)
-    folder, mode = place / "run", draw(st.sampled_from(("report", "report", "report", "thresholds", "compare")))
+    folder, mode = (
+        place / "run",
+        draw(st.sampled_from(("report", "report", "report", "thresholds", "calibrate", "compare"))),
+    )
     arguments = {
         "report": ["--mode=report", f"--workdir={folder}"],
         "thresholds": ["--mode=thresholds", f"--workdir={folder}"],
+        "calibrate": ["--mode=calibrate", f"--workdir={folder}"],
         "compare": ["--mode=compare", f"--workdir={folder}", f"--workdir={base / 'run'}"],
     }[mode]
     return f"{mode}: {changed}", partial(command, arguments)

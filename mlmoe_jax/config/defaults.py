@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.config.keys import Integer, Key, Number, Rules, Section, Text, key_like, section, walk
 from mlmoe_jax.config.tables.data import AUGMENT, DATA, PACK
-from mlmoe_jax.config.tables.evaluation import EVAL, LOG, METRICS, PRUNE, REPORT, SERVE, THRESHOLDS
+from mlmoe_jax.config.tables.evaluation import CALIBRATION, EVAL, LOG, METRICS, PRUNE, REPORT, SERVE, THRESHOLDS
 from mlmoe_jax.config.tables.model import MODEL
 from mlmoe_jax.config.tables.training import CHECKPOINT, EMA, LOSS, MESH, OPTIM, TRAIN
 from mlmoe_jax.errors import UserError
@@ -45,6 +45,7 @@ CONFIG = section(
     eval=EVAL,
     metrics=METRICS,
     thresholds=THRESHOLDS,
+    calibration=CALIBRATION,
     report=REPORT,
     serve=SERVE,
     log=LOG,

@@ -23,7 +23,8 @@ from mlmoe_jax.evaluation.metrics.groups import evaluate_scores
 from mlmoe_jax.evaluation.metrics.thresholds import prior_matched
 from mlmoe_jax.evaluation.results import EVALUATED, FALL, SplitScores
 from mlmoe_jax.inference.explain import write_requested_samples
-from mlmoe_jax.models.apply import make_eval_step, probabilities
+from mlmoe_jax.models.apply import make_eval_step
+from mlmoe_jax.models.calibration import probabilities
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.runs.folder import (
     CONFIG,
@@ -33,11 +34,10 @@ from mlmoe_jax.runs.folder import (
     RESULTS,
     SCORES,
     SKIPPED,
-    THRESHOLDS,
     RunFolder,
 )
 from mlmoe_jax.runs.restore import BEST, Run, open_run
-from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
+from mlmoe_jax.runs.thresholds import Thresholds, stored_thresholds
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.batches import run_batches
 from mlmoe_jax.runtime.progress import Progress, status
@@ -258,11 +258,6 @@ def evaluate_run(
     """
     fitted = stored_thresholds(folder)  # before the model, which takes longer to read
     return evaluate_opened(folder, open_run(folder, list(overrides), which=which), fitted)
-
-
-def stored_thresholds(folder: RunFolder) -> Thresholds | None:
-    """Return the thresholds of a run, None without any; UserError if they are damaged."""
-    return read_thresholds(folder) if (folder / THRESHOLDS).exists() else None
 
 
 def evaluate_opened(folder: RunFolder, run: Run, fitted: Thresholds | None) -> dict[str, Metrics]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
 import jax
@@ -18,13 +18,13 @@ from mlmoe_jax.data.readers import plan_for_few_images
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.inputs import ImageLike, MixedImages, is_one_image
-from mlmoe_jax.models.apply import make_eval_step, probabilities
+from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.runs.restore import BEST, Run, open_run
 from mlmoe_jax.runs.shared import run_folder
-from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
+from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds, stored_thresholds
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.batches import run_batches
-from mlmoe_jax.runtime.progress import Progress
+from mlmoe_jax.runtime.progress import Progress, status
 
 BATCH = 32  # default number of images per device
 # Default numbers of images per device in a batch: few sizes, so that few programs are compiled, but with small sizes,
@@ -40,7 +40,7 @@ class Result:
       image: the path or number of the image.
       labels: the labels at or above their threshold, in the order of the model; with `top_k` the best labels, best
         first.
-      scores: label -> probability, for all labels.
+      scores: label -> probability, for all labels; corrected after --mode=calibrate, unless calibration.use is false.
       error: the reason if the image could not be read; `labels`, `scores` and `gates` are then empty.
       gates: name of the gate -> routing weights f32[K,E], if requested.
     """
@@ -79,9 +79,10 @@ class Predictor:
 
         Args:
           workdir: the folder or name of the run.
-          overrides: config keys under data, eval and mesh that differ from the run's config. eval.threshold replaces
-            all thresholds of the run. data.exif is "apply" unless it is set here: the training may have ignored the
-            orientation of benchmark images, but photographs of a camera are labeled as people see them.
+          overrides: config keys under data, eval, calibration and mesh that differ from the run's config.
+            eval.threshold replaces all thresholds of the run. data.exif is "apply" unless it is set here: the training
+            may have ignored the orientation of benchmark images, but photographs of a camera are labeled as people see
+            them.
           checkpoint: "best", "latest" or a step, as `which` in `restore.open_run`.
 
         Raises:
@@ -91,10 +92,20 @@ class Predictor:
         if all(key != "data.exif" for key, _ in pairs):
             pairs = [*pairs, ("data.exif", "apply")]
         fixed = any(key == "eval.threshold" for key, _ in pairs)
-        fitted = Thresholds({}) if fixed else read_thresholds(folder)  # before the model, which takes longer to read
+        # before the model, which takes longer to read
+        stored = (stored_thresholds(folder) or Thresholds({})) if fixed else read_thresholds(folder)
         run = open_run(folder, pairs, which=checkpoint)
-        fixed_values = {name: float(run.config.eval.threshold) for name in run.label_space.names}
-        return cls(run, fixed_values if fixed else fitted.values, fitted.source)
+        if not run.config.calibration.use:
+            stored = replace(stored, calibration={})
+        names = run.label_space.names
+        if stored.calibration:
+            run = replace(run, calibration=stored.correction(names))
+            status(
+                f"scores are corrected as fitted on {run.calibration.fitted_on} (--config.calibration.use=false: raw)"
+            )
+        if fixed:
+            return cls(run, dict.fromkeys(names, float(run.config.eval.threshold)))
+        return cls(run, stored.reported, stored.source)
 
     @overload
     def __call__(
@@ -202,7 +213,7 @@ class Predictor:
         self, name: str, logits: np.ndarray, top_k: int | None = None, gates: dict[str, np.ndarray] | None = None
     ) -> Result:
         """Return the result of an image from its logits f32[K] and, if requested, its gates f32[K,E]."""
-        scores = probabilities(logits)
+        scores = self.run.calibration(logits)
         # Of equal scores, the first label ranks higher.
         best = np.argsort(-scores, kind="stable")[:top_k] if top_k else np.flatnonzero(scores >= self.thresholds)
         labels = tuple(self.names[k] for k in best)

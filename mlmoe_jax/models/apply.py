@@ -17,12 +17,6 @@ from mlmoe_jax.models.params import ModelDef, Params
 from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, remove_padding
 
 
-def probabilities(logits: np.ndarray) -> np.ndarray:
-    """Return σ(logits) in float64, f64[...], without overflow."""
-    logits = np.asarray(logits, np.float64)
-    return np.exp(-np.logaddexp(0, -logits))
-
-
 def apply(
     definition: ModelDef,
     values: Params,

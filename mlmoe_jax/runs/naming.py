@@ -32,6 +32,7 @@ FREE_KEYS = (
     "log.",
     "metrics.",
     "thresholds.",
+    "calibration.",
     "report.",
     "serve.",
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, cast
 
 import jax
@@ -20,6 +20,7 @@ from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.build import Classifier
+from mlmoe_jax.models.calibration import Calibration
 from mlmoe_jax.models.params import ModelDef, Params, draw_missing
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import (
@@ -55,7 +56,7 @@ from mlmoe_jax.runtime.sharding import LabelAxes, abstract, place, without_paddi
 
 BEST, LATEST = "best", "latest"  # checkpoints by name
 # Sections that do not change a trained model.
-_MAY_DIFFER = ("data", "eval", "metrics", "report", "serve", "mesh")
+_MAY_DIFFER = ("data", "eval", "calibration", "metrics", "report", "serve", "mesh")
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,8 @@ class Run:
       values: the trained parameters and statistics.
       frozen: the frozen parameters.
       label_axes: as in `place`.
-      notes: the notes of the checkpoint.
-      outdated: the newest checkpoint is damaged, and the values come from an older one.
+      notes: the notes of the checkpoint; `outdated` if the newest one is damaged.
+      calibration: from logits to reported probabilities.
     """
 
     config: ConfigDict
@@ -82,7 +83,12 @@ class Run:
     mesh: Mesh
     label_axes: LabelAxes | None
     notes: Mapping[str, Any]
-    outdated: bool = False
+    calibration: Calibration = field(default_factory=Calibration)
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the newest checkpoint is damaged, and the values come from an older one."""
+        return self.notes.get("outdated", False)
 
     @property
     def step(self) -> int:
@@ -187,8 +193,7 @@ def open_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, wh
         frozen=place(parts.frozen, mesh, label_axes),
         mesh=mesh,
         label_axes=label_axes,
-        notes=restored.notes,
-        outdated=outdated,
+        notes={**restored.notes, "outdated": outdated},
     )
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float32
 from mlmoe_jax.data.features import FeatureTable
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD, SplitScores, read_scores
-from mlmoe_jax.models.apply import probabilities
+from mlmoe_jax.models.calibration import probabilities
 from mlmoe_jax.runs.folder import SCORES
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import copy_tree

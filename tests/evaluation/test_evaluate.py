@@ -23,7 +23,8 @@ from mlmoe_jax.evaluation.evaluate import (
 )
 from mlmoe_jax.evaluation.metrics.multilabel import per_class
 from mlmoe_jax.evaluation.results import SplitScores, read_settings
-from mlmoe_jax.models.apply import make_eval_step, probabilities
+from mlmoe_jax.models.apply import make_eval_step
+from mlmoe_jax.models.calibration import probabilities
 from mlmoe_jax.runs.assemble import preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import open_run

@@ -7,6 +7,7 @@ import numpy as np
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.prepare import Preprocess
+from mlmoe_jax.models.calibration import Calibration
 from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.runtime.sharding import make_mesh
 
@@ -51,6 +52,7 @@ def make_run(gates: bool = True, bias: float = 0.0) -> SimpleNamespace:
         definition=ColorModel(gates),
         values={"bias": jnp.full(1, bias)},
         frozen={},
+        calibration=Calibration(),
         mesh=make_mesh(config.mesh),
         label_axes=None,
         outdated=False,

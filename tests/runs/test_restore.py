@@ -136,8 +136,8 @@ def test_folders_that_cannot_be_opened_are_refused(config, tmp_path, refusal):
     write_run(folder, config)
     sentence = refusal(open_run, folder, [("model.dtype", "bfloat16")])
     assert sentence == (
-        "--config.model.dtype cannot differ from the trained run's; keys under data, eval, metrics, report, serve, "
-        "mesh can"
+        "--config.model.dtype cannot differ from the trained run's; keys under data, eval, calibration, metrics, "
+        "report, serve, mesh can"
     )
     assert refusal(open_run, folder, [("eval.threshold", "2")]).startswith(
         "the config has mistakes: eval.threshold is 2"

@@ -145,8 +145,9 @@ def _reproduce(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> i
 
 def _eval(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     folder = _workdir(flags)
-    from mlmoe_jax.evaluation.evaluate import evaluate_opened, stored_thresholds
+    from mlmoe_jax.evaluation.evaluate import evaluate_opened
     from mlmoe_jax.runs.restore import open_run
+    from mlmoe_jax.runs.thresholds import stored_thresholds
 
     fitted = stored_thresholds(folder)  # before the model, which takes longer to read
     run = open_run(folder, overrides, which=flags.checkpoint)
@@ -159,6 +160,13 @@ def _thresholds(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> 
     from mlmoe_jax.apps.tools.fit_thresholds import fit_run
 
     return fit_run(folder, overrides, as_json=flags.json)
+
+
+def _calibrate(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+    folder = _workdir(flags)
+    from mlmoe_jax.apps.tools.calibrate import calibrate_run
+
+    return calibrate_run(folder, overrides, as_json=flags.json)
 
 
 def _predict(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
@@ -289,6 +297,7 @@ MODES: dict[str, Callable[[argparse.Namespace, list[tuple[str, str]]], int]] = {
     "reproduce": _reproduce,
     "eval": _eval,
     "thresholds": _thresholds,
+    "calibrate": _calibrate,
     "predict": _predict,
     "serve": _serve,
     "compare": _compare,

@@ -23,6 +23,7 @@ PURPOSES = {
     "Look at a trained model": {
         "eval": "evaluate a trained model again; results go to eval/ in its run folder",
         "thresholds": "fit the thresholds of a trained model to the scores of a split",
+        "calibrate": "correct the scores of a trained model, fitted to a split, so that 0.7 means 70 %",
         "report": "write one HTML page about a run",
         "compare": "compare the results of two runs",
     },
@@ -45,7 +46,7 @@ MODES = {mode: sentence for modes in PURPOSES.values() for mode, sentence in mod
 # Required flags: mode -> flag -> description of its value.
 CONFIG_FILE = "FILE, such as --config=configs/mlvpt_digits.py"
 NEEDS: dict[str, dict[str, str]] = {
-    **{mode: {"workdir": "FOLDER"} for mode in ("eval", "thresholds", "serve", "report")},
+    **{mode: {"workdir": "FOLDER"} for mode in ("eval", "thresholds", "calibrate", "serve", "report")},
     **{mode: {"config": CONFIG_FILE} for mode in ("train", "compile", "data", "prune", "import")},
     "predict": {"workdir": "FOLDER", "images": "FOLDER or image files"},
     "compare": {"workdir": "FOLDER twice, once for each run"},

@@ -15,6 +15,7 @@ EXAMPLES = {
     "import": "--config=mlvpt_vit --init-from=checkpoint.pth --workdir=runs/published",
     "eval": "--workdir=runs/digits --config.data.test_splits=val",
     "thresholds": "--workdir=runs/digits --config.thresholds.per=global",
+    "calibrate": "--workdir=runs/digits --config.calibration.method=isotonic",
     "report": "--workdir=runs/digits",
     "compare": "--workdir=runs/first --workdir=runs/second",
     "predict": "--workdir=runs/digits --images photos --output=labels.csv",

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from mlmoe_jax.apps.export.catalog import ALWAYS, AUTO, Export, ExportTarget
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.apply import apply, make_eval_step, probabilities
+from mlmoe_jax.models.apply import apply, make_eval_step
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.pretrained.official import departures, export_official, require_writable
 from mlmoe_jax.runs.assemble import abstract_parts
@@ -33,7 +33,7 @@ def program_of(run: Run) -> Callable[[Params, jax.Array], jax.Array]:
 
     def label(weights: Params, image: jax.Array) -> jax.Array:
         prediction, _ = apply(run.definition, weights, {"image": image}, run.preprocess, None)
-        return jax.nn.sigmoid(prediction.logits.astype(np.float32))
+        return run.calibration(prediction.logits.astype(np.float32))
 
     return label
 
@@ -61,7 +61,7 @@ def largest_difference(run: Run, label: Callable[[np.ndarray], np.ndarray]) -> f
     pixels = np.random.default_rng(0).integers(0, 256, (images, size, size, 3)).astype(np.uint8)
     batch = {"image": pixels, "id": np.arange(images, dtype=np.int32), "mask": np.ones(images, np.float32)}
     step = make_eval_step(run.definition, run.preprocess, run.mesh, run.label_axes)
-    expected = probabilities(jax.device_get(step(run.values, run.frozen, batch)["logits"]))
+    expected = run.calibration(jax.device_get(step(run.values, run.frozen, batch)["logits"]))
     return float(np.abs(label(pixels) - expected).max())
 
 

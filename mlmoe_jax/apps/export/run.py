@@ -92,10 +92,11 @@ def export_run(
     target = TARGETS[kind]
     path = target.place(output)
     folder.require_model()
+    needs = target.needs if target.load else {**target.needs, "calibration.use": "false"}  # only a program corrects
     for key, value in overrides:
-        if value != target.needs.get(key, value):
-            raise UserError(f"--format={kind} needs {key}={target.needs[key]}, not {value}; leave --config.{key} out")
-    further = [item for item in target.needs.items() if item not in overrides]
+        if value.lower() != needs.get(key, value.lower()):
+            raise UserError(f"--format={kind} needs {key}={needs[key]}, not {value}; leave --config.{key} out")
+    further = [item for item in needs.items() if item not in overrides]
     predictor = Predictor.from_run(folder.path, [*further, *overrides], checkpoint=checkpoint)
     if merge:
         predictor = Predictor(
@@ -148,6 +149,7 @@ def describe(predictor: Predictor, kind: str) -> dict[str, Any]:
         "output": {"name": "probability", "type": "float32", "shape": ["B", len(predictor.names)]},
         "labels": list(predictor.names),
         "thresholds": predictor.thresholds.tolist(),
+        "calibrated_on": run.calibration.fitted_on or None,
         "preprocess": {
             "image_size": size,
             "mean": list(run.preprocess.mean),

@@ -50,6 +50,7 @@ def write_card(
     main, scored, (_, ends) = files.main_split.name, files.scored, intervals(files)
     measured_on = _plain(main) if scored is None else f"{_plain(main)}, {quantity(len(scored), 'image')}"
     entry = catalog.entry(model.backbone.name)
+    label_table = _label_table(space, files.thresholds.outside(main), files.corrected, config.data.difficult_eval)
     card = ModelCard.from_template(
         _metadata(address, config, results, main, license_name),
         template_path=str(_TEMPLATE),
@@ -75,8 +76,9 @@ def write_card(
         ranges=bool(ends),
         rough=_plain(why_rough(files)),
         fitted=_plain(files.thresholds.source.get("split", "")),
+        calibrated=_plain(files.thresholds.calibration.get("split", "")),
         main=measured_on,
-        label_table=_label_table(space, files.thresholds, scored, config.data.difficult_eval)[:_MOST_LABELS],
+        label_table=label_table[:_MOST_LABELS],
         more=len(space.names) > _MOST_LABELS,
         license=license_name,
     )

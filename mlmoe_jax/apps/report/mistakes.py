@@ -50,7 +50,7 @@ def prediction_thresholds(
     fitted_on = stored.source.get("split")
     if fitted_on == split:
         return same, f"{origin}, as thresholds.json was fitted on {split} itself"
-    return stored.of(labels), f"thresholds.json{f', fitted on {fitted_on}' if fitted_on else ''}"
+    return stored.outside(split).of(labels), f"thresholds.json{f', fitted on {fitted_on}' if fitted_on else ''}"
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Judged:
 
 def judge(files: RunFiles) -> Judged | None:
     """Judge the images of the main split with the thresholds of the run; None without scores."""
-    scored = files.scored
+    scored = files.corrected
     if scored is None:
         return None
     default = files.settings(scored.prefix).eval.threshold

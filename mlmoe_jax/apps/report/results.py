@@ -108,7 +108,7 @@ def per_class(files: RunFiles) -> Section:
     }
     columns = [("label", "text"), *((name, "count" if name == "positives" else "fraction") for name in own)]
     columns += [*((f"AP on {name}", "fraction") for name in others), ("threshold", "number")]
-    thresholds = {} if files.thresholds is None else files.thresholds.values
+    thresholds = {} if files.thresholds is None else files.thresholds.reported
     rows = [
         [label, *row.values(), *(table.get(label, {}).get("AP") for table in others.values()), thresholds.get(label)]
         for label, row in main.per_class.items()
@@ -203,8 +203,8 @@ def precision_recall_points(ranking: Ranking, positives: np.ndarray, *, most: in
 
 def score_curves(files: RunFiles) -> Section:
     """Return precision over recall and positives over scores, for all labels pooled."""
-    name, title, scored = "scores", "Precision, recall and calibration", files.scored
-    if scored is None:
+    name, title, raw, scored = "scores", "Precision, recall and calibration", files.scored, files.corrected
+    if raw is None or scored is None:
         return Section(name, title, missing=NO_SCORES, command=files.command("--mode=eval"))
     targets = scored.targets(files.settings(scored.prefix).data.difficult_eval)
     scores, positive, valid = check_inputs(scored.scores, *targets)
@@ -216,6 +216,11 @@ def score_curves(files: RunFiles) -> Section:
         f"positive. Expected calibration error: {percent(bins.expected_calibration_error[0])} %, with "
         f"{bins.count.shape[1]} bins of equal width."
     )
+    if scored.scores is not raw.scores:
+        before = reliability(raw.scores, positive, mask=valid).pooled().expected_calibration_error[0]
+        text += (
+            f" The scores are corrected as fitted on {files.thresholds.calibration['split']}; raw {percent(before)} %."
+        )
     ranked = charts.unit_curve(points, ("recall", "precision", "score at least"), last_format=".3f")
     names = ("mean score", "share of positives", "scores in the bin")
     binned = charts.unit_curve(calibrated, names, last_format=",", diagonal=True)
@@ -236,7 +241,7 @@ def thresholds(files: RunFiles) -> Section:
         missing = "thresholds.json is written when training starts, or fitted to the scores of a split:"
         return Section(name, title, missing=missing, command=files.command("--mode=thresholds"))
     parts: list[Any] = [Note("A label is predicted if its probability is at least its threshold.")]
-    finite = [value for value in stored.values.values() if math.isfinite(value)]
+    finite = [value for value in stored.reported.values() if math.isfinite(value)]
     source, never = stored.source, len(stored.values) - len(finite)
     if "goal" in source:
         parts.append(Note(f"Fitted on {source['split']}: {'. '.join(fitted_lines(stored))}."))

@@ -9,7 +9,7 @@ import io
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
@@ -154,9 +154,19 @@ class RunFiles:
 
     @property
     def scored(self) -> SplitScores | None:
-        """The scores of the main split; None without any."""
+        """The raw scores of the main split; None without any."""
         main = self.main_split
         return main.scores if main is not None and main.scores is not None and len(main.scores) else None
+
+    @property
+    def corrected(self) -> SplitScores | None:
+        """The scores of the main split as the run reports them; None without any."""
+        scored = self.scored
+        return None if scored is None else replace(scored, scores=self.correct(scored.name, scored.scores))
+
+    def correct(self, split: str, scores: np.ndarray) -> np.ndarray:
+        """Return the reported scores of raw probabilities, which are the raw ones on the split of the calibration."""
+        return scores if self.thresholds is None else self.thresholds.outside(split).correct(scores, self.names)
 
     @cached_property
     def samples(self) -> Samples | None:
@@ -170,7 +180,7 @@ class RunFiles:
             ids=[item["id"] for item in listed],
             images=[self.folder.read_bytes(item["file"]) for item in listed],
             codes=np.array([item["codes"] for item in listed], np.int8),
-            scores=np.array([item["scores"] for item in listed], np.float64),
+            scores=self.correct(index["split"], np.array([item["scores"] for item in listed], np.float64)),
             prompts=index["prompt_groups"],
             entries=index["entries"],
             gates=_below("gates/", arrays),

@@ -60,9 +60,35 @@ THRESHOLDS = section(
     goal=Choice(
         "f1",
         "Goal of a threshold.",
-        of={"f1": "the largest F1", "precision": "the lowest threshold that reaches thresholds.precision"},
+        of={
+            "f1": "the largest F1",
+            "precision": "the lowest threshold that reaches thresholds.precision",
+            "miss_rate": "the highest threshold with a bound of thresholds.miss_rate, by conformal risk control",
+        },
     ),
     precision=Number(0.9, "For goal=precision: the precision to reach on the split.", least=0, most=1),
+    miss_rate=Number(
+        0.1,
+        "For goal=miss_rate: the largest expected share of present labels that are not predicted on new images.",
+        above=0,
+        most=0.5,
+    ),
+)
+
+CALIBRATION = section(
+    "How --mode=calibrate corrects scores, so that a score of 0.7 means 70 %.",
+    use=Flag(True, "Report corrected scores in --mode=predict, serve and export; if not, the raw probabilities."),
+    method=Choice(
+        "platt",
+        "The function from raw to corrected scores, one per label, drawn towards one for all labels.",
+        of={
+            "temperature": "the logit divided by a temperature",
+            "platt": "a linear function of the logit",
+            "isotonic": "isotonic regression",
+        },
+    ),
+    split=Text("", "Split to fit on, which must not be reported; if empty, the default of thresholds.split."),
+    operating_point=Flag(False, "Also map the fitted threshold of each label to a score of 0.5."),
 )
 
 REPORT = section(

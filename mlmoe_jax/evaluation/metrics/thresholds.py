@@ -5,6 +5,8 @@ The thresholds that prediction uses are in thresholds.json of a run folder. Shap
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -56,22 +58,24 @@ def fit(
     per: str = "class",
     goal: str = "f1",
     precision: float = 0.9,
+    miss_rate: float = 0.1,
 ) -> Floats:
     """Return the thresholds that reach a goal on the images of one split, exactly, by trying every possible threshold.
 
     With P predicted, G positive and TP correctly predicted images, "f1" selects the threshold with the largest
     F1 = 2TP / (P + G), the highest threshold if several are equal. "precision" selects the lowest threshold with
     TP/P ≥ precision, which predicts as many positives as possible. Equal scores are predicted together. The threshold
-    is midway between the lowest predicted score and the next lower score (0 if there is none), because new images score
-    on both sides of it.
+    of both is midway between the lowest predicted score and the next lower score (0 if there is none), because new
+    images score on both sides of it. "miss_rate" selects a threshold by conformal risk control, see `bounded_misses`.
 
     Args:
       scores: f[N,K], probabilities.
       labels: [N,K], positive if equal to 1.
       mask: [N,K], 0 for entries to ignore; None: none.
       per: "class", one threshold per class; "global", one threshold, fitted to the entries of all classes together.
-      goal: "f1" or "precision".
+      goal: "f1", "precision" or "miss_rate".
       precision: the goal of "precision", within [0, 1].
+      miss_rate: the bound of "miss_rate", within (0, 1].
 
     Returns:
       f64[K]: within [0, 1]; nan for a class without positives, whose threshold is undetermined; infinity if no
@@ -79,10 +83,47 @@ def fit(
     """
     scores, positive, valid = check_inputs(scores, labels, mask)
     classes = scores.shape[1]
+    if goal == "miss_rate":
+        columns = [range(classes)] if per == "global" else [[k] for k in range(classes)]
+        bounds = [bounded_misses(scores[:, k], (positive & valid)[:, k], miss_rate) for k in columns]
+        return np.broadcast_to(bounds, classes).copy()
     if per == "global":
         scores, positive, valid = (x.reshape(-1, 1) for x in (scores, positive, valid))
     fitted = _best_thresholds(np.where(valid, scores, -1.0), positive & valid, goal, precision)
     return np.broadcast_to(fitted, classes).copy()
+
+
+def least_to_bound(miss_rate: float) -> int:
+    """Return the least number of images with a present label for which `bounded_misses` is above 0."""
+    return math.ceil(1 / miss_rate - 1e-9) - 1
+
+
+def bounded_misses(scores: Floats, positive: NDArray[np.bool_], miss_rate: float) -> float:
+    """Return the highest threshold whose expected share of misses on a new image is at most `miss_rate`.
+
+    The loss of an image is the share of its present labels below the threshold. With the mean R of the losses of the n
+    images that have a present label, the threshold is the highest with (nR + 1)/(n + 1) ≤ miss_rate. If a new image
+    with a present label is exchangeable with these images, its expected loss is then at most `miss_rate`, whatever the
+    model and the distribution (Angelopoulos et al. 2022, Conformal Risk Control, theorem 1).
+
+    Args:
+      scores: f[N,C].
+      positive: bool[N,C], the present labels.
+      miss_rate: within (0, 1].
+
+    Returns:
+      The lowest score that is not missed; 0 if n is below `least_to_bound`, nan if n is 0, infinity if the bound is 1.
+    """
+    count = positive.sum(axis=1)
+    images, present = np.count_nonzero(count), scores[positive]
+    if not images:
+        return np.nan
+    if images < least_to_bound(miss_rate):
+        return 0.0
+    order = np.argsort(present)
+    missed = np.cumsum((positive / np.maximum(count, 1)[:, None])[positive][order])
+    beyond = missed > miss_rate * (images + 1) - 1 + 1e-9  # sums of fractions are rounded
+    return float(present[order][beyond.argmax()]) if beyond.any() else np.inf
 
 
 def _best_thresholds(scores: Floats, positive: NDArray[np.bool_], goal: str, precision: float) -> Floats:

@@ -32,11 +32,12 @@ from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.runs.assemble import abstract_parts, assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import Run
-from mlmoe_jax.runs.thresholds import Thresholds, write_thresholds
+from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds, write_thresholds
 from mlmoe_jax.runtime.sharding import make_mesh
 
 PROGRAMS = [block.text for block in blocks(REPOSITORY / "docs" / "deployment.md", "python", "Export")]
 RUN = "runs/digits"  # as in the page
+LIMITS = {"a": 0.25, "b": float("inf"), "c": 0.5}
 OURS = ("mlmoe_jax", "flax", "orbax", "ml_collections", "grain", "etils")
 # Runs in the exported folder; the modules of OURS cannot be imported.
 _FRESH = f"""
@@ -66,7 +67,7 @@ def made(tmp_path_factory):
         config.model.frozen_dtype = "bfloat16"
         config.model.head.graph.word_vectors = f"{folder}/vectors.txt"
         published_run.write_run(RunFolder(folder / RUN), config)
-        write_thresholds(RunFolder(folder / RUN), Thresholds({"a": 0.25, "b": float("inf"), "c": 0.5}))
+        write_thresholds(RunFolder(folder / RUN), Thresholds(LIMITS, calibration=published_run.CALIBRATION))
         assert export.export_run(RunFolder(folder / RUN), str(folder / "out"), "stablehlo") == 0
         yield folder
 
@@ -105,7 +106,7 @@ def test_the_folder_describes_itself(made):
     assert len({path.stat().st_mode for path in out.iterdir()}) == 1, "no file is for its owner only"
     described = json.loads((out / "model.json").read_text())
     assert described["labels"] == list(published_run.CLASSES)
-    assert described["thresholds"] == [0.25, None, 0.5]
+    assert (described["thresholds"], described["calibrated_on"]) == ([0.25, None, 0.5], "val")
     assert described["input"]["shape"] == ["B", 8, 8, 3]
     assert described["model"]["head"]["graph"]["word_vectors"] == "vectors.txt"
     assert str(made) not in (out / "model.json").read_text() + (out / "README.md").read_text()
@@ -161,6 +162,7 @@ def test_tensors_have_our_parameter_paths(made, tmp_path, monkeypatch, capsys):
     with safe_open(tmp_path / "always.safetensors", "np") as opened:
         described = json.loads(opened.metadata()["description"])
     assert described["labels"] == list(published_run.CLASSES)
+    assert described["calibrated_on"] is None, "there is no program that corrects scores"
 
     monkeypatch.chdir(made)
     (tmp_path / "always.safetensors").rename(made / "model.safetensors")
@@ -168,7 +170,8 @@ def test_tensors_have_our_parameter_paths(made, tmp_path, monkeypatch, capsys):
     exec(PROGRAMS[3], names)
     pixels = np.random.default_rng(1).integers(0, 256, (2, 8, 8, 3)).astype(np.uint8)
     mean, std = (np.array(described["preprocess"][name]) for name in ("mean", "std"))
-    scores = jax.nn.sigmoid(names["model"](jax.numpy.asarray((pixels / 255 - mean) / std, np.float32)).logits)
+    logits = names["model"](jax.numpy.asarray((pixels / 255 - mean) / std, np.float32)).logits
+    scores = read_thresholds(folder).correction("abc")(np.asarray(logits))
     np.testing.assert_allclose(scores, model_of(made / "out")(pixels), atol=1e-6)
 
 

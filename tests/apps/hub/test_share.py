@@ -19,7 +19,7 @@ from mlmoe_jax.inference.predict import Predictor
 from mlmoe_jax.main import main
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.shared import FILES, LAYOUT, run_folder
-from mlmoe_jax.runs.thresholds import Thresholds, write_thresholds
+from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds, write_thresholds
 from mlmoe_jax.training.initialization import origin_of
 from mlmoe_jax.training.selection import Selection
 
@@ -35,7 +35,7 @@ def made(tmp_path_factory):
         config.data.root, config.log.wandb, config.data.test_splits = "/home/me/images", "my-project", ("test",)
         run = RunFolder(folder / "run")
         published_run.write_run(run, config)
-        write_thresholds(run, Thresholds(CUTS, {"split": "val", "goal": "f1"}))
+        write_thresholds(run, Thresholds(CUTS, {"split": "val", "goal": "f1"}, published_run.CALIBRATION))
         run.write_json("results.json", {"val": METRICS, "test": METRICS})
         scores = np.array([[0.9, 0.1, 0.2], [0.4, 0.6, 0.3]])
         codes = np.array([[1, 0, 0], [0, 1, 0]], np.int8)
@@ -90,9 +90,10 @@ def test_the_model_card(pushed):
     assert result["dataset"]["split"] == "test"
     assert [(one["type"], one["value"]) for one in result["metrics"]] == [("mAP", 75.0), ("CF1@0.5", 50.0)]
     assert "--workdir=hf:user/name --images" in body
-    assert "| a | 2 | 100.00 | 0.25 | 100.00 |" in body, "label, training images, AP, threshold, recall"
+    assert "| a | 2 | 100.00 | 0.26 | 100.00 |" in body, "label, training images, AP, corrected threshold, recall"
     assert "| b | 3 | 100.00 | never | 0.00 |" in body
-    assert "| c | 4 | – | 0.5 | – |" in body
+    assert "| c | 4 | – | 0.531 | – |" in body
+    assert "Its probabilities were calibrated on val; `results.json` has the calibration errors before." in body
     assert "fitted on val" in body
     assert json.loads(pushed["backbone.json"])["fingerprint"] in body
 
@@ -180,6 +181,17 @@ def test_a_shared_model_gives_the_same_probabilities_and_thresholds(made, pushed
     assert ours(images()) == theirs(images())
     np.testing.assert_array_equal(ours.thresholds, theirs.thresholds)
     assert theirs.run.step == 20, "at which the values were selected"
+
+
+def test_the_raw_probabilities_of_a_calibrated_model_stay_available(made, pushed):
+    corrected, raw = (Predictor.from_run("hf:user/name", {"calibration.use": use}) for use in (True, False))
+    scores = [np.array([list(one.scores.values()) for one in predictor(images())]) for predictor in (corrected, raw)]
+    assert np.abs(scores[0] - scores[1]).min() > 1e-3
+    np.testing.assert_allclose(scores[0], read_thresholds(made[0]).correct(scores[1], "abc"), rtol=1e-9)
+    assert raw.thresholds.tolist() == list(CUTS.values())
+    assert [one.labels for one in corrected(images())] == [one.labels for one in raw(images())]
+    fixed = Predictor.from_run("hf:user/name", {"eval.threshold": 0.25})
+    assert (fixed.thresholds.tolist(), fixed(images())[0].scores) == ([0.25] * 3, corrected(images())[0].scores)
 
 
 def test_predict_writes_into_the_working_directory(pushed, tmp_path, monkeypatch, capsys):

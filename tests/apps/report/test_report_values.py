@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,8 +22,9 @@ from mlmoe_jax.evaluation.metrics.bootstrap import draw
 from mlmoe_jax.evaluation.metrics.multilabel import average_precision
 from mlmoe_jax.evaluation.metrics.ranking import rank
 from mlmoe_jax.evaluation.results import SplitScores
+from mlmoe_jax.models.calibration import logits_of, probabilities
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.thresholds import Thresholds
+from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds, write_thresholds
 
 
 # -------------------------------------------------------------------------------------------------------------- numbers
@@ -135,6 +137,21 @@ def test_thresholds_of_a_run():
         stored = values and Thresholds(dict(zip("ab", values, strict=True)), {"split": split} if split else {})
         found, of = mistakes.prediction_thresholds(stored, 0.5, "test", ["b", "a"])
         assert (found.tolist(), of) == (expected, origin)
+
+
+def test_scores_are_corrected_except_on_the_split_of_the_calibration(tmp_path):
+    folder = make_run(tmp_path / "run")
+    for split in ("val", "test"):
+        labels = {name: {"scale": 0.5, "offset": 0.25} for name in NAMES}
+        calibration = {"split": split, "operating_point": False, "labels": labels}
+        write_thresholds(folder, replace(read_thresholds(folder), calibration=calibration))
+        files = RunFiles(folder)
+        raw, note = files.scored.scores, results.score_curves(files).parts[0].text
+        expected = probabilities(0.5 * logits_of(raw) + 0.25) if split == "val" else raw
+        np.testing.assert_allclose(files.corrected.scores, expected, rtol=1e-6)
+        np.testing.assert_allclose(files.samples.scores, expected[: len(files.samples.ids)], rtol=1e-3)
+        np.testing.assert_array_equal(mistakes.judge(files).predicted, raw >= files.thresholds.raw(NAMES))
+        assert ("The scores are corrected as fitted on val; raw " in note) == (split == "val")
 
 
 def test_thumbnails_are_read_from_the_data_set_if_it_has_the_same_labels(tmp_path, monkeypatch):

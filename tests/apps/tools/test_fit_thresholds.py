@@ -98,6 +98,34 @@ def test_labels_with_few_positives_share_a_threshold(least):
     assert together.source["shared"] == []
 
 
+def test_labels_with_few_positives_share_a_bound_of_their_own():
+    table = replace(drawn_split("val", 60), scores=drawn_split("val", 60).scores.clip(0.05))
+    table.codes[:, 0], table.codes[:, 1] = np.arange(60) < 5, (np.arange(60) > 1) & (np.arange(60) < 8)
+    few = {"goal": "miss_rate", "miss_rate": 0.15, "per": "global"}
+    found = fit_split(table, "abc", config_with(goal="miss_rate", miss_rate=0.15))
+    assert (found.source["least_positives"], found.source["shared"], found.source["always"]) == (6, ["a"], ["a"])
+    assert found.values["a"] == 0
+    found = fit_split(table, "abc", config_with(goal="miss_rate", miss_rate=0.1))
+    assert found.source["shared"] == ["a", "b"]
+    assert found.source["always"] == ["a", "b"]
+    assert found.values["c"] == fit(table.scores, table.codes, **few | {"per": "class", "miss_rate": 0.1})[2]
+    table.codes[10:14, 0] = 1
+    table.codes[20:24, 1] = 1
+    found = fit_split(table, "abc", config_with(goal="miss_rate", miss_rate=0.09))
+    shared = fit(table.scores[:, :2], table.codes[:, :2], **few | {"miss_rate": 0.09})
+    assert found.source["shared"] == ["a", "b"]
+    assert [found.values[name] for name in "ab"] == shared.tolist()
+    assert shared[0] > 0
+
+
+def test_a_level_without_a_goal_sets_the_goal(tmp_path):
+    folder = write_run(tmp_path / "run", drawn_split("val", 60))
+    for key, value in (("precision", 0.75), ("miss_rate", 0.2)):
+        fit_run(folder, [(f"thresholds.{key}", str(value))])
+        source = read_thresholds(folder).source
+        assert (source["goal"], source[key]) == (key, value)
+
+
 def test_invalid_requests_are_user_errors(tmp_path, refusal):
     val, test = drawn_split("val"), drawn_split("test")
     folder = write_run(tmp_path / "run", val, test)
@@ -117,6 +145,8 @@ def test_invalid_requests_are_user_errors(tmp_path, refusal):
     wrong = write_run(tmp_path / "wrong", replace(val, scores=np.where(val.codes == 1, 0.25, 0.75)))
     text = refusal(fit_run, wrong, [("thresholds.goal", "precision")])
     assert "a precision of 0.9 is not reached on val" in text
+    text = refusal(fit_run, folder, [("thresholds.miss_rate", "0.01")])
+    assert "a miss rate of 0.01 needs 99 images with a label, and val has " in text
     for run in (folder, bare, empty, unread, wrong):
         assert not (run / "thresholds.json").exists(), "no file is written"
 

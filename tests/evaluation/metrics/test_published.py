@@ -8,7 +8,7 @@ from sklearn.metrics import average_precision_score, f1_score, precision_recall_
 
 from mlmoe_jax.evaluation.metrics import multilabel
 from mlmoe_jax.evaluation.metrics.published import PRESETS, average_precisions, preset
-from mlmoe_jax.models.apply import probabilities
+from mlmoe_jax.models.calibration import probabilities
 
 ARRAYS = np.load(PARITY / "metrics.npz")
 RESULTS = json.loads((PARITY / "metrics.json").read_text())["results"]

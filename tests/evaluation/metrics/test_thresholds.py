@@ -107,6 +107,55 @@ def test_a_threshold_between_neighboring_floats_is_the_larger_score():
     assert np.isnan(thresholds.fit(np.zeros((0, 2)), np.zeros((0, 2)))).all()
 
 
+# --------------------------------------------------------------------------------------------------- bounded misses
+def test_bounded_misses_equal_mapie():
+    """tests/parity/make_risk_control.py"""
+    stored = np.load(PARITY / "risk_control.npz")
+    for miss_rate, expected in zip(stored["miss_rates"], stored["thresholds"], strict=True):
+        goal = {"goal": "miss_rate", "per": "global", "miss_rate": miss_rate}
+        found = thresholds.fit(stored["scores"], stored["labels"], **goal)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("per", ["class", "global"])
+@pytest.mark.parametrize("seed", range(3))
+def test_bounded_misses_are_the_highest_threshold_within_the_bound(per, seed):
+    scores, labels, mask = hard_case(seed, images=60)
+    found = thresholds.fit(scores, labels, mask=mask, goal="miss_rate", miss_rate=0.2, per=per)
+    present = labels & mask
+    for columns, threshold in [(slice(None), found[0])] if per == "global" else [([k], found[k]) for k in range(8)]:
+        rows = present[:, columns][present[:, columns].any(axis=1)]
+        values = scores[:, columns][present[:, columns].any(axis=1)]
+        if not len(rows):
+            assert np.isnan(threshold)
+            continue
+        bound = {
+            t: (((values < t) & rows).sum(1) / rows.sum(1)).sum() + 1 <= 0.2 * (len(rows) + 1) + 1e-9
+            for t in scores[present]
+        }
+        assert threshold == max([t for t, within in bound.items() if within], default=0)
+
+
+def test_few_images_cannot_bound_the_misses():
+    assert [thresholds.least_to_bound(rate) for rate in (0.05, 0.1, 0.3, 1)] == [19, 9, 3, 0]
+    scores, present = np.full((9, 1), 0.7), np.ones((9, 1), bool)
+    assert thresholds.bounded_misses(scores, present, 0.1) == 0.7
+    assert thresholds.bounded_misses(scores[1:], present[1:], 0.1) == 0
+    assert thresholds.bounded_misses(scores, present, 1) == np.inf
+
+
+def test_misses_on_new_images_are_within_the_bound():
+    draw, missed = np.random.default_rng(0), []
+    for _ in range(300):
+        labels = draw.random((60, 4)) < 0.4
+        scores = draw.normal(labels, 1)
+        scores = 1 / (1 + np.exp(-scores))
+        (threshold, *_) = thresholds.fit(scores[:30], labels[:30], goal="miss_rate", miss_rate=0.15, per="global")
+        new = labels[30:].any(axis=1)
+        missed.append((((scores < threshold) & labels)[30:][new].sum(1) / labels[30:][new].sum(1)).mean())
+    assert 0.1 < np.mean(missed) <= 0.15 + 3 * np.std(missed) / 300**0.5
+
+
 # ---------------------------------------------------------------------------------------------------------- the file
 FITTED = Thresholds({"a": 0.25, "b": np.inf}, {"split": "val", "goal": "f1"})
 

@@ -1,0 +1,127 @@
+"""Measure calibration and bounded misses of linear probes on photographs, on images that were not fitted on.
+
+    python -m benchmarks.calibration --root=/data/VOCdevkit --out=runs/calibration
+
+--root is a data set as in benchmarks.photographs, whose linear probe on the frozen EfficientNet-Lite0 is trained on
+`train` with each loss of PROBES. Everything is fitted on a random half of the images of `val` and measured on the other
+half, for --halves halves (calibration) and --resamples halves (misses). The output is Markdown; metrics are in percent.
+
+The expected calibration error of a few images is above 0 also for perfect scores. The row `limit` has the error of the
+Platt scores if labels are drawn from these scores: no correction can be expected to be better.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.photographs import Benchmark, method_config, run
+from mlmoe_jax.apps.cli.large_pages import use_large_pages
+from mlmoe_jax.config import default_config
+from mlmoe_jax.evaluation import fit_calibration, fit_thresholds
+from mlmoe_jax.evaluation.metrics import calibration
+from mlmoe_jax.evaluation.metrics.groups import Entries
+from mlmoe_jax.evaluation.results import SplitScores
+from mlmoe_jax.runs.thresholds import Thresholds
+
+METHODS = ("temperature", "platt", "isotonic")
+MISS_RATES = (0.05, 0.1, 0.2)
+COLUMNS = ("ECE_macro", "ECE_pooled", "Brier_pooled")
+RATE = 1e-2  # the tuned learning rate of the linear probe in benchmarks.photographs
+# Name -> keys that differ from the probe of benchmarks.photographs.
+PROBES: dict[str, dict[str, str | float]] = {
+    "binary cross-entropy": {},
+    "logistic regression": {"train.fit": "logistic"},
+    "ASL": {"loss.kind": "asymmetric", "loss.gamma_neg": 4.0, "loss.gamma_pos": 0.0, "loss.clip": 0.05},
+}
+
+
+def score_probe(root: str, keys: dict[str, str | float], folder: Path) -> SplitScores:
+    """Return the scores of a probe on `val`; train it first if necessary."""
+    benchmark = Benchmark(root, "frozen", folder, (RATE,), (0,), 10, {}, RATE)
+    config = method_config("linear probe", benchmark, rate=RATE, seed=0)
+    config.update_from_flattened_dict(keys)
+    return run(config, folder)
+
+
+def halves(scored: SplitScores, count: int) -> Iterator[tuple[SplitScores, SplitScores]]:
+    """Yield random halves of the images: to fit on, and to measure on."""
+    for seed in range(count):
+        first = np.random.default_rng(seed).permutation(len(scored)) < len(scored) // 2
+        yield scored.take(first), scored.take(~first)
+
+
+def arrays(scored: SplitScores) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    label, mask = scored.targets("negative")
+    return scored.scores, label == 1, mask != 0
+
+
+def calibration_errors(scored: SplitScores, count: int) -> dict[str, dict[str, float]]:
+    """Return method -> metric -> mean over halves, with `raw` scores and the `limit`."""
+    names, values = [str(k) for k in range(scored.scores.shape[1])], {}
+    for seed, (fitted, measured) in enumerate(halves(scored, count)):
+        raw, positive, valid = arrays(measured)
+        corrected = {"raw": raw}
+        for method in METHODS:
+            labels = dict(zip(names, fit_calibration.fit(*arrays(fitted), method=method), strict=True))
+            stored = Thresholds({}, calibration={"split": "half", "operating_point": False, "labels": labels})
+            corrected[method] = stored.correct(raw, names)
+        for method, scores in corrected.items():
+            values.setdefault(method, []).append(calibration.measure(Entries(scores, positive, valid)))
+        drawn = np.random.default_rng(seed).random(raw.shape) < corrected["platt"]
+        values.setdefault("limit", []).append(calibration.measure(Entries(corrected["platt"], drawn, valid)))
+    return {
+        method: {name: float(np.mean([one[name] for one in rows])) for name in rows[0]}
+        for method, rows in values.items()
+    }
+
+
+def misses(scored: SplitScores, count: int) -> Iterator[tuple[str, float, float, float, float]]:
+    """Yield per, bound, and means over halves: misses per image, misses per label, and predictions per image."""
+    config, names = default_config(), [str(k) for k in range(scored.scores.shape[1])]
+    config.data.difficult_eval, config.thresholds.goal = "negative", "miss_rate"
+    for per in ("global", "class"):
+        for miss_rate in MISS_RATES:
+            config.thresholds.per, config.thresholds.miss_rate = per, miss_rate
+            rows = []
+            for fitted, measured in halves(scored, count):
+                limits = fit_thresholds.fit_split(fitted, names, config).raw(names)
+                scores, positive, _ = arrays(measured)
+                missed = positive & (scores < limits)
+                by_image, by_label = (
+                    np.mean(missed.sum(axis=axis)[present > 0] / present[present > 0])
+                    for axis in (1, 0)
+                    for present in [positive.sum(axis=axis)]
+                )
+                rows.append((by_image, by_label, np.mean((scores >= limits).sum(axis=1))))
+            yield per, miss_rate, *np.mean(rows, axis=0).tolist()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--root", required=True, help="the VOCdevkit folder")
+    parser.add_argument("--out", type=Path, default=Path("runs/calibration"))
+    parser.add_argument("--halves", type=int, default=20)
+    parser.add_argument("--resamples", type=int, default=200)
+    flags = parser.parse_args()
+    probes = {name: score_probe(flags.root, keys, flags.out / name.replace(" ", "_")) for name, keys in PROBES.items()}
+    print("| probe | scores | ECE_macro | ECE_pooled | Brier |\n|---|---|---:|---:|---:|")
+    for name, scored in probes.items():
+        for method, values in calibration_errors(scored, flags.halves).items():
+            print(
+                f"| {name} | {method} | " + " | ".join(f"{100 * values[key]:.2f}" for key in COLUMNS) + " |", flush=True
+            )
+    print("\n| probe | thresholds | bound | missed per image | missed per label | labels per image |")
+    print("|---|---|---:|---:|---:|---:|")
+    for name, scored in probes.items():
+        for per, miss_rate, by_image, by_label, predicted in misses(scored, flags.resamples):
+            shares = " | ".join(f"{100 * share:.2f}" for share in (miss_rate, by_image, by_label))
+            print(f"| {name} | {per} | {shares} | {predicted:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    use_large_pages()
+    main()

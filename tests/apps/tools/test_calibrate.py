@@ -1,0 +1,109 @@
+import json
+
+import numpy as np
+import pytest
+from helpers.scored_run import drawn_split, write_run
+
+from mlmoe_jax.apps.tools.calibrate import calibrate_run
+from mlmoe_jax.apps.tools.fit_thresholds import fit_run
+from mlmoe_jax.evaluation.results import read_scores
+from mlmoe_jax.main import main
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.thresholds import read_thresholds, write_fixed
+
+
+@pytest.fixture
+def folder(tmp_path) -> RunFolder:
+    return write_run(tmp_path / "run", drawn_split("val", 100), drawn_split("test", 60, seed=1))
+
+
+def test_a_run_is_calibrated_on_the_command_line(folder, capsys):
+    before = folder.read_bytes("scores.npz")
+    assert main(["--mode=calibrate", f"--workdir={folder}", "--config.calibration.method=isotonic"]) == 0
+    out, err = capsys.readouterr()
+    stored = read_thresholds(folder)
+    row = next(line for line in out.splitlines() if line.startswith("ECE_macro"))
+    percents = [f"{100 * stored.calibration[when]['ECE_macro']:.2f}" for when in ("before", "after")]
+    assert row.split()[1:] == percents
+    assert "5-fold cross-validation" in out
+    assert "thresholds.json" in err
+    assert folder.read_bytes("scores.npz") == before, "the raw scores stay"
+    assert stored.of("abc").tolist() == [0.5] * 3, "a fixed threshold is one of the corrected scores"
+
+
+@pytest.mark.parametrize("method", ["platt", "isotonic"])
+def test_fitted_thresholds_predict_the_same_labels(folder, method, capsys):
+    fit_run(folder)
+    scores, raw = read_scores(folder)["test"].scores, read_thresholds(folder).of("abc")
+    for extra in ([], [("calibration.operating_point", "True")]):
+        calibrate_run(folder, [("calibration.method", method), *extra])
+        for _ in range(2):
+            stored = read_thresholds(folder)
+            corrected = stored.correct(scores, "abc")
+            np.testing.assert_array_equal(corrected >= stored.of("abc"), scores >= stored.raw("abc"))
+            np.testing.assert_array_equal(np.argsort(corrected, axis=0), np.argsort(scores, axis=0))
+            assert (stored.of("abc").tolist() == [0.5] * 3) == bool(extra)
+            fit_run(folder)  # in either order
+    np.testing.assert_array_equal(stored.raw("abc"), raw)
+
+
+def test_the_json_is_the_stored_calibration(folder, capsys):
+    calibrate_run(folder, as_json=True)
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == read_thresholds(folder).calibration
+    assert {key: printed[key] for key in ("split", "images", "method")} == {
+        "split": "val",
+        "images": 100,
+        "method": "platt",
+    }
+
+
+def test_a_resumed_training_keeps_the_calibration_of_its_scores(folder, capsys):
+    calibrate_run(folder)
+    for results, kept in ((True, True), (False, False)):
+        if results:
+            folder.write_json("results.json", {})
+        else:
+            (folder / "results.json").unlink()
+        write_fixed(folder, "abc", 0.5)
+        assert bool(read_thresholds(folder).calibration) == kept
+
+
+def test_a_calibration_is_not_used_on_its_own_split(folder, capsys):
+    calibrate_run(folder)
+    stored = read_thresholds(folder)
+    assert stored.outside("val").calibration == {}
+    assert stored.outside("test") == stored
+
+
+def test_invalid_requests_are_user_errors(folder, tmp_path, refusal):
+    assert "test, one of data.test_splits" in refusal(calibrate_run, folder, [("calibration.split", "test")])
+    assert "not of vla" in refusal(calibrate_run, folder, [("calibration.split", "vla")])
+    assert "only keys under calibration" in refusal(calibrate_run, folder, [("thresholds.split", "val")])
+    assert "needs fitted thresholds" in refusal(calibrate_run, folder, [("calibration.operating_point", "True")])
+    assert "has no scores.npz" in refusal(calibrate_run, write_run(tmp_path / "unscored"))
+    small = write_run(tmp_path / "small", drawn_split("val", 20))
+    assert "too small to calibrate on: 20 images" in refusal(calibrate_run, small)
+    bare = write_run(tmp_path / "bare", drawn_split("test"), data__val_split="", eval__select_on="test")
+    assert "no validation split to fit calibration on" in refusal(calibrate_run, bare)
+    for run in (folder, small, bare):
+        assert not (run / "thresholds.json").exists(), "no file is written"
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [{}, {"scale": -1, "offset": 0}, {"scale": 1, "offset": 0, "weight": 1}, {"scale": "x"}, 5]
+    + [
+        {"scale": 1, "weight": 0.5, "knots": knots}
+        for knots in ([[0, 0], [0, 1]], [[0, 1], [1, 0]], [[0, 2], [0, 1]], [0, 1])
+    ],
+)
+def test_damaged_calibrations(folder, refusal, entry, capsys):
+    calibrate_run(folder)
+    stored = folder.read_json("thresholds.json")
+    stored["calibration"]["labels"]["b"] = entry
+    folder.write_json("thresholds.json", stored)
+    assert "thresholds.json is damaged" in refusal(read_thresholds, folder)
+    del stored["calibration"]["labels"]["b"]
+    folder.write_json("thresholds.json", stored)
+    assert "no calibration for label b" in refusal(read_thresholds(folder).correction, "abc")

@@ -1,0 +1,121 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from helpers.scored_run import drawn_split
+from scipy.special import expit, logit
+from sklearn.calibration import _SigmoidCalibration
+from sklearn.isotonic import IsotonicRegression
+from sklearn.linear_model import LogisticRegression
+
+from mlmoe_jax.config import default_config
+from mlmoe_jax.evaluation.fit_calibration import fit, fit_isotonic, fit_logistic, fit_split
+from mlmoe_jax.runs.thresholds import Thresholds
+
+METHODS = ("temperature", "platt", "isotonic")
+
+
+def case(images=400, labels=3, scale=3.0, offset=1.0, seed=0):
+    """Probabilities whose logits are too large by a factor and shifted, the labels, and a mask."""
+    draw = np.random.default_rng(seed)
+    logits = draw.normal(-0.5, 1.5, (images, labels))
+    return expit(scale * logits + offset), draw.random(logits.shape) < expit(logits), draw.random(logits.shape) < 0.9
+
+
+def stored(functions, names="abc") -> Thresholds:
+    calibration = {"split": "val", "operating_point": False, "labels": dict(zip(names, functions, strict=True))}
+    return Thresholds({}, calibration=json.loads(json.dumps(calibration)))
+
+
+def test_a_fit_with_a_prior_is_penalized_logistic_regression():
+    scores, positive, _ = case()
+    features = np.stack([logit(scores[:, 0]), np.ones(len(scores))], axis=1)
+    for variance in (0.01, 1.0, 100.0):
+        theirs = LogisticRegression(C=variance, fit_intercept=False, tol=1e-12, solver="newton-cholesky")
+        theta, covariance = fit_logistic(features, positive[:, 0], np.zeros(2), np.full(2, variance))
+        np.testing.assert_allclose(theta, theirs.fit(features, positive[:, 0]).coef_[0], rtol=1e-6)
+        share = expit(features @ theta)
+        hessian = features.T @ np.diag(share * (1 - share)) @ features + np.eye(2) / variance
+        np.testing.assert_allclose(covariance @ hessian, np.eye(2), atol=1e-6)
+
+
+def test_a_fit_to_the_targets_of_platt_is_the_sigmoid_of_sklearn():
+    scores, positive, _ = case()
+    positive, logits = positive[:, 0], logit(scores[:, 0])
+    count = positive.sum()
+    targets = np.where(positive, (count + 1) / (count + 2), 1 / (len(logits) - count + 2))
+    theta, _ = fit_logistic(np.stack([logits, np.ones_like(logits)], 1), targets, np.zeros(2), np.full(2, 1e12))
+    theirs = _SigmoidCalibration().fit(logits, positive)
+    np.testing.assert_allclose(theta, [-theirs.a_, -theirs.b_], rtol=1e-4)
+
+
+def test_isotonic_regression_is_sklearns():
+    scores, positive, _ = case()
+    scores = scores.round(2)
+    theirs = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(scores[:, 0], positive[:, 0])
+    function = {
+        "scale": 1.0,
+        "offset": 0.0,
+        "weight": 1 - 1e-12,
+        "knots": fit_isotonic(scores[:, 0], positive[:, 0]).tolist(),
+    }
+    new = np.random.default_rng(1).random((500, 1))
+    np.testing.assert_allclose(
+        stored([function], "a").correct(new, "a")[:, 0], theirs.predict(new[:, 0]), rtol=0, atol=1e-9
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_scores_become_probabilities(method):
+    scores, positive, valid = case(4000, offset=0.0 if method == "temperature" else 1.0)
+    new, truth, _ = case(4000, offset=0.0 if method == "temperature" else 1.0, seed=1)
+    corrected = stored(fit(scores, positive, valid, method=method)).correct(new, "abc")
+    for low in np.arange(0.1, 0.9, 0.2):
+        inside = (corrected >= low) & (corrected < low + 0.2)
+        assert truth[inside].mean() == pytest.approx(corrected[inside].mean(), abs=0.04)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_label_with_few_positives_is_drawn_towards_the_shared_function(method):
+    scores, positive, valid = case(labels=6)
+    scores[:, 5] = expit(logit(scores[:, 5]) + 3)  # unlike the other labels
+    differences = []
+    for images in (0, 5, 40, 400):
+        known = valid.copy()
+        known[images:, 5] = False
+        *others, few = stored(fit(scores, positive, known, method=method), "abcdef").correct(
+            np.full((1, 6), 0.7), "abcdef"
+        )[0]
+        differences.append(abs(few - np.mean(others)))
+    assert differences[0] < 0.05
+    assert differences[0] < differences[2] < differences[3]
+
+
+def test_a_label_whose_scores_are_wrong_keeps_its_order():
+    scores, positive, valid = case(labels=2)
+    functions = fit(np.stack([scores[:, 0], 1 - scores[:, 0]], 1), positive[:, [0, 0]], valid, method="platt")
+    assert functions[1]["scale"] > 0
+    assert functions[0]["scale"] > 10 * functions[1]["scale"]
+
+
+def test_the_metrics_after_the_fit_are_of_other_images():
+    scores, positive, _ = case(200)
+    table = replace(drawn_split("val", 200), scores=scores, codes=positive.astype(np.int8))
+    config = default_config()
+    for method in METHODS:
+        config.calibration.method = method
+        found = fit_split(table, "abc", config)
+        assert found["after"]["ECE_macro"] < 0.5 * found["before"]["ECE_macro"]
+        assert found["after"]["Brier_pooled"] < found["before"]["Brier_pooled"]
+    random = replace(table, codes=np.random.default_rng(3).permutation(table.codes))
+    config.calibration.method = "isotonic"
+    base = random.codes.mean(axis=0)
+    assert fit_split(random, "abc", config)["after"]["Brier_pooled"] > np.mean(base * (1 - base)), "nothing to learn"
+
+
+def test_a_small_split_is_refused(refusal):
+    config, table = default_config(), drawn_split("val", 60)
+    assert "val is too small to calibrate on: 49 images" in refusal(fit_split, table.take(np.arange(49)), "abc", config)
+    rare = replace(table, codes=np.zeros_like(table.codes))
+    assert "and 0 present labels, of at least 50 and 10" in refusal(fit_split, rare, "abc", config)
