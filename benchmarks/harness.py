@@ -238,12 +238,12 @@ class Results:
     """Measured rows by key in a JSON file, with which a new run continues a stopped run.
 
     Each row is stored at once. A row is measured again only with `again`; no row starts after `until` (of
-    time.monotonic).
+    time.monotonic), and `left_out` has the names of those that did not.
     """
 
     def __init__(self, path: Path | None, *, again: bool = False, until: float = float("inf")):
         self.path, self.again, self.until = path, again, until
-        self.machine, self.rows, self._fresh = machine(), {}, set()
+        self.machine, self.rows, self.left_out, self._fresh = machine(), {}, [], set()
         if path and path.exists():
             stored = json.loads(path.read_text())
             if stored["machine"] != self.machine:
@@ -256,6 +256,7 @@ class Results:
         if name in self.rows and (not self.again or name in self._fresh):
             return self.rows[name]
         if time.monotonic() >= self.until:
+            self.left_out.append(name)
             return None
         print(f"measuring {name}", file=sys.stderr, flush=True)
         self.rows[name] = measured()

@@ -4,11 +4,11 @@
     python -m benchmarks.run --suite=step,memory --batches=64 --resolutions=448 --models=ml-vpt@dinov2_vitl14
     python -m benchmarks.run --quick
 
-Suites: step, adapters, memory, start, loop, overhead, data, limit, grow (default: all). `--peer` is an interpreter
-with torch, transformers and torchvision; `--against` another interpreter with this package's requirements, or another
-checkout of it, that takes part in the same rounds under the given name. With `--json`, results are kept in a file,
-and what it holds is not measured again: the same command resumes where it stopped, and several runs fill one table.
-Run nothing else meanwhile.
+Suites: step, adapters, memory, start, loop, overhead, data, limit, grow, agreement, attention, mfu (default: all).
+`--peer` is an interpreter with torch, transformers and torchvision; `--against` another interpreter with this package's
+requirements, or another checkout of it, that takes part in the same rounds under the given name. With `--json`, results
+are kept in a file, and what it holds is not measured again: the same command resumes where it stopped, and several runs
+fill one table. Run nothing else meanwhile. The exit code is 3 if `--minutes` left no time for some rows.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from pathlib import Path
 from benchmarks import harness
 from benchmarks.suites.cases import BY_PLATFORM, GROW, GROW_QUICK, QUICK, Settings
 
-SUITES = ("step", "adapters", "memory", "start", "loop", "overhead", "data", "limit", "grow")
+SUITES = ("step", "adapters", "memory", "start", "loop", "overhead", "data", "limit", "grow", "agreement")
+SUITES += ("attention", "mfu")
 MODES = ("train", "infer", "predict")
+OUT_OF_TIME = 3  # exit code
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
@@ -123,7 +125,9 @@ def main(words: list[str] | None = None) -> int:
         return 1
     finally:
         workers.close()
-    return 0
+    if results.left_out:
+        print(f"benchmarks.run: no time was left for {len(results.left_out)} rows", file=sys.stderr)
+    return OUT_OF_TIME if results.left_out else 0
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import mlmoe_jax.config as configuration
+from benchmarks.chips import CHIPS
 from benchmarks.page import write_between
 from mlmoe_jax.apps.tools.preflight.compile_check import GIB, Programs, capacity_elsewhere, examine, tpu_devices
 from mlmoe_jax.runtime.progress import status
@@ -44,27 +45,6 @@ class Row:
     overrides: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True)
-class Chip:
-    """Published rates of a chip per second.
-
-    Attributes:
-      flops: dense bfloat16.
-      memory: HBM bytes.
-      link: bytes of one link of its interconnect in one direction.
-    """
-
-    flops: float
-    memory: float
-    link: float
-
-
-# cloud.google.com/tpu/docs/v5e, v5p and v6e for the first two; jax-ml.github.io/scaling-book/tpus for the links
-CHIPS = {
-    "v5e": Chip(197e12, 819e9, 5e10),
-    "v5p": Chip(459e12, 2765e9, 1e11),
-    "v6e": Chip(918e12, 1638e9, 1e11),
-}
 HOP = 1e-6  # seconds, jax-ml.github.io/scaling-book/sharding
 TOPOLOGIES = (
     ("v5e:2x2", "v5e:4x4", "v5e:8x8", "v5e:16x16"),

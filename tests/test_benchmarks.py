@@ -8,6 +8,8 @@ import sys
 import time
 from dataclasses import replace
 
+import jax
+import numpy as np
 import pytest
 from helpers import tiny
 from helpers.paths import REPOSITORY
@@ -15,11 +17,15 @@ from helpers.paths import REPOSITORY
 sys.path.insert(0, str(REPOSITORY / "benchmarks" / "peers"))
 sys.path.insert(0, str(REPOSITORY))
 
+import agreement
 import jax_worker
 import protocol
 
 from benchmarks import harness, run
 from benchmarks.suites import cases, start, step
+from benchmarks.suites.attention import WAYS
+from mlmoe_jax.models.layers import softmax_attention
+from mlmoe_jax.models.macs import count_macs
 
 TORCH = importlib.util.find_spec("torch") and importlib.util.find_spec("transformers")
 QUICK = run.settings_of(run.arguments(["--quick"]), "cpu")
@@ -87,7 +93,7 @@ def peer(name: str, slow: int = 0) -> harness.Side:
         (
             "overhead",
             ["A loop whose step computes nothing"],
-            ["| 2 processes |", "a store of 50 ms"],
+            ["| 2 processes, on the CPU |", "a store of 50 ms"],
         ),
         ("data", ["Input pipeline"], ["| ours: decode + resize |", "reduced decoding"]),
         pytest.param(
@@ -97,6 +103,9 @@ def peer(name: str, slow: int = 0) -> harness.Side:
             marks=pytest.mark.slow,
         ),
         ("grow", ["Growing labels"], ["| 80 |"]),
+        ("agreement", ["Agreement"], ["| tiny ML-VPT, the authors' code | bfloat16 |", "this package on the CPU"]),
+        ("mfu", ["Model FLOP/s utilization"], ["there is no MFU"]),
+        ("attention", ["Attention"], ["| the package's choice: its matmuls |", "| jax.nn.dot_product_attention |"]),
     ],
 )
 def test_every_suite_measures_a_tiny_model(suite, titles, cells, workers):
@@ -107,6 +116,41 @@ def test_every_suite_measures_a_tiny_model(suite, titles, cells, workers):
     for expected in (*titles, *cells):
         assert expected in text
     assert "Error" not in text
+
+
+@pytest.mark.usefixtures("tiny_vit")
+def test_multiply_adds_of_a_step_have_no_scores_that_are_computed_twice():
+    """The tiny ViT has two blocks of width 16 and four patches; the queries of its last block are the 30 prompts.
+
+    The first block's queries need no gradient either, since the weights before them are frozen.
+    """
+    of = cases.case("ml-vpt@vit_digits", "differentiate", batch=2, resolution=64, dtype="float32")
+    function, arguments = agreement._differentiated(of, lambda shapes: shapes)
+    executed = count_macs(jax.make_jaxpr(function)(*arguments).jaxpr) / 2
+    assert executed - agreement.step_macs(of)["macs"] == 16 * (2 * 5 * 35 + 30 * 35)
+
+
+@pytest.mark.usefixtures("tiny_vit")
+def test_another_result_differs_from_the_stored_result(tmp_path, monkeypatch):
+    of = cases.case("ml-vpt@vit_digits", "differentiate", batch=2, resolution=64, dtype="float32")
+    monkeypatch.setattr(agreement, "_results", lambda case: case["results"])
+    exact = {"loss": np.float32(2), "logits": np.float32([1, 4]), "head/kernel": np.float32([0, 8])}
+    agreement.write_results(of | {"results": exact}, str(tmp_path / "a.npz"))
+    other = exact | {"logits": np.float32([1, 3]), "head/kernel": np.float32([np.nan, 8])}
+    differences = agreement.stored_differences(of | {"results": other}, str(tmp_path / "a.npz"))
+    assert differences == {"loss": 0.0, "logits": 0.25, "gradients": np.inf}
+
+
+def test_all_ways_of_attention_compute_the_same():
+    parts = [jax.random.normal(jax.random.key(seed), (2, size, 3, 8)) for seed, size in enumerate((5, 7, 7))]
+    results, calls = [], []
+    for way in WAYS:
+        with jax_worker._attention_by(way):
+            results.append(softmax_attention.attend(*parts))
+            calls.append(softmax_attention._attend)
+    for result in results[1:]:
+        np.testing.assert_allclose(result, results[0], atol=1e-6)
+    assert calls[0] is calls[1] is not calls[2]
 
 
 def test_the_loop_is_timed_without_its_evaluations_and_checkpoints(monkeypatch, tmp_path):
@@ -232,6 +276,7 @@ def test_stored_results_are_not_measured_again(tmp_path):
     late = harness.Results(file, until=0.0)
     assert late.measure("step", "a", measured) == {"value": 2}
     assert late.measure("step", "b", measured) is None
+    assert late.left_out == ["step: b"]
     stored = json.loads(file.read_text())
     file.write_text(json.dumps(stored | {"machine": {"processor": "another"}}))
     with pytest.raises(SystemExit, match="another machine"):

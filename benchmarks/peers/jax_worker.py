@@ -16,32 +16,28 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import agreement
 import jax
 import jax.numpy as jnp
 import numpy as np
 import protocol
 from encoded import encoded_image
 from flax import nnx
+from measured_model import config_of, parts_of, random_batch, random_values
 from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
-from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
+from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models.backbones import catalog
+from mlmoe_jax.models.layers import softmax_attention
 from mlmoe_jax.models.layers.transformer import Block
 from mlmoe_jax.models.macs import count_macs
-from mlmoe_jax.runs.assemble import Parts, abstract_parts, evaluated_definition, label_axes_for, preprocess_for
+from mlmoe_jax.runs.assemble import evaluated_definition, label_axes_for, preprocess_for
 from mlmoe_jax.runtime.memory import capacity_here, memory_parts
 from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.sharding import place, shard_batch
 from mlmoe_jax.training.setup import ANY_LENGTH, build_steps
 
-CONFIGS = {
-    "ml-vpt": "mlvpt_dinov2",
-    "q2l": "q2l_resnet101",
-    "dr-moe": "drmoe_resnet101",
-    "vpt": "vpt",
-    "lora": "lora",
-}
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "pillow", "libtpu")
 
 
@@ -56,6 +52,7 @@ def facts() -> dict[str, Any]:
         "platform": devices[0].platform,
         "devices": [device.device_kind for device in devices],
         "memory": capacity_here(devices[0])[0],
+        "runtime": " ".join(devices[0].client.platform_version.split()),
         "packages": packages,
     }
 
@@ -63,55 +60,6 @@ def facts() -> dict[str, Any]:
 def device_peak() -> int | None:
     """Return the peak of device memory in bytes; None if the device does not report it."""
     return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-
-
-# ------------------------------------------------------------------------------------------------------- the model
-def config_of(case: dict[str, Any]) -> ConfigDict:
-    """Return the published config with the sizes of a case."""
-    reference = CONFIGS[case["method"]]
-    reference += f":dataset=coco2014,resolution={case['resolution']},backbone={case['backbone']}"
-    overrides = {
-        "model.backbone.weights": "none",
-        "model.dtype": case["dtype"],
-        "model.frozen_dtype": case["dtype"],
-        "train.batch_size": case["batch"],
-        "eval.batch_size": case["batch"],
-        "model.prompts.num_groups": case["groups"],
-        "model.prompts.per_group": case["per_group"],
-    }
-    config = configuration.load_config(reference, [(key, str(value)) for key, value in overrides.items()])
-    configuration.validate(config)
-    return config
-
-
-def random_values(shapes: Any) -> Any:
-    """Return random values for a tree of shapes, quickly, by repeating 4,096 numbers; variances are above 1."""
-    numbers = 0.02 * np.random.default_rng(0).standard_normal(4096).astype(np.float32)
-
-    def fill(path: tuple, shape: jax.ShapeDtypeStruct) -> jax.Array:
-        values = np.resize(numbers, shape.shape)
-        if jax.tree_util.keystr(path).endswith("var']"):
-            values = 1 + np.abs(values)
-        return jnp.asarray(values, shape.dtype)
-
-    return jax.tree_util.tree_map_with_path(fill, shapes)
-
-
-def parts_of(config: ConfigDict, space: LabelSpace) -> Parts:
-    """Return the model of a config with random values."""
-    return random_values(abstract_parts(config, space))
-
-
-def random_batch(size: int, side: int, labels: int) -> dict[str, np.ndarray]:
-    """Return a batch of the pipeline with random pixels and labels."""
-    draw = np.random.default_rng(0)
-    return {
-        "image": draw.integers(0, 256, (size, side, side, 3), np.uint8),
-        "label": draw.integers(0, 2, (size, labels)).astype(np.float32),
-        "label_mask": np.ones((size, labels), np.float32),
-        "mask": np.ones(size, np.float32),
-        "id": np.arange(size, dtype=np.int32),
-    }
 
 
 # --------------------------------------------------------------------------------------------------------- programs
@@ -236,7 +184,8 @@ def _part(case: dict[str, Any]) -> protocol.Program:
 
     function = both if case["backward"] else forward
     arguments = image, values, context
-    compiled = jax.jit(function).lower(*arguments).compile()
+    with _attention_by(case.get("attention", "chosen")):
+        compiled = jax.jit(function).lower(*arguments).compile()
     result = compiled(*arguments)
     traced = jax.make_jaxpr(function)(*arguments)
     modules = {f"['{name}']" for name in _modules_of(case["part"])}
@@ -251,8 +200,24 @@ def _part(case: dict[str, Any]) -> protocol.Program:
         nonlocal result
         result = compiled(*arguments)
 
-    known = {"flops": 2 * count_macs(traced.jaxpr), "bytes": moved}
+    known = {"flops": 2 * count_macs(traced.jaxpr), "bytes": moved, "cudnn": "__cudnn" in compiled.as_text()}
     return protocol.Program(step, lambda: jax.block_until_ready(result), known)
+
+
+@contextlib.contextmanager
+def _attention_by(way: str) -> Iterator[None]:
+    """Choose the implementation of attention for programs that are traced here; see suites/attention.py."""
+
+    def by_library(query: jax.Array, key: jax.Array, value: jax.Array, mask: Any) -> jax.Array:
+        heads_last = (part.swapaxes(1, 2) for part in (query, key, value))
+        return jax.nn.dot_product_attention(*heads_last, mask=mask, implementation="xla").swapaxes(1, 2)
+
+    with contextlib.ExitStack() as stack:
+        if way != "chosen":
+            stack.enter_context(mock.patch.object(softmax_attention, "uses_cudnn", return_value=False))
+        if way == "library":
+            stack.enter_context(mock.patch.object(softmax_attention, "_attend", by_library))
+        yield
 
 
 def _modules_of(part: str) -> tuple[str, ...]:
@@ -389,7 +354,7 @@ def bare_step(reference: str, overrides: dict[str, Any], labels: int, rounds: in
     return {"batch": config.train.batch_size, "rounds": [protocol.time_steps(program) for _ in range(rounds)]}
 
 
-FUNCTIONS = (largest_batch, loader, reduced_difference, training_loop, bare_step)
+FUNCTIONS = (largest_batch, loader, reduced_difference, training_loop, bare_step, *agreement.FUNCTIONS)
 
 if __name__ == "__main__":
     protocol.serve(protocol.Session(facts, build, device_peak, FUNCTIONS))

@@ -91,6 +91,13 @@ def case(model: str, mode: str, *, batch: int, resolution: int, dtype: str, **ch
     }
 
 
+def images_per_device(settings: Settings, resolution: int) -> int:
+    """Return the batch of one accelerator for the suites that choose it: 64 images at 224 px, 16 at 448 px."""
+    if settings.quick or settings.platform == "cpu":
+        return settings.batches[0]
+    return max(1, 64 * 224**2 // resolution**2)
+
+
 def title(of: dict[str, Any]) -> str:
     """Return the name of a case: "ML-VPT, DINOv2-B, 224 px"."""
     return f"{METHODS[of['method']]}, {SHORT.get(of['backbone'], of['backbone'])}, {of['resolution']} px"

@@ -29,12 +29,16 @@ def run(settings: Settings, workers: harness.Workers, results: harness.Results) 
         )
         if outcome:
             fits = outcome.get("error") or f"{outcome['batch']:,}"
-            largest.append([title(of), of["dtype"], harness.gigabytes(outcome.get("capacity")), fits])
+            peak_there = harness.gigabytes(outcome.get("device_peak"))
+            largest.append([title(of), of["dtype"], harness.gigabytes(outcome.get("capacity")), fits, peak_there])
     columns = ("", "mode", "type", "batch", "side", "peak of the process, GB", "peak of the device, GB")
     tables = [
         harness.table("Peak memory", (*columns, "temporaries, GB", "arguments, GB"), peaks),
         harness.table(
-            "Largest training batch, by the compiler's account", ("", "type", "memory, GB", "batch"), largest
+            "Largest training batch of one device, by the compiler's account",
+            ("", "type", "memory, GB", "batch", "peak when it ran, GB"),
+            largest,
+            ["A batch runs on an accelerator, not on a CPU."],
         ),
     ]
     return [text for text, rows in zip(tables, (peaks, largest), strict=True) if rows]
@@ -78,6 +82,10 @@ def _largest(settings: Settings, workers: harness.Workers, side: harness.Side, o
         if settings.quick:  # one compilation: nothing fits one byte
             capacity = start = 1
         try:
-            return worker.call("largest_batch", case=of, capacity=capacity, start=start) | {"capacity": capacity}
+            largest = worker.call("largest_batch", case=of, capacity=capacity, start=start) | {"capacity": capacity}
         except harness.Failed as failed:
             return {"error": str(failed)}
+    if settings.platform == "cpu" or not largest["batch"]:
+        return largest
+    ran = peak(workers, side, of | {"batch": largest["batch"], "devices": 1})
+    return largest | ({"error": ran["error"]} if "error" in ran else {"device_peak": ran["peak"]["device"]})

@@ -117,6 +117,19 @@ def test_the_test_script_installs_its_tools_and_forwards_its_flags(launch, tmp_p
     ]
 
 
+@pytest.mark.parametrize("gpu", [False, True])
+def test_prove_sets_up_jax_for_the_accelerator(launch, tmp_path, gpu):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    if gpu:
+        (tools / "nvidia-smi").write_text("#!/bin/sh\n")
+        (tools / "nvidia-smi").chmod(0o755)
+    done, calls = launch("launch/prove.sh", "--short", PATH=f"{tools}:{os.environ['PATH']}")
+    assert done.returncode == 0, done.stderr
+    assert any(call.startswith("-m pip install") and call.endswith("cuda.txt") for call in calls) is gpu
+    assert calls[-1] == "-m benchmarks.prove --short"
+
+
 def test_ci_runs_the_test_script(launch):
     done, calls = launch(".ci/run")
     assert done.returncode == 0, done.stderr
