@@ -220,6 +220,8 @@ def test_augmentation_differs_by_image_step_and_seed(alone):
         for row, image in zip(batch["id"], batch["image"], strict=True):
             seen.setdefault(int(row), set()).add(image.tobytes())
     assert min(len(different) for different in seen.values()) > 5
+    (one,), (other,) = (take(1, noise(1), batch_size=1, augment=HOST, seed=seed) for seed in (7, 8))
+    assert (one["image"] != other["image"]).any()
 
 
 def test_evaluation_is_not_augmented():
