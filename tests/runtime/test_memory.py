@@ -16,15 +16,20 @@ def program():
     return jax.jit(lambda x: jnp.sort(jnp.sin(x))[::-1].cumsum(0).max()).lower(shape).compile()
 
 
-def test_parts_are_those_of_the_compiler_and_the_description_includes_the_capacity(program, monkeypatch):
+def test_parts_are_those_of_the_compiler(program):
     parts = memory.memory_parts(program)
     assert (parts["arguments"], parts["outputs"]) == (16 * MIB, 4)
     assert 16 * MIB <= parts["temporaries"] < 80 * MIB
-    needed = memory.required_bytes(parts) / memory.GIB
+
+
+def test_the_description_is_in_gib_and_includes_the_capacity(program, monkeypatch):
+    sizes = {"arguments": 3072 * MIB, "outputs": 0, "aliased": 0, "temporaries": 1536 * MIB, "code": 0, "peak": 0}
+    monkeypatch.setattr(memory, "memory_parts", lambda compiled: sizes)
     monkeypatch.setattr(memory, "capacity_here", lambda device: (None, "not reported"))
-    assert memory.describe("a step", program).startswith(f"a step needs {needed:.2f} GiB per device (arguments 0.02, ")
-    monkeypatch.setattr(memory, "capacity_here", lambda device: (80 * memory.GIB, "the test"))
-    assert f"needs {needed:.2f} of 80.00 GiB per device" in memory.describe("a step", program)
+    shares = "GiB per device (arguments 3.00, temporaries 1.50)"
+    assert memory.describe("a step", program) == f"a step needs 4.50 {shares}"
+    monkeypatch.setattr(memory, "capacity_here", lambda device: (80 * 1024 * MIB, "the test"))
+    assert memory.describe("a step", program) == f"a step needs 4.50 of 80.00 {shares}"
 
 
 def test_donated_arguments_count_once():
