@@ -121,7 +121,7 @@ VARIANTS = (
 )
 
 
-@pytest.mark.variants(reference=("lora:targets=query,fc2,prompts=2", "mlvpt_dinov2"))
+@pytest.mark.variants(reference=("mlvpt_dinov2",))
 @pytest.mark.usefixtures("tiny_vit")
 @pytest.mark.parametrize("reference", [*METHODS, *(pytest.param(one, marks=pytest.mark.slow) for one in VARIANTS)])
 def test_frozen_values_stay_and_all_others_move(reference, two_steps):

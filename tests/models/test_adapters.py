@@ -85,6 +85,7 @@ def test_dora_with_dropout_computes_everything_from_dropped_inputs():
     assert set(np.round(rows, 3).ravel()) == {0, 2}
 
 
+@pytest.mark.slow
 def test_bitfit_and_ssf_are_other_weights():
     """A ViT with deltas computes what a ViT computes whose biases, or kernels and biases, are changed by hand."""
     for name in ("bitfit", "ssf"):
@@ -117,7 +118,7 @@ def _change(layer, vectors, index, columns=slice(None)):
     layer.bias[...] = layer.bias[...].at[columns].multiply(scale).at[columns].add(shift)
 
 
-@pytest.mark.variants(source=("normed",))
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["normed", "residual"])
 def test_a_bottleneck_is_beside_the_mlp(source):
     """Block by block (AdaptFormer, sec. 3.2)."""
@@ -168,6 +169,7 @@ def test_every_value_of_every_adapter_learns_beside_prompts(kind):
         assert np.abs(slope[...]).max() > (0 if "key" in path else 1e-5), path
 
 
+@pytest.mark.slow
 def test_new_adapters_but_ssf_change_nothing_bit_for_bit():
     vit, config = vit_of(), default_config()
     for name in ("dora", "bitfit", "adaptformer"):

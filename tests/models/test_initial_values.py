@@ -58,7 +58,7 @@ def test_only_values_that_are_missing_are_computed():
     assert computed == [1]
 
 
-@pytest.mark.variants("name")
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny_vit")
 @pytest.mark.parametrize("name", ["mlvpt_digits", "drmoe_resnet101:dataset=digits", "e2vpt:dataset=digits"])
 def test_a_model_gets_the_values_that_it_would_get_as_a_whole(name):

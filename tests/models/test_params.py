@@ -49,6 +49,7 @@ def parts(model):
 
 
 # ------------------------------------------------------------------------------------------------- split and merge
+@pytest.mark.slow
 def test_split_and_merge_give_the_same_model_back(model, parts):
     definition, params, stats = parts
     assert stats == {}

@@ -58,6 +58,7 @@ def different(ours, theirs):
 
 
 # ---------------------------------------------------------------------------------------------------- VPT, GateVPT
+@pytest.mark.slow
 def test_deep_vpt_with_no_prompts_is_no_prompts(vit, image, encode):
     none = DeepPrompts(*PLACE, count=0, rngs=nnx.Rngs(0))(B)
     assert none.tokens.shape == (3, 1, 0, 32)

@@ -158,6 +158,7 @@ def test_every_tensor_of_a_whole_checkpoint_is_used(layout, wrapper, tmp_path):
         np.testing.assert_array_equal(values[path], expected(tensors), err_msg=path)
 
 
+@pytest.mark.slow
 def test_self_attention_between_labels_is_not_dropped_from_a_checkpoint_of_q2l(tmp_path, refusal):
     tensors, model = checkpoint("q2l")
     random = np.random.RandomState(1)

@@ -86,6 +86,7 @@ def test_the_first_such_step_is_named_also_if_it_was_not_logged(config, poisoned
     assert "no checkpoint was written before it" in sentence
 
 
+@pytest.mark.slow
 def test_a_few_such_steps_can_be_skipped_and_resumed(config, poisoned, tmp_path):
     poisoned(2, 5)
     skipping = changed(config, skip_nonfinite=2)

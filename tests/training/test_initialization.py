@@ -191,6 +191,7 @@ def initial_parts_without(config):
     return assemble(alone, space_of("cow", "elk", "cat"))
 
 
+@pytest.mark.slow
 def test_group_experts_are_transferred_label_by_label(config, published, tmp_path, capsys):
     use_ml_vpt(config)
     config.model.prompts.num_groups, config.model.prompts.per_group = 2, 2
@@ -329,6 +330,7 @@ def own_images(config, tmp_path):
     return config
 
 
+@pytest.mark.slow
 def test_a_checkpoint_becomes_a_run_that_is_evaluated_exported_and_trained(own_images, refusal, tmp_path, capsys):
     config, folder = own_images, RunFolder(tmp_path / "run")
     config.train.epochs, config.optim.learning_rate, config.ema.decay = 1, 1e-30, 0.0

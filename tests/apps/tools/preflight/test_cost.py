@@ -23,6 +23,7 @@ def probe():
 
 
 # -------------------------------------------------------------------------------- the figures of the ML-VPT paper
+@pytest.mark.slow
 def test_parameters_and_macs_as_the_papers_count(ml_vpt, probe):
     assert ml_vpt["params"] == {"total": 87_602_710, "trainable": 1_022_230, "backbone": 86_580_480}
     assert probe["macs"]["layers"] == 21_963_611_136
