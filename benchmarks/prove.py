@@ -179,7 +179,7 @@ def describe(facts: dict[str, Any], *, short: bool) -> dict[str, str]:
 
 # ----------------------------------------------------------------------------------------------------------- the run
 def run_parts(proof: Proof, parts: Sequence[Part], setup: Setup, budget: float) -> None:
-    """Run the parts that are not finished, and write the page after each of them.
+    """Run the unfinished parts, and write the page after each part.
 
     Args:
       budget: seconds. A part may take its share and what the parts before it left.

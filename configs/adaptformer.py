@@ -17,5 +17,4 @@ from mlmoe_jax.config.recipes.prompt_tuning import adapter_tuning
 
 
 def get_config(arg=""):
-    own = {"bottleneck": 64, "scale": 0.1, "dropout": 0.1, "input": "normed"}
-    return adapter_tuning(arg, "adaptformer", digits_rate=3e-3, **own)
+    return adapter_tuning(arg, "adaptformer", digits_rate=3e-3)

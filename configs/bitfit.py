@@ -17,4 +17,4 @@ from mlmoe_jax.config.recipes.prompt_tuning import adapter_tuning
 
 
 def get_config(arg=""):
-    return adapter_tuning(arg, "bitfit", digits_rate=1e-2, targets=("all",))
+    return adapter_tuning(arg, "bitfit", digits_rate=1e-2)

@@ -16,5 +16,4 @@ from mlmoe_jax.config.recipes.prompt_tuning import adapter_tuning
 
 
 def get_config(arg=""):
-    own = {"rank": 8, "alpha": 8.0, "rank_stabilized": False, "targets": ("query", "value"), "dropout": 0.0}
-    return adapter_tuning(arg, "dora", digits_rate=3e-3, **own)
+    return adapter_tuning(arg, "dora", digits_rate=3e-3)

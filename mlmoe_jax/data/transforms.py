@@ -90,9 +90,7 @@ def random_resized_crop(
     """
     height, width = image.shape[:2]
     for _ in range(10):
-        area = height * width * random.uniform(*scale)
-        aspect = math.exp(random.uniform(math.log(ratio[0]), math.log(ratio[1])))
-        across, down = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+        across, down = _draw_sides(height * width, random, scale, ratio)
         if 0 < across <= width and 0 < down <= height:
             y, x = random.integers(height - down + 1), random.integers(width - across + 1)
             break
@@ -101,6 +99,15 @@ def random_resized_crop(
         down = min(height, round(width / ratio[0]))
         y, x = (height - down) // 2, (width - across) // 2
     return _resize(image[y : y + down, x : x + across], (size, size))
+
+
+def _draw_sides(
+    area: int, random: np.random.Generator, scale: tuple[float, float], ratio: tuple[float, float]
+) -> tuple[int, int]:
+    """Draw the sides of a rectangle: its share of `area` is uniform, and first / second side is log-uniform."""
+    area = area * random.uniform(*scale)
+    aspect = math.exp(random.uniform(math.log(ratio[0]), math.log(ratio[1])))
+    return round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
 
 
 def multi_scale_crop(image: Pixels, random: np.random.Generator, size: int) -> Pixels:
@@ -198,9 +205,7 @@ def erase(image: Pixels, random: np.random.Generator, probability: float) -> Pix
         return image
     height, width = image.shape[:2]
     for _ in range(10):
-        area = height * width * random.uniform(*ERASED_AREA)
-        ratio = math.exp(random.uniform(*np.log(ERASED_RATIO)))
-        down, across = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        down, across = _draw_sides(height * width, random, ERASED_AREA, ERASED_RATIO)
         if down < height and across < width:
             y, x = random.integers(height - down + 1), random.integers(width - across + 1)
             erased = image.copy()

@@ -53,7 +53,7 @@ class ROLE(ExpectedPositives):
     updates them, at ten times its learning rate and without weight decay.
     """
 
-    keeps_values = True
+    keeps_values, learns = True, ("estimates",)
 
     @classmethod
     def mistakes(cls, config):

@@ -61,6 +61,9 @@ class Loss(abc.ABC):
     keeps_values: ClassVar[bool] = False
     """Whether the loss has values with a row per training image, `learned` or `noted`."""
 
+    learns: ClassVar[tuple[str, ...]] = ()
+    """The names of the values of `learned`, which are large."""
+
     def __init__(self, settings: ConfigDict, training: TrainingLabels | None = None):
         self.settings, self.training = settings, training
 

@@ -147,9 +147,8 @@ def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, n
         return
     heartbeat()
     if jax.default_backend() == "cpu":  # the host reads the arrays in place, and the next step would wait for it
-        state, selected = copy_tree((state, selected))
-    # On simulated devices, transfers that wait can occupy the threads that a collective operation needs.
-    jax.block_until_ready((state, selected))
+        # On simulated devices, transfers that wait can occupy the threads that a collective operation needs.
+        state, selected = jax.block_until_ready(copy_tree((state, selected)))
     plain = {"step": step, "notes": digests.of_json(notes)}
     items = ocp.args.Composite(
         state=ocp.args.PyTreeSave(state),

@@ -35,6 +35,10 @@ class Objective:
         self.assumes_negatives = kind.reads_negatives(settings)
         self.weights = {name: weight for name, weight in settings.terms.items() if weight}
 
+    def learned_paths(self) -> list[str]:
+        """Return the paths of `learned`."""
+        return [LOSS_VALUES + name for name in self.loss.learns]
+
     def learned(self) -> dict[str, np.ndarray]:
         """Return the initial values that the optimizer updates."""
         return {LOSS_VALUES + name: values for name, values in self.loss.learned().items()}

@@ -280,7 +280,7 @@ def build_steps(
     num_labels = train_labels.shape[1]
     label_axes = label_axes_for(parts.definition, num_labels, mesh)
     objective = training_objective(config, train_labels)
-    optimizer = make_optimizer(config.optim, total_steps, [*parts.trainable, *objective.learned()])
+    optimizer = make_optimizer(config.optim, total_steps, [*parts.trainable, *objective.learned_paths()])
     learning_rate, _ = make_schedules(config.optim, total_steps)
     train_step = make_train_step(
         parts.definition,

@@ -61,6 +61,7 @@ def evaluate(loss, logits, batch, training, *, step=0, values=None):
 
 def initial(loss, training):
     objective = Objective(loss, training)
+    assert objective.learned_paths() == [*objective.learned()]
     return {**objective.learned(), **objective.noted()}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.config.defaults import default_config, use_adapter
+from mlmoe_jax.config.defaults import adapter_section, default_config, use_adapter
 from mlmoe_jax.config.loading import parse_arg
 from mlmoe_jax.config.recipes.shared import OPTION, apply_selection, evaluate_like, follow, train_on_digits, use_dataset
 from mlmoe_jax.errors import UserError
@@ -72,16 +72,16 @@ def prompt_tuning(
     return config, options
 
 
-def adapter_tuning(arg: str, name: str, *, digits_rate: float, **own: Any) -> ConfigDict:
+def adapter_tuning(arg: str, name: str, *, digits_rate: float) -> ConfigDict:
     """Return a config with an adapter and a linear classifier, with the recipe of `prompt_tuning`.
 
     Args:
-      arg: options of `prompt_tuning`, `pool`, `prompts` (the number of deep prompts beside the adapter), and the names
-        in `own`.
+      arg: options of `prompt_tuning`, `pool`, `prompts` (the number of deep prompts beside the adapter), and the
+        settings of the adapter. Its targets are separated by `,` or `+`.
       name: the adapter.
       digits_rate: learning rate on `digits`.
-      **own: settings of the adapter with their defaults. Names are separated by `,` or `+`.
     """
+    own = {setting: key.default for setting, key in adapter_section(name).entries.items()}
     config, options = prompt_tuning(arg, digits_rate=digits_rate, prompts=0, pool="cls", **own)
     settings = {key: options[key] for key in own}
     if "targets" in own:

@@ -69,7 +69,7 @@ THRESHOLDS = section(
     precision=Number(0.9, "For goal=precision: the precision to reach on the split.", least=0, most=1),
     miss_rate=Number(
         0.1,
-        "For goal=miss_rate: the largest expected share of present labels that are not predicted on new images.",
+        "For goal=miss_rate: the largest expected share of the present labels of a new image that is missed.",
         above=0,
         most=0.5,
     ),
