@@ -1,19 +1,20 @@
-"""Compare losses where positives of the training labels are hidden.
+"""Compare settings of a training: losses where positives of the training labels are hidden, or kinds of mixing.
 
-    python -m benchmarks.missing_labels --data=digits --known=random:0.4 --out=runs/missing_labels \\
+    python -m benchmarks.variants --compare=losses --data=digits --known=random:0.4 \\
         --config=q2l_resnet101:dataset=digits --cached
-    python -m benchmarks.missing_labels --data=photographs --root=/data/VOCdevkit --known=one --out=runs/missing_labels
+    python -m benchmarks.variants --compare=losses --data=photographs --root=/data/VOCdevkit --known=one --cached
+    python -m benchmarks.variants --compare=mixing --data=photographs --root=/data/VOCdevkit
 
-On digits, --config is trained on `train`, with --cached on features of its frozen backbone without augmentation; on
-photographs, a data set in the layout of VOC 2012, a linear classifier on cached features of EfficientNet-Lite0. All
-losses have one recipe. The learning rate of a loss is the best of --rates in mAP on images with all labels: `val` of
-digits with the first seed, or a fifth of the photographs of `train`. Then the loss is trained once per seed. The test
-images are `test` of digits and `val` of the photographs.
+On digits, --config is trained on `train`; on photographs, a data set in the layout of VOC 2012, a linear classifier on
+EfficientNet-Lite0, which is fine-tuned. With --cached, features of the frozen backbone are computed once, without
+augmentation. All variants have one recipe. The learning rate of a variant is the best of --rates in mAP on images with
+all labels: `val` of digits with the first seed, or a fifth of the photographs of `train`. Then the variant is trained
+once per seed. The test images are `test` of digits and `val` of the photographs.
 
 LL changes as many labels in the last epoch as positives are hidden on average, which EPR and ROLE know too. Finished
 trainings are read and an interrupted training resumes, so rerunning a command continues it. The results are
-OUT/DATA-KNOWN.json and .md: mAP, paired differences to BCE and ASL with 95 % intervals over the images, and the CPU
-seconds of a training.
+OUT/COMPARISON-DATA….json and .md: mAP, paired differences to the references with 95 % intervals over the images, and
+the CPU seconds of a training.
 """
 
 from __future__ import annotations
@@ -35,29 +36,44 @@ from mlmoe_jax.evaluation.metrics.bootstrap import percentile_interval
 from mlmoe_jax.evaluation.results import SplitScores, read_scores
 from mlmoe_jax.runs.folder import RunFolder
 
-LOSSES = {
-    "BCE": {"kind": "bce", "unknown": "negative"},
-    "ASL": {"kind": "asymmetric", "unknown": "negative", "gamma_neg": 4.0, "clip": 0.05, "eps": 1e-8},
-    "Hill": {"kind": "hill"},
-    "focal margin": {"kind": "focal_margin"},
-    "SPLC": {"kind": "splc"},
-    "LL-R": {"kind": "ll_r"},
-    "LL-Ct": {"kind": "ll_ct"},
-    "LL-Cp": {"kind": "ll_cp"},
-    "AN": {"kind": "an"},
-    "WAN": {"kind": "wan"},
-    "AN-LS": {"kind": "an_ls"},
-    "EPR": {"kind": "epr"},
-    "ROLE": {"kind": "role"},
-    "DB": {"kind": "distribution_balanced"},
+_ASL = {"kind": "asymmetric", "unknown": "negative", "gamma_neg": 4.0, "clip": 0.05, "eps": 1e-8}
+Variants = dict[str, dict[str, object]]  # name -> config keys that differ from the recipe
+LOSSES: Variants = {
+    "BCE": {"loss.kind": "bce", "loss.unknown": "negative"},
+    "ASL": {f"loss.{key}": value for key, value in _ASL.items()},
+    "Hill": {"loss.kind": "hill"},
+    "focal margin": {"loss.kind": "focal_margin"},
+    "SPLC": {"loss.kind": "splc"},
+    "LL-R": {"loss.kind": "ll_r"},
+    "LL-Ct": {"loss.kind": "ll_ct"},
+    "LL-Cp": {"loss.kind": "ll_cp"},
+    "AN": {"loss.kind": "an"},
+    "WAN": {"loss.kind": "wan"},
+    "AN-LS": {"loss.kind": "an_ls"},
+    "EPR": {"loss.kind": "epr"},
+    "ROLE": {"loss.kind": "role"},
+    "DB": {"loss.kind": "distribution_balanced"},
 }
-REFERENCES = ("BCE", "ASL")
+MIXING: Variants = {
+    "none": {},
+    "MixUp": {"augment.mix": "mixup"},
+    "CutMix": {"augment.mix": "cutmix", "augment.mix_alpha": 1.0},
+    "both": {"augment.mix": "both"},
+    "TrivialAugment": {"augment.randaugment": "trivial"},
+    "erasing": {"augment.erase": 0.25},
+}
+# Comparison -> its variants, the variants of them for cached features, and the variants to which all are compared.
+COMPARISONS: dict[str, tuple[Variants, tuple[str, ...], tuple[str, ...]]] = {
+    "losses": (LOSSES, (*LOSSES,), ("BCE", "ASL")),
+    "mixing": (MIXING, ("none", "MixUp"), ("none",)),
+}
 
 
 @dataclass(frozen=True)
 class Benchmark:
     """The flags of the command line."""
 
+    comparison: str
     data: str
     known: str
     root: str
@@ -71,10 +87,11 @@ class Benchmark:
     @property
     def name(self) -> str:
         """The part of the results that this command computes."""
-        return f"{self.data}-{Path(self.known).stem.replace(':', '-')}"
+        known = "" if self.known == "all" else f"-{Path(self.known).stem.replace(':', '-')}"
+        return f"{self.comparison}-{self.data}{known}{'-cached' if self.cached else ''}"
 
 
-def loss_config(loss: str, benchmark: Benchmark, *, rate: float, seed: int) -> ConfigDict:
+def variant_config(variant: str, benchmark: Benchmark, *, rate: float, seed: int) -> ConfigDict:
     """Return the config of a training on all training images, without the keys that depend on the labels."""
     if benchmark.data == "digits":
         config = load_config(benchmark.config, [])
@@ -87,12 +104,14 @@ def loss_config(loss: str, benchmark: Benchmark, *, rate: float, seed: int) -> C
             config.data.cache_features, config.augment = "float32", default_config().augment
             config.trainable = ((r"^backbone/", False), (r"", True))
     else:
+        part = "frozen" if benchmark.cached else "finetuned"
         flags = photographs.Benchmark(
-            benchmark.root, "frozen", benchmark.out, benchmark.rates, benchmark.seeds, benchmark.epochs, {}, 0.0
+            benchmark.root, part, benchmark.out, benchmark.rates, benchmark.seeds, benchmark.epochs, {}, 2e-4
         )
         config = photographs.method_config("linear probe", flags, rate=rate, seed=seed)
     config.data.known_positives = benchmark.known
-    config.loss.update({"reduce": "mean", "scale": 1.0, **LOSSES[loss]})
+    config.loss.reduce, config.loss.scale = "mean", 1.0
+    config.update_from_flattened_dict(COMPARISONS[benchmark.comparison][0][variant])
     return config
 
 
@@ -110,7 +129,8 @@ def with_label_counts(config: ConfigDict) -> ConfigDict:
 
 def run(config: ConfigDict, folder: Path) -> tuple[SplitScores, SplitScores, float]:
     """Return the scores of the first and the last test split, and the CPU seconds; train first if necessary."""
-    last = photographs.run(config if (folder / photographs.TIMES).exists() else with_label_counts(config), folder)
+    counted = config.data.known_positives == "all" or (folder / photographs.TIMES).exists()
+    last = photographs.run(config if counted else with_label_counts(config), folder)
     seconds = json.loads((folder / photographs.TIMES).read_text())["cpu_seconds"]
     return read_scores(RunFolder(folder))[config.data.test_splits[0]], last, seconds
 
@@ -121,18 +141,18 @@ def mean_ap(scores: SplitScores, columns: np.ndarray) -> float:
     return float(photographs.measure(scored)(np.ones((len(scored), 1), np.float32))[0]["mAP"][0])
 
 
-def compare(loss: str, benchmark: Benchmark, columns: np.ndarray) -> dict:
-    """Return the results of a loss; train what is missing."""
-    folder, tuning = benchmark.out / benchmark.name / loss, {}
+def compare(variant: str, benchmark: Benchmark, columns: np.ndarray) -> dict:
+    """Return the results of a variant; train what is missing."""
+    folder, tuning = benchmark.out / benchmark.name / variant, {}
     for rate in benchmark.rates if len(benchmark.rates) > 1 else ():
-        config, place = loss_config(loss, benchmark, rate=rate, seed=benchmark.seeds[0]), folder
+        config, place = variant_config(variant, benchmark, rate=rate, seed=benchmark.seeds[0]), folder
         if benchmark.data == "photographs":
             held_out, place = photographs.HELD_OUT, folder / "tune"
             config.data.val_split, config.data.val_fraction, config.data.test_splits = held_out, 0.2, (held_out,)
         tuning[f"{rate:g}"] = mean_ap(run(config, place / f"rate={rate:g},seed={benchmark.seeds[0]}")[0], columns)
     rate = float(max(tuning, key=tuning.get, default=benchmark.rates[0]))
     runs = [
-        run(loss_config(loss, benchmark, rate=rate, seed=seed), folder / f"rate={rate:g},seed={seed}")
+        run(variant_config(variant, benchmark, rate=rate, seed=seed), folder / f"rate={rate:g},seed={seed}")
         for seed in benchmark.seeds
     ]
     scores = [scored.with_labels(columns) for _, scored, _ in runs]
@@ -145,10 +165,10 @@ def compare(loss: str, benchmark: Benchmark, columns: np.ndarray) -> dict:
     }
 
 
-def table(results: dict[str, dict]) -> str:
-    """Return the Markdown table."""
-    references = [name for name in REFERENCES if name in results]
-    lines = ["| loss | rate | mAP | " + "".join(f"− {name} | " for name in references) + "CPU s |"]
+def table(results: dict[str, dict], references: tuple[str, ...]) -> str:
+    """Return the Markdown table with differences to some of the variants."""
+    references = [name for name in references if name in results]
+    lines = ["| variant | rate | mAP | " + "".join(f"− {name} | " for name in references) + "CPU s |"]
     lines.append("|---|---:|---:|" + "---:|" * len(references) + "---:|")
     for name, result in results.items():
         differences = [difference(result, results[other]) if other != name else "" for other in references]
@@ -165,32 +185,35 @@ def difference(one: dict, other: dict) -> str:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--compare", choices=tuple(COMPARISONS), required=True)
     parser.add_argument("--data", choices=("digits", "photographs"), default="digits")
-    parser.add_argument("--known", default="one", help="data.known_positives, such as one or random:0.4")
+    parser.add_argument("--known", default="all", help="data.known_positives, such as one or random:0.4")
     parser.add_argument("--root", default="", help="the VOCdevkit folder of the photographs")
     parser.add_argument("--config", default="finetune:dataset=digits", help="the config that is trained on digits")
-    parser.add_argument("--cached", action="store_true", help="train on cached features of digits")
-    parser.add_argument("--losses", default=";".join(LOSSES), help="names, separated by semicolons")
+    parser.add_argument("--cached", action="store_true", help="train on cached features")
+    parser.add_argument("--variants", default="", help="names, separated by semicolons; all by default")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--rates", default="3e-4,1e-3,3e-3,1e-2", help="the grid of learning rates")
     parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--out", type=Path, default=Path("runs/missing_labels"))
+    parser.add_argument("--out", type=Path, default=Path("runs/variants"))
     flags = parser.parse_args()
-    losses = flags.losses.split(";")
-    if unknown := sorted(set(losses) - set(LOSSES)):
-        parser.error(f"--losses: {unknown[0]!r} is none of {'; '.join(LOSSES)}")
+    known, for_features, references = COMPARISONS[flags.compare]
+    known = for_features if flags.cached else tuple(known)
+    variants = flags.variants.split(";") if flags.variants else known
+    if unknown := sorted(set(variants) - set(known)):
+        parser.error(f"--variants: {unknown[0]!r} is none of {'; '.join(known)}")
     rates, seeds = tuple(map(float, flags.rates.split(","))), tuple(map(int, flags.seeds.split(",")))
-    benchmark = Benchmark(
-        flags.data, flags.known, flags.root, flags.config, flags.cached, flags.out, rates, seeds, flags.epochs
-    )
+    what = (flags.compare, flags.data, flags.known, flags.root, flags.config, flags.cached)
+    benchmark = Benchmark(*what, flags.out, rates, seeds, flags.epochs)
     columns = photographs.frequent(flags.root) if flags.data == "photographs" else np.arange(10)
     results = {}
     flags.out.mkdir(parents=True, exist_ok=True)
-    for loss in losses:
-        results[loss] = compare(loss, benchmark, columns)
+    for variant in variants:
+        results[variant] = compare(variant, benchmark, columns)
+        text = table(results, references)
         (flags.out / f"{benchmark.name}.json").write_text(json.dumps(results, indent=1))
-        (flags.out / f"{benchmark.name}.md").write_text(table(results))
-        print(table(results), flush=True)
+        (flags.out / f"{benchmark.name}.md").write_text(text)
+        print(text, flush=True)
 
 
 if __name__ == "__main__":
