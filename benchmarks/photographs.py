@@ -52,6 +52,7 @@ METHODS = {
     "HSQ": "hsq_resnet101",
     "DR-MoE": "drmoe_resnet101:preset=recommended",
     "DR-MoE, static gates": "drmoe_resnet101:preset=static",
+    "MLMoE": "mlmoe_dinov2:prompts=false",
 }
 BACKBONE, SIDE = "efficientnet_lite0", 224
 WIDTH = 256  # width of decoders, graphs and the LSTM; experts and gates have a quarter
