@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Bool, Float32, Integer
+from jaxtyping import Bool, Float32, Int, Integer
 
 from mlmoe_jax.data.images import Images
 from mlmoe_jax.errors import UserError
@@ -60,6 +60,14 @@ def few_positives(labels: Integer[np.ndarray, "n k"]) -> str:
     return f"a median of {median:g} {'positive' if median == 1 else 'positives'} per label{without}"
 
 
+def number_groups(groups: Sequence[str] | None, images: int) -> Int[np.ndarray, " n"]:
+    """Return the number of each image's group, 0 … G − 1. With None, each image is a group of its own."""
+    numbers: dict[str | int, int] = {}
+    names = range(images) if groups is None else groups
+    keys = (row if name == "" else name for row, name in enumerate(names))
+    return np.fromiter((numbers.setdefault(key, len(numbers)) for key in keys), np.int64, images)
+
+
 @dataclass(frozen=True)
 class Split:
     """One split of a data set with N images and K labels.
@@ -71,6 +79,8 @@ class Split:
       how UNKNOWN and DIFFICULT are treated in training.
       ids: name of each image, a path or a generated name. `id` in a batch is the row of the split.
       images: the images.
+      groups: name of each image's group, such as its patient, or "" for a group of its own; None without groups. The
+      images of a group should not be in two splits.
       missing: the images that were left out because they have no file.
       features: features that replace the images in batches.
       cached: decoded images of `data.image_cache`.
@@ -81,6 +91,7 @@ class Split:
     labels: np.ndarray
     ids: Sequence[str]
     images: Images
+    groups: Sequence[str] | None = None
     missing: Split | None = None
     features: FeatureTable | None = None
     cached: FeatureTable | None = None
@@ -88,10 +99,17 @@ class Split:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def group_numbers(self) -> Int[np.ndarray, " n"] | None:
+        """The number of each image's group, see `number_groups`; None without groups."""
+        return None if self.groups is None else number_groups(self.groups, len(self))
+
     def take(self, rows: np.ndarray, name: str) -> Split:
         """Return the images `rows`, i64[n], of this split, in the order of `rows`, as a separate split."""
-        ids = [self.ids[int(row)] for row in rows]
-        return Split(name, self.classes, self.labels[rows], ids, self.images.take(rows))
+        places = [int(row) for row in rows]
+        groups = None if self.groups is None else [self.groups[row] for row in places]
+        ids = [self.ids[row] for row in places]
+        return Split(name, self.classes, self.labels[rows], ids, self.images.take(rows), groups)
 
     def without_missing(self) -> Split:
         """Return the split with the images without a file moved to `missing`."""
@@ -102,10 +120,11 @@ class Split:
         return replace(self.take(present, self.name), missing=self.take(absent, self.name))
 
     def __post_init__(self):
-        if self.labels.shape != (len(self.ids), len(self.classes)) or len(self.images) != len(self.ids):
+        numbers = [len(self.ids), len(self.images), len(self.ids if self.groups is None else self.groups)]
+        if self.labels.shape != (len(self.ids), len(self.classes)) or len(set(numbers)) > 1:
             raise ValueError(
-                f"split {self.name}: {len(self.ids)} ids, {len(self.images)} images, {len(self.classes)} classes "
-                f"and labels of shape {self.labels.shape} do not fit together"
+                f"split {self.name}: {numbers[0]} ids, {numbers[1]} images, {numbers[2]} groups, {len(self.classes)} "
+                f"classes and labels of shape {self.labels.shape} do not fit together"
             )
         for name in self.classes:  # lines of labels.txt, and cells of tables
             if not name.isprintable():

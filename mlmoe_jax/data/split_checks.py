@@ -13,6 +13,7 @@ from mlmoe_jax.data.split import POSITIVE, Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import status
+from mlmoe_jax.runtime.text import quantity
 
 EXAMPLES = 5  # names per message
 SAMPLE = 16  # images per split that are read before a training or an evaluation
@@ -71,7 +72,7 @@ def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
       Warnings, one sentence each.
 
     Raises:
-      UserError: a split has no images or no positive labels, or an id is in two splits.
+      UserError: a split has no images or no positive labels, or an id or a group is in two splits.
     """
     splits = list({split.name: split for split in (train, *others)}.values())
     for split in splits:
@@ -88,7 +89,23 @@ def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
                 f"split {second.name} shares {len(shared):,} of its {len(second):,} images with split {first.name}, "
                 f"the first is {second.ids[shared[0][1]]}; correct the lists or name other splits"
             )
+    if problems := shared_groups(splits):
+        raise UserError(problems[0])
     return label_warnings(train)
+
+
+def shared_groups(splits: Sequence[Split]) -> list[str]:
+    """Return a sentence about every two splits with images of the same groups."""
+    sentences = []
+    groups = [dict.fromkeys(filter(None, split.groups or ())) for split in splits]
+    for (first, first_groups), (second, second_groups) in itertools.combinations(zip(splits, groups, strict=True), 2):
+        if shared := [name for name in second_groups if name in first_groups]:
+            sentences.append(
+                f"split {second.name} shares {len(shared):,} of its {quantity(len(second_groups), 'group')} with split "
+                f"{first.name} ({examples(shared)}); move the images of a group into one split, or clear "
+                "data.group_column"
+            )
+    return sentences
 
 
 def label_warnings(train: Split) -> list[str]:

@@ -199,7 +199,9 @@ def write_results(
         "labels": np.concatenate([s.codes for s in scored.values()]),
         "split": np.concatenate([np.full(len(s), name) for name, s in scored.items()]),
     }
-    folder.write_npz(f"{prefix}{SCORES}", **joined)
+    groups = [np.full(len(s), "") if s.groups is None else s.groups for s in scored.values()]
+    has_groups = any(s.groups is not None for s in scored.values())
+    folder.write_npz(f"{prefix}{SCORES}", **joined, **({"groups": np.concatenate(groups)} if has_groups else {}))
     if shares := gate_shares.join(list(scored.values())):
         del joined["scores"]
         folder.write_npz(f"{prefix}{GATES}", **joined, **shares)

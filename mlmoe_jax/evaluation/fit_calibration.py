@@ -22,6 +22,7 @@ from ml_collections import ConfigDict
 from numpy.typing import NDArray
 from scipy.special import expit
 
+from mlmoe_jax.data.split import number_groups
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.fit_thresholds import warn_if_trained_on
 from mlmoe_jax.evaluation.metrics import calibration as metrics
@@ -43,24 +44,25 @@ def fit_split(table: SplitScores, names: Sequence[str], config: ConfigDict) -> d
     """Fit a calibration to the images of a split that have scores; return `Thresholds.calibration`.
 
     It has the functions of the `labels`, and the metrics of calibration `before` the fit and `after` it, where the
-    scores of each fifth of the images are corrected by a fit to the other images. Raises UserError if the split is too
-    small.
+    scores of each fifth of the images, or of their groups, are corrected by a fit to the other images. Raises UserError
+    if the split is too small.
     """
     warn_if_trained_on(table, config)
     settings, table = config.calibration, table.readable()
     scores, positive, valid = check_inputs(table.scores, *table.targets(config.data.difficult_eval))
-    present = int((positive & valid).sum())
-    if len(table) < LEAST_IMAGES or present < LEAST_POSITIVES:
+    present, group = int((positive & valid).sum()), number_groups(table.groups, len(table))
+    if len(table) < LEAST_IMAGES or present < LEAST_POSITIVES or not group.any():
+        images = f"{len(table)} images {'with scores' if group.any() else 'of one group'}"
         raise UserError(
-            f"{table.name} is too small to calibrate on: {len(table)} images with scores and {present} present labels, "
-            f"of at least {LEAST_IMAGES} and {LEAST_POSITIVES}; name another split with --config.calibration.split"
+            f"{table.name} is too small to calibrate on: {images} and {present} present labels, of at least "
+            f"{LEAST_IMAGES} and {LEAST_POSITIVES}; name another split with --config.calibration.split"
         )
 
     def calibration_of(rows: NDArray[np.bool_]) -> dict[str, Any]:
         functions = fit(scores[rows], positive[rows], valid[rows], method=settings.method)
         return {"split": table.name, "operating_point": False, "labels": dict(zip(names, functions, strict=True))}
 
-    fold, after = np.random.default_rng(0).permutation(len(table)) % FOLDS, np.empty(scores.shape)
+    fold, after = np.random.default_rng(0).permutation(group.max() + 1)[group] % FOLDS, np.empty(scores.shape)
     for number in range(FOLDS):
         rows = fold == number
         after[rows] = Thresholds({}, calibration=calibration_of(~rows)).correct(scores[rows], names)

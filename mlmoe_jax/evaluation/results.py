@@ -38,6 +38,7 @@ class SplitScores:
       ids: str[N].
       scores: probabilities f32[N,K]; nan if an image could not be read.
       codes: i8[N,K] of data.split.
+      groups: str[N], see `Split.groups`; None without groups.
       source: the split of the data set; None for the scores of a run folder, and for a part of the images or labels.
       shares: gate -> f32[N,K], the weight of each label's gate on shared experts (f32[1,K] for static gates); only
         after scoring.
@@ -48,6 +49,7 @@ class SplitScores:
     ids: np.ndarray
     scores: np.ndarray
     codes: np.ndarray
+    groups: np.ndarray | None = None
     source: Split | None = None
     shares: Mapping[str, np.ndarray] = field(default_factory=dict)
     prefix: str = ""
@@ -55,7 +57,8 @@ class SplitScores:
     @classmethod
     def of(cls, split: Split, scores: np.ndarray, shares: Mapping[str, np.ndarray] | None = None) -> SplitScores:
         """Return a split with its scores f32[N,K]."""
-        return cls(split.name, np.asarray(split.ids, dtype=str), scores, split.labels, split, shares or {})
+        groups = None if split.groups is None else np.asarray(split.groups, dtype=str)
+        return cls(split.name, np.asarray(split.ids, dtype=str), scores, split.labels, groups, split, shares or {})
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -78,7 +81,8 @@ class SplitScores:
 
     def take(self, rows: np.ndarray) -> SplitScores:
         """Return the images `rows`, bool[N] or i64[n], in this order."""
-        return SplitScores(self.name, self.ids[rows], self.scores[rows], self.codes[rows], prefix=self.prefix)
+        groups = None if self.groups is None else self.groups[rows]
+        return SplitScores(self.name, self.ids[rows], self.scores[rows], self.codes[rows], groups, prefix=self.prefix)
 
     def with_labels(self, columns: np.ndarray) -> SplitScores:
         """Return the labels `columns`, i64[k], in this order."""
@@ -178,10 +182,12 @@ def _read_file(folder: RunFolder, prefix: str) -> dict[str, SplitScores]:
     with folder.reading(name):
         stored = folder.read_npz(name)
         ids, scores, codes, split_names = (stored[key] for key in ("ids", "scores", "labels", "split"))
-        fit = scores.shape == codes.shape == (len(ids), labels) and ids.shape == split_names.shape == (len(ids),)
+        groups = stored["groups"].astype(str) if "groups" in stored else None
+        texts = [ids, split_names, *([] if groups is None else [groups])]
+        fit = scores.shape == codes.shape == (len(ids), labels) and all(text.shape == (len(ids),) for text in texts)
         # nan is an image that could not be read
         if not fit or not np.isin(codes, _CODES).all() or ((scores < 0) | (scores > 1)).any():
             raise ValueError(f"its arrays do not fit the {labels} labels of {LABELS}, or have impossible values")
-        whole = SplitScores("", ids.astype(str), scores.astype(np.float32, copy=False), codes, prefix=prefix)
+        whole = SplitScores("", ids.astype(str), scores.astype(np.float32, copy=False), codes, groups, prefix=prefix)
         splits = dict.fromkeys(split_names.astype(str).tolist())
         return {split: replace(whole.take(split_names == split), name=split) for split in splits}

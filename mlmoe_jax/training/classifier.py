@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
@@ -50,7 +51,9 @@ def fit_classifier(
     features, read = read_features(split.features)
     experiment.skipped.rows.update(np.flatnonzero(~read).tolist())
     status(f"fitting {len(split.classes):,} labels on {len(features):,} images by logistic regression")
-    fit = fit_logistic(features, split.labels[read], difficult=config.data.difficult_train, seed=config.seed)
+    options = {"difficult": config.data.difficult_train, "seed": config.seed}
+    groups = None if split.groups is None else split.group_numbers[read]
+    fit = fit_logistic(features, split.labels[read], **options, groups=groups)
     penalties = f"{min(fit.losses):.1g} to {max(fit.losses):.1g}"
     status(f"C={fit.penalty:.3g} has the least log loss of {penalties}: {fit.losses[fit.penalty]:.4f} out of fold")
 
@@ -62,7 +65,7 @@ def fit_classifier(
     save_progress(experiment, manager, 1, state, selection)
     scores = np.full(split.labels.shape, np.nan, np.float32)
     scores[read] = probabilities(fit.logits_outside)
-    return SplitScores(OUT_OF_FOLD, np.asarray(split.ids, str), scores, split.labels)
+    return replace(SplitScores.of(split, scores), name=OUT_OF_FOLD, source=None)
 
 
 def read_features(table: FeatureTable) -> tuple[Float32[np.ndarray, "n d"], Bool[np.ndarray, " rows"]]:

@@ -55,7 +55,12 @@ class LogisticFit:
 
 
 def fit_logistic(
-    features: Float[np.ndarray, "n d"], codes: Int[np.ndarray, "n k"], *, difficult: str = "negative", seed: int = 0
+    features: Float[np.ndarray, "n d"],
+    codes: Int[np.ndarray, "n k"],
+    *,
+    difficult: str = "negative",
+    seed: int = 0,
+    groups: Int[np.ndarray, " n"] | None = None,
 ) -> LogisticFit:
     """Fit the classifiers of all labels with the penalty that cross-validation chooses.
 
@@ -66,14 +71,16 @@ def fit_logistic(
       codes: as in `data.split.targets`.
       difficult: as in `data.split.targets`.
       seed: draws the folds.
+      groups: number of each image's group; the images of a group are in one fold.
 
     Raises:
-      UserError: there are fewer than two images.
+      UserError: there are fewer than two images or groups.
     """
-    if len(features) < 2:
-        raise UserError(f"train.fit=logistic needs two images or more to choose its penalty, and has {len(features)}")
+    units, what = (len(codes), "images") if groups is None else (len(np.unique(groups)), "groups of images")
+    if units < 2:
+        raise UserError(f"train.fit=logistic needs two {what} or more to choose its penalty, and has {units}")
     rotation = rotate(features)
-    fold = stratified_folds(codes, min(FOLDS, len(codes)), seed)
+    fold = stratified_folds(codes, min(FOLDS, units), seed, groups)
     search = Search(rotation.values, *targets(codes, difficult), fold)
     losses, best = {}, search.start()
     for point in search.path(losses):
@@ -111,18 +118,23 @@ def rotate(features: Float[np.ndarray, "n d"]) -> Rotation:
 
 
 # --------------------------------------------------------------------------------------------------------------- folds
-def stratified_folds(codes: Int[np.ndarray, "n k"], count: int, seed: int) -> Int[np.ndarray, " n"]:
+def stratified_folds(
+    codes: Int[np.ndarray, "n k"], count: int, seed: int, groups: Int[np.ndarray, " n"] | None = None
+) -> Int[np.ndarray, " n"]:
     """Return the fold of each image, 0 … count − 1. The folds have one size, and equal shares of each label.
 
-    `codes` are as in `data.split`. Only POSITIVE counts.
+    `codes` are as in `data.split`. Only POSITIVE counts. With `groups`, the number of each image's group, the images of
+    a group are in one fold; sizes and shares are then similar, and there may be fewer folds, but two or more if there
+    are two groups.
     """
     fold, rest = np.zeros(len(codes), np.int64), np.arange(len(codes))
     for number in range(count - 1):
-        rows = draw_stratified(codes[rest], round(len(rest) / (count - number)), seed)
+        rest_groups = None if groups is None else groups[rest]
+        rows = draw_stratified(codes[rest], round(len(rest) / (count - number)), seed, rest_groups)
         fold[rest[rows]] = number
         rest = np.delete(rest, rows)
     fold[rest] = count - 1
-    return fold
+    return np.unique(fold, return_inverse=True)[1]
 
 
 # -------------------------------------------------------------------------------------------------------------- search

@@ -6,7 +6,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import published_run
+from helpers import published_run, scored_run
 from helpers.published_run import CLASSES, write_run
 
 from mlmoe_jax.config import default_config, flatten
@@ -22,7 +22,7 @@ from mlmoe_jax.evaluation.evaluate import (
     write_results,
 )
 from mlmoe_jax.evaluation.metrics.multilabel import per_class
-from mlmoe_jax.evaluation.results import SplitScores, read_settings
+from mlmoe_jax.evaluation.results import SplitScores, read_scores, read_settings
 from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.calibration import probabilities
 from mlmoe_jax.runs.assemble import preprocess_for
@@ -230,6 +230,19 @@ def test_results_include_pairs_of_labels_and_the_drop_without_co_occurrence(tmp_
     text = format_results(results)
     fall = next(line for line in text.splitlines() if line.startswith("mAP_fall_from_test"))
     assert len(fall.split()) == 2, "test itself has no drop"
+
+
+def test_groups_are_stored_with_the_scores(tmp_path):
+    table = replace(scored_run.drawn_split("val", 3), groups=np.array(["p", "", "q"]))
+    folder = scored_run.write_run(tmp_path / "run")
+    evaluate.write_results(
+        folder, {}, {"val": table, "test": scored_run.drawn_split("test", 2)}, "abc", difficult="negative"
+    )
+    found = read_scores(folder)
+    assert found["val"].take(np.array([2, 0])).groups.tolist() == ["q", "p"]
+    assert found["test"].groups.tolist() == ["", ""]
+    evaluate.write_results(folder, {}, {"test": scored_run.drawn_split("test", 2)}, "abc", difficult="negative")
+    assert read_scores(folder)["test"].groups is None
 
 
 def test_results_are_shown_in_percent():

@@ -114,6 +114,20 @@ def test_the_metrics_after_the_fit_are_of_other_images():
     assert fit_split(random, "abc", config)["after"]["Brier_pooled"] > np.mean(base * (1 - base)), "nothing to learn"
 
 
+def test_images_of_a_group_do_not_correct_each_other(refusal):
+    """With five copies of each image and random labels, there is something to learn from copies only."""
+    config, draw = default_config(), np.random.default_rng(0)
+    config.calibration.method = "isotonic"
+    scores, positive = draw.random((60, 3)).astype(np.float32), draw.random((60, 3)) < 0.5
+    patients = np.repeat(np.arange(60), 5)
+    table = replace(drawn_split("val", 300), scores=scores[patients], codes=positive[patients].astype(np.int8))
+    grouped = replace(table, groups=patients.astype(str))
+    assert fit_split(table, "abc", config)["after"]["Brier_pooled"] < 0.24
+    assert fit_split(grouped, "abc", config)["after"]["Brier_pooled"] > 0.25, "half of the labels are present"
+    one = replace(table, groups=np.full(300, "p"))
+    assert "val is too small to calibrate on: 300 images of one group" in refusal(fit_split, one, "abc", config)
+
+
 def test_a_small_split_is_refused(refusal):
     config, table = default_config(), drawn_split("val", 60)
     assert "val is too small to calibrate on: 49 images" in refusal(fit_split, table.take(np.arange(49)), "abc", config)

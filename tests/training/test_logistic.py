@@ -156,3 +156,15 @@ def test_few_images_have_fewer_folds_and_one_image_is_an_error():
     assert np.isfinite(fit_logistic(features, codes).logits_outside).all()
     with pytest.raises(UserError, match="two images or more"):
         fit_logistic(features[:1], codes[:1])
+    with pytest.raises(UserError, match="two groups of images or more"):
+        fit_logistic(features, codes, groups=np.zeros(3, int))
+
+
+def test_each_image_is_scored_by_the_fit_without_its_group():
+    """Copies of an image with random labels tell nothing about the image if they are in its group."""
+    draw, copies = np.random.default_rng(0), np.repeat(np.arange(40), 2)
+    features, codes = draw.normal(size=(40, 60)).astype(np.float32), draw.integers(0, 2, (40, 2)).astype(np.int8)
+    fits = [fit_logistic(features[copies], codes[copies], groups=groups) for groups in (None, copies)]
+    right = [((fit.logits_outside > 0) == codes[copies]).mean() for fit in fits]
+    assert right[0] > 0.8
+    assert right[1] < 0.65

@@ -17,7 +17,15 @@ from mlmoe_jax.apps.tools.check_table import doubtful_labels, places, why_missin
 from mlmoe_jax.data.images import STRICT, BadImage, Decoding, read_image
 from mlmoe_jax.data.sources.open import open_split, root_of
 from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN, Split
-from mlmoe_jax.data.split_checks import EXAMPLES, check_splits, count_labels, examples, label_warnings, repeats
+from mlmoe_jax.data.split_checks import (
+    EXAMPLES,
+    check_splits,
+    count_labels,
+    examples,
+    label_warnings,
+    repeats,
+    shared_groups,
+)
 from mlmoe_jax.errors import DONE, FOUND_PROBLEMS, UserError
 from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.machine import cores
@@ -78,7 +86,7 @@ def check_up(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
         "classes": list(splits[0].classes),
         "splits": {split.name: _describe(split, *images) for split, images in zip(splits, inspected, strict=True)},
         "duplicates": [_entry(item) for item in twice],
-        "problems": [*problems, *(_sentence(item) for item in twice if _is_leak(item))],
+        "problems": [*problems, *(_sentence(item) for item in twice if _is_leak(item)), *shared_groups(splits)],
         "warnings": [
             *label_warnings(splits[0]),
             *doubtful_labels(splits, config.data.separator if has_cells else ""),
@@ -113,6 +121,7 @@ def _describe(split: Split, images: np.recarray, errors: dict[int, BadImage]) ->
     missing = sum(item["missing"] for item in bad)
     return {
         "images": len(split),
+        "groups": None if split.groups is None else len(np.unique(split.group_numbers)),
         "decoded": len(images) + len(bad),
         "missing": missing,
         "unreadable": len(bad) - missing,
@@ -305,6 +314,8 @@ def _split_table(splits: dict[str, dict[str, Any]]) -> str:
         return [title, *(f"{split[key]:,}" for split in columns)]
 
     rows = [counts("images", "images")]
+    if all(split["groups"] for split in columns):
+        rows.append(counts("  groups", "groups"))
     if any(split["decoded"] < split["images"] for split in columns):
         rows.append(counts("  decoded", "decoded"))
     rows += [counts("  missing", "missing"), counts("  unreadable", "unreadable")]

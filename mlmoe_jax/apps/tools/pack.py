@@ -115,6 +115,8 @@ def _empty_manifest(config: ConfigDict, splits: Sequence[Split]) -> dict[str, An
 def _fingerprint(split: Split) -> str:
     digest = hashlib.sha256("\0".join(split.ids).encode(errors="surrogatepass"))
     digest.update(np.ascontiguousarray(split.labels, np.int8).tobytes())
+    if split.groups is not None:
+        digest.update("\0".join(split.groups).encode(errors="surrogatepass"))
     return digest.hexdigest()
 
 
@@ -139,7 +141,9 @@ def _resume(folder: Folder, manifest: dict[str, Any], config: ConfigDict) -> dic
 
 def _require_same(folder: Folder, before: dict[str, Any], now: dict[str, Any]) -> None:
     def identity(manifest: dict[str, Any]) -> dict[str, Any]:
-        sums = {f"images or labels of split {name}": s["source_sha256"] for name, s in manifest["splits"].items()}
+        sums = {
+            f"images, labels or groups of split {name}": s["source_sha256"] for name, s in manifest["splits"].items()
+        }
         settings = {f"pack.{key}": value for key, value in manifest["settings"].items()}
         return {key: manifest[key] for key in ("format", "source", "classes")} | settings | sums
 
@@ -163,8 +167,12 @@ def _finish(folder: Folder, manifest: dict[str, Any], splits: Sequence[Split]) -
         if not stored.any():
             raise UserError(f"no image of split {split.name} can be read; the reasons are in {folder / UNFINISHED}")
         file = f"{_stem(split.name)}.npz"
-        ids = [split.ids[row].encode(errors="surrogatepass") for row in np.flatnonzero(stored)]
-        folder.write_npz(file, labels=split.labels[stored].astype(np.int8), ids=np.array(ids))
+        texts = {"ids": split.ids} | ({} if split.groups is None else {"groups": split.groups})
+        coded = {
+            key: np.array([names[row].encode(errors="surrogatepass") for row in np.flatnonzero(stored)])
+            for key, names in texts.items()
+        }
+        folder.write_npz(file, labels=split.labels[stored].astype(np.int8), **coded)
         content = folder.read_bytes(file, MOST_DATA)
         entry["images"] = int(stored.sum())
         entry["labels"] = {"file": file, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}

@@ -23,6 +23,11 @@ DATA = section(
         "For csv, jsonl: the column, or key, with the label names; if empty, a column per class has 1, "
         "0, or nothing for unknown.",
     ),
+    group_column=Text(
+        "",
+        "For csv, jsonl: the column, or key, with the group of each image, such as its patient; the images of a group "
+        "are never in two parts.",
+    ),
     labels=Integer(20_000, "For synthetic: the number of labels.", above=0),
     separator=Text(";", "For csv: the text between two label names."),
     classes=Text(

@@ -8,6 +8,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from numpy.typing import NDArray
 
+from mlmoe_jax.data.groups import draw_groups
 from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.data.split import POSITIVE, Split
 from mlmoe_jax.errors import UserError
@@ -78,6 +79,11 @@ def open_split(
             f"split {split} of {data_config.name} has the labels {some(whole.classes, 4)}, but the model was trained "
             f"on {some(classes, 4)}"
         )
+    if data_config.group_column and whole.groups is None:
+        raise UserError(
+            f"data.group_column={data_config.group_column} is a column of tables (csv, jsonl), and the data set "
+            f"{data_config.name} has no groups; clear it, or for packed data pack the table again with this key"
+        )
     skip = data_config.bad_images == "skip"
     if not skip and len(missing := whole.images.missing()):
         raise UserError(
@@ -131,19 +137,29 @@ def _hold_out(whole: Split, split: str, data_config: ConfigDict, seed: int) -> S
             f"{len(whole) - count} for training"
         )
     seed = seed if data_config.split_seed < 0 else data_config.split_seed
-    rows = RULES[data_config.split_rule](whole.labels, count, seed)
+    rows = RULES[data_config.split_rule](whole.labels, count, seed, whole.group_numbers)
+    if not len(rows):
+        raise UserError(
+            f"all {len(whole):,} training images are one group, which cannot be in two parts; correct or clear "
+            "data.group_column"
+        )
     if split != data_config.val_split:
         rows = np.setdiff1d(np.arange(len(whole)), rows)
     return whole.take(rows, name=split)
 
 
 # ------------------------------------------------------------------------------- the images held out for validation
-def draw_random(labels: NDArray[np.int8], count: int, seed: int) -> Rows:
-    """Draw `count` of N images independently of their labels i8[N,K]. Return the rows i64[count], increasing."""
+def draw_random(labels: NDArray[np.int8], count: int, seed: int, groups: Rows | None = None) -> Rows:
+    """Draw `count` of N images independently of their labels i8[N,K]. Return the rows i64[count], increasing.
+
+    With `groups`, the number of each image's group, whole groups are drawn, see `groups.draw_groups`.
+    """
+    if groups is not None:
+        return draw_groups(labels[:, :0], groups, count, seed)
     return np.sort(np.random.RandomState(seed).permutation(len(labels))[:count])
 
 
-def draw_stratified(labels: NDArray[np.int8], count: int, seed: int) -> Rows:
+def draw_stratified(labels: NDArray[np.int8], count: int, seed: int, groups: Rows | None = None) -> Rows:
     """Draw `count` of N images so that each label has about the same fraction of its images in both parts.
 
     A label with two images or more gets at least one in each part. If the parts are too small for this, the rarest
@@ -154,10 +170,13 @@ def draw_stratified(labels: NDArray[np.int8], count: int, seed: int) -> Rows:
       labels: label codes i8[N,K]. Only POSITIVE counts.
       count: number of images to draw.
       seed: seed of the order of the images.
+      groups: number of each image's group; whole groups are then drawn, see `groups.draw_groups`.
 
     Returns:
-      The rows i64[count], increasing.
+      The rows i64[count], increasing. With groups, their number is about `count`.
     """
+    if groups is not None:
+        return draw_groups(labels, groups, count, seed)
     from scipy.sparse import csr_array  # here, because the config imports this module
 
     by_image = csr_array(labels == POSITIVE)
@@ -190,8 +209,8 @@ def draw_stratified(labels: NDArray[np.int8], count: int, seed: int) -> Rows:
     return np.flatnonzero(part == 0)
 
 
-# data.split_rule -> (labels i8[N,K], count, seed) -> rows
-RULES: Mapping[str, Callable[[NDArray[np.int8], int, int], Rows]] = {
+# data.split_rule -> (labels i8[N,K], count, seed, groups) -> rows
+RULES: Mapping[str, Callable[[NDArray[np.int8], int, int, Rows | None], Rows]] = {
     "stratified": draw_stratified,
     "random": draw_random,
 }

@@ -1,7 +1,7 @@
 """A data set in a few large files (`--mode=pack`), with random access to each image.
 
     FOLDER/manifest.json                       # all files with sizes and sha256, classes, settings
-    FOLDER/train.npz                           # labels i8[N,K] and ids (UTF-8), so that opening a split reads no images
+    FOLDER/train.npz                           # labels i8[N,K], ids and groups, so that opening a split reads no image
     FOLDER/train-00000-of-00006.arrayrecord    # one encoded image per record
 
 On an object store, a shard is copied to the local cache when one of its images is first needed, so that later epochs
@@ -138,8 +138,9 @@ def open_packed(root: str | os.PathLike, split: str) -> Split:
             raise UserError(_changed(folder / table.file))
         # Labels are mostly zeros, so the file may be much smaller. Every image has at least a byte in a shard.
         stored = read_npz(io.BytesIO(content), usual=max(USUAL, 2 * len(images) * len(classes)))
-        images.ids = [name.decode(errors="surrogatepass") for name in stored["ids"].tolist()]
-        return Split(split, classes, stored["labels"].astype(np.int8), images.ids, images)
+        keys = [key for key in ("ids", "groups") if key == "ids" or key in stored]
+        images.ids, *groups = ([name.decode(errors="surrogatepass") for name in stored[key].tolist()] for key in keys)
+        return Split(split, classes, stored["labels"].astype(np.int8), images.ids, images, *groups)
 
 
 def verify(root: str | os.PathLike) -> Iterator[str]:

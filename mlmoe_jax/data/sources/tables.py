@@ -27,6 +27,9 @@ unknown, like null:
 The classes are the lines of the file `data.classes`, in this order. Without this file, they are the classes of the
 model, or for a new model all names in the table, sorted. With `data.classes`, a CSV with one column per class can have
 other columns, which are ignored.
+
+The column (or key) `data.group_column` names the group of each image, such as its patient. Images of a group are never
+in two parts of a split. An image without a name there (an empty cell, null, or no key) is a group of its own.
 """
 
 import csv
@@ -36,6 +39,7 @@ import json
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -66,6 +70,7 @@ class Row(NamedTuple):
       split: its split, None if the table has no splits.
       labels: name -> code.
       rest: the code of all other labels.
+      group: the name of its group, "" if it is a group of its own.
     """
 
     line: int
@@ -73,6 +78,7 @@ class Row(NamedTuple):
     split: str | None
     labels: dict[str, int]
     rest: int
+    group: str
 
 
 def open_table(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
@@ -95,8 +101,14 @@ def open_table(data_config: ConfigDict, split: str, classes: Sequence[str] | Non
             rows = _jsonl_rows(file, path, data_config)
         else:
             rows, classes = _csv_rows(file, path, data_config, classes)
-        classes, files, labels, lines = _collect(_select(rows, path, split, data_config), path, classes)
-    return listed_split(data_config, split, classes, labels, files, path, lines)
+        classes, files, labels, lines, groups = _collect(_select(rows, path, split, data_config), path, classes)
+    whole = listed_split(data_config, split, classes, labels, files, path, lines)
+    if data_config.group_column and not any(groups):
+        raise UserError(
+            f"{path} has no group in the column '{data_config.group_column}' for any image of split {split}; fill it, "
+            "or correct or clear data.group_column"
+        )
+    return replace(whole, groups=groups) if data_config.group_column else whole
 
 
 def read_classes(path: Path) -> tuple[str, ...]:
@@ -220,13 +232,13 @@ def _select(rows: Iterable[Row], path: Path, split: str, data_config: ConfigDict
 
 def _collect(
     rows: Iterable[tuple[Row, bool]], path: Path, known: Sequence[str] | None
-) -> tuple[tuple[str, ...], list[str], np.ndarray, array]:
-    """Return the K classes, and the images, label codes i8[N,K] and lines of the rows in the split.
+) -> tuple[tuple[str, ...], list[str], np.ndarray, array, list[str]]:
+    """Return the K classes, and the images, label codes i8[N,K], lines and groups of the rows in the split.
 
     Without `known` classes, the classes are all names in the table, sorted.
     """
     place = {name: k for k, name in enumerate(known or ())}
-    images, outside = [], None
+    images, groups, outside = [], [], None
     rest, counts, columns, codes, lines = array("b"), array("i"), array("i"), array("b"), array("q")
     for row, in_split in rows:
         if in_split or known is None:
@@ -236,6 +248,7 @@ def _collect(
                     outside = outside or (row.line, name)
         if in_split:
             images.append(row.image)
+            groups.append(row.group)
             lines.append(row.line)
             rest.append(row.rest)
             counts.append(len(row.labels))
@@ -255,7 +268,7 @@ def _collect(
     table = np.empty((len(images), len(names)), np.int8)
     table[:] = np.frombuffer(rest, np.int8)[:, None]
     table[np.repeat(np.arange(len(table)), counts), at] = np.frombuffer(codes, np.int8) if codes else 0
-    return names, images, table, lines
+    return names, images, table, lines, groups
 
 
 def _outside(path: Path, line: int, name: str, known: Sequence[str], count: int) -> UserError:
@@ -269,7 +282,7 @@ def _outside(path: Path, line: int, name: str, known: Sequence[str], count: int)
 
 # --------------------------------------------------------------------------------------------------------------- JSONL
 def _jsonl_rows(file: TextIO, path: Path, data_config: ConfigDict) -> Iterator[Row]:
-    image_key, label_key = data_config.image_column, data_config.label_column
+    image_key, label_key, group_key = data_config.image_column, data_config.label_column, data_config.group_column
     whole_table = "{split}" in data_config.table
     own_split = None
     for line, text in enumerate(read_lines(file), 1):
@@ -280,11 +293,15 @@ def _jsonl_rows(file: TextIO, path: Path, data_config: ConfigDict) -> Iterator[R
             image, labels = record[image_key], record[label_key]
             split = None if whole_table else record.get(SPLIT_COLUMN)
             own_split = split is not None if own_split is None else own_split
-            if not isinstance(image, str) or own_split != isinstance(split, str):
-                raise TypeError("a path and a split are text")
-            yield Row(line, image, split, _codes(labels), NEGATIVE if isinstance(labels, list) else UNKNOWN)
+            group = record.get(group_key) if group_key else None
+            group = "" if group is None else group
+            if not isinstance(image, str) or own_split != isinstance(split, str) or type(group) not in (str, int):
+                raise TypeError("a path and a split are text, and a group is text or a whole number")
+            rest = NEGATIVE if isinstance(labels, list) else UNKNOWN
+            yield Row(line, image, split, _codes(labels), rest, str(group).strip())
         except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
             a_split = f"a split under '{SPLIT_COLUMN}', " if own_split else ""
+            a_split += f"a name or nothing under '{group_key}', " if group_key else ""
             raise UserError(
                 f"{path} line {line} should be a JSON object with a path under '{image_key}', {a_split}and under "
                 f"'{label_key}' labels as a list of names, or as an object that maps names to 1, 0 or null, not "
@@ -314,6 +331,8 @@ def _csv_rows(
         raise UserError(f"{path} {wrong}; write a line with the column names, then one line per image")
     image_at = _column(header, data_config.image_column, "data.image_column", path)
     split_at = header.index(SPLIT_COLUMN) if "{split}" not in data_config.table and SPLIT_COLUMN in header else None
+    named = data_config.group_column
+    group_at = _column(header, named, "data.group_column", path) if named else None
     separator, by_name = data_config.separator, bool(data_config.label_column)  # reading a config key is slow
     if by_name:
         labels_at = _column(header, data_config.label_column, "data.label_column", path)
@@ -345,7 +364,8 @@ def _csv_rows(
                     "that contain a comma in double quotes"
                 )
             image, split = formats.unescape_cell(cells[image_at]), None if split_at is None else cells[split_at]
-            yield Row(line, image, split, labels_of(line, cells), NEGATIVE)
+            group = "" if group_at is None else formats.unescape_cell(cells[group_at].strip())
+            yield Row(line, image, split, labels_of(line, cells), NEGATIVE, group)
 
     return rows(), classes
 
@@ -354,7 +374,8 @@ def _class_columns(
     header: list[str], data_config: ConfigDict, known: Sequence[str] | None, path: Path
 ) -> tuple[str, ...]:
     """Return the classes of a CSV with one column per class; UserError if its columns are not the classes."""
-    columns = [name for name in header if name not in (data_config.image_column, SPLIT_COLUMN)]
+    others = (data_config.image_column, data_config.group_column or SPLIT_COLUMN, SPLIT_COLUMN)
+    columns = [name for name in header if name not in others]
     names = tuple(sorted(columns)) if known is None else tuple(known)
     for name in names:
         _column(header, name, "the list of classes", path)
@@ -379,7 +400,9 @@ def _column(header: list[str], name: str, named_by: str, path: Path) -> int:
         elif separator is not None:
             fix = f"its columns are separated by {separator!r}: save it as a CSV with commas"
         else:
-            fix = "correct one of the two, or clear data.label_column if there is one column per class"
+            grouped = named_by == "data.group_column"
+            unset = named_by if grouped else "data.label_column if there is one column per class"
+            fix = f"correct one of the two, or clear {unset}"
         raise UserError(f"{path} has no column '{name}', which {named_by} names (columns: {some(header)}); {fix}")
     return header.index(name)
 

@@ -2,6 +2,8 @@
 
 import io
 import json
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -38,6 +40,19 @@ def test_splits_that_share_images_are_refused(refusal):
     test = split_of(["8", "9"], name="test")
     assert refusal(check_splits, split_of(["1"]), [split_of(["9"], name="val"), test]).startswith(
         "split test shares 1 of its 2 images with split val, the first is 9;"
+    )
+
+
+def test_splits_that_share_groups_are_refused(refusal):
+    groups = {"train": ["p", "q", "", "p"], "val": ["r", "s", "", "t"], "test": ["x", "q", "p", ""]}
+    train, val, test = (
+        replace(split_of([f"{name}{k}" for k in range(4)], np.eye(4), name), groups=names)
+        for name, names in groups.items()
+    )
+    assert check_splits(train, [val]) == [], "images without a group are not of one group"
+    assert refusal(check_splits, train, [val, test]) == (
+        "split test shares 2 of its 3 groups with split train (q, p); move the images of a group into one split, or "
+        "clear data.group_column"
     )
 
 
@@ -195,6 +210,22 @@ def test_missing_and_unreadable_images_are_problems(data_set, capsys):
     assert "; cannot read 7.jpg as an image: it is damaged or cut short" in second
     assert print_checkup(config, as_json=False) == 1
     assert f"problem: {first}\nproblem: {second}\n" in capsys.readouterr().out
+
+
+def test_groups_in_two_splits_are_a_problem(tmp_path):
+    for name, rows in {"train": "1.png,x,p\n2.png,x,q\n", "test": "3.png,x,p\n"}.items():
+        (tmp_path / f"{name}.csv").write_text(f"image,labels,patient\n{rows}")
+    for k in (1, 2, 3):
+        photo(k).save(tmp_path / f"{k}.png")
+    config = default_config()
+    config.data.update({"name": "csv", "root": str(tmp_path), "val_split": "", "group_column": "patient"})
+    report = check_up(config)
+    assert report["problems"] == [
+        "split test shares 1 of its 1 group with split train (p); move the images of a group into one split, or clear "
+        "data.group_column"
+    ]
+    assert [split["groups"] for split in report["splits"].values()] == [2, 1]
+    assert re.search(r"^  groups +2 +1$", format_checkup(report), re.MULTILINE)
 
 
 def test_duplicate_images_are_reported(data_set):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.packing import SIZES, assert_same_split, config_of, files_of
+from helpers.packing import SIZES, assert_same_split, config_of, files_of, smooth_image
 from PIL import Image
 
 from mlmoe_jax.apps.tools.pack import pack
@@ -82,6 +82,19 @@ def test_packed_data_holds_out_the_same_validation_images(small_voc, tmp_path):
     there.name, there.root = "packed", str(tmp_path / "out")
     for name in ("train", "val"):
         assert_same_split(open_split(there, name, seed=5), open_split(config.data, name, seed=5))
+
+
+def test_packed_data_has_the_groups_of_its_table(tmp_path, refusal):
+    rows = [f"{row}.png,{'xy'[row % 2]},{'' if row == 4 else f'ü{row // 3}'}\n" for row in range(12)]
+    for row in range(12):
+        smooth_image(8, 8, row).save(tmp_path / f"{row}.png")
+    (tmp_path / "train.csv").write_text("".join(["image,labels,patient\n", *rows]))
+    config = config_of(tmp_path, "csv", val_fraction=0.3, group_column="patient", bad_images="skip")
+    (tmp_path / "7.png").write_bytes(b"")
+    pack(config, tmp_path / "out")
+    assert open_packed(tmp_path / "out", "train").groups == [*["ü0"] * 3, "ü1", "", "ü1", "ü2", "ü2", *["ü3"] * 3]
+    config.data.group_column = ""
+    assert "with other images, labels or groups of split train" in refusal(pack, config, tmp_path / "out")
 
 
 def test_names_of_splits_and_images_can_contain_any_character(monkeypatch, tmp_path):
