@@ -56,6 +56,7 @@ def tables(draw: st.DrawFn, base: Path, place: Path) -> Case:
     name = {"jsonl": "jsonl"}.get(kind, "csv")
     content = {"wide": WIDE, "jsonl": JSONL}.get(kind, CSV)
     keys = {"bad_images": draw(st.sampled_from(("skip", "error"))), "images": "", "table": "t"}
+    keys["group_column"] = "image" if draw(st.booleans()) else ""
     if kind == "wide":
         keys["label_column"] = ""
     if kind == "classes":
@@ -73,8 +74,8 @@ def tables(draw: st.DrawFn, base: Path, place: Path) -> Case:
 
 
 def published(draw: st.DrawFn, base: Path, place: Path) -> Case:
-    """Pascal VOC, NUS-WIDE, COCO 2014 and two data sets of Visual Genome, in their published layouts."""
-    name = draw(st.sampled_from(("voc2007", "nuswide", "coco2014", "vg256", "vg500")))
+    """The published data sets, in their layouts."""
+    name = draw(st.sampled_from(("voc2007", "nuswide", "coco2014", "vg256", "vg500", "chestxray14", "chexpert")))
     shutil.copytree(base / name, place, dirs_exist_ok=True)
     path = draw(st.sampled_from(sorted(path for path in place.rglob("*") if path.is_file() and path.suffix != ".jpg")))
     content = (damaged_json if path.suffix == ".json" else damaged)(draw, path.read_bytes())
@@ -84,7 +85,7 @@ def published(draw: st.DrawFn, base: Path, place: Path) -> Case:
 
 
 def prepare_published(base: Path) -> None:
-    from mlmoe_jax.data.sources import nuswide, visual_genome, voc
+    from mlmoe_jax.data.sources import chest, nuswide, visual_genome, voc
 
     for name in voc.CLASSES:
         write(base / f"voc2007/VOC2007/ImageSets/Main/{name}_train.txt", b"000001 1\n000002 -1\n000003  0\n")
@@ -101,6 +102,13 @@ def prepare_published(base: Path) -> None:
     write(base / "vg500/train_list_500.txt", b"1.jpg\n2.jpg\n")
     write(base / "vg500" / visual_genome.INDEX_500, json.dumps({"1.jpg": [0, 17], "2.jpg": [3]}).encode())
     write(base / "vg500/VG_100K/1.jpg", encoded("JPEG"))
+    rows = b"Image Index,Finding Labels,Patient ID\n1.png,Mass|Hernia,1\n2.png,No Finding,2\n"
+    write(base / "chestxray14/Data_Entry_2017.csv", rows)
+    write(base / "chestxray14/train_val_list.txt", b"1.png\n2.png\n")
+    write(base / "chestxray14/images/1.png", encoded())
+    header, place = ",".join(("Path", *chest.OBSERVATIONS)), "train/patient1/study1/view1_frontal.jpg"
+    write(base / "chexpert/train.csv", f"{header}\nCheXpert-v1.0/{place},,-1.0{',' * 11}0.0,1.0\n".encode())
+    write(base / f"chexpert/{place}", encoded("JPEG"))
 
 
 def prepare_packed(base: Path) -> None:

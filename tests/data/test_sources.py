@@ -14,10 +14,10 @@ from mlmoe_jax.data.pipeline import SkippedImages
 from mlmoe_jax.data.sources.open import SOURCES, count_labels, open_split, open_splits, original_name, root_of
 from mlmoe_jax.data.sources.source import Published
 
-PUBLISHED = ("voc2007", "voc2012", "coco2014", "nuswide", "vg256", "vg500")
+PUBLISHED = ("voc2007", "voc2012", "coco2014", "nuswide", "vg256", "vg500", "chestxray14", "chexpert")
 KNOWN = (
-    "digits, digits_single, synthetic, voc2007, voc2012, coco2014, nuswide, vg256, vg500, csv, jsonl, folders, "
-    "coco_json, packed, tfds:NAME"
+    "digits, digits_single, synthetic, voc2007, voc2012, coco2014, nuswide, vg256, vg500, chestxray14, chexpert, csv, "
+    "jsonl, folders, coco_json, packed, tfds:NAME"
 )
 
 

@@ -90,7 +90,7 @@ DATA = section(
     ),
     keep_empty=Flag(
         False,
-        "Keep images without a positive label in the published data sets; own data always keeps them.",
+        "Keep images without a positive label in the published data sets; own data and chest X-rays always keep them.",
     ),
     cache_features=Choice(
         "no",

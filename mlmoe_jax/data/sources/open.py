@@ -30,6 +30,8 @@ SOURCES: Registry[Source] = Registry(
         "nuswide": "mlmoe_jax.data.sources.nuswide:NUSWIDE",
         "vg256": "mlmoe_jax.data.sources.visual_genome:VG256",
         "vg500": "mlmoe_jax.data.sources.visual_genome:VG500",
+        "chestxray14": "mlmoe_jax.data.sources.chest:CHESTXRAY14",
+        "chexpert": "mlmoe_jax.data.sources.chest:CHEXPERT",
         "csv": "mlmoe_jax.data.sources.tables:TABLE",
         "jsonl": "mlmoe_jax.data.sources.tables:TABLE",
         "folders": "mlmoe_jax.data.sources.folders:FOLDERS",
