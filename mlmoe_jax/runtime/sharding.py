@@ -87,22 +87,28 @@ def without_padding(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) 
     A leaf may be a ShapeDtypeStruct. The result then is one, with a sharding.
     """
     everywhere = NamedSharding(mesh, REPLICATED)
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    axes = [_axis(path, label_axes) for path, _ in leaves]
+    whole = [leaf for _, leaf in leaves]
+    padded = [k for k, axis in enumerate(axes) if axis is not None and whole[k].shape[axis] != label_axes.num_labels]
+    if not padded:
+        return tree
+    slices = _slicer(tuple(axes[k] for k in padded), label_axes.num_labels, everywhere)
+    abstract = any(isinstance(whole[k], jax.ShapeDtypeStruct) for k in padded)
+    run = functools.partial(jax.eval_shape, slices) if abstract else slices
+    for k, leaf in zip(padded, run([whole[k] for k in padded]), strict=True):
+        whole[k] = leaf.update(sharding=everywhere) if abstract else leaf
+    return structure.unflatten(whole)
 
-    def unpad(path: tuple, leaf: Any) -> Any:
-        axis = _axis(path, label_axes)
-        if axis is None or leaf.shape[axis] == label_axes.num_labels:
-            return leaf
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            shape = _with_size(leaf.shape, axis, label_axes.num_labels)
-            return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=everywhere)
-        return _slicer(axis, label_axes.num_labels, everywhere)(leaf)
 
-    return jax.tree_util.tree_map_with_path(unpad, tree)
+# One program: simulated devices can wait forever for one another in many small ones. A new function would be compiled
+# at every checkpoint.
+@functools.cache
+def _slicer(axes: tuple[int, ...], size: int, sharding: NamedSharding) -> Callable[[list], list]:
+    def slices(leaves: list) -> list:
+        return [jax.lax.slice_in_dim(leaf, 0, size, axis=axis) for leaf, axis in zip(leaves, axes, strict=True)]
 
-
-@functools.cache  # a new function would be compiled at every checkpoint
-def _slicer(axis: int, size: int, sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:
-    return jax.jit(lambda leaf: jax.lax.slice_in_dim(leaf, 0, size, axis=axis), out_shardings=sharding)
+    return jax.jit(slices, out_shardings=sharding)
 
 
 def abstract(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
