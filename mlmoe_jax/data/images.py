@@ -145,6 +145,15 @@ def read_file(path: str | os.PathLike) -> bytes:
         raise BadImage(f"cannot read {os.fspath(path)} as an image: {error.strerror or error}") from error
 
 
+def size_of(path: str | os.PathLike) -> tuple[int, int] | None:
+    """Return the width and height of a local image file from its header; None if it cannot be read."""
+    try:
+        with Image.open(path, formats=_formats()) as image:
+            return image.size
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None
+
+
 class _UnknownWhite(ValueError):
     """A gray image without a known value of white."""
 

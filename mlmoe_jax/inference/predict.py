@@ -62,10 +62,17 @@ class Predictor:
       run: the trained model.
       thresholds: label -> minimum probability for assigning the label.
       source: how the thresholds were fitted, as in `runs.thresholds.Thresholds`.
+      version: name of the model in predictions for labeling tools.
     """
 
-    def __init__(self, run: Run, thresholds: Mapping[str, float], source: Mapping[str, Any] | None = None):
-        self.run, self.names, self.source = run, run.label_space.names, source or {}
+    def __init__(
+        self,
+        run: Run,
+        thresholds: Mapping[str, float],
+        source: Mapping[str, Any] | None = None,
+        version: str = "mlmoe",
+    ):
+        self.run, self.names, self.source, self.version = run, run.label_space.names, source or {}, version
         self.thresholds = Thresholds(dict(thresholds)).of(self.names)
         self._data = run.config.data.copy_and_resolve_references()
         self._data.bad_images = "skip"
@@ -103,9 +110,10 @@ class Predictor:
             status(
                 f"scores are corrected as fitted on {run.calibration.fitted_on} (--config.calibration.use=false: raw)"
             )
+        version = f"{folder.path.name} at step {run.step}"
         if fixed:
-            return cls(run, dict.fromkeys(names, float(run.config.eval.threshold)))
-        return cls(run, stored.reported, stored.source)
+            return cls(run, dict.fromkeys(names, float(run.config.eval.threshold)), version=version)
+        return cls(run, stored.reported, stored.source, version)
 
     @overload
     def __call__(

@@ -1,4 +1,4 @@
-"""Formats of files: strict JSON, npz files from untrusted sources, and the cells of CSV tables.
+"""Formats of files: strict JSON, npz and XML files from untrusted sources, and the cells of CSV tables.
 
 `numpy.load` would unpack a file of 2 MB to 2 GB, so the unpacked size is checked against the size of the file first.
 
@@ -15,8 +15,9 @@ import math
 import os
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, TextIO
+from xml.parsers import expat
 
 import numpy as np
 
@@ -65,6 +66,31 @@ def read_npz(file: BinaryIO, *, usual: int = USUAL) -> dict[str, np.ndarray]:
         if not is_plain or math.prod(side or 1 for side in array.shape) > most:
             raise ValueError(f"its member {name[:100]!r} is not an array of numbers or text")
     return arrays
+
+
+def xml_events(pieces: Iterable[bytes]) -> Iterator[tuple[str, str, dict[str, str]]]:
+    """Yield ("start", tag, attributes), ("text", text, {}) and ("end", tag, {}) for the parts of an XML document.
+
+    Raises expat.ExpatError if it is malformed, and ValueError if it has a document type, whose entities can expand
+    without a bound.
+    """
+
+    def refuse(*declaration: Any) -> None:
+        raise ValueError("it has a document type, which is not read")
+
+    events: list[tuple[str, str, dict[str, str]]] = []
+    parser = expat.ParserCreate()
+    parser.buffer_text = True
+    parser.StartDoctypeDeclHandler = refuse
+    parser.StartElementHandler = lambda tag, attributes: events.append(("start", tag, attributes))
+    parser.CharacterDataHandler = lambda text: events.append(("text", text, {}))
+    parser.EndElementHandler = lambda tag: events.append(("end", tag, {}))
+    for piece in pieces:
+        parser.Parse(piece)
+        yield from events
+        events.clear()
+    parser.Parse(b"", True)
+    yield from events
 
 
 def escape_cell(cell: Any) -> Any:

@@ -263,7 +263,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
     partial.mkdir()
     try:
         yield partial
-        for file in partial.iterdir():
+        for file in filter(Path.is_file, partial.rglob("*")):
             file.chmod(partial.stat().st_mode & 0o666)  # libraries write files for their owner only
             with open(file, "rb") as written:
                 os.fsync(written.fileno())

@@ -17,7 +17,7 @@ from mlmoe_jax.data.sources.source import Published
 PUBLISHED = ("voc2007", "voc2012", "coco2014", "nuswide", "vg256", "vg500", "chestxray14", "chexpert")
 KNOWN = (
     "digits, digits_single, synthetic, voc2007, voc2012, coco2014, nuswide, vg256, vg500, chestxray14, chexpert, csv, "
-    "jsonl, folders, coco_json, packed, tfds:NAME"
+    "jsonl, folders, coco_json, label_studio, fiftyone, cvat, sidecar, wd_tagger, packed, tfds:NAME"
 )
 
 

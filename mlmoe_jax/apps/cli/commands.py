@@ -173,7 +173,11 @@ def _predict(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
     folder = _workdir(flags)
     from mlmoe_jax.apps.tools.predict import predict_files
 
-    here = f"predictions.{'jsonl' if flags.gates else 'csv'}" if is_shared(flags.workdir) and not flags.json else None
+    here = (
+        f"predictions.{'jsonl' if flags.gates else 'csv'}"
+        if is_shared(flags.workdir) and not (flags.json or flags.format)
+        else None
+    )
     return predict_files(
         folder,
         flags.images,
@@ -184,6 +188,7 @@ def _predict(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
         top_k=flags.top_k,
         gates=flags.gates,
         as_json=flags.json,
+        form=flags.format,
     )
 
 
@@ -246,9 +251,10 @@ def _data(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
 
 def _pack(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     config = _load_config(flags.config, overrides)
+    from mlmoe_jax.apps.tools.label_files import write_labels
     from mlmoe_jax.apps.tools.pack import pack
 
-    return pack(config, flags.output)
+    return write_labels(config, flags.format, flags.output) if flags.format else pack(config, flags.output)
 
 
 def _features(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:

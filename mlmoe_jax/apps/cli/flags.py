@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlmoe_jax.apps.export.catalog import TARGETS
+from mlmoe_jax.data.sources.formats import FORMATS
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import DEMO, HUB
 from mlmoe_jax.runtime.registry import nearest, suggestion
@@ -35,7 +36,7 @@ PURPOSES = {
     },
     "Prepare": {
         "data": "check the images and labels of a data set",
-        "pack": "write a data set as a few large files",
+        "pack": "write a data set as a few large files, or its labels for a labeling tool",
         "features": "write the features of a backbone",
         "summary": "count parameters, multiply-adds and memory; nothing is trained",
         "compile": "compile the steps for a device or a TPU slice, and tell whether they fit",
@@ -73,11 +74,12 @@ def _count(text: str) -> int:
 
 # Mode -> description of --output.
 OUTPUTS = {
-    "predict": "a .csv or .jsonl file, or - for stdout (default: stdout with --json, otherwise predictions.csv, or "
-    "with --gates predictions.jsonl, in the run folder or, for hf: and demo:, in the working directory)",
+    "predict": "a .csv or .jsonl file, a file or folder of the --format, or - for stdout (default: stdout with --json, "
+    "otherwise predictions.csv, or with --gates predictions.jsonl, in the run folder or, for hf: and demo:, in the "
+    "working directory)",
     "compare": "a .csv or .json file",
     "report": "an .html file (default: report.html in the run folder)",
-    "pack": "a folder, or an address such as gs://bucket/folder",
+    "pack": "a folder, an address such as gs://bucket/folder, or a file or folder of the --format with {split}",
     "features": "a folder",
     "export": "a .safetensors or .npz file, or a folder with --format",
     "push": "a folder for the files to inspect them; nothing is uploaded",
@@ -109,11 +111,13 @@ FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
         {"nargs": "+", "default": []},
     ),
     "format": (
-        ("export",),
-        "stablehlo or onnx (a folder with a program and its labels), safetensors (a file with our parameter paths), "
-        "peft (a folder that PEFT loads onto a model of transformers), or official (a .safetensors or .npz file with "
-        "the names of the authors' code; default for such an --output)",
-        {"choices": tuple(TARGETS)},
+        ("export", "predict", "pack"),
+        "for export: stablehlo or onnx (a folder with a program and its labels), safetensors (a file with our "
+        "parameter paths), peft (a folder that PEFT loads onto a model of transformers), or official (a .safetensors "
+        "or .npz file with the names of the authors' code; default for such an --output); for predict and pack: "
+        "label_studio or fiftyone (.json), cvat (.xml), sidecar (a folder with a text file of tags per image), or "
+        "wd_tagger (such a folder with selected_tags.csv)",
+        {"choices": (*TARGETS, *FORMATS)},
     ),
     "include-frozen": (
         ("export",),
@@ -256,6 +260,8 @@ def _require_what_the_mode_takes(flags: argparse.Namespace, overrides: list[tupl
     elif "config" not in needs and flags.config is not None:
         source = CONFIGS_FROM.get(mode, "the run folder")
         raise UserError(f"--mode={mode} takes its config from {source}; leave --config out")
+    if flags.format and flags.format not in (known := TARGETS if mode == "export" else FORMATS):
+        raise UserError(f"--format={flags.format} is not for --mode={mode}; there are {', '.join(known)}")
     if mode in WITHOUT_FOLDER and flags.workdir is not None:
         raise UserError(f"--mode={mode} has no run folder; leave --workdir out")
     if mode in WITHOUT_KEYS and overrides:

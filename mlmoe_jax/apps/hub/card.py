@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.apps.report.training import intervals, why_rough
 from mlmoe_jax.data.labels.space import LabelSpace
+from mlmoe_jax.data.sources.formats import FORMATS
 from mlmoe_jax.evaluation.evaluate import headlines
 from mlmoe_jax.evaluation.metrics import multilabel
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD, Results, SplitScores, read_results
@@ -29,7 +30,7 @@ from mlmoe_jax.runtime.version import __version__
 
 _TEMPLATE = Path(__file__).with_name("card.md")
 _MOST_LABELS = 1000  # rows of the table
-_LAYOUTS = ("csv", "jsonl", "folders", "coco_json", "packed")  # values of data.name that are layouts of own images
+_LAYOUTS = ("csv", "jsonl", "folders", "coco_json", "packed", *FORMATS)  # data.name of layouts of own images
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&!$])")
 
 

@@ -24,6 +24,7 @@ from mlmoe_jax.runtime.sharding import shard_batch
 LABELED, EXPLAINED = "labeled", "explained"  # kinds of batches: without and with attention
 # Batch sizes per device; attention maps of many labels are large.
 BATCH_SIZES = {LABELED: SIZES, EXPLAINED: SIZES[:2]}
+LIMITS = ("images", "megabytes", "megapixels")  # keys of config.serve
 _REPEATS, _SECONDS = 3, 0.5  # a batch is timed at most this often, and not again after this time
 
 
@@ -51,7 +52,8 @@ class Labeler:
 
     def __init__(self, predictor: Predictor):
         run = predictor.run
-        self.predictor, self._run, self.limits = predictor, run, run.config.serve.to_dict()
+        self.predictor, self._run = predictor, run
+        self.limits = {name: run.config.serve[name] for name in LIMITS}
         self.gate_entries = head_of(run.config).gate_entries(run.config)
         parts = (run.definition, run.preprocess, run.mesh, run.label_axes)
         self._steps = {LABELED: make_eval_step(*parts, gates=True), EXPLAINED: make_explain_step(*parts)}

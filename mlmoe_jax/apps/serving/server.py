@@ -24,6 +24,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from mlmoe_jax.apps.serving import label_studio
 from mlmoe_jax.apps.serving.labeler import Labeler
 from mlmoe_jax.apps.serving.service import BODY, READY, SECONDS, Metrics, Options, Service
 from mlmoe_jax.errors import DONE, OUTDATED, UserError
@@ -92,6 +93,7 @@ def make_app(service: Service, *, hosts: Sequence[str] = ()) -> ASGIApp:
         """Return counters in the text format of Prometheus."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    label_studio.add_routes(app, service)
     for path, (name, kind) in _ASSETS.items():
         asset = Response((files(__package__) / name).read_bytes(), media_type=kind)
         app.add_route(path, partial(_fixed, asset), include_in_schema=False)

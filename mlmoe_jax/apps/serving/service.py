@@ -6,7 +6,7 @@ import asyncio
 import base64
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -117,8 +117,32 @@ class Service:
         """Return the description of the model and the limits of requests, as JSON values."""
         return self.labeler.describe() | {"limits": {**self.labeler.limits, "seconds": self.seconds}}
 
-    async def results(self, request: Request, options: Options) -> list[dict[str, Any]]:
-        """Return the results of a request, as JSON values; HTTPException if there are none."""
+    @property
+    def most_images(self) -> int:
+        """The largest number of images of a request."""
+        return min(self.labeler.limits["images"], self._queue)
+
+    async def body(self, request: Request) -> bytes:
+        """Return the body of a request; HTTPException if it is too large or does not arrive in time."""
+        try:
+            async with asyncio.timeout(self.seconds):
+                return b"".join([part async for part in _limited(request, self.labeler.limits["megabytes"] << 20)])
+        except TimeoutError as late:
+            raise self._late() from late
+
+    def _late(self) -> HTTPException:
+        return HTTPException(408, f"the request did not arrive within {self.seconds:g} s", {"Connection": "close"})
+
+    async def results(
+        self,
+        request: Request,
+        options: Options,
+        images: Callable[[], Awaitable[list[tuple[str, bytes | BadImage]]]] | None = None,
+    ) -> list[dict[str, Any]]:
+        """Return the results of a request, as JSON values; HTTPException if there are none.
+
+        `images` reads the (name, content or error) of each image, if they are not in the body of the request.
+        """
         if self.state != READY:
             raise HTTPException(503, f"the server is {self.state}", {"Retry-After": "5"})
         try:
@@ -127,18 +151,17 @@ class Service:
             raise HTTPException(422, str(error)) from error
         if options.gates and not self.labeler.gate_entries:
             raise HTTPException(422, "the model has no gates")
-        limits, images = self.labeler.limits, None
-        most = {"most_bytes": limits["megabytes"] << 20, "most_images": min(limits["images"], self._queue)}
+        loaded, most_bytes = None, self.labeler.limits["megabytes"] << 20
+        images = images or partial(images_of, request, most_bytes=most_bytes, most_images=self.most_images)
         try:
             async with asyncio.timeout(self.seconds):
                 with self._reserved(1):
-                    images = await images_of(request, **most)
-                    with self._reserved(len(images) - 1):
-                        return await self._label(images, options)
+                    loaded = await images()
+                    with self._reserved(len(loaded) - 1):
+                        return await self._label(loaded, options)
         except TimeoutError as late:
-            if images is None:
-                reason = f"the request did not arrive within {self.seconds:g} s"
-                raise HTTPException(408, reason, {"Connection": "close"}) from late
+            if loaded is None:
+                raise self._late() from late
             raise HTTPException(504, f"there is no result after {self.seconds:g} s") from late
 
     @contextlib.contextmanager
@@ -151,7 +174,7 @@ class Service:
         finally:
             self.active -= images
 
-    async def _label(self, images: list[tuple[str, bytes]], options: Options) -> list[dict[str, Any]]:
+    async def _label(self, images: Sequence[tuple[str, bytes | BadImage]], options: Options) -> list[dict[str, Any]]:
         loop, read = asyncio.get_running_loop(), self._read
         decoded = await asyncio.gather(*(loop.run_in_executor(self._readers, read, *image) for image in images))
         good = [image for image in decoded if not isinstance(image, BadImage)]
@@ -167,7 +190,9 @@ class Service:
             for (name, _), image in zip(images, decoded, strict=True)
         ]
 
-    def _read(self, name: str, content: bytes) -> np.ndarray | BadImage:
+    def _read(self, name: str, content: bytes | BadImage) -> np.ndarray | BadImage:
+        if isinstance(content, BadImage):
+            return content
         try:
             return self.labeler.read(content, name)
         except BadImage as error:

@@ -43,7 +43,7 @@ def pack(config: ConfigDict, output: str | os.PathLike) -> int:
     The exit code is 130 if packing was stopped on request; the same command resumes it. Raises UserError for an
     unreadable image (unless `data.bad_images` is skip) and for a folder with other content.
     """
-    splits = _open_splits(config)
+    splits = open_whole(config)
     folder = Folder(epath.Path(output).expanduser())
     folder.require_place()
     with folder.writing(), stop_requests() as stop:
@@ -61,7 +61,7 @@ def pack(config: ConfigDict, output: str | os.PathLike) -> int:
     return DONE
 
 
-def _open_splits(config: ConfigDict) -> list[Split]:
+def open_whole(config: ConfigDict) -> list[Split]:
     """Open all splits of `config.data`, complete, with the classes of the training split.
 
     Images of `data.val_fraction` stay in the training split, so that the same config holds them out again.

@@ -6,7 +6,8 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TextIO
 
 import numpy as np
@@ -14,6 +15,8 @@ from etils import epath
 
 from mlmoe_jax.apps.tools.image_list import find_images
 from mlmoe_jax.config.defaults import default_config
+from mlmoe_jax.data.sources.formats import FORMATS, Entry, LabelFile, output_path
+from mlmoe_jax.data.split import POSITIVE
 from mlmoe_jax.errors import DONE, OUTDATED, USER_ERROR, UserError
 from mlmoe_jax.inference.predict import BATCH, Predictor, Result, by_label
 from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder
@@ -38,6 +41,7 @@ def predict_files(
     top_k: int | None = None,
     gates: bool = False,
     as_json: bool = False,
+    form: str | None = None,
 ) -> int:
     """Label images, write one row per image, and print a summary.
 
@@ -51,12 +55,13 @@ def predict_files(
       batch_size: number of images at a time, by default 32 per device.
       top_k, gates: as in `Predictor.stream`.
       as_json: print JSON.
+      form: name of the format of a labeling tool; None for CSV or JSON lines.
 
     Returns:
       the exit code: 0; 2 if an image could not be read, after labeling the readable images; 3 if the newest checkpoint
       is damaged and an older checkpoint was used.
     """
-    target = choose_target(output, folder, as_json=as_json, gates=gates)
+    target = choose_target(output, folder, as_json=as_json, gates=gates, form=form)
     folder.require_model()
     # Only the first process has a standard input. If it finds no image, it fails with the reason, which ends the job.
     paths = distributed.broadcast_from_first(find_images(items) if distributed.is_first() else None)
@@ -65,19 +70,21 @@ def predict_files(
         raise UserError(
             f"the label {min(same)} has the name of a column of the CSV; write --output=….jsonl, or use --top-k"
         )
+    file = LabelFile(target.path, predictor.names, paths, version=predictor.version) if form else None
+    if form:
+        FORMATS[form].require(file)
     devices, writes, summary = predictor.run.mesh.size, distributed.is_first(), _Summary(len(paths))
     size = even_batch(len(paths), batch_size or BATCH * devices, devices)
     with contextlib.closing(Progress("predict", math.ceil(len(paths) / size), size)) as progress:
         results = predictor.stream(paths, batch_size=size, top_k=top_k, gates=gates, progress=progress)
         if writes and top_k is None:
             _report_thresholds(predictor, folder, overrides)
-        with open_target(target) if writes else contextlib.nullcontext() as file:
-            write = row_writer(file, target.kind, predictor.names, top_k) if writes else lambda result: None
-            for result in results:
-                write(result)
-                summary.add(result)
+        results = summary.counted(results)
+        note = _write(target, file, predictor.names, top_k, results) if writes else deque(results, maxlen=0)
     if writes:
         summary.print(target, as_json=as_json)
+    if note:
+        status(note)
     if summary.unread:
         return USER_ERROR
     return OUTDATED if predictor.run.outdated else DONE
@@ -101,13 +108,20 @@ def _report_thresholds(predictor: Predictor, folder: RunFolder, overrides: Seque
 
 
 # ------------------------------------------------------------------------------------------------------------- target
-def choose_target(output: str | None, folder: RunFolder, *, as_json: bool = False, gates: bool = False) -> Target:
+def choose_target(
+    output: str | None, folder: RunFolder, *, as_json: bool = False, gates: bool = False, form: str | None = None
+) -> Target:
     """Return the target of `--output`: a .csv or .jsonl file, or - for standard output (CSV, or JSONL if `as_json`).
 
     The default is standard output if `as_json`, else predictions.csv in the run folder, or predictions.jsonl with
     gates, whose weights are lists, which do not fit into CSV cells. Raises UserError for other suffixes, and if the
-    file cannot be written.
+    file cannot be written. A format of a labeling tool, `form`, has a file or folder of its own, without
+    a default.
     """
+    if form:
+        if gates:
+            raise UserError(f"--gates needs JSON lines; leave out --format={form}")
+        return Target(output_path(output, form), form)
     if output == STANDARD_OUTPUT or (as_json and not output):
         target = Target(None, "jsonl" if as_json else "csv")
     else:
@@ -124,6 +138,21 @@ def choose_target(output: str | None, folder: RunFolder, *, as_json: bool = Fals
 
 # --------------------------------------------------------------------------------------------------------------- rows
 _COLUMNS = ("image", "labels", "error")  # columns of a CSV before the scores
+
+
+def _write(
+    target: Target, file: LabelFile | None, names: Sequence[str], top_k: int | None, results: Iterable[Result]
+) -> str:
+    """Write the results to the target, or to the file of a labeling tool; return a sentence about further files."""
+    if file:  # without the images that could not be read
+        read = (result for result in results if not result.error)
+        entries = (Entry(result.image, dict.fromkeys(result.labels, POSITIVE), result.scores) for result in read)
+        return FORMATS[target.kind].write(file, entries)
+    with open_target(target) as rows:
+        write = row_writer(rows, target.kind, names, top_k)
+        for result in results:
+            write(result)
+    return ""
 
 
 def row_writer(file: TextIO, kind: str, names: Sequence[str], top_k: int | None = None) -> Callable[[Result], None]:
@@ -172,7 +201,13 @@ class _Summary:
         self.images, self.unread, self.started = images, 0, time.perf_counter()
         self.first: list[Result] = []
 
-    def add(self, result: Result) -> None:
+    def counted(self, results: Iterable[Result]) -> Iterator[Result]:
+        """Yield the results, and add each to the summary."""
+        for result in results:
+            yield result
+            self._add(result)
+
+    def _add(self, result: Result) -> None:
         if len(self.first) < MOST_ROWS:
             self.first.append(result)
         if result.error:

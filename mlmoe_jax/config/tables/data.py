@@ -14,14 +14,19 @@ DATA = section(
     ),
     table=Text(
         "{split}.csv",
-        "For csv, jsonl, coco_json: the file with the labels, below data.root; it may contain {split}.",
+        "For csv, jsonl, coco_json and labeling tools: the file (sidecar, wd_tagger: folder) with the labels, below "
+        "data.root; it may contain {split}.",
     ),
-    images=Text("", "For csv, jsonl, coco_json: the folder of the images, below data.root; it may contain {split}."),
-    image_column=Text("image", "For csv, jsonl: the column, or key, with the path of the image."),
+    images=Text(
+        "",
+        "For csv, jsonl, coco_json and labeling tools: the folder of the images, below data.root; it may contain "
+        "{split}.",
+    ),
+    image_column=Text("image", "For csv, jsonl, label_studio: the column, or key, with the path of the image."),
     label_column=Text(
         "labels",
         "For csv, jsonl: the column, or key, with the label names; if empty, a column per class has 1, "
-        "0, or nothing for unknown.",
+        "0, or nothing for unknown; for label_studio: the name of the Choices.",
     ),
     group_column=Text(
         "",
@@ -31,7 +36,9 @@ DATA = section(
     labels=Integer(20_000, "For synthetic: the number of labels.", above=0),
     separator=Text(";", "For csv: the text between two label names."),
     classes=Text(
-        "", "For csv, jsonl, vg500: a text file below data.root, one class per line; if empty, the names in the table."
+        "",
+        "For csv, jsonl, vg500 and labeling tools: a text file below data.root, one class per line, or for "
+        "label_studio the labeling configuration (.xml); if empty, the names in the table.",
     ),
     train_split=Text("train", "Split to train on."),
     val_split=Text("val", "Split for selection and early stopping; if empty, there is none."),

@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from numpy.typing import NDArray
 
 from mlmoe_jax.data.groups import draw_groups
+from mlmoe_jax.data.sources.formats import FORMATS
 from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.data.split import POSITIVE, Split
 from mlmoe_jax.errors import UserError
@@ -36,6 +37,7 @@ SOURCES: Registry[Source] = Registry(
         "jsonl": "mlmoe_jax.data.sources.tables:TABLE",
         "folders": "mlmoe_jax.data.sources.folders:FOLDERS",
         "coco_json": "mlmoe_jax.data.sources.coco:COCO_JSON",
+        **dict.fromkeys(FORMATS, "mlmoe_jax.data.sources.labeling:LABELING_TOOL"),
         "packed": "mlmoe_jax.data.sources.packed:PACKED",
         "tfds:NAME": "mlmoe_jax.data.sources.tfds:TFDS",
     },

@@ -65,7 +65,7 @@ class Row(NamedTuple):
     """One image of a table.
 
     Attributes:
-      line: its line in the table.
+      line: its line in the table; 0 in a file without a line per image.
       image: its path.
       split: its split, None if the table has no splits.
       labels: name -> code.
@@ -78,7 +78,7 @@ class Row(NamedTuple):
     split: str | None
     labels: dict[str, int]
     rest: int
-    group: str
+    group: str = ""
 
 
 def open_table(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
@@ -101,7 +101,9 @@ def open_table(data_config: ConfigDict, split: str, classes: Sequence[str] | Non
             rows = _jsonl_rows(file, path, data_config)
         else:
             rows, classes = _csv_rows(file, path, data_config, classes)
-        classes, files, labels, lines, groups = _collect(_select(rows, path, split, data_config), path, classes)
+        classes, files, labels, lines, groups = collect_labels(
+            select_rows(rows, path, split, data_config), path, classes
+        )
     whole = listed_split(data_config, split, classes, labels, files, path, lines)
     if data_config.group_column and not any(groups):
         raise UserError(
@@ -159,6 +161,11 @@ def _instead_of_table(path: Path, table: str) -> str:
     return f"correct data.table, which is {table}{others}"
 
 
+def image_folder(data_config: ConfigDict, split: str) -> Path:
+    """Return the folder `data.images` of a split."""
+    return Path(data_config.root).expanduser() / data_config.images.replace("{split}", split)
+
+
 def listed_split(
     data_config: ConfigDict,
     split: str,
@@ -184,7 +191,7 @@ def listed_split(
     Raises:
       UserError: an absolute path is outside `data.images`.
     """
-    folder = Path(data_config.root).expanduser() / data_config.images.replace("{split}", split)
+    folder = image_folder(data_config, split)
     start = f"{folder.absolute()}".rstrip("/") + "/"
     if outside := next((file for file in files if file.startswith("/") and not file.startswith(start)), None):
         raise UserError(
@@ -207,22 +214,24 @@ def refuse_other_splits(path: Path, split: str, data_config: ConfigDict, lacks: 
 
 
 # ---------------------------------------------------------------------------------------------------- rows of a table
-def _select(rows: Iterable[Row], path: Path, split: str, data_config: ConfigDict) -> Iterator[tuple[Row, bool]]:
+def select_rows(rows: Iterable[Row], path: Path, split: str, data_config: ConfigDict) -> Iterator[tuple[Row, bool]]:
     """Yield each row, and whether its image is in `split`; UserError for a missing or repeated image."""
     whole_table = "{split}" in data_config.table
     images: set[str] = set()
     others: set[str] = set()
     for row in rows:
         if row.split is None and not whole_table:
-            has_none = f"has no {'key' if data_config.name == 'jsonl' else 'column'} '{SPLIT_COLUMN}'"
-            refuse_other_splits(path, split, data_config, has_none)
+            where = {"csv": f"column '{SPLIT_COLUMN}'", "jsonl": f"key '{SPLIT_COLUMN}'"}.get(
+                data_config.name, "splits"
+            )
+            refuse_other_splits(path, split, data_config, f"has no {where}")
         if row.split is not None and row.split != split:
             others.add(row.split)
             yield row, False
             continue
         if not row.image or row.image in images:
             wrong = f"lists {row.image} again; delete one of the lines" if row.image else "has no image path"
-            raise UserError(f"{path} line {row.line} {wrong}")
+            raise UserError(f"{path}{f' line {row.line}' if row.line else ''} {wrong}")
         images.add(row.image)
         yield row, True
     if not images:
@@ -230,7 +239,7 @@ def _select(rows: Iterable[Row], path: Path, split: str, data_config: ConfigDict
         raise UserError(f"{path} lists {none}")
 
 
-def _collect(
+def collect_labels(
     rows: Iterable[tuple[Row, bool]], path: Path, known: Sequence[str] | None
 ) -> tuple[tuple[str, ...], list[str], np.ndarray, array, list[str]]:
     """Return the K classes, and the images, label codes i8[N,K], lines and groups of the rows in the split.
@@ -275,8 +284,9 @@ def _outside(path: Path, line: int, name: str, known: Sequence[str], count: int)
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean '{close[0]}'" if close else "correct it, or list all classes in the file of data.classes"
     which = f"the first of {count:,} such labels" if count > 1 else "the only such label"
+    at = f" line {line}" if line else ""
     return UserError(
-        f"{path} line {line} has the label '{name}', which is not one of the {len(known)} classes ({which}); {hint}"
+        f"{path}{at} has the label '{name}', which is not one of the {len(known)} classes ({which}); {hint}"
     )
 
 

@@ -4,14 +4,18 @@ import csv
 import json
 import os
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from helpers.color_model import HALVES, NAMES, color, expected, make_run
+from helpers.tables import data_settings
 from PIL import Image
 
 from mlmoe_jax.apps.tools.predict import even_batch, predict_files
 from mlmoe_jax.data.labels.space import synthetic_label_space
+from mlmoe_jax.data.sources.formats import FORMATS
+from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.inference.predict import Predictor
 from mlmoe_jax.runs.folder import RunFolder
 
@@ -77,6 +81,63 @@ def test_a_bad_image_is_a_row_with_an_error(command, capsys):
     assert err == f"error: {rows[1].pop('error')}\n"
     assert rows[1] == {"image": "bad.png", "labels": "", **dict.fromkeys(NAMES, "")}
     assert rows[2]["labels"]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_predictions_for_a_labeling_tool(command, capsys, form):
+    """The format's reader gets the labels; scores are asserted below."""
+    output = f"out{FORMATS[form].suffix}"
+    assert command("4.png", "bad.png", "0.png", output=output, form=form) == 2
+    assert "2 of 3 images labeled" in capsys.readouterr().out
+    if form != "label_studio":
+        data = data_settings(form, ".", table=output, bad_images="skip")
+        split = open_split(data, "train")
+        labels = {
+            name: [split.classes[k] for k in np.flatnonzero(row)]
+            for name, row in zip(split.ids, split.labels, strict=True)
+        }
+        assert {name: set(names) for name, names in labels.items()} == {
+            "4.png": {"red", "green", "dark"},
+            "0.png": {"green", "dark"},
+        }
+
+
+def test_scores_for_a_labeling_tool(command):
+    command("4.png", "0.png", output="a.json", form="label_studio", top_k=2)
+    tasks = json.loads(Path("a.json").read_text())
+    assert [task["data"]["image"] for task in tasks] == ["/data/local-files/?d=4.png", "/data/local-files/?d=0.png"]
+    (first,) = tasks[0]["predictions"]
+    assert first == {"model_version": "mlmoe", "score": pytest.approx(expected(200, 110)[1], abs=1e-6)} | {
+        "result": [
+            {"from_name": "labels", "to_name": "image", "type": "choices"} | {"value": {"choices": ["red", "green"]}}
+        ]
+    }
+    command("4.png", output="b.json", form="fiftyone")
+    (entries,) = json.loads(Path("b.json").read_text())["labels"].values()
+    assert [entry["confidence"] for entry in entries] == pytest.approx([*expected(200, 110)[:2], 0.5], abs=1e-6)
+    command("4.png", output="c.xml", form="cvat")
+    scores = [float(one.text) for one in ElementTree.parse("c.xml").getroot().iterfind("image/tag/attribute")]
+    assert scores == pytest.approx([*expected(200, 110)[:2], 0.5], abs=1e-6)
+
+
+def test_tags_of_images_elsewhere_are_below_their_common_folder(command, tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "4.png").rename(tmp_path / "sub" / "4.png")
+    command(str(tmp_path / "sub/4.png"), str(tmp_path / "0.png"), output="tags", form="sidecar")
+    assert {str(path.relative_to("tags")) for path in Path("tags").rglob("*.txt")} == {"0.txt", "sub/4.txt"}
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"form": "cvat"}, "--format=cvat needs --output=FILE.xml"),
+        ({"form": "cvat", "output": "a.json"}, "should end in .xml for --format=cvat"),
+        ({"form": "cvat", "output": "a.xml", "gates": True}, "leave out --format=cvat"),
+        ({"form": "sidecar", "output": "run"}, "run already exists"),
+    ],
+)
+def test_a_format_that_cannot_be_written_is_refused_before_labeling(command, refusal, options, sentence):
+    assert sentence in refusal(command, "4.png", **options)
 
 
 def test_the_best_labels_in_columns(command, capsys):

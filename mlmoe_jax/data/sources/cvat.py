@@ -1,0 +1,107 @@
+"""CVAT: its XML format "CVAT for images 1.1".
+
+    <image id="0" name="beach/001.jpg" subset="train" width="640" height="480">
+      <tag label="sea"><attribute name="difficult">true</attribute></tag>
+    </image>
+
+A label is positive if the image has a tag, or a box or another shape, of this label, and difficult if all of them have
+the attribute `difficult`. Every image of a file counts as labeled, because CVAT does not distinguish.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape, quoteattr
+
+from ml_collections import ConfigDict
+
+from mlmoe_jax.data.images import size_of
+from mlmoe_jax.data.sources.formats import Entry, Format, LabelFile
+from mlmoe_jax.data.sources.tables import Row
+from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.files import MIB, MOST_DATA, open_regular
+from mlmoe_jax.runtime.formats import xml_events
+from mlmoe_jax.runtime.storage import Target, open_target
+
+# A specification of an attribute: its name and kind, and its default value.
+_ATTRIBUTE = """<attribute><name>{}</name><mutable>False</mutable><input_type>{}</input_type>\
+<default_value>{}</default_value><values>{}</values></attribute>"""
+_DIFFICULT = _ATTRIBUTE.format("difficult", "checkbox", "false", "false")
+_SCORE = _ATTRIBUTE.format("score", "text", "", "")
+
+
+def _read(path: Path, data_config: ConfigDict, folder: Path) -> tuple[list[Row], Sequence[str] | None]:
+    with open_regular(path) as file:
+        if (size := path.stat().st_size) > MOST_DATA:
+            raise ValueError(f"it has {size:,} bytes")
+        return _parse(iter(lambda: file.read(MIB), b""))
+
+
+def _parse(pieces: Iterable[bytes]) -> tuple[list[Row], Sequence[str] | None]:
+    rows: list[Row] = []
+    names: list[str] = []
+    above: list[tuple[str, dict[str, str]]] = []  # the open elements with their attributes
+    codes: dict[str, int] = {}
+    text, is_difficult = "", False
+    for kind, value, attributes in xml_events(pieces):
+        if kind == "text":
+            text += value
+            continue
+        if kind == "start":
+            above.append((value, attributes))
+            text = ""
+            if value == "image":
+                codes = {}
+            elif len(above) > 1 and above[-2][0] == "image":
+                is_difficult = False
+            continue
+        tag, own = above.pop()
+        tags = [name for name, _ in above[-2:]]
+        if tag == "name" and tags == ["labels", "label"]:
+            names.append(text)
+        elif tag == "attribute" and own.get("name") == "difficult":
+            is_difficult = text.strip() == "true"
+        elif tags[-1:] == ["image"] and "label" in own:
+            code = DIFFICULT if is_difficult else POSITIVE
+            codes[own["label"]] = POSITIVE if codes.get(own["label"]) == POSITIVE else code
+        elif tag == "image":
+            rows.append(Row(0, own["name"], own.get("subset"), codes, NEGATIVE))
+    return rows, tuple(names) or None
+
+
+def _require(file: LabelFile) -> None:
+    if bad := next((image for image in file.images if not image.isprintable()), None):
+        raise UserError(f"XML cannot name the image {bad!r}; rename it")
+
+
+def _write(file: LabelFile, entries: Iterable[Entry]) -> str:
+    attributes = _SCORE if file.version else _DIFFICULT
+    labels = "\n".join(
+        f"<label><name>{escape(name)}</name><attributes>{attributes}</attributes></label>" for name in file.names
+    )
+    with open_target(Target(file.path, "xml")) as xml:
+        xml.write('<?xml version="1.0" encoding="utf-8"?>\n<annotations>\n<version>1.1</version>\n')
+        xml.write(f"<meta><task><labels>\n{labels}\n</labels></task></meta>\n")
+        for number, entry in enumerate(entry for entry in entries if entry.labels is not None):
+            # without a size for a missing or damaged image, of which CVAT has its own file
+            size = size_of(os.path.join(file.folder, entry.image))
+            sides = f' width="{size[0]}" height="{size[1]}"' if size else ""
+            tags = "".join(_tag(name, code, entry.scores) for name, code in (entry.labels or {}).items())
+            xml.write(f'<image id="{number}" name={quoteattr(entry.image)}{sides}>\n{tags}</image>\n')
+        xml.write("</annotations>\n")
+    return ""
+
+
+def _tag(name: str, code: int, scores: Any) -> str:
+    inside = ""
+    if scores is not None:
+        inside = f'<attribute name="score">{scores[name]:.6f}</attribute>'
+    elif code == DIFFICULT:
+        inside = '<attribute name="difficult">true</attribute>'
+    source = "manual" if scores is None else "auto"
+    return f'<tag label={quoteattr(name)} source="{source}">{inside}</tag>\n'
+
+
+CVAT = Format(".xml", _read, _write, require=_require, holds_difficult=True)

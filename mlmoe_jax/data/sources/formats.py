@@ -1,0 +1,111 @@
+"""The files of labeling tools, read and written. A new format is one file and one line here; no reader is imported."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.registry import Registry
+
+if TYPE_CHECKING:
+    from etils import epath
+    from ml_collections import ConfigDict
+
+    from mlmoe_jax.data.sources.tables import Row
+
+
+class Entry(NamedTuple):
+    """One image to write.
+
+    Attributes:
+      image: its path, as in `LabelFile.images`.
+      labels: label -> POSITIVE or DIFFICULT; all other labels are negative. None for an image without known labels.
+      scores: label -> probability, for all labels of a prediction; None for the labels of a data set.
+    """
+
+    image: str
+    labels: Mapping[str, int] | None
+    scores: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class LabelFile:
+    """A file or folder to write.
+
+    Attributes:
+      path: its path.
+      names: names of the labels.
+      images: paths of all images, absolute or relative to `folder`.
+      folder: folder of the images; "" is the working directory.
+      version: name of the model that made the predictions; "" for the labels of a data set.
+    """
+
+    path: epath.Path
+    names: Sequence[str]
+    images: Sequence[str]
+    folder: str = ""
+    version: str = ""
+
+    def require_stems(self) -> None:
+        """Raise UserError if two images have the same path without suffix, by which the format names images."""
+        images: dict[str, str] = {}
+        for image in self.images:
+            if images.setdefault(stem := os.path.splitext(image)[0], image) != image:
+                raise UserError(
+                    f"{self.path} would name {images[stem]} and {image} alike, without suffixes; rename one of them"
+                )
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of a labeling tool.
+
+    Attributes:
+      suffix: suffix of its file; "" for a folder.
+      read: (file or folder, `config.data`, folder of the images) -> the rows, and the names of all labels, or None if
+        the format does not list them. A row with the `rest` UNKNOWN is an image that is not labeled.
+      write: writes the entries, and returns a sentence about further files, or "".
+      require: raises UserError if the format cannot name the labels or images of a file.
+      read_classes: reads the file `data.classes`; None for one class name per line.
+      holds_difficult: whether a label can be marked as difficult. No format can mark a single label as unknown.
+    """
+
+    suffix: str
+    read: Callable[[Path, ConfigDict, Path], tuple[Iterable[Row], Sequence[str] | None]]
+    write: Callable[[LabelFile, Iterable[Entry]], str]
+    require: Callable[[LabelFile], None] = lambda file: None
+    read_classes: Callable[[Path], tuple[str, ...]] | None = None
+    holds_difficult: bool = False
+
+
+def output_path(output: str | None, name: str) -> epath.Path:
+    """Return the path of `--output` for the format `name`; UserError if no file or folder can be written there."""
+    from etils import epath  # here, because --help does without it
+
+    suffix = FORMATS[name].suffix
+    what = f"FILE{suffix}" if suffix else "FOLDER"
+    if not output:
+        raise UserError(f"--format={name} needs --output={what}")
+    path = epath.Path(output).expanduser()
+    if suffix and path.suffix != suffix:
+        raise UserError(f"--output={output} should end in {suffix} for --format={name}")
+    if (suffix and path.is_dir()) or ("://" not in output and not path.parent.is_dir()):
+        raise UserError(f"--output={output} should be {what}, in a folder that exists")
+    return path
+
+
+# name -> format; the names are values of --format and of the config key data.name.
+FORMATS: Registry[Format] = Registry(
+    "format of a labeling tool",
+    {
+        "label_studio": "mlmoe_jax.data.sources.label_studio:LABEL_STUDIO",
+        "fiftyone": "mlmoe_jax.data.sources.fiftyone:FIFTYONE",
+        "cvat": "mlmoe_jax.data.sources.cvat:CVAT",
+        "sidecar": "mlmoe_jax.data.sources.sidecar:SIDECAR",
+        "wd_tagger": "mlmoe_jax.data.sources.sidecar:WD_TAGGER",
+    },
+)

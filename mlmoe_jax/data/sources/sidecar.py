@@ -1,0 +1,98 @@
+"""A text file of tags per image, as the taggers and trainers of kohya and the booru sites write them.
+
+    photos/beach/001.jpg
+    photos/beach/001.txt       # sea, sand
+
+`wd_tagger` is such a folder with the list of all tags that the taggers of SmilingWolf have, selected_tags.csv with the
+columns tag_id, name, category and count. In its text files a tag may be written with spaces for _ and with \\( and \\).
+"""
+
+import io
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from mlmoe_jax.data.sources.folders import image_names
+from mlmoe_jax.data.sources.formats import Entry, Format, LabelFile
+from mlmoe_jax.data.sources.tables import Row
+from mlmoe_jax.data.split import NEGATIVE, POSITIVE, UNKNOWN
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.files import MIB, MOST_TEXT, damage_explained, read_bytes
+from mlmoe_jax.runtime.formats import read_rows, row_writer
+from mlmoe_jax.runtime.storage import require_new, whole_folder
+
+TAGS = "selected_tags.csv"
+MOST_TAGS = MIB  # bytes of a text file
+_SHORTEST = 3  # in tags with at most this many letters, such as ^_^, the taggers keep the _
+
+
+def _read(
+    path: Path, data_config: ConfigDict, folder: Path, *, listed: bool
+) -> tuple[Iterator[Row], Sequence[str] | None]:
+    names = _read_tags(path / TAGS) if listed else None
+    spelled = {spelling: name for name in reversed(names or ()) for spelling in _spellings(name)}
+    spelled |= {name: name for name in names or ()}
+    return (_row(path, image, spelled) for image in image_names(folder)), names
+
+
+def _row(folder: Path, image: str, spelled: dict[str, str]) -> Row:
+    path = folder / Path(image).with_suffix(".txt")
+    if not path.exists():
+        return Row(0, image, None, {}, UNKNOWN)
+    with damage_explained(path):
+        text = read_bytes(path, MOST_TAGS).decode("utf-8-sig")
+    tags = filter(None, map(str.strip, re.split("[,\n]", text)))
+    return Row(0, image, None, {spelled.get(tag, tag): POSITIVE for tag in tags}, NEGATIVE)
+
+
+def _spellings(name: str) -> list[str]:
+    spaced = name.replace("_", " ") if len(name) > _SHORTEST else name
+    return [re.sub(r"([()])", r"\\\1", spelling) for spelling in (name, spaced)] + [spaced]
+
+
+def _read_tags(path: Path) -> tuple[str, ...]:
+    with damage_explained(path):
+        text = io.StringIO(read_bytes(path, MOST_TEXT).decode("utf-8-sig"), newline="")
+        return tuple(dict.fromkeys(row["name"] for row in read_rows(text)))
+
+
+def _require(file: LabelFile) -> None:
+    if bad := next((name for name in file.names if "," in name or name != name.strip()), None):
+        raise UserError(f"a text file of tags cannot hold the label {bad!r}, because commas separate tags; rename it")
+    file.require_stems()
+    require_new(file.path)
+
+
+def _write(file: LabelFile, entries: Iterable[Entry], *, listed: bool) -> str:
+    outside = any(os.path.isabs(image) or ".." in Path(image).parts for image in file.images)
+    common = os.path.commonpath([os.path.dirname(os.path.abspath(image)) for image in file.images]) if outside else ""
+    counts: Counter[str] = Counter()
+    with whole_folder(Path(file.path)) as folder:
+        for entry in entries:
+            if entry.labels is None:
+                continue
+            counts.update(entry.labels)
+            image = os.path.relpath(entry.image, common) if outside else entry.image
+            path = folder / Path(image).with_suffix(".txt")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(", ".join(entry.labels) + "\n", encoding="utf-8")
+        if listed:
+            with open(folder / TAGS, "w", encoding="utf-8") as table:
+                write = row_writer(table)
+                for row in (
+                    ("tag_id", "name", "category", "count"),
+                    *((k, n, 0, counts[n]) for k, n in enumerate(file.names)),
+                ):
+                    write(row)
+    return f"copy its content over {common or file.folder or 'the working directory'} to put each file beside its image"
+
+
+SIDECAR, WD_TAGGER = (
+    Format("", partial(_read, listed=listed), partial(_write, listed=listed), require=_require)
+    for listed in (False, True)
+)

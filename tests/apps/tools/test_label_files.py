@@ -1,0 +1,122 @@
+"""The labels of a data set in the formats of labeling tools, and read again."""
+
+import json
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from helpers.packing import config_of, write_voc
+
+from mlmoe_jax.apps.tools.label_files import write_labels
+from mlmoe_jax.data.sources.formats import FORMATS
+from mlmoe_jax.data.sources.open import open_split
+from mlmoe_jax.data.sources.voc import CLASSES
+from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE
+
+
+@pytest.fixture
+def voc(tmp_path):
+    write_voc(tmp_path)
+    return tmp_path
+
+
+def written(name, root, *, output="labels", **settings):
+    """Write the labels of VOC, and return the config of the data in the format."""
+    table = f"{output}-{{split}}{FORMATS[name].suffix}"
+    config = config_of(root, val_split="val", **settings)
+    assert write_labels(config, name, str(root / table)) == 0
+    if name in ("label_studio", "sidecar"):
+        settings["classes"] = "labels-train_config.xml" if name == "label_studio" else "classes.txt"
+        (root / "classes.txt").write_text("\n".join(CLASSES))
+    return config_of(root, name, table=table, val_split="val", **settings).data
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("treatment", ["negative", "positive"])
+def test_labels_come_back(voc, capsys, name, treatment):
+    keep = {"keep_empty": True, "difficult_train": treatment, "difficult_eval": treatment}
+    data = written(name, voc, **keep)
+    out = capsys.readouterr().out
+    for split in ("train", "val"):
+        ours, theirs = (open_split(config, split) for config in (config_of(voc, **keep).data, data))
+        labels = ours.labels.copy()
+        if not FORMATS[name].holds_difficult:
+            labels[labels == DIFFICULT] = POSITIVE if treatment == "positive" else NEGATIVE
+        order = np.argsort([f"VOC2012/{image}" for image in ours.ids])
+        assert theirs.classes == ours.classes
+        assert list(theirs.ids) == [f"VOC2012/{ours.ids[row]}" for row in order]
+        np.testing.assert_array_equal(theirs.labels, labels[order])
+        count = np.count_nonzero(ours.labels == DIFFICULT)
+        absent = "present" if treatment == "positive" else "absent"
+        sentence = f"the format has no mark for them: {count} difficult labels are written as {absent}"
+        assert (sentence in out) is not FORMATS[name].holds_difficult
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_unknown_labels_are_counted_and_images_without_known_labels_stay_unlabeled(tmp_path, capsys, name):
+    for image in ("a", "b", "c"):
+        (tmp_path / f"{image}.png").write_bytes(b"")
+    (tmp_path / "all.csv").write_text("image,x,y\na.png,1,\nb.png,0,1\nc.png,,\n")
+    keys = {"table": "all.csv", "label_column": "", "val_split": ""}
+    path = tmp_path / f"out{FORMATS[name].suffix}"
+    write_labels(config_of(tmp_path, "csv", **keys), name, str(path))
+    assert "1 unknown labels are written as absent" in capsys.readouterr().out
+    again = open_split(config_of(tmp_path, name, table=path.name, val_split="").data, "train")
+    assert list(again.ids) == ["a.png", "b.png"]
+    assert again.labels.tolist() == [[1, 0], [0, 1]]
+
+
+def test_the_files_are_what_the_tools_read(voc):
+    """Their shapes are documented by label_studio's import, FiftyOne's parser and CVAT."""
+    written("label_studio", voc)
+    first = json.loads((voc / "labels-train.json").read_text())[0]
+    assert first["data"] == {"image": "/data/local-files/?d=VOC2012/JPEGImages/t0.jpg"}
+    (result,) = first["annotations"][0]["result"]
+    assert (result["from_name"], result["to_name"], result["type"]) == ("labels", "image", "choices")
+    view = ElementTree.parse(voc / "labels-train_config.xml").getroot()
+    assert [choice.get("value") for choice in view.iter("Choice")] == list(CLASSES)
+    written("cvat", voc)
+    image = ElementTree.parse(voc / "labels-train.xml").getroot().find("image")
+    assert image.attrib == {"id": "0", "name": "VOC2012/JPEGImages/t0.jpg", "width": "50", "height": "30"}
+    written("wd_tagger", voc, output="tags")
+    lines = (voc / "tags-train" / "selected_tags.csv").read_text().splitlines()
+    assert lines[:2] == ["tag_id,name,category,count", "0,aeroplane,0,2"]
+    assert (voc / "tags-train/VOC2012/JPEGImages/t0.txt").read_text().startswith("aeroplane, bus, ")
+
+
+@pytest.mark.parametrize(
+    ("name", "output", "sentence"),
+    [
+        ("cvat", "{root}/a.xml", "there are the splits train and val; write {split} in --output"),
+        ("cvat", "{root}/{split}.json", "should end in .xml for --format=cvat"),
+        ("cvat", "{root}/no/{split}.xml", "should be FILE.xml, in a folder that exists"),
+        ("sidecar", "{root}/VOC{split}", "already exists"),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_refused(voc, refusal, name, output, sentence):
+    (voc / "VOCval").mkdir()
+    place = output.replace("{root}", str(voc))
+    assert sentence in refusal(write_labels, config_of(voc, val_split="val"), name, place)
+    assert not (voc / "VOCtrain").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "images", "label", "sentence"),
+    [
+        ("sidecar", ("a.png", "a.jpg"), "x", "would name a.png and a.jpg alike"),
+        ("fiftyone", ("a.png", "a.jpg"), "x", "would name a.png and a.jpg alike"),
+        ("wd_tagger", ("a.png",), "x,y", "cannot hold the label 'x,y'"),
+        ("cvat", ("a\x01.png",), "x", "XML cannot name the image 'a\\x01.png'"),
+    ],
+)
+def test_names_that_a_format_cannot_hold_are_refused(tmp_path, refusal, name, images, label, sentence):
+    (tmp_path / "all.jsonl").write_text("\n".join(json.dumps({"image": i, "labels": [label]}) for i in images))
+    config = config_of(tmp_path, "jsonl", table="all.jsonl", val_split="", bad_images="skip")
+    output = tmp_path / f"out{FORMATS[name].suffix}"
+    assert sentence in refusal(write_labels, config, name, str(output))
+    assert not output.exists()
+
+
+def test_images_that_are_not_files_are_refused(tmp_path, refusal):
+    config = config_of(name="synthetic", labels=16, train_split="val", val_split="")
+    assert "are not files" in refusal(write_labels, config, "cvat", str(tmp_path / "a.xml"))
