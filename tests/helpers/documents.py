@@ -39,6 +39,11 @@ def blocks(page: Path, language: str, section: str = "") -> list[Block]:
     return [Block(page, text.count("\n", 0, one.start()) + 2, one[2].replace(f"\n{one[1]}", "\n")) for one in fenced]
 
 
+def program_with(word: str, page: str) -> str:
+    """Return the first Python program of a page of docs/ that has a word."""
+    return next(block.text for block in blocks(REPOSITORY / "docs" / page, "python") if word in block.text)
+
+
 def commands_in_text(page: Path) -> list[Block]:
     """Return the commands of this project in backticks, and those on separate lines, outside fenced blocks."""
     text = re.sub(r"```.*?```", lambda one: "\n" * one[0].count("\n"), page.read_text(), flags=re.S)

@@ -47,13 +47,14 @@ class Labeler:
     """The model of a predictor, for batches of decoded images.
 
     `sizes` maps kinds to increasing batch sizes, `gate_entries` gates to the names of entries; `limits` are of
-    requests.
+    requests, and `name` is the name of the model in the Open Inference Protocol.
     """
 
     def __init__(self, predictor: Predictor):
         run = predictor.run
         self.predictor, self._run = predictor, run
         self.limits = {name: run.config.serve[name] for name in LIMITS}
+        self.name = run.config.serve.name
         self.gate_entries = head_of(run.config).gate_entries(run.config)
         parts = (run.definition, run.preprocess, run.mesh, run.label_axes)
         self._steps = {LABELED: make_eval_step(*parts, gates=True), EXPLAINED: make_explain_step(*parts)}

@@ -24,7 +24,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mlmoe_jax.apps.serving import label_studio
+from mlmoe_jax.apps.serving import kserve, label_studio
 from mlmoe_jax.apps.serving.labeler import Labeler
 from mlmoe_jax.apps.serving.service import BODY, READY, SECONDS, Metrics, Options, Service
 from mlmoe_jax.errors import DONE, OUTDATED, UserError
@@ -94,6 +94,7 @@ def make_app(service: Service, *, hosts: Sequence[str] = ()) -> ASGIApp:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     label_studio.add_routes(app, service)
+    kserve.add_routes(app, service)
     for path, (name, kind) in _ASSETS.items():
         asset = Response((files(__package__) / name).read_bytes(), media_type=kind)
         app.add_route(path, partial(_fixed, asset), include_in_schema=False)

@@ -6,10 +6,10 @@ import asyncio
 import base64
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from fastapi import HTTPException, Request, UploadFile
@@ -31,6 +31,8 @@ WAIT = 0.005  # longest time in seconds that an image waits for images that are 
 SECONDS = 30.0  # time limit of a request
 _DIGITS = 5  # digits of weights in answers
 _READERS = min(4, os.cpu_count() or 1)  # threads that decode images
+T, Loaded = TypeVar("T"), TypeVar("Loaded", bound=Sized)
+Images = Sequence[tuple[str, bytes | BadImage]]  # name, and content or error, of encoded images
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
@@ -126,43 +128,60 @@ class Service:
         """Return the body of a request; HTTPException if it is too large or does not arrive in time."""
         try:
             async with asyncio.timeout(self.seconds):
-                return b"".join([part async for part in _limited(request, self.labeler.limits["megabytes"] << 20)])
+                return b"".join([part async for part in self.parts(request)])
         except TimeoutError as late:
             raise self._late() from late
+
+    def parts(self, request: Request) -> AsyncIterator[bytes]:
+        """Yield the body of a request; HTTPException if it is too large."""
+        return _limited(request, self.labeler.limits["megabytes"] << 20)
 
     def _late(self) -> HTTPException:
         return HTTPException(408, f"the request did not arrive within {self.seconds:g} s", {"Connection": "close"})
 
     async def results(
-        self,
-        request: Request,
-        options: Options,
-        images: Callable[[], Awaitable[list[tuple[str, bytes | BadImage]]]] | None = None,
+        self, request: Request, options: Options, images: Callable[[], Awaitable[Images]] | None = None
     ) -> list[dict[str, Any]]:
         """Return the results of a request, as JSON values; HTTPException if there are none.
 
-        `images` reads the (name, content or error) of each image, if they are not in the body of the request.
+        `images` reads the images, if they are not in the body of the request.
+        """
+        if options.gates and not self.labeler.gate_entries:
+            raise HTTPException(422, "the model has no gates")
+        self.require_top_k(options.top_k)
+        images = images or partial(images_of, request, self.parts(request), self.most_images)
+        return await self.admit(images, partial(self._results, options=options))
+
+    async def admit(self, read: Callable[[], Awaitable[Loaded]], answer: Callable[[Loaded], Awaitable[T]]) -> T:
+        """Return the answer to a request with a place in the queue, within the time limit.
+
+        Args:
+          read: returns the images of the request, or an object whose length is their number.
+          answer: images -> the answer.
+
+        Raises:
+          HTTPException: the server is not ready or is busy, or the request or its answer takes too long.
         """
         if self.state != READY:
             raise HTTPException(503, f"the server is {self.state}", {"Retry-After": "5"})
-        try:
-            self.labeler.predictor.check_top_k(options.top_k)
-        except UserError as error:
-            raise HTTPException(422, str(error)) from error
-        if options.gates and not self.labeler.gate_entries:
-            raise HTTPException(422, "the model has no gates")
-        loaded, most_bytes = None, self.labeler.limits["megabytes"] << 20
-        images = images or partial(images_of, request, most_bytes=most_bytes, most_images=self.most_images)
+        loaded = None
         try:
             async with asyncio.timeout(self.seconds):
                 with self._reserved(1):
-                    loaded = await images()
+                    loaded = await read()
                     with self._reserved(len(loaded) - 1):
-                        return await self._label(loaded, options)
+                        return await answer(loaded)
         except TimeoutError as late:
             if loaded is None:
                 raise self._late() from late
             raise HTTPException(504, f"there is no result after {self.seconds:g} s") from late
+
+    def require_top_k(self, top_k: int | None) -> None:
+        """Raise HTTPException if a request asks for more labels than there are."""
+        try:
+            self.labeler.predictor.check_top_k(top_k)
+        except UserError as error:
+            raise HTTPException(422, str(error)) from error
 
     @contextlib.contextmanager
     def _reserved(self, images: int) -> Iterator[None]:
@@ -174,15 +193,28 @@ class Service:
         finally:
             self.active -= images
 
-    async def _label(self, images: Sequence[tuple[str, bytes | BadImage]], options: Options) -> list[dict[str, Any]]:
-        loop, read = asyncio.get_running_loop(), self._read
-        decoded = await asyncio.gather(*(loop.run_in_executor(self._readers, read, *image) for image in images))
+    async def in_reader(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Return the result of a function that reads a part of a request, called in a thread for this."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, function, *arguments)
+
+    async def decode(self, images: Images) -> list[np.ndarray | BadImage]:
+        """Return u8[H,W,3] or the error for each image."""
+        decoded = await asyncio.gather(*(self.in_reader(self._read, *image) for image in images))
+        self.metrics.images.labels("unreadable").inc(sum(isinstance(image, BadImage) for image in decoded))
+        return decoded
+
+    async def label(self, images: Sequence[np.ndarray], kind: str = LABELED) -> list[Prediction]:
+        """Return the outputs for images u8[H,W,3], which share batches with the images of other requests."""
+        outputs = await self._batcher.submit(images, kind)
+        self.metrics.images.labels("labeled").inc(len(images))
+        return outputs
+
+    async def _results(self, images: Images, options: Options) -> list[dict[str, Any]]:
+        decoded = await self.decode(images)
         good = [image for image in decoded if not isinstance(image, BadImage)]
-        self.metrics.images.labels("unreadable").inc(len(decoded) - len(good))
         if not good:
             raise HTTPException(422, str(decoded[0]))
-        outputs = iter(await self._batcher.submit(good, EXPLAINED if options.attention else LABELED))
-        self.metrics.images.labels("labeled").inc(len(good))
+        outputs = iter(await self.label(good, EXPLAINED if options.attention else LABELED))
         return [
             {"image": name, "error": str(image)}
             if isinstance(image, BadImage)
@@ -242,13 +274,12 @@ class Options(BaseModel):
     attention: bool = Field(False, description="Return attention maps and the image as the model received it too.")
 
 
-async def images_of(request: Request, *, most_bytes: int, most_images: int) -> list[tuple[str, bytes]]:
-    """Return (name, content) of each image of a request. A name is from the client, or a number.
+async def images_of(request: Request, body: AsyncIterator[bytes], most_images: int) -> Images:
+    """Return (name, content) of each image of a request with a body. A name is from the client, or a number.
 
     Raises HTTPException if the body is neither an image nor a form, has no image, or exceeds a limit.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    body = _limited(request, most_bytes)
     if kind == MULTIPART:
         images = await _files(request, body, most_images)
     elif kind == RAW or kind.startswith("image/"):
@@ -268,7 +299,7 @@ class _Parser(MultiPartParser):
         self.complete = True
 
 
-async def _files(request: Request, body: AsyncIterator[bytes], most: int) -> list[tuple[str, bytes]]:
+async def _files(request: Request, body: AsyncIterator[bytes], most: int) -> Images:
     parser, form = _Parser(request.headers, body, max_files=most, max_fields=most), None
     with contextlib.suppress(MultiPartException, KeyError, ValueError):
         form = await parser.parse()

@@ -97,7 +97,7 @@ REPORT = section(
 )
 
 SERVE = section(
-    "Limits of --mode=serve, and the images of Label Studio's tasks.",
+    "Limits of --mode=serve, the name of its model, and the images of Label Studio's tasks.",
     images=Integer(32, "Images per request; more get status 400.", above=0, most=1000),
     megabytes=Integer(16, "MiB per request; larger ones get status 413.", above=0, most=1000),
     megapixels=Number(50.0, "Millions of pixels per image; larger ones are not read.", above=0, most=150),
@@ -106,11 +106,13 @@ SERVE = section(
         "",
         "Address of the Label Studio server whose images are fetched, with the token $LABEL_STUDIO_API_KEY; or none.",
     ),
+    name=Text("classifier", "Name of the model in the addresses of the Open Inference Protocol."),
 )
 
 LOG = section(
     "Where metrics are written besides metrics.jsonl and metrics.csv.",
     tensorboard=Flag(True, "Write event files for TensorBoard."),
+    mlflow=Text("", "Folder, or address of a server of MLflow, with the package mlflow; if empty, none."),
     wandb=Text("", "Project of Weights & Biases, with the package wandb; if empty, none."),
 )
 
