@@ -1,10 +1,11 @@
-"""The logs of a training: starts, metric rows, and trackers, which are TensorBoard and Weights & Biases."""
+"""The logs of a training: starts, metric rows, and trackers: TensorBoard, Weights & Biases, MLflow."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import importlib.metadata
+import importlib.util
 import json
 import platform
 import tempfile
@@ -20,6 +21,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import STARTS, TABLE, RunFolder
+from mlmoe_jax.runs.mlflow_log import MLflowRun
 from mlmoe_jax.runtime import distributed, files
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.version import __version__
@@ -121,10 +123,7 @@ class WeightsAndBiases:
     """A run of Weights & Biases, which a resumed training continues; the run folder keeps its id."""
 
     def __init__(self, folder: RunFolder, project: str, config: ConfigDict):
-        try:
-            wandb = importlib.import_module("wandb")
-        except ImportError as error:
-            raise UserError(f"log.wandb={project} needs Weights & Biases: pip install wandb") from error
+        wandb = importlib.import_module("wandb")
         known = folder.read_json(WANDB)["id"] if (folder / WANDB).exists() else None
         name = str(folder).rstrip("/").rpartition("/")[2]
         self._run = wandb.init(project=project, name=name, id=known, resume="allow", config=config.to_dict())
@@ -137,15 +136,25 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-Tracker = EventFiles | WeightsAndBiases  # receives metric rows, name -> number, one per logged step, in order
+# Receives metric rows, name -> number, one per logged step, in order.
+Tracker = EventFiles | WeightsAndBiases | MLflowRun
+
+
+def require_trackers(config: ConfigDict) -> None:
+    """Raise UserError if `config.log` names a tracker whose package is not installed."""
+    for name, title in {"wandb": "Weights & Biases", "mlflow": "MLflow"}.items():
+        if config.log[name] and importlib.util.find_spec(name) is None:
+            raise UserError(f"log.{name}={config.log[name]} needs {title}: pip install {name}")
 
 
 def open_trackers(folder: RunFolder, config: ConfigDict, first_step: int) -> list[Tracker]:
     """Return the trackers that `config.log` names, for a training that continues after `first_step`.
 
-    Raises UserError if Weights & Biases is named but not installed.
+    Raises UserError if the server of MLflow cannot be used.
     """
     trackers: list[Tracker] = []
+    if config.log.mlflow:
+        trackers.append(MLflowRun(folder, config.log.mlflow, config))
     if config.log.wandb:
         trackers.append(WeightsAndBiases(folder, config.log.wandb, config))
     if config.log.tensorboard:

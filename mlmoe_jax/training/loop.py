@@ -21,6 +21,8 @@ from mlmoe_jax.models.params import Params, parameter_table
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.metric_log import require_trackers
+from mlmoe_jax.runs.mlflow_log import send_results
 from mlmoe_jax.runs.restore import require_same_frozen, write_run_metadata
 from mlmoe_jax.runs.thresholds import write_thresholds
 from mlmoe_jax.runtime import distributed, memory
@@ -60,6 +62,7 @@ def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = Non
     config = copy.deepcopy(config)  # `setup_jax` resolves types that are `auto`
     configuration.validate(config)
     require_metric(config)
+    require_trackers(config)
     folder.require_place()
     config = config_of_run(config, folder)
     root_of(config.data)  # before weights, which may have to be downloaded
@@ -176,6 +179,8 @@ def finish(experiment: Experiment, selection: Selection, frozen: Params, outside
         if backbone is not None:
             folder.write_bytes("backbone.safetensors", backbone)
     results = measure_and_write(folder, scored, experiment.label_space, config, fitted=fitted)
+    if distributed.is_first():
+        send_results(folder, config, results)
     distributed.barrier("results")  # from here on, every process may read the results
     return results
 

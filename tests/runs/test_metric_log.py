@@ -17,7 +17,15 @@ from etils import epath
 from mlmoe_jax.config import default_config
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.metric_log import EventFiles, MetricLog, open_trackers, read_starts, record_start, versions
+from mlmoe_jax.runs.metric_log import (
+    EventFiles,
+    MetricLog,
+    open_trackers,
+    read_starts,
+    record_start,
+    require_trackers,
+    versions,
+)
 from mlmoe_jax.runtime.sharding import make_mesh
 
 PROGRESS = SimpleNamespace(speed=lambda: {"images_per_second": 12.5, "data_wait": 0.25})
@@ -193,12 +201,18 @@ def test_weights_and_biases_resumes_its_run(tmp_path, monkeypatch):
     assert fake.finished == 2
 
 
-def test_weights_and_biases_without_its_package_is_refused(tmp_path, monkeypatch, refusal):
-    monkeypatch.setitem(sys.modules, "wandb", None)
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_tracker_without_its_package_is_refused(name, monkeypatch, refusal):
+    monkeypatch.setitem(sys.modules, name, None)
     config = default_config()
-    config.log.wandb = "images"
-    assert "pip install wandb" in refusal(open_trackers, RunFolder(tmp_path), config, 0)
-    config.log.wandb, config.log.tensorboard = "", False
+    require_trackers(config)
+    config.log[name] = "images"
+    assert refusal(require_trackers, config).startswith(f"log.{name}=images needs ")
+
+
+def test_the_config_names_the_trackers(tmp_path):
+    config = default_config()
+    config.log.tensorboard = False
     assert open_trackers(RunFolder(tmp_path), config, 0) == []
     (tracker,) = open_trackers(RunFolder(tmp_path), default_config(), 7)
     assert isinstance(tracker, EventFiles)

@@ -1,0 +1,191 @@
+"""A training as a run of MLflow: its config, the rows of its metrics, its results and the files that describe it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from mlmoe_jax.config import flatten
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runs.folder import CONFIG, LABELS, PER_CLASS, RESULTS, STARTS, TABLE, THRESHOLDS, RunFolder
+from mlmoe_jax.runtime.progress import status
+from mlmoe_jax.runtime.version import __version__
+
+MLFLOW = "mlflow.json"  # the address and the id of the run
+EXPERIMENT = "mlmoe_jax"  # unless the environment names one
+_EVERY_ROW = "epoch"  # a metric that every row has
+_TAGGED = ("data.name", "model.backbone.name", "model.head.kind")
+_FILES = (CONFIG, LABELS, STARTS, TABLE, RESULTS, PER_CLASS, THRESHOLDS)  # texts, without names of images
+_MOST_METRICS, _MOST_PARAMETERS, _LONGEST = 1000, 100, 6000  # in a call to MLflow, and characters of a parameter
+
+
+class MLflowRun:
+    """A run of MLflow, which a resumed training continues; the run folder keeps its id.
+
+    Rows are sent in a thread, and all rows that wait are sent together, so that a slow server does not delay the
+    training. At the start, the server gets the rows of the run folder that it lacks. A row that it has is not sent
+    again, because MLflow would keep both.
+
+    Args:
+      folder: the run folder.
+      where: the address of a server or a database, or a local folder.
+      config: the config of the run.
+
+    Raises:
+      UserError: the server, or the run on it, cannot be used.
+    """
+
+    def __init__(self, folder: RunFolder, where: str, config: ConfigDict):
+        from mlflow import MlflowClient
+
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # the default waits for minutes
+        self._folder, self._where = folder, where
+        self._thread, self._running, self._warned = ThreadPoolExecutor(1, "mlflow"), None, False
+        uri, artifacts = _address(where)
+        with self._explained():
+            self._client = MlflowClient(uri)
+            stored = folder.read_json(MLFLOW) if (folder / MLFLOW).exists() else {}
+            if stored.get("uri") == uri:
+                self._id = stored["id"]
+                self._client.update_run(self._id, "RUNNING")
+            else:
+                self._id = self._create(config, artifacts)
+                folder.write_json(MLFLOW, {"uri": uri, "id": self._id})
+            self._steps = {metric.step for metric in self._client.get_metric_history(self._id, _EVERY_ROW)}
+        self._waiting: list[Mapping[str, Any]] = []
+        for row in folder.rows():
+            self._add(row)
+
+    def write(self, row: Mapping[str, float]) -> None:
+        """Send a row, unless the server has it."""
+        self._add(row | {"time": time.time()})
+        if self._running is None or self._finished(self._running):
+            self._running = self._thread.submit(self._send)
+
+    def close(self) -> None:
+        """Send the rows that wait, and mark the run as ended without results. An error is a warning."""
+        with _warning():
+            self._end("KILLED", {})
+
+    def finish(self, results: Mapping[str, Mapping[str, float]]) -> None:
+        """Send rows, results (split -> metric -> value) and files, and mark the run as finished."""
+        numbers = ((f"{split}/{name}", value) for split, row in results.items() for name, value in row.items())
+        self._end("FINISHED", {_name(name): value for name, value in numbers if not math.isnan(value)})
+
+    def _end(self, state: str, results: Mapping[str, float]) -> None:
+        self._thread.shutdown()
+        with self._explained():
+            self._send()
+            if results:
+                self._send_results(results)
+            self._client.set_terminated(self._id, state)
+
+    # ----------------------------------------------------------------------------------------------------------- calls
+    def _create(self, config: ConfigDict, artifacts: str | None) -> str:
+        """Return the id of a new run with the config as parameters."""
+        from mlflow.entities import Param
+
+        client, values = self._client, flatten(config)
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+        known = client.get_experiment_by_name(name)
+        experiment = known.experiment_id if known else client.create_experiment(name, artifacts)
+        tags = {"mlmoe_jax": __version__, **{key: str(values[key]) for key in _TAGGED}}
+        own = str(self._folder).rstrip("/").rpartition("/")[2]
+        created = client.create_run(experiment, tags=tags, run_name=own).info.run_id
+        parameters = [Param(key, str(value)[:_LONGEST]) for key, value in values.items()]
+        for at in range(0, len(parameters), _MOST_PARAMETERS):
+            client.log_batch(created, params=parameters[at : at + _MOST_PARAMETERS])
+        return created
+
+    def _add(self, row: Mapping[str, Any]) -> None:
+        if row["step"] not in self._steps:
+            self._steps.add(row["step"])
+            self._waiting.append(row)
+
+    def _send(self) -> None:
+        """Send all rows that wait; each is sent whole, and leaves the list when it is sent."""
+        while rows := self._waiting[:]:
+            metrics, count = [], 0
+            for row in rows:
+                added = _metrics(row, row["step"], row["time"])
+                if metrics and len(metrics) + len(added) > _MOST_METRICS:
+                    break
+                metrics, count = metrics + added, count + 1
+            self._client.log_batch(self._id, metrics=metrics)
+            del self._waiting[:count]
+
+    def _send_results(self, results: Mapping[str, float]) -> None:
+        known = self._client.get_run(self._id).data.metrics
+        new = {name: value for name, value in results.items() if known.get(name) != value}
+        self._client.log_batch(self._id, metrics=_metrics(new, max(self._steps, default=0), time.time()))
+        for name in _FILES:
+            if (self._folder / name).exists():
+                self._client.log_text(self._id, self._folder.read_text(name), name)
+
+    def _finished(self, sending: Future) -> bool:
+        """Return whether a call has ended. The first failure is a warning, and the next call sends the rows again."""
+        if sending.done() and (error := sending.exception()) and not self._warned:
+            self._warned = True
+            status(f"warning: log.mlflow={self._where}: {_first_line(error)}; it will be tried again")
+        return sending.done()
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # MLflow and the libraries of its stores raise their own types
+            raise UserError(
+                f"log.mlflow={self._where} cannot be used ({_first_line(error)}); with a working address, or after "
+                f"removing {self._folder / MLFLOW} for a new run there, the same command sends everything"
+            ) from error
+
+
+def send_results(folder: RunFolder, config: ConfigDict, results: Mapping[str, Mapping[str, float]]) -> None:
+    """Send all of a finished training, if `config.log` names MLflow. An error is a warning, as the run is complete."""
+    if config.log.mlflow:
+        with _warning():
+            MLflowRun(folder, config.log.mlflow, config).finish(results)
+
+
+@contextlib.contextmanager
+def _warning() -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        status(f"warning: {error}")
+
+
+def _address(where: str) -> tuple[str, str | None]:
+    """Return the address of a store and, for a local folder, the address of its files."""
+    if "://" in where or where.startswith("databricks"):
+        return where, None
+    path = Path(where).resolve()
+    with contextlib.suppress(OSError):  # the database reports it
+        path.mkdir(parents=True, exist_ok=True)
+    return f"sqlite:///{path / 'mlflow.db'}", (path / "artifacts").as_uri()
+
+
+def _metrics(row: Mapping[str, Any], step: int, seconds: float) -> Sequence[Any]:
+    """Return the numbers of a row as entities of MLflow. An undefined number is nan."""
+    from mlflow.entities import Metric
+
+    values = {_name(name): value for name, value in row.items() if name not in ("step", "time")}
+    return [Metric(n, math.nan if v is None else float(v), int(1000 * seconds), step) for n, v in values.items()]
+
+
+def _name(metric: str) -> str:
+    """Return the name of a metric in MLflow, which has no @."""
+    return re.sub(r"[^\w./ -]", "_", metric)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).strip().splitlines()[0].rstrip(".")

@@ -1,0 +1,216 @@
+"""Trainings in MLflow, with a client in place of MLflow's; (with --all) a training with MLflow itself."""
+
+import json
+import math
+import sys
+import threading
+from collections import defaultdict, namedtuple
+from types import SimpleNamespace
+
+import pytest
+from helpers import small_program
+from helpers.outside import outside_packages, outside_python, run_outside
+
+from mlmoe_jax.config import default_config
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.metric_log import TIMING, open_trackers
+from mlmoe_jax.runs.mlflow_log import MLflowRun, send_results
+
+ROWS = [{"step": n, "epoch": n / 4, "loss": 1 / n} for n in range(1, 5)]
+Metric = namedtuple("Metric", "key value timestamp step")
+Param = namedtuple("Param", "key value")
+
+
+class FakeServer:
+    """Keeps what is sent, refuses what MLflow refuses, and fails while `broken`."""
+
+    def __init__(self):
+        self.runs, self.uris, self.calls, self.broken, self.go = {}, [], 0, False, threading.Event()
+        self.go.set()
+
+    def __call__(self, uri):
+        self.uris.append(uri)
+        return self
+
+    def _run(self, run):
+        if self.broken:
+            raise ConnectionError("no answer.\nTraceback of the server")
+        return self.runs[run]
+
+    def get_experiment_by_name(self, name):
+        return SimpleNamespace(experiment_id=name) if self.runs else None
+
+    def create_experiment(self, name, artifacts):
+        self.artifacts = artifacts
+        return name
+
+    def create_run(self, experiment, tags, run_name):
+        run = f"{experiment} {len(self.runs)}"
+        self.runs[run] = SimpleNamespace(tags=tags, name=run_name, rows=[], params={}, files={}, status="RUNNING")
+        self._run(run)
+        return SimpleNamespace(info=SimpleNamespace(run_id=run))
+
+    def get_run(self, run):
+        return SimpleNamespace(data=SimpleNamespace(metrics={row.key: row.value for row in self._run(run).rows}))
+
+    def get_metric_history(self, run, name):
+        return [row for row in self._run(run).rows if row.key == name]
+
+    def log_batch(self, run, metrics=(), params=()):
+        self.go.wait(20)
+        assert len(metrics) <= 1000
+        assert len(params) <= 100
+        assert not [row.key for row in metrics if "@" in row.key]
+        self._run(run).rows += metrics
+        self._run(run).params |= dict(params)
+        self.calls += 1
+
+    def log_text(self, run, text, name):
+        self._run(run).files[name] = text
+
+    def update_run(self, run, status):
+        self._run(run).status = status
+
+    set_terminated = update_run
+
+
+@pytest.fixture
+def server(monkeypatch):
+    fake = FakeServer()
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=fake))
+    monkeypatch.setitem(sys.modules, "mlflow.entities", SimpleNamespace(Metric=Metric, Param=Param))
+    return fake
+
+
+@pytest.fixture
+def config():
+    config = default_config()
+    config.log.mlflow, config.log.tensorboard = "http://server", False
+    return config
+
+
+def write(folder, config, rows):
+    """A training that writes rows and ends; returns its run folder."""
+    run_folder = RunFolder(folder)
+    (tracker,) = open_trackers(run_folder, config, 0)
+    for row in rows:
+        run_folder.append_row({**row, "time": 1.5})
+        tracker.write(row)
+    tracker.close()
+    return run_folder
+
+
+def values(run, name):
+    return [(row.step, row.value) for row in run.rows if row.key == name]
+
+
+def test_a_run_has_the_config_all_rows_and_the_results(tmp_path, server, config):
+    folder = write(tmp_path / "a", config, [*ROWS, {"step": 5, "epoch": 1.25, "val/raw/OF1@0.5": 0.5, "loss": None}])
+    [run] = server.runs.values()
+    assert (run.name, run.tags["model.head.kind"], run.status) == ("a", config.model.head.kind, "KILLED")
+    assert run.params["optim.learning_rate"] == str(config.optim.learning_rate)
+    assert values(run, "epoch") == [(n, n / 4) for n in range(1, 6)]
+    assert values(run, "val/raw/OF1_0.5") == [(5, 0.5)]
+    assert math.isnan(values(run, "loss")[-1][1])
+    assert not values(run, "time")
+    folder.write_json("results.json", {"test": {}})
+    for _ in range(2):  # the same command again
+        send_results(folder, config, {"test": {"mAP": 0.75, "P@3": math.nan}})
+    assert values(run, "test/mAP") == [(5, 0.75)]
+    assert not values(run, "test/P_3")
+    assert (run.status, [*run.files]) == ("FINISHED", ["results.json"])
+    assert len(server.runs) == 1
+
+
+def test_a_resumed_training_continues_its_run(tmp_path, server, config):
+    folder = write(tmp_path, config, ROWS)
+    folder.drop_rows_after(2)
+    [run] = server.runs.values()
+    run.rows = [row for row in run.rows if row.step != 1]  # lost on the way
+    write(tmp_path, config, [*ROWS[2:], {"step": 5, "epoch": 1.25}])
+    assert sorted(values(run, "epoch")) == [(n, n / 4) for n in range(1, 6)]
+    assert len(server.runs) == 1
+    config.log.mlflow = str(tmp_path / "local")
+    write(tmp_path, config, [])
+    [_, local] = server.runs.values()
+    assert server.uris[-1] == f"sqlite:///{tmp_path}/local/mlflow.db"
+    assert len(values(local, "epoch")) == 5, "another store gets all rows"
+
+
+def test_training_does_not_wait_for_a_slow_server(tmp_path, server, config):
+    tracker = MLflowRun(RunFolder(tmp_path), "http://server", config)
+    server.go.clear()
+    for row in ROWS:
+        tracker.write(row)
+    [run] = server.runs.values()
+    assert run.rows == []
+    calls = server.calls
+    server.go.set()
+    tracker.close()
+    assert values(run, "epoch") == [(n, n / 4) for n in range(1, 5)]
+    assert server.calls <= calls + 2, "rows that wait are sent together"
+
+
+def test_a_server_that_fails_costs_a_warning_and_no_row(tmp_path, server, config, capsys):
+    tracker = MLflowRun(RunFolder(tmp_path), "http://server", config)
+    server.broken = True
+    for row in ROWS[:2]:
+        tracker.write(row)
+        tracker._running.exception()
+    server.broken = False
+    tracker.write(ROWS[2])
+    tracker.close()
+    [run] = server.runs.values()
+    assert values(run, "epoch") == [(n, n / 4) for n in range(1, 4)]
+    assert capsys.readouterr().err.count("no answer; it will be tried again") == 1
+    server.broken = True
+    send_results(RunFolder(tmp_path), config, {"test": {"mAP": 0.75}})
+    assert "warning: log.mlflow=http://server cannot be used (no answer)" in capsys.readouterr().err
+
+
+def test_a_wrong_address_is_refused_at_the_start(tmp_path, server, config, refusal):
+    server.broken = True
+    sentence = refusal(open_trackers, RunFolder(tmp_path), config, 0)
+    assert sentence.startswith("log.mlflow=http://server cannot be used (no answer)")
+    assert not (tmp_path / "mlflow.json").exists()
+
+
+# ------------------------------------------------------------------------------------------------------ MLflow itself
+_ROWS = """
+import json, sys
+from mlflow import MlflowClient
+client = MlflowClient(sys.argv[1])
+[run] = client.search_runs([client.get_experiment_by_name("mlmoe_jax").experiment_id])
+history = {name: client.get_metric_history(run.info.run_id, name) for name in run.data.metrics}
+rows = {name: [[one.step, one.value] for one in values] for name, values in history.items()}
+files = [file.path for file in client.list_artifacts(run.info.run_id)]
+print(json.dumps([rows, run.data.params, files, run.info.status]))
+"""
+
+
+@pytest.mark.slow
+def test_the_store_of_mlflow_holds_every_row_once(tmp_path):
+    """Of a training that is killed after a checkpoint, and resumed."""
+    python = outside_python("mlflow")
+    start = small_program.program_in(tmp_path, MLFLOW_DISABLE_TELEMETRY="true")
+    path = start.place["env"]["PYTHONPATH"] + f":{outside_packages(python)}"
+    own = ("--config=linear_probe:dataset=digits", "--workdir=run", "--config.log.mlflow=store")
+    command = (*own, *small_program.SMALL)
+    assert start(*command, SIGNAL_AFTER="9 5", PYTHONPATH=path).returncode == -9
+    resumed = start(*command, PYTHONPATH=path)
+    assert resumed.returncode == 0, resumed.stderr
+    stored, params, files, state = json.loads(run_outside(python, _ROWS, f"sqlite:///{tmp_path}/store/mlflow.db"))
+    expected = defaultdict(list)
+    for row in RunFolder(tmp_path / "run").rows():
+        for name in row.keys() - {"step", *TIMING}:
+            expected[name.replace("@", "_")].append([row["step"], row[name]])
+    assert len(expected["loss"]) == 8
+    assert len(stored.keys() - {*TIMING}) > len(expected), "the results too"
+    for name, pairs in expected.items():
+        assert sorted(stored[name]) == pairs
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert stored["test/mAP"] == [[8, results["test"]["mAP"]]]
+    assert params["train.batch_size"] == "50"
+    assert {"results.json", "per_class.csv", "config.json"} <= set(files)
+    assert state == "FINISHED"
