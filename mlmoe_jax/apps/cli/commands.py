@@ -279,7 +279,7 @@ def _export(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     from mlmoe_jax.apps.export.run import export_run
 
     how = {"checkpoint": flags.checkpoint, "include_frozen": flags.include_frozen, "merge": flags.merge}
-    return export_run(folder, flags.output, flags.format, overrides, **how)
+    return export_run(folder, flags.output, flags.format, overrides, template=flags.template, **how)
 
 
 def _push(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:

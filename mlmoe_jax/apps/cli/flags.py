@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from mlmoe_jax.apps.export.catalog import TARGETS
+from mlmoe_jax.apps.export.catalog import TARGETS, TEMPLATES
 from mlmoe_jax.data.sources.formats import FORMATS
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import DEMO, HUB
@@ -125,6 +125,11 @@ FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
         {"choices": ("always", "auto", "never"), "default": "always"},
     ),
     "merge": (("export",), "make adapters part of the weights of the backbone", {"action": "store_true"}),
+    "template": (
+        ("export",),
+        "files to add to the folder of a program: mlflow (MLflow loads it), space (a Space of the Hugging Face hub)",
+        {"choices": tuple(TEMPLATES)},
+    ),
     "init-from": (
         ("train", "prune", "import"),
         "short for --config.init_from: another run folder, a model on the hub such as hf:user/name, a folder of PEFT, "

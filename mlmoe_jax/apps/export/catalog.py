@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,5 +75,14 @@ TARGETS: Registry[ExportTarget] = Registry(
         "safetensors": "mlmoe_jax.apps.export.program:SAFETENSORS",
         "peft": "mlmoe_jax.apps.export.peft:TARGET",
         OFFICIAL: "mlmoe_jax.apps.export.program:AUTHORS",
+    },
+)
+# (content of model.json, requirements, text of README.md) -> the further files of a folder, name -> text.
+Template = Callable[[Mapping[str, Any], Sequence[str], str], dict[str, str]]
+TEMPLATES: Registry[Template] = Registry(
+    "template",
+    {
+        "mlflow": "mlmoe_jax.apps.export.templates:mlflow_files",
+        "space": "mlmoe_jax.apps.export.templates:space_files",
     },
 )

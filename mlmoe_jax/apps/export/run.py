@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import runpy
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
@@ -12,7 +13,7 @@ from typing import Any
 import jax
 
 from mlmoe_jax.apps.export import standalone
-from mlmoe_jax.apps.export.catalog import ALWAYS, OFFICIAL, TARGETS, Export, ExportTarget
+from mlmoe_jax.apps.export.catalog import ALWAYS, OFFICIAL, TARGETS, TEMPLATES, Export, ExportTarget
 from mlmoe_jax.apps.export.merge import merged_run
 from mlmoe_jax.apps.export.program import largest_difference
 from mlmoe_jax.config import flatten
@@ -65,6 +66,7 @@ def export_run(
     checkpoint: str = BEST,
     include_frozen: str = ALWAYS,
     merge: bool = False,
+    template: str | None = None,
 ) -> int:
     """Export a run and print a line. A program is compared with the run before the folder gets its name.
 
@@ -74,6 +76,7 @@ def export_run(
       kind: a format of TARGETS; by default `official` for an output with the suffix of a checkpoint.
       include_frozen: for safetensors: always (all frozen weights), auto (unpublished frozen weights), or never.
       merge: make adapters part of the weights.
+      template: a name of TEMPLATES, whose files are added to the folder of a program.
 
     Returns:
       The exit code, 3 if the newest checkpoint is damaged.
@@ -90,6 +93,8 @@ def export_run(
     if merge and (kind == "peft" or include_frozen == "never"):
         raise UserError("--merge changes frozen weights, which this export leaves out; leave --merge out")
     target = TARGETS[kind]
+    if template and target.load is None:
+        raise UserError(f"--template={template} surrounds a program; leave it out of --format={kind}")
     path = target.place(output)
     folder.require_model()
     needs = target.needs if target.load else {**target.needs, "calibration.use": "false"}  # only a program corrects
@@ -106,7 +111,7 @@ def export_run(
         )
     export = Export(predictor.run, path, describe(predictor, kind), include_frozen)
     try:
-        about = _write_program(export, target) if target.load else target.write(export)
+        about = _write_program(export, target, template) if target.load else target.write(export)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
     trained = export.description["trained"]
@@ -114,13 +119,18 @@ def export_run(
     return OUTDATED if predictor.run.outdated else DONE
 
 
-def _write_program(export: Export, target: ExportTarget) -> str:
+def _write_program(export: Export, target: ExportTarget, template: str | None) -> str:
     status("tracing and converting")
     with whole_folder(export.path) as partial:
         about = target.write(replace(export, path=partial))
         (partial / "model.json").write_text(to_json(export.description, indent=2) + "\n")
         (partial / "load.py").write_text(loader(target))
-        (partial / "README.md").write_text(readme(export.description, target))
+        texts = {"README.md": readme(export.description, target)}
+        if template:
+            packages = shlex.split(target.install)[2:]  # after `pip install`
+            texts |= TEMPLATES[template](export.description, packages, texts["README.md"])
+        for name, text in texts.items():
+            (partial / name).write_text(text)
         status("comparing with the run")
         difference = largest_difference(export.run, runpy.run_path(str(partial / "load.py"))["Model"](partial))
         if not difference <= _WRONG:

@@ -190,6 +190,8 @@ def test_nothing_is_overwritten_and_nothing_half_written_stays(made, tmp_path, r
     for name in ("a.onnx", "a.safetensors"):
         assert "should be a folder, which will hold the program and its labels" in refuse(tmp_path / name)
     assert "should be a .safetensors file" in refuse(tmp_path / "a", "safetensors")
+    sentence = refusal(export.export_run, folder, str(tmp_path / "a.safetensors"), "safetensors", template="space")
+    assert sentence == "--template=space surrounds a program; leave it out of --format=safetensors"
     monkeypatch.setattr(export, "largest_difference", lambda run, label: float("nan"))
     assert "differs from the run by nan" in refuse(tmp_path / "out")
     assert not list(tmp_path.iterdir())
@@ -296,7 +298,9 @@ def test_onnx_runtime_gives_the_same_probabilities(reference, changes, runtime, 
 
 
 def test_a_run_is_exported_to_onnx_and_the_documented_program_runs(made, runtime, monkeypatch, capsys):
-    assert export.export_run(RunFolder(made / RUN), str(made / "onnx"), "onnx") == 0
+    assert export.export_run(RunFolder(made / RUN), str(made / "onnx"), "onnx", template="space") == 0
+    assert (made / "onnx" / "app.py").exists()
+    assert (made / "onnx" / "requirements.txt").read_text() == "onnxruntime>=1.17\nnumpy\npillow\n"
     assert "raw weights of step 20 as onnx; " in capsys.readouterr().out
     pixels = np.random.default_rng(2).integers(0, 256, (3, 8, 8, 3)).astype(np.uint8)
     np.testing.assert_allclose(model_of(made / "onnx")(pixels), model_of(made / "out")(pixels), atol=1e-6)

@@ -1,0 +1,40 @@
+"""A page that labels photographs with the model of this folder.
+
+pip install gradio -r requirements.txt
+python app.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def label(model: Any, path: str | None) -> tuple[str, dict[str, float]]:
+    """Return the labels of an image file that reach their thresholds, the best first, and all probabilities."""
+    if path is None:  # the image was removed
+        return "", {}
+    [scores] = model([model.read(path)])
+    best = sorted(range(len(scores)), key=lambda k: -scores[k])
+    assigned = [model.labels[k] for k in best if scores[k] >= model.thresholds[k]]
+    return ", ".join(assigned), {name: float(score) for name, score in zip(model.labels, scores, strict=True)}
+
+
+def page(model: Any) -> Any:
+    """Return the page, a `gradio.Interface`."""
+    import gradio
+
+    def answer(path: str | None) -> tuple[str, dict[str, float]]:
+        try:
+            return label(model, path)
+        except Exception as error:  # Pillow's decoders raise many types for damaged data
+            raise gradio.Error(f"the image cannot be read: {error or type(error).__name__}") from error
+
+    image = gradio.Image(type="filepath", image_mode=None, label="image")  # without a mode, the file is not changed
+    outputs = [gradio.Textbox(label="labels"), gradio.Label(label="probability", num_top_classes=10)]
+    return gradio.Interface(answer, image, outputs, title="Labels of an image", flagging_mode="never", api_name="label")
+
+
+if __name__ == "__main__":
+    from load import Model
+
+    page(Model()).launch()

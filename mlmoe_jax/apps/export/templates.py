@@ -1,0 +1,71 @@
+"""Files that make an exported folder a model of MLflow or a Space of the Hugging Face hub; they need `load.py` only."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mlmoe_jax.runtime.formats import to_json
+
+GRADIO = "6.31.0"  # the version of the tests
+_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+_FRONT = """---
+title: Multi-label image classifier
+emoji: 🏷️
+colorFrom: blue
+colorTo: green
+sdk: gradio
+sdk_version: {gradio}
+python_version: "{python}"
+app_file: app.py
+---
+
+"""
+
+
+def _source(name: str) -> str:
+    return (Path(__file__).parent / name).read_text()
+
+
+def mlflow_files(description: Mapping[str, Any], packages: Sequence[str], readme: str) -> dict[str, str]:
+    """Return the files for `mlflow.pyfunc.load_model`, which takes a table of images and returns probabilities.
+
+    Args:
+      description: the content of model.json.
+      packages: the requirements of load.py.
+      readme: the README of the folder.
+
+    Returns:
+      File name -> text. JSON is YAML too, so MLflow is not needed to write its files.
+    """
+    inputs = [{"name": "image", "type": "binary"}, {"name": "path", "type": "string"}]
+    signature = {
+        "inputs": json.dumps([column | {"required": False} for column in inputs]),
+        "outputs": json.dumps([{"name": label, "type": "float", "required": True} for label in description["labels"]]),
+    }
+    loading = {"loader_module": "mlmoe_pyfunc", "code": ".", "data": ".", "python_version": sys.version.split()[0]}
+    model = {
+        "flavors": {"python_function": loading | {"env": {"virtualenv": "python_env.yaml"}}},
+        "metadata": {key: description[key] for key in ("labels", "thresholds")},
+        "signature": signature,
+    }
+    environment = {"python": loading["python_version"], "dependencies": ["-r requirements.txt"]}
+    return {
+        "MLmodel": to_json(model, indent=2) + "\n",
+        "mlmoe_pyfunc.py": _source("mlmoe_pyfunc.py"),
+        "python_env.yaml": json.dumps(environment, indent=2) + "\n",
+        "requirements.txt": "\n".join(["mlflow", "pandas", *packages]) + "\n",
+        "README.md": readme + "\nMLflow loads this folder: `mlflow.pyfunc.load_model(FOLDER)`.\n",
+    }
+
+
+def space_files(description: Mapping[str, Any], packages: Sequence[str], readme: str) -> dict[str, str]:
+    """Return the files of a Space with Gradio; arguments and result as in `mlflow_files`."""
+    return {
+        "app.py": _source("space_app.py"),
+        "requirements.txt": "\n".join(packages) + "\n",  # the Space installs Gradio itself
+        "README.md": _FRONT.format(gradio=GRADIO, python=_PYTHON) + readme,
+    }
