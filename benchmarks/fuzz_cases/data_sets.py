@@ -26,6 +26,19 @@ from mlmoe_jax.data.sources.open import open_split
 CSV = b"image,labels,split\n0.png,sea;sand,train\n1.png,,train\nb/2.png,sun,val\n"
 WIDE = b"image,sea,sand\n0.png,1,0\n1.png,,1\nb/2.png,0,1.0\n"
 JSONL = b'{"image": "0.png", "labels": ["sea"]}\n{"image": "1.png", "labels": {"sea": 0, "sun": null}}\n'
+# As the labeling tools write them, with the same images and labels.
+CHOICES = {"from_name": "labels", "type": "choices", "value": {"choices": ["sea", "sand"]}}
+LABELED = {
+    "label_studio": [
+        {"data": {"image": "/data/local-files/?d=0.png"}, "annotations": [{"result": [CHOICES], "ground_truth": True}]},
+        {"image": "1.png", "annotation_id": 2, "labels": {"choices": ["sun", "sea"]}},
+    ],
+    "fiftyone": {"classes": ["sea", "sun"], "labels": {"0": [1, {"label": 0, "attributes": {}}], "b/2": None}},
+    "cvat": b"<annotations><meta><task><labels><label><name>sea</name></label></labels></task></meta>"
+    b"<image name='0.png' subset='train'><tag label='sea'><attribute name='difficult'>true</attribute></tag></image>"
+    b"</annotations>",
+    "wd_tagger": b"tag_id,name,category,count\n1,deep_sea,0,2\n2,sun,0,1\n",
+}
 COCO = {
     "images": [{"id": 1, "file_name": "0.png"}, {"id": 2, "file_name": "1.png"}],
     "annotations": [{"image_id": 1, "category_id": 3}, {"image_id": 2, "category_id": 5}],
@@ -50,9 +63,13 @@ def own_images(place: Path) -> None:
         write(place / name, encoded())
 
 
+def encoded_json(content) -> bytes:
+    return content if isinstance(content, bytes) else json.dumps(content).encode()
+
+
 def tables(draw: st.DrawFn, base: Path, place: Path) -> Case:
     own_images(place)
-    kind = draw(st.sampled_from(("csv", "wide", "jsonl", "json", "classes")))
+    kind = draw(st.sampled_from(("csv", "wide", "jsonl", "json", "classes", *LABELED)))
     name = {"jsonl": "jsonl"}.get(kind, "csv")
     content = {"wide": WIDE, "jsonl": JSONL}.get(kind, CSV)
     keys = {"bad_images": draw(st.sampled_from(("skip", "error"))), "images": "", "table": "t"}
@@ -67,9 +84,16 @@ def tables(draw: st.DrawFn, base: Path, place: Path) -> Case:
         content = damaged_json(draw, first) + b"\n" + rest
     elif kind == "json":
         name, content = "coco_json", damaged_json(draw, json.dumps(COCO).encode())
+    elif kind in LABELED:
+        name, content = kind, LABELED[kind]
+        content = (damaged if isinstance(content, bytes) else damaged_json)(draw, encoded_json(content))
     else:
         content = damaged_csv(draw, content)
-    write(place / "t", content)
+    if kind == "wd_tagger":
+        write(place / "t/selected_tags.csv", content)
+        write(place / "t/0.txt", damaged(draw, b"deep sea, sun"))
+    else:
+        write(place / "t", content)
     return f"{kind} {content[:200]!r}", partial(open_all, data_of(place, name, **keys), "train")
 
 

@@ -91,6 +91,7 @@ def test_the_labeling_configuration_names_the_classes_and_the_split_is_a_field_o
         ([task("a.png", annotation(choices("x", control="tags")))], "named tags, not labels; set data.label_column"),
         ([task("s3://bucket/a.png", annotation(choices("x")))], "is not a local file of Label Studio"),
         ([task("a.png")], "has no labeled image (1 image without labels)"),
+        ([task("a.png", annotation(choices(5)))], "is damaged: the names of images and labels should be text"),
         ({"tasks": []}, "is damaged: it should hold a list of tasks"),
         ([{"data": {}}], "is damaged: it has no 'image'"),
         ("[[[", "is damaged"),
@@ -122,6 +123,8 @@ def test_a_name_without_suffix_of_two_files_is_refused(folder, refusal):
     (folder / "a.jpg").write_bytes(b"")
     sentence = refusal(opened, "fiftyone", folder, "labels.json", {"classes": None, "labels": {"a": ["sea"]}})
     assert "names a, which is a.jpg and a.png" in sentence
+    sentence = refusal(opened, "fiftyone", folder, "labels.json", {"classes": ["sea", "sea"], "labels": {}})
+    assert "is damaged: its classes should be different names" in sentence
 
 
 # --------------------------------------------------------------------------------------------------------------- CVAT

@@ -49,8 +49,10 @@ def open_labels(data_config: ConfigDict, split: str, classes: Sequence[str] | No
         classes = (form.read_classes or read_classes)(root / data_config.classes)
     with damage_explained(path):
         rows, own = form.read(path, data_config, image_folder(data_config, split))
+        if own and (not all(isinstance(name, str) for name in own) or len(set(own)) < len(own)):
+            raise ValueError("its classes should be different names")
         selected = select_rows(_labeled(rows, path), path, split, data_config)
-        names, files, labels, *_ = collect_labels(selected, path, classes or own)
+        names, files, labels, *_ = collect_labels(selected, path, classes or own or None)
     return listed_split(data_config, split, names, labels, files, path)
 
 
@@ -58,6 +60,8 @@ def _labeled(rows: Iterable[Row], path: Path) -> Iterator[Row]:
     """Yield the rows of labeled images, then log how many are not; UserError if there is no labeled image."""
     labeled = unlabeled = 0
     for row in rows:
+        if not all(isinstance(name, str) for name in (row.image, *row.labels)):
+            raise ValueError("the names of images and labels should be text")
         if row.rest == UNKNOWN:
             unlabeled += 1
             continue
