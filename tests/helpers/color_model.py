@@ -56,6 +56,7 @@ def make_run(gates: bool = True, bias: float = 0.0) -> SimpleNamespace:
         mesh=make_mesh(config.mesh),
         label_axes=None,
         outdated=False,
+        step=7,
     )
 
 
