@@ -48,6 +48,7 @@ class MLflowRun:
         from mlflow import MlflowClient
 
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # the default waits for minutes
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # which has results only
         self._folder, self._where = folder, where
         self._thread, self._running, self._warned = ThreadPoolExecutor(1, "mlflow"), None, False
         uri, artifacts = _address(where)
