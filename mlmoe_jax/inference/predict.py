@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, overload
 
 import jax
 import numpy as np
+from jaxtyping import Float, Float32, Int
 
 from mlmoe_jax.config.loading import Overrides, as_pairs
 from mlmoe_jax.data.images import BadImage
@@ -18,7 +19,7 @@ from mlmoe_jax.data.readers import plan_for_few_images
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.inputs import ImageLike, MixedImages, is_one_image
-from mlmoe_jax.models.apply import make_eval_step
+from mlmoe_jax.models.apply import make_embedding_step, make_eval_step
 from mlmoe_jax.runs.restore import BEST, Run, open_run
 from mlmoe_jax.runs.shared import run_folder
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds, stored_thresholds
@@ -180,6 +181,24 @@ class Predictor:
             raise UserError(f"a model with the head {self.run.config.model.head.kind} has no gates")
         return self._results(images, batch_size, top_k, gates, progress) if len(images) else iter(())
 
+    def embed(
+        self, images: Sequence[ImageLike], *, batch_size: int, progress: Progress | None = None
+    ) -> Iterator[tuple[Int[np.ndarray, " n"], Float[np.ndarray, "n k"], Float32[np.ndarray, "n d"]]]:
+        """Yield the rows, probabilities and pooled features of the images that can be read, by batch.
+
+        Args:
+          images, progress: as in `stream`.
+          batch_size: for all devices together, a multiple of their number.
+
+        Raises:
+          UserError: the model returns non-finite scores.
+        """
+        run = self.run
+        step = make_embedding_step(run.definition, run.preprocess, run.mesh, run.label_axes)
+        for output in self._outputs(step, self._split(images), batch_size, progress):
+            read = (output["id"] >= 0) & (output["mask"] > 0)
+            yield output["id"][read], run.calibration(output["logits"][read]), output["features"][read]
+
     def check_top_k(self, top_k: int | None) -> None:
         """Raise UserError for a number of best labels that is not from 1 to K."""
         if top_k is not None and not 1 <= top_k <= len(self.names):
@@ -192,20 +211,29 @@ class Predictor:
         return bool(jax.eval_shape(self._steps[True], self.run.values, self.run.frozen, shapes)["gates"])
 
     def _results(self, images, batch_size, top_k, gates, progress) -> Iterator[Result]:
-        items, run = MixedImages(images), self.run
+        split = self._split(images)
+        for output in self._outputs(self._steps[gates], split, batch_size, progress):
+            yield from self._batch_results(output, split, top_k)
+
+    @staticmethod
+    def _split(images: Sequence[ImageLike]) -> Split:
+        items = MixedImages(images)
         names = [items.name(row) for row in range(len(items))]
-        split = Split("images", (), np.zeros((len(items), 0), np.int8), names, items)
+        return Split("images", (), np.zeros((len(items), 0), np.int8), names, items)
+
+    def _outputs(self, step: Callable, split: Split, batch_size: int, progress: Progress | None) -> Iterator[dict]:
+        run = self.run
         loader = build_loader(self._data, split, batch_size=batch_size, labels=False, process=distributed.process())
-        step, advice = self._steps[gates], "take a smaller batch (--batch-size)"
+        advice = "take a smaller batch (--batch-size)"
         for output in run_batches(
             lambda batch: step(run.values, run.frozen, batch), loader, run.mesh, advice=advice, progress=progress
         ):
-            yield from self._batch_results(output, split, top_k)
+            if not np.isfinite(output["logits"][output["mask"] > 0]).all():
+                raise UserError("the model returns non-finite scores: its training has diverged; train it again")
+            yield output
 
     def _batch_results(self, output: dict, split: Split, top_k: int | None) -> Iterator[Result]:
         read = output["mask"] > 0
-        if not np.isfinite(output["logits"][read]).all():
-            raise UserError("the model returns non-finite scores: its training has diverged; train it again")
         for at, row in enumerate(output["id"].tolist()):
             if row < 0:  # padding
                 continue

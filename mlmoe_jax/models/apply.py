@@ -91,6 +91,21 @@ def make_eval_step(
     return jax.jit(step, out_shardings=NamedSharding(mesh, REPLICATED))
 
 
+def make_embedding_step(
+    definition: ModelDef, preprocess: Preprocess, mesh: Mesh, label_axes: LabelAxes | None = None
+) -> Callable[[Params, Params, Batch], dict[str, jax.Array]]:
+    """Return an evaluation step as in `make_eval_step` that also returns `features` f32[B,D], the pooled features."""
+
+    def step(values: Params, frozen: Params, batch: Batch) -> dict[str, jax.Array]:
+        model = definition.merge(remove_padding({**values, **frozen}, label_axes))
+        with partition.over(mesh):
+            features = model.encode(preprocess(batch["image"]))
+            logits = model.classify(features).logits
+        return {"logits": logits, "features": features.pooled(), "id": batch["id"], "mask": batch["mask"]}
+
+    return jax.jit(step, out_shardings=NamedSharding(mesh, REPLICATED))
+
+
 def make_feature_step(
     definition: ModelDef, preprocess: Preprocess, mesh: Mesh
 ) -> Callable[[Params, Batch], dict[str, jax.Array]]:

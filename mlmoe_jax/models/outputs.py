@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 CLS, PROMPTS, PATCHES, MEAN = "cls", "prompts", "patches", "mean"
@@ -91,6 +92,14 @@ class Features:
             batch, _, width = self.patches.shape
             arrays[PATCHES] = self.patches.reshape(batch, *self.grid, width)
         return arrays
+
+    def pooled(self) -> jax.Array:
+        """Return one vector per image, f32[B,D]: `cls` or `mean`, else the mean of the patches, else of the prompts."""
+        if (vector := self.mean if self.cls is None else self.cls) is not None:
+            return vector.astype(jnp.float32)
+        if (tokens := self.prompts if self.patches is None else self.patches) is None:
+            raise ValueError("there are no features")
+        return tokens.mean(axis=1).astype(jnp.float32)
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, jax.Array]) -> Self:

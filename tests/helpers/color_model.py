@@ -8,17 +8,19 @@ import numpy as np
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.models.calibration import Calibration
-from mlmoe_jax.models.outputs import Prediction
+from mlmoe_jax.models.outputs import Features, Prediction
 from mlmoe_jax.runtime.sharding import make_mesh
 
 NAMES = ("red", "green", "blue", "dark")
+POSITIVES = (8, 3, 0, 80)  # in training
 
 
 class ColorModel:
     """Replaces a ModelDef: `red`, `green` and `blue` have the logit (mean of the channel − 100) / 10, `dark` 0.
 
     The gate `g` gives label k the weights k/4 and the mean of red over 255; `static` is that of the first image. The
-    attention of each label over 2 × 2 patches is the mean of red in the patch, if it is asked for.
+    attention of each label over 2 × 2 patches is the mean of red in the patch, if it is asked for. The features are the
+    means of the channels.
     """
 
     def __init__(self, gates: bool = True):
@@ -36,6 +38,8 @@ class ColorModel:
             patches = image[..., 0].reshape(-1, 2, 2, 2, 2).mean(axis=(2, 4)).reshape(-1, 1, 4)
             return Prediction(logits, gates=gates, attention={"labels": jnp.tile(patches, (1, 4, 1))}, grid=(2, 2))
 
+        model.encode = lambda image: Features(image.mean(axis=(1, 2)), None, None, (0, 0))
+        model.classify = lambda features: model(features.cls[:, None, None])
         return model
 
     def stats_of(self, model):
@@ -47,7 +51,7 @@ def make_run(gates: bool = True, bias: float = 0.0) -> SimpleNamespace:
     config.data.image_size = 4
     return SimpleNamespace(
         config=config,
-        label_space=SimpleNamespace(names=NAMES),
+        label_space=SimpleNamespace(names=NAMES, positives=np.array(POSITIVES)),
         preprocess=Preprocess(4, (0.0,) * 3, (1.0,) * 3),
         definition=ColorModel(gates),
         values={"bias": jnp.full(1, bias)},

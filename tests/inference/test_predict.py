@@ -57,6 +57,14 @@ def test_gates_are_returned_on_request(predictor):
         np.testing.assert_allclose(result.gates["static"][:, 1], 0, atol=1e-6, err_msg="the same for every image")
 
 
+def test_embeddings_are_the_rows_scores_and_features_of_readable_images(predictor):
+    images = [color(90, 150), b"", color(20, 0, 255), color(200)]
+    rows, scores, features = map(np.concatenate, zip(*predictor.embed(images, batch_size=3), strict=True))
+    assert rows.tolist() == [0, 2, 3]
+    np.testing.assert_allclose(features * 255, [[90, 150, 0], [20, 0, 255], [200, 0, 0]], rtol=1e-5)
+    np.testing.assert_allclose(scores, [expected(90, 150), expected(20, 0, 255), expected(200)], rtol=1e-4)
+
+
 def test_bad_images_do_not_affect_the_others(predictor, tmp_path):
     (tmp_path / "a.png").write_bytes(b"not an image")
     results = predictor([color(200), tmp_path / "a.png", color(100), "gone.png", color(0)], batch_size=2)

@@ -11,7 +11,7 @@ from flax import nnx
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.models.apply import apply
-from mlmoe_jax.models.outputs import Prediction
+from mlmoe_jax.models.outputs import Features, Prediction
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.runtime.sharding import LabelAxes, make_mesh
 
@@ -95,3 +95,18 @@ def test_the_padding_of_labels_is_removed(parts, batch, mesh):
 def test_attention_maps_are_returned_on_request(parts, batch, mesh):
     apply(*parts, batch, PREPROCESS, mesh, return_attention=True)
     assert Model.seen["return_attention"]
+
+
+def test_pooled_features_are_a_summary_or_the_mean_of_tokens():
+    draw = np.random.default_rng(0)
+    cls, mean = draw.normal(size=(2, B, 5)).astype(np.float32)
+    prompts, patches = draw.normal(size=(2, B, 4, 5)).astype(np.float32)
+    for features, expected in (
+        (Features(cls, prompts, patches, (2, 2)), cls),
+        (Features(None, None, patches, (2, 2), mean=mean), mean),
+        (Features(None, prompts, patches, (2, 2)), patches.mean(axis=1)),
+        (Features(None, prompts, None, (2, 2)), prompts.mean(axis=1)),
+    ):
+        np.testing.assert_allclose(features.pooled(), expected, rtol=1e-6)
+    with pytest.raises(ValueError, match="there are no features"):
+        Features(None, None, None, (0, 0)).pooled()

@@ -173,11 +173,8 @@ def _predict(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
     folder = _workdir(flags)
     from mlmoe_jax.apps.tools.predict import predict_files
 
-    here = (
-        f"predictions.{'jsonl' if flags.gates else 'csv'}"
-        if is_shared(flags.workdir) and not (flags.json or flags.format)
-        else None
-    )
+    name = f"{'selected' if flags.select else 'predictions'}.{'jsonl' if flags.gates else 'csv'}"
+    here = name if is_shared(flags.workdir) and not (flags.json or flags.format) else None
     return predict_files(
         folder,
         flags.images,
@@ -189,6 +186,8 @@ def _predict(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
         gates=flags.gates,
         as_json=flags.json,
         form=flags.format,
+        select=flags.select,
+        count=flags.count,
     )
 
 

@@ -75,8 +75,8 @@ def _count(text: str) -> int:
 # Mode -> description of --output.
 OUTPUTS = {
     "predict": "a .csv or .jsonl file, a file or folder of the --format, or - for stdout (default: stdout with --json, "
-    "otherwise predictions.csv, or with --gates predictions.jsonl, in the run folder or, for hf: and demo:, in the "
-    "working directory)",
+    "otherwise predictions.csv, selected.csv with --select, or with --gates .jsonl, in the run folder or, for hf: and "
+    "demo:, in the working directory)",
     "compare": "a .csv or .json file",
     "report": "an .html file (default: report.html in the run folder)",
     "pack": "a folder, an address such as gs://bucket/folder, or a file or folder of the --format with {split}",
@@ -148,6 +148,13 @@ FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
     ),
     "top-k": (("predict",), "the number of labels per image, instead of thresholds", {"type": _count}),
     "gates": (("predict",), "write the values of the gates too, as JSON lines", {"action": "store_true"}),
+    "select": (
+        ("predict",),
+        "choose --count of the images without labels to label next, from the uncertainty of their scores (uncertain), "
+        "the distances of their features (diverse), or both",
+        {"choices": ("uncertain", "diverse", "both")},
+    ),
+    "count": (("predict",), "the number of images that --select chooses", {"type": _count}),
     "batch-size": (("predict",), "the number of images per batch", {"type": _count}),
     "host": (("serve",), "the address to listen on", {"default": "127.0.0.1"}),
     "port": (("serve",), "the port to listen on; 0 takes a free port", {"type": int, "default": 8000}),
@@ -271,6 +278,8 @@ def _require_what_the_mode_takes(flags: argparse.Namespace, overrides: list[tupl
         raise UserError(f"--mode={mode} has no run folder; leave --workdir out")
     if mode in WITHOUT_KEYS and overrides:
         raise UserError(f"--mode={mode} takes no config keys; leave --config.{overrides[0][0]} out")
+    if bool(flags.select) != bool(flags.count):
+        raise UserError("--select and --count belong together, as in --select=both --count=100; give both or none")
     if missing := [f"--{name}={what}" for name, what in needs.items() if not getattr(flags, name)]:
         raise UserError(f"--mode={mode} needs {missing[0]}")
     if mode not in READING and any(map(is_shared, flags.workdir if mode == "compare" else (flags.workdir or "",))):

@@ -7,13 +7,16 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, TextIO
 
 import numpy as np
 from etils import epath
 
 from mlmoe_jax.apps.tools.image_list import find_images
+from mlmoe_jax.apps.tools.select_images import COLUMNS, select_images
 from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.data.sources.formats import FORMATS, Entry, LabelFile, output_path
 from mlmoe_jax.data.split import POSITIVE
@@ -42,6 +45,8 @@ def predict_files(
     gates: bool = False,
     as_json: bool = False,
     form: str | None = None,
+    select: str | None = None,
+    count: int = 0,
 ) -> int:
     """Label images, write one row per image, and print a summary.
 
@@ -56,31 +61,31 @@ def predict_files(
       top_k, gates: as in `Predictor.stream`.
       as_json: print JSON.
       form: name of the format of a labeling tool; None for CSV or JSON lines.
+      select, count: `method` and `count` of `select_images`, to label only these images; None for all.
 
     Returns:
       the exit code: 0; 2 if an image could not be read, after labeling the readable images; 3 if the newest checkpoint
       is damaged and an older checkpoint was used.
     """
-    target = choose_target(output, folder, as_json=as_json, gates=gates, form=form)
+    target = choose_target(output, folder, as_json=as_json, gates=gates, form=form, select=bool(select))
     folder.require_model()
     # Only the first process has a standard input. If it finds no image, it fails with the reason, which ends the job.
     paths = distributed.broadcast_from_first(find_images(items) if distributed.is_first() else None)
     predictor = Predictor.from_run(folder.path, overrides, checkpoint=checkpoint)
-    if top_k is None and target.kind == "csv" and (same := set(_COLUMNS) & set(predictor.names)):
-        raise UserError(
-            f"the label {min(same)} has the name of a column of the CSV; write --output=….jsonl, or use --top-k"
-        )
-    file = LabelFile(target.path, predictor.names, paths, version=predictor.version) if form else None
-    if form:
-        FORMATS[form].require(file)
-    devices, writes, summary = predictor.run.mesh.size, distributed.is_first(), _Summary(len(paths))
-    size = even_batch(len(paths), batch_size or BATCH * devices, devices)
+    if top_k is None and target.kind == "csv":
+        _require_other_names(predictor.names, {*_COLUMNS, *(COLUMNS if select else ())})
+    file = _label_file(form, target, predictor, paths)
+    writes, size, selection = distributed.is_first(), _batch_size(predictor, paths, batch_size), {}
+    if select:
+        paths = list(selection := select_images(predictor, paths, select, count, size))
+        size, file = _batch_size(predictor, paths, batch_size), file and replace(file, images=paths)
+    summary = _Summary(len(paths))
     with contextlib.closing(Progress("predict", math.ceil(len(paths) / size), size)) as progress:
         results = predictor.stream(paths, batch_size=size, top_k=top_k, gates=gates, progress=progress)
         if writes and top_k is None:
             _report_thresholds(predictor, folder, overrides)
         results = summary.counted(results)
-        note = _write(target, file, predictor.names, top_k, results) if writes else deque(results, maxlen=0)
+        note = _write(target, file, predictor.names, top_k, selection, results) if writes else deque(results, maxlen=0)
     if writes:
         summary.print(target, as_json=as_json)
     if note:
@@ -88,6 +93,26 @@ def predict_files(
     if summary.unread:
         return USER_ERROR
     return OUTDATED if predictor.run.outdated else DONE
+
+
+def _require_other_names(names: Collection[str], columns: Collection[str]) -> None:
+    if same := set(names) & set(columns):
+        raise UserError(
+            f"the label {min(same)} has the name of a column of the CSV; write --output=….jsonl, or use --top-k"
+        )
+
+
+def _label_file(form: str | None, target: Target, predictor: Predictor, paths: Sequence[str]) -> LabelFile | None:
+    if not form:
+        return None
+    file = LabelFile(target.path, predictor.names, paths, version=predictor.version)
+    FORMATS[form].require(file)
+    return file
+
+
+def _batch_size(predictor: Predictor, paths: Sequence[str], size: int | None) -> int:
+    devices = predictor.run.mesh.size
+    return even_batch(len(paths), size or BATCH * devices, devices)
 
 
 def even_batch(images: int, most: int, devices: int) -> int:
@@ -109,13 +134,19 @@ def _report_thresholds(predictor: Predictor, folder: RunFolder, overrides: Seque
 
 # ------------------------------------------------------------------------------------------------------------- target
 def choose_target(
-    output: str | None, folder: RunFolder, *, as_json: bool = False, gates: bool = False, form: str | None = None
+    output: str | None,
+    folder: RunFolder,
+    *,
+    as_json: bool = False,
+    gates: bool = False,
+    form: str | None = None,
+    select: bool = False,
 ) -> Target:
     """Return the target of `--output`: a .csv or .jsonl file, or - for standard output (CSV, or JSONL if `as_json`).
 
-    The default is standard output if `as_json`, else predictions.csv in the run folder, or predictions.jsonl with
-    gates, whose weights are lists, which do not fit into CSV cells. Raises UserError for other suffixes, and if the
-    file cannot be written. A format of a labeling tool, `form`, has a file or folder of its own, without
+    The default is standard output if `as_json`, else predictions.csv in the run folder, or selected.csv with `select`,
+    or .jsonl with gates, whose weights are lists, which do not fit into CSV cells. Raises UserError for other suffixes,
+    and if the file cannot be written. A format of a labeling tool, `form`, has a file or folder of its own, without
     a default.
     """
     if form:
@@ -125,7 +156,8 @@ def choose_target(
     if output == STANDARD_OUTPUT or (as_json and not output):
         target = Target(None, "jsonl" if as_json else "csv")
     else:
-        path = epath.Path(output or folder / f"predictions.{'jsonl' if gates else 'csv'}")
+        name = "selected" if select else "predictions"
+        path = epath.Path(output or folder / f"{name}.{'jsonl' if gates else 'csv'}")
         if path.suffix not in (".csv", ".jsonl"):
             raise UserError(f"--output={path} should end in .csv or .jsonl, or be - for standard output")
         if path.is_dir() or (output and "://" not in str(path) and not path.parent.is_dir()):
@@ -138,10 +170,16 @@ def choose_target(
 
 # --------------------------------------------------------------------------------------------------------------- rows
 _COLUMNS = ("image", "labels", "error")  # columns of a CSV before the scores
+NOTHING: Mapping[str, Mapping] = MappingProxyType({})
 
 
 def _write(
-    target: Target, file: LabelFile | None, names: Sequence[str], top_k: int | None, results: Iterable[Result]
+    target: Target,
+    file: LabelFile | None,
+    names: Sequence[str],
+    top_k: int | None,
+    selection: Mapping[str, Mapping],
+    results: Iterable[Result],
 ) -> str:
     """Write the results to the target, or to the file of a labeling tool; return a sentence about further files."""
     if file:  # without the images that could not be read
@@ -149,44 +187,51 @@ def _write(
         entries = (Entry(result.image, dict.fromkeys(result.labels, POSITIVE), result.scores) for result in read)
         return FORMATS[target.kind].write(file, entries)
     with open_target(target) as rows:
-        write = row_writer(rows, target.kind, names, top_k)
+        write = row_writer(rows, target.kind, names, top_k, selection)
         for result in results:
             write(result)
     return ""
 
 
-def row_writer(file: TextIO, kind: str, names: Sequence[str], top_k: int | None = None) -> Callable[[Result], None]:
+def row_writer(
+    file: TextIO, kind: str, names: Sequence[str], top_k: int | None = None, selection: Mapping[str, Mapping] = NOTHING
+) -> Callable[[Result], None]:
     """Return a function that writes a result as a row of `kind` csv or jsonl; write the heading of a CSV.
 
     Columns of a CSV: image, labels (see `formats.join_names`), error and one score per label; with `top_k`, the
     number of labels per result: image, error, and label_1, score_1, label_2, …, best first.
     Keys in JSONL: image, and either error, or labels and scores (with `top_k` only of the best labels, best first),
     and gates {name: {label: weights}} if a result has them.
+    The values of `select_images` for an image, if any, follow its name.
     """
     if kind == "jsonl":
-        return lambda result: print(json.dumps(_json_row(result, names, top_k), allow_nan=False), file=file)
+        return lambda result: print(json.dumps(_json_row(result, names, top_k, selection), allow_nan=False), file=file)
     write_row = formats.row_writer(file)
     ranks = range(1, (top_k or 0) + 1)
     ranked = [column for rank in ranks for column in (f"label_{rank}", f"score_{rank}")]
-    write_row(["image", "error", *ranked] if top_k else [*_COLUMNS, *names])
+    added = COLUMNS if selection else ()
+    write_row(["image", *added, *(["error", *ranked] if top_k else [*_COLUMNS[1:], *names])])
 
     def write(result: Result) -> None:
         score = {name: f"{value:.6f}" for name, value in (result.scores or {}).items()}
+        image = [result.image, *(selection[result.image][column] for column in added)]
         if top_k:
             cells = [cell for name in result.labels for cell in (name, score[name])]
-            write_row([result.image, result.error, *(cells or [""] * len(ranked))])
+            write_row([*image, result.error, *(cells or [""] * len(ranked))])
         else:
             labels = formats.join_names(result.labels)
-            write_row([result.image, labels, result.error, *(score.get(name, "") for name in names)])
+            write_row([*image, labels, result.error, *(score.get(name, "") for name in names)])
 
     return write
 
 
-def _json_row(result: Result, names: Sequence[str], top_k: int | None) -> dict[str, Any]:
+def _json_row(
+    result: Result, names: Sequence[str], top_k: int | None, selection: Mapping[str, Mapping]
+) -> dict[str, Any]:
     if result.error:
         return {"image": result.image, "error": result.error}
     scores = result.scores or {}
-    row: dict[str, Any] = {"image": result.image, "labels": result.labels}
+    row: dict[str, Any] = {"image": result.image, **selection.get(result.image, {}), "labels": result.labels}
     row["scores"] = {name: scores[name] for name in result.labels} if top_k else scores
     if result.gates is not None:
         row["gates"] = {gate: by_label(names, weights) for gate, weights in result.gates.items()}

@@ -1,0 +1,76 @@
+"""Acquisition functions against scipy's distances and entropies, and against all sets of centers."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from scipy.spatial.distance import cdist
+from scipy.stats import entropy as scipy_entropy
+
+from mlmoe_jax.apps.tools import acquisition
+from mlmoe_jax.apps.tools.acquisition import METHODS, Candidates, farthest_first
+
+
+def candidates(images: int, labeled: int = 0, width: int = 8, seed: int = 0) -> Candidates:
+    draw = np.random.default_rng(seed)
+    features = draw.normal(size=(images, width)).astype(np.float32)
+    return Candidates(draw.random(images), features, draw.normal(0.2, 0.5, (labeled, width)).astype(np.float32))
+
+
+def naive(images: Candidates, count: int, weights: np.ndarray) -> tuple[list[int], list[float]]:
+    """The greedy choice, from all distances in float64."""
+    features, rows, distances = images.features.astype(np.float64), [], []
+    for _ in range(count):
+        centers = np.concatenate([images.labeled, features[rows]])
+        nearest = cdist(centers if len(centers) else features.mean(axis=0, keepdims=True), features).min(axis=0)
+        rows.append(max(set(range(len(features))) - set(rows), key=(weights * nearest**2).__getitem__))
+        distances.append(nearest[rows[-1]])
+    return rows, distances
+
+
+def test_the_entropy_is_the_weighted_mean_of_scipy():
+    scores = np.array([[0.5, 0.1, 0.0], [1.0, 0.9, 0.999], [1e-9, 0.3, 0.7]])
+    weights = acquisition.rarity(np.array([3, 0, 8]))
+    assert weights.tolist() == pytest.approx([1 / 2, 1, 1 / 3])
+    expected = np.average(scipy_entropy(np.stack([scores, 1 - scores]), base=2), axis=1, weights=weights)
+    np.testing.assert_allclose(acquisition.entropy(scores, weights), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("labeled", [0, 5, 300])
+def test_the_chosen_images_are_those_of_the_naive_choice(labeled):
+    images = candidates(60, labeled)
+    for method, weights in (("diverse", np.ones(60)), ("both", images.uncertainty)):
+        rows, distances = METHODS[method](images, 60, lambda: None)
+        expected, far = naive(images, 60, weights)
+        assert rows.tolist() == expected
+        np.testing.assert_allclose(distances, far, rtol=1e-4)
+
+
+def test_the_largest_distance_is_at_most_twice_the_least_possible():
+    images = candidates(14, width=2)
+    gaps = cdist(images.features, images.features)
+    rows, _ = farthest_first(images, 3)
+    best = min(gaps[list(centers)].min(axis=0).max() for centers in combinations(range(14), 3))
+    assert best <= gaps[rows].min(axis=0).max() <= 2 * best
+
+
+def test_uncertain_images_come_in_order_and_equal_ones_as_given():
+    images = Candidates(np.array([0.1, 0.9, 0.5, 0.9]), np.zeros((4, 2), np.float32), np.zeros((0, 2), np.float32))
+    rows, distances = METHODS["uncertain"](images, 3, lambda: None)
+    assert (rows.tolist(), distances) == ([1, 3, 2], None)
+
+
+def test_copies_of_an_image_come_last():
+    features, calls = np.eye(4, dtype=np.float32)[[0, 0, 1, 1, 2, 3]], []
+    images = Candidates(np.ones(6), features, features[:0])
+    rows, distances = farthest_first(images, 6, advance=lambda: calls.append(1))
+    assert sorted(rows[:4].tolist()) == [0, 2, 4, 5]
+    assert distances[4:].tolist() == [0, 0]
+    assert len(calls) == 6
+
+
+def test_units_keep_the_direction():
+    features = candidates(5).features
+    scaled = acquisition.unit(np.concatenate([features, np.zeros((1, 8))]))
+    np.testing.assert_allclose(scaled[:-1] * np.linalg.norm(features, axis=1, keepdims=True), features, rtol=1e-5)
+    assert not scaled[-1].any()
