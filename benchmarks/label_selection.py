@@ -1,0 +1,269 @@
+"""Measure how many labels a probe on photographs needs if a model chooses the images to label.
+
+    python -m benchmarks.label_selection --root=/data/VOCdevkit --part=tuning --seeds=10,11,12
+    python -m benchmarks.label_selection --root=/data/VOCdevkit --part=test --penalty=0
+
+--root is a data set as in benchmarks.photographs. A logistic regression on the cached features of EfficientNet-Lite0
+starts with 100 random images of the pool. Then 100 images are chosen and labeled at a time, up to half of the pool, and
+the probe is fitted again. In the part `test` the pool is `train`, and the mAP is measured on `val`. The part `tuning`,
+with which the functions of apps/tools/acquisition.py were chosen, measures on a fifth of `train`, drawn with the seed.
+
+The target is the mean mAP of random images at half of the pool. A function needs the number of labels at which the mean
+of its curves first reaches the target, interpolated between rounds. --penalty=0 chooses the penalty of the probe by
+cross-validation in every round. All functions start with equal images. Finished curves are read from
+OUT/PART-penalty=C.json; OUT/PART-penalty=C.md has the printed table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from scipy.special import expit
+
+from benchmarks.photographs import Benchmark, frequent, method_config
+from mlmoe_jax.apps.tools.acquisition import METHODS, Candidates, entropy, farthest_first, rarity, unit
+from mlmoe_jax.data.labels.space import synthetic_label_space
+from mlmoe_jax.data.sources.open import draw_stratified, open_split
+from mlmoe_jax.data.split import POSITIVE, targets
+from mlmoe_jax.evaluation.metrics.multilabel import average_precision
+from mlmoe_jax.inference.features import FeatureExtractor
+from mlmoe_jax.runs.assemble import assemble, preprocess_for
+from mlmoe_jax.runtime.setup import setup_jax
+from mlmoe_jax.training.classifier import read_features
+from mlmoe_jax.training.logistic import EXACT, Search, fit_logistic, rotate
+
+ROUND = 100  # images per round
+RANDOM = "random"
+
+
+@dataclass(frozen=True)
+class Round(Candidates):
+    """The candidates of a round, with more than the functions of the product use.
+
+    Attributes:
+      scores: probabilities f32[N,K].
+      positives: the number of labeled images with each label, i64[K].
+      draw: random numbers.
+    """
+
+    scores: np.ndarray
+    positives: np.ndarray
+    draw: np.random.Generator
+
+    @property
+    def entropies(self) -> np.ndarray:
+        """The entropy of each label, f64[N,K]."""
+        return np.stack([entropy(column[:, None], np.ones(1)) for column in self.scores.T], axis=1)
+
+    @property
+    def equal(self) -> np.ndarray:
+        """The entropy with equal weights of all labels, f64[N]."""
+        return self.entropies.mean(axis=1)
+
+
+Function = Callable[[Round, int], np.ndarray]
+
+
+# ------------------------------------------------------------------------------------------------ acquisition functions
+def highest(values: np.ndarray, count: int) -> np.ndarray:
+    return np.argsort(-values, kind="stable")[:count]
+
+
+def spread(one: Round, count: int, weights: np.ndarray | float = 1.0, *, labeled: bool = True) -> np.ndarray:
+    """Return images that are far apart, with or without the labeled images as centers."""
+    return farthest_first(one if labeled else replace(one, labeled=one.labeled[:0]), count, weights=weights)[0]
+
+
+def uncertain_then_spread(one: Round, count: int) -> np.ndarray:
+    """Return k centers of the 5·count images with the highest entropy."""
+    rows = highest(one.equal, 5 * count)
+    return rows[spread(replace(one, features=one.features[rows]), count)]
+
+
+def sampled_by_distance(one: Round, count: int, weights: np.ndarray) -> np.ndarray:
+    """Return images drawn as in k-means++ (D. Arthur and S. Vassilvitskii, SODA 2007), by weight · squared distance."""
+    features, rows = one.features, []
+    nearest = (2 - 2 * (features @ one.labeled.T)).min(axis=1)
+    for _ in range(count):
+        share = np.maximum(weights * nearest, 0)
+        share[rows] = 0
+        rows.append(int(one.draw.choice(len(features), p=share / share.sum())))
+        nearest = np.minimum(nearest, 2 - 2 * (features @ features[rows[-1]]))
+    return np.array(rows)
+
+
+def badge(one: Round, count: int, *, sampled: bool, rare: bool = False) -> np.ndarray:
+    """Return images whose gradients are large and differ (J. T. Ash et al., "Deep batch active learning by diverse,
+    uncertain gradient lower bounds", ICLR 2020).
+
+    The gradient of the log loss of a linear probe at its own labels ŷ is (p − ŷ) ⊗ x, which is never formed.
+    """
+    errors = (one.scores - (one.scores >= 0.5)) * (rarity(one.positives) if rare else 1)
+    squares = (errors**2).sum(axis=1)
+    rows, nearest = [int(squares.argmax())], np.full(len(squares), np.inf)
+    while len(rows) < count:
+        last = rows[-1]
+        products = (errors @ errors[last]) * (one.features @ one.features[last])
+        nearest = np.minimum(nearest, np.maximum(squares + squares[last] - 2 * products, 0))
+        nearest[rows] = 0
+        share = nearest / nearest.sum()
+        rows.append(int(one.draw.choice(len(share), p=share) if sampled else share.argmax()))
+    return np.array(rows)
+
+
+FUNCTIONS: dict[str, Function] = {
+    RANDOM: lambda one, count: one.draw.permutation(len(one.scores))[:count],
+    **{name: lambda one, count, method=method: method(one, count, lambda: None)[0] for name, method in METHODS.items()},
+    "largest entropy of a label": lambda one, count: highest(one.entropies.max(axis=1), count),
+    "smallest margin of a label": lambda one, count: highest(-np.abs(one.scores - 0.5).min(axis=1), count),
+    "mean distance to certainty": lambda one, count: highest(-np.abs(one.scores - 0.5).mean(axis=1), count),
+    "entropy, all labels equal": lambda one, count: highest(one.equal, count),
+    "expected rare positives": lambda one, count: highest(one.scores @ rarity(one.positives) ** 2, count),
+    "k-center, without labeled images": lambda one, count: spread(one, count, labeled=False),
+    "k-center, weighted by equal entropy, without labeled images": lambda one, count: spread(
+        one, count, one.equal, labeled=False
+    ),
+    "k-center, weighted by entropy, all labels equal": lambda one, count: spread(one, count, one.equal),
+    "k-center of the highest entropies": uncertain_then_spread,
+    "k-means++, weighted by entropy, all labels equal": lambda one, count: sampled_by_distance(one, count, one.equal),
+    "BADGE": lambda one, count: badge(one, count, sampled=True),
+    "BADGE, farthest first": lambda one, count: badge(one, count, sampled=False),
+    "BADGE, farthest first, rare labels more": lambda one, count: badge(one, count, sampled=False, rare=True),
+}
+
+
+# ----------------------------------------------------------------------------------------------------------- simulation
+@dataclass(frozen=True)
+class Images:
+    """Features f32[N,D] of images, and their label codes i8[N,K]."""
+
+    features: np.ndarray
+    codes: np.ndarray
+
+    def take(self, rows: np.ndarray) -> Images:
+        return Images(self.features[rows], self.codes[rows])
+
+
+def read_images(root: str, splits: tuple[str, ...] = ("train", "val")) -> list[Images]:
+    """Return the features and labels of splits; features that are not in the cache are computed."""
+    config = method_config(
+        "linear probe", Benchmark(root, "frozen", Path(), (1e-2,), (0,), 1, {}, 0.0), rate=1e-2, seed=0
+    )
+    opened = [open_split(config.data, name) for name in splits]
+    parts = assemble(config, synthetic_label_space(len(opened[0].classes), 1))
+    extractor = FeatureExtractor(config, parts, preprocess_for(config), setup_jax(config, training=False))
+    return [Images(read_features(extractor.cached(split).features)[0], split.labels) for split in opened]
+
+
+def parts_of(part: str, train: Images, val: Images, seed: int) -> tuple[Images, Images]:
+    """Return the pool and the images for the mAP."""
+    if part == "test":
+        return train, val
+    rows = draw_stratified(train.codes, len(train.codes) // 5, seed)
+    return train.take(np.setdiff1d(np.arange(len(train.codes)), rows)), train.take(rows)
+
+
+def fit(images: Images, penalty: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the kernel and the bias of a probe, see the module."""
+    if not penalty:
+        probe = fit_logistic(images.features, images.codes)
+        return probe.kernel, probe.bias
+    rotation = rotate(images.features)
+    search = Search(rotation.values, *targets(images.codes, "negative"), np.full(len(images.codes), -1))
+    point = search.solve(penalty, search.start(), EXACT)
+    kernel = rotation.axes @ point.weights[:, :, -1]
+    return kernel, point.biases[:, -1] - rotation.mean @ kernel
+
+
+def simulate(
+    function: Function, pool: Images, measured: Images, columns: np.ndarray, *, seed: int, penalty: float
+) -> list[float]:
+    """Return the mAP of the labels `columns` after each round, up to half of the pool."""
+    count, half, curve = len(pool.codes), len(pool.codes) // 2, []
+    labeled = np.random.default_rng(seed).permutation(count)[:ROUND]
+    while True:
+        known = pool.take(labeled)
+        kernel, bias = fit(known, penalty)
+        precision = average_precision(measured.features @ kernel + bias, measured.codes == POSITIVE)
+        curve.append(float(np.nanmean(precision[columns])))
+        if len(labeled) == half:
+            return curve
+        rest = np.setdiff1d(np.arange(count), labeled)
+        candidates = pool.take(rest)
+        scores = expit(candidates.features @ kernel + bias)
+        positives = (known.codes == POSITIVE).sum(axis=0)
+        draw = np.random.default_rng([seed, len(labeled)])
+        features = unit(candidates.features), unit(known.features)
+        one = Round(entropy(scores, rarity(positives)), *features, scores, positives, draw)
+        labeled = np.concatenate([labeled, rest[function(one, min(ROUND, half - len(labeled)))]])
+
+
+# --------------------------------------------------------------------------------------------------------------- output
+def rounds(half: int) -> np.ndarray:
+    """Return the number of labels of each round."""
+    return np.minimum(np.arange(ROUND, half + ROUND, ROUND), half)
+
+
+def labels_to(target: float, curve: np.ndarray, labels: np.ndarray) -> float:
+    """Return the number of labels at which a curve first reaches a target, by linear interpolation; nan if never."""
+    at = int(np.argmax(curve >= target))
+    if curve[at] < target:
+        return float("nan")
+    if at == 0:
+        return float(labels[0])
+    share = (target - curve[at - 1]) / (curve[at] - curve[at - 1])
+    return float(labels[at - 1] + share * (labels[at] - labels[at - 1]))
+
+
+def table(curves: dict[str, dict[str, list[float]]], half: int) -> str:
+    """Return the Markdown table of function -> seed -> curve, the fewest labels first."""
+    labels, target = rounds(half), np.mean([curve[-1] for curve in curves[RANDOM].values()])
+    lines = [f"| function | labels | of {half} | each seed | mAP at half |", "|---|---:|---:|---|---:|"]
+    rows = []
+    for name, by_seed in curves.items():
+        every = np.array(list(by_seed.values()))
+        needed = labels_to(target, every.mean(axis=0), labels)
+        seeds = ", ".join(f"{labels_to(target, curve, labels):.0f}" for curve in every)
+        cells = [name, f"{needed:.0f}", f"{100 * needed / half:.0f} %", seeds, f"{100 * every[:, -1].mean():.2f}"]
+        rows.append((np.nan_to_num(needed, nan=np.inf), "| " + " | ".join(cells) + " |"))
+    return "\n".join([*lines, *(line for _, line in sorted(rows, key=lambda row: row[0]))]) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--root", required=True, help="the VOCdevkit folder")
+    parser.add_argument("--part", choices=("tuning", "test"), default="test")
+    parser.add_argument("--functions", default=";".join(FUNCTIONS), help="names, separated by semicolons")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--penalty", type=float, default=0.1, help="C of the probe; 0 for cross-validation")
+    parser.add_argument("--out", type=Path, default=Path("runs/label_selection"))
+    flags = parser.parse_args()
+    names = list(dict.fromkeys([RANDOM, *flags.functions.split(";")]))
+    if unknown := sorted(set(names) - set(FUNCTIONS)):
+        parser.error(f"--functions: {unknown[0]!r} is none of {'; '.join(FUNCTIONS)}")
+    train, val = read_images(flags.root)
+    columns = frequent(flags.root)
+    path = flags.out / f"{flags.part}-penalty={flags.penalty:g}.json"
+    curves = json.loads(path.read_text()) if path.exists() else {}
+    flags.out.mkdir(parents=True, exist_ok=True)
+    seeds = flags.seeds.split(",")
+    for at, name in enumerate(names):
+        for seed in seeds:
+            pool, measured = parts_of(flags.part, train, val, int(seed))
+            if seed not in curves.setdefault(name, {}):
+                options = {"seed": int(seed), "penalty": flags.penalty}
+                curves[name][seed] = simulate(FUNCTIONS[name], pool, measured, columns, **options)
+                path.write_text(json.dumps(curves, indent=1))
+        tabulated = {name: {seed: curves[name][seed] for seed in seeds} for name in names[: at + 1]}
+        text = table(tabulated, len(pool.codes) // 2)
+        path.with_suffix(".md").write_text(text)
+        print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main()
