@@ -277,8 +277,18 @@ def _export(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     folder = _workdir(flags)
     from mlmoe_jax.apps.export.run import export_run
 
-    how = {"checkpoint": flags.checkpoint, "include_frozen": flags.include_frozen, "merge": flags.merge}
-    return export_run(folder, flags.output, flags.format, overrides, template=flags.template, **how)
+    return export_run(
+        folder,
+        flags.output,
+        flags.format,
+        overrides,
+        checkpoint=flags.checkpoint,
+        include_frozen=flags.include_frozen,
+        merge=flags.merge,
+        template=flags.template,
+        images=flags.images,
+        count=flags.calibration_images,
+    )
 
 
 def _push(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:

@@ -105,24 +105,29 @@ FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
     "seeds": (("reproduce",), "seeds to repeat every run with, such as 0,1,2", {"default": ""}),
     "dry-run": (("reproduce",), "print the commands of all runs, and train nothing", {"action": "store_true"}),
     "images": (
-        ("predict",),
+        ("predict", "export"),
         "image files, folders, quoted patterns such as 'photos/**/*.jpg', @FILE with one path per line, - for paths on "
-        "stdin",
+        "stdin; in export, images for --format=onnx_int8 in place of training images",
         {"nargs": "+", "default": []},
     ),
     "format": (
         ("export", "predict", "pack"),
-        "for export: stablehlo or onnx (a folder with a program and its labels), safetensors (a file with our "
-        "parameter paths), peft (a folder that PEFT loads onto a model of transformers), or official (a .safetensors "
-        "or .npz file with the names of the authors' code; default for such an --output); for predict and pack: "
-        "label_studio or fiftyone (.json), cvat (.xml), sidecar (a folder with a text file of tags per image), or "
-        "wd_tagger (such a folder with selected_tags.csv)",
+        "for export: stablehlo or onnx (a folder with a program and its labels), onnx_float16 or onnx_int8 (a smaller "
+        "program), safetensors (a file with our parameter paths), peft (a folder that PEFT loads onto a model of "
+        "transformers), or official (a .safetensors or .npz file with the names of the authors' code; default for such "
+        "an --output); for predict and pack: label_studio or fiftyone (.json), cvat (.xml), sidecar (a folder with a "
+        "text file of tags per image), or wd_tagger (such a folder with selected_tags.csv)",
         {"choices": (*TARGETS, *FORMATS)},
     ),
     "include-frozen": (
         ("export",),
         "of --format=safetensors: always (all frozen weights; default), auto (unpublished frozen weights), never",
         {"choices": ("always", "auto", "never"), "default": "always"},
+    ),
+    "calibration-images": (
+        ("export",),
+        "the number of images for --format=onnx_int8 (default: 250); a fifth of them is only compared",
+        {"type": _count},
     ),
     "merge": (("export",), "make adapters part of the weights of the backbone", {"action": "store_true"}),
     "template": (

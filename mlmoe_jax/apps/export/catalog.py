@@ -36,12 +36,14 @@ class Export:
       path: a hidden file or folder, which gets its name when it is complete.
       description: the content of model.json.
       include_frozen: the frozen weights to write, for files of tensors.
+      images: u8[H,W,3] each, for the ranges of a `calibrated` format and for its comparison with the run.
     """
 
     run: Run
     path: Path
     description: Mapping[str, Any]
     include_frozen: str
+    images: Sequence[np.ndarray] = ()
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class ExportTarget:
       install: the command in the README that installs the packages for `load`.
       place: output -> its path; UserError if it cannot be written, or a package is missing.
       needs: config keys with the only value that the format supports.
+      calibrated: whether ranges of values are measured on images, so that the program only approximates the run.
     """
 
     write: Callable[[Export], str]
@@ -64,6 +67,7 @@ class ExportTarget:
     install: str = ""
     place: Callable[[str], Path] = new_folder
     needs: Mapping[str, str] = field(default_factory=dict)
+    calibrated: bool = False
 
 
 OFFICIAL = "official"  # the format of a file without --format
@@ -72,6 +76,8 @@ TARGETS: Registry[ExportTarget] = Registry(
     {
         "stablehlo": "mlmoe_jax.apps.export.program:STABLEHLO",
         "onnx": "mlmoe_jax.apps.export.onnx:TARGET",
+        "onnx_float16": "mlmoe_jax.apps.export.quantize:FLOAT16",
+        "onnx_int8": "mlmoe_jax.apps.export.quantize:INT8",
         "safetensors": "mlmoe_jax.apps.export.program:SAFETENSORS",
         "peft": "mlmoe_jax.apps.export.peft:TARGET",
         OFFICIAL: "mlmoe_jax.apps.export.program:AUTHORS",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Jaxpr, Literal
+from flax import nnx
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from mlmoe_jax.apps.export.catalog import Export, ExportTarget, new_folder
 from mlmoe_jax.apps.export.program import image_shape, program_of, weights_of
@@ -54,6 +56,7 @@ def _write(job: Export) -> str:
             simpler,
             [images],
             opset=_OPSET,
+            normalization_mode="prefer_native",
             input_names=["image"],
             output_names=["probability"],
             return_mode="file",
@@ -83,8 +86,7 @@ def _evaluate(jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> 
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
     for equation in jaxpr.eqns:
         inputs = [atom.val if isinstance(atom, Literal) else known[atom] for atom in equation.invars]
-        name, settings = equation.primitive.name, equation.params
-        name = settings["name"] if name == "jit" and settings["name"] in _SIMPLER else name
+        name, settings = _function_of(equation), equation.params
         if name in _SIMPLER:
             results = [_SIMPLER[name](*inputs, settings)]
         elif name == "platform_index":
@@ -102,6 +104,42 @@ def _evaluate(jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> 
     return [atom.val if isinstance(atom, Literal) else known[atom] for atom in jaxpr.outvars]
 
 
+def _function_of(equation: JaxprEqn) -> str:
+    """Return the name of an operation, followed by the name of the function that it calls if _SIMPLER has both."""
+    name, settings = equation.primitive.name, equation.params
+    function = settings["call_jaxpr"].jaxpr.debug_info.func_name if name == "custom_vjp_call" else settings.get("name")
+    return called if (called := f"{name} {function}") in _SIMPLER else name
+
+
+def _matmul(left: jax.Array, right: jax.Array, settings: Mapping[str, Any]) -> jax.Array:
+    """Multiply […,m] by [m,n] in a MatMul, which programs recognize as a linear layer; the converter's is an Einsum."""
+    if right.ndim == 2 and settings["dimension_numbers"] == (((left.ndim - 1,), (0,)), ((), ())):
+        return jnp.matmul(left, right)
+    return jax.lax.dot_general_p.bind(left, right, **settings)
+
+
+def _layer_norm(tokens: jax.Array, scale: jax.Array, bias: jax.Array, settings: Mapping[str, Any]) -> jax.Array:
+    [epsilon] = [
+        atom.val
+        for equation in settings["call_jaxpr"].jaxpr.eqns
+        for atom in equation.invars
+        if equation.primitive.name == "add" and isinstance(atom, Literal)
+    ]
+    layer = nnx.LayerNorm(tokens.shape[-1], epsilon=float(epsilon), use_fast_variance=False, rngs=nnx.Rngs(0))
+    layer.scale, layer.bias = nnx.Param(scale), nnx.Param(bias)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # the converter reads values as older versions of Flax do
+        return layer(tokens)
+
+
+def _attend(*inputs: Any) -> jax.Array:
+    """Return softmax(QKᵀ/√d)·V, heads first: [B,h,Q,d], [B,h,T,d] -> [B,h,Q,d]; a mask may follow the values."""
+    query, key, value, *mask, _ = inputs
+    scores = jnp.matmul(query * query.shape[-1] ** -0.5, key.swapaxes(-1, -2))
+    scores = jnp.where(mask[0], scores, np.finfo(np.float32).min) if mask else scores
+    return jnp.matmul(jax.nn.softmax(scores, axis=-1), value)
+
+
 def _max_pool(maps: jax.Array, settings: Mapping[str, Any]) -> jax.Array:
     """Pool f32[B,H,W,C] with images and channels in one axis, because runtimes pool over at most three axes."""
     batch, height, width, channels = maps.shape
@@ -116,8 +154,13 @@ _BODIES = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "
 _SIMPLER: dict[str, Callable[..., jax.Array]] = {
     "reduce_window_max": _max_pool,
     # Runtimes do not fuse maxima and minima with the convolution before them.
-    "relu": lambda value, settings: jax.nn.relu(value),
-    "relu6": lambda value, settings: jnp.clip(value, 0, 6),
+    "jit relu": lambda value, settings: jax.nn.relu(value),
+    "jit relu6": lambda value, settings: jnp.clip(value, 0, 6),
+    # Runtimes have a kernel for each of these functions, and compute them in float32 in a program of 16 or 8 bits.
+    "custom_vjp_call gelu": lambda value, settings: jax.nn.gelu(value, approximate=False),
+    "custom_vjp_call _normalize": _layer_norm,
+    "custom_vjp_call _attend": _attend,
+    "dot_general": _matmul,
     "stop_gradient": lambda value, settings: value,
 }
 TARGET = ExportTarget(

@@ -5,6 +5,7 @@ The program is a function of weights and images, and includes preprocessing and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,14 +56,23 @@ def image_shape(run: Run) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct((batch, size, size, 3), np.uint8)
 
 
+def scores_of(run: Run, pixels: np.ndarray) -> np.ndarray:
+    """Return the probabilities of a run, f32[N,K], for images u8[N,H,W,3] at its size."""
+    step = make_eval_step(run.definition, run.preprocess, run.mesh, run.label_axes)
+    devices, logits = run.mesh.size, []
+    size = devices * min(8, math.ceil(len(pixels) / devices))
+    for first in range(0, len(pixels), size):
+        rows = np.arange(first, first + size, dtype=np.int32) % len(pixels)  # the first images fill the last batch
+        batch = {"image": pixels[rows], "id": rows, "mask": np.ones(size, np.float32)}
+        logits.append(jax.device_get(step(run.values, run.frozen, batch)["logits"]))
+    return run.calibration(np.concatenate(logits)[: len(pixels)])
+
+
 def largest_difference(run: Run, label: Callable[[np.ndarray], np.ndarray]) -> float:
     """Return the largest difference between the probabilities of `label` and of the run, on random images."""
     size, images = run.preprocess.image_size, 2 * run.mesh.size
     pixels = np.random.default_rng(0).integers(0, 256, (images, size, size, 3)).astype(np.uint8)
-    batch = {"image": pixels, "id": np.arange(images, dtype=np.int32), "mask": np.ones(images, np.float32)}
-    step = make_eval_step(run.definition, run.preprocess, run.mesh, run.label_axes)
-    expected = run.calibration(jax.device_get(step(run.values, run.frozen, batch)["logits"]))
-    return float(np.abs(label(pixels) - expected).max())
+    return float(np.abs(label(pixels) - scores_of(run, pixels)).max())
 
 
 # -------------------------------------------------------------------------------------------------------- StableHLO

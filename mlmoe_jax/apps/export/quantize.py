@@ -1,0 +1,175 @@
+"""Convert a run to ONNX with 16-bit floats or 8-bit integers."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mlmoe_jax.apps.export import onnx
+from mlmoe_jax.apps.export.catalog import Export
+from mlmoe_jax.apps.tools.image_list import find_images
+from mlmoe_jax.data.image_reader import ImageReader
+from mlmoe_jax.data.sources.open import open_split
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.inference.inputs import MixedImages
+from mlmoe_jax.runs.restore import Run
+from mlmoe_jax.runtime.progress import Progress
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto
+
+_BATCH = 8  # images at a time in the calibration
+_EXTERNAL = 2**20  # bytes of a tensor from which it is in model.onnx.data, as in float32
+# Functions between two layers that a quantized layer can include.
+_LAYERS, _INCLUDED = ("Conv", "Gemm", "MatMul"), ("Clip", "Relu")
+
+
+# ---------------------------------------------------------------------------------------------------------- the images
+def calibration_images(run: Run, items: Sequence[str], count: int) -> list[np.ndarray]:
+    """Return at most `count` images at the size of the model, a sample that is equal in every export, u8[H,W,3] each.
+
+    Unreadable images are left out.
+
+    Args:
+      run: its training split is sampled unless there are `items`.
+      items: files, folders and lists, as in image_list.py.
+      count: the number of images.
+
+    Raises:
+      UserError: the data set cannot be opened, or there are fewer than five images.
+    """
+    data = run.config.data.copy_and_resolve_references()
+    data.bad_images = "skip"
+    if items:
+        images = MixedImages(find_images(items))
+    else:
+        try:
+            split = open_split(data, data.train_split, classes=run.label_space.names, seed=run.config.seed)
+        except UserError as error:
+            raise UserError(f"the calibration has no training images ({error}); give images with --images") from error
+        images = split.images
+    reader, readable = ImageReader.of(data), list[np.ndarray]()
+    for row in np.random.default_rng(0).permutation(len(images)):
+        if len(readable) == count:
+            break
+        if (image := reader(images, int(row))) is not None:
+            readable.append(image)
+    if len(readable) < 5:
+        raise UserError(f"the calibration has {len(readable)} readable images and needs at least 5")
+    return readable
+
+
+def parts(images: Sequence[np.ndarray]) -> tuple[Sequence[np.ndarray], Sequence[np.ndarray]]:
+    """Return the images for the ranges, four fifths, and the images on which the program is compared."""
+    at = 4 * len(images) // 5
+    return images[:at], images[at:]
+
+
+class _Batches:
+    """The images in batches, as onnxruntime asks for them, with a bar."""
+
+    def __init__(self, images: Sequence[np.ndarray]):
+        firsts = range(0, len(images), _BATCH)
+        self._batches = (np.stack(images[first : first + _BATCH]) for first in firsts)
+        self._progress = Progress("measure ranges", len(firsts), _BATCH)
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        if (batch := next(self._batches, None)) is None:
+            self._progress.close()
+            return None
+        self._progress.advance()
+        return {"image": batch}
+
+
+# -------------------------------------------------------------------------------------------------------- the programs
+@contextmanager
+def _program(job: Export) -> Iterator[Path]:
+    """Write the program in float32 to a folder that is removed afterwards."""
+    with tempfile.TemporaryDirectory(dir=job.path) as folder:
+        onnx.TARGET.write(replace(job, path=Path(folder)))
+        yield Path(folder, "model.onnx")
+
+
+def _save(program: ModelProto, folder: Path) -> None:
+    import onnx as library
+
+    library.save_model(
+        program, folder / "model.onnx", save_as_external_data=True, location="model.onnx.data", size_threshold=_EXTERNAL
+    )
+
+
+def _write_float16(job: Export) -> str:
+    """Write model.onnx in 16 bits up to its last product: small probabilities of 16 bits would be equal or zero."""
+    import onnx as library
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+    from onnxruntime.transformers.onnx_model import OnnxModel
+
+    with _program(job) as path:
+        single = library.load(path)
+        nodes = single.graph.node
+        last = max(at for at, node in enumerate(nodes) if node.op_type in (*_LAYERS, "Einsum"))
+        after = [node.name for node in nodes[last + 1 :]]
+        program = OnnxModel(convert_float_to_float16(single, keep_io_types=True, node_block_list=after))
+        program.remove_cascaded_cast_nodes()  # between operations that stay in float32
+        program.topological_sort()
+        _save(program.model, job.path)
+    return "floats of 16 bits"
+
+
+def _write_int8(job: Export) -> str:
+    """Write model.onnx with quantized layers, whose ranges are measured on images of the job.
+
+    Convolutions and matmuls with weights are quantized, with a scale per output channel. Products of two activations,
+    attention weights, norms and logits stay in float32.
+    """
+    import onnx as library
+    from onnxruntime.quantization import QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    images, _ = parts(job.images)
+    with _program(job) as path:
+        prepared, quantized = path.with_name("prepared.onnx"), path.with_name("quantized.onnx")
+        # The quantizer knows neither a bias that is an addition, nor weights that are transposed by an operation.
+        quant_pre_process(path, prepared, skip_symbolic_shape=True, save_as_external_data=True)
+        program = library.load(prepared)
+        layers = _layers(program.graph)
+        quantize_static(
+            program,
+            quantized,
+            _Batches(images),
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            op_types_to_quantize=[*_LAYERS, *_INCLUDED],
+            nodes_to_quantize=layers,
+            extra_options={"OpTypesToExcludeOutputQuantization": ["Gemm", "MatMul"]},
+        )
+        _save(library.load(quantized), job.path)
+    return f"integers of 8 bits, from {len(images):,} images"
+
+
+def _layers(graph: GraphProto) -> list[str]:
+    """Return the names of the operations to quantize, and make their biases vectors, which the quantizer expects."""
+    tensors, names = {tensor.name: tensor for tensor in graph.initializer}, []
+    del graph.value_info[:]  # shapes, which the quantizer infers again
+    for node in graph.node:
+        weights, bias = (tensors.get(name) for name in (*node.input, "", "")[1:3])
+        if node.op_type == "Gemm" and bias:
+            del bias.dims[:-1]
+        scalar = bias and not bias.dims
+        # Kernels take weights of two axes, and of four axes for images.
+        if node.op_type in _INCLUDED or (
+            node.op_type in _LAYERS and weights and len(weights.dims) in (2, 4) and not scalar
+        ):
+            names.append(node.name)
+    return names
+
+
+FLOAT16 = replace(onnx.TARGET, write=_write_float16)
+INT8 = replace(onnx.TARGET, write=_write_int8, calibrated=True)
