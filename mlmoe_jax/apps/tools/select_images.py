@@ -53,7 +53,7 @@ def select_images(
     candidates = Candidates(uncertainty[first:][rows], features[first:][rows], features[:first][read[:first]])
     with contextlib.closing(Progress("choose", count, 1)) as progress:
         order, distances = METHODS[method](candidates, count, progress.advance)
-    far = [None] * count if distances is None else np.round(distances, 6).tolist()
+    far = [None] * count if distances is None else np.round(distances.astype(np.float64), 6).tolist()
     values = zip(range(1, count + 1), np.round(candidates.uncertainty[order], 6).tolist(), far, strict=True)
     names = [unlabeled[row] for row in rows[order].tolist()]
     return {name: dict(zip(COLUMNS, row, strict=True)) for name, row in zip(names, values, strict=True)}

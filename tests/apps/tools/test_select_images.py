@@ -72,6 +72,7 @@ def test_diverse_images_are_far_from_labeled_ones_and_from_one_another(select):
     assert [row["image"] for row in rows] == [f"photos/{name}.png" for name in "cda"]
     far = [2**0.5, 2**0.5, (2 - 2 / 3**0.5) ** 0.5]
     np.testing.assert_allclose([float(row["distance"]) for row in rows], far, atol=1e-5)
+    assert rows[0]["distance"] == "1.414214"
 
 
 def test_both_weights_the_distance_by_the_uncertainty(select):
