@@ -23,6 +23,7 @@ PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
 MODULES = {
     "orbax-checkpoint": "orbax",
     "scikit-learn": "sklearn",
+    "pyyaml": "yaml",
     "pillow": "PIL",
     "absl-py": "absl",
     "huggingface-hub": "huggingface_hub",

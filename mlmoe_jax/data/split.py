@@ -84,6 +84,7 @@ class Split:
       missing: the images that were left out because they have no file.
       features: features that replace the images in batches.
       cached: decoded images of `data.image_cache`.
+      contradictions: where labels contradicted the tree, bool[N,2], see `LabelTree.close`; None without a tree.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Split:
     missing: Split | None = None
     features: FeatureTable | None = None
     cached: FeatureTable | None = None
+    contradictions: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -109,7 +111,9 @@ class Split:
         places = [int(row) for row in rows]
         groups = None if self.groups is None else [self.groups[row] for row in places]
         ids = [self.ids[row] for row in places]
-        return Split(name, self.classes, self.labels[rows], ids, self.images.take(rows), groups)
+        doubts = None if self.contradictions is None else self.contradictions[rows]
+        images = self.images.take(rows)
+        return Split(name, self.classes, self.labels[rows], ids, images, groups, contradictions=doubts)
 
     def without_missing(self) -> Split:
         """Return the split with the images without a file moved to `missing`."""

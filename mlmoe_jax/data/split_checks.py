@@ -91,7 +91,7 @@ def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
             )
     if problems := shared_groups(splits):
         raise UserError(problems[0])
-    return label_warnings(train)
+    return [*label_warnings(train), *contradictions(splits)]
 
 
 def shared_groups(splits: Sequence[Split]) -> list[str]:
@@ -117,6 +117,22 @@ def label_warnings(train: Split) -> list[str]:
         f"split {train.name} has no positive image of {len(without):,} of its {len(train.classes):,} classes, which "
         f"cannot be learned: {examples(without)}"
     ]
+
+
+def contradictions(splits: Iterable[Split]) -> list[str]:
+    """Return a sentence for each split and kind of labels that contradicted `data.tree` before they were closed."""
+    kinds = (
+        "a negative label that another label of the image implies, which counts as positive",
+        "exclusive labels that are both positive, which count as unknown",
+    )
+    sentences = []
+    for split in splits:
+        for kind, rows in zip(kinds, () if split.contradictions is None else split.contradictions.T, strict=False):
+            if rows.any():
+                names = examples(split.ids[row] for row in np.flatnonzero(rows))
+                share = f"{rows.sum():,} of the {len(split):,} images of split {split.name}"
+                sentences.append(f"{share} have {kind} (data.tree): {names}")
+    return sentences
 
 
 def examples(items: Iterable[object], separator: str = ", ") -> str:

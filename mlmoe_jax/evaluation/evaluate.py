@@ -21,7 +21,7 @@ from mlmoe_jax.evaluation.metrics import cooccurrence, multilabel
 from mlmoe_jax.evaluation.metrics import published as metric_presets
 from mlmoe_jax.evaluation.metrics.groups import evaluate_scores
 from mlmoe_jax.evaluation.metrics.thresholds import prior_matched
-from mlmoe_jax.evaluation.results import EVALUATED, FALL, SplitScores
+from mlmoe_jax.evaluation.results import EVALUATED, FALL, SplitScores, metric_scores
 from mlmoe_jax.inference.explain import write_requested_samples
 from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.calibration import probabilities
@@ -107,9 +107,10 @@ def measure(
     Raises:
       UserError: no image has a score.
     """
-    settings, scored = config.metrics, scored.readable()
-    if not len(scored):
+    settings, raw = config.metrics, scored.readable()
+    if not len(raw):
         raise UserError(f"no image of {scored.name} can be read")
+    scored = metric_scores(raw, label_space.tree, config)
     scores, (label, mask) = scored.scores, scored.targets(config.data.difficult_eval)
     thresholds: dict[str, float | np.ndarray] = {
         f"{config.eval.threshold:g}": config.eval.threshold,
@@ -117,11 +118,12 @@ def measure(
     }
     if fitted is not None:
         thresholds |= fitted.fitted_for(scored.name, label_space.names)
-    measured = evaluate_scores(scores, label, mask, thresholds, k=settings.top_k)
+    before = None if scored is raw else raw.scores
+    metrics = evaluate_scores(scores, label, mask, thresholds, k=settings.top_k, tree=label_space.tree, raw=before)
     if settings.preset != "none":
         published = metric_presets.preset(settings.preset, scores, scored.codes, frequency=label_space.frequency)
-        measured |= {f"{settings.preset}/{name}": value for name, value in published.items()}
-    return measured
+        metrics |= {f"{settings.preset}/{name}": value for name, value in published.items()}
+    return metrics
 
 
 def _measure_pairs(
@@ -152,7 +154,8 @@ def measure_and_write(
     """
     readable = {name: item.readable() for name, item in scored.items()}
     results = {name: measure(item, label_space, config, fitted) for name, item in readable.items()}
-    pairs = _measure_pairs(readable, label_space, config)
+    reported = {name: metric_scores(item, label_space.tree, config) for name, item in readable.items()}
+    pairs = _measure_pairs(reported, label_space, config)
     for name, means in _mean_pairs(pairs, config.data.test_splits).items():
         metrics = {metric: value for metric, value in means.items() if not metric.startswith("pairs")}
         results[name] |= {f"cooccurrence/{metric}": value for metric, value in metrics.items() if not np.isnan(value)}
@@ -168,7 +171,8 @@ def measure_and_write(
             (folder / f"{prefix}{COOCCURRENCE}").unlink(missing_ok=True)  # from an earlier evaluation
         if prefix:  # without a prefix, the start of the training has written it
             folder.write_text(f"{prefix}{CONFIG}", configuration.to_json(config))
-        write_results(folder, results, scored, label_space.names, difficult=config.data.difficult_eval, prefix=prefix)
+        difficult = config.data.difficult_eval
+        write_results(folder, results, scored, label_space.names, difficult=difficult, prefix=prefix, reported=reported)
     return results
 
 
@@ -180,6 +184,7 @@ def write_results(
     *,
     difficult: str,
     prefix: str = "",
+    reported: Mapping[str, SplitScores] | None = None,
 ) -> None:
     """Write scores.npz, per_class.csv and results.json for all splits, under `prefix` in the run folder.
 
@@ -192,6 +197,7 @@ def write_results(
       names: the names of the K labels.
       difficult: as in `data.split.targets`.
       prefix: see `SplitScores`.
+      reported: split -> the scores of which metrics are computed, if they differ.
     """
     joined = {
         "ids": np.concatenate([s.ids for s in scored.values()]),
@@ -206,7 +212,7 @@ def write_results(
         del joined["scores"]
         folder.write_npz(f"{prefix}{GATES}", **joined, **shares)
     metrics, rows = ("positives", "AP", "AP_envelope", "AP_11point", "AUC"), []
-    for name, item in scored.items():
+    for name, item in (reported or scored).items():
         read = item.readable()
         label, mask = read.targets(difficult)
         values = multilabel.per_class(read.scores, label, mask=mask)

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from ml_collections import ConfigDict
 
+from mlmoe_jax.data.labels.tree import LabelTree
 from mlmoe_jax.data.split import Split, targets
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.consistency import Consistency
 from mlmoe_jax.runs.folder import CONFIG, LABELS, RESULTS, SCORES, RunFolder, read_config
 
 if TYPE_CHECKING:
@@ -91,6 +93,14 @@ class SplitScores:
     def targets(self, difficult: str) -> tuple[np.ndarray, np.ndarray]:
         """Return (label, mask), both f32[N,K]; `difficult` as in `data.split.targets`."""
         return targets(self.codes, difficult)
+
+
+def metric_scores(scored: SplitScores, tree: LabelTree, config: ConfigDict) -> SplitScores:
+    """Return the scores of which metrics are computed: in agreement with a tree at `config.eval.threshold`, or raw."""
+    if not (tree and config.eval.consistent):
+        return scored
+    consistency = Consistency.of(tree, config.eval.threshold, scored.scores.shape[1])
+    return replace(scored, scores=consistency(scored.scores))
 
 
 def read_scores(folder: RunFolder) -> dict[str, SplitScores]:

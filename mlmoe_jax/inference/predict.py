@@ -14,12 +14,14 @@ from jaxtyping import Float, Float32, Int
 
 from mlmoe_jax.config.loading import Overrides, as_pairs
 from mlmoe_jax.data.images import BadImage
+from mlmoe_jax.data.labels.tree import INDEPENDENT
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader
 from mlmoe_jax.data.readers import plan_for_few_images
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.inputs import ImageLike, MixedImages, is_one_image
 from mlmoe_jax.models.apply import make_embedding_step, make_eval_step
+from mlmoe_jax.models.consistency import Consistency, Scores
 from mlmoe_jax.runs.restore import BEST, Run, open_run
 from mlmoe_jax.runs.shared import run_folder
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds, stored_thresholds
@@ -41,7 +43,8 @@ class Result:
       image: the path or number of the image.
       labels: the labels at or above their threshold, in the order of the model; with `top_k` the best labels, best
         first.
-      scores: label -> probability, for all labels; corrected after --mode=calibrate, unless calibration.use is false.
+      scores: label -> probability, for all labels; corrected after --mode=calibrate, unless calibration.use is false,
+        and in agreement with the tree of the labels, unless eval.consistent is false.
       error: the reason if the image could not be read; `labels`, `scores` and `gates` are then empty.
       gates: name of the gate -> routing weights f32[K,E], if requested.
     """
@@ -73,8 +76,11 @@ class Predictor:
         source: Mapping[str, Any] | None = None,
         version: str = "mlmoe",
     ):
-        self.run, self.names, self.source, self.version = run, run.label_space.names, source or {}, version
-        self.thresholds = Thresholds(dict(thresholds)).of(self.names)
+        self.names, self.source, self.version = run.label_space.names, source or {}, version
+        tree = run.label_space.tree if run.config.eval.consistent else INDEPENDENT
+        consistency = Consistency.of(tree, Thresholds(dict(thresholds)).of(self.names), len(self.names))
+        self.run = run = replace(run, scores=replace(run.scores, consistency=consistency))
+        self.thresholds = consistency.limits
         self._data = run.config.data.copy_and_resolve_references()
         self._data.bad_images = "skip"
         self._data.update(plan_for_few_images(self._data.threads, self._data.workers))
@@ -107,10 +113,8 @@ class Predictor:
             stored = replace(stored, calibration={})
         names = run.label_space.names
         if stored.calibration:
-            run = replace(run, calibration=stored.correction(names))
-            status(
-                f"scores are corrected as fitted on {run.calibration.fitted_on} (--config.calibration.use=false: raw)"
-            )
+            run = replace(run, scores=Scores(correction := stored.correction(names)))
+            status(f"scores are corrected as fitted on {correction.fitted_on} (--config.calibration.use=false: raw)")
         version = f"{folder.path.name} at step {run.step}"
         if fixed:
             return cls(run, dict.fromkeys(names, float(run.config.eval.threshold)), version=version)
@@ -197,7 +201,7 @@ class Predictor:
         step = make_embedding_step(run.definition, run.preprocess, run.mesh, run.label_axes)
         for output in self._outputs(step, self._split(images), batch_size, progress):
             read = (output["id"] >= 0) & (output["mask"] > 0)
-            yield output["id"][read], run.calibration(output["logits"][read]), output["features"][read]
+            yield output["id"][read], run.scores(output["logits"][read]), output["features"][read]
 
     def check_top_k(self, top_k: int | None) -> None:
         """Raise UserError for a number of best labels that is not from 1 to K."""
@@ -249,7 +253,7 @@ class Predictor:
         self, name: str, logits: np.ndarray, top_k: int | None = None, gates: dict[str, np.ndarray] | None = None
     ) -> Result:
         """Return the result of an image from its logits f32[K] and, if requested, its gates f32[K,E]."""
-        scores = self.run.calibration(logits)
+        scores = self.run.scores(logits)
         # Of equal scores, the first label ranks higher.
         best = np.argsort(-scores, kind="stable")[:top_k] if top_k else np.flatnonzero(scores >= self.thresholds)
         labels = tuple(self.names[k] for k in best)

@@ -20,7 +20,7 @@ from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.build import Classifier
-from mlmoe_jax.models.calibration import Calibration
+from mlmoe_jax.models.consistency import Scores
 from mlmoe_jax.models.params import ModelDef, Params, draw_missing
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import (
@@ -71,7 +71,7 @@ class Run:
       frozen: the frozen parameters.
       label_axes: as in `place`.
       notes: the notes of the checkpoint; `outdated` if the newest one is damaged.
-      calibration: from logits to reported probabilities.
+      scores: from logits to reported probabilities.
     """
 
     config: ConfigDict
@@ -83,7 +83,7 @@ class Run:
     mesh: Mesh
     label_axes: LabelAxes | None
     notes: Mapping[str, Any]
-    calibration: Calibration = field(default_factory=Calibration)
+    scores: Scores = field(default_factory=Scores)
 
     @property
     def outdated(self) -> bool:

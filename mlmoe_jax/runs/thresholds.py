@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mlmoe_jax.data.labels.tree import INDEPENDENT, LabelTree
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.calibration import Calibration, logits_of
+from mlmoe_jax.models.consistency import Consistency
 from mlmoe_jax.runs.folder import RESULTS, THRESHOLDS, RunFolder
 
 Floats = NDArray[np.float64]
@@ -70,9 +72,10 @@ class Thresholds:
         limits = self.raw(names)
         return replace(function, middle=np.where(np.isinf(limits), _NEVER, function(logits_of(np.minimum(limits, 1)))))
 
-    def correct(self, scores: Floats, names: Sequence[str]) -> Floats:
-        """Return the reported scores of raw probabilities f64[N,K]."""
-        return self.correction(names)(logits_of(scores)) if self.calibration else scores
+    def correct(self, scores: Floats, names: Sequence[str], tree: LabelTree = INDEPENDENT) -> Floats:
+        """Return the reported scores of raw probabilities f64[N,K], in agreement with a tree of the labels."""
+        corrected = self.correction(names)(logits_of(scores)) if self.calibration else scores
+        return Consistency.of(tree, self.of(names), len(names))(corrected) if tree else corrected
 
     def outside(self, split: str) -> Thresholds:
         """Return the thresholds without a calibration that was fitted on this split, whose scores it makes too good."""

@@ -19,7 +19,7 @@ from mlmoe_jax.data.labels.hidden import hide_positives
 from mlmoe_jax.data.labels.space import LabelSpace, label_space_of, synthetic_label_space
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader, steps_per_epoch
 from mlmoe_jax.data.prepare import Preprocess
-from mlmoe_jax.data.sources.open import count_labels, open_splits, original_name, root_of
+from mlmoe_jax.data.sources.open import count_labels, open_splits, original_name, root_of, tree_of
 from mlmoe_jax.data.split import UNKNOWN, Split
 from mlmoe_jax.data.split_checks import check_splits, require_readable, require_same_images
 from mlmoe_jax.errors import UserError
@@ -209,7 +209,8 @@ def label_space_for(config: ConfigDict, train_split: Split) -> LabelSpace:
     vectors = head_of(config).needs_vectors
     grouped = prompts_of(config).uses_groups
     name = original_name(config.data)
-    return label_space_of(train_split, name, config.model, config.seed, grouped=grouped, vectors=vectors)
+    space = label_space_of(train_split, name, config.model, config.seed, grouped=grouped, vectors=vectors)
+    return replace(space, tree=tree_of(config.data, train_split.classes))
 
 
 # ------------------------------------------------------------------------------------------------------------- steps

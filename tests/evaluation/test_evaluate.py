@@ -12,6 +12,7 @@ from helpers.published_run import CLASSES, write_run
 from mlmoe_jax.config import default_config, flatten
 from mlmoe_jax.data.images import STRICT, ArrayImages, BadImage
 from mlmoe_jax.data.labels.space import LabelSpace
+from mlmoe_jax.data.labels.tree import LabelTree
 from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN, Split
 from mlmoe_jax.evaluation import evaluate
 from mlmoe_jax.evaluation.evaluate import (
@@ -200,6 +201,26 @@ def test_results_are_written(tmp_path, monkeypatch):
     write_results(folder, results, scored, CLASSES, difficult="negative")
     assert {"scores.npz", "per_class.csv"} <= set(order), "a run with results.json is finished"
     assert (tmp_path / "per_class.csv").read_text() != (tmp_path / "eval" / "per_class.csv").read_text()
+
+
+def test_metrics_are_of_scores_that_agree_with_the_tree_and_raw_scores_are_stored(tmp_path):
+    folder, config, split = RunFolder(tmp_path), default_config(), make_split(60, "test")
+    zeros = np.zeros(3, np.int32)
+    tree = LabelTree(((0, 1),))
+    space = LabelSpace(CLASSES, np.zeros((3, 3), np.int64), np.ones(3, np.int64), 9, zeros, zeros, tree=tree)
+    raw = SplitScores.of(split, np.random.default_rng(0).random((60, 3)).astype(np.float32))
+    agreeing = replace(raw, scores=raw.scores.copy())
+    agreeing.scores[:, 1] = raw.scores[:, :2].max(axis=1)
+    folder.write_text("labels.txt", "".join(f"{name}\n" for name in CLASSES))
+    results = evaluate.measure_and_write(folder, {"test": raw}, space, config)["test"]
+    assert results["mAP"] == measure(agreeing, replace(space, tree=LabelTree()), config)["mAP"]
+    np.testing.assert_array_equal(read_scores(folder)["test"].scores, raw.scores)
+    with open(tmp_path / "per_class.csv", newline="") as file:
+        assert np.nanmean([float(row["AP"] or "nan") for row in csv.DictReader(file)]) == pytest.approx(results["mAP"])
+    config.eval.consistent = False
+    independent = measure(raw, space, config)
+    assert independent["mAP"] == measure(raw, replace(space, tree=LabelTree()), config)["mAP"] != results["mAP"]
+    assert independent["hF1@0.5"] > 0
 
 
 def test_results_include_pairs_of_labels_and_the_drop_without_co_occurrence(tmp_path):

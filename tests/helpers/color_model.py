@@ -6,9 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from mlmoe_jax.config import default_config
+from mlmoe_jax.data.labels.tree import INDEPENDENT, LabelTree
 from mlmoe_jax.data.prepare import Preprocess
-from mlmoe_jax.models.calibration import Calibration
 from mlmoe_jax.models.outputs import Features, Prediction
+from mlmoe_jax.runs.restore import Run
 from mlmoe_jax.runtime.sharding import make_mesh
 
 NAMES = ("red", "green", "blue", "dark")
@@ -46,21 +47,19 @@ class ColorModel:
         return {}
 
 
-def make_run(gates: bool = True, bias: float = 0.0) -> SimpleNamespace:
+def make_run(gates: bool = True, bias: float = 0.0, tree: LabelTree = INDEPENDENT) -> Run:
     config = default_config()
     config.data.image_size = 4
-    return SimpleNamespace(
+    return Run(
         config=config,
-        label_space=SimpleNamespace(names=NAMES, positives=np.array(POSITIVES)),
+        label_space=SimpleNamespace(names=NAMES, positives=np.array(POSITIVES), tree=tree),
         preprocess=Preprocess(4, (0.0,) * 3, (1.0,) * 3),
         definition=ColorModel(gates),
         values={"bias": jnp.full(1, bias)},
         frozen={},
-        calibration=Calibration(),
         mesh=make_mesh(config.mesh),
         label_axes=None,
-        outdated=False,
-        step=7,
+        notes={"step": 7},
     )
 
 

@@ -8,6 +8,8 @@ import pytest
 from helpers.color_model import HALVES, NAMES, color, expected, make_run
 from PIL import Image
 
+from mlmoe_jax.apps.export.program import program_of, weights_of
+from mlmoe_jax.data.labels.tree import LabelTree
 from mlmoe_jax.inference import predict
 from mlmoe_jax.inference.predict import Predictor
 from mlmoe_jax.runs.folder import RunFolder
@@ -37,6 +39,22 @@ def test_each_label_has_its_threshold_which_is_inclusive():
     assert second.labels == ("blue",)
     dark = Predictor(make_run(), HALVES)([color(0)])[0]
     assert dark.labels == ("dark",), "σ(0) is 0.5, and that is enough"
+
+
+def test_scores_agree_with_the_tree_of_the_labels():
+    tree = LabelTree(((0, 1),), ((1, 2),))  # red implies green, which excludes blue
+    limits = {"red": 0.6, "green": 0.9, "blue": 0.5, "dark": 0.6}
+    predictor = Predictor(make_run(tree=tree), limits)
+    (result,) = predictor([color(110, 0, 105)])
+    assert result.labels == ("red", "green")
+    assert result.scores["green"] == 0.9
+    assert 0.499 < result.scores["blue"] < 0.5
+    raw = make_run(tree=tree)
+    raw.config.eval.consistent = False
+    assert Predictor(raw, limits)([color(110, 0, 105)])[0].labels == ("red", "blue")
+    image = np.stack([color(110, 0, 105)])
+    exported = program_of(predictor.run)(weights_of(predictor.run), image)
+    np.testing.assert_allclose(exported[0], list(result.scores.values()), atol=1e-6)
 
 
 def test_top_k_returns_the_best_labels_best_first(predictor):

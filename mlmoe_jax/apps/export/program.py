@@ -34,7 +34,7 @@ def program_of(run: Run) -> Callable[[Params, jax.Array], jax.Array]:
 
     def label(weights: Params, image: jax.Array) -> jax.Array:
         prediction, _ = apply(run.definition, weights, {"image": image}, run.preprocess, None)
-        return run.calibration(prediction.logits.astype(np.float32))
+        return run.scores(prediction.logits.astype(np.float32))
 
     return label
 
@@ -65,7 +65,7 @@ def scores_of(run: Run, pixels: np.ndarray) -> np.ndarray:
         rows = np.arange(first, first + size, dtype=np.int32) % len(pixels)  # the first images fill the last batch
         batch = {"image": pixels[rows], "id": rows, "mask": np.ones(size, np.float32)}
         logits.append(jax.device_get(step(run.values, run.frozen, batch)["logits"]))
-    return run.calibration(np.concatenate(logits)[: len(pixels)])
+    return run.scores(np.concatenate(logits)[: len(pixels)])
 
 
 def largest_difference(run: Run, label: Callable[[np.ndarray], np.ndarray]) -> float:

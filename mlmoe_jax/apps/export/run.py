@@ -209,7 +209,7 @@ def describe(predictor: Predictor, kind: str) -> dict[str, Any]:
         "output": {"name": "probability", "type": "float32", "shape": ["B", len(predictor.names)]},
         "labels": list(predictor.names),
         "thresholds": predictor.thresholds.tolist(),
-        "calibrated_on": run.calibration.fitted_on or None,
+        "calibrated_on": run.scores.calibration.fitted_on or None,
         "preprocess": {
             "image_size": size,
             "mean": list(run.preprocess.mean),

@@ -216,11 +216,9 @@ def score_curves(files: RunFiles) -> Section:
         f"positive. Expected calibration error: {percent(bins.expected_calibration_error[0])} %, with "
         f"{bins.count.shape[1]} bins of equal width."
     )
-    if scored.scores is not raw.scores:
+    if fitted := files.thresholds.outside(scored.name).calibration if files.thresholds else None:
         before = reliability(raw.scores, positive, mask=valid).pooled().expected_calibration_error[0]
-        text += (
-            f" The scores are corrected as fitted on {files.thresholds.calibration['split']}; raw {percent(before)} %."
-        )
+        text += f" The scores are corrected as fitted on {fitted['split']}; raw {percent(before)} %."
     ranked = charts.unit_curve(points, ("recall", "precision", "score at least"), last_format=".3f")
     names = ("mean score", "share of positives", "scores in the bin")
     binned = charts.unit_curve(calibrated, names, last_format=",", diagonal=True)

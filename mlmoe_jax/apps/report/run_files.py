@@ -18,9 +18,11 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
+from mlmoe_jax.data.labels.tree import INDEPENDENT, LabelTree
 from mlmoe_jax.evaluation.results import (
     PREFIXES,
     SplitScores,
+    metric_scores,
     read_labels,
     read_results,
     read_scores,
@@ -127,6 +129,11 @@ class RunFiles:
         """The labels with their training statistics."""
         return read_label_space(self.folder) if self.has(files.LABEL_SPACE) else None
 
+    @property
+    def tree(self) -> LabelTree:
+        """The tree of the labels; empty if there is no label space."""
+        return INDEPENDENT if self.label_space is None else self.label_space.tree
+
     @cached_property
     def splits(self) -> dict[str, Evaluated]:
         """All evaluated splits by name. Results of the training come first, and take precedence over --mode=eval."""
@@ -154,19 +161,25 @@ class RunFiles:
 
     @property
     def scored(self) -> SplitScores | None:
-        """The raw scores of the main split; None without any."""
+        """The scores of which the metrics of the main split are computed; None without any."""
+        raw = self._raw
+        return None if raw is None else metric_scores(raw, self.tree, self.settings(raw.prefix))
+
+    @property
+    def _raw(self) -> SplitScores | None:
         main = self.main_split
         return main.scores if main is not None and main.scores is not None and len(main.scores) else None
 
     @property
     def corrected(self) -> SplitScores | None:
         """The scores of the main split as the run reports them; None without any."""
-        scored = self.scored
-        return None if scored is None else replace(scored, scores=self.correct(scored.name, scored.scores))
+        raw = self._raw
+        return None if raw is None else replace(raw, scores=self.correct(raw.name, raw.scores))
 
     def correct(self, split: str, scores: np.ndarray) -> np.ndarray:
         """Return the reported scores of raw probabilities, which are the raw ones on the split of the calibration."""
-        return scores if self.thresholds is None else self.thresholds.outside(split).correct(scores, self.names)
+        tree = self.tree if self.config.eval.consistent else INDEPENDENT
+        return scores if self.thresholds is None else self.thresholds.outside(split).correct(scores, self.names, tree)
 
     @cached_property
     def samples(self) -> Samples | None:

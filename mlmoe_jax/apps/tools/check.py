@@ -20,6 +20,7 @@ from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN, Split
 from mlmoe_jax.data.split_checks import (
     EXAMPLES,
     check_splits,
+    contradictions,
     count_labels,
     examples,
     label_warnings,
@@ -89,6 +90,7 @@ def check_up(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
         "problems": [*problems, *(_sentence(item) for item in twice if _is_leak(item)), *shared_groups(splits)],
         "warnings": [
             *label_warnings(splits[0]),
+            *contradictions(splits),
             *doubtful_labels(splits, config.data.separator if has_cells else ""),
             *(_sentence(item) for item in twice if not _is_leak(item)),
         ],

@@ -19,12 +19,14 @@ from mlmoe_jax.evaluation.metrics.bootstrap import CHUNK, WeightedMetrics, draw,
 from mlmoe_jax.evaluation.results import (
     SplitScores,
     hidden_evaluations,
+    metric_scores,
     read_labels,
     read_scores,
     read_settings,
     require_split,
 )
-from mlmoe_jax.runs.folder import CONFIG, RunFolder, read_config
+from mlmoe_jax.runs.folder import CONFIG, LABEL_SPACE, RunFolder, read_config
+from mlmoe_jax.runs.restore import read_label_space
 from mlmoe_jax.runtime.formats import row_writer, to_json
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.storage import Target, open_target
@@ -131,6 +133,9 @@ class ComparedRun:
         folder.require(CONFIG)
         splits = read_scores(folder)
         settings = {name: read_settings(folder, split.prefix) for name, split in splits.items()}
+        if (folder / LABEL_SPACE).exists():
+            tree = read_label_space(folder).tree
+            splits = {name: metric_scores(split, tree, settings[name]) for name, split in splits.items()}
         return cls(folder, read_labels(folder), splits, settings, read_config(folder).data.test_splits)
 
 

@@ -40,6 +40,9 @@ DATA = section(
         "For csv, jsonl, vg500 and labeling tools: a text file below data.root, one class per line, or for "
         "label_studio the labeling configuration (.xml); if empty, the names in the table.",
     ),
+    tree=Text(
+        "", "A YAML file below data.root with labels that imply others and groups of exclusive labels; if empty, none."
+    ),
     train_split=Text("train", "Split to train on."),
     val_split=Text("val", "Split for selection and early stopping; if empty, there is none."),
     test_splits=Texts(("test",), "Splits that are evaluated at the end of training."),

@@ -36,6 +36,7 @@ EVAL = section(
         least=0,
         most=1,
     ),
+    consistent=Flag(True, "With data.tree, report scores that agree with it; if not, independent scores."),
 )
 
 METRICS = section(

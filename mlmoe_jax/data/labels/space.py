@@ -13,6 +13,7 @@ from scipy.sparse import csr_array
 
 from mlmoe_jax.data.labels.graph import cooccurrence_vectors, read_glove
 from mlmoe_jax.data.labels.grouping import cooccurrence, group_labels
+from mlmoe_jax.data.labels.tree import INDEPENDENT, LabelTree
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_TEXT, damage_explained, read_bytes
@@ -37,6 +38,7 @@ class LabelSpace:
       co_group: i32[K], the group of each label on the co-occurrence side.
       dc_group: i32[K], the group of each label on the discriminative side.
       vectors: f32[K,d], one vector per label name, or None if the model needs no vectors.
+      tree: the labels that imply or exclude others.
     """
 
     names: tuple[str, ...]
@@ -46,6 +48,7 @@ class LabelSpace:
     co_group: np.ndarray
     dc_group: np.ndarray
     vectors: np.ndarray | None = None
+    tree: LabelTree = INDEPENDENT
 
     def __post_init__(self):
         object.__setattr__(self, "together", csr_array(self.together))
@@ -70,6 +73,7 @@ class LabelSpace:
             "images": self.images,
             "co_group": self.co_group,
             "dc_group": self.dc_group,
+            **self.tree.arrays(),
         }
         if self.vectors is not None:
             arrays["vectors"] = self.vectors
@@ -87,7 +91,8 @@ class LabelSpace:
         counts = (positives, co_group, dc_group, together, stored["images"])
         if not fit or any(array.dtype.kind not in "iu" or (array.size and array.min() < 0) for array in counts):
             raise ValueError(f"its arrays do not fit its {len(names)} names, or are not counts")
-        return cls(names, together, positives, int(stored["images"]), co_group, dc_group, vectors)
+        tree = LabelTree.of(stored, names)
+        return cls(names, together, positives, int(stored["images"]), co_group, dc_group, vectors, tree)
 
 
 def label_space_of(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from ml_collections import ConfigDict
 from numpy.typing import NDArray
 
 from mlmoe_jax.data.groups import draw_groups
+from mlmoe_jax.data.labels.tree import INDEPENDENT, LabelTree, read_tree
 from mlmoe_jax.data.sources.formats import FORMATS
 from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.data.split import POSITIVE, Split
@@ -50,6 +53,13 @@ def root_of(data_config: ConfigDict) -> str:
     return str(published.folder(data_config.root)) if published else data_config.root
 
 
+def tree_of(data_config: ConfigDict, names: Sequence[str]) -> LabelTree:
+    """Return the tree `data.tree` of the labels `names`, which is empty if the key is; UserError as in `read_tree`."""
+    if not data_config.tree:
+        return INDEPENDENT
+    return read_tree(os.path.join(os.path.expanduser(root_of(data_config)), data_config.tree), names)
+
+
 def open_split(
     data_config: ConfigDict,
     split: str,
@@ -60,8 +70,8 @@ def open_split(
 ) -> Split:
     """Open a split of the data set `data.name`.
 
-    With data.bad_images=skip, images without a file are left out (`Split.missing`) after images are held out, so that
-    the held-out images do not depend on missing files.
+    The labels are closed under `data.tree` before images are held out. With data.bad_images=skip, images without a file
+    are left out (`Split.missing`) afterwards, so that the held-out images do not depend on missing files.
 
     Args:
       data_config: `config.data`.
@@ -88,6 +98,9 @@ def open_split(
             f"data.group_column={data_config.group_column} is a column of tables (csv, jsonl), and the data set "
             f"{data_config.name} has no groups; clear it, or for packed data pack the table again with this key"
         )
+    if tree := tree_of(data_config, whole.classes):
+        labels, contradictions = tree.close(whole.labels)
+        whole = replace(whole, labels=labels, contradictions=contradictions)
     skip = data_config.bad_images == "skip"
     if not skip and len(missing := whole.images.missing()):
         raise UserError(

@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
 from ml_collections import ConfigDict
 from numpy.typing import ArrayLike, NDArray
 
+from mlmoe_jax.data.labels.tree import INDEPENDENT, LabelTree
 from mlmoe_jax.evaluation.metrics import multilabel
 from mlmoe_jax.evaluation.metrics.ranking import Bools, Floats, check_inputs
+from mlmoe_jax.models.consistency import Consistency
 from mlmoe_jax.runtime.registry import Registry
 
 
@@ -34,12 +37,15 @@ class MetricGroup:
     selectable: Callable[[ConfigDict], Iterable[str]] = lambda config: ()
 
 
+TOP_MINIMUM = 0.5  # lowest score of a predicted label in @topk_min
+
 # In the order of results.json; the report shows a table for each.
 GROUPS: Registry[MetricGroup] = Registry(
     "group of metrics",
     {
         "ranking": "mlmoe_jax.evaluation.metrics.standard:RANKING",
         "predictions": "mlmoe_jax.evaluation.metrics.standard:PREDICTIONS",
+        "hierarchical": "mlmoe_jax.evaluation.metrics.hierarchical:HIERARCHICAL",
         "calibration": "mlmoe_jax.evaluation.metrics.calibration:CALIBRATION",
         "cooccurrence": "mlmoe_jax.evaluation.metrics.cooccurrence:COOCCURRENCE",
         "published": "mlmoe_jax.evaluation.metrics.published:PUBLISHED",
@@ -54,7 +60,7 @@ class Entries:
     Attributes:
       scores: f[B,K], probabilities.
       positive, valid: bool[B,K], the present and the valid labels.
-      thresholds, k: as in `evaluate_scores`.
+      thresholds, k, tree, raw: as in `evaluate_scores`.
     """
 
     scores: Floats
@@ -62,6 +68,8 @@ class Entries:
     valid: Bools
     thresholds: Mapping[str, float | ArrayLike] = field(default_factory=dict)
     k: int = 3
+    tree: LabelTree = INDEPENDENT
+    raw: Floats | None = None
 
     @cached_property
     def per_class(self) -> dict[str, NDArray]:
@@ -73,6 +81,19 @@ class Entries:
         """The k highest valid classes per image, bool[B,K]."""
         return multilabel.top_k(self.scores, self.k, mask=self.valid)
 
+    @cached_property
+    def predictions(self) -> dict[str, Bools]:
+        """Name of a threshold, or of a number of labels per image -> the predicted labels bool[B,K]."""
+        predicted = {name: self._predicted(np.asarray(limits, np.float64)) for name, limits in self.thresholds.items()}
+        top, name = self.top, f"top{self.k}"
+        return {**predicted, name: top, f"{name}_min{TOP_MINIMUM:g}": top & (self.scores >= TOP_MINIMUM)}
+
+    def _predicted(self, limits: NDArray) -> Bools:
+        if self.raw is None:
+            return self.scores >= limits
+        consistency = Consistency.of(self.tree, limits, self.scores.shape[1])
+        return consistency(self.raw) >= consistency.limits
+
 
 def evaluate_scores(
     scores: ArrayLike,
@@ -81,6 +102,8 @@ def evaluate_scores(
     thresholds: Mapping[str, float | ArrayLike],
     *,
     k: int = 3,
+    tree: LabelTree = INDEPENDENT,
+    raw: Floats | None = None,
 ) -> dict[str, float]:
     """Return all metrics of a split, each under a name that states its definition.
 
@@ -90,11 +113,14 @@ def evaluate_scores(
       mask: [B,K], 0 for entries to ignore; None: none.
       thresholds: name -> a number or f64[K]. A class is predicted if score ≥ threshold.
       k: number of classes per image in mAP@k and @topk.
+      tree: what the classes imply and exclude, for the hierarchical metrics.
+      raw: f[B,K], the scores before they were brought into agreement with the tree, if they were: predictions at each
+        threshold then agree with it too.
 
     Raises:
       ValueError: wrong shapes, or a valid score that is NaN or outside [0, 1].
     """
-    entries = Entries(*check_inputs(scores, labels, mask), thresholds, k)
+    entries = Entries(*check_inputs(scores, labels, mask), thresholds, k, tree, raw)
     metrics: dict[str, float] = {}
     for group in map(GROUPS.__getitem__, GROUPS):
         metrics |= group.measure(entries) if group.measure else {}

@@ -1,9 +1,8 @@
 """The metrics of every split: rankings, and predictions at named thresholds, such as CF1@0.5."""
 
-import numpy as np
 from ml_collections import ConfigDict
 
-from mlmoe_jax.evaluation.metrics.groups import Entries, MetricGroup
+from mlmoe_jax.evaluation.metrics.groups import TOP_MINIMUM, Entries, MetricGroup
 from mlmoe_jax.evaluation.metrics.multilabel import (
     map_of_returned,
     mean_average_precision,
@@ -54,7 +53,6 @@ RANKING = MetricGroup(
 )
 
 # --------------------------------------------------------------------------------------------------------- predictions
-TOP_MINIMUM = 0.5  # lowest score of a predicted label in @topk_min
 METRICS = {
     "CP": "mean of the precision of the labels that are predicted at least once",
     "CR": "mean of the recall of the labels that are present at least once",
@@ -81,20 +79,21 @@ THRESHOLDS = {
 
 def _measure_predictions(entries: Entries) -> dict[str, float]:
     """Return METRICS of `precision_recall_f1` at each entry of THRESHOLDS."""
-    scores, top, k = entries.scores, entries.top, entries.k
-    predictions = {name: scores >= np.asarray(threshold, np.float64) for name, threshold in entries.thresholds.items()}
-    predictions |= {f"top{k}": top, f"top{k}_min{TOP_MINIMUM:g}": top & (scores >= TOP_MINIMUM)}
     metrics = {}
-    for name, predicted in predictions.items():
+    for name, predicted in entries.predictions.items():
         values = precision_recall_f1(predicted, entries.positive, mask=entries.valid)
         metrics |= {f"{metric}@{name}": value for metric, value in values.items()}
     return metrics
 
 
 def _selectable(config: ConfigDict) -> list[str]:
+    return [f"{metric}@{name}" for name in selectable_predictions(config) for metric in METRICS]
+
+
+def selectable_predictions(config: ConfigDict) -> tuple[str, ...]:
+    """Return the names of the predictions that every split has, see `Entries.predictions`."""
     k = config.metrics.top_k
-    thresholds = (f"{config.eval.threshold:g}", "prior_matched_transductive", f"top{k}", f"top{k}_min{TOP_MINIMUM:g}")
-    return [f"{metric}@{threshold}" for threshold in thresholds for metric in METRICS]
+    return f"{config.eval.threshold:g}", "prior_matched_transductive", f"top{k}", f"top{k}_min{TOP_MINIMUM:g}"
 
 
 # The report has a table per threshold for these metrics, instead of one line per name.

@@ -16,6 +16,7 @@ from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.apps.tools.compare import SEED
 from mlmoe_jax.data.images import ArrayImages
 from mlmoe_jax.data.labels.space import LabelSpace
+from mlmoe_jax.data.labels.tree import LabelTree
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.bootstrap import draw
@@ -23,6 +24,7 @@ from mlmoe_jax.evaluation.metrics.multilabel import average_precision
 from mlmoe_jax.evaluation.metrics.ranking import rank
 from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.models.calibration import logits_of, probabilities
+from mlmoe_jax.models.consistency import Consistency
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds, write_thresholds
 
@@ -152,6 +154,20 @@ def test_scores_are_corrected_except_on_the_split_of_the_calibration(tmp_path):
         np.testing.assert_allclose(files.samples.scores, expected[: len(files.samples.ids)], rtol=1e-3)
         np.testing.assert_array_equal(mistakes.judge(files).predicted, raw >= files.thresholds.raw(NAMES))
         assert ("The scores are corrected as fitted on val; raw " in note) == (split == "val")
+
+
+def test_scores_agree_with_the_tree_of_the_labels(tmp_path):
+    folder, buffer = make_run(tmp_path / "run"), io.BytesIO()
+    before = RunFiles(folder)
+    raw, tree = before.scored.scores, LabelTree(((0, 1), (3, 2)), ((1, 2),))
+    replace(before.label_space, tree=tree).save(buffer)
+    folder.write_bytes("label_space.npz", buffer.getvalue())
+    files = RunFiles(folder)
+    np.testing.assert_array_equal(files.scored.scores, Consistency.of(tree, 0.5, 5)(raw), err_msg="as measured")
+    reported = Consistency.of(tree, files.thresholds.of(NAMES), 5)
+    np.testing.assert_array_equal(files.corrected.scores, reported(raw))
+    assert not np.array_equal(files.corrected.scores, files.scored.scores)
+    assert "corrected" not in results.score_curves(files).parts[0].text
 
 
 def test_thumbnails_are_read_from_the_data_set_if_it_has_the_same_labels(tmp_path, monkeypatch):

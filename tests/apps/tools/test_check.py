@@ -228,6 +228,22 @@ def test_groups_in_two_splits_are_a_problem(tmp_path):
     assert re.search(r"^  groups +2 +1$", format_checkup(report), re.MULTILINE)
 
 
+def test_labels_that_contradict_the_tree_are_warnings(tmp_path):
+    (tmp_path / "tree.yaml").write_text("implies: {a: c}")
+    for name, rows in {"train": "1.png,a\n2.png,a;c\n4.png,b\n", "test": "3.png,a\n"}.items():
+        (tmp_path / f"{name}.csv").write_text(f"image,labels\n{rows}")
+    for k in (1, 2, 3, 4):
+        photo(k).save(tmp_path / f"{k}.png")
+    config = default_config()
+    config.data.update({"name": "csv", "root": str(tmp_path), "val_split": "", "tree": "tree.yaml"})
+    report = check_up(config)
+    assert [split["positive"] for split in report["splits"].values()] == [[2, 1, 2], [1, 0, 1]]
+    assert [text.partition(" have")[0] for text in report["warnings"][:2]] == [
+        "1 of the 3 images of split train",
+        "1 of the 1 images of split test",
+    ]
+
+
 def test_duplicate_images_are_reported(data_set):
     splits = {
         "train": [

@@ -18,6 +18,8 @@ from mlmoe_jax.apps.tools.compare import (
     compare_folders,
     format_comparison,
 )
+from mlmoe_jax.data.labels.space import synthetic_label_space
+from mlmoe_jax.data.labels.tree import LabelTree
 from mlmoe_jax.evaluation.metrics import multilabel
 from mlmoe_jax.evaluation.metrics.bootstrap import draw
 from mlmoe_jax.evaluation.results import SplitScores
@@ -40,6 +42,18 @@ def two(tmp_path):
     order = np.random.default_rng(5).permutation(40)
     turned = [noisier(table).with_labels(np.array([2, 0, 1])) for table in (test.take(order), val)]
     return a, write_run(tmp_path / "b", *turned, names="cab", data__difficult_eval="ignore")
+
+
+def test_scores_that_agree_with_the_tree_are_compared(two):
+    a, b = two
+    before, buffer = compare_runs(a, b, resamples=20), io.BytesIO()
+    replace(synthetic_label_space(3, 1), names=tuple("abc"), tree=LabelTree(((0, 1),))).save(buffer)
+    a.write_bytes("label_space.npz", buffer.getvalue())
+    after = compare_runs(a, b, resamples=20)
+    table = ComparedRun.of(a).splits["test"]
+    assert (table.scores[:, 0] <= table.scores[:, 1]).all()
+    assert after.ap["b"].a != before.ap["b"].a
+    assert (after.ap["a"].a, after.ap["b"].b) == (before.ap["a"].a, before.ap["b"].b)
 
 
 def test_two_runs_are_matched_by_image_and_label(two):

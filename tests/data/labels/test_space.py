@@ -1,6 +1,7 @@
 import io
 import json
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from mlmoe_jax.data.labels.space import (
     label_space_of,
     synthetic_label_space,
 )
+from mlmoe_jax.data.labels.tree import LabelTree
 from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN, Split
 from mlmoe_jax.runtime.formats import read_npz
 
@@ -86,8 +88,16 @@ def test_save_and_load(tmp_path):
     space.save(tmp_path / "label_space.npz")
     loaded = load(tmp_path / "label_space.npz")
     assert_equal(loaded, space)
+    assert not loaded.tree
     assert type(loaded.names[0]) is str
     assert type(loaded.images) is int
+
+
+def test_the_tree_is_saved(tmp_path):
+    tree = LabelTree(((0, 1), (2, 1)), ((0, 2),))
+    space = replace(synthetic_label_space(3, 1), tree=tree)
+    space.save(tmp_path / "label_space.npz")
+    assert load(tmp_path / "label_space.npz").tree == tree
 
 
 def test_memory_does_not_grow_with_the_square_of_the_labels(tmp_path):

@@ -1,0 +1,202 @@
+"""Trees of labels: labels that imply others, and labels of which at most one is present (`data.tree`).
+
+The YAML file maps a label to the labels that it implies, and lists groups of exclusive labels:
+
+    implies:
+      poodle: dog
+      dog: [animal, pet]
+    exclusive:
+      - [day, night]
+
+A label may imply several others, so a "tree" is any graph without cycles. Shape letters: N images, K labels.
+"""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+
+from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.files import MIB, damage_explained, read_bytes
+
+MOST = 16 * MIB  # size of a file
+_FORM = "write such as `implies: {poodle: [dog, pet]}` and `exclusive: [[day, night]]`"
+
+
+@dataclass(frozen=True)
+class LabelTree:
+    """What labels, given by their numbers, imply and exclude; nothing by default.
+
+    Attributes:
+      implies: pairs of a label and a label that it implies.
+      exclusive: groups of labels of which at most one is present.
+    """
+
+    implies: tuple[tuple[int, int], ...] = ()
+    exclusive: tuple[tuple[int, ...], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.implies or self.exclusive)
+
+    @cached_property
+    def parents(self) -> dict[int, list[int]]:
+        """Label -> the labels that it implies directly, each label after the labels that it implies."""
+        above: dict[int, list[int]] = {}
+        for label, parent in dict.fromkeys(self.implies):
+            above.setdefault(label, []).append(parent)
+        return {label: above.get(label, []) for label in TopologicalSorter(above).static_order()}
+
+    @cached_property
+    def children(self) -> dict[int, list[int]]:
+        """Label -> the labels that imply it directly, each label after the labels that imply it."""
+        below: dict[int, list[int]] = {label: [] for label in reversed(self.parents)}
+        for label, parents in self.parents.items():
+            for parent in parents:
+                below[parent].append(label)
+        return below
+
+    def problem(self, names: Sequence[str]) -> str:
+        """Return why no image could have one of the labels `names`, or why a group says nothing; "" if neither."""
+        try:
+            below: dict[int, set[int]] = {}  # the labels that imply a label, and the label itself
+            for label, children in self.children.items():
+                below[label] = {label}.union(*map(below.__getitem__, children))
+        except CycleError as error:
+            return f"{' implies '.join(names[k] for k in reversed(error.args[1]))}, which is a cycle"
+        for group in self.exclusive:
+            if len(set(group)) < max(2, len(group)):
+                return f"the exclusive labels {', '.join(names[k] for k in group)} are not two or more different labels"
+            owner: dict[int, int] = {}
+            for rival in group:
+                for label in below.get(rival, {rival}):
+                    if (other := owner.setdefault(label, rival)) != rival:
+                        implied = " and ".join(names[k] for k in (other, rival) if k != label)
+                        return f"{names[other]} and {names[rival]} are exclusive, but {names[label]} implies {implied}"
+        return ""
+
+    def close(self, codes: NDArray[np.int8]) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
+        """Return label codes i8[N,K] with all that they imply, and where they contradict the tree, bool[N,2].
+
+        A present label makes the labels that it implies present, and the labels that it excludes negative; a negative
+        label makes the labels that imply it negative. Where these disagree, a present label prevails over a negative
+        one that it implies (first column); of exclusive labels that are both present, each becomes unknown, together
+        with the labels that imply it (second column).
+        """
+        if not self:
+            return codes, np.zeros((len(codes), 2), bool)
+        closed = codes.copy()
+        for label, children in self.children.items():
+            for code in (DIFFICULT, POSITIVE) if children else ():
+                present = (closed[:, children] == code).any(axis=1)
+                closed[present & (closed[:, label] != POSITIVE), label] = code
+        raised = ((codes == NEGATIVE) & (closed != NEGATIVE)).any(axis=1)
+        present = (closed == POSITIVE) | (closed == DIFFICULT)
+        excluded, doubtful = np.zeros((2, *closed.shape), bool)
+        for group in map(list, self.exclusive):
+            count = present[:, group].sum(axis=1, keepdims=True)
+            excluded[:, group] |= count > 0
+            doubtful[:, group] |= (count > 1) & present[:, group]
+        closed[excluded & ~present] = NEGATIVE
+        for label, parents in self.parents.items():
+            doubtful[:, label] |= present[:, label] & doubtful[:, parents].any(axis=1)
+            absent = (closed[:, parents] == NEGATIVE).any(axis=1)
+            closed[absent, label] = NEGATIVE
+        closed[doubtful] = UNKNOWN
+        return closed, np.stack([raised, doubtful.any(axis=1)], axis=1)
+
+    def augmented(self, present: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return sets of labels bool[N,K] with the labels that they imply."""
+        present = present.copy()
+        for label, children in self.children.items():
+            present[:, label] |= present[:, children].any(axis=1)
+        return present
+
+    def arrays(self) -> dict[str, NDArray[np.int64]]:
+        """Return arrays to store: `implies` i64[2,E], and `exclusive` i64[2,S], a group and a label per column."""
+        members = [(number, label) for number, group in enumerate(self.exclusive) for label in group]
+        pairs = {"implies": self.implies, "exclusive": members}
+        return {name: np.array(values, np.int64).reshape(-1, 2).T for name, values in pairs.items()}
+
+    @classmethod
+    def of(cls, stored: Mapping[str, NDArray], names: Sequence[str]) -> LabelTree:
+        """Return the tree of `arrays` for labels `names`; ValueError if they are not a tree of these labels."""
+        implies, exclusive = (stored[name].T.tolist() if name in stored else [] for name in ("implies", "exclusive"))
+        groups: dict[int, list[int]] = {}
+        for number, label in exclusive:
+            groups.setdefault(number, []).append(label)
+        tree = cls(tuple((label, parent) for label, parent in implies), tuple(map(tuple, groups.values())))
+        labels = itertools.chain(*tree.implies, *tree.exclusive)
+        if not all(isinstance(label, int) and 0 <= label < len(names) for label in labels):
+            raise ValueError(f"its tree has other labels than its {len(names)} names")
+        if problem := tree.problem(names):
+            raise ValueError(problem)
+        return tree
+
+
+INDEPENDENT = LabelTree()  # labels that imply and exclude nothing
+
+
+def read_tree(path: str | os.PathLike, names: Sequence[str]) -> LabelTree:
+    """Read the tree of the labels `names` from a YAML file.
+
+    Raises:
+      UserError: the file is missing or has another form, a label is unknown or contradicts itself, or there is a cycle.
+    """
+    place = {name: k for k, name in enumerate(names)}
+
+    def label(node: yaml.Node) -> int:
+        if node.value not in place:
+            close = difflib.get_close_matches(node.value, names, n=1)
+            hint = f"did you mean '{close[0]}'" if close else "correct it, or add it to the file of data.classes"
+            raise _wrong(path, node, f"names '{node.value}', which is not one of the {len(names):,} labels; {hint}")
+        return place[node.value]
+
+    def labels(node: yaml.Node) -> list[int]:
+        listed = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        if odd := [item for item in listed if not isinstance(item, yaml.ScalarNode)]:
+            raise _wrong(path, odd[0], f"has no name of a label; {_FORM}")
+        return [label(item) for item in listed]
+
+    implies: list[tuple[int, int]] = []
+    exclusive: list[tuple[int, ...]] = []
+    for key, value in _sections(path):
+        if key.value == "implies" and isinstance(value, yaml.MappingNode):
+            for name, parents in value.value:  # a repeated label adds to what it implies
+                implies += [(child, parent) for child in labels(name) for parent in labels(parents)]
+        elif key.value == "exclusive" and isinstance(value, yaml.SequenceNode):
+            exclusive += [tuple(labels(group)) for group in value.value]
+        else:
+            raise _wrong(path, key, f"has neither labels that imply others nor groups of exclusive labels; {_FORM}")
+    tree = LabelTree(tuple(implies), tuple(exclusive))
+    if problem := tree.problem(names):
+        raise UserError(f"{path} cannot hold: {problem}; correct it")
+    return tree
+
+
+def _sections(path: str | os.PathLike) -> Iterable[tuple[yaml.Node, yaml.Node]]:
+    """Return the keys and values of the file as nodes, whose names stay text (`no`, `1`) and have a line."""
+    with damage_explained(path):
+        text = read_bytes(path, MOST).decode("utf-8-sig")
+        try:
+            root: Any = yaml.compose(text, Loader=yaml.SafeLoader)
+        except yaml.MarkedYAMLError as error:
+            line = error.problem_mark.line + 1 if error.problem_mark else 1
+            raise UserError(f"{path} line {line} is not YAML: {error.problem}; {_FORM}") from error
+    if not isinstance(root, yaml.MappingNode):
+        raise UserError(f"{path} has no labels; {_FORM}")
+    return root.value
+
+
+def _wrong(path: str | os.PathLike, node: yaml.Node, what: str) -> UserError:
+    return UserError(f"{path} line {node.start_mark.line + 1} {what}")

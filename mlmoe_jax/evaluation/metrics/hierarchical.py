@@ -1,0 +1,37 @@
+"""Precision, recall and F1 over a tree of labels, if there is one.
+
+Sources: S. Kiritchenko, S. Matwin, R. Nock and A. F. Famili, "Learning and evaluation in the presence of class
+hierarchies: application to text categorization", Canadian AI 2006; without a root, which all labels would share.
+"""
+
+from ml_collections import ConfigDict
+
+from mlmoe_jax.evaluation.metrics.groups import Entries, MetricGroup
+from mlmoe_jax.evaluation.metrics.multilabel import precision_recall_f1
+from mlmoe_jax.evaluation.metrics.standard import selectable_predictions
+
+NAMES = {"hP": "OP", "hR": "OR", "hF1": "OF1"}
+MEANINGS = {
+    r"hP@(.+)": "hierarchical precision at {0}: OP of the predicted labels and all that they imply, against the "
+    "present labels and all that they imply",
+    r"hR@(.+)": "hierarchical recall at {0}: OR of the same sets",
+    r"hF1@(.+)": "hierarchical F1 at {0}: harmonic mean of hP and hR",
+}
+
+
+def measure(entries: Entries) -> dict[str, float]:
+    """Return the metrics of MEANINGS for each of `Entries.predictions`; {} if no label implies another."""
+    if not entries.tree.implies:
+        return {}
+    positive, metrics = entries.tree.augmented(entries.positive & entries.valid), {}
+    for name, predicted in entries.predictions.items():
+        values = precision_recall_f1(entries.tree.augmented(predicted), positive, mask=entries.valid)
+        metrics |= {f"{metric}@{name}": values[overall] for metric, overall in NAMES.items()}
+    return metrics
+
+
+def _selectable(config: ConfigDict) -> list[str]:
+    return [f"{metric}@{name}" for name in selectable_predictions(config) for metric in NAMES if config.data.tree]
+
+
+HIERARCHICAL = MetricGroup("Hierarchical precision, recall and F1", MEANINGS, measure, _selectable)
