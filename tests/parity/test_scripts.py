@@ -10,7 +10,7 @@ import pytest
 from helpers.paths import PARITY
 
 SCRIPTS = sorted(PARITY.glob("make_*.py"))
-PACKAGES = ("torch", "transformers", "peft", "efficientnet_lite_pytorch", "mapie")
+PACKAGES = ("torch", "transformers", "peft", "efficientnet_lite_pytorch", "mapie", "cleanlab")
 
 
 @pytest.mark.slow

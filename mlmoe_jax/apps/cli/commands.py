@@ -243,6 +243,11 @@ def _compile(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
 
 def _data(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     config = _load_config(flags.config, overrides)
+    if flags.audit:
+        from mlmoe_jax.apps.audit.audit import audit
+
+        cache_programs()
+        return audit(config, flags.output, as_json=flags.json)
     from mlmoe_jax.apps.tools.check import print_checkup
 
     return print_checkup(config, flags.json, flags.sample)

@@ -81,6 +81,7 @@ OUTPUTS = {
     "report": "an .html file (default: report.html in the run folder)",
     "pack": "a folder, an address such as gs://bucket/folder, or a file or folder of the --format with {split}",
     "features": "a folder",
+    "data": "of --audit: a folder (default: audit)",
     "export": "a .safetensors or .npz file, or a folder with --format",
     "push": "a folder for the files to inspect them; nothing is uploaded",
 }
@@ -167,6 +168,7 @@ FLAGS: dict[str, tuple[tuple[str, ...], str, dict[str, Any]]] = {
     "against": (("report",), "another run folder to compare with", {}),
     "cost": (("report",), "count parameters and multiply-adds (takes seconds)", {"action": "store_true"}),
     "sample": (("data",), "the number of images to inspect per split (default: all)", {"type": _count, "default": 0}),
+    "audit": (("data",), "suggest corrections of the labels, as a page and a CSV", {"action": "store_true"}),
     "configs": (("summary",), "several configs, separated by commas", {"default": ""}),
     "topology": (("compile",), "a TPU slice such as v5e:16x16 (default: the devices of this host)", {"default": ""}),
     "find-batch": (("compile",), "find the largest batch per device that fits", {"action": "store_true"}),
@@ -279,6 +281,10 @@ def _require_what_the_mode_takes(flags: argparse.Namespace, overrides: list[tupl
         raise UserError(f"--mode={mode} takes its config from {source}; leave --config out")
     if flags.format and flags.format not in (known := TARGETS if mode == "export" else FORMATS):
         raise UserError(f"--format={flags.format} is not for --mode={mode}; there are {', '.join(known)}")
+    if mode == "data" and flags.audit and flags.sample:
+        raise UserError("--audit takes all images; leave --sample out")
+    if mode == "data" and flags.output and not flags.audit:
+        raise UserError("--mode=data writes files only with --audit; add it, or leave --output out")
     if mode in WITHOUT_FOLDER and flags.workdir is not None:
         raise UserError(f"--mode={mode} has no run folder; leave --workdir out")
     if mode in WITHOUT_KEYS and overrides:

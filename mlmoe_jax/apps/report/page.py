@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from etils import epath
 
@@ -81,24 +83,56 @@ def sections(files: RunFiles, other: RunFiles | None, judged: mistakes.Judged | 
 
 
 def render(files: RunFiles, other: RunFiles | None, bundle: str) -> str:
-    """Return the page about a run, compared with `other`. `bundle` is the JavaScript that draws charts.
+    """Return the page about a run, compared with `other`. `bundle` is the JavaScript that draws charts."""
+    judged = mistakes.judge(files)
+    return render_page(
+        files.name,
+        "Run report",
+        sections(files, other, judged),
+        images=samples.images(files) | ({} if judged is None else judged.thumbnails),
+        shared=samples.shared_data(files),
+        bundle=bundle,
+    )
+
+
+def render_page(
+    title: str,
+    kind: str,
+    parts: Sequence[Section],
+    *,
+    images: Mapping[str, bytes],
+    shared: Mapping[str, Any] | None = None,
+    bundle: str = "",
+) -> str:
+    """Return a page of sections.
 
     A content security policy restricts the page to its own scripts and forbids all loading, so neither a library nor a
     label name with markup can reach the network.
+
+    Args:
+      title: the title of the page.
+      kind: the kind of the page, such as "Run report".
+      parts: the sections.
+      images: the JPEG files of the images, by name.
+      shared: the data that widgets share, as in `samples.shared_data`.
+      bundle: the JavaScript that draws charts.
     """
     import jinja2
 
-    loader, judged = jinja2.FileSystemLoader(_HERE), mistakes.judge(files)
     environment = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=jinja2.FileSystemLoader(_HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.policies |= {"json.dumps_function": to_json, "json.dumps_kwargs": {}}
-    images = samples.images(files) | ({} if judged is None else judged.thumbnails)
     scripts = [_inline(bundle), _inline("\n".join((_HERE / name).read_text() for name in _SCRIPTS))]
     return environment.get_template("page.html").render(
-        title=files.name,
-        sections=sections(files, other, judged),
-        samples=samples.shared_data(files),
+        title=title,
+        kind=kind,
+        sections=parts,
+        samples=shared or {},
         images={
             name: "data:image/jpeg;base64," + base64.b64encode(content).decode() for name, content in images.items()
         },

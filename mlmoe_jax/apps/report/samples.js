@@ -18,8 +18,11 @@ const known = (samples.labels ?? []).map((rows) => new Map(rows.map(([k, code, s
 const OUTCOMES = { right: "✓", missed: "missed", false: "false", unknown: "unknown" };
 const KINDS = [["", "all"], ["missed", "with a missed label"], ["false", "with a false label"], ["right", "with a right label"]];
 
-/** Images with their labels [name, outcome, score]; `filter` adds menus that choose by label, outcome and name. */
-widgets.cards = (place, { title, cards: all, filter }) => {
+/**
+ * Images with their labels [name, outcome, score]; `filter` adds menus that choose by label, outcome and name. `words`
+ * are the names of outcomes, and `kinds` the choices of the menu.
+ */
+widgets.cards = (place, { title, cards: all, filter, words = OUTCOMES, kinds = KINDS }) => {
   let label = "", kind = "";
   const cards = make("div", { className: "cards" }), count = make("span", { className: "no", "aria-live": "polite" });
   const search = make("input", { type: "search", placeholder: "name", "aria-label": "Search an image by its name" });
@@ -29,7 +32,7 @@ widgets.cards = (place, { title, cards: all, filter }) => {
     const shown = all.filter(matches);
     count.textContent = `${shown.length.toLocaleString("en")} of ${all.length.toLocaleString("en")} images`;
     cards.replaceChildren(...shown.map(({ id, labels }) => make("div", { className: "card" }, imageOf(id),
-      ...Object.entries(OUTCOMES).map(([which, word]) => {
+      ...Object.entries(words).map(([which, word]) => {
         const text = labels.filter(([, outcome]) => outcome === which).map(([name, , score]) => `${name} ${inPercent(score, 0)}`).join(", ");
         return text ? make("div", { className: which }, make("strong", { textContent: word }), ` ${text}`) : null;
       }), make("div", { className: "no", textContent: id }))));
@@ -38,7 +41,7 @@ widgets.cards = (place, { title, cards: all, filter }) => {
   if (filter) {
     const names = [...new Set(all.flatMap(({ labels }) => labels.map(([name]) => name)))].sort((a, b) => a.localeCompare(b, undefined, { numeric: true }));
     const labelChoice = choice([["", "any"], ...names.map((name) => [name, name])], (value) => { label = value; draw(); });
-    const kindChoice = choice(KINDS, (value) => { kind = value; draw(); });
+    const kindChoice = choice(kinds, (value) => { kind = value; draw(); });
     search.addEventListener("input", draw);
     place.append(make("div", { className: "controls" }, labeled("label", labelChoice), labeled("images", kindChoice), labeled("name", search), count));
   }

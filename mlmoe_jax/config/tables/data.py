@@ -40,6 +40,11 @@ DATA = section(
         "For csv, jsonl, vg500 and labeling tools: a text file below data.root, one class per line, or for "
         "label_studio the labeling configuration (.xml); if empty, the names in the table.",
     ),
+    corrections=Text(
+        "",
+        "A CSV of corrected labels of data.train_split, below data.root or with an absolute path; --mode=data --audit "
+        "suggests them.",
+    ),
     tree=Text(
         "", "A YAML file below data.root with labels that imply others and groups of exclusive labels; if empty, none."
     ),

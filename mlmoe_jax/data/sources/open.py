@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -70,8 +71,9 @@ def open_split(
 ) -> Split:
     """Open a split of the data set `data.name`.
 
-    The labels are closed under `data.tree` before images are held out. With data.bad_images=skip, images without a file
-    are left out (`Split.missing`) afterwards, so that the held-out images do not depend on missing files.
+    The training split gets the labels of `data.corrections`, and labels are closed under `data.tree`, before images are
+    held out. With data.bad_images=skip, images without a file are left out (`Split.missing`) afterwards, so that the
+    held-out images do not depend on missing files.
 
     Args:
       data_config: `config.data`.
@@ -98,6 +100,8 @@ def open_split(
             f"data.group_column={data_config.group_column} is a column of tables (csv, jsonl), and the data set "
             f"{data_config.name} has no groups; clear it, or for packed data pack the table again with this key"
         )
+    if data_config.corrections and whole.name == data_config.train_split:
+        whole = _corrected(whole, data_config)
     if tree := tree_of(data_config, whole.classes):
         labels, contradictions = tree.close(whole.labels)
         whole = replace(whole, labels=labels, contradictions=contradictions)
@@ -143,6 +147,12 @@ def count_labels(data_config: ConfigDict) -> int:
     name = original_name(data_config)  # may be unknown, because packed data does not need its original source
     labels = SOURCES[name].labels if name in SOURCES else None
     return labels(data_config) if labels else len(open_split(data_config, data_config.train_split).classes)
+
+
+def _corrected(whole: Split, data_config: ConfigDict) -> Split:
+    from mlmoe_jax.data.sources.corrections import corrected  # here, because the config imports this module
+
+    return corrected(whole, Path(root_of(data_config)).expanduser() / Path(data_config.corrections).expanduser())
 
 
 def _hold_out(whole: Split, split: str, data_config: ConfigDict, seed: int) -> Split:

@@ -57,7 +57,7 @@ from mlmoe_jax.runtime.text import some
 
 SPLIT_COLUMN = "split"
 SPREADSHEETS = (".xlsx", ".xls", ".ods")
-_SAVE_AS = "save it as CSV UTF-8, comma delimited, and name it {}"
+SAVE_AS = "save it as CSV UTF-8, comma delimited, and name it {}"
 CELLS = {"1": POSITIVE, "0": NEGATIVE, "": UNKNOWN, "1.0": POSITIVE, "0.0": NEGATIVE}
 
 
@@ -139,7 +139,7 @@ def table_path(data_config: ConfigDict, split: str) -> Path:
     if not path.is_file():
         raise UserError(f"there is no table {path} for split {split}; {_instead_of_table(path, table)}")
     if path.suffix.lower() in SPREADSHEETS:
-        raise UserError(f"{path} is a spreadsheet, which is not read; {_SAVE_AS.format(path.with_suffix('.csv').name)}")
+        raise UserError(f"{path} is a spreadsheet, which is not read; {SAVE_AS.format(path.with_suffix('.csv').name)}")
     return path
 
 
@@ -150,7 +150,7 @@ def _instead_of_table(path: Path, table: str) -> str:
     entries = sorted(folder.iterdir()) if folder.is_dir() else []
     tables = [entry.name for entry in entries if entry.suffix.lower() in suffixes and entry.is_file()]
     if tables and all(Path(name).suffix.lower() in SPREADSHEETS for name in tables):
-        return f"{tables[0]} is a spreadsheet: {_SAVE_AS.format(path.name)}"
+        return f"{tables[0]} is a spreadsheet: {SAVE_AS.format(path.name)}"
     below = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
     if not tables and any(image_names(entry) for entry in below):
         return (

@@ -1,0 +1,130 @@
+"""Plant wrong labels in photographs, and count how many of them an audit ranks first.
+
+    python -m benchmarks.planted_flips --root=/data/VOCdevkit --out=runs/planted_flips
+
+--root is a data set in the layout of VOC 2012. All images of `train` are audited by EfficientNet-Lite0. The labels of
+VOC count as right, although some of them are wrong. Difficult labels are neither flipped nor audited. Flips are drawn
+once per seed, in one of two ways:
+
+* entries: a share of all labels of all images, so that nearly all flips add a label;
+* positives: a share of the labels that images have, and as many of the labels that they lack.
+
+The result is the share of the flips among as many labels, the most doubtful first: of all flips, of labels that were
+removed and of labels that were added; and the share if missing and superfluous labels are ranked separately. It is in
+OUT/planted_flips.json and .md, with the suggestions that an audit makes and the share of flips among them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.photographs import over_seeds
+from mlmoe_jax.apps.audit.audit import Audit, backbone_features, probe_config, ranked
+from mlmoe_jax.apps.cli.large_pages import use_large_pages
+from mlmoe_jax.config import load_config
+from mlmoe_jax.data.sources.open import open_split
+from mlmoe_jax.data.split import NEGATIVE, POSITIVE, Split
+from mlmoe_jax.models.calibration import probabilities
+from mlmoe_jax.training.logistic import fit_logistic
+
+SHARE, DRAWS = 0.05, ("entries", "positives")
+
+
+def planted(codes: np.ndarray, draw: str, share: float, seed: int) -> np.ndarray:
+    """Return the labels to flip, bool[N,K]: a share of the entries, or of the positives and as many negatives.
+
+    Args:
+      codes: label codes i8[N,K]. Only positive and negative labels are flipped.
+      draw: one of DRAWS.
+      share: share of the entries or positives.
+      seed: draws the flips.
+    """
+    random, flips = np.random.default_rng(seed), np.zeros(codes.size, bool)
+    positive, negative = (np.flatnonzero(codes == code) for code in (POSITIVE, NEGATIVE))
+    if draw == "entries":
+        known = np.concatenate([positive, negative])
+        flips[random.choice(known, round(share * len(known)), replace=False)] = True
+    else:
+        for places in (positive, negative):
+            flips[random.choice(places, round(share * len(positive)), replace=False)] = True
+    return flips.reshape(codes.shape)
+
+
+def measure(audit: Audit, flips: np.ndarray) -> dict[str, float]:
+    """Return the shares of the flips among as many labels, and among the suggestions; flips of labels not judged count.
+
+    Args:
+      audit: the audit of the flipped labels.
+      flips: bool[N,K].
+    """
+    suggested, removed = np.zeros_like(flips), audit.split.labels != POSITIVE
+    suggested[tuple(audit.suggestions.T)] = True
+    first = first_ranked(audit.confidence, int(flips.sum()))
+    parts = [
+        first_ranked(np.where(part, audit.confidence, np.nan), int(flips[part].sum())) for part in (removed, ~removed)
+    ]
+    return {
+        "flips": int(flips.sum()),
+        "found": float(first[flips].mean()),
+        "found, removed": float(first[flips & removed].mean()),
+        "found, added": float(first[flips & ~removed].mean()),
+        "found per direction": float((parts[0] | parts[1])[flips].mean()),
+        "suggestions": int(suggested.sum()),
+        "found by suggestions": float(suggested[flips].mean()),
+        "flips among suggestions": float(flips[suggested].mean()),
+    }
+
+
+def first_ranked(confidence: np.ndarray, count: int) -> np.ndarray:
+    """Return the `count` most doubtful labels, bool[N,K]."""
+    first = np.zeros(confidence.shape, bool)
+    first[tuple(ranked(confidence)[:count].T)] = True
+    return first
+
+
+def run(split: Split, features: np.ndarray, draw: str, share: float, seed: int) -> dict[str, float]:
+    """Plant flips in a split, audit it, and return the measures."""
+    flips = planted(split.labels, draw, share, seed)
+    codes = np.where(flips, POSITIVE + NEGATIVE - split.labels, split.labels).astype(np.int8)
+    flipped = Split(split.name, split.classes, codes, split.ids, split.images)
+    fit = fit_logistic(features, codes, difficult="ignore", seed=seed)
+    return measure(Audit(flipped, probabilities(fit.logits_outside), [], []), flips)
+
+
+def table(results: dict[str, list[dict[str, float]]]) -> str:
+    """Return the Markdown table of draw -> the measures of each seed, shares in percent."""
+    names = list(next(iter(results.values()))[0])
+    lines = ["| flips of | " + " | ".join(names) + " |", "|---" + "|---:" * len(names) + "|"]
+    for draw, rows in results.items():
+        columns = ([row[name] for row in rows] for name in names)
+        cells = [f"{np.mean(c):,.0f}" if isinstance(c[0], int) else over_seeds(c) for c in columns]
+        lines.append(f"| {draw} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--root", required=True, help="the VOCdevkit folder")
+    parser.add_argument("--share", type=float, default=SHARE, help="the share of the labels that are flipped")
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--out", type=Path, default=Path("runs/planted_flips"))
+    flags = parser.parse_args()
+    arguments = f"dataset=voc2012,root={flags.root},backbone=efficientnet_lite0,resolution=224"
+    config = probe_config(load_config(f"linear_probe:{arguments}", []))
+    split, features = backbone_features(open_split(config.data, "train"), config)
+    results: dict[str, list[dict[str, float]]] = {}
+    for draw in DRAWS:
+        results[draw] = [run(split, features, draw, flags.share, int(seed)) for seed in flags.seeds.split(",")]
+        print(table(results), flush=True)
+    flags.out.mkdir(parents=True, exist_ok=True)
+    (flags.out / "planted_flips.json").write_text(json.dumps(results, indent=1))
+    (flags.out / "planted_flips.md").write_text(table(results))
+
+
+if __name__ == "__main__":
+    use_large_pages()
+    main()

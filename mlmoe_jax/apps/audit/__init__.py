@@ -1,0 +1,1 @@
+"""The audit of labels: suggested corrections, as a page and a table."""

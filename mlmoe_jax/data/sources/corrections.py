@@ -1,0 +1,111 @@
+"""Corrections of the labels of the training split, a CSV that `data.corrections` names.
+
+`--mode=data --audit` writes the suggestions, and a person fills the last column:
+
+    image,label,given,suggested,score,accept
+    beach/001.jpg,boat,0,1,0.0213,yes
+    beach/002.jpg,sea,1,0,0.1408,
+
+A row with yes (or y, true, x, 1) in `accept` gives the label of the image the code in `suggested`: 1, 0, or empty for
+unknown, as in a table with one column per class. All other rows, and columns with other names, change nothing.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from mlmoe_jax.data.sources.tables import CELLS, SAVE_AS, SPREADSHEETS
+from mlmoe_jax.data.split import Split
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.files import damage_explained, open_regular, read_lines
+from mlmoe_jax.runtime.formats import unescape_cell
+from mlmoe_jax.runtime.text import some
+
+COLUMNS = ("image", "label", "given", "suggested", "score", "accept")
+_NEEDED = ("image", "label", "suggested", "accept")
+_ANSWERS = {
+    **dict.fromkeys(("yes", "y", "true", "x", "1", "1.0"), True),
+    **dict.fromkeys(("", "no", "n", "false", "0", "0.0"), False),
+}
+
+
+class Correction(NamedTuple):
+    """An accepted row: its line, its image and label, and the code that the label gets."""
+
+    line: int
+    image: str
+    label: str
+    code: int
+
+
+def corrected(split: Split, path: Path) -> Split:
+    """Return a split with the accepted corrections of a file.
+
+    Raises:
+      UserError: the file is missing or invalid, an accepted row names an image or a label that the split does not have,
+        or two accepted rows contradict each other.
+    """
+    corrections = read_corrections(path)
+    columns, rows = {name: k for k, name in enumerate(split.classes)}, defaultdict(list)
+    named = {correction.image for correction in corrections}
+    for row, name in enumerate(split.ids):
+        if name in named:
+            rows[name].append(row)
+    labels, codes = split.labels.copy(), {}
+    for line, image, label, code in corrections:
+        for what, name, known in (("image", image, rows), ("label", label, columns)):
+            if name not in known:
+                raise UserError(
+                    f"{path} line {line} corrects the {what} '{name}', which split {split.name} does not have; write "
+                    "the name as the data set has it, or clear accept in this line"
+                )
+        if codes.setdefault((image, label), code) != code:
+            raise UserError(f"{path} line {line} contradicts an earlier line about {image} and '{label}'; delete one")
+        labels[rows[image], columns[label]] = code
+    return replace(split, labels=labels)
+
+
+def read_corrections(path: Path) -> list[Correction]:
+    """Return the accepted rows of a file; UserError if it is missing or invalid."""
+    if not path.is_file():
+        raise UserError(
+            f"there is no file {path}, which data.corrections names; correct the key, or clear it to leave labels "
+            "unchanged"
+        )
+    if path.suffix.lower() in SPREADSHEETS:
+        raise UserError(f"{path} is a spreadsheet, which is not read; {SAVE_AS.format(path.with_suffix('.csv').name)}")
+    with damage_explained(path), open_regular(path) as content:
+        # As the suggestions are written; a spreadsheet program puts a byte order mark before them.
+        file = io.TextIOWrapper(content, encoding="utf-8-sig", errors="surrogateescape", newline="")
+        return list(_accepted(csv.reader(read_lines(file)), path))
+
+
+def _accepted(reader, path: Path) -> Iterator[Correction]:
+    header = [name.strip() for name in next(filter(None, reader), [])]
+    if missing := [name for name in _NEEDED if name not in header]:
+        raise UserError(
+            f"{path} has no column '{missing[0]}' (columns: {some(header)}); --mode=data --audit writes a file "
+            f"with the columns {', '.join(COLUMNS)}, separated by commas"
+        )
+    image, label, suggested, accept = map(header.index, _NEEDED)
+    for cells in filter(None, reader):
+        line = reader.line_num
+        if len(cells) != len(header):
+            raise UserError(
+                f"{path} line {line} has {len(cells)} cells, but there are {len(header)} columns; enclose cells that "
+                "contain a comma in double quotes"
+            )
+        for at, known, values in ((suggested, CELLS, "1, 0 or empty"), (accept, _ANSWERS, "yes, no or empty")):
+            if cells[at].strip().lower() not in known:
+                raise UserError(
+                    f"{path} line {line}, column '{header[at]}' should be {values}, not {cells[at][:80]!r}; correct it"
+                )
+        if _ANSWERS[cells[accept].strip().lower()]:
+            names = unescape_cell(cells[image]), unescape_cell(cells[label])
+            yield Correction(line, *names, CELLS[cells[suggested].strip()])

@@ -1,0 +1,209 @@
+"""The audit of labels: suggestions, their files, and the way back into a data set."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from helpers import browser, tiny
+from helpers.tables import settings
+from PIL import Image
+
+from mlmoe_jax.apps.audit import audit
+from mlmoe_jax.apps.audit.audit import Audit, as_dict, audit_split, format_audit, probe_config, write_suggestions
+from mlmoe_jax.apps.audit.page import audit_page
+from mlmoe_jax.config import load_config
+from mlmoe_jax.data.images import ArrayImages
+from mlmoe_jax.data.sources.corrections import COLUMNS
+from mlmoe_jax.data.sources.open import open_split
+from mlmoe_jax.data.split import DIFFICULT, UNKNOWN, Split
+from mlmoe_jax.main import main
+
+COLORS = ("red", "green", "blue")
+
+
+@pytest.fixture
+def photos(tmp_path, monkeypatch):
+    """A folder of 60 images whose channels are bright if they have a label, and a stand-in for the backbone.
+
+    Image 7 lacks red, image 9 has blue by mistake, and image 59 is image 58 with other labels.
+    """
+    draw = np.random.default_rng(0)
+    has = draw.random((60, 3)) < 0.5
+    has[59] = has[58] = (True, False, True)
+    pixels = np.where(has[:, None, None], 200, 40) + draw.integers(-30, 31, (60, 16, 16, 3))
+    pixels[59] = pixels[58]
+    has[7, 0], has[9, 2], has[59, 1] = False, True, True
+    pixels[7, ..., 0], pixels[9, ..., 2] = 210, 30
+    rows = []
+    for number, (image, labels) in enumerate(zip(pixels.astype(np.uint8), has, strict=True)):
+        Image.fromarray(image).save(tmp_path / f"{number}.png")
+        rows.append(f"{number}.png,{';'.join(name for name, one in zip(COLORS, labels, strict=True) if one)}")
+    (tmp_path / "labels.csv").write_text("\n".join(["image,labels", *rows]) + "\n")
+
+    def colors(split: Split, config) -> tuple[Split, np.ndarray]:
+        return split, np.stack([image.mean(axis=(0, 1)) / 50 for image in split.images]).astype(np.float32)
+
+    monkeypatch.setattr(audit, "backbone_features", colors)
+    return tmp_path
+
+
+def command(photos, *flags: str) -> list[str]:
+    config = f"--config=own_csv:root={photos},backbone=efficientnet_lite0"
+    return ["data", "--audit", config, f"--output={photos / 'audit'}", *flags]
+
+
+def suggestions(photos) -> list[dict[str, str]]:
+    with open(photos / "audit" / "suggestions.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_wrong_labels_come_first_and_accepted_ones_correct_the_table(photos, capsys):
+    assert main(command(photos)) == 0
+    assert "of split train" in capsys.readouterr().out
+    rows = suggestions(photos)
+    assert tuple(rows[0]) == COLUMNS
+    first = {tuple(row[name] for name in ("image", "label", "given", "suggested", "accept")) for row in rows[:3]}
+    assert first == {("7.png", "red", "0", "1", ""), ("9.png", "blue", "1", "0", ""), ("59.png", "green", "1", "0", "")}
+    scores = [float(row["score"]) for row in rows]
+    assert scores == sorted(scores)
+    assert scores[-1] < 0.5
+    table = photos / "audit" / "suggestions.csv"
+    table.write_text(table.read_text().replace(",\n", ",yes\n", 2))
+    data = settings(photos, table="labels.csv", corrections="audit/suggestions.csv")
+    before, after = open_split(settings(photos, table="labels.csv"), "train"), open_split(data, "train")
+    changed = np.argwhere(before.labels != after.labels)
+    assert [(after.ids[row], after.classes[label]) for row, label in changed] == sorted(
+        ((row["image"], row["label"]) for row in rows[:2]), key=lambda place: after.ids.index(place[0])
+    )
+
+
+def test_accepted_corrections_are_not_overwritten(photos, capsys):
+    assert main(command(photos)) == 0
+    table = photos / "audit" / "suggestions.csv"
+    table.write_text(table.read_text().replace(",\n", ",yes\n", 1))
+    accepted = table.read_text()
+    assert main(command(photos)) == 2
+    assert "has 1 accepted correction, which a new audit would overwrite" in capsys.readouterr().err
+    assert table.read_text() == accepted
+    other = [f"--output={photos / 'second'}", f"--config.data.corrections={table}"]
+    assert main([*command(photos)[:-1], *other, "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    first = (suggestions(photos)[0]["image"], suggestions(photos)[0]["label"])
+    assert first not in [(row["image"], row["label"]) for row in again["suggestions"]]
+
+
+def test_similar_images_with_other_labels_and_the_page(photos, capsys):
+    assert main(command(photos, "--json")) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["similar_images_with_other_labels"] == [["58.png", "59.png"]]
+    assert report["missing"] + report["superfluous"] == len(report["suggestions"]) == len(suggestions(photos))
+    page = (photos / "audit" / "audit.html").read_text()
+    for text in ("Audit of labels", "Suggested corrections", "Similar images with different labels", "58.png"):
+        assert text in page
+    assert page.count("data:image/jpeg;base64,") >= 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["data", "--config=own_csv:root=x", "--output=x"], "--mode=data writes files only with --audit; add it"),
+        (["data", "--config=own_csv:root=x", "--audit", "--sample=3"], "--audit takes all images; leave --sample out"),
+        (["train", "--config=mlvpt_digits", "--audit"], "--audit is for --mode=data; leave it out of --mode=train"),
+    ],
+)
+def test_flags_that_do_not_belong_together_are_refused(flags, says, capsys):
+    assert main(flags) == 2
+    assert says in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------------------------------------- what is suggested
+def judged(codes, scores, classes=("a", "b")) -> Audit:
+    codes = np.array(codes, np.int8)
+    images = ArrayImages(np.zeros((len(codes), 4, 4, 3), np.uint8))
+    split = Split("train", classes, codes, [f"{row}.png" for row in range(len(codes))], images)
+    return Audit(split, np.array(scores, np.float64), [(0, 1), (2, 3)], [])
+
+
+def test_unknown_labels_can_be_missing_and_difficult_ones_are_left_out(tmp_path):
+    codes = [[1, 1], [0, 0]] * 5 + [[UNKNOWN, DIFFICULT], [UNKNOWN, 1]]
+    scores = [[0.9, 0.8], [0.1, 0.2]] * 5 + [[0.75, 0.1], [0.2, 0.3]]
+    result = judged(codes, scores)
+    write_suggestions(tmp_path / "a.csv", result)
+    rows = list(csv.reader((tmp_path / "a.csv").read_text().splitlines()))[1:]
+    assert [row[:4] for row in rows] == [["10.png", "a", "", "1"], ["11.png", "b", "1", "0"]]
+    assert result.twins == [(0, 1), (2, 3)]
+    assert "1 missing and 1 superfluous labels suggested on 2 images" in format_audit(result)
+
+
+def test_labels_with_few_images_are_not_judged():
+    codes = np.array([[1, 1]] * 4 + [[0, 1]] * 2 + [[0, 0]] * 6)
+    result = judged(codes, np.where(codes, 0.2, 0.8))
+    assert set(result.suggestions[:, 1].tolist()) == {1}
+    assert as_dict(result)["not_judged"] == ["a"]
+    assert "fewer than 5 images have the label or are known not to have it: a" in format_audit(result)
+
+
+def test_a_split_without_labels_to_judge_is_refused_at_once(refusal):
+    config = probe_config(load_config("linear_probe:dataset=digits", []))
+    assert refusal(audit_split, judged([[1, 0]] * 9, np.zeros((9, 2))).split, config).startswith(
+        "no label can be judged: a label needs 5 images of split train that have it and 5 that are known not to have it"
+    )
+
+
+def test_names_with_markup_stay_text():
+    codes = [[1, 1], [0, 0]] * 5
+    config = load_config("linear_probe:dataset=digits", [])
+    page = audit_page(judged(codes, [[0.1, 0.8], [0.1, 0.2]] * 5, classes=("<b>a</b>", "b")), config)
+    assert "<b>a" not in page
+    assert r"\u003cb\u003ea" in page
+
+
+def test_labels_that_are_nearly_always_together(photos, capsys, monkeypatch):
+    table = (photos / "labels.csv").read_text()
+    (photos / "labels.csv").write_text(table.replace("blue", "blue;sky"))
+    monkeypatch.setattr(audit, "SUPPORT", 10)
+    assert main(command(photos, "--json")) == 0
+    assert {("blue", "sky"), ("sky", "blue")} == {
+        (pair["label"], pair["with"]) for pair in json.loads(capsys.readouterr().out)["together"]
+    }
+
+
+def test_the_images_of_a_group_are_in_one_fold(photos, monkeypatch):
+    heading, *rows = (photos / "labels.csv").read_text().splitlines()
+    patients = [f"{row},p{number // 2}" for number, row in enumerate(rows)]
+    (photos / "labels.csv").write_text("\n".join([f"{heading},patient", *patients]) + "\n")
+    options, fit = {}, audit.fit_logistic
+    monkeypatch.setattr(audit, "fit_logistic", lambda *values, **keys: options.update(keys) or fit(*values, **keys))
+    assert main(command(photos, "--config.data.group_column=patient")) == 0
+    np.testing.assert_array_equal(options["groups"], np.arange(60) // 2)
+
+
+@pytest.mark.slow
+def test_the_page_is_drawn_and_filtered_by_direction(photos):
+    if (executable := browser.find()) is None:
+        pytest.skip(f"no browser on the path: none of {', '.join(browser.NAMES)}")
+    assert main(command(photos)) == 0
+    rows = suggestions(photos)
+    with browser.Browser(executable) as tab:
+        tab.open(photos / "audit" / "audit.html")
+        cards = "document.querySelectorAll('#widget-cards-suggestions .card').length"
+        assert tab.run(cards) == len({row["image"] for row in rows})
+        menu = "document.querySelectorAll('#widget-cards-suggestions select')[1]"
+        tab.run(f"{menu}.value = 'missed', {menu}.dispatchEvent(new Event('change'))")
+        assert tab.run(cards) == len({row["image"] for row in rows if row["suggested"] == "1"})
+        assert tab.problems == []
+        assert all(address.startswith(("file:", "data:")) for address in tab.requests)
+
+
+def test_the_features_are_those_of_the_frozen_backbone_without_prompts(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
+    tiny.use_vit(monkeypatch, patch=16)
+    tiny.use_scenes(monkeypatch, train=50, val=20, test=20, test_shift=20)
+    keys = ["--config.model.backbone.weights=none", "--config.eval.batch_size=16"]
+    assert main(["data", "--audit", "--config=mlvpt_digits", f"--output={tmp_path / 'audit'}", *keys, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["images"] == 50
+    assert (tmp_path / "audit" / "audit.html").exists()
+    [stored] = (tmp_path / "cache" / "features").glob("*/00000.cls.npy")
+    assert len(np.load(stored)) == 50

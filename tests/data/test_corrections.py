@@ -1,0 +1,102 @@
+"""Accepted corrections of labels: what they change, for every source, and what is wrong with a file."""
+
+import numpy as np
+import pytest
+from helpers.tables import data_settings, jsonl, lines, settings, write
+from PIL import Image
+
+from mlmoe_jax.data.sources.corrections import read_corrections
+from mlmoe_jax.data.sources.open import open_split
+
+HEADING = "image,label,given,suggested,score,accept\n"
+TABLE = "image,labels\na.png,dog\nb.png,cat;dog\nsub/c.png,\n"
+
+
+@pytest.fixture
+def corrected(tmp_path):
+    """Return a function that opens the training split of a table with the rows of a CSV as corrections."""
+    write(tmp_path, "train.csv", TABLE)
+
+    def opened(rows: str, heading: str = HEADING, **keys):
+        (tmp_path / "fixed.csv").write_text(heading + rows)
+        return open_split(settings(tmp_path, corrections="fixed.csv", **keys), "train")
+
+    return opened
+
+
+def test_accepted_rows_change_labels_and_no_others(corrected):
+    accepted = "a.png,cat,0,1,0.1,yes\nb.png,dog,1,0,0.2, X \nsub/c.png,dog,0,,0.3,1\n"
+    rejected = "b.png,cat,1,0,0.4,\na.png,dog,1,0,0.5,No\n"
+    np.testing.assert_array_equal(corrected(accepted + rejected).labels, [[1, 1], [1, 0], [0, -1]])
+
+
+def test_only_four_columns_are_read_in_any_order_and_names_that_are_gone_may_stay(corrected):
+    rows = "y,note,1.0,cat,a.png\n,,0,bird,a.png\n,,0,cat,gone.png\n"
+    np.testing.assert_array_equal(
+        corrected(rows, "\ufeffaccept,why,suggested,label,image\r\n").labels, [[1, 1], [1, 1], [0, 0]]
+    )
+
+
+def test_held_out_images_are_corrected_and_drawn_by_the_corrected_labels(corrected, tmp_path):
+    keys = {"val_fraction": 0.34, "corrections": str(tmp_path / "fixed.csv")}  # an absolute path
+    whole = corrected("sub/c.png,cat,0,1,0.1,yes\na.png,cat,0,1,0.1,yes\n")
+    parts = [open_split(settings(tmp_path, **keys), name) for name in ("train", "val")]
+    labels = {image: row for part in parts for image, row in zip(part.ids, part.labels.tolist(), strict=True)}
+    assert [labels[image] for image in whole.ids] == whole.labels.tolist() == [[1, 1], [1, 1], [1, 0]]
+
+
+def test_only_the_training_split_is_corrected(corrected, tmp_path):
+    write(tmp_path, "test.csv", "image,labels\na.png,dog\n")
+    corrected("a.png,cat,0,1,0.1,yes\n")
+    test = open_split(settings(tmp_path, corrections="fixed.csv"), "test", classes=("cat", "dog"))
+    np.testing.assert_array_equal(test.labels, [[0, 1]])
+
+
+@pytest.mark.parametrize("source", ["jsonl", "folders", "synthetic"])
+def test_every_source_is_corrected(source, tmp_path):
+    if source == "jsonl":
+        rows = [{"image": "a.png", "labels": {"cat": None, "dog": 1}}, {"image": "b.png", "labels": ["cat"]}]
+        write(tmp_path, "train.jsonl", lines(*rows))
+        data = jsonl(tmp_path)
+    elif source == "folders":
+        for name in ("train/cat/a.png", "train/dog/b.png"):
+            (tmp_path / name).parent.mkdir(parents=True)
+            Image.new("RGB", (2, 2)).save(tmp_path / name)
+        data = data_settings("folders", tmp_path)
+    else:
+        data = data_settings("synthetic", labels=20)
+    before = open_split(data, "train")
+    data.corrections = str(tmp_path / "fixed.csv")
+    (tmp_path / "fixed.csv").write_text(
+        f"{HEADING}{before.ids[0]},{before.classes[0]},,{1 - before.labels[0, 0] ** 2},,yes\n"
+    )
+    after = open_split(data, "train")
+    assert after.labels[0, 0] == 1 - before.labels[0, 0] ** 2
+    assert (after.labels != before.labels).sum() == 1
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ("d.png,cat,0,1,0.1,yes\n", "line 2 corrects the image 'd.png', which split train does not have; write"),
+        ("a.png,Cat,0,1,0.1,yes\n", "line 2 corrects the label 'Cat', which split train does not have; write"),
+        ("a.png,cat,0,2,0.1,\n", "line 2, column 'suggested' should be 1, 0 or empty, not '2'"),
+        ("\na.png,cat,0,1,0.1,maybe\n", "line 3, column 'accept' should be yes, no or empty, not 'maybe'"),
+        ("a.png,cat,1,yes\n", "line 2 has 4 cells, but there are 6 columns"),
+        ("a.png,cat,0,1,0.1,yes\na.png,cat,0,0,0.1,yes\n", "line 3 contradicts an earlier line about a.png and 'cat'"),
+    ],
+)
+def test_a_wrong_row_is_one_sentence_with_its_line(rows, says, corrected, refusal):
+    assert f"fixed.csv {says}" in refusal(corrected, rows)
+
+
+def test_a_wrong_file_is_one_sentence(tmp_path, corrected, refusal):
+    assert "has no column 'image' (columns: image; label)" in refusal(corrected, "", "image; label\n")
+    assert "has no column 'accept'" in refusal(corrected, "", "image,label,suggested\n")
+    assert refusal(read_corrections, tmp_path / "none.csv").startswith(
+        f"there is no file {tmp_path / 'none.csv'}, which"
+    )
+    (tmp_path / "fixed.xlsx").write_bytes(b"PK")
+    assert "save it as CSV UTF-8" in refusal(read_corrections, tmp_path / "fixed.xlsx")
+    (tmp_path / "folder.csv").mkdir()
+    assert "there is no file" in refusal(read_corrections, tmp_path / "folder.csv")
