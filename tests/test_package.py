@@ -36,13 +36,16 @@ MODULES = {
 # Required for parts of JAX that use them without requiring them: jax.export and the compilation cache.
 INDIRECT = {"flatbuffers", "filelock"}
 # Imported by one function each, which says how to install them.
-OF_EXTRAS = {"jax2onnx", "onnxruntime"}
+OF_EXTRAS = {"jax2onnx", "onnx", "onnxruntime", "mlflow"}
+# Copied into an export, whose README lists the packages that they need.
+COPIED = {"standalone.py", "space_app.py", "mlmoe_pyfunc.py"}
 
 
 def imported() -> set[str]:
     """The top-level modules that some file of the package imports, also inside functions."""
     found = set()
-    for file in (REPOSITORY / "mlmoe_jax").rglob("*.py"):
+    files = [file for file in (REPOSITORY / "mlmoe_jax").rglob("*.py") if file.name not in COPIED]
+    for file in files:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Import):
                 found |= {alias.name.partition(".")[0] for alias in node.names}

@@ -124,11 +124,13 @@ class Split:
         return replace(self.take(present, self.name), missing=self.take(absent, self.name))
 
     def __post_init__(self):
-        numbers = [len(self.ids), len(self.images), len(self.ids if self.groups is None else self.groups)]
-        if self.labels.shape != (len(self.ids), len(self.classes)) or len(set(numbers)) > 1:
+        numbers = {"ids": len(self.ids), "images": len(self.images)}
+        numbers |= {} if self.groups is None else {"groups": len(self.groups)}
+        if self.labels.shape != (len(self.ids), len(self.classes)) or len(set(numbers.values())) > 1:
+            stated = ", ".join(f"{number} {name}" for name, number in numbers.items())
             raise ValueError(
-                f"split {self.name}: {numbers[0]} ids, {numbers[1]} images, {numbers[2]} groups, {len(self.classes)} "
-                f"classes and labels of shape {self.labels.shape} do not fit together"
+                f"split {self.name}: {stated}, {len(self.classes)} classes and labels of shape {self.labels.shape} do "
+                "not fit together"
             )
         for name in self.classes:  # lines of labels.txt, and cells of tables
             if not name.isprintable():

@@ -42,11 +42,11 @@ def metrics(files: RunFiles) -> Section:
     parts += [Note(f"{sentence}.") for sentence in hidden_evaluations(files.folder).values()]
     at_thresholds = {name: name.partition("@")[2] for name in names if name.partition("@")[0] in METRICS}
     remaining = [name for name in names if name not in at_thresholds]
-    for number, key in enumerate(GROUPS):
+    for key in GROUPS:
         group = GROUPS[key]
         if meanings := {name: text for name in remaining if (text := _meaning(name, group.meanings))}:
             remaining = [name for name in remaining if name not in meanings]
-            parts.append(_table(f"metrics-{number}", group.caption, meanings, splits))
+            parts.append(_table(f"metrics-{key}", group.caption, meanings, splits))
     threshold = f"{files.settings(files.main_split.prefix).eval.threshold:g}"
     for at in sorted(dict.fromkeys(at_thresholds.values()), key=lambda at: at != threshold):  # eval.threshold first
         meaning = _meaning(at, THRESHOLDS) or "see results.json"

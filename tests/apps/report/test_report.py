@@ -158,7 +158,7 @@ def test_long_curves_are_averaged():
 
 def test_metrics_are_shown_with_their_definitions(text, run):
     found, stored = section(text, "metrics"), run.read_json("results.json")
-    for table, names in (("metrics-0", ("mAP", "AUC_macro")), ("metrics-2", ("ECE_pooled",))):
+    for table, names in (("metrics-ranking", ("mAP", "AUC_macro")), ("metrics-calibration", ("ECE_pooled",))):
         for name in names:
             assert rows_of(text, table)[name][1:] == [stored["val"][name], stored["test"][name]]
     for at in ("0.5", "top3"):

@@ -104,7 +104,7 @@ def test_a_report_says_which_results_it_shows(tmp_path, no_bundle):
     page = write_report(folder).read_text()
     shown = "test: results of the training; eval/ has another evaluation, which is not shown."
     assert shown in section(page, "metrics")
-    headings = [name for name, _ in data_block(page, "metrics-0")["columns"]]
+    headings = [name for name, _ in data_block(page, "metrics-ranking")["columns"]]
     assert headings == ["metric", "val (training)", "test (training)", "test_shift (eval/)"]
     assert "mAP_fall_from_test" not in page, "the mAP of test is that of the training"
     assert "2001-09-09 01:46 UTC" in page, "when the results that are shown were written"
