@@ -1,4 +1,4 @@
-"""The commands of docs/getting-started.md on own images, in their order, on 40 images in an empty folder."""
+"""The commands of docs/getting-started.md on own images, and of docs/labels.md, in their order, in an empty folder."""
 
 import csv
 import json
@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from helpers.ports import free_port
 from PIL import Image, ImageDraw
 
 PAGE = REPOSITORY / "docs" / "getting-started.md"
+LABELS = REPOSITORY / "docs" / "labels.md"
 SHAPES = ("circle", "square", "line")
 PORT = 8000  # of the page
 NEEDED_BY = {"--mode=serve": "fastapi", "--format=onnx": "jax2onnx"}
@@ -36,18 +38,28 @@ def draw(path: Path, labels: set[str], random: np.random.Generator) -> None:
     image.save(path)
 
 
+def labels_of(number: int) -> set[str]:
+    """Return the shapes in an image."""
+    return {shape for bit, shape in enumerate(SHAPES) if number >> bit & 1}
+
+
+def draw_all(place: Path, labeled: int, new: int, wrong: Collection[int] = ()) -> None:
+    """Write labeled images, some with the label `circle` inverted, their table, and new images."""
+    random = np.random.default_rng(0)
+    rows = ["image,labels"]
+    for folder, count in (("photos", labeled), ("new_photos", new)):
+        (place / folder).mkdir()
+        for number in range(1, count + 1):
+            draw(place / folder / f"{number}.jpg", labels_of(number), random)
+            given = labels_of(number) ^ ({"circle"} if number in wrong else set())
+            rows += [f"{number}.jpg,{';'.join(sorted(given))}"] if folder == "photos" else []
+    (place / "photos" / "labels.csv").write_text("\n".join(rows) + "\n")
+
+
 @pytest.fixture
 def place(tmp_path) -> Path:
     """A folder with 40 labeled images, and 3 new ones."""
-    random = np.random.default_rng(0)
-    rows = ["image,labels"]
-    for folder, count in (("photos", 40), ("new_photos", 3)):
-        (tmp_path / folder).mkdir()
-        for number in range(1, count + 1):
-            labels = {shape for bit, shape in enumerate(SHAPES) if number >> bit & 1}
-            draw(tmp_path / folder / f"{number}.jpg", labels, random)
-            rows += [f"{number}.jpg,{';'.join(sorted(labels))}"] if folder == "photos" else []
-    (tmp_path / "photos" / "labels.csv").write_text("\n".join(rows) + "\n")
+    draw_all(tmp_path, 40, 3)
     return tmp_path
 
 
@@ -109,3 +121,51 @@ def test_the_commands_of_the_page_lead_from_images_to_onnx_runtime(place, tmp_pa
     labels = said["load.py"]
     assert "1.jpg" in labels
     assert {path.name for path in (place / "packed").iterdir()} >= {"manifest.json"}
+
+
+@pytest.mark.slow
+def test_the_path_of_the_page_leads_from_wrong_labels_to_integers(tmp_path, tmp_path_factory, capsys):
+    for needed in ("jax2onnx", "onnxruntime"):
+        pytest.importorskip(needed, reason="the page needs the extra onnx")
+    wrong = set(range(7, 188, 19))
+    draw_all(tmp_path, 200, 40, wrong)
+    shown, suggestions = tmp_path_factory.mktemp("shown"), tmp_path / "photos" / "audit" / "suggestions.csv"
+    environment = environment_of(PYTHONPATH=os.pathsep.join([str(REPOSITORY), *sys.path]))
+    said, times = [], []
+    for words in [words for block in blocks(LABELS, "bash", "The whole path") for words in programs(block, shown)]:
+        before = time.perf_counter()
+        said.append(run([sys.executable, *words[1:]], tmp_path, environment))
+        times.append(round(time.perf_counter() - before, 1))
+        if "--audit" in words:
+            found = accept(suggestions)
+    with capsys.disabled():
+        print(f"\n{len(found)} of {len(wrong)} wrong labels are suggested; seconds of each step:", json.dumps(times))
+
+    assert len(found & wrong) >= 8
+    corrected, columns = tmp_path / "runs" / "corrected", sorted(SHAPES)
+    with np.load(corrected / "scores.npz") as stored:
+        trained_on = {int(Path(name).stem): codes for name, codes in zip(stored["ids"], stored["labels"], strict=True)}
+    differ = {
+        number for number, codes in trained_on.items() if {columns[k] for k in codes.nonzero()[0]} != labels_of(number)
+    }
+    assert len(trained_on) == 200
+    assert differ == wrong - found
+    assert "calibration" in json.loads((corrected / "thresholds.json").read_text())
+    with (corrected / "selected.csv").open() as table:
+        assert [row["rank"] for row in csv.DictReader(table)] == [str(rank) for rank in range(1, 11)]
+    assert "new_photos/1.jpg  circle " in said[-1]
+
+
+def accept(suggestions: Path) -> set[int]:
+    """Write yes beside the suggestions that are right, as a person does; return the numbers of their images."""
+    with suggestions.open() as file:
+        header, *rows = list(csv.reader(file))
+    right = set()
+    for row in rows:
+        number, shape, suggested = int(Path(row[0]).stem), row[1], row[3]
+        if suggested == str(int(shape in labels_of(number))):
+            row[-1] = "yes"
+            right.add(number)
+    with suggestions.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *rows])
+    return right
