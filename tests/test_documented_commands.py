@@ -104,7 +104,7 @@ def check(words: list[str]) -> None:
             check_module(module, arguments)
         case ["bash", script, *arguments]:
             check_launch(script, arguments)
-        case ["python", "load.py" | "exported_onnx/load.py", *_]:
+        case ["python", ("load.py" | "exported/load.py" | "exported_onnx/load.py"), *_]:
             pass  # a file of an exported model
         case ["sbatch", *arguments]:
             at = arguments.index("launch/slurm.sbatch")
