@@ -15,7 +15,7 @@ def in_backward_pass(residual: jax.Array, slope: jax.Array) -> jax.Array:
 
     Otherwise, XLA detects that the forward pass computes the needed arrays, and stores them for the backward pass. The
     CPU compiler of JAX 0.10 removes `jax.lax.optimization_barrier`. On a CPU, a training step takes as long as without
-    this function. Compiled for a TPU, it accesses fewer bytes (docs/performance.md). Arrays with fewer values per image
+    this function. Compiled for a TPU, it needs less memory (docs/performance.md). Arrays with fewer values per image
     than SMALL are left to XLA, because a narrow ViT has enough memory and would lose time. Where the slope is not
     finite, the value is NaN, and the gradient is not finite in any case.
 
