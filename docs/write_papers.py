@@ -92,7 +92,7 @@ def _table(paper: Paper, result: Result, common: set[str], noted: set[str]) -> I
         table[0].append("ours")
         for cells, row in zip(table[1:], rows, strict=True):
             values = (as_text(value) if value is None else f"{value:.6g}" for value in row[0].ours.values())
-            cells.append(" / ".join(values))
+            cells.append("/".join(values))
     rule = ["---"] * len(varying) + ["---:"] * (len(table[0]) - len(varying))
     if any(marks):
         table, rule = [[*cells, mark] for cells, mark in zip(table, ["notes", *marks], strict=True)], [*rule, "---"]
