@@ -12,6 +12,12 @@ class UserError(Exception):
     exit_code = USER_ERROR
 
 
+def reason_of(error: BaseException) -> str:
+    """Return the first sentence of an error, without its period; of an OSError the reason, without the path."""
+    text = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
+    return text.splitlines()[0].partition(". ")[0].rstrip(".")
+
+
 class DiskError(UserError):
     """A disk that is full, read-only or failing; once there is space, the same command resumes."""
 

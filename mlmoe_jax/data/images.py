@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.Image import Transpose
 
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.errors import UserError, reason_of
 from mlmoe_jax.runtime.files import MIB, read_bytes
 
 MAX_FILE = 512 * MIB  # bytes of an image as it is stored
@@ -142,7 +142,7 @@ def read_file(path: str | os.PathLike) -> bytes:
     try:
         return read_bytes(path, MAX_FILE)
     except OSError as error:
-        raise BadImage(f"cannot read {os.fspath(path)} as an image: {error.strerror or error}") from error
+        raise BadImage(f"cannot read {os.fspath(path)} as an image: {reason_of(error)}") from error
 
 
 def size_of(path: str | os.PathLike) -> tuple[int, int] | None:

@@ -15,7 +15,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from mlmoe_jax.config import flatten
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.errors import UserError, reason_of
 from mlmoe_jax.runs.folder import CONFIG, LABELS, PER_CLASS, RESULTS, STARTS, TABLE, THRESHOLDS, RunFolder
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.version import __version__
@@ -136,7 +136,7 @@ class MLflowRun:
         """Return whether a call has ended. The first failure is a warning, and the next call sends the rows again."""
         if sending.done() and (error := sending.exception()) and not self._warned:
             self._warned = True
-            status(f"warning: log.mlflow={self._where}: {_first_line(error)}; it will be tried again")
+            status(f"warning: log.mlflow={self._where}: {reason_of(error)}; it will be tried again")
         return sending.done()
 
     @contextlib.contextmanager
@@ -145,7 +145,7 @@ class MLflowRun:
             yield
         except Exception as error:  # MLflow and the libraries of its stores raise their own types
             raise UserError(
-                f"log.mlflow={self._where} cannot be used ({_first_line(error)}); with a working address, or after "
+                f"log.mlflow={self._where} cannot be used ({reason_of(error)}); with a working address, or after "
                 f"removing {self._folder / MLFLOW} for a new run there, the same command sends everything"
             ) from error
 
@@ -169,7 +169,7 @@ def _address(where: str) -> tuple[str, str | None]:
     """Return the address of a store and, for a local folder, the address of its files."""
     if "://" in where or where.startswith("databricks"):
         return where, None
-    path = Path(where).resolve()
+    path = Path(where).expanduser().resolve()
     with contextlib.suppress(OSError):  # the database reports it
         path.mkdir(parents=True, exist_ok=True)
     return f"sqlite:///{path / 'mlflow.db'}", (path / "artifacts").as_uri()
@@ -186,7 +186,3 @@ def _metrics(row: Mapping[str, Any], step: int, seconds: float) -> Sequence[Any]
 def _name(metric: str) -> str:
     """Return the name of a metric in MLflow, which has no @."""
     return re.sub(r"[^\w./ -]", "_", metric)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).strip().splitlines()[0].rstrip(".")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.errors import UserError, reason_of
 from mlmoe_jax.runtime.progress import status
 
 SECONDS = 30.0  # between the starts of two uploads during training
@@ -72,8 +72,7 @@ class Uploads:
             try:
                 self._write(name, content)
             except Exception as error:  # the library of each store raises its own types
-                reason = (str(error) or type(error).__name__).splitlines()[0]
-                raise UserError(f"cannot upload {name}: {reason}") from error
+                raise UserError(f"cannot upload {name}: {reason_of(error)}") from error
 
     def _finish(self) -> None:
         running, self._running = self._running, None

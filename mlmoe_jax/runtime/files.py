@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from mlmoe_jax.errors import DiskError, UserError
+from mlmoe_jax.errors import DiskError, UserError, reason_of
 
 MIB, GIB = 2**20, 2**30
 
@@ -101,8 +101,7 @@ def _read_remote(path: str | os.PathLike, most: int) -> bytes:
         _refuse_more(place.stat().length, most)
         return place.read_bytes()
     except Exception as error:  # each store's library raises its own types, and etils ImportError without it
-        reason = (getattr(error, "strerror", "") or str(error) or type(error).__name__).splitlines()[0]
-        raise OSError(getattr(error, "errno", 0) or errno.EIO, reason.partition(". ")[0].rstrip(".")) from error
+        raise OSError(getattr(error, "errno", 0) or errno.EIO, reason_of(error)) from error
 
 
 def _refuse_more(size: int, most: int) -> None:
@@ -144,10 +143,9 @@ def damage_explained(path: Any) -> Iterator[None]:
     except UserError:
         raise
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+        raise UserError(f"cannot read {path}: {reason_of(error)}") from error
     except Exception as error:  # parsers raise errors of many types for truncated or changed content
-        first = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0].rstrip(".")
-        reason = f"it has no {first}" if isinstance(error, KeyError) else first
+        reason = f"{'it has no ' if isinstance(error, KeyError) else ''}{reason_of(error)}"
         raise UserError(f"{path} is damaged: {reason}") from error
 
 

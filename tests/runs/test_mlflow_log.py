@@ -123,7 +123,8 @@ def test_a_run_has_the_config_all_rows_and_the_results(tmp_path, server, config)
     assert len(server.runs) == 1
 
 
-def test_a_resumed_training_continues_its_run(tmp_path, server, config):
+def test_a_resumed_training_continues_its_run(tmp_path, server, config, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
     folder = write(tmp_path, config, ROWS)
     folder.drop_rows_after(2)
     [run] = server.runs.values()
@@ -131,7 +132,7 @@ def test_a_resumed_training_continues_its_run(tmp_path, server, config):
     write(tmp_path, config, [*ROWS[2:], {"step": 5, "epoch": 1.25}])
     assert sorted(values(run, "epoch")) == [(n, n / 4) for n in range(1, 6)]
     assert len(server.runs) == 1
-    config.log.mlflow = str(tmp_path / "local")
+    config.log.mlflow = "~/local"
     write(tmp_path, config, [])
     [_, local] = server.runs.values()
     assert server.uris[-1] == f"sqlite:///{tmp_path}/local/mlflow.db"

@@ -18,7 +18,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from mlmoe_jax.apps.export.catalog import Export, ExportTarget, new_folder
 from mlmoe_jax.apps.export.program import image_shape, program_of, weights_of
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.errors import UserError, reason_of
 from mlmoe_jax.models.layers.batch_norm import fold
 from mlmoe_jax.models.params import ModelDef
 
@@ -42,7 +42,7 @@ def _write(job: Export) -> str:
     model = run.definition.merge(weights_of(run))
     fold(model)
     definition, params, stats = ModelDef.split(model)
-    weights = jax.device_get({**params, **stats})
+    weights = jax.device_put({**params, **stats})  # a traced index takes no row of an array of NumPy
     images, label = image_shape(run), program_of(replace(run, definition=definition))
     traced = jax.make_jaxpr(lambda image: label(weights, image))(images)
 
@@ -63,10 +63,9 @@ def _write(job: Export) -> str:
             output_path=str(job.path / "model.onnx"),
         )
     except Exception as error:  # a rule of the converter may raise anything for an unsupported case
-        reason = (str(error) or type(error).__name__).splitlines()[0].partition(". ")[0].rstrip(".")
-        head, backbone = run.config.model.head.kind, run.config.model.backbone.name
+        model = f"the head {run.config.model.head.kind} on {run.config.model.backbone.name}"
         raise UserError(
-            f"jax2onnx cannot convert the head {head} on {backbone} ({reason}); export it with --format=stablehlo"
+            f"jax2onnx cannot convert {model} ({reason_of(error)}); export it with --format=stablehlo"
         ) from error
     return f"opset {_OPSET}"
 

@@ -19,7 +19,7 @@ from mlmoe_jax.apps.export.merge import merged_run
 from mlmoe_jax.apps.export.program import largest_difference, scores_of
 from mlmoe_jax.apps.export.quantize import calibration_images, parts
 from mlmoe_jax.config import flatten
-from mlmoe_jax.errors import DONE, OUTDATED, UserError
+from mlmoe_jax.errors import DONE, OUTDATED, UserError, reason_of
 from mlmoe_jax.inference.predict import Predictor
 from mlmoe_jax.pretrained.official import CHECKPOINT_SUFFIXES
 from mlmoe_jax.runs.folder import RunFolder
@@ -119,7 +119,7 @@ def export_run(
     try:
         about = _write_program(export, target, predictor, template) if target.load else target.write(export)
     except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+        raise UserError(f"cannot write {path}: {reason_of(error)}") from error
     trained = export.description["trained"]
     print(f"{trained['kind']} weights of step {trained['step']} as {kind}; {about}; written to {path}")
     return OUTDATED if predictor.run.outdated else DONE

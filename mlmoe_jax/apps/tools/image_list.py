@@ -29,7 +29,7 @@ from pathlib import Path
 from etils import epath
 
 from mlmoe_jax.data.sources.folders import IMAGE_SUFFIXES
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.errors import UserError, reason_of
 from mlmoe_jax.runtime.files import DEMO, MOST_LIST, read_bytes, read_stream
 
 # Photographs of scikit-image, which also has their licenses.
@@ -130,6 +130,5 @@ def _explained(place: str) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, ValueError, ImportError, KeyError) as error:
-        kind = "there are no addresses of this kind" if isinstance(error, KeyError) else ""
-        reason = kind or getattr(error, "strerror", None) or (str(error) or type(error).__name__).splitlines()[0]
-        raise UserError(f"cannot read {place[:200]}: {reason.partition('. ')[0].rstrip('.')}") from error
+        reason = "there are no addresses of this kind" if isinstance(error, KeyError) else reason_of(error)
+        raise UserError(f"cannot read {place[:200]}: {reason}") from error
