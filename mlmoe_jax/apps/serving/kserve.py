@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from mlmoe_jax.apps.serving.service import RAW, READY, Images, Service
 from mlmoe_jax.data.images import BadImage
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.formats import join_names, to_json
 from mlmoe_jax.runtime.version import __version__
 
@@ -89,8 +90,10 @@ class _Call:
 
 # -------------------------------------------------------------------------------------------------------------- routes
 def add_routes(app: FastAPI, service: Service) -> None:
-    """Add the routes below /v2 of a service to an application."""
+    """Add the routes below /v2 of a service to an application; UserError if no address can have the model's name."""
     name, side = service.labeler.name, service.labeler.describe()["image_size"]
+    if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
+        raise UserError(f"serve.name={name} is part of an address; write it with letters from a to z, digits and ._-")
     model_url = f"/v2/models/{name}"
 
     @app.get("/v2")

@@ -14,7 +14,7 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -25,7 +25,7 @@ from fastapi import FastAPI, HTTPException, Request
 from mlmoe_jax.apps.serving.service import Options, Service
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.sources.label_studio import LOCAL_FILES, controls_of, path_of, prediction
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.errors import UserError, reason_of
 from mlmoe_jax.runtime.files import open_regular, read_stream
 from mlmoe_jax.runtime.storage import Folder
 
@@ -35,7 +35,7 @@ SECONDS = 10.0  # time limit to fetch one image
 
 
 def add_routes(app: FastAPI, service: Service) -> None:
-    """Add the routes of the ML backend to the application of a service."""
+    """Add the routes of the ML backend to the application of a service; UserError as of `TaskImages`."""
     version, serve = service.labeler.predictor.version, service.labeler.predictor.run.config.serve
     images = TaskImages(serve.folder, serve.label_studio, service.labeler.limits["megabytes"] << 20)
 
@@ -69,11 +69,11 @@ def add_routes(app: FastAPI, service: Service) -> None:
         return {"model_version": version, "results": predictions}
 
 
-def _parse(body: bytes) -> tuple[list[dict[str, Any]], tuple[str, tuple[str, str, set[str]]]]:
+def _parse(body: bytes) -> tuple[list[dict[str, Any]], tuple[str, tuple[str, str, Collection[str]]]]:
     """Return the tasks of a request, and its Choices as in `controls_of`; HTTPException if they are of another form."""
     try:
         content = json.loads(body)
-        tasks, controls = content["tasks"], controls_of(content["label_config"])
+        tasks, controls = content["tasks"], controls_of(content["label_config"].encode())
         if not all(isinstance(task["data"], dict) for task in tasks):
             raise TypeError
     except Exception as error:  # parsers raise errors of many types for content of another form
@@ -85,7 +85,9 @@ def _parse(body: bytes) -> tuple[list[dict[str, Any]], tuple[str, tuple[str, str
     return tasks, next(iter(controls.items()))
 
 
-def _prediction(result: dict[str, Any], known: set[str], version: str, names: dict[str, str]) -> list[dict[str, Any]]:
+def _prediction(
+    result: dict[str, Any], known: Collection[str], version: str, names: dict[str, str]
+) -> list[dict[str, Any]]:
     """Return the predictions of a task. Label Studio refuses labels that are no choice of the project."""
     if "error" in result:
         return []
@@ -100,9 +102,16 @@ class TaskImages:
       folder: folder of the images at /data/local-files, and without a server also of uploaded images; "" for none.
       server: address of the Label Studio server; "" for none.
       most_bytes: limit of an image.
+
+    Raises:
+      UserError: there is no such folder, or the address is not of a server.
     """
 
     def __init__(self, folder: str, server: str, most_bytes: int):
+        if folder and not os.path.isdir(os.path.expanduser(folder)):
+            raise UserError(f"serve.folder={folder} is not a folder; set it to the folder of the images")
+        if server and not server.startswith(("http://", "https://")):
+            raise UserError(f"serve.label_studio={server} should begin with http:// or https://")
         self._folder = Folder(os.path.expanduser(folder)) if folder else None
         self._server, self.most_bytes = server.rstrip("/"), most_bytes
 
@@ -117,8 +126,7 @@ class TaskImages:
                 raise UserError("the task has no address of an image")
             return name, self.read(address)
         except (UserError, OSError, ValueError, http.client.HTTPException) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            return name, BadImage(f"cannot read {name} as an image: {reason}")
+            return name, BadImage(f"cannot read {name} as an image: {reason_of(error)}")
 
     def read(self, address: str) -> bytes:
         """Return the image of a task.
@@ -165,7 +173,7 @@ class _SameServer(urllib.request.HTTPRedirectHandler):
     @staticmethod
     def allows(server: str, address: str) -> bool:
         ours, theirs = urlsplit(server), urlsplit(address)
-        return (ours.scheme, ours.netloc) == (theirs.scheme, theirs.netloc) and ours.scheme in ("http", "https")
+        return (ours.scheme, ours.netloc) == (theirs.scheme, theirs.netloc)
 
     def redirect_request(self, request, file, code, message, headers, address):
         if not self.allows(self._server, address):

@@ -301,15 +301,16 @@ class _Parser(MultiPartParser):
 
 async def _files(request: Request, body: AsyncIterator[bytes], most: int) -> Images:
     parser, form = _Parser(request.headers, body, max_files=most, max_fields=most), None
-    with contextlib.suppress(MultiPartException, KeyError, ValueError):
-        form = await parser.parse()
-    async with contextlib.AsyncExitStack() as stack:
-        if form is not None:
-            stack.push_async_callback(form.close)
+    try:
+        with contextlib.suppress(MultiPartException, KeyError, ValueError):
+            form = await parser.parse()
         if form is None or not parser.complete:
             raise HTTPException(400, f"the body should be a whole {MULTIPART} with 1 to {most} files")
         files = [value for _, value in form.multi_items() if not isinstance(value, str)]
         return [(_name(file, at), await file.read()) for at, file in enumerate(files)]
+    finally:
+        for opened in parser._files_to_close_on_error:  # a truncated form lacks its last file
+            opened.close()
 
 
 def _name(file: UploadFile, at: int) -> str:

@@ -10,6 +10,7 @@ import pytest
 from helpers.color_model import HALVES, NAMES, color, expected, make_run
 from helpers.color_server import PNG, make_labeler, make_service, png, with_client
 from PIL import Image
+from starlette import formparsers
 
 from mlmoe_jax.apps.serving.server import HEADERS, make_app, own_names
 from mlmoe_jax.apps.serving.service import STARTING, Service
@@ -139,7 +140,9 @@ def test_bodies_that_are_no_images(ask):
     assert "content type" in ask(415, content=content)["error"]
 
 
-def test_forms_that_cannot_be_read(ask):
+def test_forms_that_cannot_be_read(ask, monkeypatch):
+    files = []
+    monkeypatch.setattr(formparsers, "SpooledTemporaryFile", lambda **size: files.append(io.BytesIO()) or files[-1])
     form = {"Content-Type": "multipart/form-data; boundary=xx"}
     part = b'--xx\r\nContent-Disposition: form-data; name="a"; filename="a.png"\r\n\r\n' + png(color(9))
     unknown = {"Content-Type": "multipart/form-data"}
@@ -152,6 +155,8 @@ def test_forms_that_cannot_be_read(ask):
         {"files": many},
     ):
         assert "should be a whole multipart/form-data with 1 to 32 files" in ask(400, **request)["error"]
+    assert len(files) == 34
+    assert all(file.closed for file in files)
 
 
 def test_size_and_pixels_are_limited(labeler):

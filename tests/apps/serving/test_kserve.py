@@ -9,6 +9,7 @@ import pytest
 from helpers.color_model import NAMES, color, expected
 from helpers.color_server import make_labeler, make_service, png, with_client
 
+from mlmoe_jax.apps.serving.server import make_app
 from mlmoe_jax.apps.serving.service import Service
 
 URL = "/v2/models/classifier"
@@ -143,6 +144,11 @@ def test_the_server_and_its_model_describe_themselves(ask):
 )
 def test_a_malformed_request_is_told_what_is_wrong(ask, request_, reason):
     assert reason in ask(400, **request_).json()["error"]
+
+
+def test_a_name_that_no_address_can_have_is_refused(refusal):
+    sentence = refusal(make_app, make_service(limits={"name": "a{b:c}"}))
+    assert sentence.startswith("serve.name=a{b:c} is part of an address")
 
 
 def test_limits_hold(ask):

@@ -159,6 +159,11 @@ def test_a_redirect_to_another_server_is_refused_and_a_large_answer_cut(monkeypa
     assert not log
 
 
+def test_a_folder_that_is_missing_and_an_address_without_http_are_refused(refusal):
+    assert refusal(TaskImages, "/no/images", "", 1).startswith("serve.folder=/no/images is not a folder")
+    assert refusal(TaskImages, "", "localhost:8080", 1).startswith("serve.label_studio=localhost:8080 should begin")
+
+
 def test_without_a_folder_or_a_server_no_address_is_read():
     assert "set serve.folder" in str(TaskImages("", "", 1000)._read("/data/local-files/?d=a.png")[1])
     assert TaskImages("", "", 1000).read(inline(RED)) == RED
