@@ -44,9 +44,9 @@ def annotation(*results, **more):
 
 # ------------------------------------------------------------------------------------------------------- Label Studio
 def test_annotations_of_label_studio(folder, capsys):
-    quality = choices("blurred", control="quality")
+    quality, alone = choices("blurred", control="quality"), choices() | {"value": {"choices": "sand"}}
     content = [
-        task("/data/local-files/?d=a.png", annotation(choices("sea", "sand"), quality)),
+        task("/data/local-files/?d=a.png", annotation(choices("sea"), alone, quality)),
         task("http://here:8080/data/local-files/?d=b%20c.png", annotation(quality)),  # looked at, without a label
         task("/data/local-files?d=sub/c%2Bd.png", annotation(choices("sea"), was_cancelled=True)),
         task("e.png"),
@@ -77,12 +77,21 @@ def test_the_small_export_of_label_studio(folder):
     assert labels == {"upload/a.png": {"sand": 1, "sea": 1}, "e.png": {"sea": 1}, "b c.png": {}}
 
 
-def test_the_labeling_configuration_names_the_classes_and_the_split_is_a_field_of_the_data(folder):
-    config = "<View><Image name='i' value='$image'/><Choices name='c' toName='i'><Choice value='sky &amp; sea'/>"
-    (folder / "labels.xml").write_text(config + "<Choice value='ape'/></Choices></View>")
+CONFIG = """<View><Image name="i" value="$image"/>
+<Choices name="quality" toName="i"><Choice value="blurred"/></Choices>
+<Choices name="labels" toName="i"><Choice value="sky &amp; sea"/><Choice value="An ape" alias="ape"/></Choices>
+<Taxonomy name="place" toName="i"><Choice value="zoo"/></Taxonomy></View>"""
+
+
+def test_the_labeling_configuration_names_the_classes_and_the_split_is_a_field_of_the_data(folder, refusal):
+    (folder / "labels.xml").write_text(CONFIG)
     content = [task("a.png", annotation(choices("ape")), split="train"), task("e.png", annotation(), split="val")]
     keys = {"classes": "labels.xml", "split": "val"}
     assert opened("label_studio", folder, "x.json", content, **keys) == ({"e.png": {}}, ("sky & sea", "ape"))
+    sentence = refusal(opened, "label_studio", folder, "x.json", content, label_column="tags", **keys)
+    assert sentence == f"the choices of {folder}/labels.xml are named labels, quality, not tags; set " + (
+        "data.label_column to a name"
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,8 +101,10 @@ def test_the_labeling_configuration_names_the_classes_and_the_split_is_a_field_o
         ([task("s3://bucket/a.png", annotation(choices("x")))], "is not a local file of Label Studio"),
         ([task("a.png")], "has no labeled image (1 image without labels)"),
         ([task("a.png", annotation(choices(5)))], "is damaged: the names of images and labels should be text"),
+        ([task("a.png", annotation(), split="val"), task("e.png", annotation())], "or none should have a text under"),
         ({"tasks": []}, "is damaged: it should hold a list of tasks"),
-        ([{"data": {}}], "is damaged: it has no 'image'"),
+        ([], "lists no images"),
+        ([{"data": {"photo": "a.png", "id": 1}}], "has id, photo, not image; set data.image_column"),
         ("[[[", "is damaged"),
     ],
 )
@@ -125,6 +136,10 @@ def test_a_name_without_suffix_of_two_files_is_refused(folder, refusal):
     assert "names a, which is a.jpg and a.png" in sentence
     sentence = refusal(opened, "fiftyone", folder, "labels.json", {"classes": ["sea", "sea"], "labels": {}})
     assert "is damaged: its classes should be different names" in sentence
+    for label in (-1, 1, None):
+        content = {"classes": ["sea"], "labels": {"e": [label]}}
+        sentence = refusal(opened, "fiftyone", folder, "labels.json", content)
+        assert "is damaged: the names of images and labels should be text" in sentence
 
 
 # --------------------------------------------------------------------------------------------------------------- CVAT

@@ -1,3 +1,4 @@
+import os
 import re
 import subprocess
 import sys
@@ -189,7 +190,7 @@ def test_where_nothing_is_one_sentence_says_all(place, monkeypatch, refusal):
 
 
 def test_the_root_of_a_config(place):
-    assert root_of(settings("csv", "anywhere")) == "anywhere"
+    assert root_of(settings("csv", "~/anywhere")) == os.path.expanduser("~/anywhere")
     (place / "work" / "data" / "voc2007").mkdir(parents=True)
     assert root_of(settings("voc2007")) == "data/voc2007"
 

@@ -327,7 +327,7 @@ def test_images_know_their_line_in_the_table(tmp_path, kind):
         ("image,labels\na.png,x,y\n", " line 2 has 3 cells, but there are 2 columns; "),
         ("image,labels\na.png\n", " line 2 has 1 cells, but there are 2 columns; "),
         ("image,labels\na.png,x\n,x\n", " line 3 has no image path"),
-        ("image,labels\na.png,x\nb.png,\na.png,y\n", " line 4 lists a.png again; delete one of the lines"),
+        ("image,labels\na.png,x\nb.png,\na.png,y\n", " line 4 lists a.png again; delete one of the two"),
         (
             f"image,labels\na.png,{'x' * 200_000}\n",
             " is damaged: field larger than field limit (131072)",

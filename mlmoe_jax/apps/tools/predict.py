@@ -71,6 +71,8 @@ def predict_files(
     folder.require_model()
     # Only the first process has a standard input. If it finds no image, it fails with the reason, which ends the job.
     paths = distributed.broadcast_from_first(find_images(items) if distributed.is_first() else None)
+    if form:
+        paths = list(dict.fromkeys(paths))  # an image is listed once
     predictor = Predictor.from_run(folder.path, overrides, checkpoint=checkpoint)
     if top_k is None and target.kind == "csv":
         _require_other_names(predictor.names, {*_COLUMNS, *(COLUMNS if select else ())})
@@ -264,7 +266,8 @@ class _Summary:
         """Print the summary to stdout, with `as_json` only numbers; log it if the rows are written to stdout."""
         labeled, rate = self.images - self.unread, self.images / max(1e-9, time.perf_counter() - self.started)
         if self.unread > MOST_ROWS:
-            status(f"… and {self.unread - MOST_ROWS:,} more errors; {target} contains all of them")
+            where = "" if target.kind in FORMATS else f"; {target} contains all of them"
+            status(f"… and {self.unread - MOST_ROWS:,} more errors{where}")
         sentence = f"{labeled:,} of {quantity(self.images, 'image')} labeled ({rate:.3g} images/s); written to {target}"
         if target.path is None:
             status(sentence)

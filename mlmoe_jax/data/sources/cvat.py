@@ -9,6 +9,7 @@ the attribute `difficult`. Every image of a file counts as labeled, because CVAT
 """
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ _ATTRIBUTE = """<attribute><name>{}</name><mutable>False</mutable><input_type>{}
 <default_value>{}</default_value><values>{}</values></attribute>"""
 _DIFFICULT = _ATTRIBUTE.format("difficult", "checkbox", "false", "false")
 _SCORE = _ATTRIBUTE.format("score", "text", "", "")
+_NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def _read(path: Path, data_config: ConfigDict, folder: Path) -> tuple[list[Row], Sequence[str] | None]:
@@ -72,7 +74,7 @@ def _parse(pieces: Iterable[bytes]) -> tuple[list[Row], Sequence[str] | None]:
 
 
 def _require(file: LabelFile) -> None:
-    if bad := next((image for image in file.images if not image.isprintable()), None):
+    if bad := next(filter(_NOT_IN_XML.search, file.images), None):
         raise UserError(f"XML cannot name the image {bad!r}; rename it")
 
 

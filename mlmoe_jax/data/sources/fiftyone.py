@@ -31,18 +31,17 @@ def _read(path: Path, data_config: ConfigDict, folder: Path) -> tuple[Iterator[R
     for file in image_names(folder):
         if (stem := os.path.splitext(file)[0]) in labels and files.setdefault(stem, file) != file:
             raise UserError(f"{path} names {stem}, which is {files[stem]} and {file} in {folder}; rename one of them")
-    rows = (_row(files.get(name, name), target, classes) for name, target in labels.items())
-    return rows, classes
+    names = dict(enumerate(classes or ()))
+    return (_row(files.get(image, image), target, names) for image, target in labels.items()), classes
 
 
-def _row(image: str, target: Any, classes: Sequence[str] | None) -> Row:
+def _row(image: str, target: Any, names: dict[int, str]) -> Row:
     if target is None:
         return Row(0, image, None, {}, UNKNOWN)
     codes = {}
     for item in target if isinstance(target, list) else [target]:
         label, attributes = (item["label"], item.get("attributes", {})) if isinstance(item, dict) else (item, {})
-        name = classes[label] if classes and isinstance(label, int) else str(label)
-        codes[name] = DIFFICULT if attributes.get("difficult") is True else POSITIVE
+        codes[names.get(label, label)] = DIFFICULT if attributes.get("difficult") is True else POSITIVE
     return Row(0, image, None, codes, NEGATIVE)
 
 

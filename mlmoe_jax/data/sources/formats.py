@@ -54,7 +54,7 @@ class LabelFile:
         """Raise UserError if two images have the same path without suffix, by which the format names images."""
         images: dict[str, str] = {}
         for image in self.images:
-            if images.setdefault(stem := os.path.splitext(image)[0], image) != image:
+            if images.setdefault(stem := os.path.normpath(os.path.splitext(image)[0]), image) != image:
                 raise UserError(
                     f"{self.path} would name {images[stem]} and {image} alike, without suffixes; rename one of them"
                 )
@@ -70,7 +70,7 @@ class Format:
         the format does not list them. A row with the `rest` UNKNOWN is an image that is not labeled.
       write: writes the entries, and returns a sentence about further files, or "".
       require: raises UserError if the format cannot name the labels or images of a file.
-      read_classes: reads the file `data.classes`; None for one class name per line.
+      read_classes: (file `data.classes`, `config.data`) -> the classes; None for one class name per line.
       holds_difficult: whether a label can be marked as difficult. No format can mark a single label as unknown.
     """
 
@@ -78,7 +78,7 @@ class Format:
     read: Callable[[Path, ConfigDict, Path], tuple[Iterable[Row], Sequence[str] | None]]
     write: Callable[[LabelFile, Iterable[Entry]], str]
     require: Callable[[LabelFile], None] = lambda file: None
-    read_classes: Callable[[Path], tuple[str, ...]] | None = None
+    read_classes: Callable[[Path, ConfigDict], tuple[str, ...]] | None = None
     holds_difficult: bool = False
 
 

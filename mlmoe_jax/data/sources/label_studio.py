@@ -9,7 +9,7 @@ An address /data/local-files/?d=PATH is the image PATH below `data.images`, and 
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
@@ -53,42 +53,50 @@ def _read(path: Path, data_config: ConfigDict, folder: Path) -> tuple[Iterator[R
     tasks = json.loads(read_bytes(path, MOST_DATA))
     if not isinstance(tasks, list):
         raise ValueError("it should hold a list of tasks")
-    control, controls = data_config.label_column, set()
+    control, key, controls = data_config.label_column, data_config.image_column, set()
     annotations: dict[str, list[tuple[bool, set[str]]]] = {}
     splits: dict[str, str | None] = {}
     for task in tasks:
         data = task.get("data", task)  # in JSON-MIN, the annotation is beside the data
-        image = path_of(data[data_config.image_column])
+        if key not in data:
+            raise UserError(f"a task of {path} has {some(sorted(data))}, not {key}; set data.image_column to its image")
+        image = path_of(data[key])
         splits[image] = data.get(SPLIT_COLUMN)
         of_image = annotations.setdefault(image, [])
         if "data" not in task:
             if task.get("annotation_id") is not None:
-                of_image.append((False, _minimal_choices(task.get(control))))
+                of_image.append((False, _names(task.get(control))))
                 controls |= {key for key, value in task.items() if key == control or _is_choices(value)}
             continue
         for annotation in task.get("annotations", ()):
             if not annotation.get("was_cancelled"):
                 results = [result for result in annotation["result"] or () if result.get("type") == "choices"]
                 controls |= {result["from_name"] for result in results}
-                names = {n for result in results if result["from_name"] == control for n in result["value"]["choices"]}
+                names = _names([result["value"] for result in results if result["from_name"] == control])
                 of_image.append((bool(annotation.get("ground_truth")), names))
-    if controls and control not in controls:
+    if controls:
+        _require_control(path, control, controls)
+    if {type(split) for split in splits.values()} not in ({str}, {type(None)}, set()):
+        raise UserError(f"all tasks of {path} or none should have a text under '{SPLIT_COLUMN}'; correct their data")
+    return (_row(image, splits[image], of_image) for image, of_image in annotations.items()), None
+
+
+def _require_control(path: Path, control: str, controls: Iterable[str]) -> None:
+    if control not in controls:
         raise UserError(
             f"the choices of {path} are named {some(sorted(controls))}, not {control}; set data.label_column to a name"
         )
-    return (_row(image, splits[image], of_image) for image, of_image in annotations.items()), None
 
 
 def _is_choices(value: Any) -> bool:
     return isinstance(value, dict) and "choices" in value
 
 
-def _minimal_choices(value: Any) -> set[str]:
-    """Return the names of a value in JSON-MIN, where a single name stands alone and no name is no value."""
-    if value is None or isinstance(value, str):
-        return {value} if value else set()
-    items = [value] if isinstance(value, dict) else value
-    return {name for item in items for name in ([item] if isinstance(item, str) else item["choices"])}
+def _names(value: Any) -> set[str]:
+    """Return the names of a value of the Choices. In JSON-MIN, a single name stands alone, and no name is no value."""
+    if isinstance(value, dict):
+        return _names(value["choices"])
+    return set().union(*map(_names, value)) if isinstance(value, list) else {value} - {None, ""}
 
 
 def _row(image: str, split: str | None, annotations: Sequence[tuple[bool, set[str]]]) -> Row:
@@ -100,32 +108,36 @@ def _row(image: str, split: str | None, annotations: Sequence[tuple[bool, set[st
     return Row(0, image, split, {name: POSITIVE if name in every else UNKNOWN for name in names}, NEGATIVE)
 
 
-def controls_of(labeling_config: str) -> dict[str, tuple[str, str, set[str]]]:
+def controls_of(labeling_config: bytes) -> dict[str, tuple[str, str, Collection[str]]]:
     """Return name -> (name of the image, key of the image in the data, values) of the Choices in a configuration.
 
-    Raises an error of any type if it is damaged, see `files.damage_explained`.
+    The alias of a choice is its value in annotations. Raises an error of any type if the configuration is damaged, see
+    `files.damage_explained`.
     """
     keys: dict[str, str] = {}
-    choices: dict[str, tuple[str, set[str]]] = {}
-    values: set[str] = set()
-    for kind, tag, attributes in xml_events([labeling_config.encode()]):
-        if kind == "start" and tag == "Image":
-            keys[attributes["name"]] = attributes["value"].removeprefix("$")
-        elif kind == "start" and tag == "Choices":
-            values = choices.setdefault(attributes["name"], (attributes["toName"], set()))[1]
-        elif kind == "start" and tag == "Choice":
-            values.add(attributes["value"])
+    choices: dict[str, tuple[str, dict[str, None]]] = {}
+    values: dict[str, None] = {}
+    for kind, tag, attributes in xml_events([labeling_config]):
+        match kind, tag:
+            case "start", "Image":
+                keys[attributes["name"]] = attributes["value"].removeprefix("$")
+            case "start", "Choices":
+                values = choices.setdefault(attributes["name"], (attributes["toName"], {}))[1]
+            case "start", "Choice":
+                values[attributes.get("alias") or attributes["value"]] = None
+            case "end", "Choices":
+                values = {}  # a Taxonomy has choices too
     return {name: (to, keys[to], names) for name, (to, names) in choices.items() if to in keys}
 
 
-def _read_classes(path: Path) -> tuple[str, ...]:
+def _read_classes(path: Path, data_config: ConfigDict) -> tuple[str, ...]:
     """Return the choices of a labeling configuration (.xml), or the lines of a text file."""
     if path.suffix != ".xml":
         return read_classes(path)
     with damage_explained(path):
-        events = xml_events([read_bytes(path, MOST_TEXT)])
-        names = [attributes["value"] for kind, tag, attributes in events if (kind, tag) == ("start", "Choice")]
-        return tuple(dict.fromkeys(names))
+        controls = controls_of(read_bytes(path, MOST_TEXT))
+        _require_control(path, data_config.label_column, controls)
+        return tuple(controls[data_config.label_column][2])
 
 
 # ------------------------------------------------------------------------------------------------------------- writing

@@ -46,7 +46,8 @@ def open_labels(data_config: ConfigDict, split: str, classes: Sequence[str] | No
     if not path.exists():
         raise UserError(f"there is no {path} for split {split}; correct data.table, which is {table}")
     if data_config.classes:
-        classes = (form.read_classes or read_classes)(root / data_config.classes)
+        file = root / data_config.classes
+        classes = form.read_classes(file, data_config) if form.read_classes else read_classes(file)
     with damage_explained(path):
         rows, own = form.read(path, data_config, image_folder(data_config, split))
         if own and (not all(isinstance(name, str) for name in own) or len(set(own)) < len(own)):
@@ -67,7 +68,7 @@ def _labeled(rows: Iterable[Row], path: Path) -> Iterator[Row]:
             continue
         labeled += 1
         yield row
-    if not labeled:
+    if unlabeled and not labeled:
         raise UserError(
             f"{path} has no labeled image ({quantity(unlabeled, 'image')} without labels); label some first"
         )

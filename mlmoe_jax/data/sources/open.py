@@ -51,14 +51,14 @@ SOURCES: Registry[Source] = Registry(
 def root_of(data_config: ConfigDict) -> str:
     """Return the folder of the data set of `config.data`; UserError if a published data set has no folder."""
     published = SOURCES[data_config.name].published
-    return str(published.folder(data_config.root)) if published else data_config.root
+    return str(published.folder(data_config.root)) if published else os.path.expanduser(data_config.root)
 
 
 def tree_of(data_config: ConfigDict, names: Sequence[str]) -> LabelTree:
     """Return the tree `data.tree` of the labels `names`, which is empty if the key is; UserError as in `read_tree`."""
     if not data_config.tree:
         return INDEPENDENT
-    return read_tree(os.path.join(os.path.expanduser(root_of(data_config)), data_config.tree), names)
+    return read_tree(os.path.join(root_of(data_config), data_config.tree), names)
 
 
 def open_split(
@@ -152,7 +152,7 @@ def count_labels(data_config: ConfigDict) -> int:
 def _corrected(whole: Split, data_config: ConfigDict) -> Split:
     from mlmoe_jax.data.sources.corrections import corrected  # here, because the config imports this module
 
-    return corrected(whole, Path(root_of(data_config)).expanduser() / Path(data_config.corrections).expanduser())
+    return corrected(whole, Path(root_of(data_config)) / Path(data_config.corrections).expanduser())
 
 
 def _hold_out(whole: Split, split: str, data_config: ConfigDict, seed: int) -> Split:

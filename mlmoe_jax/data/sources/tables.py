@@ -230,7 +230,7 @@ def select_rows(rows: Iterable[Row], path: Path, split: str, data_config: Config
             yield row, False
             continue
         if not row.image or row.image in images:
-            wrong = f"lists {row.image} again; delete one of the lines" if row.image else "has no image path"
+            wrong = f"lists {row.image} again; delete one of the two" if row.image else "has no image path"
             raise UserError(f"{path}{f' line {row.line}' if row.line else ''} {wrong}")
         images.add(row.image)
         yield row, True

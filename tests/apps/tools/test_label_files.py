@@ -54,15 +54,15 @@ def test_labels_come_back(voc, capsys, name, treatment):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_unknown_labels_are_counted_and_images_without_known_labels_stay_unlabeled(tmp_path, capsys, name):
-    for image in ("a", "b", "c"):
+    for image in ("a", "b\u202fPM", "c"):  # in the names of screenshots
         (tmp_path / f"{image}.png").write_bytes(b"")
-    (tmp_path / "all.csv").write_text("image,x,y\na.png,1,\nb.png,0,1\nc.png,,\n")
+    (tmp_path / "all.csv").write_text("image,x,y\na.png,1,\nb\u202fPM.png,0,1\nc.png,,\n")
     keys = {"table": "all.csv", "label_column": "", "val_split": ""}
     path = tmp_path / f"out{FORMATS[name].suffix}"
     write_labels(config_of(tmp_path, "csv", **keys), name, str(path))
     assert "1 unknown labels are written as absent" in capsys.readouterr().out
     again = open_split(config_of(tmp_path, name, table=path.name, val_split="").data, "train")
-    assert list(again.ids) == ["a.png", "b.png"]
+    assert list(again.ids) == ["a.png", "b\u202fPM.png"]
     assert again.labels.tolist() == [[1, 0], [0, 1]]
 
 
@@ -104,7 +104,7 @@ def test_an_output_that_cannot_be_written_is_refused(voc, refusal, name, output,
     ("name", "images", "label", "sentence"),
     [
         ("sidecar", ("a.png", "a.jpg"), "x", "would name a.png and a.jpg alike"),
-        ("fiftyone", ("a.png", "a.jpg"), "x", "would name a.png and a.jpg alike"),
+        ("fiftyone", ("a.png", "./a.jpg"), "x", "would name a.png and ./a.jpg alike"),
         ("wd_tagger", ("a.png",), "x,y", "cannot hold the label 'x,y'"),
         ("cvat", ("a\x01.png",), "x", "XML cannot name the image 'a\\x01.png'"),
     ],

@@ -87,7 +87,7 @@ def test_a_bad_image_is_a_row_with_an_error(command, capsys):
 def test_predictions_for_a_labeling_tool(command, capsys, form):
     """The format's reader gets the labels; scores are asserted below."""
     output = f"out{FORMATS[form].suffix}"
-    assert command("4.png", "bad.png", "0.png", output=output, form=form) == 2
+    assert command("4.png", "bad.png", "0.png", "4.png", output=output, form=form) == 2
     assert "2 of 3 images labeled" in capsys.readouterr().out
     if form != "label_studio":
         data = data_settings(form, ".", table=output, bad_images="skip")
