@@ -1,6 +1,6 @@
 """The images of `--images`.
 
-`--images` takes any of these, in order; duplicates are kept:
+`--images` takes any of these, in order; duplicates are kept, except for labeling tools:
 
     a.jpg               a file with any suffix
     photos              a folder, searched recursively in order of name for files with the suffix of an image
@@ -36,9 +36,10 @@ from mlmoe_jax.runtime.files import DEMO, MOST_LIST, read_bytes, read_stream
 PHOTOGRAPHS = ("astronaut.png", "camera.png", "chelsea.png", "coffee.png", "motorcycle_left.png", "rocket.jpg")
 
 
-def find_images(items: Sequence[str]) -> list[str]:
-    """Return the paths of the images of all items of `--images`; UserError if an item has none."""
-    return [path for item in items for path in _expand(item)]
+def find_images(items: Sequence[str], once: bool = False) -> list[str]:
+    """Return the paths of the images of all items of `--images`, only `once` each; UserError if an item has none."""
+    paths = [path for item in items for path in _expand(item)]
+    return list(dict.fromkeys(paths)) if once else paths
 
 
 def _expand(item: str) -> list[str]:

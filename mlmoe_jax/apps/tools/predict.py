@@ -70,9 +70,7 @@ def predict_files(
     target = choose_target(output, folder, as_json=as_json, gates=gates, form=form, select=bool(select))
     folder.require_model()
     # Only the first process has a standard input. If it finds no image, it fails with the reason, which ends the job.
-    paths = distributed.broadcast_from_first(find_images(items) if distributed.is_first() else None)
-    if form:
-        paths = list(dict.fromkeys(paths))  # an image is listed once
+    paths = distributed.broadcast_from_first(find_images(items, bool(form)) if distributed.is_first() else None)
     predictor = Predictor.from_run(folder.path, overrides, checkpoint=checkpoint)
     if top_k is None and target.kind == "csv":
         _require_other_names(predictor.names, {*_COLUMNS, *(COLUMNS if select else ())})
