@@ -71,7 +71,7 @@ for ((start = 0; ; start++)); do
   wait_for "$child" || code=$?
   child=""
   [ -e "$seen" ] || code=75 # it hung
-  if [ -n "$watcher" ]; then { kill -- "-$watcher" && wait "$watcher"; } 2> /dev/null || true; fi
+  if [ -n "$watcher" ]; then { kill -KILL -- "-$watcher" && wait "$watcher"; } 2> /dev/null || true; fi
   case "$code" in 0 | 2 | 3 | 4 | 130 | 143) break ;; esac
   [ -z "$stopping" ] || break
   [ "$start" -lt "$restarts" ] || break

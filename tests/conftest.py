@@ -23,8 +23,8 @@ from mlmoe_jax.errors import UserError  # noqa: E402
 UNOPTIMIZED = "--xla_backend_optimization_level=0"
 os.environ.setdefault("XLA_FLAGS", UNOPTIMIZED)
 
-# Scenes are rendered once, outside the cache of the user, and compiled programs are kept for the next test run, unless
-# they have become too large. The first process creates the folders; all others find them in the environment.
+# The cache of the user is not used. Compiled programs and rendered scenes are kept for the next test run, unless the
+# programs have become too large. The first process creates the folders; all others find them in the environment.
 PROGRAMS, MOST_BYTES = REPOSITORY / ".tests-cache", 2**31
 if "MLMOE_TESTS_CACHE" not in os.environ:
     os.environ["MLMOE_TESTS_CACHE"] = tempfile.mkdtemp(prefix="mlmoe-tests-")
@@ -33,6 +33,9 @@ if "MLMOE_TESTS_CACHE" not in os.environ:
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(PROGRAMS)
     if PROGRAMS.exists() and sum(file.stat().st_size for file in PROGRAMS.iterdir()) > MOST_BYTES:
         shutil.rmtree(PROGRAMS)
+    (PROGRAMS / "scenes").mkdir(parents=True, exist_ok=True)
+    Path(os.environ["MLMOE_CACHE"]).mkdir()
+    Path(os.environ["MLMOE_CACHE"], "digits-v1").symlink_to(PROGRAMS / "scenes")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 

@@ -133,5 +133,5 @@ def test_mistakes_of_groups_are_explained(tmp_path, refusal):
     )
     sentence = refusal(open_split, settings(tmp_path, group_column="patient", **keys), "val")
     assert sentence.startswith("all 2 training images are one group, which cannot be in two parts; ")
-    sentence = refusal(open_split, data_settings("digits", group_column="patient"), "train")
-    assert sentence.startswith("data.group_column=patient is a column of tables (csv, jsonl), and the data set digits ")
+    sentence = refusal(open_split, data_settings("synthetic", group_column="patient"), "train")
+    assert sentence.startswith("data.group_column=patient is a column of tables (csv, jsonl), and the data set ")
