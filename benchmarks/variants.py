@@ -87,7 +87,7 @@ class Benchmark:
     @property
     def name(self) -> str:
         """The part of the results that this command computes."""
-        known = "" if self.known == "all" else f"-{Path(self.known).stem.replace(':', '-')}"
+        known = "" if self.known == "all" else f"-{Path(self.known).name.replace(':', '-')}"
         return f"{self.comparison}-{self.data}{known}{'-cached' if self.cached else ''}"
 
 
@@ -121,9 +121,8 @@ def with_label_counts(config: ConfigDict) -> ConfigDict:
     hidden = hide_positives(train, config.data, config.seed)
     positives, known = ((split.labels == POSITIVE).sum() / len(split) for split in (train, hidden))
     missing = (positives - known) / len(train.classes)
-    last = 1 if config.loss.kind == "ll_cp" else config.train.epochs - 1  # LL-Cp changes its rate in each later epoch
     config.loss.expected_positives = float(positives)
-    config.loss.large_loss_rate = float(missing / max(1, last))
+    config.loss.large_loss_rate = float(missing / max(1, config.train.epochs - 1))  # of labels per epoch
     return config
 
 
