@@ -152,64 +152,53 @@ def split(topology: str) -> tuple[str, list[int]]:
 
 
 def table(results: dict[tuple[str, str], dict], efficiency: float) -> str:
-    """Return the table as Markdown, followed by the missing rows and the larger slices that were compiled."""
-    chips = math.prod(split(TOPOLOGIES[0][-1])[1])
+    """Return the table as Markdown, followed by the larger slices that were compiled."""
+    kinds, chips = [split(family[0])[0] for family in TOPOLOGIES], math.prod(split(TOPOLOGIES[0][-1])[1])
     lines = [
-        "| training | images per chip | chip | HBM, GiB | GFLOPs | GB accessed | MB in collectives | "
-        f"images/s, {chips} chips | weak scaling |",
-        "|---|---:|---|---:|---:|---:|---:|---:|---:|",
+        f"Cells: {'/'.join(kinds)}.",
+        "",
+        "| training | images per chip | HBM, GiB | GFLOPs | GB accessed | MB in collectives | "
+        f"images/s, {chips} chips | weak scaling, % |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    missing, larger = [], []
+    larger = []
     for row in ROWS:
-        start = f"| {row.name} | {row.images} |"
-        for family in TOPOLOGIES:
-            result = results.get((row.name, family[0]))
-            if result is None:
-                missing.append(f"- {row.name}, {family[0]}")
-                continue
-            lines.append(f"{start} {split(family[0])[0]} | {_numbers(result, family, efficiency)} |")
-            start = "| | |"
-            larger += [_beside(results[key], result) for slice_ in family[1:] if (key := (row.name, slice_)) in results]
-    if missing:
-        lines += ["", "Not compiled yet:", "", *missing]
+        columns = [_numbers(results.get((row.name, family[0])), family, efficiency) for family in TOPOLOGIES]
+        lines.append(f"| {' | '.join([row.name, str(row.images), *map('/'.join, zip(*columns, strict=True))])} |")
+        for smallest, *others in TOPOLOGIES:
+            compiled = [results[key] for slice_ in others if (key := (row.name, slice_)) in results]
+            larger += [_beside(result, results[row.name, smallest]) for result in compiled]
     if larger:
-        lines += [
-            "",
-            "Larger slices that were also compiled; largest change per chip of HBM, FLOPs, bytes accessed and bytes in "
-            "collectives:",
-            "",
-            "| training | slice | beside the smallest slice |",
-            "|---|---|---:|",
-            *larger,
-        ]
+        lines += ["", "Largest change per chip of HBM, FLOPs, bytes accessed and MB on larger slices:", "", *larger]
     return "\n".join(lines)
 
 
-def _numbers(result: dict, family: Sequence[str], efficiency: float) -> str:
+def _numbers(result: dict | None, family: Sequence[str], efficiency: float) -> list[str]:
     """Return the cells of a training: requirements on the smallest slice of a chip, prediction on the largest."""
+    if result is None:
+        return 6 * ["–"]
     hbm = f"{result['needed'] / GIB:.2f}"
     if not result["fits"]:
-        return f"does not fit: {hbm} of {result['capacity'] / GIB:.2f} | | | | |"
+        return [f"{hbm} (does not fit)", *5 * ["–"]]
     prediction = predict(result, family[-1], efficiency)
-    cells = [
+    return [
         hbm,
         f"{result['flops'] / 1e9:,.0f}",
         f"{result['bytes_accessed'] / 1e9:.1f}",
         f"{_moved(result) / 1e6:.2f}",
         f"{prediction['images_per_second']:,.0f}",
-        f"{100 * prediction['efficiency']:.2f} %",
+        f"{100 * prediction['efficiency']:.2f}",
     ]
-    return " | ".join(cells)
 
 
 def _beside(larger: dict, smallest: dict) -> str:
-    """Return the table row of a larger slice: the largest change of its numbers, in percent of the smallest slice's."""
-    start = f"| {larger['row']} | {larger['topology']} |"
+    """Return the line of a larger slice: the largest change of its numbers, in percent of the smallest slice's."""
+    start = f"* {larger['row']}, `{larger['topology']}`:"
     if not (larger["fits"] and smallest["fits"]):
-        return f"{start} does not fit |"
+        return f"{start} does not fit"
     ratios = [larger[key] / smallest[key] for key in ("needed", "flops", "bytes_accessed")]
     ratios.append(_moved(larger) / _moved(smallest))
-    return f"{start} {100 * max(ratios, key=lambda ratio: abs(ratio - 1)) - 100:+.2f} % |"
+    return f"{start} {100 * max(ratios, key=lambda ratio: abs(ratio - 1)) - 100:+.2f} %"
 
 
 def _moved(result: dict) -> int:

@@ -12,7 +12,8 @@ selection=held_out, or preset=held_out: select weights and fit thresholds on a t
 
 Adam with weight decay 1e-5 added to the gradient, learning rate 1e-4, divided by 10 after 30 and after 40 of 50 epochs,
 batches of 32 (16 on VOC), random resized crops, flips and color jitter. The paper does not state the strength of the
-jitter: 0.4, and 0.1 for the hue, in random order, are our choice.
+jitter: 0.4, and 0.1 for the hue, in random order, are our choice. Contrast is scaled about the mean of all values; in
+torchvision, about the mean gray.
 """
 
 from mlmoe_jax.config.recipes.feature_map import feature_map, small, train_batch_norm, use_routed_experts

@@ -97,7 +97,7 @@ def _table(paper: Paper, result: Result, common: set[str], noted: set[str]) -> I
     if any(marks):
         table, rule = [[*cells, mark] for cells, mark in zip(table, ["notes", *marks], strict=True)], [*rule, "---"]
     if len(result.columns) > _WIDEST:
-        table = [list(cells) for cells in zip(*table, strict=True)]
+        table = [[name.removeprefix("AP "), *cells] for name, *cells in zip(*table, strict=True)]
         rule = ["---", *["---:"] * len(rows)]
     yield from (*markdown_table(table, rule), "")
 

@@ -166,7 +166,7 @@ def test_a_row_of_the_page_has_the_numbers_of_all_its_runs_and_its_notes():
     (row,) = (line for line in lines if line.startswith("|  | ML-VPT | 75.2/"))
     columns = "75.2/78.8? | 69.5/72.8? | 69.9/73.4? | 69.6?/73.1? | 74.0/76.8? | 74.9/77.6? | 74.4/77.2?"
     assert row.endswith(f"| {columns} | 2 |")
-    assert "| AP sofa | 87.8 | 88.5 |" in lines  # a table with many columns has rows and columns exchanged
+    assert "| sofa | 87.8 | 88.5 |" in lines  # a table with many columns has rows and columns exchanged
     assert any(line.endswith("| 0.616/0.5106/0.4498/0.3168/0.2303 |") for line in lines)
 
 
