@@ -6,7 +6,8 @@ from helpers.tables import data_settings, jsonl, lines, settings, write
 from PIL import Image
 
 from mlmoe_jax.data.sources.corrections import read_corrections
-from mlmoe_jax.data.sources.open import open_split
+from mlmoe_jax.data.sources.open import open_split, place_of
+from mlmoe_jax.runtime import files
 
 HEADING = "image,label,given,suggested,score,accept\n"
 TABLE = "image,labels\na.png,dog\nb.png,cat;dog\nsub/c.png,\n"
@@ -97,6 +98,20 @@ def test_a_wrong_file_is_one_sentence(tmp_path, corrected, refusal):
         f"there is no file {tmp_path / 'none.csv'}, which"
     )
     (tmp_path / "fixed.xlsx").write_bytes(b"PK")
-    assert "save it as CSV UTF-8" in refusal(read_corrections, tmp_path / "fixed.xlsx")
+    assert refusal(read_corrections, tmp_path / "fixed.xlsx").endswith("comma delimited, and name it fixed.csv")
     (tmp_path / "folder.csv").mkdir()
-    assert "there is no file" in refusal(read_corrections, tmp_path / "folder.csv")
+    assert "cannot read" in refusal(read_corrections, tmp_path / "folder.csv")
+
+
+def test_a_file_may_be_below_the_data_set_absolute_or_in_an_object_store(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    for root, name, place in (
+        ("~/photos", "audit/s.csv", "/home/me/photos/audit/s.csv"),
+        ("photos", "~/s.csv", "/home/me/s.csv"),
+        ("gs://bucket/set", "s.csv", "gs://bucket/set/s.csv"),
+        ("gs://bucket/set", "gs://other/s.csv", "gs://other/s.csv"),
+    ):
+        assert place_of(settings(root), name) == place
+    stored = {"gs://other/s.csv": f"{HEADING}a.png,cat,0,1,0.1,yes\n".encode()}
+    monkeypatch.setattr(files, "_read_remote", lambda path, most: stored[path])
+    assert read_corrections("gs://other/s.csv") == [(2, "a.png", "cat", 1)]

@@ -7,7 +7,8 @@ Shape letters: N images, K labels, S suggestions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,22 +17,23 @@ import numpy as np
 from etils import epath
 from jaxtyping import Bool, Float, Int
 from ml_collections import ConfigDict
-from scipy.sparse import csr_array
 
 from mlmoe_jax.apps.audit.page import audit_page
 from mlmoe_jax.apps.tools.check import duplicates, inspect
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import Decoding
+from mlmoe_jax.data.labels.grouping import cooccurrence
 from mlmoe_jax.data.labels.space import synthetic_label_space
-from mlmoe_jax.data.sources.corrections import COLUMNS, read_corrections
-from mlmoe_jax.data.sources.open import open_split
-from mlmoe_jax.data.split import NEGATIVE, POSITIVE, UNKNOWN, Split
-from mlmoe_jax.data.split_checks import check_splits, examples
+from mlmoe_jax.data.sources.corrections import COLUMNS, Correction, read_corrections
+from mlmoe_jax.data.sources.open import open_split, place_of, tree_of
+from mlmoe_jax.data.split import NEGATIVE, POSITIVE, UNKNOWN, Split, number_groups
+from mlmoe_jax.data.split_checks import check_splits, examples, require_readable
 from mlmoe_jax.errors import DONE, UserError
 from mlmoe_jax.evaluation.metrics.cooccurrence import Pair, training_pairs
 from mlmoe_jax.evaluation.metrics.label_quality import image_quality, self_confidence
 from mlmoe_jax.inference.features import FeatureExtractor
 from mlmoe_jax.models.calibration import probabilities
+from mlmoe_jax.models.consistency import Consistency
 from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runtime.formats import row_writer, to_json
 from mlmoe_jax.runtime.progress import Progress, status
@@ -42,7 +44,8 @@ from mlmoe_jax.training.classifier import read_features
 from mlmoe_jax.training.logistic import FOLDS, fit_logistic
 
 FOLDER, SUGGESTIONS, PAGE = "audit", "suggestions.csv", "audit.html"
-FEWEST = FOLDS  # images with and without a label, so that the fits without a fold have both
+FEWEST = FOLDS  # images, or groups of images, with and without a label, so that the fits without a fold have both
+LEAST = 0.5  # probability of a label that is suggested
 TOGETHER, SUPPORT = 0.95, 20  # share and number of the images with a label that have another label too
 CELLS = {POSITIVE: "1", NEGATIVE: "0", UNKNOWN: ""}
 
@@ -73,15 +76,15 @@ class Audit:
         """The score of each image."""
         return image_quality(self.confidence)
 
-    @property
+    @cached_property
     def judged(self) -> Bool[np.ndarray, " k"]:
         """Whether each label is judged."""
-        return can_judge(self.split.labels)
+        return can_judge(self.split)
 
     @cached_property
     def suggestions(self) -> Int[np.ndarray, "s 2"]:
         """(row, label) of each suggestion, the least probable given label first."""
-        return ranked(self.confidence)[: int((self.confidence < 0.5).sum())]
+        return ranked(self.confidence)[: int((self.confidence < LEAST).sum())]
 
     @cached_property
     def twins(self) -> list[tuple[int, int]]:
@@ -104,9 +107,13 @@ def ranked(confidence: Float[np.ndarray, "n k"]) -> Int[np.ndarray, "m 2"]:
     return np.stack(np.unravel_index(order, confidence.shape), axis=1)
 
 
-def can_judge(codes: Int[np.ndarray, "n k"]) -> Bool[np.ndarray, " k"]:
-    """Return whether at least FEWEST images have each label, and as many are known not to have it."""
-    return np.min([(codes == code).sum(axis=0) for code in (POSITIVE, NEGATIVE)], axis=0) >= FEWEST
+def can_judge(split: Split) -> Bool[np.ndarray, " k"]:
+    """Return whether at least FEWEST images, or groups, have each label, and as many are known not to have it."""
+    group = number_groups(split.groups, len(split))
+    order = np.argsort(group, kind="stable")
+    firsts = np.unique(group[order], return_index=True)[1]
+    counts = [np.logical_or.reduceat(split.labels[order] == code, firsts).sum(axis=0) for code in (POSITIVE, NEGATIVE)]
+    return np.min(counts, axis=0) >= FEWEST
 
 
 def audit(config: ConfigDict, output: str, *, as_json: bool = False) -> int:
@@ -124,15 +131,18 @@ def audit(config: ConfigDict, output: str, *, as_json: bool = False) -> int:
             "another --output, or move the file"
         )
     config = probe_config(config)
+    name = config.data.corrections
+    earlier = read_corrections(place_of(config.data, name)) if name else ()
     result = audit_split(open_split(config.data, config.data.train_split, seed=config.seed), config)
+    page = audit_page(result, config)
     with folder.writing():
-        write_suggestions(table, result)
-        folder.write_text(PAGE, audit_page(result, config))
+        write_suggestions(table, result, earlier)
+        folder.write_text(PAGE, page)
     print(to_json(as_dict(result), indent=2) if as_json else format_audit(result))
     where = table.resolve() if folder.is_local else table
     status(
         f"look at {folder / PAGE}, write yes into the column accept of {table} where a suggestion is right, and train "
-        f"with --config.data.corrections={where}"
+        f"with {shlex.quote(f'--config.data.corrections={where}')}"
     )
     return DONE
 
@@ -151,11 +161,13 @@ def probe_config(config: ConfigDict) -> ConfigDict:
 
 def audit_split(split: Split, config: ConfigDict) -> Audit:
     """Return the audit of a split with the backbone of a config; UserError if no label can be judged."""
-    check_splits(split, [])
-    if not can_judge(split.labels).any():
+    require_readable([split], config.data)
+    for warning in check_splits(split, []):
+        status(f"warning: {warning}")
+    if not can_judge(split).any():
         raise UserError(
-            f"no label can be judged: a label needs {FEWEST} images of split {split.name} that have it and {FEWEST} "
-            "that are known not to have it; label more images"
+            f"no label can be judged: a label needs {FEWEST} {units(split)} of split {split.name} that have it and "
+            f"{FEWEST} that are known not to have it; label more images"
         )
     split, features = backbone_features(split, config)
     status(f"fitting {quantity(len(split.classes), 'label')} on {quantity(len(split), 'image')} without each fold")
@@ -166,9 +178,16 @@ def audit_split(split: Split, config: ConfigDict) -> Audit:
     finally:
         progress.close()
     similar = sorted({tuple(sorted(pair)) for item in duplicates([split], [images]) for pair in item.pairs})
-    positive = csr_array((split.labels == POSITIVE).astype(np.int64))
-    together = training_pairs(positive.T @ positive, positive.sum(axis=0), len(split), level=TOGETHER, support=SUPPORT)
-    return Audit(split, probabilities(fit.logits_outside), similar, together)
+    together = training_pairs(*cooccurrence(split.labels), len(split), level=TOGETHER, support=SUPPORT)
+    tree, labels = tree_of(config.data, split.classes), len(split.classes)
+    closure = tree.augmented(np.eye(labels, dtype=bool))
+    scores = Consistency.of(tree, LEAST, labels)(probabilities(fit.logits_outside))
+    return Audit(split, scores, similar, [pair for pair in together if not closure[pair.a, pair.b]])
+
+
+def units(split: Split) -> str:
+    """Return what is in one fold: images or groups of images."""
+    return "images" if split.groups is None else "groups of images"
 
 
 def backbone_features(split: Split, config: ConfigDict) -> tuple[Split, Float[np.ndarray, "n d"]]:
@@ -189,12 +208,15 @@ def rows_of(result: Audit) -> Iterator[tuple[str, str, str, str, str, str]]:
         yield split.ids[row], split.classes[label], *codes, f"{result.confidence[row, label]:.6f}", ""
 
 
-def write_suggestions(path: epath.Path, result: Audit) -> None:
-    """Write the CSV that `data.corrections` reads."""
+def write_suggestions(path: epath.Path, result: Audit, earlier: Sequence[Correction] = ()) -> None:
+    """Write the CSV that `data.corrections` reads: the suggestions, and the corrections of earlier audits."""
     with open_target(Target(path, "csv")) as file:
         write = row_writer(file)
         for row in (COLUMNS, *rows_of(result)):
             write(row)
+        for correction in earlier:
+            code = CELLS[correction.code]
+            write((correction.image, correction.label, code, code, "", "yes"))
 
 
 def as_dict(result: Audit) -> dict[str, Any]:
@@ -228,7 +250,7 @@ def format_audit(result: Audit) -> str:
         lines.append(f"labels nearly always together: {pairs}")
     if values["not_judged"]:
         lines.append(
-            f"not judged, because fewer than {FEWEST} images have the label or are known not to have it: "
-            f"{examples(values['not_judged'])}"
+            f"not judged, because fewer than {FEWEST} {units(result.split)} have the label or are known not to have "
+            f"it: {examples(values['not_judged'])}"
         )
     return "\n".join(lines)

@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import NamedTuple
 
 from mlmoe_jax.data.sources.tables import CELLS, SAVE_AS, SPREADSHEETS
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import damage_explained, open_regular, read_lines
+from mlmoe_jax.runtime.files import MOST_TEXT, damage_explained, read_bytes
 from mlmoe_jax.runtime.formats import unescape_cell
 from mlmoe_jax.runtime.text import some
 
@@ -44,7 +44,7 @@ class Correction(NamedTuple):
     code: int
 
 
-def corrected(split: Split, path: Path) -> Split:
+def corrected(split: Split, path: str | os.PathLike) -> Split:
     """Return a split with the accepted corrections of a file.
 
     Raises:
@@ -71,22 +71,27 @@ def corrected(split: Split, path: Path) -> Split:
     return replace(split, labels=labels)
 
 
-def read_corrections(path: Path) -> list[Correction]:
-    """Return the accepted rows of a file; UserError if it is missing or invalid."""
-    if not path.is_file():
+def read_corrections(path: str | os.PathLike) -> list[Correction]:
+    """Return the accepted rows of a file, local or in an object store; UserError if it is missing or invalid."""
+    stem, suffix = os.path.splitext(path)
+    if suffix.lower() in SPREADSHEETS:
         raise UserError(
-            f"there is no file {path}, which data.corrections names; correct the key, or clear it to leave labels "
-            "unchanged"
+            f"{path} is a spreadsheet, which is not read; {SAVE_AS.format(os.path.basename(stem) + '.csv')}"
         )
-    if path.suffix.lower() in SPREADSHEETS:
-        raise UserError(f"{path} is a spreadsheet, which is not read; {SAVE_AS.format(path.with_suffix('.csv').name)}")
-    with damage_explained(path), open_regular(path) as content:
+    with damage_explained(path):
+        try:
+            content = read_bytes(path, MOST_TEXT)
+        except FileNotFoundError as error:
+            raise UserError(
+                f"there is no file {path}, which data.corrections names; correct the key, or clear it to leave labels "
+                "unchanged"
+            ) from error
         # As the suggestions are written; a spreadsheet program puts a byte order mark before them.
-        file = io.TextIOWrapper(content, encoding="utf-8-sig", errors="surrogateescape", newline="")
-        return list(_accepted(csv.reader(read_lines(file)), path))
+        text = io.StringIO(content.decode("utf-8-sig", errors="surrogateescape"), newline="")
+        return list(_accepted(csv.reader(text), path))
 
 
-def _accepted(reader, path: Path) -> Iterator[Correction]:
+def _accepted(reader, path: str | os.PathLike) -> Iterator[Correction]:
     header = [name.strip() for name in next(filter(None, reader), [])]
     if missing := [name for name in _NEEDED if name not in header]:
         raise UserError(

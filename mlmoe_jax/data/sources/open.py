@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -58,7 +57,13 @@ def tree_of(data_config: ConfigDict, names: Sequence[str]) -> LabelTree:
     """Return the tree `data.tree` of the labels `names`, which is empty if the key is; UserError as in `read_tree`."""
     if not data_config.tree:
         return INDEPENDENT
-    return read_tree(os.path.join(root_of(data_config), data_config.tree), names)
+    return read_tree(place_of(data_config, data_config.tree), names)
+
+
+def place_of(data_config: ConfigDict, name: str) -> str:
+    """Return the path or address of a file, which may be relative to the folder of the data set."""
+    name = os.path.expanduser(name)
+    return name if "://" in name else os.path.join(root_of(data_config), name)
 
 
 def open_split(
@@ -101,7 +106,9 @@ def open_split(
             f"{data_config.name} has no groups; clear it, or for packed data pack the table again with this key"
         )
     if data_config.corrections and whole.name == data_config.train_split:
-        whole = _corrected(whole, data_config)
+        from mlmoe_jax.data.sources.corrections import corrected  # here, because the config imports this module
+
+        whole = corrected(whole, place_of(data_config, data_config.corrections))
     if tree := tree_of(data_config, whole.classes):
         labels, contradictions = tree.close(whole.labels)
         whole = replace(whole, labels=labels, contradictions=contradictions)
@@ -147,12 +154,6 @@ def count_labels(data_config: ConfigDict) -> int:
     name = original_name(data_config)  # may be unknown, because packed data does not need its original source
     labels = SOURCES[name].labels if name in SOURCES else None
     return labels(data_config) if labels else len(open_split(data_config, data_config.train_split).classes)
-
-
-def _corrected(whole: Split, data_config: ConfigDict) -> Split:
-    from mlmoe_jax.data.sources.corrections import corrected  # here, because the config imports this module
-
-    return corrected(whole, Path(root_of(data_config)) / Path(data_config.corrections).expanduser())
 
 
 def _hold_out(whole: Split, split: str, data_config: ConfigDict, seed: int) -> Split:

@@ -89,8 +89,11 @@ def test_accepted_corrections_are_not_overwritten(photos, capsys):
     other = [f"--output={photos / 'second'}", f"--config.data.corrections={table}"]
     assert main([*command(photos)[:-1], *other, "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
-    first = (suggestions(photos)[0]["image"], suggestions(photos)[0]["label"])
-    assert first not in [(row["image"], row["label"]) for row in again["suggestions"]]
+    first = suggestions(photos)[0]
+    assert (first["image"], first["label"]) not in [(row["image"], row["label"]) for row in again["suggestions"]]
+    new = open_split(settings(photos, table="labels.csv", corrections="second/suggestions.csv"), "train")
+    old = open_split(settings(photos, table="labels.csv", corrections="audit/suggestions.csv"), "train")
+    np.testing.assert_array_equal(new.labels, old.labels, "the new file has the accepted corrections too")
 
 
 def test_similar_images_with_other_labels_and_the_page(photos, capsys):
@@ -118,10 +121,10 @@ def test_flags_that_do_not_belong_together_are_refused(flags, says, capsys):
 
 
 # ---------------------------------------------------------------------------------------------------- what is suggested
-def judged(codes, scores, classes=("a", "b")) -> Audit:
+def judged(codes, scores, classes=("a", "b"), groups=None) -> Audit:
     codes = np.array(codes, np.int8)
     images = ArrayImages(np.zeros((len(codes), 4, 4, 3), np.uint8))
-    split = Split("train", classes, codes, [f"{row}.png" for row in range(len(codes))], images)
+    split = Split("train", classes, codes, [f"{row}.png" for row in range(len(codes))], images, groups)
     return Audit(split, np.array(scores, np.float64), [(0, 1), (2, 3)], [])
 
 
@@ -142,6 +145,37 @@ def test_labels_with_few_images_are_not_judged():
     assert set(result.suggestions[:, 1].tolist()) == {1}
     assert as_dict(result)["not_judged"] == ["a"]
     assert "fewer than 5 images have the label or are known not to have it: a" in format_audit(result)
+
+
+def test_a_label_of_few_groups_is_not_judged_because_a_fit_may_have_none_of_them():
+    codes = np.array([[1, 1], [0, 0]] * 10)
+    groups = ["sick" if row % 2 == 0 and row < 12 else f"p{row}" for row in range(20)]
+    result = judged(codes, np.where(codes, 0.2, 0.8), groups=groups)
+    assert result.judged.tolist() == [True, True]
+    groups[12:20:2] = ["sick"] * 4
+    result = judged(codes, np.where(codes, 0.2, 0.8), groups=groups)
+    assert (result.judged.any(), len(result.suggestions)) == (False, 0)
+    assert "fewer than 5 groups of images have the label" in format_audit(result)
+
+
+def test_suggestions_agree_with_the_tree(photos, capsys, monkeypatch):
+    """A probable red makes what it implies probable too; that red implies it is no news."""
+    (photos / "labels.csv").write_text((photos / "labels.csv").read_text().replace("red", "red;warm", 3))
+    (photos / "tree.yaml").write_text("implies: {red: warm}")
+    monkeypatch.setattr(audit, "SUPPORT", 10)
+    monkeypatch.setattr(audit, "probabilities", lambda logits: np.tile([0.5, 0.5, 0.9, 0.1], (60, 1)))
+    assert main(command(photos, "--config.data.tree=tree.yaml", "--json")) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["superfluous"] == 0
+    assert [row["label"] for row in report["suggestions"]].count("warm") == report["missing"] / 2 > 0
+    assert ("red", "warm") not in [(pair["label"], pair["with"]) for pair in report["together"]]
+
+
+def test_images_of_which_most_cannot_be_read_are_refused(photos, capsys):
+    for number in range(60):
+        (photos / f"{number}.png").write_text("no image")
+    assert main(command(photos, "--config.data.bad_images=skip")) == 2
+    assert "16 of 16 images of split train that were tried cannot be read" in capsys.readouterr().err
 
 
 def test_a_split_without_labels_to_judge_is_refused_at_once(refusal):
