@@ -179,6 +179,8 @@ def read_tree(path: str | os.PathLike, names: Sequence[str]) -> LabelTree:
         else:
             raise _wrong(path, key, f"has neither labels that imply others nor groups of exclusive labels; {_FORM}")
     tree = LabelTree(tuple(implies), tuple(exclusive))
+    if not tree:
+        raise UserError(f"{path} has no labels; {_FORM}")
     if problem := tree.problem(names):
         raise UserError(f"{path} cannot hold: {problem}; correct it")
     return tree

@@ -20,8 +20,8 @@ MEANINGS = {
 
 
 def measure(entries: Entries) -> dict[str, float]:
-    """Return the metrics of MEANINGS for each of `Entries.predictions`; {} if no label implies another."""
-    if not entries.tree.implies:
+    """Return the metrics of MEANINGS for each of `Entries.predictions`; {} without a tree."""
+    if not entries.tree:
         return {}
     positive, metrics = entries.tree.augmented(entries.positive & entries.valid), {}
     for name, predicted in entries.predictions.items():

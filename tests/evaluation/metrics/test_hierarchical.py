@@ -43,6 +43,8 @@ def test_they_select_if_there_is_a_tree():
     config = default_config()
     assert "hF1@0.5" not in selectable_metrics(config)
     config.data.tree = "tree.yaml"
-    assert {"hP@0.5", "hF1@top3"} <= set(selectable_metrics(config))
     labels, scores = drawn()
+    for tree in (TREE, LabelTree(TREE.implies), LabelTree((), TREE.exclusive)):
+        metrics = evaluate_scores(scores, labels, None, {"0.5": 0.5, "prior_matched_transductive": 0.5}, tree=tree)
+        assert {name for name in selectable_metrics(config) if name.startswith("h")} <= metrics.keys()
     assert not [name for name in evaluate_scores(scores, labels, None, {"0.5": 0.5}) if name.startswith("h")]
