@@ -81,9 +81,10 @@ def _embed(predictor: Predictor, paths: Sequence[str], batch_size: int) -> tuple
 
 def _by_labels(run: Run, paths: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the image files with labels in the data set of the run, and the images of `paths` without labels."""
-    config, places = run.config, dict(zip(map(_place, paths), paths, strict=True))
+    data, places = run.config.data.copy_and_resolve_references(), dict(zip(map(_place, paths), paths, strict=True))
+    data.bad_images = "skip"
     try:
-        splits = open_splits(config.data, [config.data.val_split, *config.data.test_splits], seed=config.seed)
+        splits = open_splits(data, [data.val_split, *data.test_splits], seed=run.config.seed)
     except UserError as error:
         status(f"all images count as unlabeled, because the data set of the run cannot be opened: {error}")
         return [], list(places.values())
@@ -93,8 +94,11 @@ def _by_labels(run: Run, paths: Sequence[str]) -> tuple[list[str], list[str]]:
         for row in np.flatnonzero((split.labels != UNKNOWN).any(axis=1)).tolist()
     }
     unlabeled = [path for place, path in places.items() if place not in labeled]
+    files = sorted(place for place in labeled if "://" in place or os.path.isfile(place))
     status(f"{len(unlabeled):,} of {quantity(len(places), 'image')} have no labels in the data set of the run")
-    return sorted(place for place in labeled if "://" in place or os.path.isfile(place)), unlabeled
+    if labeled and not files:
+        status("warning: no labeled image of the run is a file here, so images may be chosen that have labels")
+    return files, unlabeled
 
 
 def _place(path: str) -> str:

@@ -13,6 +13,7 @@ from scipy.stats import entropy
 from mlmoe_jax.apps.cli.flags import parse_flags
 from mlmoe_jax.apps.tools.acquisition import METHODS
 from mlmoe_jax.apps.tools.predict import predict_files
+from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.inference.predict import Predictor
 from mlmoe_jax.runs.folder import RunFolder
@@ -83,6 +84,18 @@ def test_without_the_data_set_every_image_counts_and_a_line_says_so(select, caps
     select.data.root = "gone"
     assert len(select("both", 6, ("photos", "photos/a.png"))) == 6
     assert "all images count as unlabeled, because the data set of the run cannot be opened" in capsys.readouterr().err
+
+
+def test_labels_are_known_although_another_image_of_the_data_set_is_gone(select):
+    table = Path("photos/labels.csv")
+    table.write_text(table.read_text() + "gone.png,1,0,0,0\n")
+    assert {row["image"] for row in select("uncertain", 5)} == {f"photos/{name}.png" for name in "abcde"}
+
+
+def test_a_line_says_that_labeled_images_are_not_files(select, monkeypatch, capsys):
+    monkeypatch.setattr(ImageFiles, "name", lambda images, row: f"{images.names[row]} in a.arrayrecord")
+    assert len(select("both", 6)) == 6
+    assert "warning: no labeled image of the run is a file here" in capsys.readouterr().err
 
 
 def test_images_that_cannot_be_read_are_not_chosen(select, refusal, capsys):
