@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -105,6 +106,14 @@ class Split:
     def group_numbers(self) -> Int[np.ndarray, " n"] | None:
         """The number of each image's group, see `number_groups`; None without groups."""
         return None if self.groups is None else number_groups(self.groups, len(self))
+
+    @property
+    def fingerprint(self) -> str:
+        """A sha256 of the names, labels and groups of the images."""
+        digest = hashlib.sha256("\0".join(self.ids).encode(errors="surrogatepass"))
+        digest.update(np.ascontiguousarray(self.labels, np.int8).tobytes())
+        digest.update("\0".join(self.groups or ()).encode(errors="surrogatepass"))
+        return digest.hexdigest()
 
     def take(self, rows: np.ndarray, name: str) -> Split:
         """Return the images `rows`, i64[n], of this split, in the order of `rows`, as a separate split."""

@@ -22,17 +22,19 @@ SAMPLE = 16  # images per split that are read before a training or an evaluation
 def require_same_images(name: str, splits: Iterable[Split]) -> None:
     """Print the number of images that were left out because they have no file. All processes must call this function.
 
-    Raises UserError if the processes find different images.
+    Raises UserError if the processes find different images, labels or groups.
     """
-    counts = {split.name: [len(split), len(split.missing) if split.missing else 0] for split in splits}
-    for other in distributed.gather(counts):
-        if other != counts:
-            raise UserError(
-                f"the processes find different images of {name} ({counts} and {other}); give all hosts the same files"
-            )
+    facts = {split.name: [len(split), len(split.missing or ()), split.fingerprint] for split in splits}
+    for other in distributed.gather(facts):
+        for split, (images, *_) in facts.items():
+            if other[split] != facts[split]:
+                raise UserError(
+                    f"the processes find different images or labels of split {split} of {name} ({images:,} and "
+                    f"{other[split][0]:,} images); give all hosts the same files"
+                )
     if parts := [
         f"{missing:,} of the {missing + rest:,} images of {split}"
-        for split, (rest, missing) in counts.items()
+        for split, (rest, missing, _) in facts.items()
         if missing
     ]:
         status(f"{name}: {' and '.join(parts)} have no file and are left out")
@@ -45,7 +47,7 @@ def require_readable(splits: Iterable[Split], data_config: ConfigDict) -> None:
     """
     decoding = Decoding.of(data_config)
     for split in splits:
-        missing = len(split.missing) if split.missing else 0
+        missing = len(split.missing or ())
         if missing > len(split):
             where = split.missing.images.name(0)
             raise UserError(

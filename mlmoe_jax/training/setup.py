@@ -20,7 +20,7 @@ from mlmoe_jax.data.labels.space import LabelSpace, label_space_of, synthetic_la
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader, steps_per_epoch
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.sources.open import count_labels, open_splits, original_name, root_of, tree_of
-from mlmoe_jax.data.split import UNKNOWN, Split
+from mlmoe_jax.data.split import POSITIVE, UNKNOWN, Split
 from mlmoe_jax.data.split_checks import check_splits, require_readable, require_same_images
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.fit_thresholds import split_to_fit
@@ -140,6 +140,11 @@ def open_experiment(
             f"warning: the run in {folder} started with {space.images:,} training images and now has "
             f"{len(train_split):,}, so it continues with another order of images"
         )
+    elif resumes and (
+        (space.positives != (train_split.labels == POSITIVE).sum(axis=0)).any()
+        or space.tree != tree_of(config.data, space.names)
+    ):
+        status(f"warning: labels have changed since the run in {folder} started, so it continues with other labels")
     if head.unknown_labels and (train_split.labels == UNKNOWN).any():
         status(f"warning: {config.model.head.kind} {head.unknown_labels}")
     for warning in [*configuration.warnings(config), *check_splits(train_split, list(eval_splits.values()))]:

@@ -103,21 +103,13 @@ def _empty_manifest(config: ConfigDict, splits: Sequence[Split]) -> dict[str, An
         "splits": {
             split.name: {
                 "images": 0,
-                "source_sha256": _fingerprint(split),
+                "source_sha256": split.fingerprint,
                 "labels": None,
                 "shards": [None] * -(-len(split) // SHARD_IMAGES),
             }
             for split in splits
         },
     }
-
-
-def _fingerprint(split: Split) -> str:
-    digest = hashlib.sha256("\0".join(split.ids).encode(errors="surrogatepass"))
-    digest.update(np.ascontiguousarray(split.labels, np.int8).tobytes())
-    if split.groups is not None:
-        digest.update("\0".join(split.groups).encode(errors="surrogatepass"))
-    return digest.hexdigest()
 
 
 def _resume(folder: Folder, manifest: dict[str, Any], config: ConfigDict) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from mlmoe_jax.apps.tools.check import alike, check_up, format_checkup, print_ch
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import ArrayImages, ImageFiles
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.data.split_checks import check_splits, require_readable
+from mlmoe_jax.data.split_checks import check_splits, require_readable, require_same_images
+from mlmoe_jax.runtime import distributed
 
 CLASSES = ("a", "b", "c", "d")
 
@@ -85,6 +86,18 @@ def test_a_split_whose_images_are_mostly_unreadable_is_refused_at_once(refusal, 
         f"60 of the 100 images of split train have no file, the first is {tmp_path / '0.png'}; correct data.root, "
         "data.images or the paths in the table"
     )
+
+
+def test_processes_that_find_other_images_or_labels_are_refused(monkeypatch, refusal):
+    ours, elsewhere = split_of(["1", "2"]), []
+    monkeypatch.setattr(distributed, "gather", lambda value: [value, *elsewhere])
+    require_same_images("csv", [ours])
+    for theirs in (split_of(["1", "3"]), split_of(["1", "2"], [0, 1, 0, 0]), split_of(["1"])):
+        elsewhere[:] = [{"train": [len(theirs), 0, theirs.fingerprint]}]
+        assert refusal(require_same_images, "csv", [ours]) == (
+            "the processes find different images or labels of split train of csv (2 and "
+            f"{len(theirs)} images); give all hosts the same files"
+        )
 
 
 def test_classes_without_positives_are_a_warning():

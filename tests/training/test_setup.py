@@ -1,0 +1,35 @@
+"""What a training says about its data when it resumes."""
+
+import pytest
+from helpers.tables import write
+
+from mlmoe_jax.config import default_config
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.training.setup import open_experiment
+
+TABLE = "image,labels\na.png,cat\nb.png,dog\nsub/c.png,cat;dog\n"
+
+
+@pytest.mark.parametrize(
+    ("table", "tree", "says"),
+    [
+        (TABLE, "", ""),
+        (TABLE.replace("c.png,cat;dog", "c.png,cat"), "", "labels have changed since the run in"),
+        (TABLE, "tree.yaml", "labels have changed since the run in"),
+        (TABLE.replace("a.png,cat\n", ""), "", "started with 3 training images and now has 2"),
+    ],
+)
+def test_a_resumed_training_reports_data_that_have_changed(table, tree, says, tmp_path, capsys):
+    config, folder = default_config(), RunFolder(tmp_path / "run")
+    config.data.name, config.data.root, config.data.val_split, config.data.test_splits = "csv", str(tmp_path), "", ()
+    write(tmp_path, "train.csv", TABLE)
+    with folder.writing(), open(tmp_path / "run" / "label_space.npz", "wb") as file:
+        open_experiment(config, folder).label_space.save(file)
+    assert "since the run" not in capsys.readouterr().err
+    (tmp_path / "train.csv").write_text(table)
+    (tmp_path / "tree.yaml").write_text("implies: {cat: dog}")
+    config.data.tree = tree
+    open_experiment(config, folder, resumes=True)
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "the run in" in line]
+    assert len(warnings) == bool(says)
+    assert says in "".join(warnings)
