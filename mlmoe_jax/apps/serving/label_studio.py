@@ -52,7 +52,8 @@ def add_routes(app: FastAPI, service: Service) -> None:
     @app.post(f"{PREFIX}/predict", include_in_schema=False)
     async def ml_predict(request: Request) -> dict[str, Any]:
         """Return a list of predictions per task: one, or none if its image cannot be read."""
-        tasks, (control, (to, key, known)) = _parse(await service.body(request))
+        body, labels = await service.body(request), service.labeler.predictor.names
+        tasks, (control, (to, key, known)) = await service.in_reader(_parse, body, labels)
         results: list[dict[str, Any]] = []
         for start in range(0, len(tasks), service.most_images):
             addresses = [task["data"].get(key) for task in tasks[start : start + service.most_images]]
@@ -69,8 +70,13 @@ def add_routes(app: FastAPI, service: Service) -> None:
         return {"model_version": version, "results": predictions}
 
 
-def _parse(body: bytes) -> tuple[list[dict[str, Any]], tuple[str, tuple[str, str, Collection[str]]]]:
-    """Return the tasks of a request, and its Choices as in `controls_of`; HTTPException if they are of another form."""
+def _parse(
+    body: bytes, labels: Sequence[str]
+) -> tuple[list[dict[str, Any]], tuple[str, tuple[str, str, Collection[str]]]]:
+    """Return the tasks of a request, and its Choices with the most of the `labels`, as in `controls_of`.
+
+    Raises HTTPException if the request is of another form.
+    """
     try:
         content = json.loads(body)
         tasks, controls = content["tasks"], controls_of(content["label_config"].encode())
@@ -82,7 +88,7 @@ def _parse(body: bytes) -> tuple[list[dict[str, Any]], tuple[str, tuple[str, str
         ) from error
     if not tasks or not controls:
         raise HTTPException(422, "there are no tasks" if controls else "the label_config has no Choices for an Image")
-    return tasks, next(iter(controls.items()))
+    return tasks, max(controls.items(), key=lambda control: sum(label in control[1][2] for label in labels))
 
 
 def _prediction(

@@ -32,6 +32,7 @@ from mlmoe_jax.inference.predict import Predictor
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import BEST
 from mlmoe_jax.runtime.progress import status
+from mlmoe_jax.runtime.text import printable
 from mlmoe_jax.runtime.version import __version__
 
 HEADERS = {
@@ -115,7 +116,7 @@ async def _refusal(request: Request, error: Exception) -> Response:
         status, headers, reason = error.status_code, error.headers, error.detail
     elif isinstance(error, ClientDisconnect):
         status, reason = 400, "the request was cut short"  # only counted, the client is gone
-    return JSONResponse({"error": reason}, status, headers)
+    return JSONResponse({"error": printable(reason)}, status, headers)  # a request may hold half a character
 
 
 _FAILURES = dict.fromkeys((RequestValidationError, exceptions.HTTPException, ClientDisconnect, Exception), _refusal)

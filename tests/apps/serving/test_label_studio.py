@@ -30,7 +30,7 @@ def ask(tmp_path_factory):
 
     def call(*requests):
         async def use(client):
-            answers = [await client.request(*request[:2], json=request[2]) for request in requests]
+            answers = [await client.request(*request[:2], content=json.dumps(request[2])) for request in requests]
             return [(answer.status_code, answer.json()) for answer in answers]
 
         return with_client(Service(labeler), use)
@@ -49,6 +49,7 @@ def inline(content: bytes) -> str:
 def test_what_label_studio_asks(ask):
     local, upload = "/data/local-files/?d=a.png", "/data/upload/1/x.png"
     other = CONFIG.replace('name="labels"', 'name="tags"').replace('value="$image"', 'value="$photo"')
+    other = other.replace("<Choices", '<Choices name="good" toName="image"><Choice value="yes" /></Choices><Choices', 1)
     setup = ("POST", "/label_studio/setup", {"project": "1.2", "schema": CONFIG, "hostname": "http://169.254.169.254"})
     renamed = ("POST", "/label_studio/predict", {"tasks": [{"data": {"photo": local}}], "label_config": other})
     health, version, answer, (_, tagged) = ask(
@@ -76,6 +77,8 @@ def test_requests_of_another_form_are_refused(ask):
     assert [status for status, _ in answers] == [422, 400, 400, 422, 413, 422, 422]
     assert all(list(body) == ["error"] for _, body in answers)
     assert answers[-1][1]["error"].endswith("it is not in the folder of the images")
+    (status, body), *_ = ask(request("\ud800"))  # half a character, which JSON can hold
+    assert (status, body["error"].startswith("cannot read \\ud800 as an image: ")) == (422, True)
 
 
 @pytest.mark.parametrize("path", ["../secret.png", "link.png", "/etc/passwd", "sub/../../secret.png", ""])
