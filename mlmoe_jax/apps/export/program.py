@@ -27,6 +27,8 @@ from mlmoe_jax.runtime.sharding import remove_padding
 from mlmoe_jax.runtime.storage import require_new, whole_file
 
 _PLATFORMS = ("cpu", "cuda", "tpu")
+# A larger difference of a probability means that a program is wrong; rounding to 16 bits differs by less.
+_WRONG = 1e-2
 
 
 def program_of(run: Run) -> Callable[[Params, jax.Array], jax.Array]:
@@ -73,6 +75,14 @@ def largest_difference(run: Run, label: Callable[[np.ndarray], np.ndarray]) -> f
     size, images = run.preprocess.image_size, 2 * run.mesh.size
     pixels = np.random.default_rng(0).integers(0, 256, (images, size, size, 3)).astype(np.uint8)
     return float(np.abs(label(pixels) - scores_of(run, pixels)).max())
+
+
+def require_equal(run: Run, label: Callable[[np.ndarray], np.ndarray], name: str) -> str:
+    """Return the `largest_difference` in words; UserError, with the `name` of the program, if it is too large."""
+    difference = largest_difference(run, label)
+    if not difference <= _WRONG:
+        raise UserError(f"the {name} differs from the run by {difference:.2g}, so it was not written")
+    return f"largest difference of a probability {difference:.1e}"
 
 
 # -------------------------------------------------------------------------------------------------------- StableHLO

@@ -66,7 +66,8 @@ def _read(path: Path, data_config: ConfigDict, folder: Path) -> tuple[Iterator[R
         if "data" not in task:
             if task.get("annotation_id") is not None:
                 of_image.append((False, _names(task.get(control))))
-                controls |= {key for key, value in task.items() if key == control or _is_choices(value)}
+                choices = {name for name, value in task.items() if isinstance(value, dict) and "choices" in value}
+                controls |= choices | ({control} & task.keys())
             continue
         for annotation in task.get("annotations", ()):
             if not annotation.get("was_cancelled"):
@@ -86,10 +87,6 @@ def _require_control(path: Path, control: str, controls: Iterable[str]) -> None:
         raise UserError(
             f"the choices of {path} are named {some(sorted(controls))}, not {control}; set data.label_column to a name"
         )
-
-
-def _is_choices(value: Any) -> bool:
-    return isinstance(value, dict) and "choices" in value
 
 
 def _names(value: Any) -> set[str]:

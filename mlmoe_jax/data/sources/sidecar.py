@@ -23,8 +23,8 @@ from mlmoe_jax.data.sources.tables import Row
 from mlmoe_jax.data.split import NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MIB, MOST_TEXT, damage_explained, read_bytes
-from mlmoe_jax.runtime.formats import read_rows, row_writer
-from mlmoe_jax.runtime.storage import require_new, whole_folder
+from mlmoe_jax.runtime.formats import read_rows
+from mlmoe_jax.runtime.storage import Folder, require_new, whole_folder
 
 TAGS = "selected_tags.csv"
 MOST_TAGS = MIB  # bytes of a text file
@@ -82,13 +82,8 @@ def _write(file: LabelFile, entries: Iterable[Entry], *, listed: bool) -> str:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(", ".join(entry.labels) + "\n", encoding="utf-8")
         if listed:
-            with open(folder / TAGS, "w", encoding="utf-8") as table:
-                write = row_writer(table)
-                for row in (
-                    ("tag_id", "name", "category", "count"),
-                    *((k, n, 0, counts[n]) for k, n in enumerate(file.names)),
-                ):
-                    write(row)
+            rows = [[k, name, 0, counts[name]] for k, name in enumerate(file.names)]
+            Folder(folder).write_csv(TAGS, ["tag_id", "name", "category", "count"], rows)
     return f"copy its content over {common or file.folder or 'the working directory'} to put each file beside its image"
 
 

@@ -182,7 +182,7 @@ def test_nothing_is_overwritten_and_nothing_half_written_stays(made, tmp_path, r
     assert "should be a .safetensors file" in refuse(tmp_path / "a", "safetensors")
     sentence = refusal(export.export_run, folder, str(tmp_path / "a.safetensors"), "safetensors", template="space")
     assert sentence == "--template=space surrounds a program; leave it out of --format=safetensors"
-    monkeypatch.setattr(export, "largest_difference", lambda run, label: float("nan"))
+    monkeypatch.setattr(program, "largest_difference", lambda run, label: float("nan"))
     assert "differs from the run by nan" in refuse(tmp_path / "out")
     assert not list(tmp_path.iterdir())
 

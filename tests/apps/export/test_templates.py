@@ -3,12 +3,12 @@
 import json
 import runpy
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from helpers.documents import program_with
+from helpers.exported import model_of
 from helpers.outside import outside_python, run_outside
 from PIL import Image
 
@@ -54,10 +54,6 @@ SCORES = [[1, 0, 0], [128 / 255] * 3, [0, 0, 1]]
 
 
 # -------------------------------------------------------------------------------------------------------------- Space
-def model_of(folder: Path):
-    return runpy.run_path(str(folder / "load.py"))["Model"](folder)
-
-
 def test_the_page_of_a_space_shows_labels_at_their_thresholds(exported):
     folder, paths = exported(templates.space_files)
     label = runpy.run_path(str(folder / "app.py"))["label"]
