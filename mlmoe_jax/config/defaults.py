@@ -32,8 +32,8 @@ CONFIG = section(
     model=MODEL,
     init_from=Text(
         "",
-        "Start of the training: an official checkpoint (.pth, .npz or .safetensors), an adapter of PEFT or a run "
-        "folder; if empty, the pretrained backbone.",
+        "Start of the training: an official checkpoint (.pth, .npz, .safetensors), an adapter of PEFT or a run folder; "
+        "if empty, the pretrained backbone.",
     ),
     trainable=Rules(
         ((r"^backbone/", False), (r"", True)), "Which parameters train, by parameter path; the first match counts."

@@ -19,12 +19,11 @@ _INTRODUCTION = """\
 
 A config file sets keys as attributes, `config.optim.learning_rate = 3e-4`; the command line sets them as
 `--config.optim.learning_rate=3e-4`. Values of a list are separated by commas, or written as a Python tuple.
-`--help=optim` prints one section of this page, `--help=optim.learning_rate` one key, and `--help=config` the list of
-sections.
+`--help=optim` prints a section of this page, `--help=optim.learning_rate` a key, and `--help=config` the sections.
 
-Each key has its default and unit, and in parentheses the limits of a number or the choices of a name. Without another
-limit, numbers are at least 0 or above 0; integers are at most 1,000,000 and other numbers at most 1,000,000,000. Rules
-are ordered (regex, value) pairs over [parameter paths](architecture.md#parameter-paths).
+Each key has its default and unit, and in parentheses the limits of a number or the choices of a name. Otherwise,
+numbers are at least 0 or above 0; integers are at most 1,000,000 and other numbers at most 1,000,000,000. Rules are
+ordered (regex, value) pairs over [parameter paths](architecture.md#parameter-paths).
 
 `python -m mlmoe_jax.apps.cli.reference > docs/configuration.md` writes this page.
 """
@@ -104,7 +103,7 @@ def _items(prefix: str, section: Section) -> list[str]:
     """Return the lines of a list of the keys in a section, each with its choices as a list below it."""
     lines = []
     for name, key in _keys(section).items():
-        lines.append(f"* `{prefix}{name}`{_default(key)}: {key.doc}")
+        lines.append(f"* `{prefix}{name}{_default(key)}: {key.doc}")
         meanings = _meanings(key).items()
         lines += [f"    * `{choice}`" + (f": {text}" if text != choice else "") for choice, text in meanings]
     return [*lines, ""] if lines else []
@@ -114,8 +113,8 @@ def _default(key: Key) -> str:
     """Return the default with its unit, and what the key takes, as it follows the name."""
     limits, text = _limits(key), key.text_of(key.default)
     if not text:
-        return f" (empty; {limits})" if limits else " (empty)"
-    return f" = `{text}`" + (f" {key.unit}" if key.unit else "") + (f" ({limits})" if limits else "")
+        return f"` (empty; {limits})" if limits else "` (empty)"
+    return f"={text}`" + (f" {key.unit}" if key.unit else "") + (f" ({limits})" if limits else "")
 
 
 def _limits(key: Key) -> str:

@@ -7,50 +7,40 @@ _DIFFICULT = {"negative": "as absent", "ignore": "not at all", "positive": "as p
 
 DATA = section(
     "The data set, and how its images are read.",
-    name=Choice("digits", "Data set; tfds:NAME is any data set of TFDS, such as tfds:coco/2014.", of=SOURCES),
-    root=Text(
-        "",
-        "Folder of the data set; if empty, $MLMOE_DATA/NAME or data/NAME for the published data set NAME.",
-    ),
+    name=Choice("digits", "Data set; tfds:NAME is a data set of TFDS, such as tfds:coco/2014.", of=SOURCES),
+    root=Text("", "Folder of the data set; if empty, $MLMOE_DATA/NAME or data/NAME for a published data set."),
     table=Text(
         "{split}.csv",
-        "For csv, jsonl, coco_json and labeling tools: the file (sidecar, wd_tagger: folder) with the labels, below "
-        "data.root; it may contain {split}.",
+        "For csv, jsonl, coco_json and labeling tools: file (sidecar, wd_tagger: folder) of the labels, below "
+        "data.root; may contain {split}.",
     ),
     images=Text(
-        "",
-        "For csv, jsonl, coco_json and labeling tools: the folder of the images, below data.root; it may contain "
-        "{split}.",
+        "", "With data.table: folder of the images, below data.root; may contain {split}; if empty, data.root."
     ),
-    image_column=Text("image", "For csv, jsonl, label_studio: the column, or key, with the path of the image."),
+    image_column=Text("image", "For csv, jsonl, label_studio: column or key of the image's path."),
     label_column=Text(
         "labels",
-        "For csv, jsonl: the column, or key, with the label names; if empty, a column per class has 1, "
-        "0, or nothing for unknown; for label_studio: the name of the Choices.",
+        "For csv, jsonl: column or key of the label names; if empty, a column per class has 1, 0, or nothing for "
+        "unknown; for label_studio: name of the Choices.",
     ),
     group_column=Text(
-        "",
-        "For csv, jsonl: the column, or key, with the group of each image, such as its patient; the images of a group "
-        "are never in two parts.",
+        "", "For csv, jsonl: column or key of the image's group, such as its patient; no group is divided."
     ),
-    labels=Integer(20_000, "For synthetic: the number of labels.", above=0),
-    separator=Text(";", "For csv: the text between two label names."),
+    labels=Integer(20_000, "For synthetic: number of labels.", above=0),
+    separator=Text(";", "For csv: text between two label names."),
     classes=Text(
         "",
-        "For csv, jsonl, vg500 and labeling tools: a text file below data.root, one class per line, or for "
-        "label_studio the labeling configuration (.xml); if empty, the names in the table.",
+        "For csv, jsonl, vg500 and labeling tools: text file below data.root, one class per line, or for label_studio "
+        "the labeling configuration (.xml); if empty, the names in the table.",
     ),
     corrections=Text(
         "",
-        "A CSV of corrected labels of data.train_split, below data.root or with an absolute path; --mode=data --audit "
-        "suggests them.",
+        "CSV of --mode=data --audit with corrections of data.train_split, below data.root or absolute; if empty, none.",
     ),
-    tree=Text(
-        "", "A YAML file below data.root with labels that imply others and groups of exclusive labels; if empty, none."
-    ),
+    tree=Text("", "YAML file below data.root of labels that imply or exclude one another; if empty, none."),
     train_split=Text("train", "Split to train on."),
-    val_split=Text("val", "Split for selection and early stopping; if empty, there is none."),
-    test_splits=Texts(("test",), "Splits that are evaluated at the end of training."),
+    val_split=Text("val", "Split for selection and early stopping; if empty, none."),
+    test_splits=Texts(("test",), "Splits evaluated at the end of training."),
     val_fraction=Number(
         0.0,
         "Fraction of the training split held out as data.val_split; 0 uses the data set's own split.",
@@ -65,47 +55,43 @@ DATA = section(
             "random": "regardless of labels",
         },
     ),
-    split_seed=Integer(
-        0, "Seed that draws the held-out images, for all values of seed; -1 means seed.", least=-1, most=2**32 - 1
-    ),
+    split_seed=Integer(0, "Seed of the held-out images; -1 takes the key seed.", least=-1, most=2**32 - 1),
     image_size=Integer(64, "Side of the square images of the network.", above=0, most=8192, unit="pixels"),
     resize=Choice(
         "square",
-        "How an image is brought to this size, except by augment.geometry.",
+        "How an image gets this size, unless augment.geometry says otherwise.",
         of={"square": "resize, whatever the aspect ratio", "crop": "resize the short side, then crop the center"},
     ),
     crop_fraction=Number(
-        0.875, "For resize=crop: the side of the crop as a fraction of the resized short side.", above=0, most=1
+        0.875, "For resize=crop: side of the crop as a fraction of the resized short side.", above=0, most=1
     ),
     reduced_decoding=Flag(False, "Decode large JPEGs at 1/2, 1/4 or 1/8 of their size: faster, but unlike the papers."),
     bad_images=Choice(
         "error",
-        "Treatment of missing or unreadable images; with batch_norm=trainable, skip leaves out only missing ones.",
+        "Missing or unreadable images; with batch_norm=trainable, skip leaves out only missing ones.",
         of={"error": "stop", "skip": "leave out, and list in the run folder"},
     ),
     truncated=Choice(
         "refuse",
-        "Treatment of truncated JPEGs; other formats are always refused.",
+        "Truncated JPEGs; other formats are always refused.",
         of={"refuse": "unreadable", "read": "read what is there, the rest gray, as ML-VPT's code does"},
     ),
     exif=Choice(
         "apply",
-        "Treatment of the EXIF orientation; --mode=predict applies it unless this key is set there.",
+        "EXIF orientation; --mode=predict applies it unless this key is set there.",
         of={"apply": "rotate upright", "ignore": "keep the stored rows, as the published codes do"},
     ),
     difficult_train=Choice("negative", "How difficult labels count in training.", of=_DIFFICULT),
     difficult_eval=Choice("negative", "How difficult labels count in metrics.", of=_DIFFICULT),
     known_positives=Text(
         "all",
-        "Positives that are known in training: all, one per image, 0.75 or 0.4 as in published lists, random:SHARE, or "
-        "a list (.txt); if not all, every other training label is unknown.",
+        "Positives known in training: all, one per image, 0.75 or 0.4 as in published lists, random:SHARE, or a list "
+        "(.txt); if not all, every other training label is unknown.",
     ),
-    known_seed=Integer(
-        1200, "Seed that draws the known positives, for all values of seed; -1 means seed.", least=-1, most=2**32 - 1
-    ),
+    known_seed=Integer(1200, "Seed of the known positives; -1 takes the key seed.", least=-1, most=2**32 - 1),
     keep_empty=Flag(
         False,
-        "Keep images without a positive label in the published data sets; own data and chest X-rays always keep them.",
+        "Keep images without a positive label in published data sets; own data and chest X-rays always keep them.",
     ),
     cache_features=Choice(
         "no",
@@ -118,14 +104,14 @@ DATA = section(
     ),
     cache=Choice(
         "none",
-        "Where training keeps decoded and resized images; not for random_resized_crop, nor for "
-        "multi_scale_crop without augment.margin.",
+        "Where training keeps resized images; not for random_resized_crop, nor for multi_scale_crop without "
+        "augment.margin.",
         of={"none": "nowhere", "disk": "in the cache folder, also for later runs"},
     ),
     workers=AutoInteger(
         AutoInteger.AUTO,
-        "Processes that read images; 0 means threads; auto starts processes if threads cannot feed an accelerator, "
-        "and one per core for --mode=pack.",
+        "Processes that read images; 0 means threads; auto starts processes if threads cannot feed an accelerator, and "
+        "one per core for --mode=pack.",
         least=0,
     ),
     threads=AutoInteger(
@@ -152,11 +138,11 @@ AUGMENT = section(
             "multi_scale_crop": "one of several sizes and places, as in ML-GCN",
         },
     ),
-    crop_scale=Interval((0.08, 1.0), "For random_resized_crop: the smallest and the largest fraction of the area."),
+    crop_scale=Interval((0.08, 1.0), "For random_resized_crop: smallest and largest fraction of the area."),
     margin=Integer(
         0,
-        "For multi_scale_crop: resize to a square this much larger than data.image_size before the crop; "
-        "0 is off, ADD-GCN takes 64.",
+        "For multi_scale_crop: resize to a square this much larger than data.image_size first; 0 is off, ADD-GCN takes "
+        "64.",
         least=0,
         unit="pixels",
     ),
@@ -173,7 +159,7 @@ AUGMENT = section(
     ),
     cutout=Number(
         0.0,
-        "Side of the cutout square as a fraction of the image's side; 0 is off, ML-VPT takes 0.5.",
+        "Side of the cutout square as a fraction of the image's; 0 is off, ML-VPT takes 0.5.",
         least=0,
         most=1,
     ),
@@ -192,7 +178,7 @@ AUGMENT = section(
     erase=Number(0.0, "Probability of random erasing, which puts noise into a rectangle.", least=0, most=1),
     mix=Choice(
         "none",
-        "Mixing of each image with another image of the batch, and of their labels.",
+        "Mixing of an image and its labels with another image of the batch.",
         of={
             "none": "off",
             "mixup": "a weighted mean of the images, or of cached features",
@@ -209,7 +195,7 @@ PACK = section(
     "How --mode=pack stores a data set in shards.",
     short_side=Integer(
         0,
-        "Short side to which larger images are shrunk, as JPEGs; 0 stores every file unchanged.",
+        "Short side to which larger images are shrunk, as JPEGs; 0 stores files unchanged.",
         least=0,
         unit="pixels",
     ),

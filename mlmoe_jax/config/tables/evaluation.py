@@ -7,18 +7,18 @@ EVAL = section(
     batch_size=Integer(256, "Images per device and step; scores do not depend on the number of devices.", above=0),
     dtype=Choice(
         "same",
-        "Type of the matrix products in evaluation and prediction.",
+        "Type of matrix products in evaluation and prediction.",
         of={
             "same": "model.dtype",
             "float32": "float32",
             "bfloat16": "bfloat16",
-            "float16": "float16, as the authors of ML-VPT evaluate",
+            "float16": "as the authors of ML-VPT evaluate",
         },
     ),
-    every_epochs=Integer(1, "Interval between two evaluations during training.", above=0, unit="epochs"),
+    every_epochs=Integer(1, "Interval between evaluations in training.", above=0, unit="epochs"),
     select_on=Choice(
         "val",
-        "Split that selects the weights that the run keeps.",
+        "Split that selects the weights of the run.",
         of={
             "val": "data.val_split",
             "test": "the first test split, as the papers do",
@@ -27,8 +27,8 @@ EVAL = section(
     ),
     select_metric=Text(
         "mAP",
-        "Metric that selects the weights, stops training early and chooses in --mode=prune: any name in "
-        "results.json that training computes and that is better if higher.",
+        "Metric that selects weights, stops training early and chooses in --mode=prune: a name in results.json that "
+        "training computes and that is better if higher.",
     ),
     threshold=Number(
         0.5,
@@ -36,27 +36,26 @@ EVAL = section(
         least=0,
         most=1,
     ),
-    consistent=Flag(True, "With data.tree, report scores that agree with it; if not, independent scores."),
+    consistent=Flag(True, "With data.tree: report scores that agree with it, not independent scores."),
 )
 
 METRICS = section(
     "Metrics in addition to mAP, precision, recall and F1.",
     preset=Choice(
-        "none", "Paper whose own evaluator adds its metrics.", of=("none", "mlvpt", "q2l", "mlgcn", "asl", "drmoe")
+        "none", "Paper whose evaluator adds its metrics.", of=("none", "mlvpt", "q2l", "mlgcn", "asl", "drmoe")
     ),
     top_k=Integer(3, "Labels per image for mAP@k and the metrics @topk.", above=0),
 )
 
 THRESHOLDS = section(
     "How decision thresholds are fitted, by --mode=thresholds or at the end of training.",
-    at_end=Flag(False, "Fit at the end of training too, and report the test splits at the fitted thresholds."),
+    at_end=Flag(False, "Fit when training ends, and report the test splits at the fitted thresholds."),
     split=Text(
         "",
-        "Split to fit on, which must not be reported; if empty, data.val_split, or out_of_fold with "
-        "train.fit=logistic.",
+        "Split to fit on, never a reported one; if empty, data.val_split, or out_of_fold with train.fit=logistic.",
     ),
     per=Choice(
-        "class", "Whether every class has its own threshold.", of={"class": "one per class", "global": "one for all"}
+        "class", "What has a threshold of its own.", of={"class": "each class", "global": "all classes together"}
     ),
     goal=Choice(
         "f1",
@@ -67,10 +66,10 @@ THRESHOLDS = section(
             "miss_rate": "the highest threshold with a bound of thresholds.miss_rate, by conformal risk control",
         },
     ),
-    precision=Number(0.9, "For goal=precision: the precision to reach on the split.", least=0, most=1),
+    precision=Number(0.9, "For goal=precision: precision to reach on the split.", least=0, most=1),
     miss_rate=Number(
         0.1,
-        "For goal=miss_rate: the largest expected share of the present labels of a new image that is missed.",
+        "For goal=miss_rate: largest expected share of a new image's present labels that is missed.",
         above=0,
         most=0.5,
     ),
@@ -78,17 +77,17 @@ THRESHOLDS = section(
 
 CALIBRATION = section(
     "How --mode=calibrate corrects scores, so that a score of 0.7 means 70 %.",
-    use=Flag(True, "Report corrected scores in --mode=predict, serve and export; if not, the raw probabilities."),
+    use=Flag(True, "Report corrected scores in --mode=predict, serve and export, not raw probabilities."),
     method=Choice(
         "platt",
-        "The function from raw to corrected scores, one per label, drawn towards one for all labels.",
+        "Function from raw to corrected scores, one per label, drawn towards one for all labels.",
         of={
             "temperature": "the logit divided by a temperature",
             "platt": "a linear function of the logit",
             "isotonic": "isotonic regression",
         },
     ),
-    split=Text("", "Split to fit on, which must not be reported; if empty, the default of thresholds.split."),
+    split=Text("", "Split to fit on, never a reported one; if empty, as thresholds.split."),
     operating_point=Flag(False, "Also map the fitted threshold of each label to a score of 0.5."),
 )
 
@@ -104,17 +103,16 @@ SERVE = section(
     megapixels=Number(50.0, "Millions of pixels per image; larger ones are not read.", above=0, most=150),
     folder=Text("", "Folder of the local files of Label Studio, whose images it may name; if empty, none."),
     label_studio=Text(
-        "",
-        "Address of the Label Studio server whose images are fetched, with the token $LABEL_STUDIO_API_KEY; or none.",
+        "", "Label Studio server whose images are fetched with the token $LABEL_STUDIO_API_KEY; if empty, none."
     ),
-    name=Text("classifier", "Name of the model in the addresses of the Open Inference Protocol."),
+    name=Text("classifier", "Name of the model in the Open Inference Protocol."),
 )
 
 LOG = section(
     "Where metrics are written besides metrics.jsonl and metrics.csv.",
     tensorboard=Flag(True, "Write event files for TensorBoard."),
-    mlflow=Text("", "Folder, or address of a server of MLflow, with the package mlflow; if empty, none."),
-    wandb=Text("", "Project of Weights & Biases, with the package wandb; if empty, none."),
+    mlflow=Text("", "Folder or address of MLflow (package mlflow); if empty, none."),
+    wandb=Text("", "Project of Weights & Biases (package wandb); if empty, none."),
 )
 
 _LEVELS = tuple(step / 10 for step in range(1, 10))
@@ -122,9 +120,7 @@ _LEVELS = tuple(step / 10 for step in range(1, 10))
 PRUNE = section(
     "How --mode=prune prunes the prompts of E2VPT.",
     token_levels=Shares(_LEVELS, "Fractions of the prompts to prune, one training each."),
-    segment_levels=Shares(
-        _LEVELS, "Fractions of each prompt's segments to prune, combined with every fraction of prompts."
-    ),
+    segment_levels=Shares(_LEVELS, "Fractions of each prompt's segments to prune, for every fraction of prompts."),
     importance=Choice(
         "signed",
         "How importance is measured on the gradients of a mask.",

@@ -11,8 +11,8 @@ DECODER = section(
         of={
             "dr_moe": "a transformer on the queries, sines added to the patches once",
             "independent": "dr_moe without self-attention between queries, for many labels",
-            "q2l": "queries and sines added in every layer, without self-attention between queries",
-            "q2l_self_attention": "q2l with self-attention, as flags of the authors' code",
+            "q2l": "queries and sines added in every layer, no self-attention between queries",
+            "q2l_self_attention": "q2l with self-attention, a flag of the authors' code",
             "ml_decoder": "fixed queries, LN(x + dropout(x)) for their self-attention, a projection with ReLU",
         },
     ),
@@ -22,7 +22,7 @@ DECODER = section(
     encoder_layers=Integer(2, "Encoder layers.", least=0, most=100),
     decoder_layers=Integer(2, "Decoder layers.", above=0, most=100),
     queries=Integer(
-        0, "For query: learned queries; 0 means one per label, fewer are shared by groups of labels.", least=0
+        0, "For query: learned queries; 0 is one per label, fewer are shared by groups of labels.", least=0
     ),
     dropout=Number(0.1, "Dropout rate of all layers.", least=0, most=1),
     attention_dropout=Flag(
@@ -36,7 +36,7 @@ ROUTING = section(
         "relu_linear",
         "Architecture of an expert.",
         of={
-            "relu_linear": "a linear layer and ReLU, as DR-MoE prints it",
+            "relu_linear": "a linear layer and ReLU (DR-MoE)",
             "ffn": "one hidden layer",
             "ffn_relu": "one hidden layer, ReLU on the output",
         },
@@ -53,19 +53,19 @@ ROUTING = section(
             "static": "learned, equal for every image",
         },
     ),
-    gate_hidden=Integer(256, "For gate=mlp: the hidden width.", above=0, most=65_536),
+    gate_hidden=Integer(256, "For gate=mlp: hidden width.", above=0, most=65_536),
     gate_share=Choice("per_label", "Whether each label has its own gate.", of=("per_label", "shared")),
     classifier=Choice(
         "per_label",
-        "Whether each label has its own classifier; DR-MoE prints a shared one.",
+        "Whether each label has its own classifier; DR-MoE prints shared.",
         of=("per_label", "shared"),
     ),
     entropy=Choice(
         "maximize",
         "Direction of the entropy penalty on the gates.",
         of={
-            "maximize": "raise the entropy, as the text of DR-MoE says",
-            "paper": "lower the entropy, the sign that DR-MoE prints",
+            "maximize": "raise the entropy, as DR-MoE's text says",
+            "paper": "lower the entropy, as DR-MoE prints",
             "off": "no penalty",
         },
     ),
@@ -75,13 +75,12 @@ ROUTING = section(
 GRAPH = section(
     "For ml_gcn and add_gcn: a graph of the labels.",
     hidden=Integer(1024, "Hidden width of the graph network.", above=0, most=65_536),
-    transpose=Flag(True, "For ml_gcn: transpose the graph, as the authors' code does, unlike the paper."),
+    transpose=Flag(True, "For ml_gcn: transpose the graph, as the code does, unlike the paper."),
     word_vectors=Text(
         "",
-        "For ml_gcn: a text file of word vectors such as GloVe's; if empty, vectors are computed from "
-        "the training labels.",
+        "For ml_gcn: text file of word vectors such as GloVe's; if empty, computed from the training labels.",
     ),
-    vector_width=Integer(300, "For ml_gcn: the width of the computed vectors.", above=0, most=65_536),
+    vector_width=Integer(300, "For ml_gcn: width of the computed vectors.", above=0, most=65_536),
 )
 
 SEQUENCE = section(
@@ -95,8 +94,8 @@ HEAD = section(
     "The part of the model that turns features into a logit per label.",
     kind=Choice(
         "linear",
-        "Head: group_experts is ML-VPT's, group_linear GVPT's, query serves Q2L and ML-Decoder, and "
-        "routed_experts serves DR-MoE, HSQ and, with group prompts, MLMoE.",
+        "Head: group_experts is ML-VPT's, group_linear GVPT's, query Q2L's and ML-Decoder's, routed_experts DR-MoE's, "
+        "HSQ's and, with group prompts, MLMoE's.",
         of=HEADS,
     ),
     pool=Choice(
@@ -109,10 +108,10 @@ HEAD = section(
             "mean": "the mean of prompts and patches, as VPT, GateVPT and E2VPT do on MAE",
         },
     ),
-    expert_hidden=Integer(5, "For group_experts: the hidden width of an expert.", above=0, most=65_536),
+    expert_hidden=Integer(5, "For group_experts: hidden width of an expert.", above=0, most=65_536),
     activation=Choice(
         "gelu",
-        "For group_experts: the activation of the experts.",
+        "For group_experts: activation of the experts.",
         of={"gelu": "the exact GELU (code)", "relu": "ReLU (paper)"},
     ),
     gates_of=Choice(

@@ -9,8 +9,7 @@ BACKBONE = section(
     name=Text("vit_digits", "Backbone, such as dinov2_vitb14, dinov3_vitb16, clip_vitb16 or resnet101."),
     weights=Text(
         "auto",
-        "Weights: auto is the published file from a package, the cache or the network; none is random; "
-        "anything else is a path.",
+        "Weights: auto is the published file, none is random, anything else a path.",
     ),
     batch_norm=Choice(
         "frozen",
@@ -23,7 +22,7 @@ BACKBONE = section(
     ),
     normalization=Choice(
         "auto",
-        "Mean and standard deviation that normalize the channels of an image.",
+        "Mean and standard deviation of the channels of an image.",
         of={"auto": "as the weights were trained", "imagenet": "ImageNet's", "unit": "0 and 1: pixels in 0 … 1"},
     ),
     final_norm=Choice(
@@ -37,25 +36,25 @@ PROMPTS = section(
     "Learned tokens that are added to the tokens of a frozen ViT.",
     kind=Choice(
         "none",
-        "Prompts: deep is VPT-deep, one set per block; shallow is VPT-shallow and GateVPT, one set for all "
-        "blocks; e2vpt adds keys and values to deep; group is ML-VPT's, deep prompts per label group and side.",
+        "Prompts: deep is VPT-deep, one set per block; shallow is VPT-shallow and GateVPT, one set for all blocks; "
+        "e2vpt adds keys and values to deep; group is ML-VPT's, deep prompts per label group and side.",
         of=PROMPTS_OF_KIND,
     ),
     count=Integer(30, "For deep, shallow, e2vpt: prompts per block.", least=0, most=10_000),
     project=Integer(
         0,
-        "Width of the learned prompts before a linear layer to the backbone's width; 0 means no layer.",
+        "Width of the prompts before a linear layer to the backbone's width; 0 is no layer.",
         least=0,
     ),
     dropout=Number(0.0, "Dropout rate of the entries of prompts, drawn per image.", least=0, most=1),
-    gated=Flag(False, "For shallow: a learned gate per block between a prompt before and after it, as in GateVPT."),
+    gated=Flag(False, "For shallow: a learned gate per block between a prompt before and after it (GateVPT)."),
     gate_init=Number(10.0, "Gates start at sigmoid(−gate_init).", least=ANY),
-    learn_temperature=Flag(False, "For shallow: an attention temperature per block, as in GateVPT."),
+    learn_temperature=Flag(False, "For shallow: an attention temperature per block (GateVPT)."),
     key_values=Integer(10, "For e2vpt: additional keys and values per block.", least=0, most=10_000),
     share_key_values=Flag(True, "For e2vpt: one tensor for additional keys and values."),
     pruning=Choice(
         "none",
-        "For e2vpt: the masks over prompts and segments of --mode=prune.",
+        "For e2vpt: masks over prompts and segments, of --mode=prune.",
         of={
             "none": "no masks",
             "learned": "trainable masks, to measure importance",
@@ -63,9 +62,7 @@ PROMPTS = section(
         },
     ),
     kept_tokens=Text("", "For pruning=fixed: 1 (kept) or 0 (pruned) per prompt, such as 1101; if empty, all are kept."),
-    kept_segments=Texts(
-        (), "For pruning=fixed: 1 or 0 per segment, one text of 16 per prompt; if empty, all are kept."
-    ),
+    kept_segments=Texts((), "For pruning=fixed: 1 or 0 per segment, a text of 16 per prompt; if empty, all are kept."),
     pruned=Choice(
         "absent",
         "For pruning=fixed: what a pruned prompt is.",
@@ -75,9 +72,9 @@ PROMPTS = section(
         "both",
         "For group: which label groups have prompts.",
         of={
-            "both": "co-occurrence (CO) and discriminative (DC): ML-VPT",
-            "co": "CO only: VPT-CO",
-            "dc": "DC only: VPT-DC",
+            "both": "co-occurrence (CO) and discriminative (DC)",
+            "co": "CO (VPT-CO)",
+            "dc": "DC (VPT-DC)",
         },
     ),
     num_groups=Integer(5, "For group: label groups per side.", above=0, most=1_000),
@@ -89,8 +86,8 @@ PROMPTS = section(
     ),
     groups=Text(
         "computed",
-        "Label groups: computed clusters the training labels, published takes the authors' groups, "
-        'anything else is a .json file {"co": [...], "dc": [...]}.',
+        "Label groups: computed clusters the training labels, published takes the authors', anything else is a .json "
+        'file {"co": [...], "dc": [...]}.',
     ),
 )
 
@@ -98,7 +95,7 @@ MODEL = section(
     "The model: a backbone, prompts inside it, and a head on top.",
     dtype=Choice(
         "auto",
-        "Type of the matrix products; trainable parameters stay in float32.",
+        "Type of matrix products; trainable parameters stay in float32.",
         of={
             "auto": "bfloat16 on a GPU or TPU, float32 on a CPU; a resumed run keeps its type",
             "float32": "float32",
@@ -122,9 +119,6 @@ MODEL = section(
     ),
     backbone=BACKBONE,
     prompts=PROMPTS,
-    adapters=section(
-        "Adapters beside the prompts, with their own keys; setting a key, or "
-        "--config.model.adapters=NAME, adds the adapter."
-    ),
+    adapters=section("Adapters beside the prompts; setting a key, or --config.model.adapters=NAME, adds the adapter."),
     head=HEAD,
 )

@@ -23,14 +23,18 @@ LOSS = section(
     "A loss per image and label, reduced to one number and summed over weighted terms.",
     kind=Choice(
         "asymmetric",
-        "Loss function: asymmetric is ASL, bce binary cross-entropy; softmax needs exactly one label per image; all "
-        "after it are for missing labels.",
+        "Loss: asymmetric is ASL, bce binary cross-entropy; softmax needs exactly one label per image; all after it "
+        "are for missing labels.",
         of=LOSSES,
     ),
     unknown=Choice(
         "auto",
         "How unknown labels count.",
-        of={"auto": "negative for losses for missing labels", "ignore": "not at all", "negative": "as absent"},
+        of={
+            "auto": "negative for losses for missing labels, else ignore",
+            "ignore": "not at all",
+            "negative": "as absent",
+        },
     ),
     gamma_neg=Number(2.0, "For asymmetric: focusing exponent of negative labels.", least=0),
     gamma_pos=Number(0.0, "For asymmetric: focusing exponent of positive labels.", least=0),
@@ -41,7 +45,7 @@ LOSS = section(
     ),
     detach=Flag(True, "For asymmetric, focal: no gradient through the focusing weight."),
     positive_weight=Number(
-        1.0, "For bce: factor of positive labels; 0 means negatives / positives of each training label.", least=0
+        1.0, "For bce: factor of positive labels; 0 takes negatives / positives of the training label.", least=0
     ),
     margin=Number(1.0, "For hill, focal_margin, splc: margin of positive labels.", least=0),
     peak=Number(1.5, "For hill: λ in the loss (λ − p) p² of negatives.", least=1),
@@ -49,16 +53,16 @@ LOSS = section(
     correct_from=Integer(1, "For splc: the first such epoch, counted from 0.", least=0),
     large_loss_rate=Number(
         0.002,
-        "For ll_r, ll_ct: growth per epoch of the share of labels whose losses are changed; for ll_cp: this share.",
+        "For ll_r, ll_ct: growth per epoch of the share of changed losses; for ll_cp: this share.",
         above=0,
         below=1,
     ),
     smoothing=Number(0.1, "For an_ls: target of negative labels.", least=0, below=0.5),
     expected_positives=Number(
-        0.0, "For epr, role: mean number of labels per image, such as 2.9 for COCO; 0 is unset.", least=0
+        0.0, "For epr, role: mean number of labels per image, 2.9 for COCO; 0 is unset.", least=0
     ),
     balanced=BALANCED,
-    reduce=Choice("mean", "How the losses of images and labels become one number.", of=("mean", "sum")),
+    reduce=Choice("mean", "How losses become one number.", of=("mean", "sum")),
     scale=Number(1000.0, "Factor of the reduced loss.", above=0),
     terms=TERMS,
 )
@@ -86,12 +90,12 @@ OPTIM = section(
             "multi_step": "divided by 10 at each milestone",
         },
     ),
-    warmup_steps=Integer(0, "For all schedules but one_cycle: length of a linear rise from 0.", least=0, unit="steps"),
-    milestones=Shares((0.6, 0.8), "For multi_step: fractions of the training at which the learning rate falls."),
+    warmup_steps=Integer(0, "Except for one_cycle: length of a linear rise from 0.", least=0, unit="steps"),
+    milestones=Shares((0.6, 0.8), "For multi_step: fractions of the training at which the rate falls."),
     weight_decay=Number(1e-2, "Weight decay, multiplied by the learning rate.", least=0),
     b1=Number(
         0.9,
-        "Decay of the first moment, or momentum of SGD; one_cycle cycles it from 0.95 to 0.85 and back.",
+        "Decay of the first moment, or momentum; one_cycle cycles it from 0.95 to 0.85 and back.",
         least=0,
         below=1,
     ),
@@ -101,12 +105,12 @@ OPTIM = section(
     decay_rules=Rules((), "Factors of the weight decay by parameter path; the first match counts.", factors=True),
     muon_rules=Rules(
         ((r"^backbone/.*/kernel$", True), (r"", False)),
-        "For muon: the matrices that it updates, by parameter path; the first match counts.",
+        "For muon: its matrices by parameter path; the first match counts.",
     ),
 )
 
 EMA = section(
-    "The exponential moving average of the parameters, evaluated beside the raw parameters.",
+    "The moving average of the parameters, evaluated beside the raw parameters.",
     decay=Number(0.9997, "Decay per step; 0 keeps no average.", least=0, most=1),
 )
 
@@ -114,32 +118,32 @@ TRAIN = section(
     "The training loop.",
     fit=Choice(
         "steps",
-        "How parameters are fitted; logistic ignores all keys about steps (optim, ema, epochs, …) and selection.",
+        "How parameters are fitted; logistic ignores all keys of steps (optim, ema, epochs, …) and selection.",
         of={
             "steps": "steps of the optimizer on batches",
-            "logistic": "L2-penalized logistic regression on cached features, with the penalty of the least "
-            "cross-validated log loss",
+            "logistic": "logistic regression on cached features, with the L2 penalty of the least cross-validated "
+            "log loss",
         },
     ),
     epochs=Integer(40, "Passes over the training split.", above=0),
     batch_size=Integer(64, "Images per step over all devices.", above=0),
     accumulate=Integer(
         1,
-        "Parts of a batch, computed one after the other to save memory; batch_norm=trainable takes statistics per "
-        "part, and the losses ll_r, ll_ct, ll_cp, epr and role compare the images of a part.",
+        "Parts of a batch, computed one after the other to save memory; batch statistics, and the losses ll_r, ll_ct, "
+        "ll_cp, epr and role, are of a part.",
         above=0,
     ),
-    log_every=Integer(20, "Interval between two rows of the log.", above=0, unit="steps"),
+    log_every=Integer(20, "Interval between rows of the log.", above=0, unit="steps"),
     patience=Integer(
         0,
-        "Stop early if the best eval.select_metric of all and of the raw weights are older than this, and the EMA "
-        "is below its best; 0 is off.",
+        "Stop early if the best eval.select_metric of all and of the raw weights are older, and the EMA is below its "
+        "best; 0 is off.",
         least=0,
         unit="epochs",
     ),
     skip_nonfinite=Integer(
         0,
-        "Steps with a loss or gradient that is not finite to skip without an update; one more ends the training.",
+        "Steps with a non-finite loss or gradient to skip; one more ends the training.",
         least=0,
         unit="steps",
     ),
@@ -148,8 +152,8 @@ TRAIN = section(
 
 CHECKPOINT = section(
     "The checkpoints in the run folder.",
-    every_epochs=Number(1.0, "Interval between two checkpoints; it may be a fraction.", above=0, unit="epochs"),
-    keep=Integer(2, "Newest checkpoints that are kept.", above=0),
+    every_epochs=Number(1.0, "Interval between checkpoints; it may be a fraction.", above=0, unit="epochs"),
+    keep=Integer(2, "Checkpoints that are kept.", above=0),
     include_frozen=Choice(
         "auto",
         "Which frozen weights the run folder stores.",
@@ -158,7 +162,7 @@ CHECKPOINT = section(
 )
 
 MESH = section(
-    "Devices along each axis of the mesh; at most one may be -1, which takes all that remain.",
+    "Devices along each axis of the mesh; one may be -1, which takes all that remain.",
     data=Integer(-1, "Devices over which only batches are sharded.", least=-1),
     fsdp=Integer(1, "Devices over which large parameters, and batches, are sharded.", least=-1),
     expert=Integer(1, "Devices over which the labels of a head, and batches, are sharded.", least=-1),

@@ -30,7 +30,7 @@ class AdaptFormer(Adapter):
     settings: ClassVar = {
         "bottleneck": Setting(64, "Width of the bottleneck.", least=1, most=4_096),
         "scale": Setting(0.1, "The output of the bottleneck is multiplied by it."),
-        "dropout": Setting(0.1, "Probability that an entry after the ReLU is dropped in training.", least=0, most=1),
+        "dropout": Setting(0.1, "Dropout rate of the entries after the ReLU.", least=0, most=1),
         "input": Setting("normed", f"What the bottleneck reads, {' (the paper) or '.join(INPUTS)} (the code)."),
     }
 

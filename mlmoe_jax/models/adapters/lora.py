@@ -35,13 +35,11 @@ class LoRA(Adapter):
     """
 
     settings: ClassVar = {
-        "rank": Setting(8, "Rank of the update of a layer.", least=1, most=4_096),
+        "rank": Setting(8, "Rank of the update.", least=1, most=4_096),
         "alpha": Setting(8.0, "The update is multiplied by alpha / rank.", least=0),
-        "rank_stabilized": Setting(False, "Multiply the update by alpha / √rank, as rsLoRA."),
-        "targets": Setting(("query", "value"), f"The layers that are updated: any of {', '.join(LAYERS)}."),
-        "dropout": Setting(
-            0.0, "Probability that an entry of an update's input is dropped in training.", least=0, most=1
-        ),
+        "rank_stabilized": Setting(False, "Multiply the update by alpha / √rank instead (rsLoRA)."),
+        "targets": Setting(("query", "value"), f"Updated layers: any of {', '.join(LAYERS)}."),
+        "dropout": Setting(0.0, "Dropout rate of the entries of an update's input.", least=0, most=1),
     }
 
     merges = True

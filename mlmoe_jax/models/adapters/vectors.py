@@ -30,7 +30,7 @@ class _Vectors(Adapter):
     """Learns vectors f32[L, outputs] for layers of the blocks, and f32[1, outputs] for layers outside the blocks."""
 
     settings: ClassVar = {
-        "targets": Setting((ALL,), f"The layers that are tuned: {ALL}, or any of {', '.join(LAYERS)}."),
+        "targets": Setting((ALL,), f"Tuned layers: {ALL}, or any of {', '.join(LAYERS)}."),
     }
     merges = True
 

@@ -126,6 +126,6 @@ def test_the_page_has_every_key_once():
     of_adapters = [f"model.adapters.{name}.{leaf}" for name in ADAPTERS for leaf in ADAPTERS[name].settings]
     assert len(rows) == len(KEYS) + 1 + len(of_adapters)  # and NAME of loss.terms
     assert all(
-        sum(re.match(rf"\* `{re.escape(name)}`[ :]", row) is not None for row in rows) == 1
+        sum(re.match(rf"\* `{re.escape(name)}[=`]", row) is not None for row in rows) == 1
         for name in [*KEYS, *of_adapters]
     )
