@@ -17,15 +17,13 @@ _WIDTH = 100
 _INTRODUCTION = """\
 # Configuration
 
-A config file sets keys as attributes, `config.optim.learning_rate = 3e-4`; the command line sets them as
-`--config.optim.learning_rate=3e-4`. Values of a list are separated by commas, or written as a Python tuple.
+`--config.optim.learning_rate=3e-4` sets a key on the command line, `config.optim.learning_rate = 3e-4` in a config file.
+Values of a list are separated by commas, or written as a Python tuple.
 `--help=optim` prints a section of this page, `--help=optim.learning_rate` a key, and `--help=config` the sections.
 
 Each key has its default and unit, and in parentheses the limits of a number or the choices of a name. Otherwise,
 numbers are at least 0 or above 0; integers are at most 1,000,000 and other numbers at most 1,000,000,000. Rules are
 ordered (regex, value) pairs over [parameter paths](architecture.md#parameter-paths).
-
-`python -m mlmoe_jax.apps.cli.reference > docs/configuration.md` writes this page.
 """
 
 
