@@ -17,8 +17,8 @@ _WIDTH = 100
 _INTRODUCTION = """\
 # Configuration
 
-`--config.optim.learning_rate=3e-4` sets a key on the command line, `config.optim.learning_rate = 3e-4` in a config file.
-Values of a list are separated by commas, or written as a Python tuple.
+`--config.optim.learning_rate=3e-4` sets a key on the command line, `config.optim.learning_rate = 3e-4` in a config
+file. Values of a list are separated by commas, or written as a Python tuple.
 `--help=optim` prints a section of this page, `--help=optim.learning_rate` a key, and `--help=config` the sections.
 
 Each key has its default and unit, and in parentheses the limits of a number or the choices of a name. Otherwise,
