@@ -146,11 +146,12 @@ def read_file(path: str | os.PathLike) -> bytes:
 
 
 def size_of(path: str | os.PathLike) -> tuple[int, int] | None:
-    """Return the width and height of a local image file from its header; None if it cannot be read."""
+    """Return the width and height of a local image file, upright, from its header; None if it cannot be read."""
     try:
         with Image.open(path, formats=_formats()) as image:
-            return image.size
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+            across = image.format != "TIFF" and image.getexif().get(ExifTags.Base.Orientation, 1) > 4
+            return image.size[::-1] if across else image.size  # the size of a TIFF is upright
+    except Exception:  # Pillow raises many types for damaged data
         return None
 
 

@@ -125,7 +125,7 @@ class WeightsAndBiases:
     def __init__(self, folder: RunFolder, project: str, config: ConfigDict):
         wandb = importlib.import_module("wandb")
         known = folder.read_json(WANDB)["id"] if (folder / WANDB).exists() else None
-        name = str(folder).rstrip("/").rpartition("/")[2]
+        name = folder.path.name
         self._run = wandb.init(project=project, name=name, id=known, resume="allow", config=config.to_dict())
         folder.write_json(WANDB, {"id": self._run.id})
 

@@ -100,8 +100,7 @@ class MLflowRun:
         known = client.get_experiment_by_name(name)
         experiment = known.experiment_id if known else client.create_experiment(name, artifacts)
         tags = {"mlmoe_jax": __version__, **{key: str(values[key]) for key in _TAGGED}}
-        own = str(self._folder).rstrip("/").rpartition("/")[2]
-        created = client.create_run(experiment, tags=tags, run_name=own).info.run_id
+        created = client.create_run(experiment, tags=tags, run_name=self._folder.path.name).info.run_id
         parameters = [Param(key, str(value)[:_LONGEST]) for key, value in values.items()]
         for at in range(0, len(parameters), _MOST_PARAMETERS):
             client.log_batch(created, params=parameters[at : at + _MOST_PARAMETERS])

@@ -12,7 +12,7 @@ import pytest
 from PIL import ExifTags, Image, ImageFile
 
 from mlmoe_jax.data import images
-from mlmoe_jax.data.images import BadImage, Decoding, ImageFiles, read_image
+from mlmoe_jax.data.images import BadImage, Decoding, ImageFiles, read_image, size_of
 from mlmoe_jax.errors import UserError
 
 LOSSLESS = ("PNG", "TIFF", "BMP", "PPM", "WEBP", "JPEG2000")
@@ -102,7 +102,7 @@ def test_an_animation_becomes_its_first_frame(file_format):
         (8, lambda a: np.rot90(a, -1)),
     ],
 )
-def test_exif_orientation_is_applied_once(file_format, orientation, stored_from_upright):
+def test_exif_orientation_is_applied_once(file_format, orientation, stored_from_upright, tmp_path):
     upright = np.zeros((16, 32, 3), np.uint8)
     upright[:8, :8] = 255  # a corner, so that each of the eight differs
     upright[:8, 8:16] = 128
@@ -111,6 +111,8 @@ def test_exif_orientation_is_applied_once(file_format, orientation, stored_from_
     stored = np.ascontiguousarray(stored_from_upright(upright))
     data = encoded(stored, file_format, exif=exif)
     np.testing.assert_allclose(read_image(data).astype(int), upright, atol=12)  # JPEG and WEBP are lossy
+    (tmp_path / "image").write_bytes(data)
+    assert size_of(tmp_path / "image") == (32, 16)
     published = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))  # as the authors of the methods read an image
     np.testing.assert_array_equal(read_image(data, decoding=Decoding(exif="ignore")), published)
 
