@@ -65,8 +65,11 @@ def add_routes(app: FastAPI, service: Service) -> None:
                 results += [{"error": error.detail}] * len(addresses)
         if all("error" in result for result in results):
             raise HTTPException(422, results[0]["error"])
-        names = {"control": control, "image": to}
-        predictions = [_prediction(result, known, version, names) for result in results]
+        predictions = []
+        for result in results:  # Label Studio refuses labels that are no choice of the project
+            names = [label for label in result.get("labels", ()) if not known or label in known]
+            scores = result.get("scores")
+            predictions.append([prediction(names, scores, version, control=control, image=to)] if scores else [])
         return {"model_version": version, "results": predictions}
 
 
@@ -89,16 +92,6 @@ def _parse(
     if not tasks or not controls:
         raise HTTPException(422, "there are no tasks" if controls else "the label_config has no Choices for an Image")
     return tasks, max(controls.items(), key=lambda control: sum(label in control[1][2] for label in labels))
-
-
-def _prediction(
-    result: dict[str, Any], known: Collection[str], version: str, names: dict[str, str]
-) -> list[dict[str, Any]]:
-    """Return the predictions of a task. Label Studio refuses labels that are no choice of the project."""
-    if "error" in result:
-        return []
-    labels = [label for label in result["labels"] if not known or label in known]
-    return [prediction(labels, result["scores"], version, **names)]
 
 
 class TaskImages:
