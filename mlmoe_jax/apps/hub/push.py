@@ -27,7 +27,10 @@ from mlmoe_jax.runtime.sharding import make_mesh
 from mlmoe_jax.runtime.storage import require_new, whole_folder
 
 # Keys with local paths, except the weights of the backbone, whose file name is shared.
-_PLACES = ("data.root", "data.table", "data.images", "data.classes", "model.head.graph.word_vectors", "init_from")
+_PLACES = (
+    *("data.root", "data.table", "data.images", "data.classes", "data.corrections", "data.tree"),
+    *("model.head.graph.word_vectors", "init_from"),
+)
 
 
 def push(
@@ -99,13 +102,14 @@ def write_shared(folder: RunFolder, target: RunFolder, address: hub.Address, lic
 
 
 def _portable(config: ConfigDict) -> ConfigDict:
-    """Return a config without local paths, devices and logs, which stores unpublished frozen weights."""
+    """Return a config without local paths, devices, logs and servers, which stores unpublished frozen weights."""
     shared, default = config.copy_and_resolve_references(), default_config()
-    shared.mesh, shared.log = default.mesh, default.log
+    shared.mesh, shared.log, shared.serve = default.mesh, default.log, default.serve
     shared.update_from_flattened_dict({key: flatten(default)[key] for key in _PLACES})
     if shared.model.prompts.groups not in ("computed", "published"):
         shared.model.prompts.groups = "computed"  # the label space has the groups
     shared.model.backbone.weights = Path(shared.model.backbone.weights).name
+    shared.data.known_positives = Path(shared.data.known_positives).name  # perhaps a list
     shared.checkpoint.include_frozen = "auto"
     return shared
 

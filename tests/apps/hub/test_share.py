@@ -33,6 +33,9 @@ def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shared")
     with published_run.config_of(folder) as config:
         config.data.root, config.log.wandb, config.data.test_splits = "/home/me/images", "my-project", ("test",)
+        for key in ("corrections", "tree", "known_positives"):
+            config.data[key] = f"/home/me/{key}.txt"
+        config.serve.folder, config.loss.kind = "/home/me/images", "an"
         run = RunFolder(folder / "run")
         published_run.write_run(run, config)
         write_thresholds(run, Thresholds(CUTS, {"split": "val", "goal": "f1"}, published_run.CALIBRATION))
