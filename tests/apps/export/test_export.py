@@ -14,6 +14,7 @@ from helpers import published_run
 from helpers.devices import run_python
 from helpers.documents import blocks
 from helpers.exported import CNNS, ON_RESNET, ON_VIT, model_of, operations, random_run
+from helpers.label_trees import violations
 from helpers.paths import REPOSITORY
 from PIL import Image
 from safetensors.numpy import load_file, safe_open
@@ -22,10 +23,13 @@ from mlmoe_jax import load_config
 from mlmoe_jax.apps.export import program, standalone
 from mlmoe_jax.apps.export import run as export
 from mlmoe_jax.apps.export.catalog import ALWAYS, TARGETS, Export
-from mlmoe_jax.apps.export.program import image_shape, largest_difference, program_of
+from mlmoe_jax.apps.export.program import image_shape, largest_difference, program_of, scores_of
 from mlmoe_jax.data.image_reader import ImageReader
 from mlmoe_jax.data.images import ArrayImages
+from mlmoe_jax.data.labels.tree import LabelTree
 from mlmoe_jax.inference.predict import Predictor
+from mlmoe_jax.models.calibration import Calibration
+from mlmoe_jax.models.consistency import Consistency, Scores
 from mlmoe_jax.runs.assemble import abstract_parts
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds, write_thresholds
@@ -87,6 +91,23 @@ def test_a_program_gives_the_scores_of_the_predictor_without_our_code(made, tmp_
         np.testing.assert_allclose(found[name], expected, atol=1e-6, rtol=0, err_msg=name)
         assert found[name].dtype == np.float32
     assert np.ptp(found["5"], axis=0).min() > 1e-3, "the scores depend on the image"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["stablehlo", "onnx"])
+def test_a_program_gives_scores_that_agree_with_a_tree(form, small_backbones, tmp_path):
+    if form == "onnx":
+        pytest.importorskip("onnxruntime", reason="the extra onnx is not installed")
+    tree, run = LabelTree(((0, 1), (2, 1), (3, 2), (3, 4)), ((0, 2), (4, 5))), random_run("linear_probe", **ON_VIT)
+    pixels = np.random.default_rng(1).integers(0, 256, (16, 32, 32, 3)).astype(np.uint8)
+    corrected = replace(run, scores=Scores(Calibration(scale=np.linspace(1, 2, 6), offset=np.full(6, 0.1))))
+    before = scores_of(corrected, pixels)
+    consistency = Consistency.of(tree, np.median(before, axis=0), 6)
+    job = Export(replace(corrected, scores=replace(corrected.scores, consistency=consistency)), tmp_path, {}, ALWAYS)
+    TARGETS[form].write(job)
+    scores = TARGETS[form].load(tmp_path)(pixels)
+    np.testing.assert_allclose(scores, scores_of(job.run, pixels), atol=1e-6)
+    assert violations(tree, before, consistency.limits) > violations(tree, scores, consistency.limits) == 0
 
 
 def test_the_folder_describes_itself(made):
