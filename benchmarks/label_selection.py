@@ -27,13 +27,10 @@ from scipy.special import expit
 
 from benchmarks.photographs import Benchmark, frequent, method_config
 from mlmoe_jax.apps.tools.acquisition import METHODS, Candidates, entropy, farthest_first, rarity, unit
-from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.sources.open import draw_stratified, open_split
 from mlmoe_jax.data.split import POSITIVE, targets
 from mlmoe_jax.evaluation.metrics.multilabel import average_precision
 from mlmoe_jax.inference.features import FeatureExtractor
-from mlmoe_jax.runs.assemble import assemble, preprocess_for
-from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.training.classifier import read_features
 from mlmoe_jax.training.logistic import EXACT, Search, fit_logistic, rotate
 
@@ -155,8 +152,7 @@ def read_images(root: str, splits: tuple[str, ...] = ("train", "val")) -> list[I
         "linear probe", Benchmark(root, "frozen", Path(), (1e-2,), (0,), 1, {}, 0.0), rate=1e-2, seed=0
     )
     opened = [open_split(config.data, name) for name in splits]
-    parts = assemble(config, synthetic_label_space(len(opened[0].classes), 1))
-    extractor = FeatureExtractor(config, parts, preprocess_for(config), setup_jax(config, training=False))
+    extractor = FeatureExtractor.of(config, len(opened[0].classes))
     return [Images(read_features(extractor.cached(split).features)[0], split.labels) for split in opened]
 
 

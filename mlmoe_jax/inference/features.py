@@ -13,16 +13,18 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.features import FeatureTable, Kinds, table_of
 from mlmoe_jax.data.images import Decoding
+from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.apply import make_feature_step
 from mlmoe_jax.models.params import Params, fingerprint
-from mlmoe_jax.runs.assemble import Parts
+from mlmoe_jax.runs.assemble import Parts, assemble, preprocess_for
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.batches import run_batches
 from mlmoe_jax.runtime.progress import Progress, megabytes, status
+from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.sharding import place
 from mlmoe_jax.runtime.version import __version__
 
@@ -39,6 +41,15 @@ class FeatureExtractor:
         self.step = make_feature_step(parts.definition, preprocess, mesh)
         self.batch_size = config.eval.batch_size * mesh.size
         self.settings = self._settings({path: v for path, v in backbone.items() if path not in parts.trainable})
+
+    @classmethod
+    def of(cls, config: ConfigDict, labels: int) -> FeatureExtractor:
+        """Return the extractor of a config for a number of labels, with its pretrained backbone; the head is not used.
+
+        Raises UserError if the weights of the backbone cannot be read.
+        """
+        parts = assemble(config, synthetic_label_space(labels, config.model.prompts.num_groups))
+        return cls(config, parts, preprocess_for(config), setup_jax(config, training=False))
 
     def _settings(self, fixed: Params) -> dict[str, Any]:
         """Return everything except the images on which features depend."""

@@ -23,7 +23,6 @@ from mlmoe_jax.apps.tools.check import duplicates, inspect
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import Decoding
 from mlmoe_jax.data.labels.grouping import cooccurrence
-from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.sources.corrections import COLUMNS, Correction, read_corrections
 from mlmoe_jax.data.sources.open import open_split, place_of, tree_of
 from mlmoe_jax.data.split import NEGATIVE, POSITIVE, UNKNOWN, Split, number_groups
@@ -34,10 +33,8 @@ from mlmoe_jax.evaluation.metrics.label_quality import image_quality, self_confi
 from mlmoe_jax.inference.features import FeatureExtractor
 from mlmoe_jax.models.calibration import probabilities
 from mlmoe_jax.models.consistency import Consistency
-from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runtime.formats import row_writer, to_json
 from mlmoe_jax.runtime.progress import Progress, status
-from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.storage import Folder, Target, open_target
 from mlmoe_jax.runtime.text import quantity
 from mlmoe_jax.training.classifier import read_features
@@ -192,9 +189,7 @@ def units(split: Split) -> str:
 
 def backbone_features(split: Split, config: ConfigDict) -> tuple[Split, Float[np.ndarray, "n d"]]:
     """Return the images of a split that can be read, and their features by the backbone of a `probe_config`."""
-    parts = assemble(config, synthetic_label_space(len(split.classes), config.model.prompts.num_groups))
-    extractor = FeatureExtractor(config, parts, preprocess_for(config), setup_jax(config, training=False))
-    features, read = read_features(extractor.cached(split).features)
+    features, read = read_features(FeatureExtractor.of(config, len(split.classes)).cached(split).features)
     return split.take(np.flatnonzero(read), split.name), features
 
 

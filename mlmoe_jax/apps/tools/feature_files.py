@@ -8,14 +8,11 @@ import io
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.sources.open import open_splits
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import DONE, UserError
 from mlmoe_jax.inference.features import FeatureExtractor
 from mlmoe_jax.models.catalog import describe_adapters
-from mlmoe_jax.runs.assemble import assemble, preprocess_for
-from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.storage import Folder, whole_file
 
 
@@ -33,10 +30,7 @@ def write_features(config: ConfigDict, output: str) -> int:
     folder.require_place()
     splits = open_splits(data, [data.val_split, *data.test_splits], seed=config.seed)
     classes = splits[data.train_split].classes
-    parts = assemble(
-        config, synthetic_label_space(len(classes), config.model.prompts.num_groups)
-    )  # the head is not used
-    extractor = FeatureExtractor(config, parts, preprocess_for(config), setup_jax(config, training=False))
+    extractor = FeatureExtractor.of(config, len(classes))
     _write_lines(folder, "classes.txt", classes)
     for split in splits.values():
         _write_split(folder, split, extractor)
