@@ -125,6 +125,8 @@ def open_experiment(
     require_same_images(name, splits.values())
     require_readable(splits.values(), config.data)
     train_split = hide_positives(splits[config.data.train_split], config.data, config.seed)
+    tree = tree_of(config.data, train_split.classes)
+    train_split = replace(train_split, labels=tree.close(train_split.labels)[0])  # what known positives imply
     eval_splits = {name: splits[name] for name in names}
     require_labels(config, train_split.labels)
     space = read_label_space(folder) if resumes else label_space_for(config, train_split)
@@ -140,10 +142,7 @@ def open_experiment(
             f"warning: the run in {folder} started with {space.images:,} training images and now has "
             f"{len(train_split):,}, so it continues with another order of images"
         )
-    elif resumes and (
-        (space.positives != (train_split.labels == POSITIVE).sum(axis=0)).any()
-        or space.tree != tree_of(config.data, space.names)
-    ):
+    elif resumes and ((space.positives != (train_split.labels == POSITIVE).sum(axis=0)).any() or space.tree != tree):
         status(f"warning: labels have changed since the run in {folder} started, so it continues with other labels")
     if head.unknown_labels and (train_split.labels == UNKNOWN).any():
         status(f"warning: {config.model.head.kind} {head.unknown_labels}")

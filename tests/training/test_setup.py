@@ -1,4 +1,4 @@
-"""What a training says about its data when it resumes."""
+"""The data of a training: its labels, and what it says about them when it resumes."""
 
 import pytest
 from helpers.tables import write
@@ -33,3 +33,14 @@ def test_a_resumed_training_reports_data_that_have_changed(table, tree, says, tm
     warnings = [line for line in capsys.readouterr().err.splitlines() if "the run in" in line]
     assert len(warnings) == bool(says)
     assert says in "".join(warnings)
+
+
+def test_known_positives_imply_others(tmp_path):
+    config, names = default_config(), [f"{number}.png" for number in range(20)]
+    config.data.name, config.data.root, config.data.val_split, config.data.test_splits = "csv", str(tmp_path), "", ()
+    config.data.known_positives, config.data.tree, config.loss.unknown = "one", "tree.yaml", "negative"
+    write(tmp_path, "train.csv", "\n".join(["image,labels", *(f"{name},cat;dog" for name in names)]), images=names)
+    (tmp_path / "tree.yaml").write_text("implies: {cat: dog}")
+    labels = open_experiment(config, RunFolder(tmp_path / "run")).train_split.labels.tolist()
+    assert sorted(map(tuple, labels)) == [(-1, 1)] * labels.count([-1, 1]) + [(1, 1)] * labels.count([1, 1])
+    assert 0 < labels.count([1, 1]) < 20
