@@ -102,6 +102,8 @@ def test_a_column_names_the_groups(tmp_path):
     (tmp_path / "train.csv").write_text('image,labels,patient\na.png,x," 007 "\nb.png,,\nc.png,y,007\n')
     assert open_table(settings(tmp_path, group_column="patient"), "train").groups == ["007", "", "007"]
     assert open_table(settings(tmp_path), "train").groups is None
+    (tmp_path / "test.csv").write_text("image,labels,patient\na.png,x,7.0\nb.png,,\nc.png,y,a.0\n")  # by pandas
+    assert open_table(settings(tmp_path, group_column="patient"), "test", ("x", "y")).groups == ["7", "", "a.0"]
     (tmp_path / "train.csv").write_text("image,x,patient,y\na.png,1,p,0\nb.png,0,q,\n")
     split = open_table(settings(tmp_path, group_column="patient", label_column=""), "train")
     assert (split.classes, split.groups) == (("x", "y"), ["p", "q"])

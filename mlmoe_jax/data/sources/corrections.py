@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from mlmoe_jax.data.sources.tables import CELLS, SAVE_AS, SPREADSHEETS
+from mlmoe_jax.data.sources.tables import CELLS, refuse_spreadsheet, whole_rows
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_TEXT, damage_explained, read_bytes
@@ -73,11 +73,7 @@ def corrected(split: Split, path: str | os.PathLike) -> Split:
 
 def read_corrections(path: str | os.PathLike) -> list[Correction]:
     """Return the accepted rows of a file, local or in an object store; UserError if it is missing or invalid."""
-    stem, suffix = os.path.splitext(path)
-    if suffix.lower() in SPREADSHEETS:
-        raise UserError(
-            f"{path} is a spreadsheet, which is not read; {SAVE_AS.format(os.path.basename(stem) + '.csv')}"
-        )
+    refuse_spreadsheet(path)
     with damage_explained(path):
         try:
             content = read_bytes(path, MOST_TEXT)
@@ -99,13 +95,7 @@ def _accepted(reader, path: str | os.PathLike) -> Iterator[Correction]:
             f"with the columns {', '.join(COLUMNS)}, separated by commas"
         )
     image, label, suggested, accept = map(header.index, _NEEDED)
-    for cells in filter(None, reader):
-        line = reader.line_num
-        if len(cells) != len(header):
-            raise UserError(
-                f"{path} line {line} has {len(cells)} cells, but there are {len(header)} columns; enclose cells that "
-                "contain a comma in double quotes"
-            )
+    for line, cells in whole_rows(reader, header, path):
         for at, known, values in ((suggested, CELLS, "1, 0 or empty"), (accept, _ANSWERS, "yes, no or empty")):
             if cells[at].strip().lower() not in known:
                 raise UserError(

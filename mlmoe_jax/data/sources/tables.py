@@ -36,6 +36,8 @@ import csv
 import difflib
 import io
 import json
+import os
+import re
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -57,7 +59,8 @@ from mlmoe_jax.runtime.text import some
 
 SPLIT_COLUMN = "split"
 SPREADSHEETS = (".xlsx", ".xls", ".ods")
-SAVE_AS = "save it as CSV UTF-8, comma delimited, and name it {}"
+_SAVE_AS = "save it as CSV UTF-8, comma delimited, and name it {}"
+_NUMBER = re.compile(r"^(\d+)\.0$")  # a number of a group, as other programs write it in a column with empty cells
 CELLS = {"1": POSITIVE, "0": NEGATIVE, "": UNKNOWN, "1.0": POSITIVE, "0.0": NEGATIVE}
 
 
@@ -138,9 +141,15 @@ def table_path(data_config: ConfigDict, split: str) -> Path:
     path = data_folder(data_config, f"the table {table}") / table.replace("{split}", split)
     if not path.is_file():
         raise UserError(f"there is no table {path} for split {split}; {_instead_of_table(path, table)}")
-    if path.suffix.lower() in SPREADSHEETS:
-        raise UserError(f"{path} is a spreadsheet, which is not read; {SAVE_AS.format(path.with_suffix('.csv').name)}")
+    refuse_spreadsheet(path)
     return path
+
+
+def refuse_spreadsheet(path: str | os.PathLike) -> None:
+    """Raise UserError for a file of a spreadsheet program."""
+    stem, suffix = os.path.splitext(os.path.basename(path))
+    if suffix.lower() in SPREADSHEETS:
+        raise UserError(f"{path} is a spreadsheet, which is not read; {_SAVE_AS.format(f'{stem}.csv')}")
 
 
 def _instead_of_table(path: Path, table: str) -> str:
@@ -150,7 +159,7 @@ def _instead_of_table(path: Path, table: str) -> str:
     entries = sorted(folder.iterdir()) if folder.is_dir() else []
     tables = [entry.name for entry in entries if entry.suffix.lower() in suffixes and entry.is_file()]
     if tables and all(Path(name).suffix.lower() in SPREADSHEETS for name in tables):
-        return f"{tables[0]} is a spreadsheet: {SAVE_AS.format(path.name)}"
+        return f"{tables[0]} is a spreadsheet: {_SAVE_AS.format(path.name)}"
     below = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
     if not tables and any(image_names(entry) for entry in below):
         return (
@@ -366,18 +375,23 @@ def _csv_rows(
             ) from error
 
     def rows() -> Iterator[Row]:
-        for cells in filter(None, reader):  # blank lines are skipped
-            line = reader.line_num
-            if len(cells) != len(header):
-                raise UserError(
-                    f"{path} line {line} has {len(cells)} cells, but there are {len(header)} columns; enclose cells "
-                    "that contain a comma in double quotes"
-                )
+        for line, cells in whole_rows(reader, header, path):
             image, split = formats.unescape_cell(cells[image_at]), None if split_at is None else cells[split_at]
             group = "" if group_at is None else formats.unescape_cell(cells[group_at].strip())
-            yield Row(line, image, split, labels_of(line, cells), NEGATIVE, group)
+            yield Row(line, image, split, labels_of(line, cells), NEGATIVE, _NUMBER.sub(r"\1", group))
 
     return rows(), classes
+
+
+def whole_rows(reader: Any, header: Sequence[str], path: str | os.PathLike) -> Iterator[tuple[int, list[str]]]:
+    """Yield the line and the cells of each row of a CSV reader that is not blank; UserError for another length."""
+    for cells in filter(None, reader):
+        if len(cells) != len(header):
+            raise UserError(
+                f"{path} line {reader.line_num} has {len(cells)} cells, but there are {len(header)} columns; enclose "
+                "cells that contain a comma in double quotes"
+            )
+        yield reader.line_num, cells
 
 
 def _class_columns(
