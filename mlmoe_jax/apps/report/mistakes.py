@@ -20,6 +20,7 @@ from mlmoe_jax.data.split import NEGATIVE, POSITIVE
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD, SplitScores
 from mlmoe_jax.inference.explain import thumbnail
+from mlmoe_jax.models.consistency import Consistency
 from mlmoe_jax.runs.thresholds import Thresholds
 from mlmoe_jax.runtime.text import quantity
 
@@ -106,7 +107,9 @@ def judge(files: RunFiles) -> Judged | None:
         return None
     default = files.settings(scored.prefix).eval.threshold
     thresholds, origin = prediction_thresholds(files.thresholds, default, scored.name, files.names)
-    judged = Judged(scored, files.names, thresholds, origin, {})
+    consistency = Consistency.of(files.reported_tree, thresholds, len(files.names))  # perhaps other thresholds
+    scored = replace(scored, scores=consistency(scored.scores))
+    judged = Judged(scored, files.names, consistency.limits, origin, {})
     rows = [n for _, kind, sign in KINDS for n, _ in judged.worst(kind, sign)]
     images, missing = thumbnails(files, scored, scored.ids[rows].tolist())
     return replace(judged, thumbnails=images, missing=missing)

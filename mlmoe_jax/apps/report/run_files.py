@@ -178,8 +178,13 @@ class RunFiles:
 
     def correct(self, split: str, scores: np.ndarray) -> np.ndarray:
         """Return the reported scores of raw probabilities, which are the raw ones on the split of the calibration."""
-        tree = self.tree if self.config.eval.consistent else INDEPENDENT
-        return scores if self.thresholds is None else self.thresholds.outside(split).correct(scores, self.names, tree)
+        stored = self.thresholds
+        return scores if stored is None else stored.outside(split).correct(scores, self.names, self.reported_tree)
+
+    @property
+    def reported_tree(self) -> LabelTree:
+        """The tree with which reported scores agree."""
+        return self.tree if self.config.eval.consistent else INDEPENDENT
 
     @cached_property
     def samples(self) -> Samples | None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers.label_trees import violations
 from helpers.made_run import GRID, IMAGES, NAMES, data_block, image_ids, make_run, section, write_samples
 from PIL import Image
 from sklearn.metrics import precision_recall_curve
@@ -168,6 +169,12 @@ def test_scores_agree_with_the_tree_of_the_labels(tmp_path):
     np.testing.assert_array_equal(files.corrected.scores, reported(raw))
     assert not np.array_equal(files.corrected.scores, files.scored.scores)
     assert "corrected" not in results.score_curves(files).parts[0].text
+    for split in ("test", "val"):  # mistakes on the split of the thresholds are those at eval.threshold
+        high = Thresholds(dict.fromkeys(NAMES, 0.9), {"split": split, "goal": "f1"})
+        write_thresholds(folder, high)
+        judged = mistakes.judge(files := RunFiles(folder))
+        assert judged.thresholds.tolist() == [0.5 if files.main_split.name == split else 0.9] * 5
+        assert violations(tree, raw, judged.thresholds) > violations(tree, judged.table.scores, judged.thresholds) == 0
 
 
 def test_thumbnails_are_read_from_the_data_set_if_it_has_the_same_labels(tmp_path, monkeypatch):
