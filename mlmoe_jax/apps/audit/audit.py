@@ -7,6 +7,7 @@ Shape letters: N images, K labels, S suggestions.
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -169,11 +170,8 @@ def audit_split(split: Split, config: ConfigDict) -> Audit:
     split, features = backbone_features(split, config)
     status(f"fitting {quantity(len(split.classes), 'label')} on {quantity(len(split), 'image')} without each fold")
     fit = fit_logistic(features, split.labels, difficult="ignore", seed=config.seed, groups=split.group_numbers)
-    progress = Progress("similar images", len(split), 1)
-    try:
+    with contextlib.closing(Progress("similar images", len(split), 1)) as progress:
         images, _ = inspect(split, np.arange(len(split)), progress.advance, Decoding.of(config.data))
-    finally:
-        progress.close()
     similar = sorted({tuple(sorted(pair)) for item in duplicates([split], [images]) for pair in item.pairs})
     together = training_pairs(*cooccurrence(split.labels), len(split), level=TOGETHER, support=SUPPORT)
     tree, labels = tree_of(config.data, split.classes), len(split.classes)

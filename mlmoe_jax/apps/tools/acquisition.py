@@ -106,23 +106,10 @@ def farthest_first(
 
 Choice = tuple[Int[np.ndarray, " c"], Float[np.ndarray, " c"] | None]
 
-
-def _uncertain(candidates: Candidates, count: int, advance: Callable[[], None]) -> Choice:
-    return np.argsort(-candidates.uncertainty, kind="stable")[:count], None
-
-
-def _diverse(candidates: Candidates, count: int, advance: Callable[[], None]) -> Choice:
-    return farthest_first(candidates, count, advance=advance)
-
-
-def _both(candidates: Candidates, count: int, advance: Callable[[], None]) -> Choice:
-    return farthest_first(candidates, count, weights=candidates.uncertainty, advance=advance)
-
-
 # Value of --select -> a function of candidates, a count and `advance` that returns the rows and, with features, the
 # distances of the chosen images, the first to label first.
 METHODS: Mapping[str, Callable[[Candidates, int, Callable[[], None]], Choice]] = {
-    "uncertain": _uncertain,
-    "diverse": _diverse,
-    "both": _both,
+    "uncertain": lambda images, count, advance: (np.argsort(-images.uncertainty, kind="stable")[:count], None),
+    "diverse": lambda images, count, advance: farthest_first(images, count, advance=advance),
+    "both": lambda images, count, advance: farthest_first(images, count, weights=images.uncertainty, advance=advance),
 }
