@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import itertools
 import re
 import sys
 from collections import defaultdict
@@ -70,6 +71,12 @@ def test_programs_beside_the_package_import_modules_that_exist():
             if module.startswith("mlmoe_jax") and not (place.with_suffix(".py").exists() or place.is_dir()):
                 missing.append(f"{path}:{node.lineno} {module}")
     assert not missing, missing
+
+
+def test_files_of_tests_have_different_names():
+    paths = sorted((REPOSITORY / "tests").rglob("test_*.py"), key=lambda path: path.name)
+    pairs = [pair for pair in itertools.pairwise(paths) if pair[0].name == pair[1].name]
+    assert not pairs, "pytest imports them as modules without a package, of which it finds one"
 
 
 def test_no_module_needs_itself_to_be_imported():

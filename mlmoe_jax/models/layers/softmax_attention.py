@@ -37,7 +37,7 @@ def uses_cudnn(query: jax.Array, mask: Mask | None) -> bool:
     NVIDIA, from Ampere on (compute capability 8.0): cuDNN's kernel forms no matrix [B,h,Q,T] in memory. It takes 16-bit
     numbers and heads of a width that is a multiple of 8, at most 128. It takes our masks only as an added matrix [Q,T].
     Masks occur in the last block, or in all blocks with pruned prompts.
-    CPU: `_attend` takes less time and memory than `jax.nn.dot_product_attention` (docs/performance.md).
+    CPU: `_attend` takes less time and memory than `jax.nn.dot_product_attention` (`benchmarks.run --suite=attention`).
     TPU: the compiled `_attend` accesses fewer bytes than `jax.nn.dot_product_attention`. The kernels of Pallas work on
     blocks of at least 128 queries and keys, and a ViT at 224 px has at most 257 tokens.
     The device is JAX's default device, which `jax.default_device` changes.
