@@ -64,6 +64,8 @@ ROWS = (
     _ml_vpt("B/14", "b", 224, 64),
     _ml_vpt("L/14", "l", 224, 32),
     _ml_vpt("g/14", "g", 224, 16),
+    Row("LoRA, DINOv2-B/14 at 224", "lora:dataset=coco2014,backbone=dinov2_vitb14,resolution=224", 64),
+    Row("MLMoE, DINOv2-B/14 at 224", "mlmoe_dinov2:dataset=coco2014,backbone=dinov2_vitb14,resolution=224", 64),
     Row("DR-MoE, ResNet-101 at 448", "drmoe_resnet101:dataset=coco2014,resolution=448", 16),
     _ml_vpt("B/14", "b", 448, 16),
     _ml_vpt("L/14", "l", 448, 8),
@@ -154,8 +156,9 @@ def split(topology: str) -> tuple[str, list[int]]:
 def table(results: dict[tuple[str, str], dict], efficiency: float) -> str:
     """Return the table as Markdown, followed by the larger slices that were compiled."""
     kinds, chips = [split(family[0])[0] for family in TOPOLOGIES], math.prod(split(TOPOLOGIES[0][-1])[1])
+    compilers = {", ".join(f"{name} {of}" for name, of in result["packages"].items()) for result in results.values()}
     lines = [
-        f"Cells: {'/'.join(kinds)}.",
+        f"Cells: {'/'.join(kinds)}. Compiled with {' and '.join(sorted(compilers))}.",
         "",
         "| training | images per chip | HBM, GiB | GFLOPs | GB accessed | MB in collectives | "
         f"images/s, {chips} chips | weak scaling, % |",
@@ -167,9 +170,10 @@ def table(results: dict[tuple[str, str], dict], efficiency: float) -> str:
         lines.append(f"| {' | '.join([row.name, str(row.images), *map('/'.join, zip(*columns, strict=True))])} |")
         for smallest, *others in TOPOLOGIES:
             compiled = [results[key] for slice_ in others if (key := (row.name, slice_)) in results]
-            larger += [_beside(result, results[row.name, smallest]) for result in compiled]
+            larger += [f"{row.name} {_beside(result, results[row.name, smallest])}" for result in compiled]
     if larger:
-        lines += ["", "Largest change per chip of HBM, FLOPs, bytes accessed and MB on larger slices:", "", *larger]
+        lines += ["", "Largest change per chip of HBM, FLOPs, bytes accessed and MB on larger slices:", ""]
+        lines += [f"{'; '.join(larger)}."]
     return "\n".join(lines)
 
 
@@ -192,13 +196,12 @@ def _numbers(result: dict | None, family: Sequence[str], efficiency: float) -> l
 
 
 def _beside(larger: dict, smallest: dict) -> str:
-    """Return the line of a larger slice: the largest change of its numbers, in percent of the smallest slice's."""
-    start = f"* {larger['row']}, `{larger['topology']}`:"
+    """Return a larger slice and the largest change of its numbers, in percent of the smallest slice's."""
     if not (larger["fits"] and smallest["fits"]):
-        return f"{start} does not fit"
+        return f"`{larger['topology']}` does not fit"
     ratios = [larger[key] / smallest[key] for key in ("needed", "flops", "bytes_accessed")]
     ratios.append(_moved(larger) / _moved(smallest))
-    return f"{start} {100 * max(ratios, key=lambda ratio: abs(ratio - 1)) - 100:+.2f} %"
+    return f"`{larger['topology']}` {100 * max(ratios, key=lambda ratio: abs(ratio - 1)) - 100:+.2f} %"
 
 
 def _moved(result: dict) -> int:
