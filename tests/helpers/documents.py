@@ -10,9 +10,10 @@ from helpers.paths import REPOSITORY
 
 PAGES = (REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md")))
 CONFIGS = tuple(sorted((REPOSITORY / "configs").glob("*.py")))
-# The shell finds no program and prints the one it was asked to start: one line per program, its words apart.
+# The shell finds no program and prints the one it was asked to start: one line per program, its words apart. Each line
+# is one write, because the programs of a pipe start at the same time.
 _RECORDER = """
-command_not_found_handle() { printf '%s\\x1f' "$@"; echo; } >&9
+command_not_found_handle() { local words; printf -v words '%s\\x1f' "$@"; echo "$words" >&9; }
 PATH=/none
 """
 
