@@ -24,9 +24,9 @@ from mlmoe_jax.apps.tools.check import duplicates, inspect
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import Decoding
 from mlmoe_jax.data.labels.grouping import cooccurrence
-from mlmoe_jax.data.sources.corrections import COLUMNS, Correction, read_corrections
+from mlmoe_jax.data.sources.corrections import CELL_OF, COLUMNS, Correction, read_corrections
 from mlmoe_jax.data.sources.open import open_split, place_of, tree_of
-from mlmoe_jax.data.split import NEGATIVE, POSITIVE, UNKNOWN, Split, number_groups
+from mlmoe_jax.data.split import NEGATIVE, POSITIVE, Split, number_groups
 from mlmoe_jax.data.split_checks import check_splits, examples, require_readable
 from mlmoe_jax.errors import DONE, UserError
 from mlmoe_jax.evaluation.metrics.cooccurrence import Pair, training_pairs
@@ -45,7 +45,6 @@ FOLDER, SUGGESTIONS, PAGE = "audit", "suggestions.csv", "audit.html"
 FEWEST = FOLDS  # images, or groups of images, with and without a label, so that the fits without a fold have both
 LEAST = 0.5  # probability of a label that is suggested
 TOGETHER, SUPPORT = 0.95, 20  # share and number of the images with a label that have another label too
-CELLS = {POSITIVE: "1", NEGATIVE: "0", UNKNOWN: ""}
 
 
 @dataclass(frozen=True)
@@ -197,7 +196,7 @@ def rows_of(result: Audit) -> Iterator[tuple[str, str, str, str, str, str]]:
     split = result.split
     for row, label in result.suggestions.tolist():
         suggested = POSITIVE if result.is_missing(row, label) else NEGATIVE
-        codes = (CELLS[code] for code in (int(split.labels[row, label]), suggested))
+        codes = (CELL_OF[code] for code in (int(split.labels[row, label]), suggested))
         yield split.ids[row], split.classes[label], *codes, f"{result.confidence[row, label]:.6f}", ""
 
 
@@ -208,7 +207,7 @@ def write_suggestions(path: epath.Path, result: Audit, earlier: Sequence[Correct
         for row in (COLUMNS, *rows_of(result)):
             write(row)
         for correction in earlier:
-            code = CELLS[correction.code]
+            code = CELL_OF[correction.code]
             write((correction.image, correction.label, code, code, "", "yes"))
 
 

@@ -66,7 +66,7 @@ def add_routes(app: FastAPI, service: Service) -> None:
         if all("error" in result for result in results):
             raise HTTPException(422, results[0]["error"])
         predictions = []
-        for result in results:  # Label Studio refuses labels that are no choice of the project
+        for result in results:  # Label Studio refuses labels that are not among the project's choices
             names = [label for label in result.get("labels", ()) if not known or label in known]
             scores = result.get("scores")
             predictions.append([prediction(names, scores, version, control=control, image=to)] if scores else [])

@@ -28,6 +28,7 @@ from mlmoe_jax.runtime.formats import unescape_cell
 from mlmoe_jax.runtime.text import some
 
 COLUMNS = ("image", "label", "given", "suggested", "score", "accept")
+CELL_OF = {code: cell for cell, code in reversed(CELLS.items())}  # of the spellings of a code, the first
 _NEEDED = ("image", "label", "suggested", "accept")
 _ANSWERS = {
     **dict.fromkeys(("yes", "y", "true", "x", "1", "1.0"), True),
