@@ -37,6 +37,7 @@ from benchmarks.page import write_between
 from mlmoe_jax.apps.cli.large_pages import use_large_pages
 from mlmoe_jax.apps.papers.grid import GridRun, Point, execute, folder_name, plan_runs
 from mlmoe_jax.apps.papers.paper import markdown_table
+from mlmoe_jax.apps.tools.preflight.cost import summarize
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.errors import DONE, DiskError, UserError
@@ -160,8 +161,8 @@ def train_all(settings: Settings) -> dict[str, dict]:
     return {method: one for method, one in results.items() if "test" in one}
 
 
-def speeds(configs: Sequence[ConfigDict], *, rounds: int = 5, steps: int = 5) -> list[tuple[int, float]]:
-    """Return (trainable parameters, training images per second) per config; median of `rounds` alternating rounds."""
+def speeds(configs: Sequence[ConfigDict], *, rounds: int = 5, steps: int = 5) -> list[float]:
+    """Return the training images per second of configs, each the median of `rounds` alternating rounds."""
     running = []
     for config in configs:
         experiment, mesh = open_experiment(config, RunFolder("unused")), setup_jax(config)
@@ -181,10 +182,7 @@ def speeds(configs: Sequence[ConfigDict], *, rounds: int = 5, steps: int = 5) ->
             method[1] = state
             if turn:  # the first compiles
                 seconds.append((time.perf_counter() - started) / steps)
-    return [
-        (sum(v.size for v in state.trainable.values()), size / statistics.median(seconds))
-        for _, state, _, size, seconds in running
-    ]
+    return [size / statistics.median(seconds) for *_, size, seconds in running]
 
 
 # -------------------------------------------------------------------------------------------------------------- output
@@ -197,11 +195,21 @@ def write(results: dict) -> None:
 def tables(results: dict) -> str:
     """Return the sentence on the trainings and the tables of all methods and of the pairs, as Markdown."""
     methods, rates = results["methods"], ", ".join(f"{rate:g}" for rate in results["rates"])
-    head = ["config, with `dataset=digits`", "rate", "trainable", "test", "test_shift", "drop", "training images/s"]
+    head = [
+        "config, with `dataset=digits`",
+        "rate",
+        "trainable",
+        "MMACs",
+        "test",
+        "test_shift",
+        "drop",
+        "training images/s",
+    ]
     rows = []
     for method, one in methods.items():
         cells = map(over_seeds, _columns(one)[1:])
-        rows.append([f"`{method}`", f"{one['rate']:g}", f"{one['trainable']:,}", *cells, str(one["images_per_second"])])
+        counts = f"{one['trainable']:,}", f"{one['macs'] / 1e6:.1f}"
+        rows.append([f"`{method}`", f"{one['rate']:g}", *counts, *cells, str(one["images_per_second"])])
     pairs = []
     for first, second in PAIRS:
         columns = zip(_columns(methods[first])[1:], _columns(methods[second])[1:], strict=True)
@@ -209,9 +217,10 @@ def tables(results: dict) -> str:
     lines = [
         f"All methods: {results['epochs']} epochs and the learning rate with the best mAP on `val` for seed "
         f"{results['seeds'][0]}, of {rates}.",
-        f"mAP in percent, mean ± sample standard deviation over {len(results['seeds'])} seeds.",
+        f"mAP in percent, mean ± sample standard deviation over {len(results['seeds'])} seeds. MMACs: million "
+        "multiply-adds per image, with attention, experts and gates.",
         "",
-        *markdown_table([head, *rows], ["---", *["---:"] * 6]),
+        *markdown_table([head, *rows], ["---", *["---:"] * 7]),
         "",
         f"Differences in percentage points, with {100 * CONFIDENCE:g} % t-intervals over the seeds, paired:",
         "",
@@ -289,9 +298,14 @@ def main():
             worker.terminate()
     if missing := [method for method in METHODS if method not in methods]:
         sys.exit(f"trainings of {', '.join(missing)} have failed or are in progress; rerun the command to continue")
-    measured = speeds([method_config(method, flags.epochs) for method in METHODS])
-    for one, (trainable, speed) in zip(methods.values(), measured, strict=True):
-        one |= {"trainable": trainable, "images_per_second": round(speed)}
+    configs = [method_config(method, flags.epochs) for method in METHODS]
+    for one, config, speed in zip(methods.values(), configs, speeds(configs), strict=True):
+        cost = summarize(config)
+        one |= {
+            "trainable": cost["params"]["trainable"],
+            "macs": cost["macs"]["full"],
+            "images_per_second": round(speed),
+        }
     results = {"epochs": flags.epochs, "rates": rates, "seeds": seeds, "methods": methods}
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     write(results)

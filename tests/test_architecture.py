@@ -18,13 +18,21 @@ sys.modules[_SPEC.name] = drawing  # where dataclasses look for it
 _SPEC.loader.exec_module(drawing)
 
 ROOT, PACKAGES, LAYER_OF, PUBLIC = drawing.ROOT, drawing.PACKAGES, drawing.LAYER_OF, drawing.PUBLIC
-IMPORTS = drawing.read_imports()
-TREES = {name: ast.parse(path.read_text()) for name, path in drawing.modules().items()}
 PAGE = (REPOSITORY / "docs" / "architecture.md").read_text()
 
 MOST_IN_FUNCTION, MOST_FIELDS = 60, 10
 TABLES: set[str] = set()  # functions that are one long table
 CONFIGURATIONS = {"models.backbones.vit.ViTShape"}  # classes whose fields are the settings of an architecture
+
+
+@pytest.fixture(scope="module")
+def imports():
+    return drawing.read_imports()
+
+
+@pytest.fixture(scope="module")
+def trees():
+    return {name: ast.parse(path.read_text()) for name, path in drawing.modules().items()}
 
 
 def cycle(uses: Iterable[tuple[str, str]]) -> list[str]:
@@ -47,15 +55,15 @@ def test_every_package_is_in_a_layer():
     assert files == {package for packages in drawing.LAYERS for package in packages} - set(PACKAGES) - {PUBLIC}
 
 
-def test_no_package_uses_a_package_above_it_or_beside_it():
-    packages = ((one, drawing.package_of(one.source), drawing.package_of(one.target)) for one in IMPORTS)
+def test_no_package_uses_a_package_above_it_or_beside_it(imports):
+    packages = ((one, drawing.package_of(one.source), drawing.package_of(one.target)) for one in imports)
     wrong = [str(one) for one, user, used in packages if user != used and not LAYER_OF[user] < LAYER_OF[used]]
     assert not wrong, "\n".join(wrong)
 
 
-def test_every_import_inside_the_package_is_absolute():
+def test_every_import_inside_the_package_is_absolute(trees):
     """Relative ones would not be seen by the other tests."""
-    nodes = ((name, node) for name, tree in TREES.items() for node in ast.walk(tree))
+    nodes = ((name, node) for name, tree in trees.items() for node in ast.walk(tree))
     assert not [name for name, node in nodes if isinstance(node, ast.ImportFrom) and node.level]
 
 
@@ -79,18 +87,18 @@ def test_files_of_tests_have_different_names():
     assert not pairs, "pytest imports them as modules without a package, of which it finds one"
 
 
-def test_no_module_needs_itself_to_be_imported():
-    assert not cycle((one.source, one.target) for one in IMPORTS if one.when == drawing.AT_ONCE)
+def test_no_module_needs_itself_to_be_imported(imports):
+    assert not cycle((one.source, one.target) for one in imports if one.when == drawing.AT_ONCE)
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_the_parts_of_a_package_do_not_use_one_another_in_a_cycle(package):
+def test_the_parts_of_a_package_do_not_use_one_another_in_a_cycle(package, imports):
     """The parts are its modules and its subpackages, each as a whole; imports inside functions count.
 
     A table of names may name a module that uses it: that is what such tables are for.
     """
 
-    used = ((one.source.split("."), one.target.split(".")) for one in IMPORTS if one.when != drawing.NAMED)
+    used = ((one.source.split("."), one.target.split(".")) for one in imports if one.when != drawing.NAMED)
     inside = ((user[:2], part[:2]) for user, part in used if user[0] == part[0] == package)
     assert not cycle((".".join(user), ".".join(part)) for user, part in inside if user != part)
 
@@ -137,10 +145,10 @@ def test_what_a_package_may_use_is_the_layer_below_it():
 
 
 # ------------------------------------------------------------------------------------------------------------- sizes
-def test_no_function_is_long():
+def test_no_function_is_long(trees):
     long = {
         f"{name}.{node.name}": node.end_lineno - node.lineno + 1
-        for name, tree in TREES.items()
+        for name, tree in trees.items()
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and node.end_lineno - node.lineno + 1 > MOST_IN_FUNCTION
@@ -148,10 +156,10 @@ def test_no_function_is_long():
     assert long.keys() == TABLES, long
 
 
-def test_no_class_has_many_fields():
+def test_no_class_has_many_fields(trees):
     wide = {
         f"{name}.{node.name}": fields
-        for name, tree in TREES.items()
+        for name, tree in trees.items()
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef)
         and (fields := sum(isinstance(line, ast.AnnAssign) for line in node.body)) > MOST_FIELDS
@@ -167,14 +175,14 @@ STATE = {"sys.unraisablehook", "sys.excepthook", "sys.stdout", "sys.stderr", "wa
 CHANGES = {"addFilter", "removeFilter", "dup2", "execv"}
 
 
-def below_apps() -> Iterable[tuple[str, ast.Module]]:
-    rest = ((name, tree) for name, tree in TREES.items() if drawing.package_of(name) not in ("apps", "main", "errors"))
+def below_apps(trees: dict[str, ast.Module]) -> Iterable[tuple[str, ast.Module]]:
+    rest = ((name, tree) for name, tree in trees.items() if drawing.package_of(name) not in ("apps", "main", "errors"))
     return ((name, tree) for name, tree in rest if name not in PROGRAMS)
 
 
-def test_only_apps_print_and_know_exit_codes():
+def test_only_apps_print_and_know_exit_codes(trees):
     wrong = []
-    for name, tree in below_apps():
+    for name, tree in below_apps(trees):
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "sys.exit", "exit"):
                 wrong.append(f"{name}:{node.lineno} {ast.unparse(node)[:60]}")
@@ -194,8 +202,8 @@ def changes_of(tree: ast.Module) -> list[str]:
     return [ast.unparse(part) for part in parts if ast.unparse(part) in STATE] + [ast.unparse(call) for call in calls]
 
 
-def test_only_the_command_line_changes_the_whole_process():
-    changing = {name: changes for name, tree in TREES.items() if (changes := changes_of(tree))}
+def test_only_the_command_line_changes_the_whole_process(trees):
+    changing = {name: changes for name, tree in trees.items() if (changes := changes_of(tree))}
     assert changing.keys() == {"apps.cli.process", "apps.cli.large_pages"}, changing
 
 

@@ -118,6 +118,7 @@ def test_every_suite_measures_a_tiny_model(suite, titles, cells, workers):
     assert "Error" not in text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("tiny_vit")
 def test_multiply_adds_of_a_step_have_no_scores_that_are_computed_twice():
     """The tiny ViT has two blocks of width 16 and four patches; the queries of its last block are the 30 prompts.

@@ -24,6 +24,7 @@ def results(*methods: str) -> dict:
         method: {
             "rate": 0.005,
             "trainable": 12_810,
+            "macs": 73_440_000,
             "images_per_second": 321,
             **{split: rng.uniform(0.8, 0.9, 3).tolist() for split in digits_methods.SPLITS},
         }
@@ -111,7 +112,7 @@ def test_the_tables_have_the_means_and_sample_deviations(monkeypatch):
     text = digits_methods.tables(outcome)
     assert "4 epochs" in text
     assert "for seed 0, of 0.001, 0.005." in text
-    assert "| `vpt` | 0.005 | 12,810 | 91.00 ± 1.00 | 82.00 ± 2.65 | 9.00 ± 1.73 | 321 |" in text
+    assert "| `vpt` | 0.005 | 12,810 | 73.4 | 91.00 ± 1.00 | 82.00 ± 2.65 | 9.00 ± 1.73 | 321 |" in text
     assert "| `gvpt` − `vpt` | " in text
     outcome["methods"]["linear_probe"]["val"] = [0.5, 0.5, 0.53]
     assert "`configs/linear_probe.py` | 12,810 | 51.00 ± 1.73 | " in digits_methods.table_of_readme(outcome)

@@ -55,6 +55,7 @@ def test_variants_of_dr_moe(overrides, total):
     assert counts(*abstract("drmoe_resnet101:preset=literal", 80, overrides))[0] == total
 
 
+@pytest.mark.slow
 def test_twenty_thousand_labels_own_their_numbers_and_no_more():
     """A query of 256, an expert from 256 to 64, a classifier of 64."""
     few, many = (counts(*abstract("drmoe_20k", labels))[1] for labels in (10_000, 20_000))

@@ -74,6 +74,7 @@ def test_dora_sets_the_length_of_each_column():
     close(call.output + adapter.deltas()["blocks/1/key"](call), x @ whole + bias)
 
 
+@pytest.mark.slow
 def test_dora_with_dropout_computes_everything_from_dropped_inputs():
     vit, adapter = vit_of(), adapter_of("dora", rank=2, targets=("query",), dropout=0.5)
     kernel, bias = layer_weights(vit, "blocks/0/query")
@@ -148,6 +149,7 @@ def test_dropout_of_a_bottleneck_drops_hidden_entries():
 
 
 # ------------------------------------------------------------------------------------------------------------ together
+@pytest.mark.slow
 @pytest.mark.variants(kind=("dinov3",))
 @pytest.mark.parametrize("kind", SHAPES)
 def test_every_value_of_every_adapter_learns_beside_prompts(kind):

@@ -139,6 +139,7 @@ def test_a_folded_backbone_computes_the_same_without_batch_norms(make, name):
     assert error(found.cls, expected.cls) < TOLERANCE
 
 
+@pytest.mark.variants("variant")
 @pytest.mark.parametrize("variant", [0, 1, 2])
 def test_published_weights_give_the_references_logits_on_photographs(variant):
     name, photograph = f"efficientnet_lite{variant}", ("flower.jpg", "china.jpg", "flower.jpg")[variant]

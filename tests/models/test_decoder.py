@@ -106,6 +106,7 @@ def largest(jaxpr) -> int:
     return max(sizes + [largest(part) for equation in jaxpr.eqns for part in inner(equation)], default=0)
 
 
+@pytest.mark.slow
 def test_without_self_attention_no_array_is_quadratic_in_the_labels():
     labels, found = 20_000, {}
     for style in STYLES:

@@ -185,6 +185,7 @@ def test_the_fast_path_equals_all_tokens_through_all_blocks(vit, image, kind):
                 assert getattr(ours, name) is None
 
 
+@pytest.mark.slow
 @pytest.mark.variants(vit=("dinov3",))
 @pytest.mark.parametrize(
     "vit", [pytest.param(n, marks=[pytest.mark.slow] * (n in ("siglip2", "clip"))) for n in NAMES], indirect=True

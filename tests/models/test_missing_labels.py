@@ -202,6 +202,7 @@ def test_value_and_gradient_of_the_formula(kind):
         np.testing.assert_allclose(result[1][place], slope, rtol=1e-5, atol=1e-7, err_msg=str(place))
 
 
+@pytest.mark.slow
 def test_role_with_equal_logits_and_estimates_by_hand():
     """p = q = 1/2 everywhere: half of y 2 n + 4 (n / 2) = 3 n and n without y, where n = −log(1/2 + 1e-5)."""
     half, zeros = n(0.5), np.zeros((2, 3), np.float32)

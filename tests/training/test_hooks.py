@@ -79,6 +79,7 @@ def test_the_message_names_step_rate_images_and_the_checkpoint_that_is_kept(conf
     assert [row["step"] for row in RunFolder(tmp_path).rows()] == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_the_first_such_step_is_named_also_if_it_was_not_logged(config, poisoned, tmp_path, refusal):
     poisoned(2)
     sentence = refusal(train, changed(config, log_every=100), RunFolder(tmp_path))

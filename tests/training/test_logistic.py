@@ -40,6 +40,7 @@ def test_the_coefficients_are_those_of_scikit_learn(images, width):
         assert found.bias[k] == pytest.approx(bias, abs=2e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.variants("images")
 @pytest.mark.parametrize(("images", "width"), [(50, 60), (100, 20)])
 def test_the_penalty_has_the_least_loss_outside_of_the_folds_of_fits(images, width):
@@ -64,6 +65,7 @@ def test_the_penalty_has_the_least_loss_outside_of_the_folds_of_fits(images, wid
     assert found.losses[found.penalty] == pytest.approx(min(losses.values()), rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.variants("factor")
 @pytest.mark.parametrize("factor", [0.01, 100.0])
 def test_the_search_goes_on_beyond_the_ends_of_the_grid(factor):
@@ -150,6 +152,7 @@ def test_folds_have_one_size_and_equal_shares_of_each_label():
     assert (fold != stratified_folds(codes, 5, 1)).any()
 
 
+@pytest.mark.slow
 def test_few_images_have_fewer_folds_and_one_image_is_an_error():
     features, codes = problem(3, 5)
     codes[:, 0] = [1, 0, 1]

@@ -286,6 +286,7 @@ def test_held_out_selection_scores_the_test_split_once(config, tmp_path, monkeyp
     assert results["held_out"]["mAP_envelope"] == rows(folder)[-1]["held_out/ema/mAP_envelope"]
 
 
+@pytest.mark.slow
 def test_a_split_with_enough_positives_selects(config, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(loop, "few_positives", lambda labels: "")
     folder = RunFolder(tmp_path)
@@ -297,6 +298,7 @@ def test_a_split_with_enough_positives_selects(config, tmp_path, monkeypatch, ca
     assert results["val"]["mAP"] == max(measured)
 
 
+@pytest.mark.slow
 def test_a_training_stops_early_by_the_chosen_metric(config, tmp_path, monkeypatch, capsys):
     """The raw weights are best after the first of four epochs; their mAP, which nothing looks at, rises."""
     falling, measured = iter([9, 5, 8, 4, 7, 3, 6, 2]), loop.measure

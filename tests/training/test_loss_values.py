@@ -77,6 +77,7 @@ def test_corrections_are_noted_for_the_images_of_the_batch():
     assert "loss/corrected" not in {**state.raw(), **state.ema, **state.trainable}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ll_r", "epr"])
 def test_images_are_compared_within_the_parts_of_a_batch(kind):
     """The loss of two parts of equal size is the mean of their losses, which differs from the loss of the batch."""

@@ -62,6 +62,7 @@ def test_a_label_is_known_if_both_images_know_it():
     np.testing.assert_array_equal(mixed["label_mask"], [[1, 0, 0, 0], [1, 0, 1, 0]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mix", ["mixup", "cutmix"])
 def test_an_image_that_could_not_be_read_is_not_mixed_into_another(mix):
     batch = make_batch(4, mask=np.array([1, 0, 1, 1], np.float32))
@@ -71,6 +72,7 @@ def test_an_image_that_could_not_be_read_is_not_mixed_into_another(mix):
     assert not np.array_equal(mixed["image"][3], batch["image"][3])
 
 
+@pytest.mark.slow
 def test_shares_have_the_distribution_of_the_config():
     size = 4000
     batch = make_batch(size, image=np.zeros((size, 1, 1, 3), np.uint8), label=np.tile(np.eye(2), (size // 2, 2)))
@@ -80,6 +82,7 @@ def test_shares_have_the_distribution_of_the_config():
     assert share.var() == pytest.approx(0.25 / (2 * 0.4 + 1), rel=0.05), "of Beta(0.4, 0.4)"
 
 
+@pytest.mark.slow
 def test_both_draws_one_of_the_two_per_step():
     batch = make_batch(2, image=np.stack([np.zeros((SIDE, SIDE, 3)), np.full((SIDE, SIDE, 3), 255)]).astype(np.uint8))
     both = mixing(mix="both")

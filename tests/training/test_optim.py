@@ -57,6 +57,7 @@ def train(optimizer, params, loss, steps=STEPS):
 # --- schedules
 
 
+@pytest.mark.variants(total=TOTALS[::4])
 @pytest.mark.parametrize("total", TOTALS)
 def test_one_cycle_equals_that_of_torch(total):
     rate, beta1 = (jax.jit(jax.vmap(schedule)) for schedule in optim.one_cycle(PEAK, total))
@@ -219,6 +220,7 @@ def test_muon_averages_gradients_with_nesterovs_look_ahead():
     np.testing.assert_allclose(update["tall"], expected, atol=2e-5 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 def test_muon_updates_the_paths_that_the_rules_choose_and_adamw_the_others():
     shapes = dict(tall=(6, 4), wide=(2, 5), vector=(5,), bank=(2, 3, 4))
     params, gradient = some(3, **shapes), some(4, **shapes)

@@ -161,6 +161,7 @@ def test_the_parts_of_a_batch_give_the_gradients_of_the_whole(plain):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_images_of_the_whole_batch_are_mixed_before_it_is_split(plain):
     batch = make_batch()
     (whole, _), (parted, _) = (toy_bench(mix="mixup", accumulate=parts).run(batch, 2) for parts in (1, 4))

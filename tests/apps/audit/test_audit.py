@@ -230,6 +230,7 @@ def test_the_page_is_drawn_and_filtered_by_direction(photos):
         assert all(address.startswith(("file:", "data:")) for address in tab.requests)
 
 
+@pytest.mark.slow
 def test_the_features_are_those_of_the_frozen_backbone_without_prompts(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
     tiny.use_vit(monkeypatch, patch=16)

@@ -35,6 +35,7 @@ def stopped(process, number: signal.Signals) -> list[str]:
     return wrong + [word for word in ("Traceback", "Exception ignored") if word in err]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [START[13:14], pytest.param(START, marks=pytest.mark.slow)], ids=["few", "many"])
 def test_a_signal_in_the_set_up_ends_the_program(tmp_path, times):
     command, lost = [sys.executable, "-m", "mlmoe_jax.main", "--config=mlvpt_digits"], {}

@@ -289,6 +289,7 @@ def test_a_run_is_exported_to_onnx_and_the_documented_program_runs(made, runtime
     assert capsys.readouterr().out == "(2, 3)\n"
 
 
+@pytest.mark.slow
 def test_a_model_that_cannot_be_converted_is_named(small_backbones, tmp_path, refusal, monkeypatch):
     def fails(*arguments, **options):
         raise NotImplementedError("no rem. And more")

@@ -47,6 +47,7 @@ def test_a_merged_program_gives_the_scores_of_the_run(runs, tmp_path, capsys):
     assert "adapters merged, largest difference of a probability " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_merged_tensors_have_the_backbone_and_no_adapter(runs, tmp_path):
     sets = {}
     for name, merge in (("merged", True), ("unmerged", False)):

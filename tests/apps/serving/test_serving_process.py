@@ -69,6 +69,7 @@ def post(address: str, red: int) -> list[float]:
     return [scores[name] for name in NAMES]
 
 
+@pytest.mark.slow
 @pytest.mark.variants("number")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_a_signal_ends_it_after_what_was_asked_is_answered(start, number, code):

@@ -53,6 +53,7 @@ def test_the_config_of_a_level_has_its_masks():
     assert config.model.prompts.pruning == "none"
 
 
+@pytest.mark.slow
 def test_a_level_starts_from_the_initial_values_of_the_search(config):
     search, (level,) = copy.deepcopy(config), levels_of((0.5,), (0.25,))
     search.model.prompts.pruning = "learned"
@@ -172,6 +173,7 @@ def losses_of(run):
     return lambda values: np.mean([loss(values, batch, jax.random.key(n)) for n, batch in enumerate(batches)])
 
 
+@pytest.mark.slow
 def test_importance_is_the_mean_gradient_of_the_training_loss(searched):
     """Compared with finite differences of the loss over the same batches, with the same dropout.
 

@@ -110,6 +110,7 @@ def test_evaluation_gathers_logits_ids_and_masks(compiled):
     assert moved["all-gather"]["bytes"] == BATCH * (4 * LABELS + 4 + 4)
 
 
+@pytest.mark.slow
 def test_memory_is_per_device_and_the_state_is_donated(compiled):
     step, sizes = compiled["report"]["steps"]["train"], compiled["sizes"]
     memory = step["memory"]
@@ -122,6 +123,7 @@ def test_memory_is_per_device_and_the_state_is_donated(compiled):
     assert step["bytes_accessed"] > 0
 
 
+@pytest.mark.slow
 def test_the_largest_arguments_are_shown_with_their_shardings(compiled):
     rows = {row["path"]: row for row in compiled["report"]["steps"]["train"]["largest"]}
     image = rows["batch/image"]
@@ -133,6 +135,7 @@ def test_the_largest_arguments_are_shown_with_their_shardings(compiled):
     assert compiled["sizes"]["halved"] < 0.6 * compiled["sizes"]["state"], "a sharded array counts as a shard"
 
 
+@pytest.mark.slow
 def test_the_report_as_text(compiled):
     report, text = compiled["report"], compiled["text"]
     assert (report["devices"], report["mesh"]["data"], report["capacity"], report["fits"]) == (8, 8, None, None)
