@@ -20,7 +20,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from mlmoe_jax.data.sources.tables import CELLS, refuse_spreadsheet, whole_rows
+from mlmoe_jax.data.sources.rows import CELLS, whole_rows
+from mlmoe_jax.data.sources.tables import refuse_spreadsheet
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_TEXT, damage_explained, read_bytes

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.sources.folders import image_names
 from mlmoe_jax.data.sources.formats import Entry, Format, LabelFile
-from mlmoe_jax.data.sources.tables import Row
+from mlmoe_jax.data.sources.rows import Row
 from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_DATA, read_bytes
