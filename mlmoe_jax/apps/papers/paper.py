@@ -23,9 +23,11 @@ Keys of a result:
 
 Keys of a row:
 
-    method, backbone
+    method
+    backbone          its name; without this key, the row stands for one per backbone, on a small data set for the first
     printed           one cell per column, or a list of cells per group. A cell is a number, null if it cannot be read,
-                      or a list of a cell and ids of notes; {"cells": …, "notes": …} adds notes to all cells.
+                      or a list of a cell and ids of notes; {"cells": …, "notes": …} adds notes to all cells. Without
+                      this key, no number can be read.
     over              another method, from which the numbers are differences
     small             false: left out on a small data set
     ours              the numbers of this package
@@ -177,7 +179,7 @@ class Paper:
     def result(self, name: str, dataset: str = "") -> Result:
         """Return a result; with `dataset`, its configs use this data set instead of their own."""
         entry = self.data["results"][name]
-        rows = (row for row in entry["rows"] if dataset not in SMALL or row.get("small", True))
+        rows = self._rows(entry["rows"], small=dataset in SMALL)
         groups = entry.get("groups", {"": {}}).items()
         return Result(
             f"{self.id}.{name}",
@@ -189,6 +191,14 @@ class Paper:
             tuple(entry.get("then", ())),
         )
 
+    def _rows(self, rows: Iterable[Mapping], *, small: bool) -> Iterator[Mapping]:
+        """Yield the rows of a result, each with one backbone."""
+        backbones = list(self.data["backbones"])[: 1 if small else None]
+        for row in rows:
+            if row.get("small", True) or not small:
+                names = [row["backbone"]] if "backbone" in row else backbones
+                yield from ({**row, "backbone": name} for name in names)
+
     def _row(self, entry: Mapping, row: Mapping, group: str, further: Mapping, dataset: str) -> Row:
         method, over, backbone, columns = row["method"], row.get("over"), row["backbone"], entry["columns"]
         arguments = {**entry.get("arguments", {}), **further, **row.get("arguments", {})}
@@ -197,7 +207,8 @@ class Paper:
         settings |= {key: str(arguments[key]) for key in ("dataset", "resolution")}
         settings |= {key: f"{key.rpartition('.')[2]}={text}" for key, text in overrides.items()}
         recipes = (self._recipe(one, backbone, arguments, overrides, dataset) for one in (method, over))
-        printed, x = row["printed"][group] if group else row["printed"], entry.get("x", "")
+        printed, x = row.get("printed", [None] * len(columns)), entry.get("x", "")
+        printed = printed[group] if group and isinstance(printed, dict) else printed
         cells, group_notes = (printed["cells"], printed["notes"]) if isinstance(printed, dict) else (printed, ())
         notes = (*self.data["backbones"][backbone].get("notes", ()), *row.get("notes", ()), *group_notes)
         numbers = (self._number(cell, {*notes, *entry.get("notes", ())}) for cell in cells)

@@ -118,6 +118,15 @@ def test_another_data_set_keeps_the_backbone_but_a_small_one_has_its_own():
     assert groups == [1, 1, 2, 2, 3, 3, 5, 5, 8, 8]  # there are no 13 labels to divide
 
 
+@pytest.mark.parametrize(("figure", "points"), [("fig5", [1, 2, 3, 5, 8, 13]), ("fig6", [2, 3, 4, 5, 6, 7])])
+def test_figures_with_several_backbones_have_a_row_for_each(figure, points):
+    rows = find(f"mlvpt.{figure}")[1].rows
+    backbones = dict.fromkeys(row.backbone for row in find("mlvpt.1")[1].rows)
+    expected = {(name, dataset, x) for name in backbones for dataset in ("coco2014", "voc2007") for x in points}
+    assert {(row.backbone, row.recipe.dataset, row.x) for row in rows} == expected
+    assert len(rows) == len(expected) == 72
+
+
 def test_a_recipe_names_its_folder_and_data_set():
     recipe = Recipe("gvpt:sides=co,dataset=voc2007", (("model.prompts.num_groups", "2"),))
     assert recipe.name == "gvpt,sides=co,dataset=voc2007,model.prompts.num_groups=2"
