@@ -5,6 +5,7 @@ This process never imports jax or torch, so that each measured process has the a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -82,7 +83,11 @@ class Worker:
         self._process = subprocess.Popen(
             side.command, stdin=pipe, stdout=pipe, stderr=log, text=True, env=side.environment
         )
-        self.facts = self.ask("facts")
+        try:
+            self.facts = self.ask("facts")
+        except Failed:
+            self.close()
+            raise
 
     def ask(self, request: str, **arguments: Any) -> dict[str, Any]:
         """Return the answer to a request; Failed if the process refuses it or has ended."""
@@ -106,8 +111,8 @@ class Worker:
         return self.ask("call", name=name, **arguments)
 
     def close(self) -> None:
-        self._process.stdin.close()
-        self._process.wait()
+        with contextlib.suppress(BrokenPipeError), self._process:  # closes the pipes and waits
+            pass
 
     def __enter__(self) -> Worker:
         return self

@@ -352,8 +352,8 @@ def test_unreadable_images_are_left_out_and_listed(config, tmp_path, monkeypatch
         "split,image,why",
         "val,val/0,cannot read val/0 as an image: it is empty",
     ]
-    stored = np.load(tmp_path / "run" / "eval" / "scores.npz")
-    np.testing.assert_array_equal(np.isnan(stored["scores"]).all(axis=1), [True] + 5 * [False])
+    with np.load(tmp_path / "run" / "eval" / "scores.npz") as stored:
+        np.testing.assert_array_equal(np.isnan(stored["scores"]).all(axis=1), [True] + 5 * [False])
     monkeypatch.setattr(evaluate, "open_split", lambda data, name, **knows: whole.take(np.arange(1, 6), "val"))
     assert evaluate_run(folder, [("data.test_splits", "val")]) == results
     monkeypatch.setattr(evaluate, "open_split", lambda data, name, **knows: holed.take(np.array([0]), "val"))
