@@ -80,6 +80,14 @@ def test_memory_and_modules(ml_vpt):
     assert ml_vpt["modules"]["prompts"] == (276_480, 276_480)
 
 
+def test_the_printed_memory_is_in_millions_of_bytes(ml_vpt):
+    text = cost.format_summary({"mlvpt": ml_vpt})
+    total = 4 * 86_580_480 + 5 * 4 * 1_022_230  # with values, average, selected values and the moments of Adam
+    assert f"{total / 1e6:,.1f}" in text.splitlines()[1]
+    assert "frozen 346.3 MB" in text
+    assert "optimizer 8.2 MB" in text
+
+
 @pytest.mark.slow
 def test_settings_change_memory_and_macs(probe):
     half = summary("linear_probe:dataset=coco2014", eval__batch_size=64, model__frozen_dtype="bfloat16")
