@@ -120,11 +120,16 @@ def test_scores_for_a_labeling_tool(command):
     assert scores == pytest.approx([*expected(200, 110)[:2], 0.5], abs=1e-6)
 
 
-def test_tags_of_images_elsewhere_are_below_their_common_folder(command, tmp_path):
+@pytest.mark.parametrize("above", ["{folder}", ".."])
+def test_tags_of_images_elsewhere_are_below_their_common_folder(command, tmp_path, monkeypatch, above):
     (tmp_path / "sub").mkdir()
     (tmp_path / "4.png").rename(tmp_path / "sub" / "4.png")
-    command(str(tmp_path / "sub/4.png"), str(tmp_path / "0.png"), output="tags", form="sidecar")
-    assert {str(path.relative_to("tags")) for path in Path("tags").rglob("*.txt")} == {"0.txt", "sub/4.txt"}
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    above = above.format(folder=tmp_path)
+    command(f"{above}/sub/4.png", f"{above}/0.png", output="tags", form="sidecar")
+    texts = (path for path in tmp_path.rglob("*.txt") if "run" not in path.parts)
+    assert {str(path.relative_to(tmp_path)) for path in texts} == {"here/tags/0.txt", "here/tags/sub/4.txt"}
 
 
 @pytest.mark.parametrize(
