@@ -6,10 +6,13 @@ received on any process.
 
 import contextlib
 import itertools
+import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
+from importlib.machinery import ExtensionFileLoader
 from typing import Any
 
 from mlmoe_jax.runtime import distributed
@@ -62,7 +65,12 @@ def stop_requests() -> Iterator[StopRequest]:
 
 
 # --------------------------------------------------------------------------------------------------- outside the steps
-_signals = 0  # received in `interruptible`; 1 = KeyboardInterrupt is due at the next safe point
+_NOTHING, _REQUESTED, _RAISED = range(3)
+_stage = (
+    _NOTHING  # of the interruption of `interruptible`; _REQUESTED = KeyboardInterrupt is due at the next safe point
+)
+_TICK = 0.05  # seconds between attempts to raise
+_EXTENSION_CODE = {getattr(ExtensionFileLoader, name).__code__ for name in ("create_module", "exec_module")}
 
 
 @contextlib.contextmanager
@@ -71,39 +79,57 @@ def interruptible(code: int, patience: float = 2.0) -> Iterator[None]:
 
     The handler of the first signal only records the signal, because Python loses an exception that is raised in some
     places, such as a callback of the garbage collector. `stop_if_requested` then raises KeyboardInterrupt. After
-    `patience` seconds, or at a second signal, the handler raises it itself.
+    `patience` seconds, or at a second signal, the handler raises it itself, but not in the initialization of an
+    extension module, which can crash.
 
     Args:
       code: the exit code of the process if it still runs after another `patience` seconds, or at a third signal.
       patience: seconds.
     """
-    global _signals
+    global _stage
+    signals, last = 0, math.inf
 
     def handle(number: int, frame: Any) -> None:
-        global _signals
-        _signals += 1
-        if _signals == 1:
-            signal.setitimer(signal.ITIMER_REAL, patience, patience)
-        elif _signals == 2:
-            raise KeyboardInterrupt
-        else:
+        global _stage
+        nonlocal signals, last
+        signals += number != signal.SIGALRM
+        if signals == 1 and _stage == _NOTHING:
+            _stage, last = _REQUESTED, time.monotonic() + 2 * patience
+            signal.setitimer(signal.ITIMER_REAL, patience, _TICK)
+        elif signals > 2 or time.monotonic() >= last:
             os._exit(code)
+        elif _stage == _REQUESTED and _initializes_extension(frame):
+            signal.setitimer(signal.ITIMER_REAL, _TICK, _TICK)
+        elif _stage == _REQUESTED:
+            _stage = _RAISED
+            raise KeyboardInterrupt
 
     with _handling(handle, signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
         try:
             yield
-            if _signals:  # also if Python ignored the exception of the handler
+            if _stage:  # also if Python ignored the exception of the handler
                 raise KeyboardInterrupt
+        except Exception as error:
+            if _stage == _RAISED:  # a library has replaced the exception of the handler
+                raise KeyboardInterrupt from error
+            raise
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
-            _signals = 0
+            _stage = _NOTHING
+
+
+def _initializes_extension(frame: Any) -> bool:
+    """Return whether an extension module is imported in a frame or in a caller of it."""
+    while frame is not None and frame.f_code not in _EXTENSION_CODE:
+        frame = frame.f_back
+    return frame is not None
 
 
 def stop_if_requested() -> None:
     """Raise KeyboardInterrupt in the main thread, once, if a signal was recorded; called where this is safe."""
-    global _signals
-    if _signals == 1 and threading.current_thread() is threading.main_thread():
-        _signals = 2
+    global _stage
+    if _stage == _REQUESTED and threading.current_thread() is threading.main_thread():
+        _stage = _RAISED
         raise KeyboardInterrupt
 
 

@@ -1,6 +1,7 @@
 """Requests to stop: signals, notices of maintenance, and the agreement of several processes."""
 
 import gc
+import importlib.util
 import os
 import signal
 import subprocess
@@ -139,6 +140,47 @@ def test_without_a_safe_point_a_command_is_interrupted_where_it_is():
     assert interrupted(command, patience=0.5) == ["first"]
     asks.pop()
     assert interrupted(command) == ["first"]
+
+
+def test_the_initialization_of_an_extension_module_is_not_interrupted(monkeypatch):
+    """Code in C, such as jaxlib's, can crash if a callback into Python raises."""
+
+    def initialize(reached):
+        ask()
+        ask()
+        reached.append("initialized")
+
+    def command(reached):
+        initialize(reached)
+        time.sleep(30)
+
+    monkeypatch.setattr(preemption, "_EXTENSION_CODE", {initialize.__code__})
+    assert interrupted(command) == ["initialized"]
+
+
+def test_the_code_that_initializes_an_extension_module_is_known():
+    spec = importlib.util.spec_from_file_location("_struct", importlib.util.find_spec("_struct").origin)
+    calls = []
+    sys.setprofile(lambda frame, event, _: calls.append(preemption._initializes_extension(frame)))
+    try:
+        spec.loader.exec_module(spec.loader.create_module(spec))
+    finally:
+        sys.setprofile(None)
+    assert any(calls)
+    assert not preemption._initializes_extension(sys._getframe())
+
+
+def test_an_exception_in_place_of_the_interrupt_is_an_interrupt_too():
+    def command(reached):
+        try:
+            ask()
+            ask()
+        except KeyboardInterrupt as interrupt:  # as libraries do around an import
+            raise ImportError("numpy failed to import") from interrupt
+
+    assert interrupted(command) == []
+    with pytest.raises(ImportError), preemption.interruptible(130):
+        raise ImportError
 
 
 def test_a_command_that_cannot_be_interrupted_ends_at_a_third_signal():
