@@ -196,6 +196,8 @@ def test_a_crash_is_restarted_and_a_user_error_is_not(ready):
     done = ready(f"bash launch/tpu_vm.sh run logs {SLICE} --restarts=2 -- --config=a")
     assert done.returncode == 0
     assert (ready.fake / "worker-0" / "mlmoe" / "code" / "starts").read_text() == 3 * "start\n"
+    # `logs` waits for one worker only.
+    until(lambda: ready(f"bash launch/tpu_vm.sh status {SLICE}").stdout.count("ended with exit code 0") == 2)
     ready.train("echo error: no such thing; exit 2")
     done = ready(f"bash launch/tpu_vm.sh run logs {SLICE} -- --config=a")
     assert done.returncode == 2
