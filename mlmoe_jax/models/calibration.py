@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import logit
+
+if TYPE_CHECKING:
+    import jax
 
 Floats = NDArray[np.float64]
 _LIMITS = -104.0, 25 * np.log(2)  # logits of the numbers that float32 rounds to 0 and to 1
@@ -56,7 +57,7 @@ class Calibration:
     def __call__(self, logits: Any) -> Any:
         """Return the probabilities of logits [...,K]: float64 for an array of NumPy, else for use inside jit."""
         host = isinstance(logits, np.ndarray)
-        sigmoid, where = (probabilities, np.where) if host else (jax.nn.sigmoid, jnp.where)
+        sigmoid, where = (probabilities, np.where) if host else _jax_functions()
         scores = sigmoid(self.scale * logits + self.offset)
         if self.knots:
             interpolated = self._on_host(sigmoid(logits)) if host else self._in_program(sigmoid(logits))
@@ -75,5 +76,11 @@ class Calibration:
         padded = np.stack([np.pad(knots, ((0, 0), (0, most - knots.shape[1])), "edge") for knots in self.knots])
         places, values = padded[:, 0], padded[:, 1]
         widths = np.diff(places)
-        ramps = jnp.clip((scores[..., None] - places[:, :-1]) / np.where(widths > 0, widths, 1), 0, 1)
+        ramps = ((scores[..., None] - places[:, :-1]) / np.where(widths > 0, widths, 1)).clip(0, 1)
         return values[:, 0] + (np.diff(values) * ramps).sum(axis=-1)
+
+
+def _jax_functions() -> tuple[Any, Any]:
+    import jax  # which a correction on the host does not need
+
+    return jax.nn.sigmoid, jax.numpy.where

@@ -20,7 +20,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -110,7 +109,7 @@ class Consistency:
         if not (self.upward or self.slots):
             return scores
         if not isinstance(scores, np.ndarray):
-            return self._agreeing(scores, jnp)
+            return self._agreeing(scores, scores.__array_namespace__())  # jax.numpy, which the host does not need
         if scores.ndim == 2 and len(scores) > _ROWS:
             return np.concatenate([self(scores[at : at + _ROWS]) for at in range(0, len(scores), _ROWS)])
         return self._agreeing(scores, np)

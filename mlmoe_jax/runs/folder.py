@@ -20,6 +20,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
+from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.uploads import Uploads
 from mlmoe_jax.runtime import distributed, files
@@ -136,3 +137,9 @@ def stored_config(folder: RunFolder) -> ConfigDict | None:
     """Return the config of the run in a folder; None if no run has started in it."""
     started = (folder / CONFIG).exists() and any((folder / name).exists() for name in (CHECKPOINTS, RESULTS))
     return read_config(folder) if started else None
+
+
+def read_label_space(folder: RunFolder) -> LabelSpace:
+    """Return the label space of a run; UserError if it is damaged."""
+    with folder.reading(LABEL_SPACE):
+        return LabelSpace.of(folder.read_npz(LABEL_SPACE))

@@ -44,6 +44,7 @@ from mlmoe_jax.runs.folder import (
     PREPROCESS,
     RunFolder,
     read_config,
+    read_label_space,
     stored_config,
 )
 from mlmoe_jax.runs.shared import restore_adapter
@@ -216,12 +217,6 @@ def read_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> tu
         if max(*space.co_group, *space.dc_group) >= groups:
             raise ValueError(f"its groups should be below {groups}, the number in {CONFIG}")
     return config, space
-
-
-def read_label_space(folder: RunFolder) -> LabelSpace:
-    """Return the label space of a run; UserError if it is damaged."""
-    with folder.reading(LABEL_SPACE):
-        return LabelSpace.of(folder.read_npz(LABEL_SPACE))
 
 
 def has_checkpoint(folder: RunFolder) -> bool:

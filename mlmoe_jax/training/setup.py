@@ -31,8 +31,8 @@ from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.catalog import LOSSES, head_of, prompts_of
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.runs.assemble import Parts, abstract_parts, evaluated_definition, label_axes_for, preprocess_for
-from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.restore import read_label_space, restored_values
+from mlmoe_jax.runs.folder import RunFolder, read_label_space
+from mlmoe_jax.runs.restore import restored_values
 from mlmoe_jax.runtime import distributed, sharding
 from mlmoe_jax.runtime.batches import device_batches
 from mlmoe_jax.runtime.progress import Progress, status

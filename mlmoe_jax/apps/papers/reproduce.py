@@ -30,8 +30,7 @@ from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.evaluation.metrics import published
 from mlmoe_jax.evaluation.metrics.multilabel import sample_deviation
 from mlmoe_jax.evaluation.results import read_scores, require_split, training_results
-from mlmoe_jax.runs.folder import RunFolder, read_config
-from mlmoe_jax.runs.restore import read_label_space
+from mlmoe_jax.runs.folder import RunFolder, read_config, read_label_space
 from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.text import text_table

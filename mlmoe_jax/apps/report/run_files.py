@@ -30,8 +30,7 @@ from mlmoe_jax.evaluation.results import (
     result_sources,
 )
 from mlmoe_jax.runs import folder as files
-from mlmoe_jax.runs.folder import EnclosedRunFolder, RunFolder, read_config
-from mlmoe_jax.runs.restore import read_label_space
+from mlmoe_jax.runs.folder import EnclosedRunFolder, RunFolder, read_config, read_label_space
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
 from mlmoe_jax.runtime.formats import read_rows
 

@@ -25,8 +25,7 @@ from mlmoe_jax.evaluation.results import (
     read_settings,
     require_split,
 )
-from mlmoe_jax.runs.folder import CONFIG, LABEL_SPACE, RunFolder, read_config
-from mlmoe_jax.runs.restore import read_label_space
+from mlmoe_jax.runs.folder import CONFIG, LABEL_SPACE, RunFolder, read_config, read_label_space
 from mlmoe_jax.runtime.formats import row_writer, to_json
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.storage import Target, open_target
