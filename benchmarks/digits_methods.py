@@ -86,8 +86,14 @@ PAIRS = (
     ("mlvpt_digits --config.model.head.gates_of=group", "mlvpt_digits"),
 )
 IN_README = {
-    "linear_probe": "linear probe, `configs/linear_probe.py`",
-    "mlvpt_digits": "ML-VPT, `configs/mlvpt_digits.py`",
+    "linear_probe": "linear probe, `linear_probe`",
+    "finetune": "fine-tuning, `finetune`",
+    "vpt": "VPT, `vpt`",
+    "dora": "DoRA, `dora`",
+    "mlvpt_digits": "ML-VPT, `mlvpt_digits`",
+    "q2l_resnet101": "Q2L, `q2l_resnet101`",
+    "drmoe_resnet101": "DR-MoE, `drmoe_resnet101`",
+    "mlmoe_dinov2": "MLMoE, `mlmoe_dinov2`",
 }
 SPLITS = ("val", "test", "test_shift")
 CONFIDENCE = 0.95
@@ -232,7 +238,7 @@ def tables(results: dict) -> str:
 def table_of_readme(results: dict) -> str:
     """Return the table of the methods in IN_README, as Markdown."""
     seeds = len(results["seeds"])
-    setting = f"frozen `vit_digits`, {results['epochs']} epochs; mAP in %, mean ± sample deviation over {seeds} seeds"
+    setting = f"method, config; {results['epochs']} epochs, mAP in %, mean ± sample deviation over {seeds} seeds"
     head = [setting, "trainable parameters", "`val`", "`test`", "`test_shift`", "drop"]
     rows = []
     for method, text in IN_README.items():
@@ -271,7 +277,7 @@ def use_own_cores(worker: int, jobs: int) -> None:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--rates", default="1e-3,5e-3,2e-2,1e-1", help="the grid of learning rates")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--out", type=Path, default=Path("runs/digits_methods"))

@@ -136,8 +136,9 @@ def test_differences_beyond_a_limit_fail(gradients, verdict):
 
 
 def test_digits_are_compared_with_the_table_of_the_readme(setup):
-    epochs, known = proof.known_digits()
-    assert proof._digits_command(replace(setup, short=False), 60)[-1] == f"--config.train.epochs={epochs}"
+    epochs, rate, known = proof.known_digits()
+    flags = [f"--config.train.epochs={epochs}", f"--config.optim.learning_rate={rate}"]
+    assert proof._digits_command(replace(setup, short=False), 60)[-2:] == flags
     assert f"{epochs} epochs" in (text := (REPOSITORY / "README.md").read_text())
     assert f"| {known:.2f} ±" in text
     (setup.out / "digits").mkdir()
