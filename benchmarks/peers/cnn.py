@@ -3,8 +3,8 @@
 Q2L, as published on 448 px: one encoder layer over the feature map, two decoder layers without the first
 self-attention, width 2,048, 4 heads, 8,192 hidden units, and one weight vector per label. DR-MoE, as published: the
 layers of torch.nn.Transformer, width 512, 8 heads, 2,048 hidden units, two encoder and two decoder layers, and per
-label a gate over four shared experts and one expert of the label. Batch norm, the stem and the first stage are frozen.
-All values are random.
+label a gate over four shared experts and one expert of the label. Q2L freezes batch norm, the stem and the first stage;
+DR-MoE trains everything, without a moving average. All values are random.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def random(*shape: int, train: bool = True) -> nn.Parameter:
 class FeatureMap(nn.Module):
     """ResNet-101 without its classifier: f32[B,3,H,W] -> f32[B,N,2048]."""
 
-    def __init__(self):
+    def __init__(self, *, frozen: bool):
         super().__init__()
-        whole = resnet101(weights=None, norm_layer=FrozenBatchNorm2d)
+        whole = resnet101(weights=None, norm_layer=FrozenBatchNorm2d if frozen else nn.BatchNorm2d)
         stem = [whole.conv1, whole.bn1, whole.relu, whole.maxpool, whole.layer1]
         for module in stem:
-            module.requires_grad_(False)
+            module.requires_grad_(not frozen)
         self.stages = nn.Sequential(*stem, whole.layer2, whole.layer3, whole.layer4)
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
@@ -57,9 +57,11 @@ class FeatureMap(nn.Module):
 class QueryClassifier(nn.Module):
     """Q2L: an encoder layer, two layers of queries, and one weight vector per label."""
 
+    averaged = True
+
     def __init__(self, labels: int, resolution: int = 448):
         super().__init__()
-        self.backbone = FeatureMap()
+        self.backbone = FeatureMap(frozen=True)
         self.project = nn.Linear(WIDTH, WIDTH)
         self.encoder = nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, dropout=0.1, batch_first=True)
         self.layers = nn.ModuleList(QueryLayer() for _ in range(2))
@@ -79,9 +81,11 @@ class QueryClassifier(nn.Module):
 class RoutedExperts(nn.Module):
     """DR-MoE: an encoder and a decoder of two layers, experts of one layer, and a gate and a classifier per label."""
 
+    averaged = False
+
     def __init__(self, labels: int, resolution: int = 448, *, width: int = 512, hidden: int = 256, shared: int = 4):
         super().__init__()
-        self.backbone, self.project = FeatureMap(), nn.Linear(WIDTH, width)
+        self.backbone, self.project = FeatureMap(frozen=False), nn.Linear(WIDTH, width)
         layers = {"d_model": width, "nhead": 8, "dim_feedforward": 2048, "dropout": 0.1, "batch_first": True}
         self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(**layers), 2)
         self.decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(**layers), 2, nn.LayerNorm(width))

@@ -117,10 +117,10 @@ def build(case: dict[str, Any]) -> protocol.Program:
 
 
 def _training(model, logits_of, image, labels):
-    """Return a step with AdamW and the moving average of the trainable parameters."""
+    """Return a step with AdamW and, except for DR-MoE, the moving average of the trainable parameters."""
     model.train()
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    average = [parameter.detach().clone() for parameter in trainable]
+    average = [parameter.detach().clone() for parameter in trainable] if model.averaged else []
     optimizer = torch.optim.AdamW(trainable, lr=1e-4, weight_decay=0.01)
 
     def step() -> None:
@@ -128,7 +128,8 @@ def _training(model, logits_of, image, labels):
         loss = sum(asymmetric(logits, labels) for logits in logits_of(image))
         loss.backward()
         optimizer.step()
-        torch._foreach_lerp_(average, [parameter.detach() for parameter in trainable], 1e-3)
+        if average:
+            torch._foreach_lerp_(average, [parameter.detach() for parameter in trainable], 1e-3)
 
     return step
 

@@ -56,6 +56,8 @@ class GroupExperts(nn.Module):
 class PromptedViT(nn.Module):
     """A frozen DINOv2 with learned prompts in every block, and the head on the prompts of the last block."""
 
+    averaged = True
+
     def __init__(self, backbone: str, resolution: int, labels: int, groups: int = 5, per_group: int = 3):
         super().__init__()
         width, depth, heads = SHAPES[backbone]
