@@ -283,4 +283,5 @@ def select_rows(rows: Sequence[Row], only: str) -> list[Row]:
 
 def markdown_table(rows: Sequence[Sequence[str]], rule: Sequence[str]) -> list[str]:
     """Return the lines of a Markdown table whose first row is the heading."""
-    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (rows[0], rule, *rows[1:])]
+    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return [lines[0], f"|{'|'.join(rule)}|", *lines[1:]]
