@@ -66,9 +66,7 @@ def stop_requests() -> Iterator[StopRequest]:
 
 # --------------------------------------------------------------------------------------------------- outside the steps
 _NOTHING, _REQUESTED, _RAISED = range(3)
-_stage = (
-    _NOTHING  # of the interruption of `interruptible`; _REQUESTED = KeyboardInterrupt is due at the next safe point
-)
+_stage = _NOTHING  # of `interruptible`; _REQUESTED = KeyboardInterrupt is due at the next safe point
 _TICK = 0.05  # seconds between attempts to raise
 _EXTENSION_CODE = {getattr(ExtensionFileLoader, name).__code__ for name in ("create_module", "exec_module")}
 
