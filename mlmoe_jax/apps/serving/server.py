@@ -228,13 +228,15 @@ def _listening(host: str, port: int) -> socket.socket:
     """
     if not host:  # for a socket, "" means every address of the machine
         raise UserError("--host is empty; give an address such as 127.0.0.1, or 0.0.0.0 for all of this machine")
+    elsewhere = "give another --host or --port"
+    if not 0 <= port < 2**16:
+        raise UserError(f"cannot listen on {host}:{port}: ports are from 0 to 65535; {elsewhere}")
     try:
         ipv6 = ":" in host  # "::" accepts IPv4 too
         family = socket.AF_INET6 if ipv6 else socket.AF_INET
         return socket.create_server((host, port), family=family, dualstack_ipv6=ipv6)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or "ports are from 0 to 65535"
-        raise UserError(f"cannot listen on {host}:{port}: {reason}; give another --host or --port") from error
+    except OSError as error:
+        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; {elsewhere}") from error
 
 
 def own_names(host: str) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """The server as a process: its address, its signals, and its exit codes."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -102,15 +103,15 @@ def test_what_a_client_breaks_off_or_sends_too_much_of_harms_nobody(start):
     for body in ("Content-Length: 100\r\n\r\nabc", chunked, "Content-Length: x\r\n\r\n"):
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall((head + body).encode())
-    large = http.client.HTTPConnection(host, int(port), timeout=30)
-    large.request("POST", "/predict", bytes(17 << 20), {"Content-Type": "image/png"})
-    assert large.getresponse().status == 413, "answered, and not cut off while it sends"
-    for address_of_refusal in ("/predict?top_k=0", "/no-such-page"):
-        closing = http.client.HTTPConnection(host, int(port), timeout=30)
-        closing.request(
-            "POST", address_of_refusal, bytes(10 << 20), {"Content-Type": "image/png", "Connection": "close"}
-        )
-        assert closing.getresponse().status in (404, 422), "answered, and not cut off while it sends"
+    for path, size, headers, status in (
+        ("/predict", 17 << 20, {}, 413),
+        ("/predict?top_k=0", 10 << 20, {"Connection": "close"}, 422),
+        ("/no-such-page", 10 << 20, {"Connection": "close"}, 404),
+    ):
+        with contextlib.closing(http.client.HTTPConnection(host, int(port), timeout=30)) as client:
+            client.request("POST", path, bytes(size), {"Content-Type": "image/png", **headers})
+            with client.getresponse() as answer:
+                assert answer.status == status, "answered, and not cut off while it sends"
     with socket.create_connection((host, int(port))) as patient:
         patient.sendall((head + "Content-Length: 99999999\r\nExpect: 100-continue\r\n\r\n").encode())
         assert patient.recv(100).startswith(b"HTTP/1.1 413 ")
