@@ -57,7 +57,12 @@ class Calibration:
     def __call__(self, logits: Any) -> Any:
         """Return the probabilities of logits [...,K]: float64 for an array of NumPy, else for use inside jit."""
         host = isinstance(logits, np.ndarray)
-        sigmoid, where = (probabilities, np.where) if host else _jax_functions()
+        if host:
+            sigmoid, where = probabilities, np.where
+        else:
+            import jax  # which a correction on the host does not need
+
+            sigmoid, where = jax.nn.sigmoid, jax.numpy.where
         scores = sigmoid(self.scale * logits + self.offset)
         if self.knots:
             interpolated = self._on_host(sigmoid(logits)) if host else self._in_program(sigmoid(logits))
@@ -78,9 +83,3 @@ class Calibration:
         widths = np.diff(places)
         ramps = ((scores[..., None] - places[:, :-1]) / np.where(widths > 0, widths, 1)).clip(0, 1)
         return values[:, 0] + (np.diff(values) * ramps).sum(axis=-1)
-
-
-def _jax_functions() -> tuple[Any, Any]:
-    import jax  # which a correction on the host does not need
-
-    return jax.nn.sigmoid, jax.numpy.where
