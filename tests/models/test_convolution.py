@@ -31,7 +31,7 @@ def assert_general(x, kernel, stride, padding, layout):
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
-@pytest.mark.variants(size=(3,), stride=(2,))
+@pytest.mark.variants(size=(3, 5), stride=(2,))
 @pytest.mark.parametrize("size", [1, 3, 5])
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("side", [(7, 7), (8, 5)])
