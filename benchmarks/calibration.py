@@ -41,8 +41,8 @@ PROBES: dict[str, dict[str, str | float]] = {
 
 def score_probe(root: str, keys: dict[str, str | float], folder: Path) -> SplitScores:
     """Return the scores of a probe on `val`; train it first if necessary."""
-    benchmark = Benchmark(root, "frozen", folder, (RATE,), (0,), 10, {}, RATE)
-    config = method_config("linear probe", benchmark, rate=RATE, seed=0)
+    benchmark = Benchmark(root, "frozen", folder, (RATE,), (0,), (10,), {}, RATE)
+    config = method_config("linear probe", benchmark, rate=RATE, epochs=10, seed=0)
     config.update_from_flattened_dict(keys)
     return run(config, folder)
 

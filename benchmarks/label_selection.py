@@ -149,7 +149,7 @@ class Images:
 def read_images(root: str, splits: tuple[str, ...] = ("train", "val")) -> list[Images]:
     """Return the features and labels of splits; features that are not in the cache are computed."""
     config = method_config(
-        "linear probe", Benchmark(root, "frozen", Path(), (1e-2,), (0,), 1, {}, 0.0), rate=1e-2, seed=0
+        "linear probe", Benchmark(root, "frozen", Path(), (1e-2,), (0,), (1,), {}, 0.0), rate=1e-2, epochs=1, seed=0
     )
     opened = [open_split(config.data, name) for name in splits]
     extractor = FeatureExtractor.of(config, len(opened[0].classes))

@@ -3,14 +3,14 @@
     python -m benchmarks.photographs --root=/data/VOCdevkit --part=frozen --out=runs/photographs
 
 --root is a data set in the layout of VOC 2012 with the splits `train` and `val`. All methods have one recipe, equal
-widths and equal tuning: the learning rate is chosen from --rates on a fifth of `train`, drawn with the first seed, and
-then the method is trained on all of `train` once per seed. `val` is only scored, once per training. Nothing is selected
-during a training: the last moving average counts.
+widths and equal tuning: the learning rate and the number of epochs are chosen from --rates and --epochs on a fifth of
+`train`, drawn with the first seed, and then the method is trained on all of `train` once per seed. `val` is only
+scored, once per training. Nothing is selected during a training: the last moving average counts.
 
 --linear-path=1e-2 adds a linear classifier of the mean patch to the logits of all heads with a query decoder.
 
 A fine-tuned backbone has its own learning rate, one for all heads. --rates-of=OUT/frozen.json takes the rate of each
-head from the frozen part instead of tuning it again, which takes a training per rate.
+head from the frozen part instead of tuning it again. A grid of one value is not tuned.
 
 Each training has its own run folder. Finished trainings are read and an interrupted training resumes, so rerunning
 a command continues it. The frozen part trains on cached features (data.cache_features), without
@@ -23,6 +23,7 @@ co-occurrence overfitting, and the CPU seconds of a training, all its threads to
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ METHODS = {
     "DR-MoE, static gates": "drmoe_resnet101:preset=static",
     "MLMoE": "mlmoe_dinov2:prompts=false",
 }
-BACKBONE, SIDE = "efficientnet_lite0", 224
+BACKBONE = "efficientnet_lite0"
 WIDTH = 256  # width of decoders, graphs and the LSTM; experts and gates have a quarter
 LEAST_POSITIVES, THRESHOLD, RESAMPLES = 10, 0.5, 1000
 HELD_OUT = "held_out"
@@ -72,20 +73,21 @@ class Benchmark:
     out: Path
     rates: tuple[float, ...]
     seeds: tuple[int, ...]
-    epochs: int
+    epochs: tuple[int, ...]
     rates_of: dict[str, float]
     backbone_rate: float
     linear_path: float = 0
+    side: int = 224
 
 
 # ------------------------------------------------------------------------------------------------------------- configs
-def method_config(method: str, benchmark: Benchmark, *, rate: float, seed: int) -> ConfigDict:
+def method_config(method: str, benchmark: Benchmark, *, rate: float, epochs: int, seed: int) -> ConfigDict:
     """Return the config of a method with the common recipe, on all of `train`; `rate` is the head's learning rate."""
     name, colon, options = METHODS[method].partition(":")
-    arguments = f"dataset=voc2012,root={benchmark.root},backbone={BACKBONE},resolution={SIDE}"
+    arguments = f"dataset=voc2012,root={benchmark.root},backbone={BACKBONE},resolution={benchmark.side}"
     config = load_config(f"{name}:{arguments}{',' if colon else ''}{options}", [])
     use_widths(config.model.head)
-    use_recipe(config, benchmark.epochs)
+    use_recipe(config, epochs)
     config.seed, config.optim.learning_rate = seed, rate
     rules = ()
     if benchmark.linear_path:
@@ -149,17 +151,17 @@ def compute_features(config: ConfigDict) -> None:
     with_caches(with_steps(experiment, parts, preprocess_for(config), mesh), parts)
 
 
-def tuned_rate(method: str, benchmark: Benchmark, folder: Path, columns: np.ndarray) -> tuple[float, dict]:
-    """Return the learning rate with the best mAP on the held-out part of `train`, and the mAP of each rate."""
-    if benchmark.rates_of:
-        return benchmark.rates_of[method], {}
-    tuning = {}
-    for rate in benchmark.rates if len(benchmark.rates) > 1 else ():
-        config = method_config(method, benchmark, rate=rate, seed=benchmark.seeds[0])
+def tuned(method: str, benchmark: Benchmark, folder: Path, columns: np.ndarray) -> tuple[float, int, dict]:
+    """Return the learning rate and the epochs with the best mAP on the held-out part of `train`, and all these mAPs."""
+    rates = (benchmark.rates_of[method],) if benchmark.rates_of else benchmark.rates
+    grid, tuning = [*itertools.product(rates, benchmark.epochs)], {}
+    for rate, epochs in grid if len(grid) > 1 else ():
+        config = method_config(method, benchmark, rate=rate, epochs=epochs, seed=benchmark.seeds[0])
         config.data.val_split, config.data.val_fraction, config.data.test_splits = HELD_OUT, 0.2, (HELD_OUT,)
-        scored = run(config, folder / f"tune-rate={rate:g}").with_labels(columns)
-        tuning[f"{rate:g}"] = float(measure(scored)(np.ones((len(scored), 1), np.float32))[0]["mAP"][0])
-    return float(max(tuning, key=tuning.get, default=benchmark.rates[0])), tuning
+        scored = run(config, folder / f"tune-rate={rate:g},epochs={epochs}").with_labels(columns)
+        tuning[rate, epochs] = float(measure(scored)(np.ones((len(scored), 1), np.float32))[0]["mAP"][0])
+    rate, epochs = max(tuning, key=tuning.get, default=grid[0])
+    return rate, epochs, {f"rate={rate:g},epochs={epochs}": value for (rate, epochs), value in tuning.items()}
 
 
 def measure(scored: SplitScores) -> WeightedMetrics:
@@ -179,11 +181,11 @@ def frequent(root: str) -> np.ndarray:
 def compare(method: str, benchmark: Benchmark, columns: np.ndarray) -> dict:
     """Return the results of a method; train what is missing."""
     folder = benchmark.out / benchmark.part / METHODS[method].replace(":", "_")
-    rate, tuning = tuned_rate(method, benchmark, folder, columns)
+    rate, epochs, tuning = tuned(method, benchmark, folder, columns)
     scores, gaps, seconds = [], [], []
     for seed in benchmark.seeds:
-        config = method_config(method, benchmark, rate=rate, seed=seed)
-        place = folder / f"rate={rate:g},seed={seed}"
+        config = method_config(method, benchmark, rate=rate, epochs=epochs, seed=seed)
+        place = folder / f"rate={rate:g},epochs={epochs},seed={seed}"
         scores.append(run(config, place).with_labels(columns))
         results = json.loads((place / "results.json").read_text())["val"]
         gaps.append([results.get(name, float("nan")) for name in GAPS])
@@ -192,6 +194,7 @@ def compare(method: str, benchmark: Benchmark, columns: np.ndarray) -> dict:
     metrics = [measure(one)(whole)[0] for one in scores]
     return {
         "rate": rate,
+        "epochs": epochs,
         "tuning": tuning,
         "classes": [read_labels(RunFolder(place))[column] for column in columns],
         **{name: [float(values[name][0]) for values in metrics] for name in METRICS},
@@ -214,10 +217,10 @@ def table(results: dict[str, dict]) -> str:
     """Return the Markdown table; differences are to the first method, with the interval of the paired bootstrap."""
     first = next(iter(results.values()))
     lines = [
-        "| head | rate | mAP | − linear probe | CF1 | OF1 | FPR gap | AUC gap | CPU s |".replace(
+        "| head | rate | epochs | mAP | − linear probe | CF1 | OF1 | FPR gap | AUC gap | CPU s |".replace(
             "linear probe", next(iter(results))
         ),
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for method, result in results.items():
         low, high = percentile_interval(np.subtract(result["resampled_mAP"], first["resampled_mAP"]))
@@ -226,7 +229,8 @@ def table(results: dict[str, dict]) -> str:
         cells = [over_seeds(result[name]) for name in (*METRICS, *GAPS)]
         mean_ap, *rest = cells
         seconds = f"{np.mean(result['cpu_seconds']):.0f}"
-        lines.append(" | ".join([f"| {method}", f"{result['rate']:g}", mean_ap, against, *rest, f"{seconds} |"]))
+        tuned = f"| {method} | {result['rate']:g} | {result['epochs']}"
+        lines.append(" | ".join([tuned, mean_ap, against, *rest, f"{seconds} |"]))
     return "\n".join(lines) + "\n"
 
 
@@ -246,13 +250,15 @@ def main():
     parser.add_argument("--rates-of", type=Path, help="the JSON of another part, for its learning rates")
     parser.add_argument("--backbone-rate", type=float, default=2e-4, help="the learning rate of a fine-tuned backbone")
     parser.add_argument("--linear-path", type=float, default=0, help="the learning rate of model.head.residual=pooled")
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--side", type=int, default=Benchmark.side, help="the side of the images in pixels")
+    parser.add_argument("--epochs", default="10", help="the grid of numbers of epochs")
     parser.add_argument("--out", type=Path, default=Path("runs/photographs"))
     flags = parser.parse_args()
     methods = flags.methods.split(";")
     if unknown := sorted(set(methods) - set(METHODS)):
         parser.error(f"--methods: {unknown[0]!r} is none of {'; '.join(METHODS)}")
     rates, seeds = tuple(map(float, flags.rates.split(","))), tuple(map(int, flags.seeds.split(",")))
+    epochs = tuple(map(int, flags.epochs.split(",")))
     rates_of = (
         {name: result["rate"] for name, result in json.loads(flags.rates_of.read_text()).items()}
         if flags.rates_of
@@ -266,10 +272,11 @@ def main():
         flags.out,
         rates,
         seeds,
-        flags.epochs,
+        epochs,
         rates_of,
         flags.backbone_rate,
         flags.linear_path,
+        flags.side,
     )
     columns, results = frequent(flags.root), {}
     for method in methods:

@@ -83,6 +83,7 @@ class Benchmark:
     rates: tuple[float, ...]
     seeds: tuple[int, ...]
     epochs: int
+    side: int = photographs.Benchmark.side
 
     @property
     def name(self) -> str:
@@ -106,9 +107,17 @@ def variant_config(variant: str, benchmark: Benchmark, *, rate: float, seed: int
     else:
         part = "frozen" if benchmark.cached else "finetuned"
         flags = photographs.Benchmark(
-            benchmark.root, part, benchmark.out, benchmark.rates, benchmark.seeds, benchmark.epochs, {}, 2e-4
+            benchmark.root,
+            part,
+            benchmark.out,
+            benchmark.rates,
+            benchmark.seeds,
+            (),
+            {},
+            2e-4,
+            side=benchmark.side,
         )
-        config = photographs.method_config("linear probe", flags, rate=rate, seed=seed)
+        config = photographs.method_config("linear probe", flags, rate=rate, epochs=benchmark.epochs, seed=seed)
     config.data.known_positives = benchmark.known
     config.loss.reduce, config.loss.scale = "mean", 1.0
     config.update_from_flattened_dict(COMPARISONS[benchmark.comparison][0][variant])
@@ -194,6 +203,7 @@ def main():
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--rates", default="3e-4,1e-3,3e-3,1e-2", help="the grid of learning rates")
     parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--side", type=int, default=Benchmark.side, help="the side of the photographs in pixels")
     parser.add_argument("--out", type=Path, default=Path("runs/variants"))
     flags = parser.parse_args()
     known, for_features, references = COMPARISONS[flags.compare]
@@ -203,7 +213,7 @@ def main():
         parser.error(f"--variants: {unknown[0]!r} is none of {'; '.join(known)}")
     rates, seeds = tuple(map(float, flags.rates.split(","))), tuple(map(int, flags.seeds.split(",")))
     what = (flags.compare, flags.data, flags.known, flags.root, flags.config, flags.cached)
-    benchmark = Benchmark(*what, flags.out, rates, seeds, flags.epochs)
+    benchmark = Benchmark(*what, flags.out, rates, seeds, flags.epochs, flags.side)
     columns = photographs.frequent(flags.root) if flags.data == "photographs" else np.arange(10)
     results = {}
     flags.out.mkdir(parents=True, exist_ok=True)
