@@ -229,8 +229,8 @@ def table(results: dict[str, dict]) -> str:
         cells = [over_seeds(result[name]) for name in (*METRICS, *GAPS)]
         mean_ap, *rest = cells
         seconds = f"{np.mean(result['cpu_seconds']):.0f}"
-        tuned = f"| {method} | {result['rate']:g} | {result['epochs']}"
-        lines.append(" | ".join([tuned, mean_ap, against, *rest, f"{seconds} |"]))
+        chosen = f"| {method} | {result['rate']:g} | {result['epochs']}"
+        lines.append(" | ".join([chosen, mean_ap, against, *rest, f"{seconds} |"]))
     return "\n".join(lines) + "\n"
 
 
