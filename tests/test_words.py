@@ -6,7 +6,6 @@ from helpers import words
 # A value of a public format, a name that gives its successor, and labels of a published data set.
 ALLOWED = {
     "mlmoe_jax/apps/tools/check.py look",
-    "mlmoe_jax/config/recipes/shared.py honest",
     "mlmoe_jax/data/files/vg256_categories.json room",
 }
 MOST = {"back references": 30, "private words": 0, "British spelling": 0, "participles as names": 60}

@@ -8,6 +8,7 @@ keeps its values.
 
 import inspect
 import json
+import logging
 import os
 import runpy
 from collections.abc import Callable, Mapping, Sequence
@@ -16,12 +17,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.config.defaults import KEYS, PLACE, SECTIONS, default_config, key_named, use_adapter, why_unknown
-from mlmoe_jax.config.earlier import present_keys
+from mlmoe_jax.config.defaults import PLACE, SECTIONS, default_config, key_named, use_adapter, why_unknown
 from mlmoe_jax.config.keys import Key, key_like, tuples
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
-from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.registry import nearest, suggestion
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -187,9 +186,7 @@ def to_json(config: ConfigDict) -> str:
 
 
 def from_json(text: str, source: str = "the stored config", *, required: Sequence[str] = ()) -> ConfigDict:
-    """Read a stored config over the defaults, so that keys added later have their default.
-
-    Unknown keys, such as keys of another version, are ignored with a warning.
+    """Read a stored config. Keys that it lacks get their default; unknown keys are ignored with a warning.
 
     Args:
       text: the JSON text.
@@ -199,20 +196,19 @@ def from_json(text: str, source: str = "the stored config", *, required: Sequenc
     Raises:
       UserError: the JSON is damaged, a value has another type, or a required key is missing.
     """
-    config, unknown = default_config(), []
+    config = default_config()
+    unknown = []
     with damage_explained(source):
-        stored = present_keys(flatten(json.loads(text)), source)
+        stored = flatten(json.loads(text))
         for name in required:
             stored[name]  # a KeyError names it
         for name, value in stored.items():
-            if name.startswith("loss.terms.") and name not in KEYS and not value:
-                continue  # earlier versions accepted a term of weight 0 that no head has
             if name in SECTIONS or key_named(name) is not None:
                 _assign(config, name, tuples(value))
             else:
                 unknown.append(name)
     if unknown:
-        status(f"warning: {source} has unknown keys, which are ignored: {', '.join(unknown)}")
+        logging.getLogger(__name__).warning("%s has unknown keys, which are ignored: %s", source, ", ".join(unknown))
     return config
 
 

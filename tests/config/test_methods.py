@@ -219,8 +219,6 @@ def test_dinov3_is_the_default_of_its_configs():
         ("q2l_resnet101:tune=perhaps", "tune=perhaps is not one of auto, yes, no"),
         ("mlgcn_resnet101:schedule=mine", "schedule=mine is not one of code, paper"),
         ("vpt:selection=fair", "selection=fair is not one of published, held_out"),
-        ("vpt:preset=honest", "preset=honest is called preset=held_out now"),
-        ("drmoe_resnet101:selection=honest", "selection=honest is called selection=held_out now"),
         ("q2l_resnet101:preset=code", "preset=code is not one of published, held_out"),
         (
             "gvpt:preset=held_out,selection=published",

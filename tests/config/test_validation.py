@@ -256,9 +256,3 @@ def test_group_prompts_of_a_head_without_groups_warn(head, count):
     config = default_config()
     config.model.prompts.kind, config.model.head.kind = "group", head
     assert sum("does not use label groups" in line for line in warnings(config)) == count
-
-
-def test_a_stored_term_of_weight_0_that_no_head_gives_is_still_read():
-    config = default_config()
-    config.loss.terms.entropy, config.optim.b2 = 0.0, 0.0
-    validate(from_json(to_json(config)))

@@ -68,7 +68,6 @@ def train_on_digits(config: ConfigDict, *, rate: float) -> None:
 # Every config of a method takes `selection=published`, the default, or `selection=held_out`: the test split and metric
 # of a paper, or held-out training images. `preset=held_out` is short for the default preset with `selection=held_out`.
 PUBLISHED, HELD_OUT = SELECTIONS = ("published", "held_out")
-OLD_NAME = "honest"  # of HELD_OUT
 OPTION = {"selection": ""}  # for `parse_arg`; "" = published, or held_out if the preset says so
 
 
@@ -88,9 +87,6 @@ def apply_selection(config: ConfigDict, options: ConfigDict, presets: Sequence[s
       UserError: a value is unknown, or the preset and the selection contradict each other.
     """
     requested = options.selection
-    for name in ("preset", "selection"):
-        if options[name] == OLD_NAME:
-            raise UserError(f"{name}={OLD_NAME} is called {name}={HELD_OUT} now")
     options.selection = requested or (HELD_OUT if options.preset == HELD_OUT else PUBLISHED)
     for name, known in (("preset", (*presets, HELD_OUT)), ("selection", SELECTIONS)):
         if options[name] not in known:
