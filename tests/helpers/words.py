@@ -1,6 +1,5 @@
 """Words that make a reader read twice: `python tests/helpers/words.py [FOLDER ...]` lists where they are."""
 
-import ast
 import re
 import sys
 from collections.abc import Iterator
@@ -33,10 +32,6 @@ BRITISH = (
     r"\b(?!labell(?:imit|edby))\w*(?:colour|behaviour|favour|neighbour|centre|licence|labell|modell|normalis|initialis|optimis"
     r"|organis|regularis|generalis|summaris|recognis|serialis|quantis|vectoris|visualis)\w*"
 )
-PARTICIPLES = re.compile(
-    r"_*(?:of_\w+|(?:found|wanted|asked|given|told|taken|kept|left|shown|seen|made|meant|held|drawn|sent|said|done|gone"
-    r"|chosen|begun|lost)_*)"
-)
 
 
 def in_text(pattern: str, text: str) -> Iterator[tuple[int, str]]:
@@ -44,23 +39,6 @@ def in_text(pattern: str, text: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(text.splitlines(), 1):
         plain = re.sub(r"`[^`]*`", "``", line)
         yield from ((number, match[0]) for match in re.finditer(pattern, plain, re.IGNORECASE))
-
-
-def participles(text: str) -> Iterator[tuple[int, str]]:
-    """Yield line number and name of each variable, argument, function and field of a module that a participle names.
-
-    `of_x` counts too: it says what the value belongs to, not what it is.
-    """
-    for node in ast.walk(ast.parse(text)):
-        match node:
-            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
-                pass
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.Attribute(attr=name, ctx=ast.Store()):
-                pass
-            case _:
-                continue
-        if PARTICIPLES.fullmatch(name):
-            yield node.lineno, name
 
 
 def files(places: tuple[str, ...] = PLACES) -> Iterator[Path]:
@@ -75,13 +53,11 @@ def count(places: tuple[str, ...] = PLACES) -> dict[str, list[str]]:
     """Return the places, "FILE:LINE WORD", of each kind of word."""
     private = r"\b(?:" + "|".join(PRIVATE) + r")\b"
     kinds = {"back references": BACK_REFERENCE, "private words": private, "British spelling": BRITISH}
-    lists = {kind: [] for kind in (*kinds, "participles as names")}
+    lists = {kind: [] for kind in kinds}
     for path in files(places):
         text, name = path.read_text("utf8"), path.relative_to(REPOSITORY)
         for kind, pattern in kinds.items():
             lists[kind] += [f"{name}:{number} {word}" for number, word in in_text(pattern, text)]
-        if path.suffix == ".py":
-            lists["participles as names"] += [f"{name}:{number} {word}" for number, word in participles(text)]
     return lists
 
 
