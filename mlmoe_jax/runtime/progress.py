@@ -1,7 +1,8 @@
 """Progress on the terminal: bars, lines and messages.
 
-All of it goes to stderr: bars on a terminal, and lines through the logger `mlmoe_jax`, which
-`logging.getLogger("mlmoe_jax").setLevel("WARNING")` silences.
+All of it goes to stderr: bars on a terminal, and lines through the logger of this module, which
+`logging.getLogger("mlmoe_jax").setLevel("WARNING")` silences. Warnings are no progress: each module logs its own, and
+the program that uses the package decides what becomes of them.
 """
 
 import contextlib
@@ -24,19 +25,20 @@ SOON, LINE_EVERY = 5.0, 15.0
 RECENT = 100  # number of steps over which the speed is measured
 
 
-class _AboveBars(logging.Handler):
-    """Writes each line to stderr, above the active bars."""
+class AboveBars(logging.Handler):
+    """Writes each line to stderr, above the active bars. Only the first process writes."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm.write(self.format(record), file=sys.stderr)
+        if distributed.is_first():
+            tqdm.write(self.format(record), file=sys.stderr)
 
 
-_LOGGER = logging.getLogger("mlmoe_jax")
-if not _LOGGER.handlers:  # a program that uses the package may have set up its own handlers
-    _LOGGER.addHandler(_AboveBars())
+_LOGGER, _PACKAGE = logging.getLogger(__name__), logging.getLogger("mlmoe_jax")
+if not (_LOGGER.handlers or _PACKAGE.handlers):  # a program that uses the package may have set up its own handlers
+    _LOGGER.addHandler(AboveBars())
     _LOGGER.propagate = False
-if _LOGGER.level == logging.NOTSET:
-    _LOGGER.setLevel(logging.INFO)
+if _PACKAGE.level == logging.NOTSET:
+    _PACKAGE.setLevel(logging.INFO)
 
 
 class Progress:

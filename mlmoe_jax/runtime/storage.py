@@ -30,7 +30,8 @@ from mlmoe_jax.runtime.files import (
     open_to_append,
     read_bytes,
 )
-from mlmoe_jax.runtime.formats import read_npz, row_writer, to_json
+from mlmoe_jax.runtime.formats import read_npz, to_json
+from mlmoe_jax.runtime.table import Table
 
 STANDARD_OUTPUT = "-"
 _LIBRARIES = {"gs": "gcsfs", "s3": "s3fs"}  # required by etils for an object store
@@ -160,12 +161,8 @@ class Folder:
         self.write_bytes(name, buffer.getvalue())
 
     def write_csv(self, name: str, columns: list[str], rows: list[list]) -> None:
-        """Replace a CSV file atomically; see `formats.row_writer` for its cells."""
-        buffer = io.StringIO()
-        write = row_writer(buffer)
-        for row in (columns, *rows):
-            write(row)
-        self.write_text(name, buffer.getvalue())
+        """Replace a CSV file atomically; see `Table.csv` for its cells."""
+        self.write_text(name, Table(columns, rows).csv())
 
     def files(self) -> Iterator[str]:
         """Yield the names of all files below the folder, such as samples/0000.jpg; UserError at a link out of it."""

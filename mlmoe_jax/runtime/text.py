@@ -29,24 +29,12 @@ def percent(value: float | None, digits: int = 2, *, sign: str = "-") -> str:
 
 
 def text_table(rows: Sequence[Sequence[str]], *, align: str = "<>", least: Sequence[int] = (0,)) -> str:
-    """Return rows as lines, their cells aligned and two spaces apart.
-
-    A row may have fewer cells than the longest row; its last cell is then free text, which does not widen a column.
-
-    Args:
-      rows: cells.
-      align: "<" or ">" for each column. The last letter is for all further columns.
-      least: the smallest width of each column. The last number is for all further columns.
-    """
+    """Return rows as aligned lines; until all its callers return a `table.Table`."""
+    from mlmoe_jax.runtime.table import Column, aligned
 
     def at(values: Sequence[Any], column: int) -> Any:
         return values[min(column, len(values) - 1)]
 
-    columns = max(map(len, rows), default=0)
-    aligned = [row if len(row) == columns else row[:-1] for row in rows]
-    widths = [max(at(least, k), *(len(row[k]) for row in aligned if k < len(row))) for k in range(columns)]
-    lines = []
-    for row, cells in zip(rows, aligned, strict=True):
-        padded = [f"{cell:{at(align, k)}{widths[k]}}" for k, cell in enumerate(cells)]
-        lines.append("  ".join([*padded, *row[len(cells) :]]).rstrip())
-    return "\n".join(lines)
+    number = max(map(len, rows), default=0)
+    columns = [Column("", align=at(align, k), width=at(least, k)) for k in range(number)]
+    return "\n".join(aligned(rows, columns))

@@ -1,6 +1,6 @@
 import math
 
-from mlmoe_jax.runtime.text import percent, printable, some, text_table
+from mlmoe_jax.runtime.text import percent, printable, some
 
 
 def test_some_names():
@@ -13,19 +13,6 @@ def test_percent():
     assert percent(0.12345, 0) == "12"
     assert percent(0.5, sign="+") == "+50.00"
     assert percent(None) == percent(math.nan) == "–"
-
-
-def test_a_table_is_aligned_and_ends_in_free_text():
-    rows = [["", "a", "bcd"], ["name", "10000000", "2"], ["x", "failed"], ["", ""], ["y", "1", ""]]
-    assert text_table(rows).split("\n") == [
-        "             a  bcd",
-        "name  10000000    2",
-        "x     failed",
-        "",
-        "y            1",
-    ]
-    assert text_table(rows[:2], align="<><", least=(0, 4)) == "             a  bcd\nname  10000000  2"
-    assert text_table([]) == ""
 
 
 def test_a_text_of_others_is_one_line_without_control_characters():

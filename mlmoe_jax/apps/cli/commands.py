@@ -17,10 +17,11 @@ import sys
 from collections.abc import Callable, Sequence
 
 from mlmoe_jax.apps.cli.flags import is_shared, named_mode, parse_flags
-from mlmoe_jax.apps.cli.process import explain, flush_output, run_job
+from mlmoe_jax.apps.cli.process import explain, flush_output, run_job, warnings_printed
 from mlmoe_jax.apps.cli.program_cache import cache_programs
 from mlmoe_jax.errors import DONE, INTERRUPTED, OUTDATED, UserError
 from mlmoe_jax.runtime.preemption import interruptible
+from mlmoe_jax.runtime.table import Outcome, Table
 
 # Modes in which all processes work; in any other mode only the first process works.
 TOGETHER = ("train", "reproduce", "eval", "predict", "prune")
@@ -312,7 +313,7 @@ def _print_results(results: dict, flags: argparse.Namespace) -> None:
         print("results.json has all metrics, and --verbose prints them", file=sys.stderr)
 
 
-MODES: dict[str, Callable[[argparse.Namespace, list[tuple[str, str]]], int]] = {
+MODES: dict[str, Callable[[argparse.Namespace, list[tuple[str, str]]], int | Table | Outcome]] = {
     "train": _train,
     "reproduce": _reproduce,
     "eval": _eval,
@@ -337,7 +338,7 @@ MODES: dict[str, Callable[[argparse.Namespace, list[tuple[str, str]]], int]] = {
 def main(arguments: Sequence[str]) -> int:
     """Run one command; return its exit code."""
     try:
-        with interruptible(INTERRUPTED):
+        with interruptible(INTERRUPTED), warnings_printed():
             code = _run(arguments)
             flush_output()
             return code
@@ -359,4 +360,18 @@ def _run(arguments: Sequence[str]) -> int:
         print(help_of(named_mode(arguments)))
         return DONE
     flags, overrides = parse_flags(arguments)
-    return run_job(lambda: MODES[flags.mode](flags, overrides), together=flags.mode in TOGETHER)
+
+    def work() -> int:
+        outcome = MODES[flags.mode](flags, overrides)
+        return outcome if isinstance(outcome, int) else print_outcome(outcome, flags)
+
+    return run_job(work, together=flags.mode in TOGETHER)
+
+
+def print_outcome(outcome: Table | Outcome, flags: argparse.Namespace) -> int:
+    """Print what a command returns, as text or with --json as JSON; return the exit code."""
+    if isinstance(outcome, Table):
+        outcome = Outcome([outcome])
+    if outcome.parts:
+        print(outcome.json() if flags.json else outcome.text())
+    return outcome.exit_code

@@ -6,17 +6,19 @@ print tracebacks and warnings about errors that they also raise, which are repor
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from mlmoe_jax.errors import DONE, INTERRUPTED, DiskError, UserError
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.files import disk_error, disk_errors_explained
+from mlmoe_jax.runtime.progress import AboveBars
 from mlmoe_jax.runtime.text import printable
 
 _CACHE_TROUBLE = "persistent compilation cache entry for '"  # in JAX's warnings, followed by the name of the program
@@ -72,6 +74,21 @@ def explain(error: BaseException) -> int | None:
         return None
     print(f"error: {printable(str(reason))}", file=sys.stderr)
     return reason.exit_code
+
+
+# ------------------------------------------------------------------------------------------------------------ warnings
+@contextlib.contextmanager
+def warnings_printed() -> Iterator[None]:
+    """Print the warnings that the package logs in the block on stderr, as `warning: …`, in the first process."""
+    logger, printer = logging.getLogger("mlmoe_jax"), AboveBars(logging.WARNING)
+    printer.setFormatter(logging.Formatter("warning: %(message)s"))
+    propagate, logger.propagate = logger.propagate, False  # to handlers of the root, which would print them again
+    logger.addHandler(printer)
+    try:
+        yield
+    finally:
+        logger.removeHandler(printer)
+        logger.propagate = propagate
 
 
 # ----------------------------------------------------------------------------------------------------- standard output

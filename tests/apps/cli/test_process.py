@@ -12,10 +12,11 @@ from helpers.paths import REPOSITORY
 
 from mlmoe_jax.apps.cli import large_pages, process
 from mlmoe_jax.apps.cli.large_pages import LARGE_PAGES, TUNABLES, use_large_pages
-from mlmoe_jax.apps.cli.process import explain, quiet_libraries, run_job
+from mlmoe_jax.apps.cli.process import explain, quiet_libraries, run_job, warnings_printed
 from mlmoe_jax.errors import DISK_ERROR, DONE, INTERRUPTED, USER_ERROR, DiskError, UserError
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.distributed import VARIABLES
+from mlmoe_jax.runtime.progress import status
 
 
 # --------------------------------------------------------------------------------------------------------- large pages
@@ -169,6 +170,21 @@ def passed(monkeypatch):
         monkeypatch.setattr(log, "filters", list(log.filters))
     quiet_libraries()
     return passed
+
+
+def test_a_command_prints_the_warnings_of_the_package_and_leaves_the_logger_as_it_was(capsys, caplog, monkeypatch):
+    package, module = logging.getLogger("mlmoe_jax"), logging.getLogger("mlmoe_jax.runs.folder")
+    with warnings_printed():
+        module.warning("100 % sure")
+        status("on the way")
+        monkeypatch.setattr(distributed, "is_first", lambda: False)
+        module.warning("told by the first process")
+    assert capsys.readouterr() == ("", "warning: 100 % sure\non the way\n")
+    assert not package.handlers
+    assert package.propagate
+    module.warning("afterwards")
+    assert "afterwards" in caplog.messages, "a program that uses the package has it"
+    assert "100 % sure" not in caplog.messages, "a handler of the root would print it again"
 
 
 def test_only_messages_about_errors_that_are_raised_too_are_suppressed(passed, caplog):
