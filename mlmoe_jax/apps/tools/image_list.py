@@ -20,7 +20,6 @@ import codecs
 import contextlib
 import glob
 import importlib.util
-import io
 import os
 import sys
 from collections.abc import Collection, Iterator, Sequence
@@ -37,12 +36,20 @@ PHOTOGRAPHS = ("astronaut.png", "camera.png", "chelsea.png", "coffee.png", "moto
 
 
 def find_images(items: Sequence[str], once: bool = False) -> list[str]:
-    """Return the paths of the images of all items of `--images`, only `once` each; UserError if an item has none."""
-    paths = [path for item in items for path in _expand(item)]
+    """Return the paths of the images that `--images` names.
+
+    Args:
+      items: the items of `--images`.
+      once: leave out repeated images.
+
+    Raises:
+      UserError: an item has no images.
+    """
+    paths = [path for item in items for path in _images_of_item(item)]
     return list(dict.fromkeys(paths)) if once else paths
 
 
-def _expand(item: str) -> list[str]:
+def _images_of_item(item: str) -> list[str]:
     if not item:  # the working directory for Path, and perhaps an unset variable of a shell
         raise UserError("--images has an empty name; give image files or folders")
     if item.startswith(DEMO):
@@ -53,15 +60,25 @@ def _expand(item: str) -> list[str]:
         path = epath.Path(item) if "://" in item else Path(item).expanduser()
         is_folder = path.is_dir()
     if is_folder:
-        if not (images := [os.fspath(entry) for entry in _below(path) if _is_image_name(entry.name)]):
-            raise UserError(f"folder {item} contains no images ({', '.join(IMAGE_SUFFIXES)})")
-        return images
+        return _images_in_folder(item, path)
     if "://" in item or os.path.lexists(path):
         return [os.fspath(path)]
+    return _files_of_pattern(item, os.fspath(path))
+
+
+def _images_in_folder(item: str, folder: Path | epath.Path) -> list[str]:
+    images = [os.fspath(entry) for entry in _entries(folder) if _is_image_name(entry.name)]
+    if not images:
+        raise UserError(f"folder {item} contains no images ({', '.join(IMAGE_SUFFIXES)})")
+    return images
+
+
+def _files_of_pattern(item: str, pattern: str) -> list[str]:
     if not any(character in item for character in "*?["):
         raise UserError(f"image or folder {item} does not exist")
-    matches = sorted(dict.fromkeys(_matches(os.fspath(path))), key=lambda match: match.split(os.sep))
-    if not (files := [match for match in matches if _is_image_name(match) or not os.path.isdir(match)]):
+    matches = sorted(set(_matches(pattern)), key=lambda match: match.split(os.sep))
+    files = [match for match in matches if _is_image_name(match) or not os.path.isdir(match)]
+    if not files:
         raise UserError(f"no file matches the pattern {item}")
     return files
 
@@ -70,7 +87,8 @@ def _photographs(item: str) -> list[str]:
     spec = importlib.util.find_spec("skimage")  # found without an import, which takes a second
     folders = (spec and spec.submodule_search_locations) or []
     paths = [Path(folder) / "data" / name for folder in folders for name in PHOTOGRAPHS]
-    if item != f"{DEMO}photographs" or not (files := [os.fspath(path) for path in paths if path.is_file()]):
+    files = [os.fspath(path) for path in paths if path.is_file()]
+    if item != f"{DEMO}photographs" or not files:
         raise UserError(
             f"there are no images {item[:100]}: {DEMO}photographs are in scikit-image; `pip install "
             "scikit-image` installs them"
@@ -79,46 +97,57 @@ def _photographs(item: str) -> list[str]:
 
 
 def _read_list(item: str) -> list[str]:
-    """Return the paths of a list; invalid UTF-8 is preserved, as in all paths."""
+    """Return the paths of the list `@FILE` or `-`; invalid UTF-8 is preserved, as in all paths."""
     name = "standard input" if item == "-" else f"the list {item[1:]}"
     with _explained(name):
-        stdin = sys.stdin.buffer if sys.stdin else io.BytesIO()  # None if it is closed
-        content = read_stream(stdin, MOST_LIST) if item == "-" else read_bytes(item[1:], MOST_LIST)
+        content = _read_standard_input() if item == "-" else read_bytes(item[1:], MOST_LIST)
     content = content.removeprefix(codecs.BOM_UTF8)
-    separator, folder = b"\0" if b"\0" in content else b"\n", os.path.dirname(item[1:])
+    separator = b"\0" if b"\0" in content else b"\n"
     lines = [os.fsdecode(line.removesuffix(b"\r")) for line in content.split(separator)]
-    if not (paths := [line if "://" in line else os.path.join(folder, line) for line in lines if line.strip()]):
+    folder = os.path.dirname(item[1:])
+    paths = [line if "://" in line else os.path.join(folder, line) for line in lines if line.strip()]
+    if not paths:
         raise UserError(f"{name} contains no images; write one path per line")
     return paths
 
 
-def _below(folder: Path | epath.Path, above: Collection[Path] | None = None) -> Iterator[Path | epath.Path]:
-    """Yield all entries below a folder in order of name, except hidden ones; links to parent folders are not followed.
+def _read_standard_input() -> bytes:
+    return read_stream(sys.stdin.buffer, MOST_LIST) if sys.stdin else b""  # None if it is closed
 
-    A folder with the suffix of an image counts as an image that cannot be read.
+
+def _entries(folder: Path | epath.Path, parents: Collection[Path] | None = None) -> Iterator[Path | epath.Path]:
+    """Yield all entries at any depth below a folder in order of name, without hidden ones.
+
+    Links to a folder above are not followed. A folder with the suffix of an image counts as an image that cannot be
+    read.
+
+    Args:
+      folder: the folder.
+      parents: the folders above, without links; by default those of the path.
     """
     real = Path(os.path.realpath(folder))
-    above = {real, *(real.parents if above is None else above)}
+    parents = {real, *(real.parents if parents is None else parents)}
     with _explained(f"folder {folder}"):
         for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
             is_folder = not _is_image_name(entry.name) and entry.is_dir()
-            if entry.name.startswith(".") or (is_folder and Path(os.path.realpath(entry)) in above):
+            is_cycle = is_folder and Path(os.path.realpath(entry)) in parents
+            if entry.name.startswith(".") or is_cycle:
                 continue
             yield entry
             if is_folder:
-                yield from _below(entry, above)
+                yield from _entries(entry, parents)
 
 
 def _matches(pattern: str) -> list[str]:
-    """Return the paths that match a pattern; unlike in glob, `**` follows no links to a folder above."""
+    """Return the paths that match a pattern. Unlike in `glob`, `**` follows no links to a folder above."""
     parts = pattern.split(os.sep)
     if "**" not in parts:
         return glob.glob(pattern)
     at = parts.index("**")
-    before, after = os.sep.join(parts[:at]), parts[at + 1 :] or ["*"]
-    folders = glob.glob(f"{before}{os.sep}") if at else [""]
-    folders += [os.fspath(entry) for start in folders for entry in _below(Path(start)) if entry.is_dir()]
-    return [path for folder in folders for path in _matches(os.path.join(glob.escape(folder), *after))]
+    tops = glob.glob(os.sep.join(parts[:at]) + os.sep) if at else [""]
+    folders = [os.fspath(entry) for top in tops for entry in _entries(Path(top)) if entry.is_dir()]
+    below = parts[at + 1 :] or ["*"]
+    return [path for folder in [*tops, *folders] for path in _matches(os.path.join(glob.escape(folder), *below))]
 
 
 def _is_image_name(name: str) -> bool:
