@@ -26,7 +26,15 @@ import numpy as np
 from scipy.special import expit
 
 from benchmarks.photographs import Benchmark, frequent, method_config
-from mlmoe_jax.apps.tools.acquisition import METHODS, Candidates, entropy, farthest_first, rarity, unit
+from mlmoe_jax.apps.tools.acquisition import (
+    METHODS,
+    Candidates,
+    choose_images,
+    entropy,
+    farthest_first,
+    normalize,
+    rarity,
+)
 from mlmoe_jax.data.sources.open import draw_stratified, open_split
 from mlmoe_jax.data.split import POSITIVE, targets
 from mlmoe_jax.evaluation.metrics.multilabel import average_precision
@@ -115,7 +123,7 @@ def badge(one: Round, count: int, *, sampled: bool, rare: bool = False) -> np.nd
 
 FUNCTIONS: dict[str, Function] = {
     RANDOM: lambda one, count: one.draw.permutation(len(one.scores))[:count],
-    **{name: lambda one, count, method=method: method(one, count, lambda: None)[0] for name, method in METHODS.items()},
+    **{name: lambda one, count, name=name: choose_images(name, one, count)[0] for name in METHODS},
     "largest entropy of a label": lambda one, count: highest(one.entropies.max(axis=1), count),
     "smallest margin of a label": lambda one, count: highest(-np.abs(one.scores - 0.5).min(axis=1), count),
     "mean distance to certainty": lambda one, count: highest(-np.abs(one.scores - 0.5).mean(axis=1), count),
@@ -194,7 +202,7 @@ def simulate(
         scores = expit(candidates.features @ kernel + bias)
         positives = (known.codes == POSITIVE).sum(axis=0)
         draw = np.random.default_rng([seed, len(labeled)])
-        features = unit(candidates.features), unit(known.features)
+        features = normalize(candidates.features), normalize(known.features)
         one = Round(entropy(scores, rarity(positives)), *features, scores, positives, draw)
         labeled = np.concatenate([labeled, rest[function(one, min(ROUND, half - len(labeled)))]])
 

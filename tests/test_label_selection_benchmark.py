@@ -11,7 +11,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks import label_selection
 from benchmarks.label_selection import FUNCTIONS, RANDOM, Images, Round, labels_to
-from mlmoe_jax.apps.tools.acquisition import entropy, rarity, unit
+from mlmoe_jax.apps.tools.acquisition import entropy, normalize, rarity
 
 
 @pytest.fixture
@@ -25,7 +25,9 @@ def images():
 def one(images):
     draw = np.random.default_rng(1)
     scores = draw.random((60, 2))
-    return Round(scores.mean(axis=1), unit(images.features), unit(images.features[:5]), scores, np.array([3, 30]), draw)
+    return Round(
+        scores.mean(axis=1), normalize(images.features), normalize(images.features[:5]), scores, np.array([3, 30]), draw
+    )
 
 
 def test_every_function_chooses_different_images(one):

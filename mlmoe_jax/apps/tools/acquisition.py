@@ -13,13 +13,13 @@ networks: a core-set approach", ICLR 2018) label these centers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Float32, Int
 
-BLOCK = 256  # labeled images whose distances are computed by one matmul
+LABELED_PER_MATMUL = 256  # labeled images whose distances are computed at once
 TINY = np.finfo(np.float32).tiny
 
 
@@ -29,7 +29,7 @@ class Candidates:
 
     Attributes:
       uncertainty: see `entropy`.
-      features: features of length 1, see `unit`.
+      features: features of length 1, see `normalize`.
       labeled: features of the images that have labels; there may be none.
     """
 
@@ -49,7 +49,7 @@ def rarity(positives: Int[np.ndarray, " k"]) -> Float[np.ndarray, " k"]:
     return 1 / np.sqrt(positives + 1)
 
 
-def unit(features: Float[np.ndarray, "n d"]) -> Float32[np.ndarray, "n d"]:
+def normalize(features: Float[np.ndarray, "n d"]) -> Float32[np.ndarray, "n d"]:
     """Return features scaled to length 1, whose squared distance is 2 − 2 · their cosine; zeros stay zeros."""
     lengths = np.linalg.norm(features, axis=1, keepdims=True)
     return (features / np.maximum(lengths, TINY)).astype(np.float32)
@@ -64,9 +64,9 @@ def farthest_first(
 ) -> tuple[Int[np.ndarray, " c"], Float[np.ndarray, " c"]]:
     """Choose images one after another, each far from the labeled images and from all images before it.
 
-    The next image has the largest product of its weight and its squared distance to the nearest of these images, and of
-    equal products the first. If there is no such image yet, the distance is to the mean of all. An image costs one pass
-    over the features, and the memory beside the features is O(N).
+    The next image has the largest product of its weight and its squared distance to the nearest of these images. Of
+    equal products, the first image is next. If there is no such image yet, the distance is to the mean of all. An image
+    costs one pass over the features, and the memory beside the features is O(N).
 
     Args:
       candidates: the N images.
@@ -78,38 +78,54 @@ def farthest_first(
       The rows of the images in their order, and their distances when they were chosen.
     """
     features, labeled = candidates.features, candidates.labeled
-    squares = np.einsum("nd,nd->n", features, features)
-    nearest, free = np.full(len(features), np.inf, np.float32), np.ones(len(features), bool)
-
-    def approach(centers: Float32[np.ndarray, "m d"], nearest: Float32[np.ndarray, " n"]) -> None:
-        gaps = features @ centers.T
-        gaps *= -2
-        gaps += np.einsum("md,md->m", centers, centers)
-        np.minimum(nearest, np.maximum(squares + gaps.min(axis=1), 0), out=nearest)
-
-    for low in range(0, len(labeled), BLOCK):
-        approach(labeled[low : low + BLOCK], nearest)
+    squares = _squared_lengths(features)
+    nearest = np.full(len(features), np.inf, np.float32)
+    free = np.ones(len(features), bool)
+    for start in range(0, len(labeled), LABELED_PER_MATMUL):
+        _approach(nearest, features, squares, labeled[start : start + LABELED_PER_MATMUL])
     if not len(labeled):
-        first = nearest.copy()
-        approach(features.mean(axis=0, keepdims=True), first)
+        to_mean = nearest.copy()
+        _approach(to_mean, features, squares, features.mean(axis=0, keepdims=True))
     rows, distances = [], []
     for _ in range(count):
-        gain = nearest if rows or len(labeled) else first
-        row = int(np.where(free, weights * gain, -1).argmax())
+        squared = nearest if rows or len(labeled) else to_mean
+        row = int(np.where(free, weights * squared, -1).argmax())
         rows.append(row)
-        distances.append(gain[row])
+        distances.append(squared[row])
         free[row] = False
-        approach(features[row : row + 1], nearest)
+        _approach(nearest, features, squares, features[row : row + 1])
         advance()
     return np.array(rows, np.int64), np.sqrt(distances)
 
 
-Choice = tuple[Int[np.ndarray, " c"], Float[np.ndarray, " c"] | None]
+def _approach(
+    nearest: Float32[np.ndarray, " n"],
+    features: Float32[np.ndarray, "n d"],
+    squares: Float32[np.ndarray, " n"],
+    centers: Float32[np.ndarray, "m d"],
+) -> None:
+    """Lower `nearest`, the squared distance of each image to its nearest center, for additional centers."""
+    gaps = features @ centers.T
+    gaps *= -2
+    gaps += _squared_lengths(centers)
+    np.minimum(nearest, np.maximum(squares + gaps.min(axis=1), 0), out=nearest)
 
-# Value of --select -> a function of candidates, a count and `advance` that returns the rows and, with features, the
-# distances of the chosen images, the first to label first.
-METHODS: Mapping[str, Callable[[Candidates, int, Callable[[], None]], Choice]] = {
-    "uncertain": lambda images, count, advance: (np.argsort(-images.uncertainty, kind="stable")[:count], None),
-    "diverse": lambda images, count, advance: farthest_first(images, count, advance=advance),
-    "both": lambda images, count, advance: farthest_first(images, count, weights=images.uncertainty, advance=advance),
-}
+
+def _squared_lengths(features: Float32[np.ndarray, "n d"]) -> Float32[np.ndarray, " n"]:
+    return np.einsum("nd,nd->n", features, features)
+
+
+METHODS = ("uncertain", "diverse", "both")  # values of --select
+
+
+def choose_images(
+    method: str, candidates: Candidates, count: int, advance: Callable[[], None] = lambda: None
+) -> tuple[Int[np.ndarray, " c"], Float[np.ndarray, " c"] | None]:
+    """Choose `count` images with one of METHODS, calling `advance` once per image.
+
+    Returns the rows of the images, the first to label first, and their distances. `uncertain` has no distances.
+    """
+    if method == "uncertain":
+        return np.argsort(-candidates.uncertainty, kind="stable")[:count], None
+    weights = candidates.uncertainty if method == "both" else 1.0
+    return farthest_first(candidates, count, weights=weights, advance=advance)

@@ -16,7 +16,7 @@ import numpy as np
 from etils import epath
 
 from mlmoe_jax.apps.tools.image_list import find_images
-from mlmoe_jax.apps.tools.select_images import COLUMNS, select_images
+from mlmoe_jax.apps.tools.select_images import SELECTION_COLUMNS, select_images
 from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.data.sources.formats import FORMATS, Entry, LabelFile, output_path
 from mlmoe_jax.data.split import POSITIVE
@@ -73,7 +73,7 @@ def predict_files(
     paths = distributed.broadcast_from_first(find_images(items, bool(form)) if distributed.is_first() else None)
     predictor = Predictor.from_run(folder.path, overrides, checkpoint=checkpoint)
     if top_k is None and target.kind == "csv":
-        _require_other_names(predictor.names, {*_COLUMNS, *(COLUMNS if select else ())})
+        _require_other_names(predictor.names, {*_COLUMNS, *(SELECTION_COLUMNS if select else ())})
     file = _label_file(form, target, predictor, paths)
     writes, size, selection = distributed.is_first(), _batch_size(predictor, paths, batch_size), {}
     if select:
@@ -209,7 +209,7 @@ def row_writer(
     write_row = formats.row_writer(file)
     ranks = range(1, (top_k or 0) + 1)
     ranked = [column for rank in ranks for column in (f"label_{rank}", f"score_{rank}")]
-    added = COLUMNS if selection else ()
+    added = SELECTION_COLUMNS if selection else ()
     write_row(["image", *added, *(["error", *ranked] if top_k else [*_COLUMNS[1:], *names])])
 
     def write(result: Result) -> None:

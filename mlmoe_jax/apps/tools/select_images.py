@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 from collections.abc import Sequence
 
 import numpy as np
 
-from mlmoe_jax.apps.tools.acquisition import METHODS, Candidates, entropy, rarity, unit
+from mlmoe_jax.apps.tools.acquisition import Candidates, choose_images, entropy, normalize, rarity
 from mlmoe_jax.data.sources.open import open_splits
 from mlmoe_jax.data.split import UNKNOWN
 from mlmoe_jax.errors import UserError
@@ -19,7 +20,7 @@ from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.text import quantity
 
-COLUMNS = ("rank", "uncertainty", "distance")
+SELECTION_COLUMNS = ("rank", "uncertainty", "distance")
 
 
 def select_images(
@@ -30,41 +31,55 @@ def select_images(
     Args:
       predictor: the trained model.
       paths: paths of the images. A repeated image counts once.
-      method: a key of `acquisition.METHODS`.
+      method: one of `acquisition.METHODS`.
       count: number of images.
       batch_size: as in `Predictor.embed`.
 
     Returns:
-      path -> values of COLUMNS, in the order of the ranks. Without features, `distance` is None.
+      path -> values of SELECTION_COLUMNS, in the order of the ranks. Without distances, `distance` is None.
 
     Raises:
       UserError: fewer images than `count` have no labels and can be read.
     """
-    parts = _by_labels(predictor.run, paths) if distributed.is_first() else None  # only its disk may have the data set
+    # Only the disk of the first process may have the data set.
+    parts = _divide_by_labels(predictor.run, paths) if distributed.is_first() else None
     labeled, unlabeled = distributed.broadcast_from_first(parts)
-    _require(len(unlabeled), count)
-    known = labeled if method != "uncertain" else []
-    uncertainty, features = _embed(predictor, [*known, *unlabeled], batch_size)
-    read, first = np.isfinite(uncertainty), len(known)
-    rows = np.flatnonzero(read[first:])
-    if len(rows) < len(unlabeled):
-        status(f"left out: {quantity(len(unlabeled) - len(rows), 'image')} that cannot be read")
-        _require(len(rows), count)
-    candidates = Candidates(uncertainty[first:][rows], features[first:][rows], features[:first][read[:first]])
+    _require_images(len(unlabeled), count)
+    names, candidates = _candidates(predictor, labeled if method != "uncertain" else [], unlabeled, batch_size)
+    _require_images(len(names), count)
     with contextlib.closing(Progress("choose", count, 1)) as progress:
-        order, distances = METHODS[method](candidates, count, progress.advance)
-    far = [None] * count if distances is None else np.round(distances.astype(np.float64), 6).tolist()
-    values = zip(range(1, count + 1), np.round(candidates.uncertainty[order], 6).tolist(), far, strict=True)
-    names = [unlabeled[row] for row in rows[order].tolist()]
-    return {name: dict(zip(COLUMNS, row, strict=True)) for name, row in zip(names, values, strict=True)}
+        order, distances = choose_images(method, candidates, count, progress.advance)
+    columns = (
+        range(1, count + 1),
+        np.round(candidates.uncertainty[order], 6).tolist(),
+        [None] * count if distances is None else np.round(distances.astype(np.float64), 6).tolist(),
+    )
+    return {
+        names[row]: dict(zip(SELECTION_COLUMNS, values, strict=True))
+        for row, *values in zip(order.tolist(), *columns, strict=True)
+    }
 
 
-def _require(images: int, count: int) -> None:
-    if count > images:
+def _require_images(available: int, count: int) -> None:
+    if count > available:
         raise UserError(
-            f"--count={count} is more than the {quantity(images, 'image')} without labels that can be chosen; give a "
-            "smaller --count or more --images"
+            f"--count={count} is more than the {quantity(available, 'image')} without labels that can be chosen; give "
+            "a smaller --count or more --images"
         )
+
+
+def _candidates(
+    predictor: Predictor, labeled: Sequence[str], unlabeled: Sequence[str], batch_size: int
+) -> tuple[list[str], Candidates]:
+    """Return the unlabeled images that can be read, by path and as candidates."""
+    uncertainty, features = _embed(predictor, [*labeled, *unlabeled], batch_size)
+    is_read = np.isfinite(uncertainty)
+    is_labeled = np.arange(len(uncertainty)) < len(labeled)
+    free = is_read & ~is_labeled
+    names = [unlabeled[row - len(labeled)] for row in np.flatnonzero(free).tolist()]
+    if unread := len(unlabeled) - len(names):
+        status(f"left out: {quantity(unread, 'image')} that cannot be read")
+    return names, Candidates(uncertainty[free], features[free], features[is_read & is_labeled])
 
 
 def _embed(predictor: Predictor, paths: Sequence[str], batch_size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -75,31 +90,35 @@ def _embed(predictor: Predictor, paths: Sequence[str], batch_size: int) -> tuple
         for rows, scores, vectors in predictor.embed(paths, batch_size=batch_size, progress=progress):
             if not features.shape[1]:
                 features = np.zeros((len(paths), vectors.shape[1]), np.float32)
-            uncertainty[rows], features[rows] = entropy(scores, weights), unit(vectors)
+            uncertainty[rows] = entropy(scores, weights)
+            features[rows] = normalize(vectors)
     return uncertainty, features
 
 
-def _by_labels(run: Run, paths: Sequence[str]) -> tuple[list[str], list[str]]:
+def _divide_by_labels(run: Run, paths: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the image files with labels in the data set of the run, and the images of `paths` without labels."""
-    data, places = run.config.data.copy_and_resolve_references(), dict(zip(map(_place, paths), paths, strict=True))
+    data = run.config.data.copy_and_resolve_references()
     data.bad_images = "skip"
+    given = {_real_path(path): path for path in paths}
     try:
         splits = open_splits(data, [data.val_split, *data.test_splits], seed=run.config.seed)
     except UserError as error:
         status(f"all images count as unlabeled, because the data set of the run cannot be opened: {error}")
-        return [], list(places.values())
+        return [], list(given.values())
     labeled = {
-        _place(split.images.name(row))
+        _real_path(split.images.name(row))
         for split in splits.values()
         for row in np.flatnonzero((split.labels != UNKNOWN).any(axis=1)).tolist()
     }
-    unlabeled = [path for place, path in places.items() if place not in labeled]
-    files = sorted(place for place in labeled if "://" in place or os.path.isfile(place))
-    status(f"{len(unlabeled):,} of {quantity(len(places), 'image')} have no labels in the data set of the run")
+    unlabeled = [path for real, path in given.items() if real not in labeled]
+    files = sorted(path for path in labeled if "://" in path or os.path.isfile(path))
+    status(f"{len(unlabeled):,} of {quantity(len(given), 'image')} have no labels in the data set of the run")
     if labeled and not files:
-        status("warning: no labeled image of the run is a file here, so images may be chosen that have labels")
+        logging.getLogger(__name__).warning(
+            "no labeled image of the run is a file here, so images may be chosen that have labels"
+        )
     return files, unlabeled
 
 
-def _place(path: str) -> str:
+def _real_path(path: str) -> str:
     return path if "://" in path else os.path.realpath(path)

@@ -8,7 +8,7 @@ from scipy.spatial.distance import cdist
 from scipy.stats import entropy as scipy_entropy
 
 from mlmoe_jax.apps.tools import acquisition
-from mlmoe_jax.apps.tools.acquisition import METHODS, Candidates, farthest_first
+from mlmoe_jax.apps.tools.acquisition import Candidates, choose_images, farthest_first
 
 
 def candidates(images: int, labeled: int = 0, width: int = 8, seed: int = 0) -> Candidates:
@@ -40,7 +40,7 @@ def test_the_entropy_is_the_weighted_mean_of_scipy():
 def test_the_chosen_images_are_those_of_the_naive_choice(labeled):
     images = candidates(60, labeled)
     for method, weights in (("diverse", np.ones(60)), ("both", images.uncertainty)):
-        rows, distances = METHODS[method](images, 60, lambda: None)
+        rows, distances = choose_images(method, images, 60)
         expected, far = naive(images, 60, weights)
         assert rows.tolist() == expected
         np.testing.assert_allclose(distances, far, rtol=1e-4)
@@ -56,7 +56,7 @@ def test_the_largest_distance_is_at_most_twice_the_least_possible():
 
 def test_uncertain_images_come_in_order_and_equal_ones_as_given():
     images = Candidates(np.array([0.1, 0.9, 0.5, 0.9]), np.zeros((4, 2), np.float32), np.zeros((0, 2), np.float32))
-    rows, distances = METHODS["uncertain"](images, 3, lambda: None)
+    rows, distances = choose_images("uncertain", images, 3)
     assert (rows.tolist(), distances) == ([1, 3, 2], None)
 
 
@@ -71,6 +71,6 @@ def test_copies_of_an_image_come_last():
 
 def test_units_keep_the_direction():
     features = candidates(5).features
-    scaled = acquisition.unit(np.concatenate([features, np.zeros((1, 8))]))
+    scaled = acquisition.normalize(np.concatenate([features, np.zeros((1, 8))]))
     np.testing.assert_allclose(scaled[:-1] * np.linalg.norm(features, axis=1, keepdims=True), features, rtol=1e-5)
     assert not scaled[-1].any()

@@ -95,7 +95,7 @@ def test_labels_are_known_although_another_image_of_the_data_set_is_gone(select)
 def test_a_line_says_that_labeled_images_are_not_files(select, monkeypatch, capsys):
     monkeypatch.setattr(ImageFiles, "name", lambda images, row: f"{images.names[row]} in a.arrayrecord")
     assert len(select("both", 6)) == 6
-    assert "warning: no labeled image of the run is a file here" in capsys.readouterr().err
+    assert "no labeled image of the run is a file here" in capsys.readouterr().err
 
 
 def test_images_that_cannot_be_read_are_not_chosen(select, refusal, capsys):
