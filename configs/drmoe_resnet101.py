@@ -18,7 +18,7 @@ torchvision, about the mean gray.
 
 from mlmoe_jax.config.recipes.feature_map import feature_map, small, train_batch_norm, use_routed_experts
 from mlmoe_jax.config.recipes.shared import evaluate_like
-from mlmoe_jax.models.heads.routed_experts import SETTINGS
+from mlmoe_jax.models.heads.dr_moe import SETTINGS
 
 
 def get_config(arg=""):

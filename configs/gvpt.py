@@ -14,7 +14,7 @@ precision: auto (the default: float32 on a CPU, else bfloat16) | float32 | autho
 
 from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning, use_ml_vpt
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.adapters.groups import SIDES
+from mlmoe_jax.models.adapters.group_prompts import SIDES
 
 
 def get_config(arg=""):

@@ -16,13 +16,13 @@ authors' code imports. A trained backbone gets pixels in 0 … 1 without normali
 
 from mlmoe_jax.config.recipes.feature_map import feature_map, is_tuned, small, train_batch_norm
 from mlmoe_jax.config.recipes.shared import evaluate_like, follow
-from mlmoe_jax.models.heads.query import ML_DECODER
+from mlmoe_jax.models.heads.query import ML_DECODER_SETTINGS
 
 
 def get_config(arg=""):
     config, options = feature_map(arg, groups=100)
     config.model.head.kind = "query"
-    config.model.head.decoder.update({"queries": options.groups, **ML_DECODER})
+    config.model.head.decoder.update({"queries": options.groups, **ML_DECODER_SETTINGS})
     config.loss.kind, config.loss.reduce, config.loss.scale = "asymmetric", "sum", 1.0
     config.loss.gamma_neg, config.loss.clip, config.loss.eps = 4.0, 0.05, 1e-8
     if options.dataset == "digits":

@@ -20,7 +20,7 @@ import numpy as np
 from measured_model import config_of, random_batch
 
 from mlmoe_jax.data.labels.space import synthetic_label_space
-from mlmoe_jax.models.apply import apply
+from mlmoe_jax.models.apply import apply_model
 from mlmoe_jax.models.layers import softmax_attention
 from mlmoe_jax.models.macs import count_macs
 from mlmoe_jax.runs.assemble import Parts, abstract_parts, preprocess_for
@@ -86,7 +86,7 @@ def _differentiated(case: dict[str, Any], fill: Callable[[Parts], Parts]) -> tup
     preprocess = preprocess_for(config)
 
     def loss_of(trainable: Any, others: Any, batch: Any) -> tuple[jax.Array, jax.Array]:
-        prediction, _ = apply(parts.definition, {**trainable, **others}, batch, preprocess, None)
+        prediction, _ = apply_model(parts.definition, {**trainable, **others}, batch, preprocess, None)
         return objective(prediction, batch)[0], prediction.logits
 
     batch = random_batch(case["batch"], preprocess.image_size, case["labels"])

@@ -14,7 +14,7 @@ from mlmoe_jax.config.tables.evaluation import CALIBRATION, EVAL, LOG, METRICS, 
 from mlmoe_jax.config.tables.model import MODEL
 from mlmoe_jax.config.tables.training import CHECKPOINT, EMA, LOSS, MESH, OPTIM, TRAIN
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.catalog import ADAPTERS
+from mlmoe_jax.models.registries import ADAPTERS
 from mlmoe_jax.runtime.registry import nearest, suggestion
 
 if TYPE_CHECKING:

@@ -8,15 +8,15 @@ from mlmoe_jax.config.defaults import KEYS, PLACE, default_config, in_open_secti
 from mlmoe_jax.config.loading import flatten
 from mlmoe_jax.data.labels import hidden
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.catalog import (
+from mlmoe_jax.models.registries import (
     ADAPTERS,
     HEADS,
     LOSSES,
-    PROMPTS,
-    adapters_of,
+    PROMPT_KINDS,
+    active_adapters,
     describe_adapters,
-    head_of,
-    prompts_of,
+    head_class,
+    prompts_class,
 )
 
 # The keys of `config.augment` that change an image unless they have their default.
@@ -49,7 +49,7 @@ def validate(config: ConfigDict) -> None:
 
 def warnings(config: ConfigDict) -> list[str]:
     """Return warnings about settings that are valid but probably not intended."""
-    messages, loss = head_of(config).warnings(config), config.loss
+    messages, loss = head_class(config).warnings(config), config.loss
     if loss.kind == "focal" and loss.gamma_neg != KEYS["loss.gamma_neg"].default:
         messages.append(
             f"loss.gamma_neg={loss.gamma_neg:g} is for the asymmetric loss; the exponent of focal is loss.gamma, which "
@@ -60,7 +60,7 @@ def warnings(config: ConfigDict) -> list[str]:
             "trained batch normalization would count the blank of an unreadable image, so in training "
             "data.bad_images=skip leaves out only missing images, and an unreadable image is an error"
         )
-    if prompts_of(config).uses_groups and not head_of(config).uses_groups:
+    if prompts_class(config).uses_groups and not head_class(config).uses_groups:
         messages.append(
             f"model.head.kind={config.model.head.kind} does not use label groups, so group prompts differ from deep "
             "prompts only in the attention mask"
@@ -70,7 +70,7 @@ def warnings(config: ConfigDict) -> list[str]:
 
 def has_batch_statistics(config: ConfigDict) -> bool:
     """Return whether training normalizes by statistics of the batch, in the backbone or in the head."""
-    return _trains_batch_norm(config) or head_of(config).batch_statistics
+    return _trains_batch_norm(config) or head_class(config).batch_statistics
 
 
 def _trains_batch_norm(config: ConfigDict) -> bool:
@@ -147,7 +147,7 @@ def _cache_mistakes(config: ConfigDict) -> list[str]:
         wrong.append(f"data.cache_features computes features without augmentation: set {', '.join(resets)}")
     if augment.mix in ("cutmix", "both"):
         wrong.append(f"augment.mix={augment.mix} needs images: set augment.mix=mixup, or data.cache_features=no")
-    if config.model.prompts.kind in PROMPTS and (adapters := describe_adapters(config)):
+    if config.model.prompts.kind in PROMPT_KINDS and (adapters := describe_adapters(config)):
         wrong.append(
             f"data.cache_features needs features that do not change in training, but {adapters} change them: set "
             "data.cache_features=no"
@@ -180,17 +180,17 @@ def _fit_mistakes(config: ConfigDict) -> list[str]:
 
 
 def _model_mistakes(config: ConfigDict) -> list[str]:
-    if config.model.prompts.kind not in PROMPTS or any(name not in ADAPTERS for name in config.model.adapters):
+    if config.model.prompts.kind not in PROMPT_KINDS or any(name not in ADAPTERS for name in config.model.adapters):
         return []  # `_key_mistakes` reports them
     wrong = _head_mistakes(config) if config.model.head.kind in HEADS else []
-    for adapter, settings in adapters_of(config).values():
+    for adapter, settings in active_adapters(config).values():
         wrong += adapter.mistakes(settings)
     return wrong
 
 
 def _head_mistakes(config: ConfigDict) -> list[str]:
-    kind, head, wrong = config.model.head.kind, head_of(config), []
-    if head.needs_group_prompts and not prompts_of(config).uses_groups:
+    kind, head, wrong = config.model.head.kind, head_class(config), []
+    if head.needs_group_prompts and not prompts_class(config).uses_groups:
         wrong.append(f"model.head.kind={kind} reads group prompts: set model.prompts.kind=group")
     terms, weighted = head.terms(config), {name for name, weight in config.loss.terms.items() if weight}
     if not terms and config.augment.mix != "none":

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mlmoe_jax.data.split import targets
 from mlmoe_jax.evaluation.metrics.multilabel import ratio
 from mlmoe_jax.evaluation.results import PREFIXES, SplitScores
-from mlmoe_jax.models.catalog import head_of
+from mlmoe_jax.models.registries import head_class
 from mlmoe_jax.runs.folder import GATES, SCORES, RunFolder
 from mlmoe_jax.runtime.formats import PACKED, USUAL
 
@@ -30,7 +30,7 @@ _SHARED = "shared/"
 def shared_entries(config: ConfigDict) -> dict[str, tuple[int, ...]]:
     """Return gate -> indices of its shared experts, for each gate with shared and task experts."""
     shared = {}
-    for gate, names in head_of(config).gate_entries(config).items():
+    for gate, names in head_class(config).gate_entries(config).items():
         entries = tuple(e for e, name in enumerate(names) if name.startswith("shared "))
         if 0 < len(entries) < len(names):
             shared[gate] = entries

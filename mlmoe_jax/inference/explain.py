@@ -31,12 +31,11 @@ from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import POSITIVE, Split
 from mlmoe_jax.data.transforms import evaluated_part
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.adapters.groups import SIDES
-from mlmoe_jax.models.adapters.groups import prompt_places as places_of
-from mlmoe_jax.models.apply import apply
-from mlmoe_jax.models.catalog import head_of, prompts_of
+from mlmoe_jax.models.adapters.group_prompts import SIDES, prompt_coordinates
+from mlmoe_jax.models.apply import apply_model
 from mlmoe_jax.models.outputs import LABELS, PROMPTS
 from mlmoe_jax.models.params import ModelDef, Params
+from mlmoe_jax.models.registries import head_class, prompts_class
 from mlmoe_jax.runs.folder import SAMPLE_ARRAYS, SAMPLE_INDEX, SAMPLES, RunFolder
 from mlmoe_jax.runs.restore import Run, open_run
 from mlmoe_jax.runtime import distributed
@@ -61,7 +60,7 @@ def make_explain_step(
 
     def step(values: Params, frozen: Params, batch: Batch) -> dict[str, Any]:
         values = {**values, **frozen}
-        prediction, _ = apply(definition, values, batch, preprocess, mesh, label_axes, return_attention=True)
+        prediction, _ = apply_model(definition, values, batch, preprocess, mesh, label_axes, return_attention=True)
         return {"prediction": prediction, **{name: batch[name] for name in ("image", "id", "mask")}}
 
     return jax.jit(step, out_shardings=NamedSharding(mesh, REPLICATED))
@@ -73,11 +72,11 @@ def prompt_places(config: ConfigDict) -> list[tuple[str, int, int]] | None:
 
     Groups are numbered from 0, as in LabelSpace, and experts from 1, as in `Head.gate_entries`.
     """
-    if not prompts_of(config).uses_groups:
+    if not prompts_class(config).uses_groups:
         return None
     prompts = config.model.prompts
     sides = SIDES[prompts.sides]
-    places = places_of(len(sides), prompts.num_groups, prompts.per_group).tolist()
+    places = prompt_coordinates(len(sides), prompts.num_groups, prompts.per_group).tolist()
     return [(sides[side], group, expert + 1) for side, expert, group in places]
 
 
@@ -198,7 +197,7 @@ def write_samples(folder: RunFolder, run: Run, split: Split, *, count: int) -> N
         "split": split.name,
         "grid": explained.grid,
         "prompt_groups": prompt_places(run.config),
-        "entries": head_of(run.config).gate_entries(run.config),
+        "entries": head_class(run.config).gate_entries(run.config),
         "samples": listed,
     }
     folder.write_text(SAMPLE_INDEX, to_json(index) + "\n")  # last: readers ignore samples without an index

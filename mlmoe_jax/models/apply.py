@@ -17,7 +17,7 @@ from mlmoe_jax.models.params import ModelDef, Params
 from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, remove_padding
 
 
-def apply(
+def apply_model(
     definition: ModelDef,
     values: Params,
     batch: Batch,
@@ -50,12 +50,12 @@ def apply(
         _, model_key = jax.random.split(key)  # the first half is unused, so that earlier runs resume bit for bit
         model.train()  # merged modules are in evaluation mode
         options |= {"labels": batch["label"], "rngs": nnx.Rngs(model_key)}
-    with partition.over(mesh):
+    with partition.use_mesh(mesh):
         if "image" in batch:
             prediction = model(preprocess(batch["image"]), **options)
         else:
             prediction = model.classify(Features.from_arrays(batch), **options)
-    return prediction, definition.stats_of(model)
+    return prediction, definition.read_stats(model)
 
 
 def make_eval_step(
@@ -81,7 +81,7 @@ def make_eval_step(
     """
 
     def step(values: Params, frozen: Params, batch: Batch) -> dict[str, Any]:
-        prediction, _ = apply(definition, {**values, **frozen}, batch, preprocess, mesh, label_axes)
+        prediction, _ = apply_model(definition, {**values, **frozen}, batch, preprocess, mesh, label_axes)
         outputs = {"logits": prediction.logits, "id": batch["id"], "mask": batch["mask"]}
         if shared:
             weights = {gate: prediction.gates[gate][..., np.array(entries)] for gate, entries in shared.items()}
@@ -98,7 +98,7 @@ def make_embedding_step(
 
     def step(values: Params, frozen: Params, batch: Batch) -> dict[str, jax.Array]:
         model = definition.merge(remove_padding({**values, **frozen}, label_axes))
-        with partition.over(mesh):
+        with partition.use_mesh(mesh):
             features = model.encode(preprocess(batch["image"]))
             logits = model.classify(features).logits
         return {"logits": logits, "features": features.pooled(), "id": batch["id"], "mask": batch["mask"]}

@@ -16,9 +16,9 @@ from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.models.catalog import ADAPTERS, describe_adapters, head_of, prompts_of
 from mlmoe_jax.models.contracts import Adapter, Backbone, BackboneShape, Head
-from mlmoe_jax.models.outputs import PROMPTS, Call, Delta, Deltas, Features, Prediction
+from mlmoe_jax.models.outputs import PROMPTS, Delta, Deltas, Features, LayerCall, Prediction
+from mlmoe_jax.models.registries import ADAPTERS, describe_adapters, head_class, prompts_class
 from mlmoe_jax.runtime.setup import dtypes
 
 
@@ -100,9 +100,9 @@ class Classifier(nnx.Module):
         return_attention: bool = False,
     ) -> Prediction:
         """Classify the features that `encode` returns."""
-        with partition.crossing(self.head):
+        with partition.shard_head(self.head):
             prediction = self.head(features, labels=labels, rngs=rngs)
-            sharded = jax.tree.map(partition.by_label, (prediction.logits, prediction.terms, prediction.gates))
+            sharded = jax.tree.map(partition.shard_labels, (prediction.logits, prediction.terms, prediction.gates))
             prediction = replace(prediction, **dict(zip(("logits", "terms", "gates"), sharded, strict=True)))
             if not return_attention:
                 return prediction
@@ -112,14 +112,14 @@ class Classifier(nnx.Module):
 
 def sum_deltas(deltas: Sequence[Deltas]) -> Deltas:
     """Return the sum of the deltas of several adapters."""
-    by_place: dict[str, list[Delta]] = {}
+    by_path: dict[str, list[Delta]] = {}
     for adapter in deltas:
-        for place, delta in adapter.items():
-            by_place.setdefault(place, []).append(delta)
-    return {place: functools.partial(_sum, every) for place, every in by_place.items()}
+        for path, delta in adapter.items():
+            by_path.setdefault(path, []).append(delta)
+    return {path: functools.partial(_sum, every) for path, every in by_path.items()}
 
 
-def _sum(deltas: Sequence[Delta], call: Call) -> jax.Array:
+def _sum(deltas: Sequence[Delta], call: LayerCall) -> jax.Array:
     return functools.reduce(jnp.add, [delta(call) for delta in deltas])
 
 
@@ -154,9 +154,9 @@ def build_model(config: ConfigDict, label_space: LabelSpace, *, rngs: nnx.Rngs) 
     if (names := describe_adapters(config)) and not shape.takes_adapters:
         raise UserError(f"the backbone of {names} must be a ViT, and {settings.backbone.name} is not one")
     options = {"dtype": dtype, "rngs": rngs}
-    prompts = prompts_of(config).from_config(settings.prompts, shape, **options)
+    prompts = prompts_class(config).from_config(settings.prompts, shape, **options)
     backbone = shape.build(dtype=dtype, remat=settings.remat, batch_norm=settings.backbone.batch_norm, rngs=rngs)
-    head = head_of(config).from_config(config, shape.width, label_space, dtype=dtype, rngs=rngs)
+    head = head_class(config).from_config(config, shape.width, label_space, dtype=dtype, rngs=rngs)
     adapters = {name: ADAPTERS[name].from_config(keys, shape, **options) for name, keys in settings.adapters.items()}
     adapters = {name: adapter for name, adapter in adapters.items() if adapter is not None}
     final_norm = reads_final_norm(settings.backbone, prompts=PROMPTS in head.read)

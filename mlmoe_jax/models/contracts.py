@@ -1,6 +1,6 @@
 """The interfaces of backbones, adapters and heads. Their outputs are in `outputs.py`.
 
-A new head or adapter is a subclass of `Head` or `Adapter` in a new file, and a line in `catalog.py`. A new backbone
+A new head or adapter is a subclass of `Head` or `Adapter` in a new file, and a line in `registries.py`. A new backbone
 family is a module with the interface of `Backbone`, its `BackboneShape`, and a line in `backbones/catalog.py`.
 `docs/extending.md` has an example of each.
 
@@ -19,8 +19,8 @@ import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
-from mlmoe_jax.models.layers.deltas import NO_DELTAS, block_place
-from mlmoe_jax.models.layers.values import Dtype
+from mlmoe_jax.models.layers.deltas import NO_DELTAS, layer_path
+from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.macs import forward_macs
 from mlmoe_jax.models.outputs import CLS, Deltas, Features, Prediction, Prompts
 
@@ -110,9 +110,9 @@ class BackboneShape(abc.ABC):
           rngs: for the weights.
         """
 
-    def places(self, layer: str) -> list[str]:
-        """Return the keys of `Deltas` for a layer of `layers`, one per block or one."""
-        return [block_place(index, layer) for index in range(self.depth)] if self.layers[layer].in_block else [layer]
+    def layer_paths(self, layer: str) -> list[str]:
+        """Return the paths of a layer of `layers`, the keys of `Deltas`: one per block, or one outside the blocks."""
+        return [layer_path(index, layer) for index in range(self.depth)] if self.layers[layer].in_block else [layer]
 
     def fits(self, side: int) -> bool:
         """Return whether images of `side` × `side` pixels can be encoded."""
@@ -199,7 +199,7 @@ class Adapter(nnx.Module):
         return None
 
     def deltas(self, *, rngs: nnx.Rngs | None = None) -> Deltas:
-        """Return the terms that are added to the outputs of layers, by place; {} for none.
+        """Return the terms that are added to the outputs of layers, by layer path; {} for none.
 
         Args:
           rngs: for dropout in training.
@@ -248,8 +248,11 @@ class Head(nnx.Module):
     read: tuple[str, ...] = ()
     """The features that the head reads: any of `cls`, `prompts`, `patches` and `mean`."""
     by_label: bool = False
-    """Whether labels are computed independently, so that the head can be sharded by label. If True, the head calls
-    `partition.gathered` once on the inputs of its labels. If False, because labels interact, the head is replicated."""
+    """Whether labels are computed independently, so that the head can be sharded by label.
+
+    If True, the head calls `partition.shard_images` once on the inputs of its labels. False if labels interact: the
+    head is replicated.
+    """
 
     # ---- of the class
     needs_group_prompts: bool = False

@@ -2,7 +2,7 @@
 
 An expert is written for one token. `jax.vmap` turns it into a bank, whose parameters have an additional leading axis.
 There are two families: ML-VPT has one expert per prompt (`BottleneckExpert`, `LabelGates`); DR-MoE and its relatives
-apply experts to one feature per label (`LabelExperts`, `Gates`, `combine`).
+apply experts to one feature per label (`LabelExperts`, `Gates`, `mix_experts`).
 
 Axes: b batch, d width, k labels, s shared experts, t task experts per label, e = s + t entries of a gate, o output
 width of an expert; p prompts, g groups, m experts per group.
@@ -19,8 +19,8 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
+from mlmoe_jax.models.layers.initializers import Dtype, torch_linear
 from mlmoe_jax.models.layers.recompute import gelu
-from mlmoe_jax.models.layers.values import Dtype, torch_linear
 from mlmoe_jax.models.losses import as_float
 from mlmoe_jax.models.partition import LABEL, PROMPT, axes
 
@@ -262,7 +262,7 @@ class Gates(nnx.Module):
         return jax.nn.softmax(self.logits(features), axis=-1)
 
 
-def combine(
+def mix_experts(
     weights: Float[ArrayLike, "#b k e"], outputs: Sequence[Float[ArrayLike, "b k _ o"]]
 ) -> Float[Array, "b k o"]:
     """Return the outputs of the experts weighted by the routing weights, o_i = Σₑ w_ie·E_ie (DR-MoE, eq. 8).

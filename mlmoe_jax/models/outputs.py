@@ -17,25 +17,27 @@ CLS, PROMPTS, PATCHES, MEAN = "cls", "prompts", "patches", "mean"
 LABELS = "labels"
 
 
+KernelAndBias = tuple[jax.Array, jax.Array | None]  # f32[inputs,outputs] and f32[outputs], or None without a bias
+
+
 @dataclass(frozen=True)
-class Call:
+class LayerCall:
     """The call of a frozen layer, from which an adapter computes the delta of its output.
 
     Attributes:
       tokens: [b,T,inputs], the input of the layer.
       output: [b,T,outputs], the output without deltas.
-      weights: returns the kernel f32[inputs,outputs] and the bias f32[outputs] of a linear layer, None for no bias. It
-        is called only by deltas that need them.
+      weights: returns kernel and bias of a linear layer. Only deltas that need them call it.
     """
 
     tokens: jax.Array
     output: jax.Array
-    weights: Callable[[], tuple[jax.Array, jax.Array | None]]
+    weights: Callable[[], KernelAndBias]
 
 
 # A term that an adapter adds to the output of a layer. Adapters see the frozen output, so their order does not matter.
-Delta = Callable[[Call], jax.Array]
-Deltas = Mapping[str, Delta]  # by place, see `BackboneShape.places`
+Delta = Callable[[LayerCall], jax.Array]
+Deltas = Mapping[str, Delta]  # by layer path, see `BackboneShape.layer_paths`
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from mlmoe_jax.models import partition, rules
 Params = dict[str, jax.Array]
 
 
-def variables_of(module: nnx.Module, *kinds: type[nnx.Variable]) -> dict[str, tuple[tuple, nnx.Variable]]:
+def named_variables(module: nnx.Module, *kinds: type[nnx.Variable]) -> dict[str, tuple[tuple, nnx.Variable]]:
     """Return {path: (position, variable)} of the variables of the given kinds in a module; without kinds, of all."""
     state = nnx.state(module, kinds) if kinds else nnx.state(module)
-    return {"/".join(map(str, place)): (place, variable) for place, variable in nnx.to_flat_state(state)}
+    return {"/".join(map(str, position)): (position, variable) for position, variable in nnx.to_flat_state(state)}
 
 
 class ModelDef:
@@ -35,13 +35,14 @@ class ModelDef:
     @classmethod
     def split(cls, model: nnx.Module) -> tuple[ModelDef, Params, Params]:
         """Return the structure, the parameters and the statistics of a module, which may be abstract (eval_shape)."""
-        graphdef, variables = nnx.graphdef(model), variables_of(model)
+        graphdef, variables = nnx.graphdef(model), named_variables(model)
         params = {path: v.get_value() for path, (_, v) in variables.items() if isinstance(v, nnx.Param)}
         stats = {path: v.get_value() for path, (_, v) in variables.items() if isinstance(v, nnx.BatchStat)}
         if other := set(variables) - set(params) - set(stats):
             raise ValueError(f"a model holds parameters and batch statistics only, not {sorted(other)}")
         shapes = {
-            path: (place, v.replace(jax.ShapeDtypeStruct(v.shape, v.dtype))) for path, (place, v) in variables.items()
+            path: (position, v.replace(jax.ShapeDtypeStruct(v.shape, v.dtype)))
+            for path, (position, v) in variables.items()
         }
         return cls(graphdef, shapes), params, stats
 
@@ -51,17 +52,19 @@ class ModelDef:
 
     def axes(self) -> dict[str, tuple[str | None, ...]]:
         """Return {path: names of the axes} of all parameters with named axes; see `partition.axes`."""
-        return {path: names for path, (_, v) in self._variables.items() if any(names := partition.axes_of(v))}
+        return {path: names for path, (_, v) in self._variables.items() if any(names := partition.axis_names(v))}
 
     def merge(self, *values: Params) -> nnx.Module:
         """Return a new module with these values, which together must contain every path."""
         joined = {path: value for part in values for path, value in part.items()}
-        state = nnx.from_flat_state({place: v.replace(joined[path]) for path, (place, v) in self._variables.items()})
+        state = nnx.from_flat_state(
+            {position: v.replace(joined[path]) for path, (position, v) in self._variables.items()}
+        )
         return nnx.merge(self._graphdef, state, copy=True)
 
-    def stats_of(self, model: nnx.Module) -> Params:
+    def read_stats(self, model: nnx.Module) -> Params:
         """Return the current statistics of a module that `merge` returned."""
-        return {path: variable[...] for path, (_, variable) in variables_of(model, nnx.BatchStat).items()}
+        return {path: variable[...] for path, (_, variable) in named_variables(model, nnx.BatchStat).items()}
 
 
 def split_trainable(params: Params, trainable_rules: Sequence[tuple[str, bool]]) -> tuple[Params, Params]:
@@ -119,18 +122,20 @@ def draw_missing(module: nnx.Module, build: Callable[[], nnx.Module], among: Col
       among: the paths of values that may be drawn; None = all.
     """
     missing = {
-        path: (place, variable)
-        for path, (place, variable) in variables_of(module).items()
+        path: (position, variable)
+        for path, (position, variable) in named_variables(module).items()
         if isinstance(variable.get_value(), jax.ShapeDtypeStruct) and (among is None or path in among)
     }
     if not missing:
         return
 
     def initial() -> dict[str, jax.Array]:
-        return {path: variable.get_value() for path, (_, variable) in variables_of(build()).items() if path in missing}
+        return {
+            path: variable.get_value() for path, (_, variable) in named_variables(build()).items() if path in missing
+        }
 
     values = _without_dead_code(initial)
-    state = {place: variable.replace(values[path]) for path, (place, variable) in missing.items()}
+    state = {position: variable.replace(values[path]) for path, (position, variable) in missing.items()}
     nnx.update(module, nnx.from_flat_state(state))
 
 

@@ -7,10 +7,10 @@ In the backbone, and in the encoder of a head, the batch is sharded over all axe
 gathers the inputs of the labels over the axis `expert`. After this boundary, labels are sharded over `expert` and the
 batch over `data` × `fsdp`. With one device along `expert`, or without a mesh, these functions have no effect.
 
-The mesh is hidden state: a context variable that exists only while a step is traced. A step sets it with `over`, the
-model calls its head in `crossing`, and only the functions below read it. An argument would change the signature of
-every head, decoder and expert. `crossing` limits the scope: it hides the mesh from heads whose labels interact, and
-raises an error if a head that is sharded by label has not called `gathered`.
+The mesh is hidden state: a context variable that exists only while a step is traced. A step sets it with `use_mesh`,
+the model calls its head inside `shard_head`, and only the functions below read it. An argument would change the
+signature of every head, decoder and expert. `shard_head` limits the scope: it hides the mesh from heads whose labels
+interact, and raises an error if a head that is sharded by label has not called `shard_images`.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ def axes(*names: str | None) -> dict[str, Any]:
     return {"out_sharding": names, "eager_sharding": False}
 
 
-def axes_of(variable: nnx.Variable) -> tuple[str | None, ...]:
+def axis_names(variable: nnx.Variable) -> tuple[str | None, ...]:
     """Return the names of the axes of a parameter; () if it has none."""
     return variable.get_metadata("out_sharding", None) or ()
 
@@ -53,7 +53,7 @@ def label_axes(names: Sequence[str | None]) -> tuple[int, ...]:
 
 @dataclass
 class _Boundary:
-    """The mesh of the traced step, and whether a head has called `gathered`."""
+    """The mesh of the traced step, and whether a head has called `shard_images`."""
 
     mesh: Mesh | None
     crossed: bool = False
@@ -63,7 +63,7 @@ _BOUNDARY: ContextVar[_Boundary | None] = ContextVar("boundary", default=None)
 
 
 @contextlib.contextmanager
-def over(mesh: Mesh | None) -> Iterator[_Boundary]:
+def use_mesh(mesh: Mesh | None) -> Iterator[_Boundary]:
     """Shard the computation that is traced inside over `mesh`; None = no sharding."""
     boundary = _Boundary(mesh)
     token = _BOUNDARY.set(boundary)
@@ -74,17 +74,17 @@ def over(mesh: Mesh | None) -> Iterator[_Boundary]:
 
 
 @contextlib.contextmanager
-def crossing(head: Any) -> Iterator[None]:
+def shard_head(head: Any) -> Iterator[None]:
     """Shard `head` (a contracts.Head) by label if its `by_label` is set, or replicate it.
 
-    Raises RuntimeError on exit if the head is sharded by label and has not called `gathered`.
+    Raises RuntimeError on exit if the head is sharded by label and has not called `shard_images`.
     """
     mesh = label_mesh() if head.by_label else None
-    with over(mesh) as boundary:
+    with use_mesh(mesh) as boundary:
         yield
         if mesh is not None and not boundary.crossed:
             raise RuntimeError(
-                f"{type(head).__name__} is sharded by label but has not called partition.gathered on its inputs"
+                f"{type(head).__name__} is sharded by label but has not called partition.shard_images on its inputs"
             )
 
 
@@ -94,14 +94,14 @@ def label_mesh() -> Mesh | None:
     return mesh if mesh is not None and mesh.shape["expert"] > 1 else None
 
 
-def gathered(tokens: jax.Array) -> jax.Array:
+def shard_images(tokens: jax.Array) -> jax.Array:
     """Shard the batch of f32[B,…] over `data` × `fsdp`, so that devices along `expert` have equal images."""
     if boundary := _BOUNDARY.get():
         boundary.crossed = True
     return _constrain(tokens, ("data", "fsdp"))
 
 
-def by_label(values: jax.Array) -> jax.Array:
+def shard_labels(values: jax.Array) -> jax.Array:
     """Shard the batch of f32[B,K,…] over `data` × `fsdp` and its labels over `expert`."""
     return _constrain(values, ("data", "fsdp"), "expert")
 

@@ -20,10 +20,10 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import partition
-from mlmoe_jax.models.layers.detr import EPSILON, DecoderLayer, EncoderLayer
+from mlmoe_jax.models.layers.detr import TORCH_EPSILON, DecoderLayer, EncoderLayer
+from mlmoe_jax.models.layers.initializers import Dtype, torch_linear
 from mlmoe_jax.models.layers.positions import detr_positions
 from mlmoe_jax.models.layers.recompute import LayerNorm
-from mlmoe_jax.models.layers.values import Dtype, torch_linear
 from mlmoe_jax.models.outputs import PATCHES, Features
 
 # Precedes the trainable rules if queries are fixed. They count as parameters but must not change.
@@ -142,7 +142,7 @@ class QueryDecoder(nnx.Module):
             DecoderLayer(width, heads, hidden, self_attention=self.style.self_attention, **shared)
             for _ in range(decoder_layers)
         )
-        self.norm = LayerNorm(width, epsilon=EPSILON, rngs=rngs) if self.style.norm else None
+        self.norm = LayerNorm(width, epsilon=TORCH_EPSILON, rngs=rngs) if self.style.norm else None
 
     def __call__(
         self,
@@ -188,7 +188,7 @@ class QueryDecoder(nnx.Module):
         """Return memory f32[B,T,D], positions and mask for `decode`."""
         memory, positions = self.encode(features.patches, features.grid, rngs=rngs)
         if extra is None:
-            return partition.gathered(memory), positions, None
+            return partition.shard_images(memory), positions, None
         patches, extra = memory.shape[1], self._project(extra)
         extra = jnp.broadcast_to(extra, (memory.shape[0], *extra.shape[1:]))
         memory = jnp.concatenate([memory, extra], axis=1)
@@ -196,7 +196,7 @@ class QueryDecoder(nnx.Module):
             positions = jnp.pad(positions, ((0, 0), (0, extra.shape[1]), (0, 0)))
         if extra_mask is not None:
             extra_mask = np.concatenate([np.ones((extra_mask.shape[0], patches), bool), extra_mask], axis=1)
-        return partition.gathered(memory), positions, extra_mask
+        return partition.shard_images(memory), positions, extra_mask
 
     def encode(
         self, tokens: Float[ArrayLike, "b n c"], grid: tuple[int, int], *, rngs: nnx.Rngs | None = None

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones.catalog import CATALOG
-from mlmoe_jax.models.params import variables_of
+from mlmoe_jax.models.params import named_variables
 from mlmoe_jax.pretrained.rules.base import BACKBONE, Rule, Source
 from mlmoe_jax.pretrained.rules.heads import refuse_unknown_backbone
 from mlmoe_jax.pretrained.torch_file import SUFFIXES as TORCH_SUFFIXES
@@ -142,7 +142,7 @@ def load_weights(module: nnx.Module, path_or_name: str | Path) -> LoadReport:
       UserError: the file does not fit. The error lists the mismatches, and the module has not changed.
     """
     path = find_weights(path_or_name) if path_or_name in CATALOG else Path(path_or_name)
-    whole = any(target.startswith(BACKBONE) for target in variables_of(module, nnx.Param, nnx.BatchStat))
+    whole = any(target.startswith(BACKBONE) for target in named_variables(module, nnx.Param, nnx.BatchStat))
     return fill(module, map_file(path, whole=whole))
 
 
@@ -176,7 +176,7 @@ def map_file(path: Path, *, whole: bool) -> Mapped:
 
 def fill(module: nnx.Module, mapped: Mapped) -> LoadReport:
     """Fill a module with the values of a file; UserError lists mismatches, without changing the module."""
-    source, variables = mapped.source, variables_of(module, nnx.Param, nnx.BatchStat)
+    source, variables = mapped.source, named_variables(module, nnx.Param, nnx.BatchStat)
     shapes = {target: variable.shape for target, (_, variable) in variables.items()}
     values = dict(mapped.values)
     for target in mapped.may_reshape & set(shapes):

@@ -26,7 +26,7 @@ from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN
 from mlmoe_jax.models.backbones.vit import ViT
 from mlmoe_jax.models.build import reads_final_norm
 from mlmoe_jax.models.heads.linear import LinearHead
-from mlmoe_jax.models.heads.query import ML_DECODER, Q2L, QueryHead
+from mlmoe_jax.models.heads.query import ML_DECODER_SETTINGS, Q2L_SETTINGS, QueryHead
 from mlmoe_jax.models.layers.positions import sine_positions
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.models.partition import LABEL
@@ -61,8 +61,8 @@ _EXPECTED = (
         },
     ),
     (r"e2vpt.*", {"prompts.pruned": "zeroed"}),
-    (r"q2l", _decoder_keys(Q2L)),
-    (r"ml_decoder.*", _decoder_keys(ML_DECODER) | {"backbone.normalization": "unit"}),
+    (r"q2l", _decoder_keys(Q2L_SETTINGS)),
+    (r"ml_decoder.*", _decoder_keys(ML_DECODER_SETTINGS) | {"backbone.normalization": "unit"}),
 )
 
 

@@ -19,12 +19,12 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.adapter_merge import layer_weights
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.heads.linear import LinearHead
-from mlmoe_jax.models.layers.deltas import block_place
-from mlmoe_jax.models.merge import layer_weights
+from mlmoe_jax.models.layers.deltas import layer_path
 from mlmoe_jax.pretrained.load import read_tensors
 from mlmoe_jax.runtime.files import MIB, open_regular
 
@@ -209,7 +209,7 @@ def _reads_class_token(model: Classifier) -> bool:
 
 
 def _lengths(vit: ViT, index: int, layer: str) -> np.ndarray:
-    kernel, _ = layer_weights(vit, block_place(index, layer))
+    kernel, _ = layer_weights(vit, layer_path(index, layer))
     return np.linalg.norm(np.asarray(kernel, np.float32), axis=0)
 
 

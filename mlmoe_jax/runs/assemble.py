@@ -20,9 +20,9 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN, IMAGENET_STD
 from mlmoe_jax.models.build import Classifier, backbone_shape, build_model
-from mlmoe_jax.models.catalog import adapters_of, head_of
 from mlmoe_jax.models.params import ModelDef, Params, draw_missing, fingerprint, split_trainable
 from mlmoe_jax.models.partition import label_axes
+from mlmoe_jax.models.registries import active_adapters, head_class
 from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.pretrained.weights import find_weights
 from mlmoe_jax.runtime.progress import status
@@ -171,9 +171,9 @@ def cast_frozen(frozen: Mapping[str, Any], config: ConfigDict) -> Params:
 def trainable_rules(config: ConfigDict) -> tuple:
     """Return `config.trainable`, preceded by the rules for parts that other settings freeze."""
     backbone_rules = backbone_shape(config).frozen_rules(config.model.backbone.batch_norm)
-    adapters = adapters_of(config).values()
+    adapters = active_adapters(config).values()
     adapter_rules = [rule for adapter, settings in adapters for rule in adapter.frozen_rules(settings)]
-    return (*backbone_rules, *adapter_rules, *head_of(config).frozen_rules(config), *config.trainable)
+    return (*backbone_rules, *adapter_rules, *head_class(config).frozen_rules(config), *config.trainable)
 
 
 def preprocess_for(config: ConfigDict) -> Preprocess:

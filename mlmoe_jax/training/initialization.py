@@ -20,9 +20,9 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.build import Classifier
-from mlmoe_jax.models.catalog import head_of, prompts_of
 from mlmoe_jax.models.params import ModelDef, draw_missing
-from mlmoe_jax.models.partition import axes_of, label_axes
+from mlmoe_jax.models.partition import axis_names, label_axes
+from mlmoe_jax.models.registries import head_class, prompts_class
 from mlmoe_jax.pretrained.load import map_file
 from mlmoe_jax.pretrained.official import CHECKPOINT_SUFFIXES, POSITION_TABLE, departures, load_official
 from mlmoe_jax.pretrained.peft import PeftAdapter, fill_from_peft, is_peft, read_peft
@@ -123,7 +123,7 @@ class OfficialFile(Origin):
     def __post_init__(self):
         if not self.path.exists():
             raise UserError(f"there is no weights file {self.path}")
-        if head_of(self.config).needs_vectors and not self.config.model.head.graph.word_vectors:
+        if head_class(self.config).needs_vectors and not self.config.model.head.graph.word_vectors:
             raise UserError(
                 "config.init_from is a checkpoint of ML-GCN, which was trained with GloVe vectors; name the file with "
                 "model.head.graph.word_vectors"
@@ -216,7 +216,7 @@ class OtherRun(Origin):
         transferred, skipped = transfer_parameters(mine, others, match)
         step, count = restored.notes["step"], len(transferred) + len(published)
         status(f"init_from {folder}: {count} of {len(first)} parameters, as selected at step {step}")
-        report_labels(match, label_space, their_space, grouped=prompts_of(config).uses_groups and match.same_groups)
+        report_labels(match, label_space, their_space, grouped=prompts_class(config).uses_groups and match.same_groups)
         for reason, paths in skipped.items():
             status(f"not transferred, {reason}: {', '.join(sorted(paths))}")
 
@@ -240,7 +240,7 @@ def _reorder(model: Classifier, names: tuple[str, ...]) -> None:
     state = nnx.state(model, nnx.Param)
     moved = {}
     for where, variable in nnx.to_flat_state(state):
-        if rows := label_axes(axes_of(variable)):
+        if rows := label_axes(axis_names(variable)):
             value = functools.reduce(lambda v, axis: jnp.take(v, order, axis=axis), rows, variable.get_value())
             moved[where] = variable.replace(value)
     nnx.update(model, nnx.from_flat_state(moved))

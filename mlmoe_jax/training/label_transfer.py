@@ -11,9 +11,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
-from mlmoe_jax.models.catalog import prompts_of
 from mlmoe_jax.models.params import ModelDef, Params
 from mlmoe_jax.models.partition import LABEL, LABEL_GROUP, PROMPT, WORD_VECTOR, label_axes
+from mlmoe_jax.models.registries import prompts_class
 from mlmoe_jax.pretrained.official import POSITION_TABLE
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import status
@@ -55,7 +55,7 @@ def counterparts(
     their_definition: ModelDef,
 ) -> Counterparts:
     """Return how two models correspond, by their configs, label spaces and structures."""
-    structures = [prompts_of(each).group_structure(each.model.prompts) for each in (config, their_config)]
+    structures = [prompts_class(each).group_structure(each.model.prompts) for each in (config, their_config)]
     return Counterparts(
         space.names,
         their_space.names,

@@ -28,8 +28,8 @@ from mlmoe_jax.evaluation.gate_shares import shared_entries
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD
 from mlmoe_jax.inference.features import FeatureExtractor, require_frozen
 from mlmoe_jax.models.apply import make_eval_step
-from mlmoe_jax.models.catalog import LOSSES, head_of, prompts_of
 from mlmoe_jax.models.params import ModelDef
+from mlmoe_jax.models.registries import LOSSES, head_class, prompts_class
 from mlmoe_jax.runs.assemble import Parts, abstract_parts, evaluated_definition, label_axes_for, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder, read_label_space
 from mlmoe_jax.runs.restore import restored_values
@@ -119,7 +119,7 @@ def open_experiment(
     fitting = split_to_fit(config) if config.thresholds.at_end else ""
     names = [selection_split(config), fitting, *config.data.test_splits]
     names = [name for name in names if name not in ("", OUT_OF_FOLD)]
-    head, name = head_of(config), config.data.name
+    head, name = head_class(config), config.data.name
     status(f"reading {name}")
     splits = open_splits(config.data, names, seed=config.seed)
     require_same_images(name, splits.values())
@@ -210,8 +210,8 @@ def training_batches(
 
 def label_space_for(config: ConfigDict, train_split: Split) -> LabelSpace:
     """Return the label space of a new run on a training split."""
-    vectors = head_of(config).needs_vectors
-    grouped = prompts_of(config).uses_groups
+    vectors = head_class(config).needs_vectors
+    grouped = prompts_class(config).uses_groups
     name = original_name(config.data)
     space = label_space_of(train_split, name, config.model, config.seed, grouped=grouped, vectors=vectors)
     return replace(space, tree=tree_of(config.data, train_split.classes))

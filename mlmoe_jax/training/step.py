@@ -14,8 +14,8 @@ import optax
 from jax.sharding import Mesh, NamedSharding
 
 from mlmoe_jax.data.prepare import Batch, Preprocess
-from mlmoe_jax.models.adapters.prompts import within_bounds
-from mlmoe_jax.models.apply import apply
+from mlmoe_jax.models.adapters.prompts import clip_to_bounds
+from mlmoe_jax.models.apply import apply_model
 from mlmoe_jax.models.losses import LOSS_VALUES
 from mlmoe_jax.models.params import ModelDef, Params
 from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, copy_tree, interleave, placements
@@ -137,7 +137,7 @@ def make_train_step(
     def differentiate(moving: TrainState, frozen: Params, batch: Batch, whole: Batch, key: jax.Array):
         def loss_of(trainable: Params):
             values, own = divide({**trainable, **frozen, **moving.stats})
-            prediction, stats = apply(definition, values, batch, preprocess, mesh, label_axes, key=key)
+            prediction, stats = apply_model(definition, values, batch, preprocess, mesh, label_axes, key=key)
             loss, parts = objective(prediction, batch, whole, step=moving.step, values=own)
             noted = objective.note(prediction, batch, moving.step, own)
             return loss, ({"loss": loss, **parts}, {**stats, **noted})
@@ -149,7 +149,7 @@ def make_train_step(
 
     def step(moving: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, Metrics]:
         key = jax.random.fold_in(jax.random.key(seed), moving.step)
-        moving = moving.replace(trainable=within_bounds(moving.trainable))
+        moving = moving.replace(trainable=clip_to_bounds(moving.trainable))
         batch = batch if mixing is None else mixing(batch, jax.random.split(key)[0])  # the model uses the second half
         gradient, metrics, stats = gradient_of(moving, frozen, batch, batch, key)
         updates, opt = optimizer.update(gradient, moving.opt, moving.trainable)

@@ -6,12 +6,12 @@ from mlmoe_jax.config.defaults import KEYS
 from mlmoe_jax.config.keys import ANY, AutoInteger, Choice, Number
 from mlmoe_jax.data.sources.open import SOURCES
 from mlmoe_jax.evaluation.metrics.published import PRESETS
-from mlmoe_jax.models.adapters.groups import MASKS, SIDES
-from mlmoe_jax.models.catalog import HEADS, LOSSES
+from mlmoe_jax.models.adapters.group_prompts import PROMPT_MASKS, SIDES
 from mlmoe_jax.models.experts import ACTIVATIONS, EXPERTS, GATES
+from mlmoe_jax.models.heads.dr_moe import ENTROPY
 from mlmoe_jax.models.heads.linear import POOLS
-from mlmoe_jax.models.heads.routed_experts import ENTROPY
 from mlmoe_jax.models.query_decoder import STYLES
+from mlmoe_jax.models.registries import HEADS, LOSSES
 
 
 def mistakes(refusal, **changes):
@@ -82,7 +82,7 @@ def test_known_data_sets_and_members_of_a_family_are_allowed(name):
 @pytest.mark.parametrize(
     ("key", "implemented"),
     {
-        "model.prompts.attention_mask": MASKS,
+        "model.prompts.attention_mask": PROMPT_MASKS,
         "model.prompts.sides": SIDES,
         "model.head.kind": HEADS,
         "model.head.pool": POOLS,

@@ -43,7 +43,7 @@ class ColorModel:
         model.classify = lambda features: model(features.cls[:, None, None])
         return model
 
-    def stats_of(self, model):
+    def read_stats(self, model):
         return {}
 
 

@@ -23,7 +23,7 @@ from mlmoe_jax.inference.explain import (
     write_requested_samples,
     write_samples,
 )
-from mlmoe_jax.models.adapters.groups import prompt_groups
+from mlmoe_jax.models.adapters.group_prompts import prompt_groups
 from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.runs.folder import RunFolder

@@ -8,14 +8,14 @@ from flax import nnx
 
 from mlmoe_jax.config import default_config, load_config, use_adapter, validate
 from mlmoe_jax.data.labels.space import synthetic_label_space
+from mlmoe_jax.models.adapter_merge import layer_weights, merge_adapters
 from mlmoe_jax.models.backbones.catalog import entry
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import Classifier, sum_deltas
-from mlmoe_jax.models.catalog import ADAPTERS, describe_adapters
 from mlmoe_jax.models.heads.linear import LinearHead
-from mlmoe_jax.models.merge import layer_weights, merge_adapters
-from mlmoe_jax.models.outputs import Call, Prompts
-from mlmoe_jax.models.params import variables_of
+from mlmoe_jax.models.outputs import LayerCall, Prompts
+from mlmoe_jax.models.params import named_variables
+from mlmoe_jax.models.registries import ADAPTERS, describe_adapters
 from mlmoe_jax.runs.assemble import abstract_parts
 
 TINY = {"width": 16, "depth": 2, "heads": 2, "patch": 8, "native": 16}
@@ -70,7 +70,7 @@ def test_dora_sets_the_length_of_each_column():
     moved = kernel + 2 * a @ b
     whole = (np.linalg.norm(kernel, axis=0) + change) * moved / np.linalg.norm(moved, axis=0)
     x = np.random.default_rng(5).normal(size=(2, 5, 16)).astype(np.float32)
-    call = Call(x, x @ kernel + bias, lambda: (kernel, bias))
+    call = LayerCall(x, x @ kernel + bias, lambda: (kernel, bias))
     close(call.output + adapter.deltas()["blocks/1/key"](call), x @ whole + bias)
 
 
@@ -79,7 +79,7 @@ def test_dora_with_dropout_computes_everything_from_dropped_inputs():
     vit, adapter = vit_of(), adapter_of("dora", rank=2, targets=("query",), dropout=0.5)
     kernel, bias = layer_weights(vit, "blocks/0/query")
     identity = jnp.eye(16)[None]
-    call = Call(identity, identity @ kernel + bias, lambda: (kernel, bias))
+    call = LayerCall(identity, identity @ kernel + bias, lambda: (kernel, bias))
     plain = adapter.deltas()["blocks/0/query"](call)
     adapter.train()
     rows = np.asarray(adapter.deltas(rngs=nnx.Rngs(1))["blocks/0/query"](call) / plain)[0]  # row i has input i alone
@@ -143,7 +143,7 @@ def test_dropout_of_a_bottleneck_drops_hidden_entries():
     adapter.up_bias[...] = jnp.zeros((2, 16))
     adapter.train()
     x = image().reshape(1, -1, 16)
-    one, other = (adapter.deltas(rngs=nnx.Rngs(3))[f"blocks/{block}/mlp"](Call(x, x, None)) for block in (0, 1))
+    one, other = (adapter.deltas(rngs=nnx.Rngs(3))[f"blocks/{block}/mlp"](LayerCall(x, x, None)) for block in (0, 1))
     assert 0.6 < (np.asarray(one) == 0).mean() < 0.9, "of the half that passes the ReLU, half is dropped"
     assert not np.array_equal(one == 0, other == 0)
 
@@ -215,7 +215,7 @@ def test_merged_equals_unmerged(kind, names):
     )
     before = probabilities(model)
     merged = merge_adapters(model)
-    assert not any(path.startswith("adapters/") for path in variables_of(merged))
+    assert not any(path.startswith("adapters/") for path in named_variables(merged))
     np.testing.assert_allclose(probabilities(merged), before, rtol=0, atol=1e-6)
     assert len(model.adapters) == len(names), "the given model stays"
     assert np.abs(probabilities(classifier(shape)) - before).max() > 1e-2

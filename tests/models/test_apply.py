@@ -10,7 +10,7 @@ from flax import nnx
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.prepare import Preprocess
-from mlmoe_jax.models.apply import apply
+from mlmoe_jax.models.apply import apply_model
 from mlmoe_jax.models.outputs import Features, Prediction
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.runtime.sharding import LabelAxes, make_mesh
@@ -56,7 +56,7 @@ def mesh():
 
 def test_without_a_key_the_model_evaluates(parts, batch, mesh):
     definition, values = parts
-    prediction, stats = apply(definition, values, {"image": batch["image"]}, PREPROCESS, mesh)
+    prediction, stats = apply_model(definition, values, {"image": batch["image"]}, PREPROCESS, mesh)
     image = PREPROCESS(batch["image"]).reshape(B, -1)
     expected = image / np.sqrt(1 + 1e-5) @ values["head/kernel"] + values["head/bias"]
     np.testing.assert_allclose(prediction.logits, expected, rtol=1e-4, atol=1e-5)
@@ -70,7 +70,7 @@ def test_with_a_key_the_model_trains(parts, batch, mesh):
     definition, values = parts
 
     def trained(seed):
-        return apply(definition, values, batch, PREPROCESS, mesh, key=jax.random.key(seed))
+        return apply_model(definition, values, batch, PREPROCESS, mesh, key=jax.random.key(seed))
 
     (one, stats), (again, _), (other, _) = trained(1), trained(1), trained(2)
     assert Model.seen["labels"]
@@ -82,18 +82,20 @@ def test_with_a_key_the_model_trains(parts, batch, mesh):
 
 def test_the_padding_of_labels_is_removed(parts, batch, mesh):
     definition, values = parts
-    whole, _ = apply(definition, values, batch, PREPROCESS, mesh)
+    whole, _ = apply_model(definition, values, batch, PREPROCESS, mesh)
     padded = {
         **values,
         "head/kernel": jnp.pad(values["head/kernel"], [(0, 0), (0, 2)], constant_values=9.0),
         "head/bias": jnp.pad(values["head/bias"], (0, 2), constant_values=9.0),
     }
     axes = LabelAxes(K, {"head/kernel": 1, "head/bias": 0})
-    np.testing.assert_array_equal(apply(definition, padded, batch, PREPROCESS, mesh, axes)[0].logits, whole.logits)
+    np.testing.assert_array_equal(
+        apply_model(definition, padded, batch, PREPROCESS, mesh, axes)[0].logits, whole.logits
+    )
 
 
 def test_attention_maps_are_returned_on_request(parts, batch, mesh):
-    apply(*parts, batch, PREPROCESS, mesh, return_attention=True)
+    apply_model(*parts, batch, PREPROCESS, mesh, return_attention=True)
     assert Model.seen["return_attention"]
 
 

@@ -10,12 +10,12 @@ from flax import nnx
 
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
-from mlmoe_jax.models.adapters.groups import prompt_groups, prompt_mask
+from mlmoe_jax.models.adapters.group_prompts import prompt_groups, prompt_mask
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import build_model
-from mlmoe_jax.models.heads.graph import ADDGCNHead
+from mlmoe_jax.models.heads.gcn import ADDGCNHead
+from mlmoe_jax.models.heads.mlmoe import GroupTokenDecoder, own_prompts
 from mlmoe_jax.models.heads.query import QueryHead
-from mlmoe_jax.models.heads.routed_experts import GroupTokenDecoder, own_prompts
 from mlmoe_jax.models.layers.attention import Attention
 from mlmoe_jax.models.outputs import Features, Prompts
 from mlmoe_jax.models.params import ModelDef

@@ -19,9 +19,9 @@ from sklearn.datasets import load_sample_image
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import rules
-from mlmoe_jax.models.backbones import catalog, efficientnet, resnet
+from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.convnext import ConvNeXtShape
-from mlmoe_jax.models.backbones.efficientnet import ConvNorm, EfficientNetLiteShape
+from mlmoe_jax.models.backbones.efficientnet import EfficientNetLiteShape, _conv_norm
 from mlmoe_jax.models.backbones.resnet import ResNetShape
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.heads.linear import LinearHead
@@ -49,8 +49,8 @@ GRIDS = {
 }
 # Of the batch normalizations of a family: the rule that freezes them, and their number in the shape.
 NORMS = {
-    "resnet": (resnet.FROZEN_BATCH_NORM, ResNetShape((3, 4, 23, 3)), 104),
-    "efficientnet": (efficientnet.FROZEN_BATCH_NORM, SHAPES["efficientnet"], 28),
+    "resnet": (ResNetShape.batch_norm_rule, ResNetShape((3, 4, 23, 3)), 104),
+    "efficientnet": (EfficientNetLiteShape.batch_norm_rule, SHAPES["efficientnet"], 28),
 }
 
 
@@ -174,7 +174,7 @@ def in_training(name: str, module: nnx.Module, *, train: bool = True):
         if train:
             model.train()
         cls = model(image).cls
-        return (cls * ARRAYS[name]["train/target"]).sum(), (cls, definition.stats_of(model))
+        return (cls * ARRAYS[name]["train/target"]).sum(), (cls, definition.read_stats(model))
 
     return params, stats, jax.jit(jax.value_and_grad(loss, has_aux=True))
 
@@ -238,9 +238,9 @@ def test_train_and_eval_switch_a_whole_model(make):
 
     def passes(params, stats):
         model = definition.merge(params, stats)
-        before, untouched = model(image).logits, definition.stats_of(model)
+        before, untouched = model(image).logits, definition.read_stats(model)
         model.train()
-        training, moved = model(image).logits, definition.stats_of(model)
+        training, moved = model(image).logits, definition.read_stats(model)
         model = definition.merge(params, stats)
         model.train()
         model.eval()
@@ -339,7 +339,7 @@ def test_every_batch_normalization_is_of_the_requested_mode(mode):
 @pytest.mark.parametrize(("depthwise", "fan"), [(True, 25), (False, 25 * 64)])
 def test_random_kernels_of_efficientnet_have_the_authors_scale(depthwise, fan):
     options = {"dtype": None, "batch_norm": "frozen", "rngs": nnx.Rngs(0)}
-    kernel = ConvNorm(64, 64, 5, depthwise=depthwise, **options).conv.kernel[...]
+    kernel = _conv_norm(64, 64, 5, depthwise=depthwise, **options).conv.kernel[...]
     assert float(kernel.std()) == pytest.approx((2 / fan) ** 0.5, rel=0.05)
 
 
@@ -373,7 +373,7 @@ x = np.random.default_rng(0).normal(3, 2, (8, 2, 2, 3)).astype(np.float32) * np.
 def forward(x):
     norm = definition.merge(params, stats)
     norm.train()
-    return norm(x), definition.stats_of(norm)
+    return norm(x), definition.read_stats(norm)
 
 
 mesh = Mesh(np.array(jax.devices()), ("data",), axis_types=(AxisType.Auto,))

@@ -14,11 +14,11 @@ from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.build import Classifier, build_model
-from mlmoe_jax.models.catalog import HEADS, head_of
 from mlmoe_jax.models.contracts import Head
 from mlmoe_jax.models.outputs import Features, Prediction
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.models.partition import LABEL, LABEL_GROUP, PROMPT, WORD_VECTOR, label_axes
+from mlmoe_jax.models.registries import HEADS, head_class
 from mlmoe_jax.runs.assemble import label_axes_for
 from mlmoe_jax.runtime.sharding import make_mesh
 
@@ -61,7 +61,7 @@ def config_of(kind, settings):
 
 def abstract_head(config, labels: int) -> Head:
     space = synthetic_label_space(labels, config.model.prompts.num_groups)
-    return nnx.eval_shape(lambda: head_of(config).from_config(config, D, space, dtype=None, rngs=nnx.Rngs(0)))
+    return nnx.eval_shape(lambda: head_class(config).from_config(config, D, space, dtype=None, rngs=nnx.Rngs(0)))
 
 
 def shapes_of(config, labels: int) -> dict[str, tuple[int, ...]]:
@@ -69,7 +69,7 @@ def shapes_of(config, labels: int) -> dict[str, tuple[int, ...]]:
     return {f"head/{path}": x.shape for path, x in {**params, **stats}.items()}
 
 
-def axes_of(config, labels: int) -> dict[str, tuple]:
+def axis_names(config, labels: int) -> dict[str, tuple]:
     definition, _, _ = ModelDef.split(abstract_head(config, labels))
     return {f"head/{path}": names for path, names in definition.axes().items()}
 
@@ -84,7 +84,7 @@ def test_a_parameter_names_every_axis_that_grows_with_the_labels(name):
     """The axes named after labels are exactly those that grow by one with one more label."""
     kind, settings = CASES[name]
     config, K = config_of(kind, settings), 17
-    shapes, one_more, named, grown = shapes_of(config, K), shapes_of(config, K + 1), axes_of(config, K), {}
+    shapes, one_more, named, grown = shapes_of(config, K), shapes_of(config, K + 1), axis_names(config, K), {}
     for path, shape in shapes.items():
         assert len(named.get(path, shape)) == len(shape), path
         axes = tuple(axis for axis in range(len(shape)) if one_more[path][axis] == shape[axis] + 1)
@@ -106,7 +106,7 @@ def test_a_parameter_names_every_axis_that_grows_with_the_labels(name):
 
 @pytest.mark.slow
 def test_parameters_name_the_axes_that_depend_on_groups_and_word_vectors():
-    named = {name: axes_of(config_of(*CASES[name]), 17) for name in CASES}
+    named = {name: axis_names(config_of(*CASES[name]), 17) for name in CASES}
     assert {name for name in CASES if PROMPT in sum(named[name].values(), ())} == {
         "experts",
         "gates of groups",
@@ -152,15 +152,15 @@ def test_a_head_gives_the_terms_gates_and_attention_that_it_names(name):
 def test_entries_of_gates_have_names():
     config = load_config("drmoe_resnet101:dataset=digits", [])
     config.model.head.routing.shared_experts, config.model.head.routing.task_experts = 2, 1
-    assert head_of(config).gate_entries(config) == {"experts": ["shared 1", "shared 2", "task 1"]}
+    assert head_class(config).gate_entries(config) == {"experts": ["shared 1", "shared 2", "task 1"]}
     one_side = load_config("mlvpt_digits", [("model.prompts.sides", "dc")])
-    assert head_of(one_side).gate_entries(one_side) == {"dc": ["expert 1", "expert 2", "expert 3"]}
+    assert head_class(one_side).gate_entries(one_side) == {"dc": ["expert 1", "expert 2", "expert 3"]}
     without = load_config("vpt", [])
-    assert head_of(without).gate_entries(without) == {}
+    assert head_class(without).gate_entries(without) == {}
 
 
 def test_the_names_of_heads_are_available_without_jax():
-    code = "import sys; from mlmoe_jax.models.catalog import HEADS; print(*HEADS, 'jax' in sys.modules)"
+    code = "import sys; from mlmoe_jax.models.registries import HEADS; print(*HEADS, 'jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == [*HEADS, "False"]
 
@@ -179,7 +179,7 @@ class Careless(Head):
         return cls(gathers=False)
 
     def __call__(self, features, *, labels=None, rngs=None):
-        return Prediction(partition.gathered(features.cls) if self.gathers else features.cls)
+        return Prediction(partition.shard_images(features.cls) if self.gathers else features.cls)
 
     def published_macs(self, tokens):
         return 0, 0
@@ -200,10 +200,10 @@ def test_a_head_that_is_sharded_by_label_must_gather_its_inputs(monkeypatch):
     def classify(gathers, by_label=True):
         model = Classifier(Still(), None, Careless(gathers), final_norm=True, precision="default")
         model.head.by_label = by_label
-        with partition.over(mesh):
+        with partition.use_mesh(mesh):
             return model(image).logits.shape
 
-    with pytest.raises(RuntimeError, match=r"Careless is sharded by label but has not called partition\.gathered"):
+    with pytest.raises(RuntimeError, match=r"Careless is sharded by label but has not called partition\.shard_images"):
         classify(gathers=False)
     assert classify(gathers=True) == (2, 3)
     assert classify(gathers=False, by_label=False) == (2, 3), "a head whose labels interact is replicated"

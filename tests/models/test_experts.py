@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mlmoe_jax.models.experts import GATES, Gates, LabelExperts, combine
+from mlmoe_jax.models.experts import GATES, Gates, LabelExperts, mix_experts
 from mlmoe_jax.models.params import ModelDef
 
 B, K, D, HIDDEN = 4, 5, 12, 6
@@ -94,9 +94,9 @@ def test_combination_is_a_weighted_sum_in_the_order_of_the_gate(images):
         for k in range(K):
             for e in range(5):
                 expected[b, k] += w[b % images, k, e] * (s[b, k, e] if e < 2 else t[b, k, e - 2])
-    np.testing.assert_allclose(combine(weights, (shared, task)), expected, rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(mix_experts(weights, (shared, task)), expected, rtol=2e-5, atol=1e-6)
     one_hot = jax.nn.one_hot(jnp.full((images, K), 3), 5)
-    np.testing.assert_array_equal(combine(one_hot, (shared, task)), task[:, :, 1])
+    np.testing.assert_array_equal(mix_experts(one_hot, (shared, task)), task[:, :, 1])
 
 
 # ----------------------------------------------------------------------------------------------------------- dtype

@@ -15,7 +15,7 @@ from helpers.twins import parity_script
 
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
-from mlmoe_jax.models.layers.attention import FusedProjection, rotate
+from mlmoe_jax.models.layers.attention import FusedProjection, apply_rotary
 from mlmoe_jax.models.layers.positions import rotary_angles
 from mlmoe_jax.models.outputs import Prompts
 from mlmoe_jax.pretrained.load import apply_rules, recognize
@@ -298,12 +298,12 @@ def test_rotations_depend_on_differences_of_positions():
 
     def product(first, second):
         angles = [jnp.full((1, 6), angle) for angle in (first, second)]
-        return jnp.sum(rotate(query, angles[0]) * rotate(key, angles[1]), -1)
+        return jnp.sum(apply_rotary(query, angles[0]) * apply_rotary(key, angles[1]), -1)
 
     np.testing.assert_allclose(product(0.3, 1.1), product(2.0, 2.8), rtol=1e-4, atol=1e-5)
     assert np.abs(product(0.3, 1.1) - product(0.3, 1.6)).max() > 1e-2
-    np.testing.assert_array_equal(rotate(query, jnp.zeros((1, 6))), query)
-    assert rotate(query.astype(jnp.bfloat16), jnp.ones((1, 6))).dtype == jnp.bfloat16
+    np.testing.assert_array_equal(apply_rotary(query, jnp.zeros((1, 6))), query)
+    assert apply_rotary(query.astype(jnp.bfloat16), jnp.ones((1, 6))).dtype == jnp.bfloat16
 
 
 def test_angles_are_symmetric_and_independent_of_the_number_of_patches():

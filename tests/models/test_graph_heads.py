@@ -8,8 +8,8 @@ from flax import nnx
 from helpers.paths import PARITY
 
 from mlmoe_jax.data.labels.graph import label_graph
-from mlmoe_jax.models.heads.graph import ADDGCNHead, MLGCNHead
-from mlmoe_jax.models.layers.values import Constant
+from mlmoe_jax.models.heads.gcn import ADDGCNHead, MLGCNHead
+from mlmoe_jax.models.layers.initializers import Constant
 from mlmoe_jax.models.macs import count_macs
 from mlmoe_jax.models.outputs import Features
 from mlmoe_jax.models.params import ModelDef
@@ -94,7 +94,7 @@ def run(definition, values, features, *, train=False):
             if train:
                 model.train()
             prediction = model(features, labels=None, rngs=nnx.Rngs(0) if train else None)
-            return jnp.sum(prediction.logits * target), (prediction, definition.stats_of(model))
+            return jnp.sum(prediction.logits * target), (prediction, definition.read_stats(model))
 
         (_, rest), gradient = jax.value_and_grad(loss, has_aux=True)(values)
         return *rest, gradient

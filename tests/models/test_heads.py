@@ -7,12 +7,12 @@ from scipy.special import logsumexp
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
-from mlmoe_jax.models.adapters.groups import prompt_groups, prompt_mask
+from mlmoe_jax.models.adapters.group_prompts import prompt_groups, prompt_mask
 from mlmoe_jax.models.build import build_model
 from mlmoe_jax.models.experts import BottleneckExpert, apply_bank, make_bank
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead, GroupLinearHead, combine_sides
 from mlmoe_jax.models.heads.linear import POOLS, LinearHead
-from mlmoe_jax.models.heads.routed_experts import GroupTokenDecoder, own_prompts
+from mlmoe_jax.models.heads.mlmoe import GroupTokenDecoder, own_prompts
 from mlmoe_jax.models.outputs import PATCHES, PROMPTS, Features
 from mlmoe_jax.models.params import ModelDef, split_trainable
 

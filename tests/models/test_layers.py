@@ -107,9 +107,9 @@ def test_layer_norm(dtype):
 
 # ---------------------------------------------------------------------------------------------------------- the memory
 def test_a_value_of_the_backward_pass_is_unchanged(monkeypatch):
-    small = jnp.ones((3, recompute.SMALL - 1))
+    small = jnp.ones((3, recompute.MIN_RECOMPUTED - 1))
     assert in_backward_pass(small, small) is small
-    monkeypatch.setattr(recompute, "SMALL", 0)
+    monkeypatch.setattr(recompute, "MIN_RECOMPUTED", 0)
     kept, slope = tokens(5, dtype=jnp.float16), 1e6 * tokens(5, seed=1)  # a slope beyond the numbers of float16
     value = in_backward_pass(kept, slope)
     assert value.dtype == kept.dtype
@@ -143,7 +143,7 @@ def temporaries(layer, depth, x):
 @pytest.mark.parametrize(("layer", "arrays"), [(attention_layer, 2.5), (gelu_layer, 1.5), (layer_norm_layer, 1.5)])
 def test_the_compiled_backward_pass_computes_again_instead_of_keeping(layer, arrays, monkeypatch):
     """Each further layer keeps its input, attention its result too; weights would be 8 arrays of that size here."""
-    monkeypatch.setattr(recompute, "SMALL", 0)
+    monkeypatch.setattr(recompute, "MIN_RECOMPUTED", 0)
     x = tokens(256, 4, heads=2, width=32)
     assert temporaries(layer, 10, x) - temporaries(layer, 5, x) <= 5 * arrays * x.nbytes
 

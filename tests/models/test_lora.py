@@ -15,12 +15,12 @@ from mlmoe_jax.config import default_config, from_json, load_config, set_key, to
 from mlmoe_jax.config.defaults import adapter_section
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.main import main
-from mlmoe_jax.models.adapters.lora import LAYERS, LoRA
+from mlmoe_jax.models.adapters.lora import LINEAR_LAYERS, LoRA
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import build_model, sum_deltas
-from mlmoe_jax.models.catalog import describe_adapters
 from mlmoe_jax.models.macs import count_macs
-from mlmoe_jax.models.outputs import Call, Prompts
+from mlmoe_jax.models.outputs import LayerCall, Prompts
+from mlmoe_jax.models.registries import describe_adapters
 from mlmoe_jax.runs.assemble import abstract_parts
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import open_run
@@ -40,7 +40,7 @@ def lora(shape=SHAPE, **settings):
 
 
 def call(tokens):
-    return Call(tokens, tokens, None)
+    return LayerCall(tokens, tokens, None)
 
 
 def vit_of(shape):
@@ -96,7 +96,7 @@ def test_an_update_is_its_formula():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [SHAPE, GATED], ids=["gelu", "swiglu, rotary"])
-@pytest.mark.parametrize("targets", [("query", "value"), LAYERS], ids="+".join)
+@pytest.mark.parametrize("targets", [("query", "value"), LINEAR_LAYERS], ids="+".join)
 def test_updates_are_those_of_merged_kernels(shape, targets, image):
     """In all blocks, for image tokens and for prompts, which provide keys and values only."""
     vit, adapter = vit_of(shape), lora(shape, rank=2, targets=targets)
@@ -122,7 +122,7 @@ def test_updates_are_those_of_merged_kernels(shape, targets, image):
 def test_a_new_update_changes_nothing_bit_for_bit(image):
     vit, prompts = vit_of(SHAPE), prompts_of(vit_of(SHAPE))
     config = default_config()
-    use_adapter(config, "lora", targets=LAYERS)
+    use_adapter(config, "lora", targets=LINEAR_LAYERS)
     new = LoRA(SHAPE, config.model.adapters.lora, rngs=nnx.Rngs(7))
     assert not np.asarray(new.query.b[...]).any()
     spread = np.asarray(new.query.a[...])

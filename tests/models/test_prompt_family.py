@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mlmoe_jax.models.adapters.prompts import DeepPrompts, PrunablePrompts, ShallowPrompts, within_bounds
+from mlmoe_jax.models.adapters.prompts import DeepPrompts, PrunablePrompts, ShallowPrompts, clip_to_bounds
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.outputs import Prompts
 
@@ -92,7 +92,7 @@ def test_gates_and_temperatures_start_as_in_the_authors_code():
 def test_only_temperatures_have_bounds():
     values = jnp.array([-3.0, 0.01, 2.0, 12.0])
     params = {"prompts/temperature": values, "prompts/gate": values, "head/temperature": values}
-    bounded = within_bounds(params)
+    bounded = clip_to_bounds(params)
     np.testing.assert_allclose(bounded.pop("prompts/temperature"), [0.01, 0.01, 2, 10])
     for path, value in bounded.items():
         np.testing.assert_array_equal(value, params[path])

@@ -11,7 +11,7 @@ from flax import nnx
 
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.experts import EXPERTS, GATES, gate_entropy
-from mlmoe_jax.models.heads.routed_experts import SETTINGS, RoutedExpertsHead, entropy_penalty
+from mlmoe_jax.models.heads.dr_moe import SETTINGS, RoutedExpertsHead, entropy_penalty
 from mlmoe_jax.models.macs import count_macs
 from mlmoe_jax.models.outputs import Features
 from mlmoe_jax.models.params import ModelDef

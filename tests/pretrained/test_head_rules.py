@@ -12,8 +12,8 @@ from helpers.tensor_files import values_of, write
 from helpers.twins import below
 
 from mlmoe_jax.models.backbones.resnet import ResNet, ResNetShape
-from mlmoe_jax.models.heads.graph import ADDGCNHead, MLGCNHead
-from mlmoe_jax.models.layers.values import Constant
+from mlmoe_jax.models.heads.gcn import ADDGCNHead, MLGCNHead
+from mlmoe_jax.models.layers.initializers import Constant
 from mlmoe_jax.pretrained.load import SOURCES as EVERY
 from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.pretrained.official import load_official

@@ -16,9 +16,9 @@ from mlmoe_jax.config import default_config, load_config, use_adapter
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import Classifier
-from mlmoe_jax.models.catalog import ADAPTERS
 from mlmoe_jax.models.heads.linear import LinearHead
-from mlmoe_jax.models.params import ModelDef, variables_of
+from mlmoe_jax.models.params import ModelDef, named_variables
+from mlmoe_jax.models.registries import ADAPTERS
 from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.pretrained.peft import CONFIG, TENSORS, fill_from_peft, is_peft, peft_files, read_peft
 from mlmoe_jax.training.initialization import origin_of
@@ -61,7 +61,7 @@ def model_of(folder, stored, name):
     head, adapters = LinearHead(16, 3, rngs=nnx.Rngs(2)), {adapter.name: own}
     model = Classifier(vit, None, head, final_norm=True, precision="highest", adapters=adapters)
     filled = fill_from_peft(model, adapter, 3)
-    assert set(filled) == {path for path in variables_of(model) if not path.startswith("backbone/")}
+    assert set(filled) == {path for path in named_variables(model) if not path.startswith("backbone/")}
     return model, config
 
 
@@ -106,7 +106,7 @@ def test_peft_loads_what_we_write(name, stored, tmp_path):
     torch, peft = pytest.importorskip("torch"), pytest.importorskip("peft")
     model, config = model_of(write_adapter(tmp_path / "a", stored, name), stored, name)
     draw = np.random.default_rng(0)
-    for path, (_, variable) in variables_of(model).items():
+    for path, (_, variable) in named_variables(model).items():
         if not path.startswith("backbone/"):
             variable.set_value(variable[...] + jnp.asarray(0.1 * draw.normal(size=variable.shape), jnp.float32))
     options, tensors = peft_files(model, config)

@@ -260,7 +260,7 @@ def backbone_flops(reference: str, meshes: list) -> list[float]:
 
         def features(values, image, bench=bench):
             model = bench.parts.definition.merge(remove_padding(values, bench.steps.label_axes))
-            with partition.over(bench.mesh):
+            with partition.use_mesh(bench.mesh):
                 prompts = None if model.prompts is None else model.prompts(len(image))
                 return model.backbone(image, prompts, read=model.head.read)
 
@@ -286,7 +286,7 @@ def bank_forms(labels: int, sizes: list) -> dict:
     definition, state = nnx.split(bank)
 
     def outputs(state, features):
-        with partition.over(mesh):
+        with partition.use_mesh(mesh):
             return nnx.merge(definition, state)(features)[0]
 
     def both(state, features):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from mlmoe_jax.config.defaults import CONFIG, PLACE, SECTIONS, adapter_section, key_named, why_unknown
 from mlmoe_jax.config.keys import ANY, Choice, Flag, Key, Number, Rules, Section, Text, Texts
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.catalog import ADAPTERS
+from mlmoe_jax.models.registries import ADAPTERS
 
 ROOT = "config"  # the name of the whole table
 _WIDTH = 100

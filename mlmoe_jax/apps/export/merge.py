@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.apps.export.program import program_of, require_equal
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.merge import merge_adapters
+from mlmoe_jax.models.adapter_merge import merge_adapters
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.runs.assemble import abstract_parts, evaluated_definition
 from mlmoe_jax.runs.restore import Run

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from mlmoe_jax.apps.export.catalog import ALWAYS, AUTO, Export, ExportTarget
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.apply import apply, make_eval_step
+from mlmoe_jax.models.apply import apply_model, make_eval_step
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.pretrained.official import departures, export_official, require_writable
 from mlmoe_jax.runs.assemble import abstract_parts
@@ -35,7 +35,7 @@ def program_of(run: Run) -> Callable[[Params, jax.Array], jax.Array]:
     """Return the function (weights, images u8[B,H,W,3]) -> probabilities f32[B,K] for the values of `weights_of`."""
 
     def label(weights: Params, image: jax.Array) -> jax.Array:
-        prediction, _ = apply(run.definition, weights, {"image": image}, run.preprocess, None)
+        prediction, _ = apply_model(run.definition, weights, {"image": image}, run.preprocess, None)
         return run.scores(prediction.logits.astype(np.float32))
 
     return label

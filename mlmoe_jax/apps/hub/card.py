@@ -21,7 +21,7 @@ from mlmoe_jax.evaluation.evaluate import headlines
 from mlmoe_jax.evaluation.metrics import multilabel
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD, Results, SplitScores, read_results
 from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.models.catalog import adapters_of, describe_adapters
+from mlmoe_jax.models.registries import active_adapters, describe_adapters
 from mlmoe_jax.pretrained.hub import FILE, Address
 from mlmoe_jax.runs.folder import FROZEN, RunFolder
 from mlmoe_jax.runs.thresholds import Thresholds
@@ -104,7 +104,7 @@ def _metrics_table(results: Results, main: str, ends: Mapping[str, tuple[float, 
 
 def _metadata(address: Address, config: ConfigDict, results: Results, main: str, license_name: str) -> ModelCardData:
     base = FILE.fullmatch(catalog.entry(config.model.backbone.name).address)
-    kinds = [config.model.head.kind, *adapters_of(config)]
+    kinds = [config.model.head.kind, *active_adapters(config)]
     measured = [
         EvalResult(
             task_type="image-classification",

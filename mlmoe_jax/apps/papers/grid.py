@@ -26,7 +26,7 @@ from mlmoe_jax.data.sources.open import count_labels
 from mlmoe_jax.errors import DONE, INTERRUPTED, DiskError, UserError
 from mlmoe_jax.evaluation.results import Results, training_results
 from mlmoe_jax.inference.explain import write_requested_samples
-from mlmoe_jax.models.catalog import prompts_of
+from mlmoe_jax.models.registries import prompts_class
 from mlmoe_jax.runs.assemble import preprocess_for
 from mlmoe_jax.runs.checkpoint import newest_notes
 from mlmoe_jax.runs.folder import CONFIG, RunFolder
@@ -206,7 +206,7 @@ def _require_trainable(run: GridRun, counts: dict[str, int]) -> None:
     require_metric(run.config)
     preprocess_for(run.config)
     prompts, data = run.config.model.prompts, run.config.data
-    if run.results is None and prompts_of(run.config).uses_groups and prompts.groups == "computed":
+    if run.results is None and prompts_class(run.config).uses_groups and prompts.groups == "computed":
         if (key := data.to_json()) not in counts:
             counts[key] = count_labels(data)
         require_groups(counts[key], prompts.num_groups)

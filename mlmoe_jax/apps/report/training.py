@@ -16,7 +16,7 @@ from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.data.split import few_positives
 from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, standard_interval
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD
-from mlmoe_jax.models.catalog import describe_adapters
+from mlmoe_jax.models.registries import describe_adapters
 from mlmoe_jax.runs.checkpoint import newest_notes
 from mlmoe_jax.runs.folder import BACKBONE
 from mlmoe_jax.runs.metric_log import read_starts

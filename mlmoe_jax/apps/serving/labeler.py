@@ -15,8 +15,8 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.explain import make_explain_step, prompt_places, query_names
 from mlmoe_jax.inference.predict import SIZES, Predictor, fitting_size
 from mlmoe_jax.models.apply import make_eval_step
-from mlmoe_jax.models.catalog import head_of
 from mlmoe_jax.models.outputs import Prediction
+from mlmoe_jax.models.registries import head_class
 from mlmoe_jax.runtime.memory import shortage_explained
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import shard_batch
@@ -55,7 +55,7 @@ class Labeler:
         self.predictor, self._run = predictor, run
         self.limits = {name: run.config.serve[name] for name in LIMITS}
         self.name = run.config.serve.name
-        self.gate_entries = head_of(run.config).gate_entries(run.config)
+        self.gate_entries = head_class(run.config).gate_entries(run.config)
         parts = (run.definition, run.preprocess, run.mesh, run.label_axes)
         self._steps = {LABELED: make_eval_step(*parts, gates=True), EXPLAINED: make_explain_step(*parts)}
         self.sizes = {kind: tuple(size * run.mesh.size for size in sizes) for kind, sizes in BATCH_SIZES.items()}

@@ -12,7 +12,7 @@ from mlmoe_jax.data.sources.open import open_splits
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import DONE, UserError
 from mlmoe_jax.inference.features import FeatureExtractor
-from mlmoe_jax.models.catalog import describe_adapters
+from mlmoe_jax.models.registries import describe_adapters
 from mlmoe_jax.runtime.storage import Folder, whole_file
 
 

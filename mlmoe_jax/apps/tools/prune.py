@@ -27,9 +27,9 @@ from mlmoe_jax.data.prepare import Batch
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import Results, training_results
-from mlmoe_jax.models.apply import apply
-from mlmoe_jax.models.catalog import prompts_of
+from mlmoe_jax.models.apply import apply_model
 from mlmoe_jax.models.params import Params
+from mlmoe_jax.models.registries import prompts_class
 from mlmoe_jax.runs.folder import CHECKPOINTS, CONFIG, RunFolder
 from mlmoe_jax.runs.restore import Run, open_run
 from mlmoe_jax.runtime import distributed
@@ -160,7 +160,7 @@ def _importance_step(run: Run, labels: np.ndarray) -> Callable[..., Params]:
 
     def loss_of(masks: Params, values: Params, frozen: Params, batch: Batch, key: jax.Array) -> jax.Array:
         values = {**values, **frozen} | {path: masks[name] for name, path in MASKS.items()}
-        prediction, _ = apply(run.definition, values, batch, run.preprocess, run.mesh, run.label_axes, key=key)
+        prediction, _ = apply_model(run.definition, values, batch, run.preprocess, run.mesh, run.label_axes, key=key)
         return objective(prediction, batch)[0]
 
     @partial(jax.jit, out_shardings=NamedSharding(run.mesh, REPLICATED))
@@ -207,7 +207,7 @@ def _write_table(folder: RunFolder, results: dict[Level, Results], metric: str) 
 def _require_prunable(config: ConfigDict) -> None:
     configuration.validate(config)
     require_metric(config)
-    if not prompts_of(config).prunable:
+    if not prompts_class(config).prunable:
         kind = config.model.prompts.kind
         raise UserError(f"--mode=prune prunes the prompts of E2VPT, not {kind} prompts; start from configs/e2vpt.py")
     if config.eval.select_on == "none":

@@ -13,8 +13,8 @@ from mlmoe_jax.config.recipes.shared import OPTION, apply_selection, evaluate_li
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViTShape
-from mlmoe_jax.models.heads.query import Q2L
-from mlmoe_jax.models.heads.routed_experts import SETTINGS
+from mlmoe_jax.models.heads.dr_moe import SETTINGS
+from mlmoe_jax.models.heads.query import Q2L_SETTINGS
 
 
 def feature_map(
@@ -100,7 +100,7 @@ def small(config: ConfigDict, *, rate: float) -> ConfigDict:
 def use_q2l(config: ConfigDict) -> None:
     """Set Query2Label (Liu et al., 2021): one encoder layer, two decoder layers without self-attention."""
     config.model.head.kind = "query"
-    config.model.head.decoder.update({"width": 0, **Q2L})
+    config.model.head.decoder.update({"width": 0, **Q2L_SETTINGS})
     config.loss.kind, config.loss.scale = "asymmetric", 1000.0
 
 

@@ -1,7 +1,7 @@
 """Keys of the heads: which head reads the backbone's features, and the settings of each family."""
 
 from mlmoe_jax.config.keys import Choice, Flag, Integer, Number, Text, section
-from mlmoe_jax.models.catalog import HEADS
+from mlmoe_jax.models.registries import HEADS
 
 DECODER = section(
     "For query and routed_experts: learned queries that read the image tokens through a transformer.",

@@ -2,7 +2,7 @@
 
 from mlmoe_jax.config.keys import ANY, Choice, Flag, Integer, Number, Text, Texts, section
 from mlmoe_jax.config.tables.heads import HEAD
-from mlmoe_jax.models.catalog import PROMPTS as PROMPTS_OF_KIND
+from mlmoe_jax.models.registries import PROMPT_KINDS
 
 BACKBONE = section(
     "The network that turns an image into tokens, usually pretrained and frozen.",
@@ -38,7 +38,7 @@ PROMPTS = section(
         "none",
         "Prompts: deep is VPT-deep, one set per block; shallow is VPT-shallow and GateVPT, one set for all blocks; "
         "e2vpt adds keys and values to deep; group is ML-VPT's, deep prompts per label group and side.",
-        of=PROMPTS_OF_KIND,
+        of=PROMPT_KINDS,
     ),
     count=Integer(30, "For deep, shallow, e2vpt: prompts per block.", least=0, most=10_000),
     project=Integer(

@@ -1,7 +1,7 @@
 """Keys of the loss, the optimizer, the training loop, checkpoints and the device mesh."""
 
 from mlmoe_jax.config.keys import ANY, Choice, Flag, Integer, Number, Rules, Shares, section
-from mlmoe_jax.models.catalog import LOSSES
+from mlmoe_jax.models.registries import LOSSES
 
 TERMS = section(
     "Weights of the head's terms: cls and patches of linear; map and graph of add_gcn; co and dc of "

@@ -11,10 +11,10 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from mlmoe_jax.models.contracts import Adapter, BackboneShape, Setting
-from mlmoe_jax.models.layers.deltas import block_place
+from mlmoe_jax.models.layers.deltas import layer_path
+from mlmoe_jax.models.layers.initializers import Dtype, torch_linear
 from mlmoe_jax.models.layers.transformer import BRANCH, MLP
-from mlmoe_jax.models.layers.values import Dtype, torch_linear
-from mlmoe_jax.models.outputs import Call, Deltas
+from mlmoe_jax.models.outputs import Deltas, LayerCall
 
 INPUTS = {"normed": MLP, "residual": BRANCH}
 
@@ -36,7 +36,7 @@ class AdaptFormer(Adapter):
 
     def __init__(self, shape: BackboneShape, settings: ConfigDict, *, dtype: Dtype = None, rngs: nnx.Rngs):
         depth, width, hidden = shape.depth, shape.width, settings.bottleneck
-        self.depth, self.dtype, self.scale, self.place = depth, dtype, settings.scale, INPUTS[settings.input]
+        self.depth, self.dtype, self.scale, self.layer = depth, dtype, settings.scale, INPUTS[settings.input]
         self.dropout = nnx.Dropout(settings.dropout, deterministic=True)
         self.down = nnx.Param(torch_linear(width)(rngs.params(), (depth, width, hidden)))
         self.down_bias = nnx.Param(jnp.zeros((depth, hidden)))
@@ -51,9 +51,9 @@ class AdaptFormer(Adapter):
         drops = not self.dropout.deterministic and self.dropout.rate > 0
         # Keys are drawn here, because a recomputed block must not draw another key.
         keys = [rngs.dropout() if drops else None for _ in range(self.depth)]
-        return {block_place(block, self.place): partial(self._delta, block, key) for block, key in enumerate(keys)}
+        return {layer_path(block, self.layer): partial(self._delta, block, key) for block, key in enumerate(keys)}
 
-    def _delta(self, block: int, key: jax.Array | None, call: Call) -> jax.Array:
+    def _delta(self, block: int, key: jax.Array | None, call: LayerCall) -> jax.Array:
         dtype = self.dtype or jnp.float32
         down, up, down_bias, up_bias = (
             value[block].astype(dtype) for value in (self.down, self.up, self.down_bias, self.up_bias)

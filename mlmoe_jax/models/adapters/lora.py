@@ -17,13 +17,13 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.contracts import Adapter, BackboneShape, Setting
-from mlmoe_jax.models.layers.deltas import block_place
-from mlmoe_jax.models.layers.values import Dtype, torch_linear
-from mlmoe_jax.models.outputs import Call, Delta, Deltas
-from mlmoe_jax.models.params import variables_of
+from mlmoe_jax.models.layers.deltas import layer_path
+from mlmoe_jax.models.layers.initializers import Dtype, torch_linear
+from mlmoe_jax.models.outputs import Delta, Deltas, LayerCall
+from mlmoe_jax.models.params import named_variables
 
 Dropout = Callable[[jax.Array], jax.Array]
-LAYERS = ("query", "key", "value", "output", "fc1", "fc2")  # of a block, as in ViTShape.layers
+LINEAR_LAYERS = ("query", "key", "value", "output", "fc1", "fc2")  # of a block, as in ViTShape.layers
 
 
 class LoRA(Adapter):
@@ -38,7 +38,7 @@ class LoRA(Adapter):
         "rank": Setting(8, "Rank of the update.", least=1, most=4_096),
         "alpha": Setting(8.0, "The update is multiplied by alpha / rank.", least=0),
         "rank_stabilized": Setting(False, "Multiply the update by alpha / √rank instead (rsLoRA)."),
-        "targets": Setting(("query", "value"), f"Updated layers: any of {', '.join(LAYERS)}."),
+        "targets": Setting(("query", "value"), f"Updated layers: any of {', '.join(LINEAR_LAYERS)}."),
         "dropout": Setting(0.0, "Dropout rate of the entries of an update's input.", least=0, most=1),
     }
 
@@ -63,7 +63,7 @@ class LoRA(Adapter):
 
     def deltas(self, *, rngs: nnx.Rngs | None = None) -> Deltas:
         return {
-            block_place(block, target): self._delta(getattr(self, target), block, rngs)
+            layer_path(block, target): self._delta(getattr(self, target), block, rngs)
             for block in range(self.depth)
             for target in self.targets
         }
@@ -72,12 +72,12 @@ class LoRA(Adapter):
         drops = not self.dropout.deterministic and self.dropout.rate > 0
         # The key is drawn here, because a recomputed block must not draw another key.
         dropout = partial(self.dropout, rngs=rngs.dropout()) if drops else None
-        values = {name: variable[block] for name, (_, variable) in variables_of(update).items()}
+        values = {name: variable[block] for name, (_, variable) in named_variables(update).items()}
         return partial(self.update, **values, scale=self.scale, dtype=self.dtype, dropout=dropout)
 
     @staticmethod
     def update(
-        call: Call, *, a: jax.Array, b: jax.Array, scale: float, dtype: Dtype, dropout: Dropout | None
+        call: LayerCall, *, a: jax.Array, b: jax.Array, scale: float, dtype: Dtype, dropout: Dropout | None
     ) -> jax.Array:
         """Return the delta of a layer, scale·x·A·B for x f32[b,T,inputs]."""
         return _low_rank(call.tokens if dropout is None else dropout(call.tokens), a, b, scale, dtype)
@@ -94,9 +94,9 @@ class LoRA(Adapter):
     @classmethod
     def mistakes(cls, settings: ConfigDict) -> list[str]:
         targets = tuple(settings.targets)
-        if targets and set(targets) <= set(LAYERS) and len(set(targets)) == len(targets):
+        if targets and set(targets) <= set(LINEAR_LAYERS) and len(set(targets)) == len(targets):
             return []
-        return [f"model.adapters.{cls.key()}.targets must be one or more of {', '.join(LAYERS)}, each once"]
+        return [f"model.adapters.{cls.key()}.targets must be one or more of {', '.join(LINEAR_LAYERS)}, each once"]
 
 
 class LowRank(nnx.Module):
@@ -128,7 +128,7 @@ class DoRA(LoRA):
 
     @staticmethod
     def update(
-        call: Call,
+        call: LayerCall,
         *,
         a: jax.Array,
         b: jax.Array,

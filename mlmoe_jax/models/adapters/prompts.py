@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.models import rules
 from mlmoe_jax.models.contracts import Adapter, BackboneShape
-from mlmoe_jax.models.layers.values import Constant, Dtype, torch_linear, uniform
+from mlmoe_jax.models.layers.initializers import Constant, Dtype, torch_linear, uniform
 from mlmoe_jax.models.outputs import Prompts
 from mlmoe_jax.models.params import Params
 
@@ -138,7 +138,7 @@ class ShallowPrompts(_PromptTokens):
         + (1 − g)·(prompts entering block i) with g = σ(θᵢ), for all blocks but the last; θ starts at −θ₀, as in
         GateVPT's code.
       learn_temperature: divide the attention logits of each block by a learned number, clamped to 0.01 … 10, initially
-        1, as in GateVPT (see `clamp` and `within_bounds`).
+        1, as in GateVPT (see `clamp` and `clip_to_bounds`).
       project, dropout, rngs: see `_PromptTokens`.
     """
 
@@ -288,7 +288,7 @@ def _clamp_derivative(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.A
     return clamp(*primals), tangents[0]
 
 
-def within_bounds(params: Params) -> Params:
+def clip_to_bounds(params: Params) -> Params:
     """Return parameters clamped to their `BOUNDS`.
 
     A training step begins with this function, because GateVPT's code clamps the stored temperatures before each forward

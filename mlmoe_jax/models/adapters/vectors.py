@@ -15,12 +15,12 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from mlmoe_jax.models.contracts import Adapter, BackboneShape, Layer, Setting
-from mlmoe_jax.models.layers.values import Dtype
-from mlmoe_jax.models.outputs import Call, Deltas
+from mlmoe_jax.models.layers.initializers import Dtype
+from mlmoe_jax.models.outputs import Deltas, LayerCall
 
 ALL = "all"
 # Of all ViTs; `norm_pre` is the norm of CLIP before the first block.
-LAYERS = (
+TUNED_LAYERS = (
     *("patch_embed", "norm_pre", "norm1", "query", "key", "value", "output"),
     *("norm2", "fc1", "fc2", "norm"),
 )
@@ -30,16 +30,16 @@ class _Vectors(Adapter):
     """Learns vectors f32[L, outputs] for layers of the blocks, and f32[1, outputs] for layers outside the blocks."""
 
     settings: ClassVar = {
-        "targets": Setting((ALL,), f"Tuned layers: {ALL}, or any of {', '.join(LAYERS)}."),
+        "targets": Setting((ALL,), f"Tuned layers: {ALL}, or any of {', '.join(TUNED_LAYERS)}."),
     }
     merges = True
 
     def __init__(self, shape: BackboneShape, settings: ConfigDict, *, rngs: nnx.Rngs):
         self.shape = shape
-        names = LAYERS if ALL in settings.targets else settings.targets
+        names = TUNED_LAYERS if ALL in settings.targets else settings.targets
         self.targets = tuple(name for name in shape.layers if name in names and self.tunes(shape.layers[name]))
         for target in self.targets:
-            size = len(shape.places(target)), shape.layers[target].outputs
+            size = len(shape.layer_paths(target)), shape.layers[target].outputs
             setattr(self, target, self.vectors(size, rngs))
 
     @classmethod
@@ -48,9 +48,9 @@ class _Vectors(Adapter):
 
     def deltas(self, *, rngs: nnx.Rngs | None = None) -> Deltas:
         return {
-            place: partial(getattr(self, target), index)
+            path: partial(getattr(self, target), index)
             for target in self.targets
-            for index, place in enumerate(self.shape.places(target))
+            for index, path in enumerate(self.shape.layer_paths(target))
         }
 
     @classmethod
@@ -61,9 +61,11 @@ class _Vectors(Adapter):
     @classmethod
     def mistakes(cls, settings: ConfigDict) -> list[str]:
         targets = tuple(settings.targets)
-        if targets == (ALL,) or (targets and set(targets) <= set(LAYERS) and len(set(targets)) == len(targets)):
+        if targets == (ALL,) or (targets and set(targets) <= set(TUNED_LAYERS) and len(set(targets)) == len(targets)):
             return []
-        return [f"model.adapters.{cls.key()}.targets must be {ALL}, or one or more of {', '.join(LAYERS)}, each once"]
+        return [
+            f"model.adapters.{cls.key()}.targets must be {ALL}, or one or more of {', '.join(TUNED_LAYERS)}, each once"
+        ]
 
     @abc.abstractmethod
     def tunes(self, layer: Layer) -> bool:
@@ -92,7 +94,7 @@ class _Shift(nnx.Module):
     def __init__(self, size: tuple[int, int]):
         self.bias = nnx.Param(jnp.zeros(size))
 
-    def __call__(self, index: int, call: Call) -> jax.Array:
+    def __call__(self, index: int, call: LayerCall) -> jax.Array:
         return jnp.broadcast_to(self.bias[index], call.output.shape)
 
 
@@ -118,5 +120,5 @@ class _ScaleShift(nnx.Module):
         draw = nnx.initializers.normal(0.02)
         self.scale, self.shift = nnx.Param(1 + draw(rngs.params(), size)), nnx.Param(draw(rngs.params(), size))
 
-    def __call__(self, index: int, call: Call) -> jax.Array:
+    def __call__(self, index: int, call: LayerCall) -> jax.Array:
         return (self.scale[index] - 1) * call.output + self.shift[index]

@@ -1,4 +1,4 @@
-"""The named backbones of all families. A new family is a module with `ENTRIES`, and a line here."""
+"""The named backbones of all families. A new family is a module with a table of entries, and a line here."""
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones.entry import Entry
@@ -7,10 +7,10 @@ from mlmoe_jax.runtime.registry import Registry, suggestion
 FAMILIES: Registry[dict[str, Entry]] = Registry(
     "backbone family",
     {
-        "vit": "mlmoe_jax.models.backbones.vit_entries:ENTRIES",
-        "resnet": "mlmoe_jax.models.backbones.resnet:ENTRIES",
-        "convnext": "mlmoe_jax.models.backbones.convnext:ENTRIES",
-        "efficientnet": "mlmoe_jax.models.backbones.efficientnet:ENTRIES",
+        "vit": "mlmoe_jax.models.backbones.vit_entries:VITS",
+        "resnet": "mlmoe_jax.models.backbones.resnet:RESNETS",
+        "convnext": "mlmoe_jax.models.backbones.convnext:CONVNEXTS",
+        "efficientnet": "mlmoe_jax.models.backbones.efficientnet:EFFICIENTNETS",
     },
 )
 CATALOG: dict[str, Entry] = {name: entry for family in FAMILIES for name, entry in FAMILIES[family].items()}

@@ -13,16 +13,16 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
+from mlmoe_jax.models.backbones.convolutional import check_read, read_map
 from mlmoe_jax.models.backbones.entry import Entry, torchvision_entry
-from mlmoe_jax.models.backbones.resnet import check_read, read_map
 from mlmoe_jax.models.contracts import BackboneShape
 from mlmoe_jax.models.layers.convolution import convolve
+from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.layers.recompute import LayerNorm
 from mlmoe_jax.models.layers.transformer import LayerScale, Mlp
-from mlmoe_jax.models.layers.values import Dtype
 from mlmoe_jax.models.outputs import CLS, Features, Prompts
 
-EPSILON = 1e-6
+NORM_EPSILON = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +80,7 @@ class ConvNeXtBlock(nnx.Module):
 
     def __init__(self, width: int, *, layer_scale: float, dtype: Dtype, rngs: nnx.Rngs):
         self.depthwise = _convolution(width, width, 7, dtype=dtype, rngs=rngs, depthwise=True)
-        self.norm = LayerNorm(width, epsilon=EPSILON, rngs=rngs)
+        self.norm = LayerNorm(width, epsilon=NORM_EPSILON, rngs=rngs)
         self.mlp = Mlp(width, 4 * width, dtype=dtype, rngs=rngs)
         self.layer_scale = LayerScale(width, layer_scale)
 
@@ -93,7 +93,7 @@ class Stem(nnx.Module):
 
     def __init__(self, width: int, *, dtype: Dtype, rngs: nnx.Rngs):
         self.conv = _convolution(3, width, 4, dtype=dtype, rngs=rngs)
-        self.norm = LayerNorm(width, epsilon=EPSILON, rngs=rngs)
+        self.norm = LayerNorm(width, epsilon=NORM_EPSILON, rngs=rngs)
 
     def __call__(self, image: Float[ArrayLike, "b h w 3"]) -> Float[Array, "b h//4 w//4 d"]:
         return self.norm(self.conv(image))
@@ -103,7 +103,7 @@ class Downsample(nnx.Module):
     """LayerNorm, then a 2×2 convolution with stride 2."""
 
     def __init__(self, into: int, out: int, *, dtype: Dtype, rngs: nnx.Rngs):
-        self.norm = LayerNorm(into, epsilon=EPSILON, rngs=rngs)
+        self.norm = LayerNorm(into, epsilon=NORM_EPSILON, rngs=rngs)
         self.conv = _convolution(into, out, 2, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: Float[ArrayLike, "b h w c"]) -> Float[Array, "b h//2 w//2 d"]:
@@ -139,7 +139,7 @@ class ConvNeXt(nnx.Module):
         self.shape, self.remat = shape, remat
         self.stem = Stem(shape.widths[0], dtype=dtype, rngs=rngs)
         self.stages = nnx.List(Stage(shape, index, dtype=dtype, rngs=rngs) for index in range(len(shape.widths)))
-        self.norm = LayerNorm(shape.width, epsilon=EPSILON, rngs=rngs)
+        self.norm = LayerNorm(shape.width, epsilon=NORM_EPSILON, rngs=rngs)
 
     def maps(self, image: Float[ArrayLike, "b h w 3"]) -> list[Float[Array, "b _ _ _"]]:
         """Return the maps after the stem and after each stage. Map i has the stride 4, 4, 8, 16, …."""
@@ -169,7 +169,7 @@ class ConvNeXt(nnx.Module):
         return read_map(self.maps(image)[-1], read, self.norm if norm else None)
 
 
-ENTRIES: dict[str, Entry] = {
+CONVNEXTS: dict[str, Entry] = {
     f"convnext_{size}": torchvision_entry(ConvNeXtShape(blocks, widths), f"convnext_{size}-{digest}.pth")
     for size, blocks, widths, digest in (
         ("tiny", (3, 3, 9, 3), (96, 192, 384, 768), "983f1562"),

@@ -16,19 +16,16 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
+from mlmoe_jax.models.backbones.convolutional import ConvNorm, check_read, read_map
 from mlmoe_jax.models.backbones.entry import Entry
-from mlmoe_jax.models.backbones.resnet import check_read, read_map
 from mlmoe_jax.models.contracts import BackboneShape
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
 from mlmoe_jax.models.layers.convolution import convolve
-from mlmoe_jax.models.layers.values import Dtype
+from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.outputs import CLS, Features, Prompts
 
 # Depthwise kernel size, stride, and expansion of the channels, per stage (EfficientNet, table 1).
 KERNELS, STRIDES, EXPANSIONS = (3, 3, 5, 3, 5, 5, 3), (1, 2, 2, 2, 1, 2, 1), (1, 6, 6, 6, 6, 6, 6)
-# The authors' decay of 0.99 is torch's momentum of 0.01.
-BATCH_NORM = {"epsilon": 1e-3, "momentum": 0.01}
-FROZEN_BATCH_NORM = (r"^backbone/(stem|top|blocks/\d+/(expand|depthwise|project))/norm/(scale|bias)$", False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +37,8 @@ class EfficientNetLiteShape(BackboneShape):
     stem: int = 32
     width: int = 1280
 
-    any_size, batch_norm_rule = True, FROZEN_BATCH_NORM
+    any_size = True
+    batch_norm_rule = (r"^backbone/(stem|top|blocks/\d+/(expand|depthwise|project))/norm/(scale|bias)$", False)
 
     @property
     def patch(self) -> int:
@@ -52,39 +50,34 @@ class EfficientNetLiteShape(BackboneShape):
         return EfficientNetLite(self, dtype=dtype, batch_norm=batch_norm, remat=remat, rngs=rngs)
 
 
-class ConvNorm(nnx.Module):
-    """A convolution without bias, possibly depthwise (with `into` = `out`), and its batch normalization."""
-
-    def __init__(
-        self,
-        into: int,
-        out: int,
-        size: int = 1,
-        stride: int = 1,
-        *,
-        depthwise: bool = False,
-        dtype: Dtype,
-        batch_norm: str,
-        rngs: nnx.Rngs,
-    ):
-        self.conv = nnx.Conv(
-            into,
-            out,
-            (size, size),
-            strides=stride,
-            padding="SAME",
-            feature_group_count=into if depthwise else 1,
-            use_bias=False,
-            # As in the authors' code, the fan of a depthwise kernel counts one channel.
-            kernel_init=nnx.initializers.variance_scaling(2.0, "fan_in" if depthwise else "fan_out", "normal"),
-            conv_general_dilated=convolve,
-            dtype=dtype,
-            rngs=rngs,
-        )
-        self.norm = BatchNorm(out, mode=batch_norm, dtype=dtype, **BATCH_NORM)
-
-    def __call__(self, x: Float[ArrayLike, "b _ _ _"]) -> Float[Array, "b _ _ d"]:
-        return self.norm(self.conv(x))
+def _conv_norm(
+    into: int,
+    out: int,
+    size: int = 1,
+    stride: int = 1,
+    *,
+    depthwise: bool = False,
+    dtype: Dtype,
+    batch_norm: str,
+    rngs: nnx.Rngs,
+) -> ConvNorm:
+    """Return a convolution without bias, possibly depthwise (with `into` = `out`), and its batch normalization."""
+    conv = nnx.Conv(
+        into,
+        out,
+        (size, size),
+        strides=stride,
+        padding="SAME",
+        feature_group_count=into if depthwise else 1,
+        use_bias=False,
+        # As in the authors' code, the fan of a depthwise kernel counts one channel.
+        kernel_init=nnx.initializers.variance_scaling(2.0, "fan_in" if depthwise else "fan_out", "normal"),
+        conv_general_dilated=convolve,
+        dtype=dtype,
+        rngs=rngs,
+    )
+    # The authors' decay of 0.99 is torch's momentum of 0.01.
+    return ConvNorm(conv, BatchNorm(out, mode=batch_norm, dtype=dtype, epsilon=1e-3, momentum=0.01))
 
 
 class MBConv(nnx.Module):
@@ -106,9 +99,9 @@ class MBConv(nnx.Module):
         rngs: nnx.Rngs,
     ):
         inner, options = into * expansion, {"dtype": dtype, "batch_norm": batch_norm, "rngs": rngs}
-        self.expand = ConvNorm(into, inner, **options) if expansion > 1 else None
-        self.depthwise = ConvNorm(inner, inner, size, stride, depthwise=True, **options)
-        self.project = ConvNorm(inner, out, **options)
+        self.expand = _conv_norm(into, inner, **options) if expansion > 1 else None
+        self.depthwise = _conv_norm(inner, inner, size, stride, depthwise=True, **options)
+        self.project = _conv_norm(inner, out, **options)
         self.residual = stride == 1 and into == out
 
     def __call__(self, x: Float[ArrayLike, "b _ _ _"]) -> Float[Array, "b _ _ d"]:
@@ -135,7 +128,7 @@ class EfficientNetLite(nnx.Module):
     ):
         self.shape, self.remat = shape, remat
         options = {"dtype": dtype, "batch_norm": batch_norm, "rngs": rngs}
-        self.stem = ConvNorm(3, shape.stem, 3, 2, **options)
+        self.stem = _conv_norm(3, shape.stem, 3, 2, **options)
         blocks, into = [], shape.stem
         for count, out, size, stride, expansion in zip(
             shape.blocks, shape.channels, KERNELS, STRIDES, EXPANSIONS, strict=True
@@ -144,7 +137,7 @@ class EfficientNetLite(nnx.Module):
                 blocks.append(MBConv(into, out, size, stride if index == 0 else 1, expansion, **options))
                 into = out
         self.blocks = nnx.List(blocks)
-        self.top = ConvNorm(into, shape.width, **options)
+        self.top = _conv_norm(into, shape.width, **options)
 
     def __call__(
         self,
@@ -181,7 +174,7 @@ def _entry(variant: int, digest: str, side: int, shape: EfficientNetLiteShape) -
 
 
 _CHANNELS = (16, 24, 40, 80, 112, 192, 320)
-ENTRIES: dict[str, Entry] = {
+EFFICIENTNETS: dict[str, Entry] = {
     "efficientnet_lite0": _entry(0, "57934424", 224, EfficientNetLiteShape((1, 2, 2, 3, 3, 4, 1), _CHANNELS)),
     "efficientnet_lite1": _entry(1, "77cc7160", 240, EfficientNetLiteShape((1, 3, 3, 4, 4, 5, 1), _CHANNELS)),
     "efficientnet_lite2": _entry(

@@ -7,24 +7,23 @@ As in torchvision, the stride of a stage is in the 3×3 convolution ("v1.5"), an
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
+from mlmoe_jax.models.backbones.convolutional import ConvNorm, check_read, read_map
 from mlmoe_jax.models.backbones.entry import Entry, torchvision_entry
 from mlmoe_jax.models.contracts import BackboneShape
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
 from mlmoe_jax.models.layers.convolution import convolve
-from mlmoe_jax.models.layers.values import Dtype
-from mlmoe_jax.models.outputs import CLS, MEAN, PATCHES, Features, Prompts
+from mlmoe_jax.models.layers.initializers import Dtype
+from mlmoe_jax.models.outputs import CLS, Features, Prompts
 
 EXPANSION = 4
-FROZEN_BATCH_NORM = (r"^backbone/(stem|stages/\d+/\d+(/shortcut)?)/norm\d?/(scale|bias)$", False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +36,8 @@ class ResNetShape(BackboneShape):
     blocks: tuple[int, ...]
     stem: int = 64
 
-    any_size, batch_norm_rule = True, FROZEN_BATCH_NORM
+    any_size = True
+    batch_norm_rule = (r"^backbone/(stem|stages/\d+/\d+(/shortcut)?)/norm\d?/(scale|bias)$", False)
 
     @property
     def width(self) -> int:
@@ -66,17 +66,6 @@ def _convolution(into: int, out: int, size: int, stride: int, dtype: Dtype, rngs
     )
 
 
-class ConvNorm(nnx.Module):
-    """A convolution with batch normalization, used for the stem and the shortcuts."""
-
-    def __init__(self, into: int, out: int, size: int, stride: int, *, dtype: Dtype, batch_norm: str, rngs: nnx.Rngs):
-        self.conv = _convolution(into, out, size, stride, dtype, rngs)
-        self.norm = BatchNorm(out, mode=batch_norm, dtype=dtype)
-
-    def __call__(self, x: Float[ArrayLike, "b _ _ _"]) -> Float[Array, "b _ _ d"]:
-        return self.norm(self.conv(x))
-
-
 class Bottleneck(nnx.Module):
     """relu(shortcut(x) + 1×1, 3×3, 1×1 convolutions of x), each with batch normalization (ResNet, figure 5)."""
 
@@ -90,7 +79,8 @@ class Bottleneck(nnx.Module):
         self.norm3 = BatchNorm(out, mode=batch_norm, dtype=dtype)
         shortcut = None
         if stride != 1 or into != out:
-            shortcut = ConvNorm(into, out, 1, stride, dtype=dtype, batch_norm=batch_norm, rngs=rngs)
+            conv, norm = _convolution(into, out, 1, stride, dtype, rngs), BatchNorm(out, mode=batch_norm, dtype=dtype)
+            shortcut = ConvNorm(conv, norm)
         self.shortcut = shortcut
 
     def __call__(self, x: Float[ArrayLike, "b _ _ _"]) -> Float[Array, "b _ _ d"]:
@@ -98,32 +88,6 @@ class Bottleneck(nnx.Module):
         y = jax.nn.relu(self.norm2(self.conv2(y)))
         y = self.norm3(self.conv3(y))
         return jax.nn.relu(y + (x if self.shortcut is None else self.shortcut(x)))
-
-
-def check_read(prompts: Prompts | None, read: Collection[str]) -> None:
-    """Raise ValueError for prompts, and for features that convolutional backbones do not have."""
-    if prompts is not None or not read or set(read) - {CLS, PATCHES, MEAN}:
-        problem = "takes no prompts" if prompts is not None else f"cannot read {sorted(read)}"
-        raise ValueError(f"a convolutional backbone has cls, patches and mean; {problem}")
-
-
-def read_map(
-    feature_map: Float[ArrayLike, "b h w d"], read: Collection[str], norm: Callable[[Array], Array] | None = None
-) -> Features:
-    """Return the mean of a map as `cls` and `mean`, and its cells as `patches`; `norm` normalizes all of them.
-
-    The mean is computed and returned in float32 for every type of the map.
-    """
-    batch, *grid, width = feature_map.shape
-    parts = {}
-    for name in (CLS, MEAN):
-        if name in read:
-            parts[name] = feature_map.mean((1, 2), dtype=jnp.float32)
-    if PATCHES in read:
-        parts[PATCHES] = feature_map.reshape(batch, -1, width)
-    if norm is not None:
-        parts = {name: norm(part) for name, part in parts.items()}
-    return Features(parts.get(CLS), None, parts.get(PATCHES), tuple(grid), mean=parts.get(MEAN))
 
 
 class ResNet(nnx.Module):
@@ -143,7 +107,8 @@ class ResNet(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.shape, self.remat = shape, remat
-        self.stem = ConvNorm(3, shape.stem, 7, 2, dtype=dtype, batch_norm=batch_norm, rngs=rngs)
+        stem_conv = _convolution(3, shape.stem, 7, 2, dtype, rngs)
+        self.stem = ConvNorm(stem_conv, BatchNorm(shape.stem, mode=batch_norm, dtype=dtype))
         stages, into = [], shape.stem
         for stage, count in enumerate(shape.blocks):
             inner, blocks = shape.stem * 2**stage, []
@@ -183,7 +148,7 @@ class ResNet(nnx.Module):
         return read_map(self.maps(image)[-1], read)
 
 
-ENTRIES: dict[str, Entry] = {
+RESNETS: dict[str, Entry] = {
     "resnet50": torchvision_entry(ResNetShape((3, 4, 6, 3)), "resnet50-0676ba61.pth"),
     "resnet101": torchvision_entry(ResNetShape((3, 4, 23, 3)), "resnet101-5d3b4d8f.pth"),
 }

@@ -20,12 +20,12 @@ import numpy as np
 from flax import nnx
 
 from mlmoe_jax.models.contracts import BackboneShape, Layer
-from mlmoe_jax.models.layers.deltas import NO_DELTAS, call_layer, deltas_of_block
+from mlmoe_jax.models.layers.deltas import NO_DELTAS, block_deltas, call_layer
 from mlmoe_jax.models.layers.detr import AttentionPool
+from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.layers.positions import resample_positions, rotary_angles, sine_positions
 from mlmoe_jax.models.layers.recompute import LayerNorm
 from mlmoe_jax.models.layers.transformer import Block, hidden_width
-from mlmoe_jax.models.layers.values import Dtype
 from mlmoe_jax.models.outputs import CLS, MEAN, PATCHES, PROMPTS, Deltas, Features, Prompts
 
 IMAGE, REGISTERS = "image", "registers"  # parts of the sequence that heads do not read
@@ -208,8 +208,8 @@ class ViT(nnx.Module):
     ) -> Features:
         """Encode f32[B,H,W,3], see contracts.Backbone.
 
-        `deltas` are by place, see `ViTShape.places`; an attention pool takes none. Raises ValueError if the sides of
-        the image are not multiples of the patch size, or if prompts are read without prompts.
+        `deltas` are by layer path, see `BackboneShape.layer_paths`; an attention pool takes none. Raises ValueError if
+        the sides of the image are not multiples of the patch size, or if prompts are read without prompts.
         """
         unknown = set(read) - {CLS, PROMPTS, PATCHES, MEAN}
         if unknown or not read or (PROMPTS in read and prompts is None):
@@ -297,7 +297,7 @@ def _block_arguments(
     joined = jnp.concatenate(
         [jnp.broadcast_to(parts[name], (batch, *parts[name].shape[1:])) for name in queries], axis=1
     )
-    settings: dict[str, Any] = {"deltas": deltas_of_block(deltas, index)} if deltas else {}
+    settings: dict[str, Any] = {"deltas": block_deltas(deltas, index)} if deltas else {}
     if prompts is not None:
         settings["mask"] = _mask(parts, queries, prompts)
         settings["key_value"] = None if prompts.key_value is None else prompts.key_value[index]

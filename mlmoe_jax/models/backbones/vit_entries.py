@@ -75,7 +75,7 @@ def _clip(
     return _on_hub(repository, shape, "MIT", file="open_clip_model.safetensors", image_size=side, **colors)
 
 
-ENTRIES: dict[str, Entry] = {
+VITS: dict[str, Entry] = {
     "vit_digits": Entry(
         ViTShape(width=128, depth=5, heads=4, patch=8, native=64),
         _HALF,

@@ -16,11 +16,11 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
-from mlmoe_jax.models.adapters.groups import SIDES, by_side, groups_by_side
+from mlmoe_jax.models.adapters.group_prompts import SIDES, side_groups, split_sides
 from mlmoe_jax.models.contracts import Head
 from mlmoe_jax.models.experts import BottleneckExpert, LabelGates, apply_bank, make_bank
 from mlmoe_jax.models.heads.linear import LabelClassifier
-from mlmoe_jax.models.layers.values import Dtype
+from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.outputs import PROMPTS, Features, Prediction
 from mlmoe_jax.models.partition import LABEL, PROMPT
 
@@ -96,7 +96,7 @@ class _GroupHead(Head):
         prompts = config.model.prompts
         sizes = {"groups": prompts.num_groups, "per_group": prompts.per_group, "combine": config.model.head.combine}
         options = cls.options(config.model.head, dtype)
-        return cls(width, groups_by_side(prompts, space), **sizes, **options, rngs=rngs)
+        return cls(width, side_groups(prompts, space), **sizes, **options, rngs=rngs)
 
     @classmethod
     def options(cls, head: ConfigDict, dtype: Dtype) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class _GroupHead(Head):
 
     def _by_side(self, tokens: jax.Array) -> dict[str, jax.Array]:
         """f32[B,P,D] -> per side f32[B,M,G,D]."""
-        return by_side(tokens, self.sides, self.per_group, self.groups)
+        return split_sides(tokens, self.sides, self.per_group, self.groups)
 
 
 class GroupExpertsHead(_GroupHead):
@@ -182,7 +182,7 @@ class GroupExpertsHead(_GroupHead):
         return _weights(self._gate_logits(tokens))
 
     def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
-        tokens = partition.gathered(features.prompts).astype(jnp.float32)
+        tokens = partition.shard_images(features.prompts).astype(jnp.float32)
         gate_logits = self._gate_logits(tokens)
         gates = _weights(gate_logits)
         outputs = self._by_side(self.experts(tokens).astype(jnp.float32))
@@ -260,7 +260,7 @@ class GroupLinearHead(_GroupHead):
 
     def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
         classifiers = {"co": self.co, "dc": self.dc}
-        tokens = self._by_side(partition.gathered(features.prompts).astype(jnp.float32))
+        tokens = self._by_side(partition.shard_images(features.prompts).astype(jnp.float32))
         terms = {}
         for name, group_of in self.group_of:
             classifier, means = classifiers[name], tokens[name].mean(axis=1)

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import Head
-from mlmoe_jax.models.layers.values import Dtype, torch_linear
+from mlmoe_jax.models.layers.initializers import Dtype, torch_linear
 from mlmoe_jax.models.outputs import CLS, MEAN, PATCHES, Features, Prediction
 from mlmoe_jax.models.partition import LABEL, axes
 
@@ -62,12 +62,12 @@ class LinearHead(Head):
 
     def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
         if MEAN in self.read:
-            return Prediction(self.classifier(partition.gathered(features.mean).astype(jnp.float32)))
+            return Prediction(self.classifier(partition.shard_images(features.mean).astype(jnp.float32)))
         terms = {}
         if CLS in self.read:
-            terms[CLS] = self.classifier(partition.gathered(features.cls).astype(jnp.float32))
+            terms[CLS] = self.classifier(partition.shard_images(features.cls).astype(jnp.float32))
         if PATCHES in self.read:
-            votes = self.patch_classifier(partition.gathered(features.patches).astype(jnp.float32))
+            votes = self.patch_classifier(partition.shard_images(features.patches).astype(jnp.float32))
             terms[PATCHES] = jax.nn.logsumexp(votes, axis=1) - math.log(votes.shape[1])
         return Prediction(sum(terms.values()) / len(terms), terms)
 

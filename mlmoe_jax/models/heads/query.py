@@ -16,16 +16,16 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import Head
-from mlmoe_jax.models.layers.values import Dtype, torch_linear
+from mlmoe_jax.models.layers.initializers import Dtype, torch_linear
 from mlmoe_jax.models.outputs import LABELS, Features, Prediction
 from mlmoe_jax.models.partition import LABEL, LABEL_GROUP, axes
 from mlmoe_jax.models.query_decoder import QueryDecoder, decoder_settings, fixed_queries
 
 # The settings of Query2Label (Liu et al., 2021) in `config.model.head.decoder`, from the authors' code for ResNet-101.
 # The width is the width of the backbone.
-Q2L: dict[str, Any] = {"style": "q2l", "heads": 4, "hidden": 8192, "encoder_layers": 1, "decoder_layers": 2}
+Q2L_SETTINGS: dict[str, Any] = {"style": "q2l", "heads": 4, "hidden": 8192, "encoder_layers": 1, "decoder_layers": 2}
 # The settings of ML-Decoder (Ridnik et al., WACV 2023).
-ML_DECODER: dict[str, Any] = {
+ML_DECODER_SETTINGS: dict[str, Any] = {
     "style": "ml_decoder",
     "width": 768,
     "heads": 8,
@@ -93,7 +93,7 @@ class DecoderHead(Head):
         if self.pooled is None:
             return logits
         mean = jnp.mean(features.patches.astype(jnp.float32), axis=1)
-        return logits + self.pooled(partition.gathered(mean))
+        return logits + self.pooled(partition.shard_images(mean))
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
         layers, products = self.decoder.published_macs(tokens)
@@ -141,7 +141,7 @@ class QueryHead(DecoderHead):
 
     def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
         label_features = self.decoder(features, rngs=rngs)
-        return Prediction(self.with_linear_path(self.classifier(partition.by_label(label_features)), features))
+        return Prediction(self.with_linear_path(self.classifier(partition.shard_labels(label_features)), features))
 
     def attention(self, features: Features) -> dict[str, jax.Array]:
         """Return the attention of the query of each label, `labels` f32[B,K,N], equal for labels that share a query."""

@@ -21,7 +21,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.graph import frequency_order
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models.contracts import Head
-from mlmoe_jax.models.layers.values import Dtype, torch_linear
+from mlmoe_jax.models.layers.initializers import Dtype, torch_linear
 from mlmoe_jax.models.outputs import CLS, Features, Prediction
 from mlmoe_jax.models.partition import LABEL, axes
 
@@ -123,8 +123,8 @@ def _extend(beam: _Beam, state: Any, scores: jax.Array, time: jax.Array) -> _Bea
     result = _update(beam, log_p, scores)
     next_p = log_p[..., None] + jax.nn.log_softmax(scores, axis=-1)[..., :-1]
     next_p = jnp.where(beam.used, -jnp.inf, next_p).reshape(batch, width * labels)
-    log_p, place = jax.lax.top_k(next_p, width)
-    parent, label = place // labels, place % labels
+    log_p, index = jax.lax.top_k(next_p, width)
+    parent, label = index // labels, index % labels
 
     def inherit(x: jax.Array) -> jax.Array:
         return jnp.take_along_axis(x, parent.reshape(batch, width, *[1] * (x.ndim - 2)), axis=1)

@@ -10,14 +10,14 @@ import numpy as np
 from flax import nnx
 
 from mlmoe_jax.models.layers.deltas import NO_DELTAS, add_delta, call_layer
+from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.layers.softmax_attention import attend, attention_weights
-from mlmoe_jax.models.layers.values import Dtype
 from mlmoe_jax.models.outputs import Deltas
 
 PARTS = ("query", "key", "value")  # the columns of a FusedProjection
 
 
-def rotate(tokens: jax.Array, angles: jax.Array) -> jax.Array:
+def apply_rotary(tokens: jax.Array, angles: jax.Array) -> jax.Array:
     """Rotate queries or keys [B,T,h,d] by angles f32[T,d/2]: angle c of a token rotates its channels c and c + d/2.
 
     The rotary positions of (RoFormer, eq. 34) rotate adjacent channels instead. Computed in float32.
@@ -157,5 +157,5 @@ class Attention(nnx.Module):
             part.reshape(*part.shape[:2], self.heads, part.shape[-1] // self.heads) for part in (query, key, value)
         )
         if rotary is not None:
-            query, key = rotate(query, rotary[: query.shape[1]]), rotate(key, rotary)
+            query, key = apply_rotary(query, rotary[: query.shape[1]]), apply_rotary(key, rotary)
         return query, key, value

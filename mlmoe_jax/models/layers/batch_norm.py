@@ -7,7 +7,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
-from mlmoe_jax.models.layers.values import Dtype
+from mlmoe_jax.models.layers.initializers import Dtype
 
 EPSILON, MOMENTUM = 1e-5, 0.1
 

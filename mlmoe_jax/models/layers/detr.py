@@ -15,12 +15,12 @@ from jax.typing import ArrayLike
 from jaxtyping import Bool, Float
 
 from mlmoe_jax.models.layers.attention import FusedProjection
+from mlmoe_jax.models.layers.initializers import Dtype, torch_linear
 from mlmoe_jax.models.layers.recompute import LayerNorm
 from mlmoe_jax.models.layers.softmax_attention import attend, attention_weights
 from mlmoe_jax.models.layers.transformer import MLPS
-from mlmoe_jax.models.layers.values import Dtype, torch_linear
 
-EPSILON = 1e-5
+TORCH_EPSILON = 1e-5
 
 
 class QueryAttention(nnx.Module):
@@ -131,7 +131,7 @@ class EncoderLayer(nnx.Module):
         shared = {"init": init, "dtype": dtype, "rngs": rngs}
         self.attn = QueryAttention(width, heads, dropout=attention_dropout, **shared)
         self.mlp = FeedForward(width, hidden, dropout=dropout, **shared)
-        self.norm1, self.norm2 = (LayerNorm(width, epsilon=EPSILON, rngs=rngs) for _ in range(2))
+        self.norm1, self.norm2 = (LayerNorm(width, epsilon=TORCH_EPSILON, rngs=rngs) for _ in range(2))
         self.dropout = nnx.Dropout(dropout, deterministic=True)
 
     def __call__(
@@ -170,10 +170,10 @@ class DecoderLayer(nnx.Module):
         shared = {"init": init, "dtype": dtype, "rngs": rngs}
         attention = {"dropout": attention_dropout, **shared}
         self.self_attn = QueryAttention(width, heads, **attention) if self_attention == "on" else None
-        self.norm1 = None if self_attention == "off" else LayerNorm(width, epsilon=EPSILON, rngs=rngs)
+        self.norm1 = None if self_attention == "off" else LayerNorm(width, epsilon=TORCH_EPSILON, rngs=rngs)
         self.cross_attn = QueryAttention(width, heads, **attention)
         self.mlp = FeedForward(width, hidden, dropout=dropout, **shared)
-        self.norm2, self.norm3 = (LayerNorm(width, epsilon=EPSILON, rngs=rngs) for _ in range(2))
+        self.norm2, self.norm3 = (LayerNorm(width, epsilon=TORCH_EPSILON, rngs=rngs) for _ in range(2))
         self.dropout = nnx.Dropout(dropout, deterministic=True)
 
     def __call__(

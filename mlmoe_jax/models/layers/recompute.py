@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-SMALL = 2**16  # values per image
+MIN_RECOMPUTED = 2**16  # values per image
 
 
 def in_backward_pass(residual: jax.Array, slope: jax.Array) -> jax.Array:
@@ -15,15 +15,15 @@ def in_backward_pass(residual: jax.Array, slope: jax.Array) -> jax.Array:
 
     Otherwise, XLA detects that the forward pass computes the needed arrays, and stores them for the backward pass. The
     CPU compiler of JAX 0.10 removes `jax.lax.optimization_barrier`. On a CPU, a training step takes as long as without
-    this function. Compiled for a TPU, it needs less memory (docs/performance.md). Arrays with fewer values per image
-    than SMALL are left to XLA, because a narrow ViT has enough memory and would lose time. Where the slope is not
-    finite, the value is NaN, and the gradient is not finite in any case.
+    this function. Compiled for a TPU, it needs less memory (docs/performance.md). Arrays with fewer than
+    MIN_RECOMPUTED values per image are left to XLA, because a narrow ViT has enough memory and would lose time. Where
+    the slope is not finite, the value is NaN, and the gradient is not finite in any case.
 
     Args:
       residual: an array of the forward pass.
       slope: an array of the backward pass with an equal shape.
     """
-    if residual.size < SMALL * residual.shape[0]:
+    if residual.size < MIN_RECOMPUTED * residual.shape[0]:
         return residual
     return residual + (0 * slope).astype(residual.dtype)
 

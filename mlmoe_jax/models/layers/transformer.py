@@ -10,12 +10,12 @@ import numpy as np
 from flax import nnx
 
 from mlmoe_jax.models.layers.attention import Attention
-from mlmoe_jax.models.layers.deltas import NO_DELTAS, add_delta, call_layer, no_weights
+from mlmoe_jax.models.layers.deltas import NO_DELTAS, add_delta, call_layer, raise_no_kernel
+from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.layers.recompute import LayerNorm, gelu
-from mlmoe_jax.models.layers.values import Dtype
 from mlmoe_jax.models.outputs import Deltas
 
-MLP, BRANCH = "mlp", "branch"  # places for deltas, see Block
+MLP, BRANCH = "mlp", "branch"  # names of deltas besides layers, see Block
 
 
 class Mlp(nnx.Module):
@@ -140,8 +140,8 @@ class Block(nnx.Module):
         normed = call_layer(self.norm2, tokens, "norm2", deltas)
         mixed = self.mlp(normed, deltas)
         mixed = self.ls2(mixed) if self.scaled else mixed
-        mixed = add_delta(mixed, MLP, normed, deltas, no_weights)
-        return tokens + add_delta(mixed, BRANCH, tokens, deltas, no_weights)
+        mixed = add_delta(mixed, MLP, normed, deltas, raise_no_kernel)
+        return tokens + add_delta(mixed, BRANCH, tokens, deltas, raise_no_kernel)
 
     def weights(
         self,

@@ -10,7 +10,7 @@ from mlmoe_jax.apps.cli.reference import describe, page
 from mlmoe_jax.config.defaults import CONFIG, KEYS, SECTIONS
 from mlmoe_jax.config.keys import ANY, Choice, Integer, Key, Number
 from mlmoe_jax.main import main
-from mlmoe_jax.models.catalog import ADAPTERS
+from mlmoe_jax.models.registries import ADAPTERS
 
 
 # -------------------------------------------------------------------------------------------------------- the table

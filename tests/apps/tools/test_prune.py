@@ -14,7 +14,7 @@ from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.models.adapters import prompts
-from mlmoe_jax.models.apply import apply
+from mlmoe_jax.models.apply import apply_model
 from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import Run, open_run
@@ -167,7 +167,7 @@ def losses_of(run):
 
     @jax.jit
     def loss(values, batch, key):
-        prediction, _ = apply(run.definition, {**values, **run.frozen}, batch, run.preprocess, run.mesh, key=key)
+        prediction, _ = apply_model(run.definition, {**values, **run.frozen}, batch, run.preprocess, run.mesh, key=key)
         return objective(prediction, batch)[0]
 
     return lambda values: np.mean([loss(values, batch, jax.random.key(n)) for n, batch in enumerate(batches)])

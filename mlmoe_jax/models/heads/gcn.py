@@ -19,7 +19,7 @@ from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models.contracts import Head
 from mlmoe_jax.models.heads.linear import LabelClassifier
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
-from mlmoe_jax.models.layers.values import Constant, Dtype, torch_linear, uniform
+from mlmoe_jax.models.layers.initializers import Constant, Dtype, torch_linear, uniform
 from mlmoe_jax.models.outputs import LABELS, PATCHES, Features, Prediction
 from mlmoe_jax.models.partition import LABEL, WORD_VECTOR, axes
 

@@ -20,22 +20,22 @@ HEADS: Registry[type[Head]] = Registry(
         "group_experts": "mlmoe_jax.models.heads.group_experts:GroupExpertsHead",
         "group_linear": "mlmoe_jax.models.heads.group_experts:GroupLinearHead",
         "query": "mlmoe_jax.models.heads.query:QueryHead",
-        "routed_experts": "mlmoe_jax.models.heads.routed_experts:RoutedExpertsHead",
-        "ml_gcn": "mlmoe_jax.models.heads.graph:MLGCNHead",
-        "add_gcn": "mlmoe_jax.models.heads.graph:ADDGCNHead",
+        "routed_experts": "mlmoe_jax.models.heads.dr_moe:RoutedExpertsHead",
+        "ml_gcn": "mlmoe_jax.models.heads.gcn:MLGCNHead",
+        "add_gcn": "mlmoe_jax.models.heads.gcn:ADDGCNHead",
         "cnn_rnn": "mlmoe_jax.models.heads.sequence:CNNRNNHead",
     },
 )
 
 # By the values of `config.model.prompts.kind`
-PROMPTS: Registry[type[Adapter]] = Registry(
+PROMPT_KINDS: Registry[type[Adapter]] = Registry(
     "kind of prompts",
     {
         "none": "mlmoe_jax.models.adapters.prompts:NoPrompts",
         "deep": "mlmoe_jax.models.adapters.prompts:DeepPrompts",
         "shallow": "mlmoe_jax.models.adapters.prompts:ShallowPrompts",
         "e2vpt": "mlmoe_jax.models.adapters.prompts:PrunablePrompts",
-        "group": "mlmoe_jax.models.adapters.groups:GroupPrompts",
+        "group": "mlmoe_jax.models.adapters.group_prompts:GroupPrompts",
     },
 )
 
@@ -75,23 +75,23 @@ LOSSES: Registry[type[Loss]] = Registry(
 )
 
 
-def head_of(config: ConfigDict) -> type[Head]:
+def head_class(config: ConfigDict) -> type[Head]:
     """Return the class of the head of a config."""
     return HEADS[config.model.head.kind]
 
 
-def prompts_of(config: ConfigDict) -> type[Adapter]:
+def prompts_class(config: ConfigDict) -> type[Adapter]:
     """Return the class of the prompts of a config."""
-    return PROMPTS[config.model.prompts.kind]
+    return PROMPT_KINDS[config.model.prompts.kind]
 
 
-def adapters_of(config: ConfigDict) -> dict[str, tuple[type[Adapter], ConfigDict]]:
+def active_adapters(config: ConfigDict) -> dict[str, tuple[type[Adapter], ConfigDict]]:
     """Return the adapters of a config that change features: name -> class and settings."""
-    adapters = {config.model.prompts.kind: (prompts_of(config), config.model.prompts)}
+    adapters = {config.model.prompts.kind: (prompts_class(config), config.model.prompts)}
     adapters |= {name: (ADAPTERS[name], settings) for name, settings in config.model.adapters.items()}
     return {name: (adapter, settings) for name, (adapter, settings) in adapters.items() if adapter.changes_features}
 
 
 def describe_adapters(config: ConfigDict) -> str:
     """Return the adapters of a config in words, such as "deep prompts"; "" if there are none."""
-    return " and ".join(adapter.describe(settings) for adapter, settings in adapters_of(config).values())
+    return " and ".join(adapter.describe(settings) for adapter, settings in active_adapters(config).values())

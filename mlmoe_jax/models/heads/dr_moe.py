@@ -7,12 +7,10 @@ no published code either, and a less detailed text: the settings `hsq` are a REC
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
@@ -21,14 +19,15 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
-from mlmoe_jax.models.adapters.groups import groups_by_side, prompt_groups
-from mlmoe_jax.models.catalog import prompts_of
-from mlmoe_jax.models.experts import Gates, LabelExperts, combine, gate_entropy
+from mlmoe_jax.models.adapters.group_prompts import side_groups
+from mlmoe_jax.models.experts import Gates, LabelExperts, gate_entropy, mix_experts
 from mlmoe_jax.models.heads.linear import LabelClassifier
+from mlmoe_jax.models.heads.mlmoe import GroupTokenDecoder
 from mlmoe_jax.models.heads.query import DecoderHead, pooled_channels
-from mlmoe_jax.models.layers.values import Constant, Dtype
-from mlmoe_jax.models.outputs import LABELS, PATCHES, PROMPTS, Features, Prediction
+from mlmoe_jax.models.layers.initializers import Dtype
+from mlmoe_jax.models.outputs import LABELS, Features, Prediction
 from mlmoe_jax.models.query_decoder import QueryDecoder, decoder_settings
+from mlmoe_jax.models.registries import prompts_class
 
 # The sign of λ·H in the loss.
 ENTROPY = {"paper": 1.0, "maximize": -1.0, "off": 0.0}
@@ -59,49 +58,6 @@ SETTINGS: dict[str, dict[str, str | int | float]] = {
     "static": _DR_MOE | {"gate": "static"},
     "hsq": _DR_MOE | {"expert": "ffn", "task_experts": 2, "gate": "linear", "entropy": "off"},
 }
-
-
-def own_prompts(group_of: Mapping[str, Sequence[int]], groups: int, per_group: int) -> np.ndarray:
-    """Return bool[K,P], True if a prompt belongs to a group of the label. Prompts are ordered as in `prompt_groups`."""
-    side_and_group = prompt_groups(len(group_of), groups, per_group)
-    labels = enumerate(group_of.values())
-    own = [np.asarray(group)[:, None] + side * groups == side_and_group for side, group in labels]
-    return np.any(own, axis=0)
-
-
-class GroupTokenDecoder(QueryDecoder):
-    """A query decoder whose memory is all patches and, per label, the prompts of its groups (MLMoE).
-
-    MLMoE combines two papers: group prompts in a frozen ViT (ML-VPT), and label queries with experts (DR-MoE). The
-    prompts of other groups are masked, so that a label is predicted from the image and from its own groups, not from
-    evidence for other labels.
-
-    Args:
-      channels: C.
-      group_of: {side: the group of each label}.
-      groups: number of groups per side.
-      per_group: number of prompts per group.
-      **settings: arguments of QueryDecoder.
-    """
-
-    read = (PROMPTS, PATCHES)
-
-    def __init__(
-        self, channels: int, group_of: Mapping[str, Sequence[int]], *, groups: int, per_group: int, **settings: Any
-    ):
-        super().__init__(channels, len(next(iter(group_of.values()))), **settings)
-        self.sees = Constant(own_prompts(group_of, groups, per_group))
-
-    def __call__(self, features: Features, *, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Return one feature per label, f32[B,K,D], from `features.patches` f32[B,N,C] and `.prompts` f32[B,P,C]."""
-        return super().__call__(features, extra=features.prompts, extra_mask=self.sees.value, rngs=rngs)
-
-    def attention(self, features: Features) -> jax.Array:
-        """Return the attention of each label over patches, f32[B,K,N]. A row sums to 1 minus the weights of prompts."""
-        return super().attention(features, extra=features.prompts, extra_mask=self.sees.value)
-
-    def published_macs(self, tokens: int, extra: int = 0) -> tuple[int, int]:
-        return super().published_macs(tokens, extra + self.sees.value.shape[1])
 
 
 def entropy_penalty(gates: Float[ArrayLike, "b k e"], sign: str, weight: float) -> Float[Array, " b"]:
@@ -188,9 +144,12 @@ class RoutedExpertsHead(DecoderHead):
     def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
         prompts, labels = config.model.prompts, len(space.names)
         settings = decoder_settings(config.model.head.decoder, width) | {"dtype": dtype, "rngs": rngs}
-        if prompts_of(config).uses_groups:
-            group_of, place = groups_by_side(prompts, space), (prompts.num_groups, prompts.per_group)
-            decoder = GroupTokenDecoder(width, group_of, groups=place[0], per_group=place[1], **settings)
+        if prompts_class(config).uses_groups:
+            group_of, sizes = (
+                side_groups(prompts, space),
+                {"groups": prompts.num_groups, "per_group": prompts.per_group},
+            )
+            decoder = GroupTokenDecoder(width, group_of, **sizes, **settings)
         else:
             decoder = QueryDecoder(width, labels, **settings)
         options = {**config.model.head.routing, "pooled": pooled_channels(config, width)}
@@ -222,9 +181,9 @@ class RoutedExpertsHead(DecoderHead):
         return []
 
     def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
-        label_features = partition.by_label(self.decoder(features, rngs=rngs))
+        label_features = partition.shard_labels(self.decoder(features, rngs=rngs))
         gates = self.gates(label_features)
-        logits = self.with_linear_path(self.classifier(combine(gates, self.experts(label_features))), features)
+        logits = self.with_linear_path(self.classifier(mix_experts(gates, self.experts(label_features))), features)
         penalties = {}
         if self.entropy != "off":
             penalty = entropy_penalty(gates, self.entropy, self.entropy_weight)

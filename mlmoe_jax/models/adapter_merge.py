@@ -10,11 +10,9 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones.vit import ViT
 from mlmoe_jax.models.build import Classifier, sum_deltas
 from mlmoe_jax.models.layers.attention import PARTS, FusedProjection
-from mlmoe_jax.models.layers.deltas import no_weights, weights_of
+from mlmoe_jax.models.layers.deltas import kernel_and_bias, raise_no_kernel
 from mlmoe_jax.models.layers.recompute import LayerNorm
-from mlmoe_jax.models.outputs import Call, Delta
-
-Weights = tuple[jax.Array, jax.Array | None]
+from mlmoe_jax.models.outputs import Delta, KernelAndBias, LayerCall
 
 
 def merge_adapters(model: Classifier) -> Classifier:
@@ -31,24 +29,24 @@ def merge_adapters(model: Classifier) -> Classifier:
             raise UserError(f"the adapter {name} is not linear, so it cannot be merged; leave --merge out")
     merged = nnx.clone(model)
     with jax.default_matmul_precision("highest"):
-        for place, delta in sum_deltas([adapter.deltas() for adapter in model.adapters.values()]).items():
-            layer, part = _layer_at(merged.backbone, place)
+        for path, delta in sum_deltas([adapter.deltas() for adapter in model.adapters.values()]).items():
+            layer, part = _layer_at(merged.backbone, path)
             if isinstance(layer, LayerNorm):
                 _merge_norm(layer, delta)
             else:
-                _set_weights(layer, part, place, *_changes(delta, *_weights(layer, part)))
+                _set_weights(layer, part, path, *_changes(delta, *_weights(layer, part)))
     merged.adapters = nnx.Dict({})
     return merged
 
 
-def layer_weights(vit: ViT, place: str) -> Weights:
-    """Return kernel f32[inputs,outputs] and bias f32[outputs] of the linear layer at a place of `Deltas`."""
-    return _weights(*_layer_at(vit, place))
+def layer_weights(vit: ViT, path: str) -> KernelAndBias:
+    """Return kernel f32[inputs,outputs] and bias f32[outputs] of the linear layer at a path of `Deltas`."""
+    return _weights(*_layer_at(vit, path))
 
 
-def _layer_at(vit: ViT, place: str) -> tuple[nnx.Module, str]:
-    """Return the layer at a place, and its part of a FusedProjection."""
-    *inside, name = place.split("/")
+def _layer_at(vit: ViT, path: str) -> tuple[nnx.Module, str]:
+    """Return the layer at a path, and its part of a FusedProjection."""
+    *inside, name = path.split("/")
     if not inside:
         return getattr(vit, name), ""
     block = vit.blocks[int(inside[1])]
@@ -59,8 +57,8 @@ def _layer_at(vit: ViT, place: str) -> tuple[nnx.Module, str]:
     return (block.attn.proj if name == "output" else getattr(block, name)), ""
 
 
-def _weights(layer: nnx.Module, part: str) -> Weights:
-    return layer.part(part) if part else weights_of(layer)
+def _weights(layer: nnx.Module, part: str) -> KernelAndBias:
+    return layer.part(part) if part else kernel_and_bias(layer)
 
 
 def _changes(delta: Delta, kernel: jax.Array, bias: jax.Array | None) -> tuple[jax.Array, jax.Array]:
@@ -71,14 +69,14 @@ def _changes(delta: Delta, kernel: jax.Array, bias: jax.Array | None) -> tuple[j
     bias = none if bias is None else bias
 
     def at(tokens: jax.Array, output: jax.Array, bias: jax.Array) -> jax.Array:
-        return delta(Call(tokens[None], output[None], lambda: (kernel, bias)))[0]
+        return delta(LayerCall(tokens[None], output[None], lambda: (kernel, bias)))[0]
 
     origin = jnp.zeros((1, inputs))
     constant = at(origin, none[None], none)
     return at(jnp.eye(inputs), kernel, none) - constant, at(origin, bias[None], bias)[0]
 
 
-def _set_weights(layer: nnx.Module, part: str, place: str, kernel: jax.Array, bias: jax.Array) -> None:
+def _set_weights(layer: nnx.Module, part: str, path: str, kernel: jax.Array, bias: jax.Array) -> None:
     """Add changes to the weights of a layer."""
     columns, has_bias = slice(None), layer.bias is not None
     biases = columns
@@ -92,7 +90,7 @@ def _set_weights(layer: nnx.Module, part: str, place: str, kernel: jax.Array, bi
     if has_bias:
         layer.bias.set_value(layer.bias[...].at[biases].add(bias))
     elif bias.any():
-        raise UserError(f"merging {place} needs a bias, which this backbone lacks; leave --merge out")
+        raise UserError(f"merging {path} needs a bias, which this backbone lacks; leave --merge out")
 
 
 def _merge_norm(norm: LayerNorm, delta: Delta) -> None:
@@ -100,7 +98,7 @@ def _merge_norm(norm: LayerNorm, delta: Delta) -> None:
     scale, bias = norm.scale[...], norm.bias[...]
 
     def at(output: jax.Array) -> jax.Array:
-        return delta(Call(output[None, None], output[None, None], no_weights))[0, 0]
+        return delta(LayerCall(output[None, None], output[None, None], raise_no_kernel))[0, 0]
 
     norm.scale.set_value(scale + at(scale) - at(jnp.zeros_like(scale)))
     norm.bias.set_value(bias + at(bias))

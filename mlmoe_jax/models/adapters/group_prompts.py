@@ -17,7 +17,7 @@ from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models.adapters.prompts import DeepPrompts
 from mlmoe_jax.models.contracts import BackboneShape
 
-MASKS = ("none", "all_prompts", "cross_group")
+PROMPT_MASKS = ("none", "all_prompts", "cross_group")
 SIDES = {"both": ("co", "dc"), "co": ("co",), "dc": ("dc",)}  # the sides per value of model.prompts.sides
 
 
@@ -53,24 +53,24 @@ def _axes(sides: int, groups: int, per_group: int) -> tuple[int, int, int]:
     return sides, per_group, groups
 
 
-def prompt_places(sides: int, groups: int, per_group: int) -> np.ndarray:
+def prompt_coordinates(sides: int, groups: int, per_group: int) -> np.ndarray:
     """Return i32[P,3], P = sides·groups·per_group: the (side, expert, group) of each prompt, ordered by `_axes`."""
     return np.indices(_axes(sides, groups, per_group)).reshape(3, -1).T.astype(np.int32)
 
 
 def prompt_groups(sides: int, groups: int, per_group: int) -> np.ndarray:
-    """Return i32[P]: the side and group of each prompt, numbered side·groups + group, see `prompt_places`."""
-    side, _, group = prompt_places(sides, groups, per_group).T
+    """Return i32[P]: the side and group of each prompt, numbered side·groups + group, see `prompt_coordinates`."""
+    side, _, group = prompt_coordinates(sides, groups, per_group).T
     return side * groups + group
 
 
-def by_side(tokens: jax.Array, sides: Sequence[str], per_group: int, groups: int) -> dict[str, jax.Array]:
-    """Split prompts f32[B,P,D], in the order of `prompt_places`, by side: f32[B,M,G,D] per side."""
+def split_sides(tokens: jax.Array, sides: Sequence[str], per_group: int, groups: int) -> dict[str, jax.Array]:
+    """Split prompts f32[B,P,D], in the order of `prompt_coordinates`, by side: f32[B,M,G,D] per side."""
     split = tokens.reshape(tokens.shape[0], *_axes(len(sides), groups, per_group), tokens.shape[-1])
     return dict(zip(sides, jnp.moveaxis(split, 1, 0), strict=True))
 
 
-def groups_by_side(settings: ConfigDict, space: LabelSpace) -> dict[str, np.ndarray]:
+def side_groups(settings: ConfigDict, space: LabelSpace) -> dict[str, np.ndarray]:
     """Return the group of each label, i32[K], per side of `config.model.prompts`."""
     both = {"co": space.co_group, "dc": space.dc_group}
     return {side: both[side] for side in SIDES[settings.sides]}
