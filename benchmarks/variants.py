@@ -127,7 +127,7 @@ def variant_config(variant: str, benchmark: Benchmark, *, rate: float, seed: int
 def with_label_counts(config: ConfigDict) -> ConfigDict:
     """Return a config that has the mean number of positives per image, and the rate of LL that follows from it."""
     train = open_split(config.data, config.data.train_split, seed=config.seed)
-    hidden = hide_positives(train, config.data, config.seed)
+    hidden = hide_positives(train, config.data)
     positives, known = ((split.labels == POSITIVE).sum() / len(split) for split in (train, hidden))
     missing = (positives - known) / len(train.classes)
     config.loss.expected_positives = float(positives)

@@ -124,7 +124,7 @@ def open_experiment(
     splits = open_splits(config.data, names, seed=config.seed)
     require_same_images(name, splits.values())
     require_readable(splits.values(), config.data)
-    train_split = hide_positives(splits[config.data.train_split], config.data, config.seed)
+    train_split = hide_positives(splits[config.data.train_split], config.data)
     tree = tree_of(config.data, train_split.classes)
     train_split = replace(train_split, labels=tree.close(train_split.labels)[0])  # what known positives imply
     eval_splits = {name: splits[name] for name in names}

@@ -8,7 +8,7 @@ from helpers.tables import data_settings, jsonl, lines, settings
 from sklearn.model_selection import GroupShuffleSplit
 
 from mlmoe_jax.data.groups import draw_groups
-from mlmoe_jax.data.sources.open import RULES, open_split
+from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.sources.tables import open_table
 from mlmoe_jax.data.split import number_groups
 from mlmoe_jax.training.logistic import stratified_folds
@@ -45,7 +45,7 @@ def test_no_group_of_random_tables_is_in_two_parts(tmp_path, tables):
         rows = [f"{row}.png,{names[row]},{f'p{group[row]}' if draw.random() < 0.9 else ''}" for row in range(images)]
         (tmp_path / "all.csv").write_text("\n".join(["image,labels,patient", *rows, "last.png,a,p1"]))
         keys = {"table": "all.csv", "group_column": "patient", "bad_images": "skip", "split_seed": seed}
-        data = settings(tmp_path, val_fraction=0.3, split_rule=str(draw.choice(list(RULES))), **keys)
+        data = settings(tmp_path, val_fraction=0.3, **keys)
         train, val = (open_split(data, name, keep_missing=True) for name in ("train", "val"))
         assert {*train.ids, *val.ids} == {*(f"{row}.png" for row in range(images)), "last.png"}
         assert len(train) + len(val) == images + 1

@@ -135,7 +135,7 @@ def measure_importance(run: Run, *, how: str = "signed") -> dict[str, np.ndarray
     """
     config = run.config
     split = open_split(config.data, config.data.train_split, classes=run.label_space.names, seed=config.seed)
-    split = hide_positives(split, config.data, config.seed)
+    split = hide_positives(split, config.data)
     size = config.train.batch_size
     steps = steps_per_epoch(len(split), size)
     step = _importance_step(run, split.labels)

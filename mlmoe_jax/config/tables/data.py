@@ -47,15 +47,9 @@ DATA = section(
         least=0,
         most=1,
     ),
-    split_rule=Choice(
-        "stratified",
-        "How the held-out images are drawn.",
-        of={
-            "stratified": "each label has about the same share in both parts, and one image in each if it has two",
-            "random": "regardless of labels",
-        },
+    split_seed=Integer(
+        0, "Seed of the held-out images, stratified by label; -1 takes the key seed.", least=-1, most=2**32 - 1
     ),
-    split_seed=Integer(0, "Seed of the held-out images; -1 takes the key seed.", least=-1, most=2**32 - 1),
     image_size=Integer(64, "Side of the square images of the network.", above=0, most=8192, unit="pixels"),
     resize=Choice(
         "square",
@@ -88,7 +82,6 @@ DATA = section(
         "Positives known in training: all, one per image, 0.75 or 0.4 as in published lists, random:SHARE, or a list "
         "(.txt); if not all, every other training label is unknown.",
     ),
-    known_seed=Integer(1200, "Seed of the known positives; -1 takes the key seed.", least=-1, most=2**32 - 1),
     keep_empty=Flag(
         False,
         "Keep images without a positive label in published data sets; own data and chest X-rays always keep them.",

@@ -2,7 +2,7 @@
 
     all            all labels as they are
     one            one positive per image, drawn as by E. Cole et al., "Multi-Label Learning from Single Positive
-                   Labels" (CVPR 2021); equal to their labels of COCO 2014 for the seed 1200
+                   Labels" (CVPR 2021); equal to their labels of COCO 2014
     0.75, 0.4      ⌊m/2⌋ + 1 and ⌊m/5⌋ + 1 of the m positives of an image, which are 75 % and 40 % of the positives of
                    COCO 2014: the rule of the lists of Y. Zhang et al. (arXiv 2112.07368)
     random:SHARE   this share of the positives of all images, drawn independently of the images
@@ -26,15 +26,15 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_DATA, damage_explained, read_bytes
 
 ALL, RANDOM = "all", "random:"
+SEED = 1200  # of the known positives, as in the code of E. Cole et al.
 
 
-def hide_positives(split: Split, data_config: ConfigDict, seed: int = 0) -> Split:
+def hide_positives(split: Split, data_config: ConfigDict) -> Split:
     """Return a training split of which only some positives are known.
 
     Args:
       split: the training split.
       data_config: `config.data`.
-      seed: draws the known positives if `data.known_seed` is -1.
 
     Raises:
       UserError: `data.known_positives` has no meaning, or its file does not fit the split.
@@ -43,7 +43,7 @@ def hide_positives(split: Split, data_config: ConfigDict, seed: int = 0) -> Spli
     if rule == ALL:
         return split
     positive = targets(split.labels, data_config.difficult_train)[0] == 1
-    random = RandomState(data_config.known_seed if data_config.known_seed >= 0 else seed)
+    random = RandomState(SEED)
     if rule in RULES:
         known = RULES[rule](positive, random)
     elif rule.startswith(RANDOM):

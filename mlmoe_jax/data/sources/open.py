@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -165,7 +165,7 @@ def _hold_out(whole: Split, split: str, data_config: ConfigDict, seed: int) -> S
             f"{len(whole) - count} for training"
         )
     seed = seed if data_config.split_seed < 0 else data_config.split_seed
-    rows = RULES[data_config.split_rule](whole.labels, count, seed, whole.group_numbers)
+    rows = draw_stratified(whole.labels, count, seed, whole.group_numbers)
     if not len(rows):
         raise UserError(
             f"all {len(whole):,} training images are one group, which cannot be in two parts; correct or clear "
@@ -177,16 +177,6 @@ def _hold_out(whole: Split, split: str, data_config: ConfigDict, seed: int) -> S
 
 
 # ------------------------------------------------------------------------------- the images held out for validation
-def draw_random(labels: NDArray[np.int8], count: int, seed: int, groups: Rows | None = None) -> Rows:
-    """Draw `count` of N images independently of their labels i8[N,K]. Return the rows i64[count], increasing.
-
-    With `groups`, the number of each image's group, whole groups are drawn, see `groups.draw_groups`.
-    """
-    if groups is not None:
-        return draw_groups(labels[:, :0], groups, count, seed)
-    return np.sort(np.random.RandomState(seed).permutation(len(labels))[:count])
-
-
 def draw_stratified(labels: NDArray[np.int8], count: int, seed: int, groups: Rows | None = None) -> Rows:
     """Draw `count` of N images so that each label has about the same fraction of its images in both parts.
 
@@ -235,10 +225,3 @@ def draw_stratified(labels: NDArray[np.int8], count: int, seed: int, groups: Row
     unlabeled = order[part[order] < 0]
     part[unlabeled[: capacity[0]]] = 0
     return np.flatnonzero(part == 0)
-
-
-# data.split_rule -> (labels i8[N,K], count, seed, groups) -> rows
-RULES: Mapping[str, Callable[[NDArray[np.int8], int, int, Rows | None], Rows]] = {
-    "stratified": draw_stratified,
-    "random": draw_random,
-}
