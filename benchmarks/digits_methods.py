@@ -47,7 +47,8 @@ from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.sharding import shard_batch
-from mlmoe_jax.training.setup import open_experiment, with_steps
+from mlmoe_jax.training.experiment import make_experiment
+from mlmoe_jax.training.training_data import open_training_data
 
 # Configs with their arguments but `dataset=digits`, and with further keys.
 METHODS = (
@@ -171,11 +172,11 @@ def speeds(configs: Sequence[ConfigDict], *, rounds: int = 5, steps: int = 5) ->
     """Return the training images per second of configs, each the median of `rounds` alternating rounds."""
     running = []
     for config in configs:
-        experiment, mesh = open_experiment(config, RunFolder("unused")), setup_jax(config)
-        parts = assemble(config, experiment.label_space)
-        built = with_steps(experiment, parts, preprocess_for(config), mesh).steps
+        data, mesh = open_training_data(config), setup_jax(config)
+        parts = assemble(config, data.label_space)
+        built = make_experiment(config, RunFolder("unused"), data, parts, preprocess_for(config), mesh).steps
         size = config.train.batch_size
-        loader = build_loader(config.data, experiment.train_split, batch_size=size, augment=config.augment)
+        loader = build_loader(config.data, data.train_split, batch_size=size, augment=config.augment)
         state = built.place(built.initial_state(parts))
         running.append([built.train_step, state, shard_batch(next(iter(loader)), mesh), size, []])
     for turn in range(rounds + 1):

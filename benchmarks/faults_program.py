@@ -211,7 +211,7 @@ def _prepare(moment: str, inject: Callable[[], None]) -> None:
 
     match moment:
         case "set-up":
-            around(loop, "open_experiment", first=True)
+            around(loop, "open_training_data", first=True)
         case "compile":
             around(step.TrainStep, "lower")
         case "step":

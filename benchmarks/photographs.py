@@ -40,8 +40,9 @@ from mlmoe_jax.evaluation.results import SplitScores, read_labels, read_scores
 from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.setup import setup_jax
+from mlmoe_jax.training.experiment import make_experiment
 from mlmoe_jax.training.loop import train
-from mlmoe_jax.training.setup import open_experiment, with_caches, with_steps
+from mlmoe_jax.training.training_data import open_training_data
 
 METHODS = {
     "linear probe": "linear_probe",
@@ -146,9 +147,9 @@ def run(config: ConfigDict, folder: Path) -> SplitScores:
 
 def compute_features(config: ConfigDict) -> None:
     """Fill the cache of features, so that the time of a training does not depend on the methods before it."""
-    mesh, experiment = setup_jax(config), open_experiment(config, RunFolder("unused"))
-    parts = assemble(config, experiment.label_space)
-    with_caches(with_steps(experiment, parts, preprocess_for(config), mesh), parts)
+    mesh, data = setup_jax(config), open_training_data(config)
+    parts = assemble(config, data.label_space)
+    make_experiment(config, RunFolder("unused"), data, parts, preprocess_for(config), mesh)
 
 
 def tuned(method: str, benchmark: Benchmark, folder: Path, columns: np.ndarray) -> tuple[float, int, dict]:

@@ -333,7 +333,7 @@ def _require_config(config: object) -> None:
 def _label_space(labels: Sequence[str] | LabelSpace | Split | int, config: ConfigDict) -> LabelSpace:
     from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
     from mlmoe_jax.data.split import Split
-    from mlmoe_jax.training.setup import label_space_for
+    from mlmoe_jax.training.training_data import label_space_for
 
     if isinstance(labels, LabelSpace):
         return labels

@@ -309,7 +309,7 @@ def test_a_step_of_ones_own_trains_what_the_program_trains(page):
 
 @pytest.mark.slow
 def test_a_model_gets_the_groups_of_a_split(page):
-    from mlmoe_jax.training.setup import label_space_for
+    from mlmoe_jax.training.training_data import label_space_for
 
     recipe, split = page["recipe"], page["split"]
     space = label_space_for(recipe, split)

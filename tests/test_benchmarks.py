@@ -157,7 +157,7 @@ def test_all_ways_of_attention_compute_the_same():
 def test_the_loop_is_timed_without_its_evaluations_and_checkpoints(monkeypatch, tmp_path):
     """With a stand-in for the training: per step 20 ms for data and 20 for the step, stopped twice for 50 ms."""
     from mlmoe_jax.runs import checkpoint
-    from mlmoe_jax.training import loop, setup
+    from mlmoe_jax.training import experiment, loop
 
     def batches(config):
         while True:
@@ -166,7 +166,7 @@ def test_the_loop_is_timed_without_its_evaluations_and_checkpoints(monkeypatch, 
 
     def train(config, folder):
         folder.path.mkdir(exist_ok=True)
-        read = setup.training_batches(config)
+        read = experiment.training_batches(config)
         for number in range(1, 6):
             next(read)
             time.sleep(0.02)
@@ -175,7 +175,7 @@ def test_the_loop_is_timed_without_its_evaluations_and_checkpoints(monkeypatch, 
                 checkpoint.save()
             folder.append_row({"step": number})
 
-    monkeypatch.setattr(setup, "training_batches", batches)
+    monkeypatch.setattr(experiment, "training_batches", batches)
     monkeypatch.setattr(loop, "train", train)
     monkeypatch.setattr(loop, "evaluate", lambda: time.sleep(0.05))
     monkeypatch.setattr(checkpoint, "save", lambda: time.sleep(0.05))

@@ -33,7 +33,7 @@ def train(workdir: str, steps: int, wait: float) -> int:
     from mlmoe_jax.data.sources import digits
     from mlmoe_jax.runs.folder import RunFolder
     from mlmoe_jax.runtime import distributed
-    from mlmoe_jax.training import setup
+    from mlmoe_jax.training import build_steps, experiment
     from mlmoe_jax.training.step import TrainStep
 
     def pause():
@@ -47,7 +47,7 @@ def train(workdir: str, steps: int, wait: float) -> int:
     def idle_step(*_, mesh, label_axes, **__):
         return TrainStep(nothing, mesh, label_axes)
 
-    def same_batch(*arguments, read=setup.training_batches, **options):
+    def same_batch(*arguments, read=experiment.training_batches, **options):
         return itertools.repeat(next(iter(read(*arguments, **options))))
 
     times: list[tuple[int, float]] = []
@@ -68,8 +68,8 @@ def train(workdir: str, steps: int, wait: float) -> int:
         mock.patch.object(digits, "SCENES", scenes),
         mock.patch.object(digits, "_cached", lambda name, render: render()),
         mock.patch.object(digits, "_render_scenes", blank),
-        mock.patch.object(setup, "make_train_step", idle_step),
-        mock.patch.object(setup, "training_batches", same_batch),
+        mock.patch.object(build_steps, "make_train_step", idle_step),
+        mock.patch.object(experiment, "training_batches", same_batch),
         mock.patch.object(RunFolder, "append_row", noticed),
     ):
         mm.train(config, workdir)

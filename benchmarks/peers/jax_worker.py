@@ -36,7 +36,7 @@ from mlmoe_jax.runs.assemble import evaluated_definition, label_axes_for, prepro
 from mlmoe_jax.runtime.memory import capacity_here, memory_parts
 from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.sharding import place, shard_batch
-from mlmoe_jax.training.setup import ANY_LENGTH, build_steps
+from mlmoe_jax.training.build_steps import ANY_LENGTH, build_steps
 
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "pillow", "libtpu")
 
@@ -293,12 +293,12 @@ def training_loop(reference: str, overrides: dict[str, Any]) -> dict[str, Any]:
     """
     from mlmoe_jax.runs import checkpoint
     from mlmoe_jax.runs.folder import RunFolder
-    from mlmoe_jax.training import loop, setup
+    from mlmoe_jax.training import experiment, loop
 
     config = configuration.load_config(reference, [(key, str(value)) for key, value in overrides.items()])
     configuration.validate(config)
     calls: dict[str, list[_Call]] = {"evaluation": [], "checkpoint": [], "row": [], "batch": []}
-    read = setup.training_batches
+    read = experiment.training_batches
 
     def batches(*arguments: Any, **options: Any) -> Iterator[Any]:
         loaded = read(*arguments, **options)
@@ -308,7 +308,7 @@ def training_loop(reference: str, overrides: dict[str, Any]) -> dict[str, Any]:
 
     with (
         tempfile.TemporaryDirectory() as folder,
-        mock.patch.object(setup, "training_batches", batches),
+        mock.patch.object(experiment, "training_batches", batches),
         mock.patch.object(loop, "evaluate", _timed(loop.evaluate, calls["evaluation"])),
         mock.patch.object(checkpoint, "save", _timed(checkpoint.save, calls["checkpoint"])),
         mock.patch.object(RunFolder, "append_row", _timed(RunFolder.append_row, calls["row"])),

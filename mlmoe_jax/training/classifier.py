@@ -17,11 +17,11 @@ from mlmoe_jax.models.calibration import probabilities
 from mlmoe_jax.runs.folder import SCORES
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import copy_tree
+from mlmoe_jax.training.experiment import Experiment
 from mlmoe_jax.training.logistic import fit_logistic
 from mlmoe_jax.training.profiling import Window
 from mlmoe_jax.training.resume import save_progress
 from mlmoe_jax.training.selection import Selection
-from mlmoe_jax.training.setup import Experiment
 from mlmoe_jax.training.step import TrainState
 
 KERNEL, BIAS = "head/classifier/kernel", "head/classifier/bias"
@@ -47,9 +47,9 @@ def fit_classifier(
     """
     if int(state.step) and (experiment.folder / SCORES).exists():
         return read_scores(experiment.folder)[OUT_OF_FOLD]
-    config, split = experiment.config, experiment.train_split
+    config, split = experiment.config, experiment.data.train_split
     features, read = read_features(split.features)
-    experiment.skipped.rows.update(np.flatnonzero(~read).tolist())
+    experiment.data.skipped.rows.update(np.flatnonzero(~read).tolist())
     status(f"fitting {len(split.classes):,} labels on {len(features):,} images by logistic regression")
     options = {"difficult": config.data.difficult_train, "seed": config.seed}
     groups = None if split.groups is None else split.group_numbers[read]

@@ -20,8 +20,8 @@ from mlmoe_jax.runs.metric_log import MetricLog, open_trackers
 from mlmoe_jax.runtime import distributed, memory
 from mlmoe_jax.runtime.batches import RunAhead
 from mlmoe_jax.runtime.progress import Progress, status
+from mlmoe_jax.training.experiment import Experiment
 from mlmoe_jax.training.profiling import FOLDER, Window, print_trace
-from mlmoe_jax.training.setup import Experiment
 from mlmoe_jax.training.step import TrainState, TrainStep
 
 # Largest factor by which the norm of all trainable parameters may grow between two checkpoints.
@@ -223,7 +223,7 @@ class Checks(Hook):
             self._unseen.clear()
             return
         step, first = next(((s, m) for s, m in self._unseen if not _is_finite(m)), self._unseen[-1])
-        config, split = self._experiment.config, self._experiment.train_split
+        config, split = self._experiment.config, self._experiment.data.train_split
         rows = rows_of_step(split, batch_size=config.train.batch_size, seed=config.seed, step=step)
         listed = ", ".join(str(split.ids[row]) for row in rows[:_LISTED])
         more = f" and {len(rows) - _LISTED} more" if len(rows) > _LISTED else ""

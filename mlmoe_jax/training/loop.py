@@ -14,7 +14,7 @@ from safetensors.numpy import save as safetensors_bytes
 import mlmoe_jax.config as configuration
 from mlmoe_jax.data.sources.open import root_of
 from mlmoe_jax.data.split import Split, few_positives
-from mlmoe_jax.evaluation.evaluate import list_skipped, measure, measure_and_write, score_split
+from mlmoe_jax.evaluation.evaluate import Metrics, list_skipped, measure, measure_and_write, score_split
 from mlmoe_jax.evaluation.fit_thresholds import fit_split, split_to_fit
 from mlmoe_jax.evaluation.results import Results, SplitScores
 from mlmoe_jax.models.params import Params, parameter_table
@@ -31,13 +31,14 @@ from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.sharding import copy_tree
 from mlmoe_jax.training.classifier import fit_classifier, require_only_classifier
+from mlmoe_jax.training.experiment import Experiment, fits_by_steps, make_experiment
 from mlmoe_jax.training.hooks import training_hooks
 from mlmoe_jax.training.initialization import origin_of
 from mlmoe_jax.training.profiling import Window
 from mlmoe_jax.training.resume import config_of_run, restore_progress, save_progress
 from mlmoe_jax.training.selection import Selection, require_metric, selection_split
-from mlmoe_jax.training.setup import Experiment, open_experiment, with_caches, with_steps
 from mlmoe_jax.training.step import TrainState
+from mlmoe_jax.training.training_data import open_training_data
 
 
 class Stopped(Exception):
@@ -68,21 +69,22 @@ def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = Non
     root_of(config.data)  # before weights, which may have to be downloaded
     origin = origin_of(config, folder)
 
-    by_steps = config.train.fit == "steps"
+    by_steps = fits_by_steps(config)
     preprocess, mesh = preprocess_for(config), setup_jax(config, training=by_steps)
-    experiment = open_experiment(config, folder, resumes=origin.resumes, profile=profile)
+    data = open_training_data(config, resumed=folder if origin.resumes else None)
     status("building the model")
-    parts = origin.parts(experiment.label_space)
+    parts = origin.parts(data.label_space)
     if not by_steps:
         require_only_classifier(parts.trainable, profile)
     status(parameter_table(parts.trainable, parts.frozen))
     require_same_frozen(folder, parts)
-    experiment = with_caches(with_steps(experiment, parts, preprocess, mesh), parts, resumes=origin.resumes)
+    options = {"resumes": origin.resumes, "profile": profile}
+    experiment = make_experiment(config, folder, data, parts, preprocess, mesh, **options)
 
     precision = jax.default_matmul_precision(config.model.matmul_precision)  # of what the optimizer computes
     with precision, memory.shortage_explained(memory.FOR_TRAINING), folder.writing_by_first():
         if distributed.is_first():
-            write_run_metadata(folder, config, experiment.label_space, preprocess, parts)
+            write_run_metadata(folder, config, data.label_space, preprocess, parts)
         state = experiment.steps.start(parts, resumes=origin.resumes)
         del parts  # its values would occupy memory in addition to the state
         with checkpoint.open_manager(folder, keep=config.checkpoint.keep) as manager:
@@ -127,27 +129,56 @@ def run_steps(experiment: Experiment, state: TrainState, selection: Selection, m
 
 def evaluate(experiment: Experiment, state: TrainState, selection: Selection, step: int) -> dict[str, float]:
     """Evaluate raw and averaged weights on the selection split, and update `selection`; return a row of metrics."""
-    config, epoch = experiment.config, experiment.steps_per_epoch
-    kinds = {"raw": state.raw()} | ({"ema": state.ema} if config.ema.decay else {})
-    name, metric = selection_split(config), selection.metric
-    scored = score(experiment, kinds, state.frozen, experiment.eval_splits[name]) if name else {}
-    measured = {kind: measure(scores, experiment.label_space, config) for kind, scores in scored.items()}
-    results = {kind: values[metric] for kind, values in measured.items()}
-    # A run of an earlier version may have selected with few positives, and continues to.
-    few = few_positives(experiment.eval_splits[name].labels) if name and not selection.best else ""
-    if config.eval.select_on == "none" or few:
-        kind = list(kinds)[-1]
-        selection.keep(step, kind, "", copy_tree(kinds[kind]))
+    candidates = {"raw": state.raw()}
+    if experiment.config.ema.decay:
+        candidates["ema"] = state.ema
+    split = selection_split(experiment.config)
+    measured = measure_candidates(experiment, candidates, state.frozen, split) if split else {}
+    select(experiment, selection, step, candidates, measured)
+    return {f"{split}/{kind}/{name}": value for kind, metrics in measured.items() for name, value in metrics.items()}
+
+
+def measure_candidates(
+    experiment: Experiment, candidates: Mapping[str, Params], frozen: Params, split: str
+) -> dict[str, Metrics]:
+    """Return kind -> metrics of a split, for each of the candidates."""
+    scored = score(experiment, candidates, frozen, experiment.data.eval_splits[split])
+    label_space = experiment.data.label_space
+    return {kind: measure(scores, label_space, experiment.config) for kind, scores in scored.items()}
+
+
+def select(
+    experiment: Experiment,
+    selection: Selection,
+    step: int,
+    candidates: Mapping[str, Params],
+    measured: Mapping[str, Metrics],
+) -> None:
+    """Update `selection` after a step: by the metric, or with the latest values if no metric selects.
+
+    Args:
+      experiment: the experiment.
+      selection: the selection.
+      step: the step of the candidates.
+      candidates: kind -> values, the preferred kind last.
+      measured: kind -> metrics on the selection split; {} without a selection split.
+    """
+    config, metric = experiment.config, selection.metric
+    split = selection_split(config)
+    rough = few_positives(experiment.data.eval_splits[split].labels) if split else ""
+    results = {kind: metrics[metric] for kind, metrics in measured.items()}
+    if config.eval.select_on == "none" or rough:
+        kind = list(candidates)[-1]
+        selection.keep(step, kind, "", copy_tree(candidates[kind]))
     else:
-        candidates = {kind: (result, copy_tree(kinds[kind])) for kind, result in results.items()}
-        selection.consider(step, name, candidates, patience=config.train.patience * epoch)
+        copies = {kind: (result, copy_tree(candidates[kind])) for kind, result in results.items()}
+        selection.consider(step, split, copies, patience=config.train.patience * experiment.steps_per_epoch)
     if results:
         percent = ", ".join(f"{kind} {100 * result:.2f}" for kind, result in results.items())
-        rough = f" (rough, so it selects nothing: {few})" if few else ""
-        status(f"step {step}, epoch {step / epoch:g}: {name} {metric} {percent} %{rough}")
+        note = f" (rough, so it selects nothing: {rough})" if rough else ""
+        status(f"step {step}, epoch {step / experiment.steps_per_epoch:g}: {split} {metric} {percent} %{note}")
     if selection.finished:
         status(f"stopping early: the best {metric} is more than train.patience={config.train.patience} epochs old")
-    return {f"{name}/{kind}/{metric}": value for kind, values in measured.items() for metric, value in values.items()}
 
 
 def finish(experiment: Experiment, selection: Selection, frozen: Params, outside: SplitScores | None = None) -> Results:
@@ -158,15 +189,15 @@ def finish(experiment: Experiment, selection: Selection, frozen: Params, outside
       frozen: the frozen values.
       outside: the scores of `fit_classifier`, written as a split.
     """
-    config, folder, names = experiment.config, experiment.folder, experiment.label_space.names
+    config, folder, names = experiment.config, experiment.folder, experiment.data.label_space.names
     if outside is None:
         status(f"evaluating the {selection}")
     selected, fitted = {selection.kind: selection.values}, None
     scored = {
         name: score(experiment, selected, frozen, split)[selection.kind]
-        for name, split in experiment.eval_splits.items()
+        for name, split in experiment.data.eval_splits.items()
     }
-    listed = [experiment.skipped.everywhere(), *(item.skipped for item in scored.values())]
+    listed = [experiment.data.skipped.everywhere(), *(item.skipped for item in scored.values())]
     scored |= {outside.name: outside} if outside is not None else {}
     if config.thresholds.at_end:
         fitted = fit_split(scored[split_to_fit(config)], names, config)
@@ -178,7 +209,7 @@ def finish(experiment: Experiment, selection: Selection, frozen: Params, outside
         list_skipped(folder, listed)
         if backbone is not None:
             folder.write_bytes("backbone.safetensors", backbone)
-    results = measure_and_write(folder, scored, experiment.label_space, config, fitted=fitted)
+    results = measure_and_write(folder, scored, experiment.data.label_space, config, fitted=fitted)
     if distributed.is_first():
         send_results(folder, config, results)
     distributed.barrier("results")  # from here on, every process may read the results

@@ -19,8 +19,8 @@ from mlmoe_jax.runtime import distributed, machine
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import AUTO
 from mlmoe_jax.runtime.sharding import copy_tree
+from mlmoe_jax.training.experiment import Experiment
 from mlmoe_jax.training.selection import Selection
-from mlmoe_jax.training.setup import Experiment
 from mlmoe_jax.training.step import TrainState
 
 
@@ -29,7 +29,7 @@ def save_progress(
     experiment: Experiment, manager: ocp.CheckpointManager, step: int, state: TrainState, selection: Selection
 ) -> None:
     """Write a checkpoint from which `restore_progress` resumes."""
-    notes = {**selection.notes(), "skipped": sorted(experiment.skipped.everywhere().rows)}
+    notes = {**selection.notes(), "skipped": sorted(experiment.data.skipped.everywhere().rows)}
     stored = experiment.steps.stored_form({"state": state.replace(frozen={}), "selected": selection.values})
     checkpoint.save(manager, step, stored["state"], stored["selected"], notes)
     machine.return_freed_memory()
@@ -56,7 +56,7 @@ def restore_progress(
     else:
         state = steps.place(restored.state).replace(frozen=state.frozen)
         selection = Selection.from_notes(steps.place(restored.selected), restored.notes)
-        experiment.skipped.rows.update(restored.notes.get("skipped", ()))
+        experiment.data.skipped.rows.update(restored.notes.get("skipped", ()))
         status(f"resuming from step {restored.step} of {experiment.total_steps}")
     if distributed.is_first():
         experiment.folder.drop_rows_after(int(state.step))

@@ -49,17 +49,18 @@ class TrainState:
 
     def raw(self) -> Params:
         """Return the values of the model in trainable and stats, the counterpart of `ema`."""
-        return divide({**self.trainable, **self.stats})[0]
+        return split_loss_values({**self.trainable, **self.stats})[0]
 
     def latest(self) -> Params:
         """Return the moving averages, or trainable and stats without them."""
         return self.ema or self.raw()
 
 
-def divide(values: Params) -> tuple[Params, Params]:
-    """Return the values of the model and the values of the loss."""
+def split_loss_values(values: Params) -> tuple[Params, Params]:
+    """Split values by their owner: return the values of the model and the values of the loss."""
     loss = {path: value for path, value in values.items() if path.startswith(LOSS_VALUES)}
-    return {path: value for path, value in values.items() if path not in loss}, loss
+    model = {path: value for path, value in values.items() if path not in loss}
+    return model, loss
 
 
 def initial_state(trainable: Params, frozen: Params, stats: Params, opt: Any, *, averages: bool = True) -> TrainState:
@@ -67,7 +68,7 @@ def initial_state(trainable: Params, frozen: Params, stats: Params, opt: Any, *,
 
     Every value that a step donates is copied, because a buffer that occurs twice cannot be donated.
     """
-    averaged = divide({**trainable, **stats})[0] if averages else {}
+    averaged = split_loss_values({**trainable, **stats})[0] if averages else {}
     trainable, stats, opt, ema = copy_tree((trainable, stats, opt, averaged))
     return TrainState(jnp.asarray(np.int32(0)), trainable, frozen, stats, opt, ema)
 
@@ -134,36 +135,55 @@ def make_train_step(
         `skipped_steps`, the number of such steps so far.
     """
 
+    differentiate = _make_differentiate(definition, objective, preprocess, mesh, label_axes)
+    if accumulate > 1:
+        differentiate = _accumulated(differentiate, accumulate, mesh)
+
+    def step(moving: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, Metrics]:
+        key = jax.random.fold_in(jax.random.key(seed), moving.step)
+        moving = moving.replace(trainable=clip_to_bounds(moving.trainable))
+        if mixing is not None:
+            batch = mixing(batch, jax.random.split(key)[0])  # the model uses the second half
+        gradient, metrics, stats = differentiate(moving, frozen, batch, batch, key)
+
+        updates, opt = optimizer.update(gradient, moving.opt, moving.trainable)
+        trainable = optax.apply_updates(moving.trainable, updates)
+        after = moving.replace(step=moving.step + 1, trainable=trainable, stats=stats, opt=opt)
+        if moving.ema:
+            after = after.replace(ema=ema_update(moving.ema, after.raw(), ema_decay))
+
+        metrics = {**metrics, "gradient_norm": optax.tree.norm(gradient)}
+        if skips:
+            after = _unless_finite(metrics, moving, after)
+            metrics["skipped_steps"] = after.step - updates_made(after.opt)
+        return after, metrics
+
+    return TrainStep(step, mesh, label_axes)
+
+
+def _unless_finite(metrics: Metrics, before: TrainState, after: TrainState) -> TrainState:
+    """Return the state after a step; only its number changes if the loss or the gradient is not finite."""
+    finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["gradient_norm"])
+    return jax.tree.map(partial(jnp.where, finite), after, before.replace(step=after.step))
+
+
+def _make_differentiate(
+    definition: ModelDef, objective: Objective, preprocess: Preprocess, mesh: Mesh, label_axes: LabelAxes | None
+) -> Differentiate:
+    """Return the gradient of the training loss by the trainable values."""
+
     def differentiate(moving: TrainState, frozen: Params, batch: Batch, whole: Batch, key: jax.Array):
         def loss_of(trainable: Params):
-            values, own = divide({**trainable, **frozen, **moving.stats})
+            values, loss_values = split_loss_values({**trainable, **frozen, **moving.stats})
             prediction, stats = apply_model(definition, values, batch, preprocess, mesh, label_axes, key=key)
-            loss, parts = objective(prediction, batch, whole, step=moving.step, values=own)
-            noted = objective.note(prediction, batch, moving.step, own)
+            loss, parts = objective(prediction, batch, whole, step=moving.step, values=loss_values)
+            noted = objective.note(prediction, batch, moving.step, loss_values)
             return loss, ({"loss": loss, **parts}, {**stats, **noted})
 
         gradient, (metrics, stats) = jax.grad(loss_of, has_aux=True)(moving.trainable)
         return gradient, metrics, stats
 
-    gradient_of = differentiate if accumulate == 1 else _accumulated(differentiate, accumulate, mesh)
-
-    def step(moving: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, Metrics]:
-        key = jax.random.fold_in(jax.random.key(seed), moving.step)
-        moving = moving.replace(trainable=clip_to_bounds(moving.trainable))
-        batch = batch if mixing is None else mixing(batch, jax.random.split(key)[0])  # the model uses the second half
-        gradient, metrics, stats = gradient_of(moving, frozen, batch, batch, key)
-        updates, opt = optimizer.update(gradient, moving.opt, moving.trainable)
-        trainable = optax.apply_updates(moving.trainable, updates)
-        after = moving.replace(step=moving.step + 1, trainable=trainable, stats=stats, opt=opt)
-        after = after.replace(ema=ema_update(moving.ema, after.raw(), ema_decay) if moving.ema else {})
-        metrics = {**metrics, "gradient_norm": optax.tree.norm(gradient)}
-        if skips:
-            finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["gradient_norm"])
-            after = jax.tree.map(partial(jnp.where, finite), after, moving.replace(step=after.step))
-            metrics["skipped_steps"] = after.step - updates_made(after.opt)
-        return after, metrics
-
-    return TrainStep(step, mesh, label_axes)
+    return differentiate
 
 
 def _accumulated(differentiate: Differentiate, parts: int, mesh: Mesh) -> Differentiate:

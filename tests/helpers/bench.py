@@ -12,7 +12,7 @@ from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.models.build import Classifier, build_model
 from mlmoe_jax.runs.assemble import Parts
 from mlmoe_jax.runtime.sharding import shard_batch
-from mlmoe_jax.training.setup import build_steps
+from mlmoe_jax.training.build_steps import build_steps
 from mlmoe_jax.training.step import TrainState
 
 

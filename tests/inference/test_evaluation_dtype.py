@@ -15,7 +15,7 @@ from mlmoe_jax.runs.assemble import abstract_parts, evaluated_definition
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import open_run
 from mlmoe_jax.runtime.sharding import make_mesh
-from mlmoe_jax.training.setup import abstract_steps
+from mlmoe_jax.training.build_steps import abstract_steps
 
 HEADS = ["mlvpt_dinov2", "linear_probe", "vpt", "gatevpt", "e2vpt", "q2l_resnet101", "drmoe_resnet101"]
 MORE = ["gvpt", "ml_decoder_resnet101", "mlgcn_resnet101", "addgcn_resnet101", "cnn_rnn_resnet101", "mlmoe_dinov2"]

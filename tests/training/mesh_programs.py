@@ -35,7 +35,7 @@ from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import Run
 from mlmoe_jax.runtime.sharding import AXES, make_mesh, remove_padding
 from mlmoe_jax.training.objective import Objective, training_labels
-from mlmoe_jax.training.step import divide
+from mlmoe_jax.training.step import split_loss_values
 
 # Ten labels: on two devices along `expert` five per device, on eight two per device with padding.
 LABELS, BATCH = 10, 16
@@ -197,7 +197,7 @@ def estimate_gaps(kind: str, meshes: list) -> dict:
             batch |= {"id": rows, "label": (codes[rows] == 1).astype(np.float32)}
             batch["label_mask"] = batch["label"].copy()
             state, _ = bench.steps.train_step(state, bench.shard(batch))
-        (own,) = divide({**state.trainable, **state.stats})[1].values()
+        (own,) = split_loss_values({**state.trainable, **state.stats})[1].values()
         return jax.device_get({"own": own, **state.trainable}), own.sharding.spec[:1] == ("fsdp",)
 
     objective = Objective(config.loss, training_labels(config, codes))

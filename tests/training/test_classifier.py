@@ -17,7 +17,7 @@ from mlmoe_jax.evaluation.results import OUT_OF_FOLD, read_scores
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import LATEST, open_run
 from mlmoe_jax.runs.thresholds import read_thresholds
-from mlmoe_jax.training import classifier, setup
+from mlmoe_jax.training import classifier, training_data
 from mlmoe_jax.training.logistic import fit_logistic
 from mlmoe_jax.training.loop import train
 from mlmoe_jax.training.profiling import Window
@@ -76,14 +76,14 @@ def test_the_run_has_the_values_of_the_fit_and_the_scores_of_images_outside(fini
 @pytest.mark.slow
 def test_the_folds_keep_groups_together(tmp_path, monkeypatch):
     patients, calls = [f"p{row // 5}" for row in range(50)], []
-    open_splits = setup.open_splits
+    open_splits = training_data.open_splits
 
     def with_patients(*args, **options):
         splits = open_splits(*args, **options).items()
         return {name: replace(split, groups=patients[: len(split)]) for name, split in splits}
 
-    monkeypatch.setattr(setup, "open_splits", with_patients)
-    monkeypatch.setattr(setup, "check_splits", lambda train, others: [])  # made-up groups are in several splits
+    monkeypatch.setattr(training_data, "open_splits", with_patients)
+    monkeypatch.setattr(training_data, "check_splits", lambda train, others: [])  # made-up groups are in several splits
     monkeypatch.setattr(classifier, "fit_logistic", lambda *a, **k: calls.append(k["groups"]) or fit_logistic(*a, **k))
     folder = RunFolder(tmp_path / "run")
     train(config_of(), folder)

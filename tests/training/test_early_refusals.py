@@ -19,7 +19,7 @@ def refused(monkeypatch, refusal, tmp_path):
     def opened(*_, **__):
         raise AssertionError("the data was opened")
 
-    monkeypatch.setattr(loop, "open_experiment", opened)
+    monkeypatch.setattr(loop, "open_training_data", opened)
     monkeypatch.chdir(tmp_path)
 
     def start(**keys: str) -> str:

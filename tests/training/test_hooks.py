@@ -13,7 +13,7 @@ from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.metric_log import TIMING
-from mlmoe_jax.training import setup
+from mlmoe_jax.training import experiment
 from mlmoe_jax.training.hooks import DIVERGENCE_LIMIT, Checks, Hook, Hooks, Trace
 from mlmoe_jax.training.loop import train
 from mlmoe_jax.training.profiling import FOLDER, Window
@@ -55,9 +55,9 @@ def poisoned(monkeypatch):
             for step, batch in enumerate(make(*args, first_step=first_step, **options), start=first_step + 1):
                 yield {**batch, "label": batch["label"] * np.float32(np.nan)} if step in steps else batch
 
-        monkeypatch.setattr(setup, "training_batches", batches)
+        monkeypatch.setattr(experiment, "training_batches", batches)
 
-    make = setup.training_batches
+    make = experiment.training_batches
     return poison
 
 

@@ -15,9 +15,10 @@ from mlmoe_jax.runs.restore import has_checkpoint, write_run_metadata
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.sharding import place
+from mlmoe_jax.training.build_steps import build_steps
 from mlmoe_jax.training.initialization import origin_of
 from mlmoe_jax.training.selection import Selection
-from mlmoe_jax.training.setup import build_steps, label_space_for
+from mlmoe_jax.training.training_data import label_space_for
 
 
 def import_run(config: ConfigDict, folder: RunFolder) -> None:

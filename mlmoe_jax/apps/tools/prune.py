@@ -36,11 +36,11 @@ from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.batches import run_batches
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.sharding import REPLICATED
+from mlmoe_jax.training.experiment import training_batches
 from mlmoe_jax.training.loop import train
 from mlmoe_jax.training.objective import training_objective
 from mlmoe_jax.training.resume import config_of_run
 from mlmoe_jax.training.selection import require_metric, selection_split
-from mlmoe_jax.training.setup import training_batches
 
 STAGES, TABLE = "prune", "prune.csv"
 SEARCH, LEVELS, IMPORTANCE = f"{STAGES}/search", f"{STAGES}/levels", f"{STAGES}/importance_{{}}.npz"

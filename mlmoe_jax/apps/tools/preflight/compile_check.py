@@ -29,7 +29,7 @@ from mlmoe_jax.runtime.memory import GIB, capacity_here, device_bytes, memory_pa
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.text import quantity, text_table
-from mlmoe_jax.training.setup import abstract_steps
+from mlmoe_jax.training.build_steps import abstract_steps
 
 # Without these variables libtpu queries the metadata service of the cloud.
 WITHOUT_TPU = {

@@ -19,7 +19,7 @@ from mlmoe_jax.models.macs import count_macs, forward_macs
 from mlmoe_jax.models.params import module_rows
 from mlmoe_jax.runtime.sharding import make_mesh
 from mlmoe_jax.runtime.text import text_table
-from mlmoe_jax.training.setup import abstract_steps
+from mlmoe_jax.training.build_steps import abstract_steps
 
 _NOTES = (
     "MACs: multiply-adds per image. layers: as the prompt-tuning papers count;",

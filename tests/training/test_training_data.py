@@ -5,7 +5,7 @@ from helpers.tables import write
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.training.setup import open_experiment
+from mlmoe_jax.training.training_data import open_training_data
 
 TABLE = "image,labels\na.png,cat\nb.png,dog\nsub/c.png,cat;dog\n"
 
@@ -24,12 +24,12 @@ def test_a_resumed_training_reports_data_that_have_changed(table, tree, says, tm
     config.data.name, config.data.root, config.data.val_split, config.data.test_splits = "csv", str(tmp_path), "", ()
     write(tmp_path, "train.csv", TABLE)
     with folder.writing(), open(tmp_path / "run" / "label_space.npz", "wb") as file:
-        open_experiment(config, folder).label_space.save(file)
+        open_training_data(config).label_space.save(file)
     assert "since the run" not in capsys.readouterr().err
     (tmp_path / "train.csv").write_text(table)
     (tmp_path / "tree.yaml").write_text("implies: {cat: dog}")
     config.data.tree = tree
-    open_experiment(config, folder, resumes=True)
+    open_training_data(config, folder)
     warnings = [line for line in capsys.readouterr().err.splitlines() if "the run in" in line]
     assert len(warnings) == bool(says)
     assert says in "".join(warnings)
@@ -41,6 +41,6 @@ def test_known_positives_imply_others(tmp_path):
     config.data.known_positives, config.data.tree, config.loss.unknown = "one", "tree.yaml", "negative"
     write(tmp_path, "train.csv", "\n".join(["image,labels", *(f"{name},cat;dog" for name in names)]), images=names)
     (tmp_path / "tree.yaml").write_text("implies: {cat: dog}")
-    labels = open_experiment(config, RunFolder(tmp_path / "run")).train_split.labels.tolist()
+    labels = open_training_data(config).train_split.labels.tolist()
     assert sorted(map(tuple, labels)) == [(-1, 1)] * labels.count([-1, 1]) + [(1, 1)] * labels.count([1, 1])
     assert 0 < labels.count([1, 1]) < 20

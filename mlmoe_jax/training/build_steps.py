@@ -1,0 +1,140 @@
+"""The optimizer and the steps of a training, for one model on one mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from mlmoe_jax.data.labels.space import synthetic_label_space
+from mlmoe_jax.data.prepare import Preprocess
+from mlmoe_jax.data.sources.open import count_labels
+from mlmoe_jax.evaluation.gate_shares import shared_entries
+from mlmoe_jax.models.apply import make_eval_step
+from mlmoe_jax.models.params import ModelDef
+from mlmoe_jax.runs.assemble import Parts, abstract_parts, evaluated_definition, label_axes_for, preprocess_for
+from mlmoe_jax.runtime import sharding
+from mlmoe_jax.runtime.sharding import LabelAxes
+from mlmoe_jax.training.mixing import make_mixing
+from mlmoe_jax.training.objective import Objective, training_objective
+from mlmoe_jax.training.optim import make_optimizer, make_schedules
+from mlmoe_jax.training.step import TrainState, TrainStep, initial_state, make_train_step
+
+# More steps than any warm-up has; shapes and costs of the compiled steps do not depend on the number.
+ANY_LENGTH = 10**9
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The optimizer and the compiled steps for one model on one mesh.
+
+    `averages`: whether a state has moving averages. `learning_rate` maps the number of steps taken to f32[].
+    `eval_step` is a result of `make_eval_step`.
+    """
+
+    num_labels: int
+    mesh: Mesh
+    label_axes: LabelAxes | None
+    preprocess: Preprocess
+    optimizer: optax.GradientTransformation
+    averages: bool
+    objective: Objective
+    learning_rate: Callable[[int], jax.Array]
+    train_step: TrainStep
+    eval_step: Callable[..., dict[str, Any]]
+
+    def initial_state(self, parts: Parts) -> TrainState:
+        """Return the state of a model before its first step, not yet placed on the mesh."""
+        trainable = {**parts.trainable, **self.objective.learned()}
+        stats = {**parts.stats, **self.objective.noted()}
+        opt = jax.jit(self.optimizer.init)(trainable)
+        return initial_state(trainable, parts.frozen, stats, opt, averages=self.averages)
+
+    def start(self, parts: Parts, *, resumes: bool) -> TrainState:
+        """Return the state before the first step, on the mesh.
+
+        With `resumes`, values that a checkpoint holds are ShapeDtypeStructs with shardings.
+        """
+        state = jax.eval_shape(self.initial_state, parts) if resumes else self.initial_state(parts)
+        if not resumes:
+            return self.place(state)
+        awaited = sharding.abstract(state.replace(frozen={}), self.mesh, self.label_axes)
+        return awaited.replace(frozen=self.place(parts.frozen))
+
+    def place(self, tree: Any) -> Any:
+        """Place a tree of values on the mesh as the steps expect them."""
+        return sharding.place(tree, self.mesh, self.label_axes)
+
+    def stored_form(self, placed: Any) -> Any:
+        """Return placed values as checkpoints store them, which does not depend on the mesh."""
+        return sharding.without_padding(placed, self.mesh, self.label_axes)
+
+
+def build_steps(
+    config: ConfigDict,
+    parts: Parts,
+    preprocess: Preprocess,
+    mesh: Mesh,
+    train_labels: np.ndarray,
+    *,
+    total_steps: int,
+    evaluated: ModelDef | None = None,
+) -> Steps:
+    """Build the optimizer and the steps of a config for a model, which may be abstract, without compiling them.
+
+    Args:
+      parts: the model.
+      train_labels: codes i8[N,K] of the training split, for a balanced loss.
+      total_steps: number of steps of the whole training.
+      evaluated: the structure for evaluation, from `evaluated_definition`; None = the structure for training.
+    """
+    num_labels = train_labels.shape[1]
+    label_axes = label_axes_for(parts.definition, num_labels, mesh)
+    objective = training_objective(config, train_labels)
+    optimizer = make_optimizer(config.optim, total_steps, [*parts.trainable, *objective.learned_paths()])
+    learning_rate, _ = make_schedules(config.optim, total_steps)
+    train_step = make_train_step(
+        parts.definition,
+        objective,
+        optimizer,
+        preprocess,
+        ema_decay=config.ema.decay,
+        seed=config.seed,
+        mesh=mesh,
+        label_axes=label_axes,
+        accumulate=config.train.accumulate,
+        mixing=make_mixing(config.augment),
+        skips=bool(config.train.skip_nonfinite),
+    )
+    return Steps(
+        num_labels=num_labels,
+        mesh=mesh,
+        label_axes=label_axes,
+        preprocess=preprocess,
+        optimizer=optimizer,
+        averages=bool(config.ema.decay),
+        objective=objective,
+        learning_rate=jax.jit(learning_rate),
+        train_step=train_step,
+        eval_step=make_eval_step(
+            evaluated or parts.definition, preprocess, mesh, label_axes, shared=shared_entries(config)
+        ),
+    )
+
+
+def abstract_steps(config: ConfigDict, mesh: Mesh, num_labels: int = 0) -> tuple[Parts, Steps]:
+    """Return a config's model and steps without data or weights; every value is a ShapeDtypeStruct.
+
+    `num_labels` is by default the number of labels of the data set; UserError if it is unknown without the data.
+    """
+    space = synthetic_label_space(num_labels or count_labels(config.data), config.model.prompts.num_groups)
+    parts, labels = abstract_parts(config, space), np.zeros((1, len(space.names)), np.int8)
+    evaluated, preprocess = evaluated_definition(config, parts, space), preprocess_for(config)
+    steps = build_steps(config, parts, preprocess, mesh, labels, total_steps=ANY_LENGTH, evaluated=evaluated)
+    return parts, steps

@@ -1,0 +1,143 @@
+"""A training without its state: its data, its model and its compiled steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from mlmoe_jax.config.validation import has_batch_statistics
+from mlmoe_jax.data.pipeline import SkippedImages, build_loader
+from mlmoe_jax.data.prepare import Preprocess
+from mlmoe_jax.data.split import Split
+from mlmoe_jax.inference.features import FeatureExtractor, require_frozen
+from mlmoe_jax.runs.assemble import Parts, evaluated_definition
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.restore import restored_values
+from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.batches import device_batches
+from mlmoe_jax.runtime.progress import Progress
+from mlmoe_jax.training.build_steps import ANY_LENGTH, Steps, build_steps
+from mlmoe_jax.training.profiling import Window
+from mlmoe_jax.training.training_data import TrainingData, with_caches
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Everything a training needs except its state (see `TrainState`).
+
+    Attributes:
+      config: the config of the training.
+      folder: the run folder.
+      data: the splits and the label space.
+      steps: the model and its steps.
+      profile: steps to trace, or None.
+    """
+
+    config: ConfigDict
+    folder: RunFolder
+    data: TrainingData
+    steps: Steps
+    profile: Window | None = None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """The number of steps per pass over the training split."""
+        return self.data.steps_per_epoch(self.config.train.batch_size)
+
+    @property
+    def total_steps(self) -> int:
+        """The number of steps of the whole training; a fit to convergence counts as one."""
+        return self.config.train.epochs * self.steps_per_epoch if fits_by_steps(self.config) else 1
+
+    def batches(self, first: int, progress: Progress) -> Iterator[tuple[int, dict[str, jax.Array]]]:
+        """Yield the number and the batch, on the devices, of each step after the first `first` steps."""
+        batches = training_batches(self.config, self.data.train_split, self.data.skipped, first_step=first)
+        numbers = range(first + 1, self.total_steps + 1)
+        return zip(numbers, device_batches(batches, self.steps.mesh, progress), strict=False)
+
+    def evaluates(self, step: int) -> bool:
+        """Return whether the state after a step is evaluated."""
+        return step % (self.config.eval.every_epochs * self.steps_per_epoch) == 0 or step == self.total_steps
+
+    def saves(self, step: int) -> bool:
+        """Return whether the state after a step is saved, besides at the end and when training is stopped."""
+        every = max(1, round(self.config.checkpoint.every_epochs * self.steps_per_epoch))
+        return step % every == 0 or step == self.total_steps
+
+
+def fits_by_steps(config: ConfigDict) -> bool:
+    """Return whether the parameters are fitted by steps of the optimizer."""
+    return config.train.fit == "steps"
+
+
+def make_experiment(
+    config: ConfigDict,
+    folder: RunFolder,
+    data: TrainingData,
+    parts: Parts,
+    preprocess: Preprocess,
+    mesh: Mesh,
+    *,
+    resumes: bool = False,
+    profile: Window | None = None,
+) -> Experiment:
+    """Make the experiment of a model on opened data. Features of `data.cache_features` are computed or read.
+
+    Args:
+      config: the config of the training.
+      folder: the run folder.
+      data: the opened data.
+      parts: the model.
+      preprocess: conversion of images to the model input.
+      mesh: the mesh of the steps.
+      resumes: the checkpoint of the run in the folder has the statistics of the backbone.
+      profile: steps to trace.
+
+    Raises:
+      UserError: training would change the features, or there is no disk space for them.
+    """
+    labels, evaluated = data.train_split.labels, evaluated_definition(config, parts, data.label_space)
+    total_steps = ANY_LENGTH  # a fit takes no warm-up
+    if fits_by_steps(config):
+        total_steps = config.train.epochs * data.steps_per_epoch(config.train.batch_size)
+    steps = build_steps(config, parts, preprocess, mesh, labels, total_steps=total_steps, evaluated=evaluated)
+    extractor = None
+    if config.data.cache_features != "no":
+        require_frozen(parts)
+        if resumes:
+            parts = _with_restored_statistics(folder, parts, mesh)
+        extractor = FeatureExtractor(config, parts, preprocess, mesh)
+    return Experiment(config, folder, with_caches(data, config, extractor), steps, profile)
+
+
+def _with_restored_statistics(folder: RunFolder, parts: Parts, mesh: Mesh) -> Parts:
+    """Return a model with the statistics that the checkpoint of its run has."""
+    if not parts.stats:
+        return parts
+    selected = restored_values(folder, parts, mesh).selected
+    return replace(parts, stats={path: selected[path] for path in parts.stats})
+
+
+def training_batches(
+    config: ConfigDict, split: Split, skipped: SkippedImages, *, first_step: int = 0
+) -> Iterator[dict[str, np.ndarray]]:
+    """Return this process's part of the training batches after `first_step` steps; `skipped` collects bad images."""
+    data_config = config.data
+    if has_batch_statistics(config):  # they would include the blank of an unreadable image
+        data_config = data_config.copy_and_resolve_references()
+        data_config.bad_images = "error"
+    loader = build_loader(
+        data_config,
+        split,
+        batch_size=config.train.batch_size,
+        augment=config.augment,
+        seed=config.seed,
+        first_step=first_step,
+        process=distributed.process(),
+    )
+    return skipped.watch(loader)

@@ -1,0 +1,154 @@
+"""The data of a training: its splits and its label space, opened and checked before a model is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ml_collections import ConfigDict
+
+import mlmoe_jax.config as configuration
+from mlmoe_jax.data.image_cache import with_cache
+from mlmoe_jax.data.labels.hidden import hide_positives
+from mlmoe_jax.data.labels.space import LabelSpace, label_space_of
+from mlmoe_jax.data.labels.tree import LabelTree
+from mlmoe_jax.data.pipeline import SkippedImages, steps_per_epoch
+from mlmoe_jax.data.sources.open import open_splits, original_name, root_of, tree_of
+from mlmoe_jax.data.split import POSITIVE, UNKNOWN, Split
+from mlmoe_jax.data.split_checks import check_splits, require_readable, require_same_images
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.evaluation.fit_thresholds import split_to_fit
+from mlmoe_jax.evaluation.results import OUT_OF_FOLD
+from mlmoe_jax.inference.features import FeatureExtractor
+from mlmoe_jax.models.registries import LOSSES, head_class, prompts_class
+from mlmoe_jax.runs.folder import RunFolder, read_label_space
+from mlmoe_jax.runtime.progress import status
+from mlmoe_jax.runtime.text import quantity
+from mlmoe_jax.training.objective import require_labels
+from mlmoe_jax.training.selection import selection_split
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The splits of a training and the space of their labels.
+
+    Attributes:
+      train_split: the training split.
+      eval_splits: name -> split, for the splits to evaluate.
+      label_space: names, groups and statistics of the labels.
+      skipped: images of the training split that could not be read.
+    """
+
+    train_split: Split
+    eval_splits: dict[str, Split]
+    label_space: LabelSpace
+    skipped: SkippedImages
+
+    def steps_per_epoch(self, batch_size: int) -> int:
+        """Return the number of steps per pass over the training split."""
+        return steps_per_epoch(len(self.train_split), batch_size)
+
+
+def open_training_data(config: ConfigDict, resumed: RunFolder | None = None) -> TrainingData:
+    """Open the splits of a training. Log warnings about them and about the config.
+
+    Args:
+      config: the config of the training.
+      resumed: the folder of a run that continues; its label space is used. A new label space can differ, because
+        another version of a library may group labels differently, and a file of word vectors may have changed.
+
+    Raises:
+      UserError: the data cannot be used for training, or its labels differ from the labels of the run.
+    """
+    status(f"reading {config.data.name}")
+    names = evaluated_splits(config)
+    splits = open_splits(config.data, names, seed=config.seed)
+    require_same_images(config.data.name, splits.values())
+    require_readable(splits.values(), config.data)
+    tree = tree_of(config.data, splits[config.data.train_split].classes)
+    known = hide_positives(splits[config.data.train_split], config.data)
+    train_split = replace(known, labels=tree.close(known.labels)[0])  # what known positives imply
+    require_labels(config, train_split.labels)
+    if resumed is None:
+        label_space = label_space_for(config, train_split, tree)
+    else:
+        label_space = _resumed_label_space(config, resumed, train_split, tree)
+    eval_splits = {name: splits[name] for name in names}
+    _report_data(config, train_split, eval_splits)
+    return TrainingData(train_split, eval_splits, label_space, SkippedImages(train_split))
+
+
+def evaluated_splits(config: ConfigDict) -> list[str]:
+    """Return the names of the splits that a training evaluates: to select, to fit thresholds, and to test."""
+    names = [selection_split(config)]
+    if config.thresholds.at_end:
+        names.append(split_to_fit(config))
+    names += config.data.test_splits
+    return [name for name in names if name not in ("", OUT_OF_FOLD)]
+
+
+def label_space_for(config: ConfigDict, train_split: Split, tree: LabelTree | None = None) -> LabelSpace:
+    """Return the label space of a new run on a training split. `tree` is by default read from `data.tree`."""
+    vectors = head_class(config).needs_vectors
+    grouped = prompts_class(config).uses_groups
+    name = original_name(config.data)
+    space = label_space_of(train_split, name, config.model, config.seed, grouped=grouped, vectors=vectors)
+    return replace(space, tree=tree_of(config.data, train_split.classes) if tree is None else tree)
+
+
+def _resumed_label_space(config: ConfigDict, folder: RunFolder, train_split: Split, tree: LabelTree) -> LabelSpace:
+    """Return the label space of the run in a folder; log how the training split has changed since it started.
+
+    Raises UserError if the run cannot continue on the training split.
+    """
+    space, images = read_label_space(folder), len(train_split)
+    if space.names != tuple(train_split.classes):
+        raise UserError(f"{folder} holds a run on other labels than the data has now; train in another --workdir")
+    positives = (train_split.labels == POSITIVE).sum(axis=0)
+    if space.images != images and LOSSES[config.loss.kind].keeps_values:
+        raise UserError(
+            f"{folder} started with {space.images:,} training images, each with values of loss.kind="
+            f"{config.loss.kind}, and the data now has {images:,}; train in another --workdir"
+        )
+    if space.images != images:
+        status(
+            f"warning: the run in {folder} started with {space.images:,} training images and now has {images:,}, so it "
+            "continues with another order of images"
+        )
+    elif space.tree != tree or (space.positives != positives).any():
+        status(f"warning: labels have changed since the run in {folder} started, so it continues with other labels")
+    return space
+
+
+def _report_data(config: ConfigDict, train_split: Split, eval_splits: dict[str, Split]) -> None:
+    """Log warnings about the config and the splits, and the size of the training split."""
+    head = head_class(config)
+    if head.unknown_labels and (train_split.labels == UNKNOWN).any():
+        status(f"warning: {config.model.head.kind} {head.unknown_labels}")
+    for warning in configuration.warnings(config) + check_splits(train_split, list(eval_splits.values())):
+        status(f"warning: {warning}")
+    root = root_of(config.data)
+    place = f" in {root}" if root else ""
+    images, labels = quantity(len(train_split), "training image"), quantity(len(train_split.classes), "label")
+    status(f"{config.data.name}{place}: {images}, {labels}")
+
+
+def with_caches(data: TrainingData, config: ConfigDict, extractor: FeatureExtractor | None) -> TrainingData:
+    """Return the data with features or decoded images from a cache, if the config says so.
+
+    Features and images that the cache lacks are computed.
+
+    Args:
+      data: the data of the training.
+      config: the config of the training.
+      extractor: computes the features of `data.cache_features`; None without features.
+
+    Raises:
+      UserError: there is no disk space.
+    """
+    splits = [data.train_split, *data.eval_splits.values()]
+    if extractor is not None:
+        splits = [extractor.cached(split) for split in splits]
+    if config.data.cache != "none":
+        splits = with_cache([(split, None if n else config.augment) for n, split in enumerate(splits)], config.data)
+    train_split, *evaluated = splits
+    return replace(data, train_split=train_split, eval_splits=dict(zip(data.eval_splits, evaluated, strict=True)))
