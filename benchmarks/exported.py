@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from mlmoe_jax.data.image_reader import ImageReader
+from mlmoe_jax.data.label_codes import targets
 from mlmoe_jax.data.sources.open import open_split
-from mlmoe_jax.data.split import targets
 from mlmoe_jax.evaluation.metrics.multilabel import average_precision, mean_average_precision
 from mlmoe_jax.runs.folder import RunFolder, read_config
 

@@ -35,8 +35,8 @@ from mlmoe_jax.apps.tools.acquisition import (
     normalize,
     rarity,
 )
+from mlmoe_jax.data.label_codes import POSITIVE, targets
 from mlmoe_jax.data.sources.open import draw_stratified, open_split
-from mlmoe_jax.data.split import POSITIVE, targets
 from mlmoe_jax.evaluation.metrics.multilabel import average_precision
 from mlmoe_jax.inference.features import FeatureExtractor
 from mlmoe_jax.training.classifier import read_features

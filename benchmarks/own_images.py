@@ -30,7 +30,7 @@ import numpy as np
 from scipy import stats
 from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 
-from mlmoe_jax.data.split import POSITIVE
+from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.evaluation.metrics.multilabel import per_class
 from mlmoe_jax.training.logistic import fit_logistic
 

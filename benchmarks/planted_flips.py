@@ -26,8 +26,9 @@ from benchmarks.photographs import over_seeds
 from mlmoe_jax.apps.audit.audit import Audit, backbone_features, probe_config, ranked
 from mlmoe_jax.apps.cli.large_pages import use_large_pages
 from mlmoe_jax.config import load_config
+from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE
 from mlmoe_jax.data.sources.open import open_split
-from mlmoe_jax.data.split import NEGATIVE, POSITIVE, Split
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.models.calibration import probabilities
 from mlmoe_jax.training.logistic import fit_logistic
 

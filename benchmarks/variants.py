@@ -29,9 +29,9 @@ from ml_collections import ConfigDict
 
 from benchmarks import photographs
 from mlmoe_jax.config import default_config, load_config
+from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.labels.hidden import hide_positives
 from mlmoe_jax.data.sources.open import open_split
-from mlmoe_jax.data.split import POSITIVE
 from mlmoe_jax.evaluation.metrics.bootstrap import percentile_interval
 from mlmoe_jax.evaluation.results import SplitScores, read_scores
 from mlmoe_jax.runs.folder import RunFolder

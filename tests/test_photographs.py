@@ -14,7 +14,7 @@ import mlmoe_jax.config as configuration
 sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks import photographs
-from mlmoe_jax.data.split import NEGATIVE, POSITIVE
+from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE
 from mlmoe_jax.evaluation.results import SplitScores
 
 

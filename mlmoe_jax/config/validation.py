@@ -129,24 +129,14 @@ def _loss_mistakes(config: ConfigDict) -> list[str]:
 
 
 def _cache_mistakes(config: ConfigDict) -> list[str]:
-    """Return the settings that would change cached images or features during training."""
-    augment, geometry = config.augment, config.augment.geometry
-    if config.data.cache != "none" and (
-        geometry == "random_resized_crop" or (geometry == "multi_scale_crop" and not augment.margin)
-    ):
-        return [
-            f"data.cache keeps images at one size, but augment.geometry={geometry} crops each at its own: set "
-            "data.cache=none"
-        ]
+    """Return the settings that would change cached features during training."""
     if config.data.cache_features == "no":
         return []
-    if config.data.cache != "none":
-        return ["data.cache_features reads each image only once: set data.cache=none"]
     neutral, wrong = default_config().augment, []
     if resets := [f"augment.{name}={neutral[name]}" for name in AUGMENTS if config.augment[name] != neutral[name]]:
         wrong.append(f"data.cache_features computes features without augmentation: set {', '.join(resets)}")
-    if augment.mix in ("cutmix", "both"):
-        wrong.append(f"augment.mix={augment.mix} needs images: set augment.mix=mixup, or data.cache_features=no")
+    if config.augment.mix in ("cutmix", "both"):
+        wrong.append(f"augment.mix={config.augment.mix} needs images: set augment.mix=mixup, or data.cache_features=no")
     if config.model.prompts.kind in PROMPT_KINDS and (adapters := describe_adapters(config)):
         wrong.append(
             f"data.cache_features needs features that do not change in training, but {adapters} change them: set "

@@ -37,7 +37,7 @@ class FeatureTable:
 
     Attributes:
       kinds: name -> (shape, type) of the features of one image: `cls` [D] and `patches` [h,w,D].
-      stored: the type in the files, float32 or float16; uint8 for pixels.
+      stored: the type in the files, float32 or float16.
     """
 
     folder: Path
@@ -155,8 +155,6 @@ def table_of(
     kinds: Kinds,
     stored: str,
     settings: Mapping[str, object],
-    *,
-    place: str = "features",
 ) -> FeatureTable:
     """Return the table of the images of a split, which may have no part yet.
 
@@ -166,10 +164,9 @@ def table_of(
       kinds: the features of an image.
       stored: their type in the files.
       settings: everything else that the features depend on.
-      place: folder of the tables in the cache folder.
     """
     digest = hashlib.sha256(json.dumps([kinds, stored, PART_BYTES, settings], sort_keys=True).encode())
     for row, name in enumerate(ids):
         digest.update(f"\n{name} {images.stamp(row)}".encode())
-    folder = cache_folder() / place / digest.hexdigest()[:32]
+    folder = cache_folder() / "features" / digest.hexdigest()[:32]
     return FeatureTable(folder, len(ids), kinds, stored)

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Int, Integer
 from numpy.typing import NDArray
 
-from mlmoe_jax.data.split import POSITIVE
+from mlmoe_jax.data.label_codes import POSITIVE
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

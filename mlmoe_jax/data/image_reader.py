@@ -36,31 +36,32 @@ class Geometry:
         return round(self.image_size / self.crop_fraction)
 
     @property
-    def fixed_side(self) -> int:
-        """The side in pixels of the images that `fixed` returns, 0 if it does not resize images."""
-        if self.fit in ("square", "crop"):
-            return self.image_size
-        return self.image_size + self.margin if self.fit == "multi_scale_crop" and self.margin else 0
-
-    @property
     def smallest_useful_side(self) -> int:
         """The smallest short side in pixels to which an image can be decoded so that the resize never enlarges it.
 
         0 means the full size, for a random crop from the decoded image.
         """
-        return self.short_side if self.fit == "crop" else self.fixed_side
+        match self.fit:
+            case "square":
+                return self.image_size
+            case "crop":
+                return self.short_side
+            case "multi_scale_crop" if self.margin:
+                return self.image_size + self.margin
+        return 0
 
-    def fixed(self, image: np.ndarray | Image.Image) -> np.ndarray:
-        """Return the result of the deterministic part."""
-        if self.fit == "crop":
-            return transforms.resize_and_crop(np.asarray(image), self.short_side, self.image_size)
-        return transforms.resize_square(image, self.fixed_side) if self.fixed_side else np.asarray(image)
-
-    def varied(self, image: np.ndarray, random: np.random.Generator | None) -> np.ndarray:
-        """Return the image u8[S,S,3] for a result of `fixed`, after random crops."""
-        if self.fit == "random_resized_crop":
-            return transforms.random_resized_crop(image, random, self.image_size, self.crop_scale, CROP_RATIOS)
-        return transforms.multi_scale_crop(image, random, self.image_size) if self.fit == "multi_scale_crop" else image
+    def __call__(self, image: np.ndarray | Image.Image, random: np.random.Generator | None = None) -> np.ndarray:
+        """Return the image u8[S,S,3]. Only random crops use `random`."""
+        size = self.image_size
+        match self.fit:
+            case "square":
+                return transforms.resize_square(image, size)
+            case "crop":
+                return transforms.resize_and_crop(np.asarray(image), self.short_side, size)
+            case "random_resized_crop":
+                return transforms.random_resized_crop(np.asarray(image), random, size, self.crop_scale, CROP_RATIOS)
+        resized = transforms.resize_square(image, size + self.margin) if self.margin else np.asarray(image)
+        return transforms.multi_scale_crop(resized, random, size)
 
 
 @dataclass(frozen=True)
@@ -104,10 +105,7 @@ class PixelTransforms:
 
 @dataclass(frozen=True)
 class ImageReader:
-    """Read images as model inputs u8[S,S,3]; can be pickled for worker processes.
-
-    `fixed` is the deterministic part, whose result a cache can store. `varied` is the rest, with all random transforms.
-    """
+    """Read images as model inputs u8[S,S,3]; can be pickled for worker processes."""
 
     decoding: Decoding
     geometry: Geometry
@@ -129,22 +127,15 @@ class ImageReader:
 
     def __call__(self, images: Images, row: int, random: np.random.Generator | None = None) -> np.ndarray | None:
         """Read an image. Evaluation needs no random generator."""
-        image = self.fixed(images, row)
-        return None if image is None else self.varied(image, random)
-
-    def fixed(self, images: Images, row: int) -> np.ndarray | None:
-        """Decode an image, and resize it unless it gets a random crop."""
         try:
-            return self.geometry.fixed(images.open(row, self.decoding))
+            image = self.geometry(images.open(row, self.decoding), random)
         except BadImage:
             if not self.skip:
                 raise
             return None
-
-    def varied(self, image: np.ndarray, random: np.random.Generator | None = None) -> np.ndarray:
-        """Return u8[S,S,3] for an image that `fixed` returned."""
-        return np.ascontiguousarray(self.pixels(self.geometry.varied(image, random), random))
+        return np.ascontiguousarray(self.pixels(image, random))
 
     def encoded(self, content: bytes, name: str = "") -> np.ndarray:
         """Read the bytes of an image file for evaluation. Raises BadImage with `name`."""
-        return self.varied(self.geometry.fixed(open_image(content, name=name, decoding=self.decoding)))
+        image = self.geometry(open_image(content, name=name, decoding=self.decoding))
+        return np.ascontiguousarray(self.pixels(image, None))

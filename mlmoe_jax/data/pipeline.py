@@ -22,8 +22,9 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.image_reader import ImageReader
 from mlmoe_jax.data.images import BadImage
+from mlmoe_jax.data.label_codes import UNKNOWN, targets
 from mlmoe_jax.data.readers import FOR_FEATURES, Readers, choose
-from mlmoe_jax.data.split import UNKNOWN, Split, targets
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime import distributed
 
 Batch = dict[str, np.ndarray]
@@ -67,8 +68,6 @@ class _Examples(grain.transforms.MapWithIndex):
             if (features := self.split.features[row]) is None and not self.reader.skip:
                 raise BadImage(f"{self.split.ids[row]} could not be read as an image when its features were computed")
             return features
-        if self.split.cached is not None and (stored := self.split.cached[row]) is not None:
-            return {"image": self.reader.varied(stored["image"], random)}
         image = self.reader(self.split.images, row, random)
         return None if image is None else {"image": image}
 
@@ -136,14 +135,14 @@ def build_loader(
 def _readers(examples: _Examples, split: Split, data_config: ConfigDict, share: int) -> Readers:
     """Return the threads and processes that read a split. This process reads `share` images of each batch.
 
-    Features and cached images are in the memory of this process, so only its threads read them.
+    Features are in the memory of this process, so only its threads read them.
     """
-    threads, workers = data_config.threads, data_config.workers if split.cached is None else 0
+    threads, workers = data_config.threads, data_config.workers
     if split.features is not None:
         return Readers(threads if threads > 0 else FOR_FEATURES, 0)
     if not len(split):
         return Readers(1, 0)
-    key = (split.classes, split.cached is None, str(examples.reader))
+    key = (split.classes, str(examples.reader))
     return choose(examples.read_one, len(split), key, share * 3 * data_config.image_size**2, threads, workers)
 
 

@@ -8,57 +8,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Bool, Float32, Int, Integer
+from jaxtyping import Int
 
 from mlmoe_jax.data.images import Images
+from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.errors import UserError
 
 if TYPE_CHECKING:
     from mlmoe_jax.data.features import FeatureTable
-
-NEGATIVE, POSITIVE, UNKNOWN, DIFFICULT = 0, 1, -1, 2
-FEW_POSITIVES = 10  # with fewer, the metrics of a label are rough
-
-
-def has_positive(labels: Integer[np.ndarray, "n k"], difficult: str = "negative") -> Bool[np.ndarray, " n"]:
-    """Return whether each image has a positive label.
-
-    Args:
-      labels: label codes.
-      difficult: the treatment of DIFFICULT, as in `targets`. A difficult label counts unless it is `negative`.
-    """
-    enough = (POSITIVE,) if difficult == "negative" else (POSITIVE, DIFFICULT)
-    return np.any(np.isin(labels, enough), axis=1)
-
-
-def targets(
-    labels: Integer[np.ndarray, "*rows"], difficult: str
-) -> tuple[Float32[np.ndarray, "*rows"], Float32[np.ndarray, "*rows"]]:
-    """Convert label codes to (label, label_mask).
-
-    Args:
-      labels: label codes.
-      difficult: the treatment of DIFFICULT: `negative`, `ignore` or `positive`.
-    """
-    positive = labels == POSITIVE
-    known = labels != UNKNOWN
-    if difficult == "positive":
-        positive |= labels == DIFFICULT
-    elif difficult == "ignore":
-        known &= labels != DIFFICULT
-    return positive.astype(np.float32), known.astype(np.float32)
-
-
-def few_positives(labels: Integer[np.ndarray, "n k"]) -> str:
-    """Return a text about the number of positives per label; "" if the median is FEW_POSITIVES or more.
-
-    The AP of a label with one positive is 1/rank of one image, so a mean over such labels says little.
-    """
-    counts = (labels == POSITIVE).sum(axis=0)
-    if not len(counts) or (median := np.median(counts)) >= FEW_POSITIVES:
-        return ""
-    without = f", none for {np.sum(counts == 0):,} of {len(counts):,}" if not counts.all() else ""
-    return f"a median of {median:g} {'positive' if median == 1 else 'positives'} per label{without}"
 
 
 def number_groups(groups: Sequence[str] | None, images: int) -> Int[np.ndarray, " n"]:
@@ -84,7 +41,7 @@ class Split:
       images of a group should not be in two splits.
       missing: the images that were left out because they have no file.
       features: features that replace the images in batches.
-      cached: decoded images of `data.image_cache`.
+      tree: the tree of `data.tree`, under which the labels are closed.
       contradictions: where labels contradicted the tree, bool[N,2], see `LabelTree.close`; None without a tree.
     """
 
@@ -96,7 +53,7 @@ class Split:
     groups: Sequence[str] | None = None
     missing: Split | None = None
     features: FeatureTable | None = None
-    cached: FeatureTable | None = None
+    tree: LabelTree = INDEPENDENT
     contradictions: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -122,7 +79,15 @@ class Split:
         ids = [self.ids[row] for row in places]
         doubts = None if self.contradictions is None else self.contradictions[rows]
         images = self.images.take(rows)
-        return Split(name, self.classes, self.labels[rows], ids, images, groups, contradictions=doubts)
+        labels = self.labels[rows]
+        return Split(name, self.classes, labels, ids, images, groups, tree=self.tree, contradictions=doubts)
+
+    def close_labels(self, tree: LabelTree) -> Split:
+        """Return the split with its labels closed under a tree, see `LabelTree.close`."""
+        if not tree:
+            return self
+        labels, contradictions = tree.close(self.labels)
+        return replace(self, labels=labels, tree=tree, contradictions=contradictions)
 
     def without_missing(self) -> Split:
         """Return the split with the images without a file moved to `missing`."""

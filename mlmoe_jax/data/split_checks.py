@@ -9,7 +9,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import Decoding
-from mlmoe_jax.data.split import POSITIVE, Split
+from mlmoe_jax.data.label_codes import POSITIVE
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import status

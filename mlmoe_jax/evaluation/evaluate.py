@@ -10,10 +10,11 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
+from mlmoe_jax.data.label_codes import few_positives
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader
 from mlmoe_jax.data.sources.open import open_split
-from mlmoe_jax.data.split import Split, few_positives
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.split_checks import require_readable
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation import gate_shares
@@ -195,7 +196,7 @@ def write_results(
       results: split -> metric -> value.
       scored: split -> scores.
       names: the names of the K labels.
-      difficult: as in `data.split.targets`.
+      difficult: as in `data.label_codes.targets`.
       prefix: see `SplitScores`.
       reported: split -> the scores of which metrics are computed, if they differ.
     """

@@ -16,7 +16,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from numpy.typing import NDArray
 
-from mlmoe_jax.data.split import targets
+from mlmoe_jax.data.label_codes import targets
 from mlmoe_jax.evaluation.metrics.multilabel import ratio
 from mlmoe_jax.evaluation.results import PREFIXES, SplitScores
 from mlmoe_jax.models.registries import head_class
@@ -79,7 +79,7 @@ class LabelShares(NamedTuple):
 def label_shares(folder: RunFolder, split: str, *, difficult: str) -> dict[str, LabelShares]:
     """Return gate -> LabelShares, from gates.npz of the training or else of --mode=eval; {} without the split.
 
-    `difficult` is as in `data.split.targets`. Raises UserError if the file is damaged.
+    `difficult` is as in `data.label_codes.targets`. Raises UserError if the file is damaged.
     """
     for prefix in PREFIXES:
         name, scores = f"{prefix}{GATES}", folder / f"{prefix}{SCORES}"

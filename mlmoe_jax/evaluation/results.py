@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.labels.tree import LabelTree
-from mlmoe_jax.data.split import Split, targets
+from mlmoe_jax.data.label_codes import targets
+from mlmoe_jax.data.label_tree import LabelTree
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.consistency import Consistency
 from mlmoe_jax.runs.folder import CONFIG, LABELS, RESULTS, SCORES, RunFolder, read_config
@@ -91,7 +92,7 @@ class SplitScores:
         return replace(self, scores=self.scores[:, columns], codes=self.codes[:, columns], source=None, shares={})
 
     def targets(self, difficult: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return (label, mask), both f32[N,K]; `difficult` as in `data.split.targets`."""
+        """Return (label, mask), both f32[N,K]; `difficult` as in `data.label_codes.targets`."""
         return targets(self.codes, difficult)
 
 

@@ -25,10 +25,11 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from mlmoe_jax.data.images import Decoding
+from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.data.prepare import Batch, Preprocess
 from mlmoe_jax.data.sources.open import open_split
-from mlmoe_jax.data.split import POSITIVE, Split
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.transforms import evaluated_part
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.adapters.group_prompts import SIDES, prompt_coordinates

@@ -14,7 +14,7 @@ from jaxtyping import Float, Float32, Int
 
 from mlmoe_jax.config.loading import Overrides, as_pairs
 from mlmoe_jax.data.images import BadImage
-from mlmoe_jax.data.labels.tree import INDEPENDENT
+from mlmoe_jax.data.label_tree import INDEPENDENT
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader
 from mlmoe_jax.data.readers import plan_for_few_images
 from mlmoe_jax.data.split import Split

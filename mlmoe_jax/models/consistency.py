@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from mlmoe_jax.data.labels.tree import LabelTree
+from mlmoe_jax.data.label_tree import LabelTree
 from mlmoe_jax.models.calibration import Calibration
 
 Ints = NDArray[np.int64]

@@ -10,7 +10,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from mlmoe_jax.data.split import targets
+from mlmoe_jax.data.label_codes import targets
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.losses import Loss
 from mlmoe_jax.models.missing_labels import ExpectedPositives, LargeLossCorrection, minus_logs, refuses_mixing

@@ -17,7 +17,6 @@ from mlmoe_jax.data.sources.open import SOURCES
 
 # Keys and sections (with a dot at the end) that may differ when a run resumes: they do not change its results.
 FREE_KEYS = (
-    "data.cache",
     "data.root",
     "data.threads",
     "data.workers",

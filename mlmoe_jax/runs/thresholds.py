@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlmoe_jax.data.labels.tree import INDEPENDENT, LabelTree
+from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.calibration import Calibration, logits_of
 from mlmoe_jax.models.consistency import Consistency

@@ -23,7 +23,7 @@ from mlmoe_jax.runtime.batches import device_batches
 from mlmoe_jax.runtime.progress import Progress
 from mlmoe_jax.training.build_steps import ANY_LENGTH, Steps, build_steps
 from mlmoe_jax.training.profiling import Window
-from mlmoe_jax.training.training_data import TrainingData, with_caches
+from mlmoe_jax.training.training_data import TrainingData, with_features
 
 
 @dataclass(frozen=True)
@@ -106,13 +106,12 @@ def make_experiment(
     if fits_by_steps(config):
         total_steps = config.train.epochs * data.steps_per_epoch(config.train.batch_size)
     steps = build_steps(config, parts, preprocess, mesh, labels, total_steps=total_steps, evaluated=evaluated)
-    extractor = None
     if config.data.cache_features != "no":
         require_frozen(parts)
         if resumes:
             parts = _with_restored_statistics(folder, parts, mesh)
-        extractor = FeatureExtractor(config, parts, preprocess, mesh)
-    return Experiment(config, folder, with_caches(data, config, extractor), steps, profile)
+        data = with_features(data, FeatureExtractor(config, parts, preprocess, mesh))
+    return Experiment(config, folder, data, steps, profile)
 
 
 def _with_restored_statistics(folder: RunFolder, parts: Parts, mesh: Mesh) -> Parts:

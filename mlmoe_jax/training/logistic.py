@@ -22,8 +22,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy.linalg import eigh
 
+from mlmoe_jax.data.label_codes import targets
 from mlmoe_jax.data.sources.open import draw_stratified
-from mlmoe_jax.data.split import targets
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.training.logistic_solver import solve
 
@@ -68,8 +68,8 @@ def fit_logistic(
 
     Args:
       features: one row per image.
-      codes: as in `data.split.targets`.
-      difficult: as in `data.split.targets`.
+      codes: as in `data.label_codes.targets`.
+      difficult: as in `data.label_codes.targets`.
       seed: draws the folds.
       groups: number of each image's group; the images of a group are in one fold.
 

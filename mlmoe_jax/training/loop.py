@@ -12,8 +12,9 @@ from ml_collections import ConfigDict
 from safetensors.numpy import save as safetensors_bytes
 
 import mlmoe_jax.config as configuration
+from mlmoe_jax.data.label_codes import few_positives
 from mlmoe_jax.data.sources.open import root_of
-from mlmoe_jax.data.split import Split, few_positives
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.evaluation.evaluate import Metrics, list_skipped, measure, measure_and_write, score_split
 from mlmoe_jax.evaluation.fit_thresholds import fit_split, split_to_fit
 from mlmoe_jax.evaluation.results import Results, SplitScores

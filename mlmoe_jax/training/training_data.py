@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
-from mlmoe_jax.data.image_cache import with_cache
+from mlmoe_jax.data.label_codes import POSITIVE, UNKNOWN
 from mlmoe_jax.data.labels.hidden import hide_positives
 from mlmoe_jax.data.labels.space import LabelSpace, label_space_of
-from mlmoe_jax.data.labels.tree import LabelTree
 from mlmoe_jax.data.pipeline import SkippedImages, steps_per_epoch
-from mlmoe_jax.data.sources.open import open_splits, original_name, root_of, tree_of
-from mlmoe_jax.data.split import POSITIVE, UNKNOWN, Split
+from mlmoe_jax.data.sources.open import open_splits, original_name, root_of
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.split_checks import check_splits, require_readable, require_same_images
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.fit_thresholds import split_to_fit
@@ -64,14 +63,12 @@ def open_training_data(config: ConfigDict, resumed: RunFolder | None = None) -> 
     splits = open_splits(config.data, names, seed=config.seed)
     require_same_images(config.data.name, splits.values())
     require_readable(splits.values(), config.data)
-    tree = tree_of(config.data, splits[config.data.train_split].classes)
-    known = hide_positives(splits[config.data.train_split], config.data)
-    train_split = replace(known, labels=tree.close(known.labels)[0])  # what known positives imply
+    train_split = hide_positives(splits[config.data.train_split], config.data)
     require_labels(config, train_split.labels)
     if resumed is None:
-        label_space = label_space_for(config, train_split, tree)
+        label_space = label_space_for(config, train_split)
     else:
-        label_space = _resumed_label_space(config, resumed, train_split, tree)
+        label_space = _resumed_label_space(config, resumed, train_split)
     eval_splits = {name: splits[name] for name in names}
     _report_data(config, train_split, eval_splits)
     return TrainingData(train_split, eval_splits, label_space, SkippedImages(train_split))
@@ -86,16 +83,15 @@ def evaluated_splits(config: ConfigDict) -> list[str]:
     return [name for name in names if name not in ("", OUT_OF_FOLD)]
 
 
-def label_space_for(config: ConfigDict, train_split: Split, tree: LabelTree | None = None) -> LabelSpace:
-    """Return the label space of a new run on a training split. `tree` is by default read from `data.tree`."""
+def label_space_for(config: ConfigDict, train_split: Split) -> LabelSpace:
+    """Return the label space of a new run on a training split."""
     vectors = head_class(config).needs_vectors
     grouped = prompts_class(config).uses_groups
     name = original_name(config.data)
-    space = label_space_of(train_split, name, config.model, config.seed, grouped=grouped, vectors=vectors)
-    return replace(space, tree=tree_of(config.data, train_split.classes) if tree is None else tree)
+    return label_space_of(train_split, name, config.model, config.seed, grouped=grouped, vectors=vectors)
 
 
-def _resumed_label_space(config: ConfigDict, folder: RunFolder, train_split: Split, tree: LabelTree) -> LabelSpace:
+def _resumed_label_space(config: ConfigDict, folder: RunFolder, train_split: Split) -> LabelSpace:
     """Return the label space of the run in a folder; log how the training split has changed since it started.
 
     Raises UserError if the run cannot continue on the training split.
@@ -114,7 +110,7 @@ def _resumed_label_space(config: ConfigDict, folder: RunFolder, train_split: Spl
             f"warning: the run in {folder} started with {space.images:,} training images and now has {images:,}, so it "
             "continues with another order of images"
         )
-    elif space.tree != tree or (space.positives != positives).any():
+    elif space.tree != train_split.tree or (space.positives != positives).any():
         status(f"warning: labels have changed since the run in {folder} started, so it continues with other labels")
     return space
 
@@ -132,23 +128,11 @@ def _report_data(config: ConfigDict, train_split: Split, eval_splits: dict[str, 
     status(f"{config.data.name}{place}: {images}, {labels}")
 
 
-def with_caches(data: TrainingData, config: ConfigDict, extractor: FeatureExtractor | None) -> TrainingData:
-    """Return the data with features or decoded images from a cache, if the config says so.
+def with_features(data: TrainingData, extractor: FeatureExtractor) -> TrainingData:
+    """Return the data with the cached features of its images. Features that the cache lacks are computed.
 
-    Features and images that the cache lacks are computed.
-
-    Args:
-      data: the data of the training.
-      config: the config of the training.
-      extractor: computes the features of `data.cache_features`; None without features.
-
-    Raises:
-      UserError: there is no disk space.
+    Raises UserError if there is no disk space.
     """
-    splits = [data.train_split, *data.eval_splits.values()]
-    if extractor is not None:
-        splits = [extractor.cached(split) for split in splits]
-    if config.data.cache != "none":
-        splits = with_cache([(split, None if n else config.augment) for n, split in enumerate(splits)], config.data)
-    train_split, *evaluated = splits
-    return replace(data, train_split=train_split, eval_splits=dict(zip(data.eval_splits, evaluated, strict=True)))
+    train_split = extractor.cached(data.train_split)
+    eval_splits = {name: extractor.cached(split) for name, split in data.eval_splits.items()}
+    return replace(data, train_split=train_split, eval_splits=eval_splits)

@@ -13,9 +13,9 @@ import pytest
 from helpers.tables import data_settings
 from PIL import Image
 
+from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.data.sources.chest import DISEASES, FINDINGS, OBSERVATIONS
 from mlmoe_jax.data.sources.open import count_labels, open_split
-from mlmoe_jax.data.split import NEGATIVE, POSITIVE, UNKNOWN
 
 NIH_HEADER = "Image Index,Finding Labels,Follow-up #,Patient ID,OriginalImage[Width,Height],\n"
 NIH_ROWS = ("Hernia|Mass,0,1", "No Finding,1,1", "Effusion,0,2", "Pleural_Thickening,0,3")

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from mlmoe_jax.data.label_codes import few_positives
 from mlmoe_jax.data.sources.open import draw_stratified
-from mlmoe_jax.data.split import few_positives
 
 
 def long_tail(images: int = 400, labels: int = 30, seed: int = 0) -> np.ndarray:

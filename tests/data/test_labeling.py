@@ -7,8 +7,8 @@ import pytest
 from helpers.tables import data_settings
 from PIL import Image
 
+from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.data.sources.open import open_split
-from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
 
 IMAGES = ("a.png", "b c.png", "sub/c+d.png", "e.png")
 

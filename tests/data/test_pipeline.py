@@ -4,9 +4,10 @@ from helpers.tables import data_settings
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import STRICT, BadImage, Decoding, Images
+from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN, targets
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader, steps_per_epoch
 from mlmoe_jax.data.prepare import Preprocess
-from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN, Split, targets
+from mlmoe_jax.data.split import Split
 
 SIDE, CLASSES = 4, ("a", "b", "c")
 

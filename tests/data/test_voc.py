@@ -5,9 +5,9 @@ import pytest
 from helpers.tables import data_settings
 from PIL import Image
 
+from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.sources.voc import CLASSES
-from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE
 
 # name -> the classes that are present, the classes that are difficult
 TRAIN = {

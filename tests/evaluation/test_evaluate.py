@@ -11,9 +11,10 @@ from helpers.published_run import CLASSES, write_run
 
 from mlmoe_jax.config import default_config, flatten
 from mlmoe_jax.data.images import STRICT, ArrayImages, BadImage
+from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE, UNKNOWN
+from mlmoe_jax.data.label_tree import LabelTree
 from mlmoe_jax.data.labels.space import LabelSpace
-from mlmoe_jax.data.labels.tree import LabelTree
-from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN, Split
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.evaluation import evaluate
 from mlmoe_jax.evaluation.evaluate import (
     evaluate_run,

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mlmoe_jax.config import default_config
-from mlmoe_jax.data.labels.tree import INDEPENDENT, LabelTree
+from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.models.outputs import Features, Prediction
 from mlmoe_jax.runs.restore import Run

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mlmoe_jax.data.labels.tree import LabelTree
+from mlmoe_jax.data.label_tree import LabelTree
 
 
 def draw_tree(seed: int, labels: int = 12) -> LabelTree:

@@ -10,9 +10,10 @@ from benchmarks.gate_statistics import gate_weights
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.images import STRICT, ArrayImages, BadImage
+from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.prepare import Preprocess
-from mlmoe_jax.data.split import POSITIVE, Split
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.evaluation.evaluate import score_split
 from mlmoe_jax.evaluation.gate_shares import shared_entries
 from mlmoe_jax.inference import explain

@@ -9,7 +9,7 @@ from helpers.color_model import HALVES, NAMES, color, expected, make_run
 from PIL import Image
 
 from mlmoe_jax.apps.export.program import program_of, weights_of
-from mlmoe_jax.data.labels.tree import LabelTree
+from mlmoe_jax.data.label_tree import LabelTree
 from mlmoe_jax.inference import predict
 from mlmoe_jax.inference.predict import Predictor
 from mlmoe_jax.runs.folder import RunFolder

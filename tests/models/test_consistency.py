@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from helpers.label_trees import draw_tree, violations
 
-from mlmoe_jax.data.labels.tree import INDEPENDENT, LabelTree
+from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.models.calibration import Calibration
 from mlmoe_jax.models.consistency import Consistency, Scores
 

@@ -75,11 +75,11 @@ def test_a_root_is_a_place_or_a_name(monkeypatch):
 
 
 def test_only_sections_are_free_with_all_their_keys():
-    assert is_free("data.cache")
+    assert is_free("data.root")
     assert not is_free("data.cache_features"), "float16 rounds"
     assert is_free("prune.epochs")
     assert not is_free("optim.learning_rate")
-    assert run_name(DINO, [("data.cache", "disk")]) == "mlvpt_dinov2"
+    assert run_name(DINO, [("data.workers", "2")]) == "mlvpt_dinov2"
     assert run_name(DINO, [("data.cache_features", "float16")]) == "mlvpt_dinov2,data.cache_features=float16"
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN, targets
+from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN, targets
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.training import logistic
 from mlmoe_jax.training.logistic import Search, fit_logistic, rotate, stratified_folds

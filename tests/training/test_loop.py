@@ -18,9 +18,9 @@ from safetensors.numpy import save_file
 
 from mlmoe_jax.apps.tools.fit_thresholds import fit_run
 from mlmoe_jax.config.recipes.shared import apply_selection
+from mlmoe_jax.data.label_codes import few_positives
 from mlmoe_jax.data.sources import digits
 from mlmoe_jax.data.sources.open import open_split
-from mlmoe_jax.data.split import few_positives
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViT
 from mlmoe_jax.runs.assemble import assemble
@@ -224,21 +224,6 @@ def test_a_resumed_run_keeps_the_label_space_that_it_was_trained_with(copied, co
     np.testing.assert_array_equal(read_run(copied)[1].positives, counted_otherwise)
     rewrite_label_space(copied, names=space.names[::-1])
     assert "other labels than the data has now" in refusal(train, config, copied)
-
-
-@pytest.mark.slow
-def test_a_training_on_cached_images_has_the_same_results(whole, config, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("MLMOE_CACHE", str(tmp_path / "cache"))
-    cached, queued = copy.deepcopy(config), []
-    cached.data.cache = "disk"
-    monkeypatch.setattr(hooks.RunAhead, "add", lambda self, metrics: queued.append(metrics))
-    assert train(cached, RunFolder(tmp_path / "run")) == whole[1]
-    assert rows(RunFolder(tmp_path / "run"))[-1]["loss"] == rows(whole[0])[-1]["loss"]
-    where = f"in {tmp_path / 'cache' / 'images'}"
-    assert len(queued) == 6, "the host does not run further ahead of any step"
-    printed = capsys.readouterr().err
-    assert f"cache of train: 60 images, 0.7 MB {where}" in printed
-    assert f"cache of test: 40 images, 0.5 MB {where}" in printed
 
 
 # ---------------------------------------------------------------------------------------------- selection, thresholds

@@ -23,10 +23,11 @@ from mlmoe_jax.apps.audit.page import audit_page
 from mlmoe_jax.apps.tools.check import duplicates, inspect
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import Decoding
+from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE
 from mlmoe_jax.data.labels.grouping import cooccurrence
 from mlmoe_jax.data.sources.corrections import CELL_OF, COLUMNS, Correction, read_corrections
-from mlmoe_jax.data.sources.open import open_split, place_of, tree_of
-from mlmoe_jax.data.split import NEGATIVE, POSITIVE, Split, number_groups
+from mlmoe_jax.data.sources.open import open_split, place_of
+from mlmoe_jax.data.split import Split, number_groups
 from mlmoe_jax.data.split_checks import check_splits, examples, require_readable
 from mlmoe_jax.errors import DONE, UserError
 from mlmoe_jax.evaluation.metrics.cooccurrence import Pair, training_pairs
@@ -173,7 +174,7 @@ def audit_split(split: Split, config: ConfigDict) -> Audit:
         images, _ = inspect(split, np.arange(len(split)), progress.advance, Decoding.of(config.data))
     similar = sorted({tuple(sorted(pair)) for item in duplicates([split], [images]) for pair in item.pairs})
     together = training_pairs(*cooccurrence(split.labels), len(split), level=TOGETHER, support=SUPPORT)
-    tree, labels = tree_of(config.data, split.classes), len(split.classes)
+    tree, labels = split.tree, len(split.classes)
     closure = tree.augmented(np.eye(labels, dtype=bool))
     scores = Consistency.of(tree, LEAST, labels)(probabilities(fit.logits_outside))
     return Audit(split, scores, similar, [pair for pair in together if not closure[pair.a, pair.b]])

@@ -14,7 +14,7 @@ from mlmoe_jax.apps.report.components import Note, Section, Table, Widget
 from mlmoe_jax.apps.report.mistakes import SIDE
 from mlmoe_jax.apps.report.page import render_page
 from mlmoe_jax.data.images import BadImage, Decoding
-from mlmoe_jax.data.split import POSITIVE, UNKNOWN
+from mlmoe_jax.data.label_codes import POSITIVE, UNKNOWN
 from mlmoe_jax.inference.explain import thumbnail
 from mlmoe_jax.runtime.text import quantity
 

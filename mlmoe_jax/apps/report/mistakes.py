@@ -15,8 +15,8 @@ import numpy as np
 from mlmoe_jax.apps.report.components import Details, Note, Section, Table, Widget
 from mlmoe_jax.apps.report.run_files import NO_SCORES, RunFiles
 from mlmoe_jax.data.images import BadImage, Decoding
+from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE
 from mlmoe_jax.data.sources.open import open_split
-from mlmoe_jax.data.split import NEGATIVE, POSITIVE
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD, SplitScores
 from mlmoe_jax.inference.explain import thumbnail

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
+from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.data.labels.space import LabelSpace
-from mlmoe_jax.data.labels.tree import INDEPENDENT, LabelTree
 from mlmoe_jax.evaluation.results import (
     PREFIXES,
     SplitScores,

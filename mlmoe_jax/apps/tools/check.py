@@ -15,8 +15,9 @@ from PIL import Image
 
 from mlmoe_jax.apps.tools.check_table import doubtful_labels, places, why_missing
 from mlmoe_jax.data.images import STRICT, BadImage, Decoding, read_image
+from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE, UNKNOWN
 from mlmoe_jax.data.sources.open import open_split, root_of
-from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN, Split
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.split_checks import (
     EXAMPLES,
     check_splits,

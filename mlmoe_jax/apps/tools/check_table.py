@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from mlmoe_jax.data.split import DIFFICULT, POSITIVE, Split
+from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.split_checks import examples
 from mlmoe_jax.runtime.text import quantity
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from mlmoe_jax.apps.tools.acquisition import Candidates, choose_images, entropy, normalize, rarity
+from mlmoe_jax.data.label_codes import UNKNOWN
 from mlmoe_jax.data.sources.open import open_splits
-from mlmoe_jax.data.split import UNKNOWN
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.predict import Predictor
 from mlmoe_jax.runs.restore import Run

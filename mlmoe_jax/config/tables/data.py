@@ -95,12 +95,6 @@ DATA = section(
             "float16": "half the space, 11 significant bits",
         },
     ),
-    cache=Choice(
-        "none",
-        "Where training keeps resized images; not for random_resized_crop, nor for multi_scale_crop without "
-        "augment.margin.",
-        of={"none": "nowhere", "disk": "in the cache folder, also for later runs"},
-    ),
     workers=AutoInteger(
         AutoInteger.AUTO,
         "Processes that read images; 0 means threads; auto starts processes if threads cannot feed an accelerator, and "

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Float32, Float64, Integer
 
-from mlmoe_jax.data.split import targets
+from mlmoe_jax.data.label_codes import targets
 
 
 @dataclass(frozen=True)

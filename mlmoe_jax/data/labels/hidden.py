@@ -21,7 +21,8 @@ from jaxtyping import Bool
 from ml_collections import ConfigDict
 from numpy.random import RandomState
 
-from mlmoe_jax.data.split import POSITIVE, UNKNOWN, Split, targets
+from mlmoe_jax.data.label_codes import POSITIVE, UNKNOWN, targets
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_DATA, damage_explained, read_bytes
 
@@ -30,7 +31,7 @@ SEED = 1200  # of the known positives, as in the code of E. Cole et al.
 
 
 def hide_positives(split: Split, data_config: ConfigDict) -> Split:
-    """Return a training split of which only some positives are known.
+    """Return a training split of which only some positives are known, and all that they imply.
 
     Args:
       split: the training split.
@@ -50,7 +51,8 @@ def hide_positives(split: Split, data_config: ConfigDict) -> Split:
         known = draw_share(positive, random, _share(rule))
     else:
         known = read_list(rule, split)
-    return replace(split, labels=np.where(known, POSITIVE, UNKNOWN).astype(np.int8))
+    labels = np.where(known, POSITIVE, UNKNOWN).astype(np.int8)
+    return replace(split, labels=split.tree.close(labels)[0])
 
 
 def mistake(rule: str) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_array
 
+from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.data.labels.graph import cooccurrence_vectors, read_glove
 from mlmoe_jax.data.labels.grouping import cooccurrence, group_labels
-from mlmoe_jax.data.labels.tree import INDEPENDENT, LabelTree
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_TEXT, damage_explained, read_bytes
@@ -123,7 +123,7 @@ def label_space_of(
             if graph.word_vectors
             else cooccurrence_vectors(together.toarray(), positives, len(train), width=graph.vector_width)
         )
-    return LabelSpace(train.classes, together, positives, len(train), co_group, dc_group, word_vectors)
+    return LabelSpace(train.classes, together, positives, len(train), co_group, dc_group, word_vectors, train.tree)
 
 
 def synthetic_label_space(labels: int, groups: int) -> LabelSpace:

@@ -24,8 +24,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import ImageFiles
+from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.data.sources.source import Published, Source, require_split
-from mlmoe_jax.data.split import NEGATIVE, POSITIVE, UNKNOWN, Split
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.files import damage_explained
 from mlmoe_jax.runtime.text import some
 

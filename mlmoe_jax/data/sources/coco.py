@@ -26,9 +26,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import ImageFiles
+from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE
 from mlmoe_jax.data.sources.source import Published, Source, keep_labeled, require_split
 from mlmoe_jax.data.sources.tables import listed_split, refuse_other_splits, table_path
-from mlmoe_jax.data.split import NEGATIVE, POSITIVE, Split
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_DATA, damage_explained, read_bytes
 

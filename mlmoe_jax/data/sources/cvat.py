@@ -18,9 +18,9 @@ from xml.sax.saxutils import escape, quoteattr
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import size_of
+from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE
 from mlmoe_jax.data.sources.formats import Entry, Format, LabelFile
 from mlmoe_jax.data.sources.rows import Row
-from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MIB, MOST_DATA, open_regular
 from mlmoe_jax.runtime.formats import xml_events

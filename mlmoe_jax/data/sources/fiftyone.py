@@ -15,10 +15,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.data.sources.folders import image_names
 from mlmoe_jax.data.sources.formats import Entry, Format, LabelFile
 from mlmoe_jax.data.sources.rows import Row
-from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_DATA, read_bytes
 from mlmoe_jax.runtime.storage import Target, open_target

@@ -15,8 +15,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import ImageFiles
+from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE
 from mlmoe_jax.data.sources.source import Source, data_folder
-from mlmoe_jax.data.split import NEGATIVE, POSITIVE, Split
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 
 # Of images.FORMATS, and of HEIC, which cannot be read, so that an error names these files.

@@ -17,10 +17,10 @@ from xml.etree import ElementTree
 
 from ml_collections import ConfigDict
 
+from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.data.sources.formats import Entry, Format, LabelFile
 from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, Row
 from mlmoe_jax.data.sources.tables import read_classes
-from mlmoe_jax.data.split import NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_DATA, MOST_TEXT, damage_explained, read_bytes
 from mlmoe_jax.runtime.formats import xml_events

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from mlmoe_jax.data.label_codes import UNKNOWN
 from mlmoe_jax.data.sources.formats import FORMATS
 from mlmoe_jax.data.sources.rows import Row
 from mlmoe_jax.data.sources.source import Source, data_folder
 from mlmoe_jax.data.sources.tables import collect_labels, image_folder, listed_split, read_classes, select_rows
-from mlmoe_jax.data.split import UNKNOWN, Split
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
 from mlmoe_jax.runtime.progress import status

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
 from ml_collections import ConfigDict
 from numpy.typing import NDArray
 
 from mlmoe_jax.data.groups import draw_groups
-from mlmoe_jax.data.labels.tree import INDEPENDENT, LabelTree, read_tree
+from mlmoe_jax.data.label_codes import POSITIVE
+from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree, read_tree
 from mlmoe_jax.data.sources.formats import FORMATS
 from mlmoe_jax.data.sources.source import Source
-from mlmoe_jax.data.split import POSITIVE, Split
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.registry import Registry
 from mlmoe_jax.runtime.text import some
@@ -53,8 +53,8 @@ def root_of(data_config: ConfigDict) -> str:
     return str(published.folder(data_config.root)) if published else os.path.expanduser(data_config.root)
 
 
-def tree_of(data_config: ConfigDict, names: Sequence[str]) -> LabelTree:
-    """Return the tree `data.tree` of the labels `names`, which is empty if the key is; UserError as in `read_tree`."""
+def read_label_tree(data_config: ConfigDict, names: Sequence[str]) -> LabelTree:
+    """Read `data.tree` for the labels `names`; independent labels if the key is empty."""
     if not data_config.tree:
         return INDEPENDENT
     return read_tree(place_of(data_config, data_config.tree), names)
@@ -71,6 +71,7 @@ def open_split(
     split: str,
     *,
     classes: Sequence[str] | None = None,
+    tree: LabelTree | None = None,
     seed: int = 0,
     keep_missing: bool = False,
 ) -> Split:
@@ -85,6 +86,7 @@ def open_split(
       split: name of the split.
       classes: the ordered class names of the training split. A source without fixed classes uses them to read its
         labels. The classes of other sources must be equal to them.
+      tree: the tree of the labels; None reads `data.tree`.
       seed: seed that holds out `data.val_fraction` of the training split as `data.val_split` if `data.split_seed` is
         -1.
       keep_missing: whether images without a file stay in the split.
@@ -109,9 +111,7 @@ def open_split(
         from mlmoe_jax.data.sources.corrections import corrected  # here, because the config imports this module
 
         whole = corrected(whole, place_of(data_config, data_config.corrections))
-    if tree := tree_of(data_config, whole.classes):
-        labels, contradictions = tree.close(whole.labels)
-        whole = replace(whole, labels=labels, contradictions=contradictions)
+    whole = whole.close_labels(read_label_tree(data_config, whole.classes) if tree is None else tree)
     skip = data_config.bad_images == "skip"
     if not skip and len(missing := whole.images.missing()):
         raise UserError(
@@ -135,11 +135,11 @@ def open_splits(
       keep_missing: as in `open_split`.
     """
     options = {"seed": seed, "keep_missing": keep_missing}
-    splits = {data_config.train_split: open_split(data_config, data_config.train_split, **options)}
-    classes = splits[data_config.train_split].classes
+    train = open_split(data_config, data_config.train_split, **options)
+    splits = {data_config.train_split: train}
     for name in filter(None, names):
         if name not in splits:
-            splits[name] = open_split(data_config, name, classes=classes, **options)
+            splits[name] = open_split(data_config, name, classes=train.classes, tree=train.tree, **options)
     return splits
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TextIO
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.split import NEGATIVE, POSITIVE, UNKNOWN
+from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import formats
 from mlmoe_jax.runtime.files import read_lines

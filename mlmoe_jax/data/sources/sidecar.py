@@ -17,10 +17,10 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.data.sources.folders import image_names
 from mlmoe_jax.data.sources.formats import Entry, Format, LabelFile
 from mlmoe_jax.data.sources.rows import Row
-from mlmoe_jax.data.split import NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MIB, MOST_TEXT, damage_explained, read_bytes
 from mlmoe_jax.runtime.formats import read_rows

@@ -12,7 +12,8 @@ from typing import TypeVar
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.split import Split, has_positive
+from mlmoe_jax.data.label_codes import has_positive
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_DATA, read_bytes
 
@@ -112,7 +113,7 @@ def keep_labeled(
       labels: their label codes i8[N,K].
       data_config: `config.data`.
       lists: name of the list of images in an error.
-      difficult: the treatment of difficult labels, as in `split.has_positive`.
+      difficult: the treatment of difficult labels, as in `codes.has_positive`.
 
     Raises:
       UserError: no image has a positive label.

@@ -23,8 +23,9 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import EncodedImages
+from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.data.sources.source import Source, difficult_of, keep_labeled
-from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN, Split
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
 

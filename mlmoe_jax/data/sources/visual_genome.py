@@ -26,9 +26,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import ImageFiles
+from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.source import Published, Source, keep_labeled, require_split
 from mlmoe_jax.data.sources.tables import read_classes
-from mlmoe_jax.data.split import POSITIVE, Split
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
 

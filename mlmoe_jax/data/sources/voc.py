@@ -18,8 +18,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import ImageFiles
+from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE
 from mlmoe_jax.data.sources.source import Published, Source, difficult_of, keep_labeled, require_split
-from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, Split
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.files import damage_explained
 
 SPLITS = ("train", "val", "trainval", "test")

@@ -10,7 +10,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from numpy.typing import ArrayLike, NDArray
 
-from mlmoe_jax.data.labels.tree import INDEPENDENT, LabelTree
+from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.evaluation.metrics import multilabel
 from mlmoe_jax.evaluation.metrics.ranking import Bools, Floats, check_inputs
 from mlmoe_jax.models.consistency import Consistency

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float, Int
 
-from mlmoe_jax.data.split import DIFFICULT, POSITIVE
+from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
 
 WEIGHT = 0.8  # of the lower scores in the average, as published
 

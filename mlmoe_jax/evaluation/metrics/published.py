@@ -44,7 +44,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from numpy.typing import ArrayLike, NDArray
 
-from mlmoe_jax.data.split import targets
+from mlmoe_jax.data.label_codes import targets
 from mlmoe_jax.evaluation.metrics.groups import MetricGroup
 from mlmoe_jax.evaluation.metrics.multilabel import (
     average_precision,
@@ -70,7 +70,7 @@ class Evaluator:
     interpolation: str = "none"
     ap_without_positives: float | None = np.nan  # None: the class is left out of the mean
     empty: str = "skip"  # as in `precision_recall_f1`
-    difficult_in_ap: str = "negative"  # as in `data.split.targets`, for AP; "negative" for any other metric
+    difficult_in_ap: str = "negative"  # as in `data.label_codes.targets`, for AP; "negative" for any other metric
     top3: tuple[str, float | None] | None = None  # suffix of the metrics, and the minimum score
 
 

@@ -14,9 +14,10 @@ from mlmoe_jax.apps.audit.audit import Audit, as_dict, audit_split, format_audit
 from mlmoe_jax.apps.audit.page import audit_page
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.images import ArrayImages
+from mlmoe_jax.data.label_codes import DIFFICULT, UNKNOWN
 from mlmoe_jax.data.sources.corrections import COLUMNS
 from mlmoe_jax.data.sources.open import open_split
-from mlmoe_jax.data.split import DIFFICULT, UNKNOWN, Split
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.main import main
 
 COLORS = ("red", "green", "blue")

@@ -16,8 +16,8 @@ from mlmoe_jax.apps.report import labels, mistakes, page, results, samples, trai
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.apps.tools.compare import SEED
 from mlmoe_jax.data.images import ArrayImages
+from mlmoe_jax.data.label_tree import LabelTree
 from mlmoe_jax.data.labels.space import LabelSpace
-from mlmoe_jax.data.labels.tree import LabelTree
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.bootstrap import draw

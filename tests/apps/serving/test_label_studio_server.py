@@ -20,9 +20,9 @@ from helpers.devices import environment_of
 from helpers.ports import free_port
 from helpers.tables import data_settings
 
+from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.formats import FORMATS, Entry, LabelFile
 from mlmoe_jax.data.sources.open import open_split
-from mlmoe_jax.data.split import POSITIVE
 
 TOKEN = "0123456789abcdef0123456789abcdef01234567"
 SETTINGS = {"SENTRY_DSN": "", "LATEST_VERSION_CHECK": "false", "COLLECT_ANALYTICS": "false"}

@@ -18,8 +18,8 @@ from mlmoe_jax.apps.tools.compare import (
     compare_folders,
     format_comparison,
 )
+from mlmoe_jax.data.label_tree import LabelTree
 from mlmoe_jax.data.labels.space import synthetic_label_space
-from mlmoe_jax.data.labels.tree import LabelTree
 from mlmoe_jax.evaluation.metrics import multilabel
 from mlmoe_jax.evaluation.metrics.bootstrap import draw
 from mlmoe_jax.evaluation.results import SplitScores

@@ -8,10 +8,10 @@ import pytest
 from helpers.packing import config_of, write_voc
 
 from mlmoe_jax.apps.tools.label_files import write_labels
+from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE
 from mlmoe_jax.data.sources.formats import FORMATS
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.sources.voc import CLASSES
-from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE, UNKNOWN
+from mlmoe_jax.data.label_tree import LabelTree
 from mlmoe_jax.data.labels.graph import cooccurrence_vectors
 from mlmoe_jax.data.labels.grouping import group_labels
 from mlmoe_jax.data.labels.space import (
@@ -17,8 +19,7 @@ from mlmoe_jax.data.labels.space import (
     label_space_of,
     synthetic_label_space,
 )
-from mlmoe_jax.data.labels.tree import LabelTree
-from mlmoe_jax.data.split import DIFFICULT, POSITIVE, UNKNOWN, Split
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.formats import read_npz
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from helpers.paths import PARITY
 
-from mlmoe_jax.data.split import DIFFICULT, UNKNOWN
+from mlmoe_jax.data.label_codes import DIFFICULT, UNKNOWN
 from mlmoe_jax.evaluation.metrics.label_quality import image_quality, self_confidence
 
 

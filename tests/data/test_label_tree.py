@@ -3,7 +3,7 @@ import pytest
 from helpers.label_trees import draw_tree
 
 from mlmoe_jax.config import default_config
-from mlmoe_jax.data.labels.tree import LabelTree, read_tree
+from mlmoe_jax.data.label_tree import LabelTree, read_tree
 from mlmoe_jax.data.sources.open import open_splits
 from mlmoe_jax.data.split_checks import check_splits
 

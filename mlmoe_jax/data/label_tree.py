@@ -26,7 +26,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 
-from mlmoe_jax.data.split import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
+from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MIB, damage_explained, read_bytes
 

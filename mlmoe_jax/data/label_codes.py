@@ -1,0 +1,54 @@
+"""Label codes: whether an image has a label, as every source, file and metric states it.
+
+A code is NEGATIVE or POSITIVE, UNKNOWN if nobody has looked for the label, or DIFFICULT if the label is present but
+hard to see. Codes are stored as i8[N,K] for N images and K labels.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Bool, Float32, Integer
+
+NEGATIVE, POSITIVE, UNKNOWN, DIFFICULT = 0, 1, -1, 2
+FEW_POSITIVES = 10  # with fewer, the metrics of a label are rough
+
+
+def has_positive(labels: Integer[np.ndarray, "n k"], difficult: str = "negative") -> Bool[np.ndarray, " n"]:
+    """Return whether each image has a positive label.
+
+    Args:
+      labels: label codes.
+      difficult: the treatment of DIFFICULT, as in `targets`. A difficult label counts unless it is `negative`.
+    """
+    enough = (POSITIVE,) if difficult == "negative" else (POSITIVE, DIFFICULT)
+    return np.any(np.isin(labels, enough), axis=1)
+
+
+def targets(
+    labels: Integer[np.ndarray, "*rows"], difficult: str
+) -> tuple[Float32[np.ndarray, "*rows"], Float32[np.ndarray, "*rows"]]:
+    """Convert label codes to (label, label_mask).
+
+    Args:
+      labels: label codes.
+      difficult: the treatment of DIFFICULT: `negative`, `ignore` or `positive`.
+    """
+    positive = labels == POSITIVE
+    known = labels != UNKNOWN
+    if difficult == "positive":
+        positive |= labels == DIFFICULT
+    elif difficult == "ignore":
+        known &= labels != DIFFICULT
+    return positive.astype(np.float32), known.astype(np.float32)
+
+
+def few_positives(labels: Integer[np.ndarray, "n k"]) -> str:
+    """Return a text about the number of positives per label; "" if the median is FEW_POSITIVES or more.
+
+    The AP of a label with one positive is 1/rank of one image, so a mean over such labels says little.
+    """
+    counts = (labels == POSITIVE).sum(axis=0)
+    if not len(counts) or (median := np.median(counts)) >= FEW_POSITIVES:
+        return ""
+    without = f", none for {np.sum(counts == 0):,} of {len(counts):,}" if not counts.all() else ""
+    return f"a median of {median:g} {'positive' if median == 1 else 'positives'} per label{without}"
