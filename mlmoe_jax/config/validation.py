@@ -23,7 +23,6 @@ from mlmoe_jax.models.registries import (
 AUGMENTS = (
     "geometry",
     "flip",
-    "shift",
     "contrast",
     "brightness",
     "saturation",

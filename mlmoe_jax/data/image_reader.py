@@ -73,7 +73,6 @@ class PixelTransforms:
     """
 
     flip: bool = False
-    shift: float = 0.0
     contrast: float = 0.0
     brightness: float = 0.0
     saturation: float = 0.0
@@ -87,10 +86,11 @@ class PixelTransforms:
         """Return the transformed image u8[h,w,3] for u8[h,w,3]."""
         if self.flip:
             image = transforms.flip(image, random)
-        shift, cutout = (transforms.shift, self.shift), (transforms.cutout, self.cutout)
-        for transform, strength in (shift, *self._jitter(random), cutout):
+        for transform, strength in self._jitter(random):
             if strength:
                 image = transform(image, random, strength)
+        if self.cutout:
+            image = transforms.cutout(image, random, self.cutout)
         image = randaugment.apply(image, random, self.policy) if self.policy else image
         return transforms.erase(image, random, self.erase) if self.erase else image
 
@@ -121,7 +121,7 @@ class ImageReader:
             if augment.geometry != "none":
                 geometry = Geometry(size, augment.geometry, fraction, tuple(augment.crop_scale), augment.margin)
             strengths = {field.name: augment[field.name] for field in fields(PixelTransforms) if field.name in augment}
-            pixels = PixelTransforms(**strengths, policy=randaugment.make_policy(augment))
+            pixels = PixelTransforms(**strengths, policy=randaugment.POLICIES[augment.randaugment])
         least = geometry.smallest_useful_side if data_config.reduced_decoding else 0
         return cls(Decoding.of(data_config, least), geometry, pixels, data_config.bad_images == "skip")
 

@@ -135,20 +135,15 @@ TRIVIAL = Policy(
     signed=EITHER_WAY | {"rotate"},
     ranges="wide",
 )
-
-
-def make_policy(augment) -> Policy | None:
-    """Return the policy of `config.augment`, None for `none`."""
-    if augment.randaugment != "standard":
-        return {"none": None, "uda": UDA, "trivial": TRIVIAL}[augment.randaugment]
-    return Policy(
-        operations=STANDARD,
-        levels=(augment.randaugment_magnitude,),
-        highest=10,
-        count=augment.randaugment_ops,
-        probability=1.0,
-        signed=EITHER_WAY | {"rotate"},
-    )
+RANDAUGMENT = Policy(
+    operations=STANDARD,
+    levels=(9,),
+    highest=10,
+    count=2,
+    probability=1.0,
+    signed=EITHER_WAY | {"rotate"},
+)
+POLICIES = {"none": None, "uda": UDA, "standard": RANDAUGMENT, "trivial": TRIVIAL}  # by augment.randaugment
 
 
 # ------------------------------------------------------------------------------------------------------------ drawing

@@ -147,15 +147,6 @@ def flip(image: Pixels, random: np.random.Generator) -> Pixels:
     return image[:, ::-1] if random.random() < 0.5 else image
 
 
-def shift(image: Pixels, random: np.random.Generator, fraction: float) -> Pixels:
-    """Translate an image by whole pixels, up to `fraction` of each side in both directions. Borders are repeated."""
-    height, width = image.shape[:2]
-    down, right = np.rint(random.uniform(-1, 1, 2) * (fraction * height, fraction * width)).astype(int)
-    rows = np.clip(np.arange(height) - down, 0, height - 1)
-    columns = np.clip(np.arange(width) - right, 0, width - 1)
-    return image[rows][:, columns]
-
-
 def contrast(image: Pixels, random: np.random.Generator, strength: float) -> Pixels:
     """Scale an image about the mean of all its values by a factor in 1 ± `strength`."""
     return _between(image.mean(dtype=np.float64), image, random, strength)

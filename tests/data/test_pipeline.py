@@ -150,7 +150,7 @@ def test_evaluation_returns_every_image_exactly_once(processes, images):
 
 
 # ----------------------------------------------------------------------------------------------------------- processes
-HOST = augmentation(flip=True, shift=0.5, brightness=0.5, cutout=0.5, randaugment="uda")
+HOST = augmentation(flip=True, brightness=0.5, cutout=0.5, randaugment="uda")
 
 
 class Noise(PlainImages):

@@ -6,17 +6,18 @@ import pytest
 from helpers.drawn_images import drawing
 from PIL import Image, ImageEnhance, ImageOps
 
-from mlmoe_jax.config import default_config
+from mlmoe_jax.config.defaults import KEYS
 from mlmoe_jax.data.randaugment import (
     EITHER_WAY,
     OPERATIONS,
+    POLICIES,
+    RANDAUGMENT,
     TRIVIAL,
     UDA,
     WIDE,
     Draw,
     Policy,
     apply,
-    make_policy,
     operate,
     sample,
 )
@@ -107,26 +108,13 @@ def test_cutout_covers_a_half_open_square_clipped_at_the_borders():
 
 
 # ----------------------------------------------------------------------------------------------------------- policies
-def settings(**changes):
-    augment = default_config().augment
-    augment.update(changes)
-    return augment
-
-
-def standard_policy(count, magnitude):
-    return make_policy(settings(randaugment="standard", randaugment_ops=count, randaugment_magnitude=magnitude))
-
-
 def test_the_policies():
-    assert make_policy(settings()) is None
-    assert make_policy(settings(randaugment="uda", randaugment_ops=5, randaugment_magnitude=1)) == UDA
+    assert set(POLICIES) == set(KEYS["augment.randaugment"].of)
     assert len(UDA.operations) == len(set(UDA.operations)) == 15
     assert set(UDA.operations) == set(OPERATIONS) - {"identity"}
-    policy = standard_policy(3, 7)
-    assert len(policy.operations) == len(set(policy.operations)) == 14
-    assert set(policy.operations) == set(OPERATIONS) - {"invert", "cutout"}
-    assert make_policy(settings(randaugment="trivial", randaugment_ops=5)) == TRIVIAL
-    for known in (UDA, TRIVIAL, policy):
+    assert len(RANDAUGMENT.operations) == len(set(RANDAUGMENT.operations)) == 14
+    assert set(RANDAUGMENT.operations) == set(OPERATIONS) - {"invert", "cutout"}
+    for known in (UDA, TRIVIAL, RANDAUGMENT):
         assert pickle.loads(pickle.dumps(known)) == known
         assert hash(known) == hash(pickle.loads(pickle.dumps(known)))
 
@@ -170,8 +158,8 @@ def test_uda_draws_pairs_of_135_each_applied_half_the_time():
 
 
 def test_standard_applies_the_given_number_of_operations_at_one_level():
-    images = draws(standard_policy(3, 9), 6000)
-    assert set(map(len, images)) == {3}
+    images = draws(RANDAUGMENT, 9000)
+    assert set(map(len, images)) == {2}
     every = [drawn for image in images for drawn in image]
     assert even(Counter(drawn.name for drawn in every).values(), 14)
     turns = [drawn.magnitude for drawn in every if drawn.name == "rotate"]
@@ -200,7 +188,7 @@ def test_wide_translations_are_pixels():
     np.testing.assert_array_equal(shifted[:, :58], image[:, 32:])
 
 
-@pytest.mark.parametrize("policy", [UDA, standard_policy(2, 9)], ids=["uda", "standard"])
+@pytest.mark.parametrize("policy", [UDA, RANDAUGMENT], ids=["uda", "standard"])
 def test_an_image_gets_the_drawn_operations_in_order(policy):
     image = drawing(40, 53)
     changed = 0

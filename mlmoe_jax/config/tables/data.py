@@ -134,7 +134,6 @@ AUGMENT = section(
         unit="pixels",
     ),
     flip=Flag(False, "Flip left to right with probability 1/2."),
-    shift=Number(0.0, "Largest translation as a fraction of the side; border pixels are repeated.", least=0, most=1),
     contrast=_jitter("contrast"),
     brightness=_jitter("brightness"),
     saturation=_jitter("saturation"),
@@ -156,12 +155,10 @@ AUGMENT = section(
         of={
             "none": "off",
             "uda": "operations and strengths of ML-VPT's code",
-            "standard": "the published policy",
+            "standard": "the published policy: two operations of strength 9 of 10",
             "trivial": "TrivialAugment-Wide, which has no settings",
         },
     ),
-    randaugment_ops=Integer(2, "For randaugment=standard: operations per image.", above=0),
-    randaugment_magnitude=Integer(9, "For randaugment=standard: strength of each operation.", least=0, most=10),
     erase=Number(0.0, "Probability of random erasing, which puts noise into a rectangle.", least=0, most=1),
     mix=Choice(
         "none",
