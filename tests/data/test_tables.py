@@ -7,12 +7,13 @@ import pytest
 from helpers.tables import jsonl, lines, settings, write
 from PIL import Image
 
-from mlmoe_jax.apps.tools.predict import row_writer
+from mlmoe_jax.apps.tools.predict_files import ResultRows
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.sources.tables import open_table, read_classes
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.predict import Result
+from mlmoe_jax.runtime.storage import Target
 
 
 # -------------------------------------------------------------------------------------------------------- CSV, by name
@@ -44,10 +45,11 @@ def test_rows_of_a_prediction_are_read_as_labels(tmp_path):
     names = ("=cmd|' /C calc'!A0", "a;b", "c\\d", "-2+3", "cat")
     for k, image in enumerate(("=1+1.png", "b.png")):
         Image.new("RGB", (k + 1, 2)).save(tmp_path / image)
-    with open(tmp_path / "train.csv", "w", newline="") as file:
-        write_result = row_writer(file, "csv", names)
-        write_result(Result("=1+1.png", names, dict.fromkeys(names, 0.9)))
-        write_result(Result("b.png", ("a;b",), dict.fromkeys(names, 0.1)))
+    results = [
+        Result("=1+1.png", names, dict.fromkeys(names, 0.9)),
+        Result("b.png", ("a;b",), dict.fromkeys(names, 0.1)),
+    ]
+    ResultRows(names).write(Target(tmp_path / "train.csv", "csv"), results)
     with open(tmp_path / "train.csv", newline="") as file:
         assert not any(cell.startswith(("=", "+", "-", "@")) for row in csv.reader(file) for cell in row)
     split = open_table(settings(tmp_path), "train")

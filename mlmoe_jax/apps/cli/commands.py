@@ -170,23 +170,28 @@ def _calibrate(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> i
     return calibrate_run(folder, overrides, as_json=flags.json)
 
 
-def _predict(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+def _predict(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> Outcome:
     folder = _workdir(flags)
-    from mlmoe_jax.apps.tools.predict import predict_files
+    from mlmoe_jax.apps.tools.predict_files import choose_target, predict_files
+    from mlmoe_jax.runs.folder import RunFolder
 
-    name = f"{'selected' if flags.select else 'predictions'}.{'jsonl' if flags.gates else 'csv'}"
-    here = name if is_shared(flags.workdir) and not (flags.json or flags.format) else None
+    target = choose_target(
+        flags.output,
+        RunFolder(".") if is_shared(flags.workdir) else folder,
+        json_lines=flags.json,
+        gates=flags.gates,
+        form=flags.format,
+        select=bool(flags.select),
+    )
     return predict_files(
         folder,
         flags.images,
-        flags.output or here,
+        target,
         overrides,
         checkpoint=flags.checkpoint,
         batch_size=flags.batch_size,
         top_k=flags.top_k,
         gates=flags.gates,
-        as_json=flags.json,
-        form=flags.format,
         select=flags.select,
         count=flags.count,
     )

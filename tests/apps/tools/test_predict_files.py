@@ -12,7 +12,7 @@ from helpers.color_model import HALVES, NAMES, color, expected, make_run
 from helpers.tables import data_settings
 from PIL import Image
 
-from mlmoe_jax.apps.tools.predict import even_batch, predict_files
+from mlmoe_jax.apps.tools.predict_files import choose_target, even_batch, predict_files
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.sources.formats import FORMATS
 from mlmoe_jax.data.sources.open import open_split
@@ -39,8 +39,13 @@ def command(tmp_path, monkeypatch, predictor):
         Image.fromarray(color(50 * row, 110)).save(f"{row}.png")
     Path("bad.png").write_text("not an image")
 
-    def run(*given, output=None, overrides=(), **options):
-        return predict_files(folder, given, output, overrides, **options)
+    def run(*given, output=None, overrides=(), json_lines=False, gates=False, form=None, **options):
+        """Print the outcome as the command line does, and return its exit code."""
+        target = choose_target(output, folder, json_lines=json_lines, gates=gates, form=form)
+        outcome = predict_files(folder, given, target, overrides, gates=gates, **options)
+        if outcome.parts:
+            print(outcome.json() if json_lines else outcome.text())
+        return outcome.exit_code
 
     return run
 
@@ -173,11 +178,11 @@ def test_rows_go_to_standard_output_and_messages_to_standard_error(command, caps
     out, err = capsys.readouterr()
     assert [line.split(",")[0] for line in out.splitlines()] == ["image", "4.png", "bad.png"]
     assert "1 of 2 images labeled" in err
-    assert command("4.png", "bad.png", as_json=True) == 2
+    assert command("4.png", "bad.png", json_lines=True) == 2
     good, bad = map(json.loads, capsys.readouterr().out.splitlines())
     assert (good["labels"], list(bad)) == (["red", "green", "dark"], ["image", "error"])
     assert not Path("run/predictions.csv").exists()
-    assert command("4.png", "bad.png", as_json=True, output="p.csv") == 2
+    assert command("4.png", "bad.png", json_lines=True, output="p.csv") == 2
     summary = json.loads(capsys.readouterr().out)
     assert summary.pop("images_per_second") > 0
     assert summary == {"images": 2, "labeled": 1, "unreadable": 1, "output": "p.csv"}

@@ -1,0 +1,339 @@
+"""`--mode=predict`: label image files, and write one row per image to a CSV or JSON lines file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from mlmoe_jax.apps.tools.image_list import find_images
+from mlmoe_jax.apps.tools.select_images import SELECTION_COLUMNS, select_images
+from mlmoe_jax.config.defaults import default_config
+from mlmoe_jax.data.label_codes import POSITIVE
+from mlmoe_jax.data.sources.formats import FORMATS, Entry, LabelFile, output_path
+from mlmoe_jax.errors import DONE, OUTDATED, USER_ERROR, UserError
+from mlmoe_jax.inference.predict import BATCH, Predictor, Result, by_label
+from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder
+from mlmoe_jax.runs.restore import BEST
+from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.formats import join_names, row_writer
+from mlmoe_jax.runtime.progress import Progress, status
+from mlmoe_jax.runtime.storage import STANDARD_OUTPUT, Target, open_target
+from mlmoe_jax.runtime.table import Column, Outcome, Table
+from mlmoe_jax.runtime.text import printable, quantity
+
+PRINTED_IMAGES = 20  # maximum number of images in the printed table, and of printed errors
+
+
+def predict_files(
+    folder: RunFolder,
+    items: Sequence[str],
+    target: Target,
+    overrides: Sequence[tuple[str, str]],
+    *,
+    checkpoint: str = BEST,
+    batch_size: int | None = None,
+    top_k: int | None = None,
+    gates: bool = False,
+    select: str | None = None,
+    count: int = 0,
+) -> Outcome:
+    """Label images and write one row per image.
+
+    Args:
+      folder: the run folder.
+      items: the items of `--images`, see image_list.py.
+      target: see `choose_target`.
+      overrides, checkpoint: as in `Predictor.from_run`.
+      batch_size: number of images at a time, by default 32 per device.
+      top_k, gates: as in `Predictor.stream`.
+      select, count: `method` and `count` of `select_images`, to label only these images; None for all.
+
+    Returns:
+      A table of the first images, and as document the numbers of images. It is empty if the rows are written to
+      standard output. The exit code is 0; 2 if an image could not be read, after labeling the readable images; 3 if
+      the newest checkpoint is damaged and an older checkpoint was used.
+    """
+    folder.require_model()
+    paths = _shared_image_list(items, target)
+    predictor = Predictor.from_run(folder.path, overrides, checkpoint=checkpoint)
+    rows = ResultRows(predictor.names, top_k)
+    _require_names(target, predictor, paths, rows, select)
+    if select:
+        size = _batch_size(predictor, paths, batch_size)
+        rows = replace(rows, selection=select_images(predictor, paths, select, count, size))
+        paths = list(rows.selection)
+    if distributed.is_first() and top_k is None:
+        _report_thresholds(predictor, folder, overrides)
+    size, summary = _batch_size(predictor, paths, batch_size), _Summary(len(paths))
+    with contextlib.closing(Progress("predict", math.ceil(len(paths) / size), size)) as progress:
+        results = predictor.stream(paths, batch_size=size, top_k=top_k, gates=gates, progress=progress)
+        _write(target, predictor, paths, rows, summary.count_results(results))
+    return summary.outcome(target, outdated=predictor.run.outdated)
+
+
+def _shared_image_list(items: Sequence[str], target: Target) -> list[str]:
+    """Return the images that the first process finds; without repeated images for a labeling tool.
+
+    Only the first process has a standard input. If it finds no image, it fails with the reason, which ends the job.
+    """
+    paths = find_images(items, once=target.kind in FORMATS) if distributed.is_first() else None
+    return distributed.broadcast_from_first(paths)
+
+
+def _write(
+    target: Target, predictor: Predictor, paths: Sequence[str], rows: ResultRows, results: Iterable[Result]
+) -> None:
+    """Write the results in the first process; other processes take part in computing them."""
+    if not distributed.is_first():
+        deque(results, maxlen=0)
+    elif target.kind in FORMATS:
+        _write_label_file(_label_file(target, predictor, paths), target.kind, results)
+    else:
+        rows.write(target, results)
+
+
+def _require_names(
+    target: Target, predictor: Predictor, paths: Sequence[str], rows: ResultRows, select: str | None
+) -> None:
+    """Raise UserError if the target cannot name the images or labels."""
+    if target.kind in FORMATS:
+        FORMATS[target.kind].require(_label_file(target, predictor, paths))
+    elif target.kind == "csv" and rows.top_k is None:
+        columns = {*_COLUMNS, *(SELECTION_COLUMNS if select else ())}
+        if same := columns & set(predictor.names):
+            raise UserError(
+                f"the label {min(same)} has the name of a column of the CSV; write --output=….jsonl, or use --top-k"
+            )
+
+
+def _label_file(target: Target, predictor: Predictor, paths: Sequence[str]) -> LabelFile:
+    return LabelFile(target.path, predictor.names, paths, version=predictor.version)
+
+
+def _batch_size(predictor: Predictor, paths: Sequence[str], size: int | None) -> int:
+    devices = predictor.run.mesh.size
+    return even_batch(len(paths), size or BATCH * devices, devices)
+
+
+def even_batch(images: int, most: int, devices: int) -> int:
+    """Return a batch size of about `most`, a multiple of `devices`, for which the last batch needs little padding."""
+    return devices * math.ceil(images / math.ceil(images / most) / devices)
+
+
+def _report_thresholds(predictor: Predictor, folder: RunFolder, overrides: Sequence[tuple[str, str]]) -> None:
+    """Log the range of the thresholds and where they are from, unless they are the default."""
+    if (predictor.thresholds == default_config().eval.threshold).all():
+        return
+    finite = np.unique(predictor.thresholds[np.isfinite(predictor.thresholds)])
+    parts = []
+    if len(finite):
+        parts.append(" to ".join(f"{value:.3g}" for value in dict.fromkeys((finite[0], finite[-1]))))
+    if never := int(np.count_nonzero(np.isinf(predictor.thresholds))):
+        parts.append(f"never for {quantity(never, 'label')}")
+    origin = f"{folder / THRESHOLDS}"
+    if "eval.threshold" in dict(overrides):
+        origin = "--config.eval.threshold"
+    elif "split" in predictor.source:
+        origin += f", fitted on {predictor.source['split']}"
+    status(f"thresholds: {' and '.join(parts)} ({origin})")
+
+
+# ------------------------------------------------------------------------------------------------------------- target
+def choose_target(
+    output: str | None,
+    folder: RunFolder,
+    *,
+    json_lines: bool = False,
+    gates: bool = False,
+    form: str | None = None,
+    select: bool = False,
+) -> Target:
+    """Return the target of `--output`: a .csv or .jsonl file, standard output, or the file of a labeling tool.
+
+    Args:
+      output: a path, or - for standard output. The default is predictions.csv in `folder`, with `select` selected.csv,
+        and with `gates` .jsonl, because the weights are lists, which do not fit into CSV cells.
+      folder: the folder of the default file.
+      json_lines: write JSON lines to standard output, which is then the default, and not CSV.
+      gates: the rows have the weights of gates.
+      form: name of the format of a labeling tool, which has a file or folder of its own, without a default.
+      select: the rows have the ranks of selected images.
+
+    Raises:
+      UserError: the suffix is another one, the file cannot be written, or the format holds no gates.
+    """
+    if form:
+        if gates:
+            raise UserError(f"--gates needs JSON lines; leave out --format={form}")
+        return Target(output_path(output, form), form)
+    if output == STANDARD_OUTPUT or (json_lines and not output):
+        target = Target(None, "jsonl" if json_lines else "csv")
+    elif output:
+        target = _file_target(output)
+    else:
+        kind = "jsonl" if gates else "csv"
+        target = Target(folder / f"{'selected' if select else 'predictions'}.{kind}", kind)
+    if gates and target.kind == "csv":
+        raise UserError("--gates needs JSON lines; give --output=FILE.jsonl, or --output=- with --json")
+    return target
+
+
+def _file_target(output: str) -> Target:
+    path = epath.Path(output)
+    if path.suffix not in (".csv", ".jsonl"):
+        raise UserError(f"--output={path} should end in .csv or .jsonl, or be - for standard output")
+    if path.is_dir() or ("://" not in output and not path.parent.is_dir()):
+        raise UserError(f"--output={path} should be a file in a folder that exists")
+    return Target(path, path.suffix[1:])
+
+
+# --------------------------------------------------------------------------------------------------------------- rows
+_COLUMNS = ("image", "labels", "error")  # columns of a CSV before the scores
+
+
+@dataclass(frozen=True)
+class ResultRows:
+    """The rows of results in a CSV or JSON lines file.
+
+    Columns of a CSV: image, labels (see `formats.join_names`), error and one score per label. With `top_k` they are
+    image, error, and label_1, score_1, label_2, …, best first.
+
+    Keys in JSON lines: image, and either error, or labels and scores (with `top_k` only of the best labels, best
+    first), and gates {name: {label: weights}} if a result has them.
+
+    Attributes:
+      names: names of all labels.
+      top_k: number of labels per result; None for all labels.
+      selection: image -> its values of SELECTION_COLUMNS, which follow its name; empty without a selection.
+    """
+
+    names: Sequence[str]
+    top_k: int | None = None
+    selection: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+
+    def write(self, target: Target, results: Iterable[Result]) -> None:
+        """Write the results to a target of the kind csv or jsonl."""
+        with open_target(target) as file:
+            if target.kind == "jsonl":
+                for result in results:
+                    print(json.dumps(self.document(result), allow_nan=False), file=file)
+            else:
+                write_row = row_writer(file)
+                write_row(self.heading())
+                for result in results:
+                    write_row(self.cells(result))
+
+    def heading(self) -> list[str]:
+        """Return the names of the columns of a CSV."""
+        image, labels, error = _COLUMNS
+        selected = SELECTION_COLUMNS if self.selection else ()
+        if self.top_k is None:
+            return [image, *selected, labels, error, *self.names]
+        ranks = range(1, self.top_k + 1)
+        return [image, *selected, error, *(name for rank in ranks for name in (f"label_{rank}", f"score_{rank}"))]
+
+    def cells(self, result: Result) -> list[Any]:
+        """Return the row of a CSV."""
+        score = {name: f"{value:.6f}" for name, value in (result.scores or {}).items()}
+        image = [result.image, *self.selection.get(result.image, {}).values()]
+        if self.top_k is None:
+            return [*image, join_names(result.labels), result.error, *(score.get(name, "") for name in self.names)]
+        best = [cell for name in result.labels for cell in (name, score[name])]
+        return [*image, result.error, *(best or [""] * (2 * self.top_k))]
+
+    def document(self, result: Result) -> dict[str, Any]:
+        """Return the object of a JSON line."""
+        if result.error:
+            return {"image": result.image, "error": result.error}
+        scores = result.scores or {}
+        if self.top_k is not None:
+            scores = {name: scores[name] for name in result.labels}
+        row = {"image": result.image, **self.selection.get(result.image, {}), "labels": result.labels, "scores": scores}
+        if result.gates is not None:
+            row["gates"] = {gate: by_label(self.names, weights) for gate, weights in result.gates.items()}
+        return row
+
+
+def _write_label_file(file: LabelFile, form: str, results: Iterable[Result]) -> None:
+    """Write the images that could be read to the file of a labeling tool."""
+    entries = (
+        Entry(result.image, dict.fromkeys(result.labels, POSITIVE), result.scores)
+        for result in results
+        if not result.error
+    )
+    if note := FORMATS[form].write(file, entries):
+        status(note)
+
+
+# ------------------------------------------------------------------------------------------------------------ summary
+_UNNAMED = Column("", align="<")
+
+
+class _Summary:
+    """The summary of a prediction: its first rows, the errors, and the speed."""
+
+    def __init__(self, images: int):
+        self.images, self.unread, self.started = images, 0, time.perf_counter()
+        self.first: list[Result] = []
+
+    def count_results(self, results: Iterable[Result]) -> Iterator[Result]:
+        """Yield the results, and add each to the summary."""
+        for result in results:
+            yield result
+            self._add(result)
+
+    def _add(self, result: Result) -> None:
+        if len(self.first) < PRINTED_IMAGES:
+            self.first.append(result)
+        if result.error:
+            self.unread += 1
+            if self.unread <= PRINTED_IMAGES:
+                status(f"error: {printable(result.error)}")
+
+    def outcome(self, target: Target, *, outdated: bool) -> Outcome:
+        """Return the table and the numbers to print; log one line if standard output has the rows.
+
+        Args:
+          target: the target of the rows.
+          outdated: the results are from an older checkpoint.
+        """
+        labeled = self.images - self.unread
+        rate = self.images / max(1e-9, time.perf_counter() - self.started)
+        if self.unread > PRINTED_IMAGES:
+            further = "" if target.kind in FORMATS else f"; {target} contains all of them"
+            status(f"… and {self.unread - PRINTED_IMAGES:,} more errors{further}")
+        sentence = f"{labeled:,} of {quantity(self.images, 'image')} labeled ({rate:.3g} images/s); written to {target}"
+        exit_code = OUTDATED if outdated else DONE
+        if self.unread:
+            exit_code = USER_ERROR
+        if target.path is None:
+            status(sentence)
+            return Outcome(exit_code=exit_code)
+        numbers = {"images": self.images, "labeled": labeled, "unreadable": self.unread}
+        document = {**numbers, "images_per_second": rate, "output": str(target)}
+        return Outcome([Table([_UNNAMED, _UNNAMED], self._rows(), notes=[sentence])], document, exit_code)
+
+    def _rows(self) -> list[list[str]]:
+        rows = []
+        for result in self.first:
+            name = printable(result.image.encode(errors="surrogateescape").decode(errors="replace"))
+            rows.append([name, "unreadable" if result.error else _labels_text(result)])
+        if self.images > len(self.first):
+            rows.append([f"… and {self.images - len(self.first)} more"])
+        return rows
+
+
+def _labels_text(result: Result) -> str:
+    scores = result.scores or {}
+    best = sorted(result.labels, key=scores.__getitem__, reverse=True)
+    text = "  ".join(f"{printable(label)} {100 * scores[label]:.0f} %" for label in best)
+    return text or "(no label reaches its threshold)"
