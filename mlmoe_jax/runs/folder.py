@@ -77,7 +77,7 @@ class RunFolder(Folder):
     # ------------------------------------------------------------------------------------------------ metric rows
     def append_row(self, row: dict[str, Any]) -> None:
         """Append a row to metrics.jsonl; in an object store, `uploads` writes it later."""
-        line = to_json(row) + "\n"
+        line = f"{to_json(row)}\n".encode()
         path = self / METRICS
         if self.is_local:
             with files.disk_errors_explained(path), open_to_append(path) as file:
@@ -85,7 +85,7 @@ class RunFolder(Folder):
             return
         if self._lines is None:
             self._lines = bytearray(self._stored_lines())
-        self._lines += line.encode()
+        self._lines += line
         self.uploads.add(METRICS, lambda: bytes(self._lines))
         self.uploads.offer()
 

@@ -63,7 +63,7 @@ _ABOUT = "mlmoe_jax"  # the entry of the header
 def run_folder(location: str | os.PathLike) -> RunFolder:
     """Return the run folder at a location. A model on the hub is downloaded into the cache first.
 
-    Raises UserError as `hub.parse` and `hub.fetch_model` do, and for an unknown name after demo:.
+    Raises UserError as `hub.parse_address` and `hub.fetch_model` do, and for an unknown name after demo:.
     """
     text = os.fspath(location)
     if text.startswith(DEMO):
@@ -73,7 +73,7 @@ def run_folder(location: str | os.PathLike) -> RunFolder:
             raise UserError(f"no model {DEMO}{printable(name, 100)} comes with the package; there is {known}")
         return RunFolder(_DEMOS / name)
     if text.startswith(HUB):
-        return RunFolder(hub.fetch_model(hub.parse(text), FILES, _REQUIRED))
+        return RunFolder(hub.fetch_model(hub.parse_address(text), FILES, _REQUIRED))
     return RunFolder(location)
 
 

@@ -117,15 +117,15 @@ def sha256_of(path: str | os.PathLike) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def open_to_append(path: str | os.PathLike) -> TextIO:
-    """Open a local text file to append to it; UserError if it is a symbolic link, a pipe or a folder.
+def open_to_append(path: str | os.PathLike) -> BinaryIO:
+    """Open a local file to append to it; UserError if it is a symbolic link, a pipe or a folder.
 
     Appending is the only change of a file in place, so a link of this name must not be followed.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
         # O_NONBLOCK: opening a pipe that has no reader fails instead of waiting for one.
-        return os.fdopen(os.open(path, flags | os.O_NONBLOCK, 0o666), "a")
+        return os.fdopen(os.open(path, flags | os.O_NONBLOCK, 0o666), "ab")
     except OSError as error:
         if error.errno in _NOT_A_FILE:
             raise UserError(f"{path} is not a regular file; remove it") from error

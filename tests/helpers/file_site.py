@@ -1,4 +1,4 @@
-"""A local server of one file, also as a mirror of the hub, that closes connections and refuses requests."""
+"""A local server of one file that closes connections and refuses requests."""
 
 import hashlib
 import threading
@@ -13,8 +13,6 @@ from mlmoe_jax.pretrained.download import Unreachable, fetch
 CHUNK = 10_000
 CONTENT = bytes(range(256)) * 200
 OTHER = CONTENT[::-1]
-COMMIT = "c" * 40
-HUB_PATH = "org/model/resolve/main/sub/model.safetensors"
 
 
 def sha256(content: bytes) -> str:
@@ -30,7 +28,6 @@ class Answer:
     ranges: bool = True
     heed_if_range: bool = True
     validators: bool = True
-    length: bool = True
     headers: tuple = ()
     wait: threading.Event | None = None
 
@@ -42,47 +39,27 @@ class Site(ThreadingHTTPServer):
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.content, self.script, self.requests, self.hub_status, self.hub_error = CONTENT, [], [], 200, ""
+        self.content, self.script, self.requests = CONTENT, [], []
 
-    def address(self, path: str = "model.safetensors", host: str = "127.0.0.1") -> str:
-        return f"http://{host}:{self.server_port}/{path}"
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/model.safetensors"
 
     def handle_error(self, request, client_address):
         """Print nothing about clients that have disconnected."""
 
     @property
     def ranges(self) -> list[str | None]:
-        """The Range header of every GET."""
-        return [headers["Range"] for method, _, headers in self.requests if method == "GET"]
+        """The Range header of every request."""
+        return [headers["Range"] for headers in self.requests]
 
 
 class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
-    def do_HEAD(self):
-        """Respond like the Hugging Face hub for a large file."""
-        self.server.requests.append(("HEAD", self.path, self.headers))
-        self.send_response(self.server.hub_status)
-        for name, value in {
-            "X-Repo-Commit": COMMIT,
-            "X-Linked-Etag": f'"{sha256(self.server.content)}"',
-            "X-Linked-Size": str(len(self.server.content)),
-            "ETag": '"pointer"',
-            "Content-Length": "7",
-            "X-Error-Code": self.server.hub_error,
-        }.items():
-            self.send_header(name, value)
-        self.end_headers()
-
     def do_GET(self):
         site, content = self.server, self.server.content
-        site.requests.append(("GET", self.path, self.headers))
-        if "/resolve/" in self.path:
-            self.send_response(302)
-            self.send_header("Location", site.address("cdn", host="localhost"))
-            self.end_headers()
-            return
+        site.requests.append(self.headers)
         answer = site.script.pop(0) if site.script else Answer()
         tag, first, status = f'"{sha256(content)[:8]}"', 0, answer.status
         known = (None, tag) if answer.heed_if_range else (None, tag, self.headers["If-Range"])
@@ -91,8 +68,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         if status == 206:
             self.send_header("Content-Range", f"bytes {first}-{len(content) - 1}/{len(content)}")
-        if answer.length:
-            self.send_header("Content-Length", str(len(content) - first))
+        self.send_header("Content-Length", str(len(content) - first))
         if answer.validators:
             self.send_header("ETag", tag)
         for name, value in answer.headers:
@@ -121,7 +97,7 @@ def leave_part(site: Site, target: Path, cut: int = 30_000):
     script, site.script = site.script, [Answer(cut=cut), *[Answer(503)] * 9]
     with pytest.raises(Unreachable):
         fetch(site.address(), target)
-    assert names(target) == [f"{target.name}.part", f"{target.name}.part.json"]
+    assert names(target) == [f"{target.name}.part", f"{target.name}.part.version"]
     assert Path(f"{target}.part").read_bytes() == site.content[:cut]
     site.script = script
     site.requests.clear()

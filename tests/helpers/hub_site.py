@@ -172,7 +172,9 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     monkeypatch.delenv("MLMOE_OFFLINE", raising=False)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     with Hub() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        monkeypatch.setattr(constants, "ENDPOINT", hub.address)
+        template = f"{hub.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield hub

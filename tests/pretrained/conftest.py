@@ -4,9 +4,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from helpers.file_site import CHUNK, HUB_PATH, Site
+from helpers.file_site import CHUNK, Site
 from helpers.torch_pickles import LAYOUTS, WRITE, reason_of
-from huggingface_hub import constants
 
 from mlmoe_jax.pretrained import download
 from mlmoe_jax.pretrained.load import read_tensors
@@ -17,8 +16,8 @@ def pauses(monkeypatch):
     """The requested pauses, which are skipped; environment variables for proxies and tokens are removed."""
     asked = []
     monkeypatch.setattr(download, "pause", asked.append)
-    monkeypatch.setattr(download, "CHUNK", CHUNK)
-    for name in ("MLMOE_OFFLINE", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "HF_ENDPOINT", "HF_TOKEN"):
+    monkeypatch.setattr(download, "PIECE_BYTES", CHUNK)
+    for name in ("MLMOE_OFFLINE", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
     return asked
@@ -38,15 +37,6 @@ def site():
 def target(tmp_path) -> Path:
     """A path in a cache folder that does not exist yet."""
     return tmp_path / "cache" / "vit" / "model.safetensors"
-
-
-@pytest.fixture
-def hub(site, monkeypatch):
-    """The site as a mirror of the hub, without the telemetry requests of the hub's library."""
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_TELEMETRY", True)
-    monkeypatch.setenv("HF_ENDPOINT", site.address(""))
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    return f"https://huggingface.co/{HUB_PATH}"
 
 
 @pytest.fixture

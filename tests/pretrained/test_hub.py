@@ -8,7 +8,7 @@ import pytest
 from helpers import hub_site
 from huggingface_hub import constants
 
-from mlmoe_jax.pretrained.hub import Address, fetch_model, parse, upload_model
+from mlmoe_jax.pretrained.hub import Address, fetch_model, parse_address, upload_model
 
 MOST = {"config.json": 100, "adapter.safetensors": 1000}
 FILES = {"config.json": b"{}", "adapter.safetensors": b"tensors"}
@@ -23,7 +23,7 @@ def hub(monkeypatch, tmp_path):
 
 
 def fetched(address: str = "hf:user/name") -> Path:
-    return fetch_model(parse(address), MOST, ["adapter.safetensors"])
+    return fetch_model(parse_address(address), MOST, ["adapter.safetensors"])
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -31,21 +31,21 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_addresses():
-    assert parse("hf:user/name") == Address("user/name", "main")
-    assert str(parse("hf:user/my.model-1_x@refs/pr/1")) == "hf:user/my.model-1_x@refs/pr/1"
-    assert str(parse("hf:user/name@main")) == "hf:user/name"
+    assert parse_address("hf:user/name") == Address("user/name", "main")
+    assert str(parse_address("hf:user/my.model-1_x@refs/pr/1")) == "hf:user/my.model-1_x@refs/pr/1"
+    assert str(parse_address("hf:user/name@main")) == "hf:user/name"
 
 
 @pytest.mark.parametrize(
     "text", ["", "name", "a/b/c", "/b", "a/", "../b", "a/..", "a b/c", "a/b\n", "a/b--c", "-a/b", "é/b"]
 )
 def test_names_that_are_not_user_name(text, refusal):
-    assert "write USER/NAME" in refusal(parse, f"hf:{text}")
+    assert "write USER/NAME" in refusal(parse_address, f"hf:{text}")
 
 
 @pytest.mark.parametrize("revision", ["", "..", "a/../b", "/a", "a b", "a//b", "a/", "-x", "?x"])
 def test_revisions_that_cannot_be_one(revision, refusal):
-    assert "is not the name of a branch" in refusal(parse, f"hf:user/name@{revision}")
+    assert "is not the name of a branch" in refusal(parse_address, f"hf:user/name@{revision}")
 
 
 def test_only_known_files_are_downloaded(hub):
@@ -78,7 +78,7 @@ def test_a_complete_copy_is_only_read(hub, monkeypatch):
     def refuse(*_, **__):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(Path, "write_text", refuse)
+    monkeypatch.setattr(Path, "mkdir", refuse)
     assert fetched() == first
 
 
@@ -130,13 +130,11 @@ def test_offline_the_copy_of_an_earlier_download_is_used_and_told(hub, refusal, 
 
 
 def test_a_hub_that_does_not_answer(hub, refusal, monkeypatch, tmp_path):
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     assert "because the hub cannot be reached" in refusal(fetched)
     text = refusal(upload_model, tmp_path, Address("user/name"), [], private=False)
     assert "cannot be uploaded, because the hub cannot be reached" in text
     assert hub_site.TOKEN not in text
-    monkeypatch.setenv("HF_ENDPOINT", "http://example.com")
-    assert "is not an https address" in refusal(fetched)
 
 
 def test_an_interrupted_download_counts_as_none_when_offline(hub, refusal, monkeypatch):

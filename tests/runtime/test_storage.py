@@ -139,9 +139,9 @@ def test_output_does_not_follow_links(tmp_path, precious, monkeypatch):
 
 def test_files_are_only_appended_to_in_place(tmp_path, precious, refusal):
     with open_to_append(tmp_path / "a") as file:
-        file.write("1\n")
+        file.write(b"1\n")
     with open_to_append(tmp_path / "a") as file:
-        file.write("2\n")
+        file.write(b"2\n")
     assert (tmp_path / "a").read_text() == "1\n2\n"
     (tmp_path / "link").symlink_to(precious)
     os.mkfifo(tmp_path / "pipe")
