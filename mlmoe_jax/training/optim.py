@@ -4,6 +4,7 @@ Parameters, gradients and updates are flat dicts {path: array}, paths such as `h
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -78,7 +79,7 @@ def make_optimizer(optim: Any, total_steps: int, paths: Iterable[str]) -> optax.
     """Return the optimizer of a config, for flat dicts {path: array} with exactly `paths`.
 
     adamw (decoupled decay), adam, and sgd with momentum beta1 (decay added to the gradient) equal torch.optim's at
-    every step. muon is Muon (see `_scale_by_muon`) for the paths that `muon_rules` match, and AdamW for any other path.
+    every step. muon is Muon (see `_scale_by_muon`) for the kernels of the backbone with two axes, and AdamW otherwise.
     The global rate and weight decay are multiplied by the value of the first rule that matches the path of a parameter.
     The rate also multiplies the decay, as in PyTorch.
 
@@ -95,7 +96,6 @@ def make_optimizer(optim: Any, total_steps: int, paths: Iterable[str]) -> optax.
     rate_rules, decay_rules = (LOSS_RATE, *optim.rate_rules), (LOSS_DECAY, *optim.decay_rules)
     rate_factor = {path: rules.first_match(rate_rules, path, 1.0) for path in paths}
     decay = {path: optim.weight_decay * rules.first_match(decay_rules, path, 1.0) for path in paths}
-    matrices = {path for path in paths if optim.name == "muon" and rules.first_match(optim.muon_rules, path, False)}
     adam = _scale_by_adam(beta1, optim.b2)
     add_decay = optax.stateless(lambda updates, params: {p: u + decay[p] * params[p] for p, u in updates.items()})
     scale_rate = optax.stateless(lambda updates, _: {p: rate_factor[p] * u for p, u in updates.items()})
@@ -103,7 +103,7 @@ def make_optimizer(optim: Any, total_steps: int, paths: Iterable[str]) -> optax.
     core = {
         "adamw": (adam, add_decay),
         "adam": (add_decay, adam),
-        "muon": (_divide(matrices, _scale_by_muon(), adam), add_decay),
+        "muon": (_divide(_is_backbone_matrix, _scale_by_muon(), adam), add_decay),
         "sgd": (add_decay, momentum),
     }[optim.name]
     return optax.chain(
@@ -159,22 +159,26 @@ def _scale_by_muon() -> optax.GradientTransformation:
     direction = optax.contrib.scale_by_muon(weight_dimension_numbers=lambda grads: dict.fromkeys(grads, axes))
 
     def update(grads, state, params=None):
-        for path, grad in grads.items():
-            if grad.ndim != 2:
-                raise UserError(f"optim.muon_rules match {path}, which has {grad.ndim} axes; Muon is for matrices")
         updates, state = direction.update(grads, state, params)
         return {path: 0.2 * math.sqrt(max(u.shape)) * u for path, u in updates.items()}, state
 
     return optax.GradientTransformation(direction.init, update)
 
 
+def _is_backbone_matrix(path: str, value: Array) -> bool:
+    return value.ndim == 2 and re.fullmatch("backbone/.*/kernel", path) is not None
+
+
 def _divide(
-    paths: set[str], first: optax.GradientTransformation, second: optax.GradientTransformation
+    belongs_to_first: Callable[[str, Array], bool],
+    first: optax.GradientTransformation,
+    second: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
-    """Apply `first` to the values at `paths` and `second` to all further values."""
+    """Apply `first` to the values for which `belongs_to_first(path, value)`, and `second` to all further values."""
 
     def parts(tree):
-        return {p: v for p, v in tree.items() if p in paths}, {p: v for p, v in tree.items() if p not in paths}
+        chosen = {path: value for path, value in tree.items() if belongs_to_first(path, value)}
+        return chosen, {path: value for path, value in tree.items() if path not in chosen}
 
     def init(params):
         return tuple(t.init(part) for t, part in zip((first, second), parts(params), strict=True))

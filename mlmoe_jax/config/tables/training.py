@@ -76,7 +76,7 @@ OPTIM = section(
             "adamw": "decoupled weight decay",
             "adam": "decay added to the gradient",
             "sgd": "momentum b1, decay added to the gradient",
-            "muon": "Muon for the matrices in muon_rules, else AdamW",
+            "muon": "Muon for the matrices of the backbone, else AdamW",
         },
     ),
     learning_rate=Number(1e-3, "Peak of the learning rate.", above=0),
@@ -103,10 +103,6 @@ OPTIM = section(
     clip_norm=Number(0.0, "Largest norm of all gradients; 0 is off.", least=0),
     rate_rules=Rules((), "Factors of the learning rate by parameter path; the first match counts.", factors=True),
     decay_rules=Rules((), "Factors of the weight decay by parameter path; the first match counts.", factors=True),
-    muon_rules=Rules(
-        ((r"^backbone/.*/kernel$", True), (r"", False)),
-        "For muon: its matrices by parameter path; the first match counts.",
-    ),
 )
 
 EMA = section(
