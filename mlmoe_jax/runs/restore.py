@@ -130,7 +130,7 @@ def read_preprocess(folder: RunFolder, image_size: int) -> Preprocess:
 def write_run_metadata(
     folder: RunFolder, config: ConfigDict, label_space: LabelSpace, preprocess: Preprocess, parts: Parts
 ) -> None:
-    """Write the files that make a run folder self-contained, with the weights of `checkpoint.include_frozen`."""
+    """Write the files that make a run folder self-contained, with the frozen weights that no published file has."""
     frozen, unpublished = parts.frozen, parts.unpublished
     folder.write_text(LABELS, "".join(f"{name}\n" for name in label_space.names))
     buffer = io.BytesIO()
@@ -147,12 +147,11 @@ def write_run_metadata(
             "fingerprint": parts.fingerprint,
         },
     )
-    included = {"always": frozen, "auto": unpublished, "never": ()}[config.checkpoint.include_frozen]
-    if included:
+    if unpublished:
         # safetensors' reader for numpy does not support bfloat16, which float32 represents exactly
-        wide = {path: jax.device_get(frozen[path]).astype(np.float32) for path in sorted(included)}
+        wide = {path: jax.device_get(frozen[path]).astype(np.float32) for path in sorted(unpublished)}
         folder.write_bytes(FROZEN, save(wide))
-    elif not unpublished:
+    else:
         (folder / FROZEN).unlink(missing_ok=True)  # left by a training that ended before its first checkpoint
     folder.write_text(CONFIG, configuration.to_json(config))
 

@@ -86,19 +86,14 @@ class Origin:
     def _complete(self, parts: Parts, native: tuple[int, ...] | None) -> Parts:
         """Return the parts of `init_from`. `native` is the shape of the backbone's own position table.
 
-        Raises UserError if a table for another grid is trainable, or if unpublished values would be lost.
+        Raises UserError if a table for another grid is trainable.
         """
-        config, table = self.config, parts.trainable.get(POSITION_TABLE)
+        table = parts.trainable.get(POSITION_TABLE)
         if table is not None and table.shape != native:
             raise UserError(
                 f"the position table of config.init_from has {table.shape[1]} entries, and the table of the backbone "
                 f"has {native[1]}, so it cannot be trained; put (r'^backbone/pos_embed$', False) first in "
                 "config.trainable"
-            )
-        if config.checkpoint.include_frozen == "never" and parts.unpublished:
-            raise UserError(
-                f"checkpoint.include_frozen=never would lose {len(parts.unpublished)} frozen parameters that only "
-                f"config.init_from={config.init_from} has; leave it at auto"
             )
         return parts
 

@@ -50,7 +50,7 @@ def test_a_resume_reads_the_frozen_weights_once_for_their_fingerprint(config, tm
 
 
 def test_frozen_kernels_in_bfloat16_survive_the_run_folder(config, tmp_path):
-    config.model.frozen_dtype, config.checkpoint.include_frozen = "bfloat16", "always"
+    config.model.frozen_dtype, config.model.backbone.weights = "bfloat16", "none"
     folder = RunFolder(tmp_path / "run")
     parts, _ = write_run(folder, config)
     for path, value in parts.frozen.items():
@@ -109,17 +109,14 @@ def test_metadata_files_of_a_run_folder(config, tmp_path):
     }
 
 
-@pytest.mark.parametrize(
-    ("include", "weights", "stored"),
-    [("auto", "auto", False), ("auto", "none", True), ("always", "auto", True), ("never", "none", False)],
-)
-def test_frozen_weights_are_stored_if_no_published_file_has_them(config, tmp_path, refusal, include, weights, stored):
-    config.checkpoint.include_frozen, config.model.backbone.weights = include, weights
+@pytest.mark.parametrize(("weights", "stored"), [("auto", False), ("none", True)])
+def test_frozen_weights_are_stored_if_no_published_file_has_them(config, tmp_path, refusal, weights, stored):
+    config.model.backbone.weights = weights
     folder = RunFolder(tmp_path / "run")
     parts, _ = write_run(folder, config)
     assert (folder / "frozen.safetensors").exists() == stored
     publish(tmp_path, seed=6)
-    if stored or weights == "none":  # random weights come from the seed
+    if stored:
         run = open_run(folder)
         for path, value in parts.frozen.items():
             np.testing.assert_array_equal(run.frozen[path], value, err_msg=path)

@@ -157,11 +157,6 @@ def test_a_checkpoint_does_not_need_a_published_backbone(config, refusal, tmp_pa
     initial_parts(config, space)
     assert "the authors' code computes something else: model.backbone.final_norm is no" in capsys.readouterr().err
 
-    config.checkpoint.include_frozen = "never"
-    assert refusal(initial_parts, config, space) == (
-        f"checkpoint.include_frozen=never would lose {len(parts.frozen)} frozen parameters that only "
-        f"config.init_from={tmp_path / 'in.npz'} has; leave it at auto"
-    )
     assert "is a model of 3 labels, but the data has 2" in refusal(initial_parts, config, space_of("a", "b"))
 
 
@@ -232,9 +227,7 @@ def test_unpublished_frozen_weights_are_transferred(config, refusal, tmp_path, c
     parts = initial_parts(config, space_of("cat", "dog"))
     same(all_values(parts), theirs)
     assert parts.unpublished == set(parts.frozen)
-    config.checkpoint.include_frozen = "never"
-    assert "would lose" in refusal(initial_parts, config, space_of("cat", "dog"))
-    config.checkpoint.include_frozen, config.model.backbone.weights = "auto", "own.safetensors"
+    config.model.backbone.weights = "own.safetensors"
     capsys.readouterr()
     initial_parts(config, space_of("cat", "dog"))
     assert "model.backbone.weights=own.safetensors is not read" in capsys.readouterr().err

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from mlmoe_jax.runs.restore import Run
 
-ALWAYS, AUTO = "always", "auto"  # as in checkpoint.include_frozen, beside never
+ALWAYS, AUTO = "always", "auto"  # of --include-frozen, beside never
 
 
 def new_folder(output: str) -> Path:

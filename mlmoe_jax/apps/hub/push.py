@@ -7,7 +7,6 @@ no images, and no scores of single images.
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -17,7 +16,6 @@ from mlmoe_jax.config import default_config, flatten
 from mlmoe_jax.errors import DONE, OUTDATED
 from mlmoe_jax.evaluation.results import hidden_evaluations, read_results
 from mlmoe_jax.pretrained import hub
-from mlmoe_jax.runs.assemble import Parts, abstract_parts
 from mlmoe_jax.runs.folder import ADAPTER, RESULTS, RunFolder
 from mlmoe_jax.runs.restore import parts_of_run, read_preprocess, read_run, restored_values, write_run_metadata
 from mlmoe_jax.runs.shared import CARD, FILES, write_adapter
@@ -93,7 +91,7 @@ def write_shared(folder: RunFolder, target: RunFolder, address: hub.Address, lic
     thresholds, shared = read_thresholds(folder), _portable(config)
     write_adapter(target, restored.selected, restored.notes)
     preprocess = read_preprocess(folder, config.data.image_size)
-    write_run_metadata(target, shared, space, preprocess, _with_unpublished(config, space, parts))
+    write_run_metadata(target, shared, space, preprocess, parts)
     write_thresholds(target, thresholds)
     target.write_json(RESULTS, results)
     card = write_card(folder, target, address, shared, space, license_name)
@@ -102,7 +100,7 @@ def write_shared(folder: RunFolder, target: RunFolder, address: hub.Address, lic
 
 
 def _portable(config: ConfigDict) -> ConfigDict:
-    """Return a config without local paths, devices, logs and servers, which stores unpublished frozen weights."""
+    """Return a config without local paths, devices, logs and servers."""
     shared, default = config.copy_and_resolve_references(), default_config()
     shared.mesh, shared.log, shared.serve = default.mesh, default.log, default.serve
     shared.update_from_flattened_dict({key: flatten(default)[key] for key in _PLACES})
@@ -110,12 +108,4 @@ def _portable(config: ConfigDict) -> ConfigDict:
         shared.model.prompts.groups = "computed"  # the label space has the groups
     shared.model.backbone.weights = Path(shared.model.backbone.weights).name
     shared.data.known_positives = Path(shared.data.known_positives).name  # perhaps a list
-    shared.checkpoint.include_frozen = "auto"
     return shared
-
-
-def _with_unpublished(config: ConfigDict, space, parts: Parts) -> Parts:
-    """Return the parts with the paths of the frozen values to share, which no published file has."""
-    if config.init_from or config.checkpoint.include_frozen == "auto":
-        return parts
-    return replace(parts, unpublished=abstract_parts(config, space).unpublished)

@@ -150,11 +150,6 @@ CHECKPOINT = section(
     "The checkpoints in the run folder.",
     every_epochs=Number(1.0, "Interval between checkpoints; it may be a fraction.", above=0, unit="epochs"),
     keep=Integer(2, "Checkpoints that are kept.", above=0),
-    include_frozen=Choice(
-        "auto",
-        "Which frozen weights the run folder stores.",
-        of={"auto": "weights that no published file has", "always": "all", "never": "none"},
-    ),
 )
 
 MESH = section(
