@@ -120,7 +120,7 @@ def measure(
     if fitted is not None:
         thresholds |= fitted.fitted_for(scored.name, label_space.names)
     before = None if scored is raw else raw.scores
-    metrics = evaluate_scores(scores, label, mask, thresholds, k=settings.top_k, tree=label_space.tree, raw=before)
+    metrics = evaluate_scores(scores, label, mask, thresholds, tree=label_space.tree, raw=before)
     if settings.preset != "none":
         published = metric_presets.preset(settings.preset, scores, scored.codes, frequency=label_space.frequency)
         metrics |= {f"{settings.preset}/{name}": value for name, value in published.items()}

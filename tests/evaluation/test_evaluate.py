@@ -23,6 +23,7 @@ from mlmoe_jax.evaluation.evaluate import (
     score_split,
     write_results,
 )
+from mlmoe_jax.evaluation.metrics.groups import evaluate_scores
 from mlmoe_jax.evaluation.metrics.multilabel import per_class
 from mlmoe_jax.evaluation.results import SplitScores, read_scores, read_settings
 from mlmoe_jax.models.apply import make_eval_step
@@ -161,10 +162,12 @@ def test_measure_applies_masks_cuts_and_the_training_frequency():
     fitted = Thresholds({"b": 0.15, "a": 0.75}, {"split": "other"})
     assert measured("negative", fitted=fitted)["OP@fitted"] == 2 / 4
     assert measured("negative", fitted=replace(fitted, source={"split": "val"})) == negative, "not on its own split"
-    config.metrics.preset, config.metrics.top_k = "mlgcn", 1
+    config.metrics.preset = "mlgcn"
     both = measured("negative")
     assert both["mlgcn/mAP"] == pytest.approx(ignored["mAP"]), "ML-GCN leaves difficult labels out of the mAP"
-    assert both["OP@top1"] == 2 / 4, "the unknown b of the third image is not ranked before its a"
+    label, mask = SplitScores.of(split, scores).targets("negative")
+    first = evaluate_scores(scores, label, mask, {}, k=1)
+    assert first["OP@top1"] == 2 / 4, "the unknown b of the third image is not ranked before its a"
 
 
 def test_results_are_written(tmp_path, monkeypatch):

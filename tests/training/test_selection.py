@@ -101,11 +101,11 @@ def config_with(**keys):
 
 @pytest.mark.parametrize("preset", ["none", *PRESETS])
 def test_every_metric_that_training_computes_can_select_unless_lower_is_better(preset):
-    config = config_with(metrics__preset=preset, metrics__top_k=5, eval__threshold=0.3)
+    config = config_with(metrics__preset=preset, eval__threshold=0.3)
     scored = SplitScores("", np.array(["a", "b"]), np.array([[0.0], [1.0]]), np.array([[0], [1]], np.int8))
     measured = measure(scored, synthetic_label_space(1, 1), config)
     assert set(selectable_metrics(config)) == set(measured) - set(CALIBRATION.meanings)
-    for config.eval.select_metric in ("mAP@5", "CF1@0.3"):
+    for config.eval.select_metric in ("mAP@3", "CF1@0.3"):
         require_metric(config)
 
 
@@ -116,7 +116,7 @@ def test_every_metric_that_training_computes_can_select_unless_lower_is_better(p
         ({"eval__select_metric": "ECE_macro"}, "; did you mean 'AUC_macro'?"),  # lower is better
         ({"eval__select_metric": "Brier_pooled"}, "mlvpt/OF1@top3"),
         ({"eval__select_metric": "q2l/mAP"}, "; did you mean 'mlvpt/mAP'?"),
-        ({"eval__select_metric": "mAP@3", "metrics__top_k": 5}, "; did you mean 'mAP@5'?"),
+        ({"eval__select_metric": "mAP@5"}, "; did you mean 'mAP@3'?"),
     ],
 )
 def test_other_metrics_are_refused(keys, end, refusal):

@@ -44,7 +44,6 @@ METRICS = section(
     preset=Choice(
         "none", "Paper whose evaluator adds its metrics.", of=("none", "mlvpt", "q2l", "mlgcn", "asl", "drmoe")
     ),
-    top_k=Integer(3, "Labels per image for mAP@k and the metrics @topk.", above=0),
 )
 
 THRESHOLDS = section(

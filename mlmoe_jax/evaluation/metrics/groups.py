@@ -37,6 +37,7 @@ class MetricGroup:
     selectable: Callable[[ConfigDict], Iterable[str]] = lambda config: ()
 
 
+TOP_COUNT = 3  # labels of an image in mAP@k and @topk, as in published tables
 TOP_MINIMUM = 0.5  # lowest score of a predicted label in @topk_min
 
 # In the order of results.json; the report shows a table for each.
@@ -67,7 +68,7 @@ class Entries:
     positive: Bools
     valid: Bools
     thresholds: Mapping[str, float | ArrayLike] = field(default_factory=dict)
-    k: int = 3
+    k: int = TOP_COUNT
     tree: LabelTree = INDEPENDENT
     raw: Floats | None = None
 
@@ -101,7 +102,7 @@ def evaluate_scores(
     mask: ArrayLike | None,
     thresholds: Mapping[str, float | ArrayLike],
     *,
-    k: int = 3,
+    k: int = TOP_COUNT,
     tree: LabelTree = INDEPENDENT,
     raw: Floats | None = None,
 ) -> dict[str, float]:

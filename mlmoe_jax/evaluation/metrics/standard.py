@@ -2,7 +2,7 @@
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.evaluation.metrics.groups import TOP_MINIMUM, Entries, MetricGroup
+from mlmoe_jax.evaluation.metrics.groups import TOP_COUNT, TOP_MINIMUM, Entries, MetricGroup
 from mlmoe_jax.evaluation.metrics.multilabel import (
     map_of_returned,
     mean_average_precision,
@@ -49,7 +49,7 @@ RANKING = MetricGroup(
     "Ranking, without thresholds",
     MEANINGS,
     _measure_ranking,
-    lambda config: (name.replace(r"(\d+)", str(config.metrics.top_k)) for name in MEANINGS),
+    lambda config: (name.replace(r"(\d+)", str(TOP_COUNT)) for name in MEANINGS),
 )
 
 # --------------------------------------------------------------------------------------------------------- predictions
@@ -92,8 +92,8 @@ def _selectable(config: ConfigDict) -> list[str]:
 
 def selectable_predictions(config: ConfigDict) -> tuple[str, ...]:
     """Return the names of the predictions that every split has, see `Entries.predictions`."""
-    k = config.metrics.top_k
-    return f"{config.eval.threshold:g}", "prior_matched_transductive", f"top{k}", f"top{k}_min{TOP_MINIMUM:g}"
+    top = f"top{TOP_COUNT}"
+    return f"{config.eval.threshold:g}", "prior_matched_transductive", top, f"{top}_min{TOP_MINIMUM:g}"
 
 
 # The report has a table per threshold for these metrics, instead of one line per name.
