@@ -5,7 +5,7 @@ from helpers import words
 
 # A value of a public format, and labels of a published data set.
 ALLOWED = {
-    "mlmoe_jax/apps/tools/check.py look",
+    "mlmoe_jax/apps/tools/duplicates.py look",
     "mlmoe_jax/data/files/vg256_categories.json room",
 }
 MOST = {"back references": 30, "private words": 0, "British spelling": 0}

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from ml_collections import ConfigDict
 
 from mlmoe_jax.apps.audit.page import audit_page
-from mlmoe_jax.apps.tools.check import duplicates, inspect
+from mlmoe_jax.apps.tools.duplicates import find_duplicates, inspect_images
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import Decoding
 from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE
@@ -171,8 +171,8 @@ def audit_split(split: Split, config: ConfigDict) -> Audit:
     status(f"fitting {quantity(len(split.classes), 'label')} on {quantity(len(split), 'image')} without each fold")
     fit = fit_logistic(features, split.labels, difficult="ignore", seed=config.seed, groups=split.group_numbers)
     with contextlib.closing(Progress("similar images", len(split), 1)) as progress:
-        images, _ = inspect(split, np.arange(len(split)), progress.advance, Decoding.of(config.data))
-    similar = sorted({tuple(sorted(pair)) for item in duplicates([split], [images]) for pair in item.pairs})
+        images, _ = inspect_images(split, np.arange(len(split)), progress.advance, Decoding.of(config.data))
+    similar = sorted({tuple(sorted(pair)) for item in find_duplicates([split], [images]) for pair in item.pairs})
     together = training_pairs(*cooccurrence(split.labels), len(split), level=TOGETHER, support=SUPPORT)
     tree, labels = split.tree, len(split.classes)
     closure = tree.augmented(np.eye(labels, dtype=bool))

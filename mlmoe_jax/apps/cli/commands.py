@@ -247,16 +247,16 @@ def _compile(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int
     return print_check(config, flags.topology, as_json=flags.json, **what)
 
 
-def _data(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+def _data(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int | Outcome:
     config = _load_config(flags.config, overrides)
     if flags.audit:
         from mlmoe_jax.apps.audit.audit import audit
 
         cache_programs()
         return audit(config, flags.output, as_json=flags.json)
-    from mlmoe_jax.apps.tools.check import print_checkup
+    from mlmoe_jax.apps.tools.check import check_data, report_outcome
 
-    return print_checkup(config, flags.json, flags.sample)
+    return report_outcome(check_data(config, flags.sample))
 
 
 def _pack(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:

@@ -12,6 +12,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,44 +28,49 @@ MOST_FILES = 200_000  # files below the root that are searched for missing image
 
 
 # -------------------------------------------------------------------------------------------------------------- places
-def places(images: Iterable[tuple[Split, int]]) -> str:
+def image_places(images: Iterable[tuple[Split, int]]) -> str:
     """Return the places of images, (split, row), such as "labels.csv lines 2, 7": lines of tables, or else ids."""
     lines: dict[str, list[int]] = defaultdict(list)
     ids = []
     for split, row in images:
-        if (at := split.images.line(row)) is None:
+        if (table_line := split.images.line(row)) is None:
             ids.append(split.ids[row])
         else:
-            lines[at[0]].append(at[1])
-    parts = [f"{table} line{'s' if len(at) > 1 else ''} {examples(sorted(at))}" for table, at in lines.items()]
-    return " and ".join([*parts, *([examples(ids)] if ids else [])])
+            table, line = table_line
+            lines[table].append(line)
+    parts = [f"{table} line{'s' if len(rows) > 1 else ''} {examples(sorted(rows))}" for table, rows in lines.items()]
+    if ids:
+        parts.append(examples(ids))
+    return " and ".join(parts)
 
 
 # -------------------------------------------------------------------------------------------------------------- labels
-class Labels:
+class LabelCounts:
     """The labels of all splits of a data set, with the images that have them."""
 
     def __init__(self, splits: Sequence[Split]):
         self.splits, self.names = splits, splits[0].classes
-        self.counts = np.sum([_present(split).sum(axis=0) for split in splits], axis=0).tolist()
+        self.counts = np.sum([_is_label(split.labels).sum(axis=0) for split in splits], axis=0).tolist()
         self.images = sum(map(len, splits))
 
-    def describe(self, k: int, *, lines: bool = True) -> str:
-        """Return label `k` with its number of images and, with `lines`, their places."""
-        column = slice(k, k + 1) if lines else slice(0)
-        images = [
-            (split, int(row)) for split in self.splits for row in np.flatnonzero(_present(split, column).any(axis=1))
-        ]
-        where = f": {places(images)}" if images else ""
-        return f"'{self.names[k]}' ({quantity(self.counts[k], 'image')}{where})"
+    def count_text(self, k: int) -> str:
+        """Return label `k` with its number of images."""
+        return f"'{self.names[k]}' ({quantity(self.counts[k], 'image')})"
 
-    def several(self, labels: Sequence[int]) -> str:
+    def describe(self, k: int) -> str:
+        """Return label `k` with its number of images and their places."""
+        if not self.counts[k]:
+            return self.count_text(k)
+        images = ((split, row) for split in self.splits for row in np.flatnonzero(_is_label(split.labels[:, k])))
+        return f"'{self.names[k]}' ({quantity(self.counts[k], 'image')}: {image_places(images)})"
+
+    def describe_several(self, labels: Sequence[int]) -> str:
         """Return the first of `labels`, as in `describe`."""
         return examples(map(self.describe, labels))
 
 
-def _present(split: Split, columns: slice = slice(None)) -> np.ndarray:
-    return np.isin(split.labels[:, columns], (POSITIVE, DIFFICULT))
+def _is_label(codes: np.ndarray) -> np.ndarray:
+    return np.isin(codes, (POSITIVE, DIFFICULT))
 
 
 def doubtful_labels(splits: Sequence[Split], separator: str) -> list[str]:
@@ -72,23 +78,30 @@ def doubtful_labels(splits: Sequence[Split], separator: str) -> list[str]:
 
     `separator` is `data.separator` if a cell of the table has several names, else "".
     """
-    labels = Labels(splits)
+    labels = LabelCounts(splits)
     reported: set[int] = set()
     sentences = []
-    for doubts in (_variants(labels), _joined(labels, separator), _misspelt(labels), _constant(labels)):
-        for about, sentence in doubts:
-            if reported.isdisjoint(about):
-                reported |= about
-                sentences.append(sentence)
+    mistakes = (_variants(labels), _joined_names(labels, separator), _misspellings(labels), _constant_labels(labels))
+    for mistake in itertools.chain(*mistakes):
+        if reported.isdisjoint(mistake.labels):
+            reported |= mistake.labels
+            sentences.append(mistake.sentence)
     if single := [k for k, count in enumerate(labels.counts) if count == 1 and k not in reported]:
-        many = (
-            f"{quantity(len(single), 'label')} with one image, too few to train and evaluate: {labels.several(single)}"
+        sentences.append(
+            f"{quantity(len(single), 'label')} with one image, too few to train and evaluate: "
+            f"{labels.describe_several(single)}; add images, or remove the label"
         )
-        sentences.append(f"{many}; add images, or remove the label")
     return sentences
 
 
-def _variants(labels: Labels) -> Iterator[tuple[set[int], str]]:
+class Mistake(NamedTuple):
+    """A sentence, and the labels that it is about."""
+
+    labels: set[int]
+    sentence: str
+
+
+def _variants(labels: LabelCounts) -> Iterator[Mistake]:
     """Yield labels that differ from a more frequent label only in case, spaces, hyphens or underscores."""
     groups = defaultdict(list)
     for k, name in enumerate(labels.names):
@@ -97,32 +110,34 @@ def _variants(labels: Labels) -> Iterator[tuple[set[int], str]]:
     for group in groups.values():
         main, *others = sorted(group, key=lambda k: -labels.counts[k])
         for k in others:
-            yield (
+            yield Mistake(
                 {k},
-                f"label {labels.describe(k)} differs from {labels.describe(main, lines=False)} only in case, spaces, "
-                f"hyphens or underscores; write '{labels.names[main]}' there if they are the same",
+                f"label {labels.describe(k)} differs from {labels.count_text(main)} only in case, spaces, hyphens or "
+                f"underscores; write '{labels.names[main]}' there if they are the same",
             )
 
 
-def _joined(labels: Labels, separator: str) -> Iterator[tuple[set[int], str]]:
+def _joined_names(labels: LabelCounts, separator: str) -> Iterator[Mistake]:
     """Yield names that consist of other names, separated by a character that is not `separator`."""
-    known = set(labels.names)
     for mark in SEPARATORS if separator else ():
-        parts = {k: [part.strip() for part in name.split(mark)] for k, name in enumerate(labels.names) if mark in name}
-        counts = Counter(part for several in parts.values() for part in set(several))
-        joined = [
-            k for k, several in parts.items() if all(part and (part in known or counts[part] > 1) for part in several)
-        ]
-        if joined:
-            yield (
+        if joined := _names_joined_by(mark, labels.names):
+            yield Mistake(
                 set(joined),
                 f"{quantity(len(joined), 'label')} made of several names separated by {mark!r} instead of "
-                f"{separator!r}: {labels.several(joined)}; write {separator!r} there, or set data.separator if all of "
-                f"the table has {mark!r}",
+                f"{separator!r}: {labels.describe_several(joined)}; write {separator!r} there, or set data.separator "
+                f"if all of the table has {mark!r}",
             )
 
 
-def _misspelt(labels: Labels) -> Iterator[tuple[set[int], str]]:
+def _names_joined_by(mark: str, names: Sequence[str]) -> list[int]:
+    """Return the rows of names whose parts are all names, or parts of several names."""
+    parts = {k: [part.strip() for part in name.split(mark)] for k, name in enumerate(names) if mark in name}
+    counts = Counter(part for name_parts in parts.values() for part in set(name_parts))
+    known = {*names, *(part for part, count in counts.items() if count > 1)} - {""}
+    return [k for k, name_parts in parts.items() if known.issuperset(name_parts)]
+
+
+def _misspellings(labels: LabelCounts) -> Iterator[Mistake]:
     """Yield rare labels that are one typing error from a frequent label."""
     frequent = defaultdict(set)
     for k, name in enumerate(labels.names):
@@ -130,16 +145,17 @@ def _misspelt(labels: Labels) -> Iterator[tuple[set[int], str]]:
             for key in _shortened(name):
                 frequent[key].add(k)
     for k, name in enumerate(labels.names):
-        if 0 < labels.counts[k] <= RARE:
-            near = {other for key in _shortened(name) for other in frequent[key]}
-            right = [other for other in near if _is_typing_error(name.casefold(), labels.names[other].casefold())]
-            if right:
-                main = max(right, key=lambda other: labels.counts[other])
-                yield (
-                    {k},
-                    f"label {labels.describe(k)} may be a misspelling of {labels.describe(main, lines=False)}; write "
-                    f"'{labels.names[main]}' there if it is",
-                )
+        if not 0 < labels.counts[k] <= RARE:
+            continue
+        similar = {other for key in _shortened(name) for other in frequent[key]}
+        right = [other for other in similar if _is_typing_error(name.casefold(), labels.names[other].casefold())]
+        if right:
+            main = max(right, key=lambda other: labels.counts[other])
+            yield Mistake(
+                {k},
+                f"label {labels.describe(k)} may be a misspelling of {labels.count_text(main)}; write "
+                f"'{labels.names[main]}' there if it is",
+            )
 
 
 def _shortened(name: str) -> set[str]:
@@ -156,58 +172,69 @@ def _is_typing_error(wrong: str, right: str) -> bool:
     """
     if re.findall(r"\d", wrong) != re.findall(r"\d", right):
         return False
-    start = _common(wrong, right)
-    end = _common(wrong[start:][::-1], right[start:][::-1])
-    ours, theirs = wrong[start : len(wrong) - end], right[start : len(right) - end]
-    if len(ours) == len(theirs) == 2:
-        return ours == theirs[::-1]
-    if len(ours) + len(theirs) == 1:
+    start = _common_length(wrong, right)
+    end = _common_length(wrong[start:][::-1], right[start:][::-1])
+    wrong_part, right_part = wrong[start : len(wrong) - end], right[start : len(right) - end]
+    if len(wrong_part) == len(right_part) == 2:
+        return wrong_part == right_part[::-1]
+    if len(wrong_part) + len(right_part) == 1:
         return max(len(wrong), len(right)) >= 4
-    return len(ours) == len(theirs) == 1 and start > 0 and len(right) >= 6
+    return len(wrong_part) == len(right_part) == 1 and start > 0 and len(right) >= 6
 
 
-def _common(first: str, second: str) -> int:
+def _common_length(first: str, second: str) -> int:
     """Return the number of letters with which both texts begin."""
-    return next(
-        (at for at, (one, other) in enumerate(zip(first, second, strict=False)) if one != other),
-        min(len(first), len(second)),
-    )
+    length = 0
+    for letter, other in zip(first, second, strict=False):
+        if letter != other:
+            break
+        length += 1
+    return length
 
 
-def _constant(labels: Labels) -> Iterator[tuple[set[int], str]]:
+def _constant_labels(labels: LabelCounts) -> Iterator[Mistake]:
     """Yield labels of all images."""
     for k, name in enumerate(labels.names):
         if labels.counts[k] == labels.images > 1:
-            yield (
+            yield Mistake(
                 {k},
                 f"label '{name}' is on all {labels.images:,} images, so a model learns nothing from it; remove it",
             )
 
 
 # --------------------------------------------------------------------------------------------------------------- files
-def why_missing(paths: Sequence[str], root: str) -> str:
+def explain_missing(paths: Sequence[str], root: str) -> str:
     """Return the correction for image files that do not exist, by files below `root` with similar names."""
     if windows := [path for path in paths if "\\" in path]:
         return f"{len(windows):,} of the paths have \\, as on Windows: write / instead"
-    present: dict[str, str] = {}
-    files = (
-        (place, name)
-        for place, _, names in os.walk(os.path.expanduser(root), followlinks=True)
-        for name in sorted(names)
-    )
-    for place, name in itertools.islice(files, MOST_FILES):
-        for key in (name.casefold(), os.path.splitext(name.casefold())[0]):
-            present.setdefault(key, os.path.join(place, name))
-    hints: dict[str, list[str]] = defaultdict(list)
+    files = _files_by_name(root)
+    pairs_by_fix: dict[str, list[str]] = defaultdict(list)
     for path in paths:
         name = os.path.basename(path).casefold()
-        if match := present.get(name):
-            same = os.path.normpath(os.path.dirname(match)) == os.path.normpath(os.path.dirname(path))
-            fix = "the case of letters counts" if same else "correct data.images or the paths in the table"
-            hints[fix].append(f"{path}, but there is {match}")
-        elif match := present.get(os.path.splitext(name)[0]):
-            hints["correct the suffixes in the table"].append(f"{path}, but there is {match}")
-    if not hints:
+        if match := files.get(name):
+            is_same_folder = os.path.normpath(os.path.dirname(match)) == os.path.normpath(os.path.dirname(path))
+            fix = "the case of letters counts" if is_same_folder else "correct data.images or the paths in the table"
+        elif match := files.get(os.path.splitext(name)[0]):
+            fix = "correct the suffixes in the table"
+        else:
+            continue
+        pairs_by_fix[fix].append(f"{path}, but there is {match}")
+    if not pairs_by_fix:
         return f"put {paths[0]} there, or correct data.root, data.images or the paths in the table"
-    fix, examples = max(hints.items(), key=lambda item: len(item[1]))
-    return f"the table has {examples[0]} ({len(examples):,} such): {fix}"
+    fix, pairs = max(pairs_by_fix.items(), key=lambda item: len(item[1]))
+    return f"the table has {pairs[0]} ({len(pairs):,} such): {fix}"
+
+
+def _files_by_name(root: str) -> dict[str, str]:
+    """Return the files below a folder by their names, with and without suffix, in lower case."""
+    files: dict[str, str] = {}
+    paths = (
+        os.path.join(folder, name)
+        for folder, _, names in os.walk(os.path.expanduser(root), followlinks=True)
+        for name in sorted(names)
+    )
+    for path in itertools.islice(paths, MOST_FILES):
+        name = os.path.basename(path).casefold()
+        files.setdefault(name, path)
+        files.setdefault(os.path.splitext(name)[0], path)
+    return files

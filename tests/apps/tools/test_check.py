@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 
 from mlmoe_jax.apps.tools import check
-from mlmoe_jax.apps.tools.check import alike, check_up, format_checkup, print_checkup
+from mlmoe_jax.apps.tools.check import check_data, report_outcome
+from mlmoe_jax.apps.tools.duplicates import similar_pairs
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import ArrayImages, ImageFiles
 from mlmoe_jax.data.split import Split
@@ -121,12 +122,12 @@ def test_similar_images_are_those_with_few_different_bits(monkeypatch):
         look[row] = look[row - 200] ^ np.bitwise_or.reduce(np.uint64(1) << changed, initial=np.uint64(0))
     close = {j: i for i in range(200) for j in range(200, 400) if int(np.bitwise_count(look[i] ^ look[j])) <= 3}
     assert 50 < len(close) < 200
-    assert alike(look, look, same=True) == [(close[j], j) for j in sorted(close)]
-    assert alike(look[:200], look[200:], same=False) == [(close[j], j - 200) for j in sorted(close)]
-    assert alike(look[:1], look[:0], same=False) == alike(look[:0], look[:1], same=False) == []
-    assert alike(np.zeros(5, np.uint64), np.zeros(5, np.uint64), same=True) == [], "blank images"
-    monkeypatch.setattr("mlmoe_jax.apps.tools.check.MOST_COMPARED", 399)
-    assert alike(look, look, same=True) == []
+    assert similar_pairs(look, look, same=True) == [(close[j], j) for j in sorted(close)]
+    assert similar_pairs(look[:200], look[200:], same=False) == [(close[j], j - 200) for j in sorted(close)]
+    assert similar_pairs(look[:1], look[:0], same=False) == similar_pairs(look[:0], look[:1], same=False) == []
+    assert similar_pairs(np.zeros(5, np.uint64), np.zeros(5, np.uint64), same=True) == [], "blank images"
+    monkeypatch.setattr("mlmoe_jax.apps.tools.duplicates.MOST_COMPARED", 399)
+    assert similar_pairs(look, look, same=True) == []
 
 
 # -------------------------------------------------------------------------------------------------------------- report
@@ -178,10 +179,11 @@ GOOD = {
 }
 
 
-def test_the_report_of_a_data_set_without_problems(data_set, capsys):
+def test_the_report_of_a_data_set_without_problems(data_set):
     config = data_set(**GOOD)
-    assert print_checkup(config, as_json=True) == 0
-    report = json.loads(capsys.readouterr().out)
+    outcome = report_outcome(check_data(config))
+    assert outcome.exit_code == 0
+    report = json.loads(outcome.json())
     assert report["problems"] == report["warnings"] == report["duplicates"] == []
     assert report["classes"] == list(CLASSES)
     assert list(report["splits"]) == ["train", "val", "test"]
@@ -192,22 +194,21 @@ def test_the_report_of_a_data_set_without_problems(data_set, capsys):
     assert (train["positive"], train["difficult"], train["unknown"]) == ([2, 3, 1, 1], [0, 0, 0, 1], [0, 0, 0, 1])
     assert report["splits"]["val"]["images_by_labels"] == [0, 1]
 
-    assert print_checkup(config, as_json=False) == 0
-    text = capsys.readouterr().out
+    text = outcome.text()
     assert text.splitlines()[0] == f"data set mine in {config.data.root}: 4 classes"
     assert text.rstrip().endswith("no problems found")
 
-    report = check_up(config, sample=2)
+    report = check_data(config, sample=2)
     assert [split["decoded"] for split in report["splits"].values()] == [2, 1, 2]
     assert report["splits"]["train"]["images"] == 4
-    assert "  decoded" in format_checkup(report)
+    assert "  decoded" in report_outcome(report).text()
 
 
-def test_missing_and_unreadable_images_are_problems(data_set, capsys):
+def test_missing_and_unreadable_images_are_problems(data_set):
     splits = GOOD | {"val": [("5.jpg", photo(5), (1, 0, 0, 0)), ("8.jpg", None, (1, 0, 0, 0))]}
     splits["test"] = [("6.jpg", b"not an image", (1, 0, 0, 0)), ("7.jpg", jpeg(photo(7))[:-500], (1, 0, 0, 0))]
     config = data_set(**splits)
-    report = check_up(config)
+    report = check_data(config)
     assert (report["splits"]["val"]["missing"], report["splits"]["val"]["unreadable"]) == (1, 0)
     assert (report["splits"]["test"]["missing"], report["splits"]["test"]["unreadable"]) == (0, 2)
     assert report["splits"]["test"]["width"] is None
@@ -221,8 +222,9 @@ def test_missing_and_unreadable_images_are_problems(data_set, capsys):
         "2 of the 2 images of split test cannot be read (6.jpg, 7.jpg): cannot read 6.jpg as an image: its content"
     )
     assert "; cannot read 7.jpg as an image: it is damaged or cut short" in second
-    assert print_checkup(config, as_json=False) == 1
-    assert f"problem: {first}\nproblem: {second}\n" in capsys.readouterr().out
+    outcome = report_outcome(report)
+    assert outcome.exit_code == 1
+    assert f"problem: {first}\nproblem: {second}" in outcome.text()
 
 
 def test_groups_in_two_splits_are_a_problem(tmp_path):
@@ -232,13 +234,13 @@ def test_groups_in_two_splits_are_a_problem(tmp_path):
         photo(k).save(tmp_path / f"{k}.png")
     config = default_config()
     config.data.update({"name": "csv", "root": str(tmp_path), "val_split": "", "group_column": "patient"})
-    report = check_up(config)
+    report = check_data(config)
     assert report["problems"] == [
         "split test shares 1 of its 1 group with split train (p); move the images of a group into one split, or clear "
         "data.group_column"
     ]
     assert [split["groups"] for split in report["splits"].values()] == [2, 1]
-    assert re.search(r"^  groups +2 +1$", format_checkup(report), re.MULTILINE)
+    assert re.search(r"^  groups +2 +1$", report_outcome(report).text(), re.MULTILINE)
 
 
 def test_labels_that_contradict_the_tree_are_warnings(tmp_path):
@@ -249,7 +251,7 @@ def test_labels_that_contradict_the_tree_are_warnings(tmp_path):
         photo(k).save(tmp_path / f"{k}.png")
     config = default_config()
     config.data.update({"name": "csv", "root": str(tmp_path), "val_split": "", "tree": "tree.yaml"})
-    report = check_up(config)
+    report = check_data(config)
     assert [split["positive"] for split in report["splits"].values()] == [[2, 1, 2], [1, 0, 1]]
     assert [text.partition(" have")[0] for text in report["warnings"][:2]] == [
         "1 of the 3 images of split train",
@@ -269,7 +271,7 @@ def test_duplicate_images_are_reported(data_set):
         "val": [("5.jpg", photo(1), (0, 0, 0, 1)), ("1.jpg", None, (1, 0, 0, 0)), ("6.jpg", photo(6), (1, 0, 0, 0))],
         "test": [("7.jpg", photo(4).resize((110, 90)), (0, 0, 1, 1))],
     }
-    report = check_up(data_set(**splits))
+    report = check_data(data_set(**splits))
     found = {
         (item["kind"], *item["splits"]): (item["images"], item["other_labels"], item["examples"])
         for item in report["duplicates"]
@@ -297,7 +299,7 @@ def test_duplicate_images_are_reported(data_set):
 def test_a_split_that_cannot_be_opened_is_a_problem(data_set, refusal):
     config = data_set(**{name: rows for name, rows in GOOD.items() if name != "val"}, empty=[])
     config.data.test_splits = ("test", "empty")
-    report = check_up(config)
+    report = check_data(config)
     assert list(report["splits"]) == ["train", "test"]
     assert report["problems"] == [
         "data set mine has no split 'val'; it has train, test, empty",
@@ -305,14 +307,14 @@ def test_a_split_that_cannot_be_opened_is_a_problem(data_set, refusal):
         "its labels, name another split, or hold out more with data.val_fraction",
     ]
     config.data.train_split = "nope"
-    assert refusal(check_up, config).startswith("data set mine has no split 'nope'")
+    assert refusal(check_data, config).startswith("data set mine has no split 'nope'")
 
 
 def test_the_text_is_short_for_many_classes_and_labels(data_set, monkeypatch):
-    report = check_up(data_set(**GOOD))
+    report = check_data(data_set(**GOOD))
     monkeypatch.setattr(check, "SHOWN_CLASSES", 2)
-    monkeypatch.setattr(check, "MOST_LABELS", 3)
-    text = format_checkup(report)
+    monkeypatch.setattr(check, "LABEL_COUNT_ROWS", 3)
+    text = report_outcome(report).text()
     lines = text.splitlines()
     classes = next(number for number, line in enumerate(lines) if line.startswith("class "))
     assert [line.split()[0] for line in lines[classes : classes + 4]] == ["class", "b", "…", "d"]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mlmoe_jax.apps.tools.check import check_up
-from mlmoe_jax.apps.tools.check_table import doubtful_labels, places, why_missing
+from mlmoe_jax.apps.tools.check import check_data
+from mlmoe_jax.apps.tools.check_table import doubtful_labels, explain_missing, image_places
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import ArrayImages, ImageFiles
 from mlmoe_jax.data.split import Split
@@ -45,7 +45,7 @@ def table(tmp_path):
         config = default_config()
         config.data.update({"name": "csv", "root": str(tmp_path), "table": "labels.csv", "test_splits": ()})
         config.data.update({"val_split": ""} | data)
-        return check_up(config)
+        return check_data(config)
 
     return check
 
@@ -131,11 +131,11 @@ def test_many_labels_with_one_image_are_one_sentence():
 # -------------------------------------------------------------------------------------------------------------- places
 def test_places_are_lines_or_ids():
     listed, other = split_of({"x": [0]}, 9, lines=range(2, 11)), split_of({"x": [0]}, 9)
-    assert places([(listed, 3)]) == "labels.csv line 5"
-    assert places((listed, row) for row in (8, 1, 2, 3, 4, 5)) == "labels.csv lines 3, 4, 5, 6, 7, …"
-    assert places([(listed, 0), (other, 4)]) == "labels.csv line 2 and 4.jpg"
+    assert image_places([(listed, 3)]) == "labels.csv line 5"
+    assert image_places((listed, row) for row in (8, 1, 2, 3, 4, 5)) == "labels.csv lines 3, 4, 5, 6, 7, …"
+    assert image_places([(listed, 0), (other, 4)]) == "labels.csv line 2 and 4.jpg"
     arrays = Split("train", ("x",), np.ones((1, 1), np.int8), ["a"], ArrayImages(np.zeros((1, 2, 2, 3), np.uint8)))
-    assert places([(arrays, 0)]) == "a"
+    assert image_places([(arrays, 0)]) == "a"
 
 
 def test_files_with_nearly_the_same_names_say_why_images_are_missing(tmp_path):
@@ -144,7 +144,7 @@ def test_files_with_nearly_the_same_names_say_why_images_are_missing(tmp_path):
         (tmp_path / name).touch()
 
     def why(*names):
-        return why_missing([f"{tmp_path}/{name}" for name in names], str(tmp_path))
+        return explain_missing([f"{tmp_path}/{name}" for name in names], str(tmp_path))
 
     assert why("b\\2.jpg", "1.jpg") == "1 of the paths have \\, as on Windows: write / instead"
     there = f"the table has {tmp_path}"

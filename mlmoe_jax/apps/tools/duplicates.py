@@ -1,0 +1,194 @@
+"""Decode the images of splits, and find images that are in a data set twice.
+
+Similar images have similar perceptual hashes. The hash has a bit for each cell of an 8×8 grid. It says whether the cell
+is darker than its right neighbor by more than STEP levels. Of 800 VOC photographs, 98 % differ in at most 3 of the 64
+bits from a copy at 0.7 times the size and JPEG quality 75, and no two photographs differ in fewer than 6 bits.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from mlmoe_jax.data.images import STRICT, BadImage, Decoding, read_image
+from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.split_checks import EXAMPLES, repeats
+from mlmoe_jax.runtime.machine import cores
+from mlmoe_jax.runtime.progress import status
+
+SIMILAR = "look"  # the kind in the JSON output
+KINDS = {"id": "same id", "content": "same file content", SIMILAR: "similar appearance"}
+IMAGES_PER_MAP = 1024  # images that are submitted to the threads at once
+
+GRID, STEP, CLOSE_BITS = 8, 2, 3
+PLAIN_BITS = 6  # an image with fewer bits set, such as a blank image, cannot be compared
+MOST_COMPARED = 200_000  # images of a split; comparing all pairs of more images would take minutes
+# The fields of a readable image; `content` is a hash of the file, `hash` the perceptual hash.
+_FIELDS = [("row", np.int64), ("width", np.int64), ("height", np.int64), ("content", np.uint64), ("hash", np.uint64)]
+
+
+class Inspection(NamedTuple):
+    """The decoded images of a split.
+
+    Attributes:
+      images: one record of _FIELDS per readable image.
+      errors: row -> error of each unreadable image.
+    """
+
+    images: np.recarray
+    errors: dict[int, BadImage]
+
+
+def inspect_images(
+    split: Split, rows: np.ndarray, advance: Callable[[], None], decoding: Decoding = STRICT
+) -> Inspection:
+    """Decode the images i64[n] `rows` in one thread per core, calling `advance` after each."""
+    readable, errors = [], {}
+    with ThreadPoolExecutor(cores()) as pool:
+        for start in range(0, len(rows), IMAGES_PER_MAP):
+            chunk = rows[start : start + IMAGES_PER_MAP].tolist()
+            records = pool.map(lambda row: _inspect_image(split, row, decoding), chunk)
+            for row, record in zip(chunk, records, strict=True):
+                if isinstance(record, BadImage):
+                    errors[row] = record
+                else:
+                    readable.append(record)
+                advance()
+    return Inspection(np.array(readable, _FIELDS).view(np.recarray), errors)
+
+
+def _inspect_image(split: Split, row: int, decoding: Decoding) -> tuple[int, ...] | BadImage:
+    try:
+        data = split.images.encoded(row)
+        pixels = read_image(data, name=split.ids[row], decoding=decoding)
+    except BadImage as error:
+        return error
+    height, width = pixels.shape[:2]
+    content = int.from_bytes(blake2b(data, digest_size=8).digest())
+    return row, width, height, content, _perceptual_hash(pixels)
+
+
+def _perceptual_hash(pixels: np.ndarray) -> int:
+    gray = Image.fromarray(pixels).convert("L").resize((GRID + 1, GRID), Image.Resampling.BOX)
+    cells = np.asarray(gray, np.int16)
+    return int.from_bytes(np.packbits(cells[:, 1:] - cells[:, :-1] > STEP).tobytes())
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """Images of split `second` that are also in split `first`, or repeated images if both are one split.
+
+    `kind` is a key of KINDS, and `pairs` has (row in first, row in second).
+    """
+
+    kind: str
+    first: Split
+    second: Split
+    pairs: list[tuple[int, int]]
+
+    @property
+    def images(self) -> int:
+        """The number of images of `second`."""
+        return len({j for _, j in self.pairs})
+
+    @property
+    def other_labels(self) -> int:
+        """The number of pairs with different labels."""
+        return sum(not np.array_equal(self.first.labels[i], self.second.labels[j]) for i, j in self.pairs)
+
+    @property
+    def is_leak(self) -> bool:
+        """Whether a model would be evaluated on training images. Similar images are only a warning."""
+        return self.first is not self.second and self.kind != SIMILAR
+
+    def document(self) -> dict[str, Any]:
+        """Return the entry of the JSON output."""
+        return {
+            "kind": self.kind,
+            "splits": [self.first.name, self.second.name],
+            "images": self.images,
+            "other_labels": self.other_labels,
+            "examples": [[self.first.ids[i], self.second.ids[j]] for i, j in self.pairs[:EXAMPLES]],
+        }
+
+    def sentence(self) -> str:
+        i, j = self.pairs[0]
+        images = f"{self.images:,} of its {len(self.second):,} images"
+        if self.first is self.second:
+            repetition = f"has {images} twice"
+        else:
+            repetition = f"shares {images} with split {self.first.name}"
+        relabeled = f", {self.other_labels:,} of them with other labels" if self.other_labels else ""
+        return (
+            f"split {self.second.name} {repetition} ({KINDS[self.kind]}{relabeled}), such as {self.second.ids[j]} as "
+            f"{self.first.ids[i]}"
+        )
+
+
+def find_duplicates(splits: Sequence[Split], images: Sequence[np.recarray]) -> list[Duplicates]:
+    """Return the duplicates within each split and between every two splits.
+
+    An image is reported once, for its id, its file content or its appearance, in this order.
+
+    Args:
+      splits: the splits.
+      images: `Inspection.images` of each split.
+    """
+    inspected = list(zip(splits, images, strict=True))
+    return [
+        duplicates
+        for (first, first_images), (second, second_images) in itertools.combinations_with_replacement(inspected, 2)
+        for duplicates in _duplicates_of(first, second, first_images, second_images)
+    ]
+
+
+def _duplicates_of(
+    first: Split, second: Split, first_images: np.recarray, second_images: np.recarray
+) -> Iterable[Duplicates]:
+    """Yield the duplicates of two splits, or of a split with itself, by kind."""
+    same = first is second
+
+    def split_rows(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return pairs of rows of the splits for pairs of rows of the readable images."""
+        return [(int(first_images.row[i]), int(second_images.row[j])) for i, j in pairs]
+
+    pairs_by_kind = {
+        "id": repeats(first.ids, second.ids),
+        "content": split_rows(repeats(first_images.content.tolist(), second_images.content.tolist())),
+        SIMILAR: split_rows(similar_pairs(first_images.hash, second_images.hash, same=same)),
+    }
+    reported: set[int] = set()
+    for kind, pairs in pairs_by_kind.items():
+        new = [(i, j) for i, j in pairs if j not in reported and not (same and i == j)]
+        reported |= {j for _, j in new}
+        if new:
+            yield Duplicates(kind, first, second, new)
+
+
+def similar_pairs(first: np.ndarray, second: np.ndarray, *, same: bool) -> list[tuple[int, int]]:
+    """Return (i, j) for each hash u64[M] second[j] that differs in at most CLOSE_BITS bits from some u64[N] first[i].
+
+    i is the first such row. With `same`, both are one split, in which only rows i < j count.
+    """
+    if max(len(first), len(second)) > MOST_COMPARED:
+        status(f"similar images are not looked for among more than {MOST_COMPARED:,} images")
+        return []
+    if not len(first):
+        return []
+    pairs, is_clear = [], np.bitwise_count(first) >= PLAIN_BITS
+    step = max(1, 2**23 // len(first))  # 64 MB at a time
+    for start in range(0, len(second), step):
+        hashes = second[start : start + step]
+        close = (np.bitwise_count(hashes[:, None] ^ first) <= CLOSE_BITS) & is_clear
+        if same:
+            close &= np.arange(len(first)) < np.arange(start, start + len(hashes))[:, None]
+        rows = np.flatnonzero(close.any(axis=1))
+        pairs += zip(close[rows].argmax(axis=1).tolist(), (start + rows).tolist(), strict=True)
+    return pairs
