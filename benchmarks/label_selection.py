@@ -38,7 +38,7 @@ from mlmoe_jax.apps.tools.acquisition import (
 from mlmoe_jax.data.label_codes import POSITIVE, targets
 from mlmoe_jax.data.sources.open import draw_stratified, open_split
 from mlmoe_jax.evaluation.metrics.multilabel import average_precision
-from mlmoe_jax.inference.features import FeatureExtractor
+from mlmoe_jax.inference.feature_extractor import FeatureExtractor
 from mlmoe_jax.training.classifier import read_features
 from mlmoe_jax.training.logistic import EXACT, Search, fit_logistic, rotate
 

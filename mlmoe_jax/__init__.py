@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mlmoe_jax.data.split import Split
     from mlmoe_jax.evaluation.metrics import multilabel as metrics
     from mlmoe_jax.inference.inputs import read_images
-    from mlmoe_jax.inference.predict import Predictor
+    from mlmoe_jax.inference.predictor import Predictor
     from mlmoe_jax.models import losses
     from mlmoe_jax.models.block_features import block_features
     from mlmoe_jax.models.build import Classifier
@@ -59,7 +59,7 @@ __all__ = [
 
 # Public name -> the module that it is, or "module:attribute".
 _LAZY = {
-    "Predictor": "mlmoe_jax.inference.predict:Predictor",
+    "Predictor": "mlmoe_jax.inference.predictor:Predictor",
     "Prompts": "mlmoe_jax.models.outputs:Prompts",
     "block_features": "mlmoe_jax.models.block_features:block_features",
     "group_labels": "mlmoe_jax.data.labels.grouping:group_labels",
@@ -174,7 +174,7 @@ def open_run(
     """
     from mlmoe_jax.config.loading import as_pairs
     from mlmoe_jax.runs import restore
-    from mlmoe_jax.runs.shared import run_folder
+    from mlmoe_jax.runs.shared_model import run_folder
 
     return restore.open_run(run_folder(workdir), as_pairs(overrides), which=checkpoint)
 

@@ -132,7 +132,7 @@ def test_every_public_name_is_there_and_listed():
         assert getattr(mm, name) is not None
     assert isinstance(mm.metrics, ModuleType)
     assert isinstance(mm.losses, ModuleType)
-    assert mm.Predictor is sys.modules["mlmoe_jax.inference.predict"].Predictor
+    assert mm.Predictor is sys.modules["mlmoe_jax.inference.predictor"].Predictor
     assert mm.UserError is sys.modules["mlmoe_jax.errors"].UserError
 
 

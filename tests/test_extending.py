@@ -36,7 +36,7 @@ adapted = sys.argv.index("ADAPTED")
 for arguments in (sys.argv[1:adapted], ["--mode=report", "--workdir=run"], export, sys.argv[adapted + 1 :]):
     if code := main(arguments):
         sys.exit(code)
-from mlmoe_jax.inference.predict import Predictor
+from mlmoe_jax.inference.predictor import Predictor
 predict = Predictor.from_run("run")
 (result,) = predict([np.zeros((64, 64, 3), np.uint8)], top_k=len(predict.names))
 print("predicted", predict.run.step, len(result.labels))

@@ -147,7 +147,7 @@ def test_the_command_exists():
 
 def test_neither_torch_nor_tensorflow_is_imported():
     code = (
-        "import sys, mlmoe_jax.main, mlmoe_jax.training.loop, mlmoe_jax.inference.predict\n"
+        "import sys, mlmoe_jax.main, mlmoe_jax.training.loop, mlmoe_jax.inference.predictor\n"
         "print(*sorted({'torch', 'tensorflow', 'tensorflow_datasets', 'jax', 'orbax'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=REPOSITORY)

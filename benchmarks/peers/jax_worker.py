@@ -128,7 +128,7 @@ def _compiled_facts(lowered: jax.stages.Lowered, compiled: jax.stages.Compiled, 
 
 def _prediction(case: dict[str, Any]) -> protocol.Program:
     """From one encoded image to probabilities on the host, by the public Predictor."""
-    from mlmoe_jax.inference.predict import Predictor
+    from mlmoe_jax.inference.predictor import Predictor
     from mlmoe_jax.runs.restore import Run
 
     config = config_of(case | {"batch": 1})

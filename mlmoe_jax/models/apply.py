@@ -47,7 +47,7 @@ def apply_model(
     model = definition.merge(remove_padding(values, label_axes))
     options: dict[str, Any] = {"return_attention": True} if return_attention else {}
     if key is not None:
-        _, model_key = jax.random.split(key)  # the first half is unused, so that earlier runs resume bit for bit
+        _, model_key = jax.random.split(key)  # the first half mixes the batch, see training.step
         model.train()  # merged modules are in evaluation mode
         options |= {"labels": batch["label"], "rngs": nnx.Rngs(model_key)}
     with partition.use_mesh(mesh):

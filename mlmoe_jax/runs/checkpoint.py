@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -31,9 +31,7 @@ from mlmoe_jax.runtime.files import damage_explained, disk_errors_explained
 from mlmoe_jax.runtime.progress import heartbeat, status
 from mlmoe_jax.runtime.sharding import copy_tree
 
-Notes = Mapping[str, Any]
 _LAST_WRITES_SECONDS = 60
-_SELECTED = {"step": int, "kind": str, "split": str}  # the origin of the selected values, among the notes
 
 
 @jax.tree_util.register_dataclass
@@ -57,17 +55,6 @@ class Raw:
 
     def values(self) -> dict[str, Any]:
         return {**self.trainable, **self.stats}
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class _Unaveraged:
-    """The fields of a state without moving averages, which older checkpoints have nevertheless."""
-
-    step: Any
-    trainable: dict[str, Any]
-    stats: dict[str, Any]
-    opt: Any
 
 
 @dataclass(frozen=True)
@@ -167,7 +154,6 @@ def restore(
     state: Any = None,
     latest: Averages | Raw | None = None,
     step: int | None = None,
-    check: Callable[[Notes], Any] = dict,
 ) -> Restored | None:
     """Restore the newest undamaged checkpoint, with the shapes and shardings of `selected`, `state` and `latest`.
 
@@ -180,7 +166,6 @@ def restore(
         Orbax only saves steps after the last checkpoint.
       latest: restore these values of the state instead of the selected values.
       step: try only the checkpoint of this step.
-      check: reads the notes; a checkpoint counts as damaged if it raises.
 
     Returns:
       None if there are no checkpoints.
@@ -192,32 +177,34 @@ def restore(
     if step is not None and step not in steps:
         known = ", ".join(map(str, steps[::-1]))
         raise UserError(f"{manager.directory} has checkpoints of steps {known}, not of {step}")
+    if not steps:
+        return None
     tried = steps if step is None else [step]
-    unaveraged = getattr(state, "ema", None) == {}
-    fields = _Unaveraged(state.step, state.trainable, state.stats, state.opt) if unaveraged else state
-    items = {"selected": selected, "state": fields if latest is None else latest}
+    items = {"selected": selected, "state": state if latest is None else latest}
     items = {name: item for name, item in items.items() if item is not None}
-    for one in tried:
-        if (restored := _restore_undamaged(manager, one, items, check)) is None:
-            continue
-        if state is not None:
-            for damaged in tried[: tried.index(one)]:
-                manager.delete(damaged)
-        if latest is not None:
-            kind = "ema" if isinstance(latest, Averages) else "raw"
-            notes = {**restored["notes"], "step": one, "kind": kind, "split": ""}
-            return Restored(one, tried[0], restored["state"].values(), notes)
-        if unaveraged:
-            restored["state"] = replace(state, **vars(restored["state"]))
-        return Restored(one, tried[0], restored["selected"], restored["notes"], restored.get("state"))
-    if tried:
-        raise UserError(f"every checkpoint in {manager.directory} is damaged ({', '.join(map(str, tried))})")
-    return None
+    found, restored = _newest_undamaged(manager, tried, items)
+    if state is not None:
+        for damaged in tried[: tried.index(found)]:
+            manager.delete(damaged)
+    if latest is None:
+        return Restored(found, tried[0], restored["selected"], restored["notes"], restored.get("state"))
+    kind = "ema" if isinstance(latest, Averages) else "raw"
+    notes = {**restored["notes"], "step": found, "kind": kind, "split": ""}
+    return Restored(found, tried[0], restored["state"].values(), notes)
 
 
-def _restore_undamaged(
-    manager: ocp.CheckpointManager, step: int, items: dict[str, Any], check: Callable[[Notes], Any]
-) -> dict[str, Any] | None:
+def _newest_undamaged(
+    manager: ocp.CheckpointManager, steps: Sequence[int], items: dict[str, Any]
+) -> tuple[int, dict[str, Any]]:
+    """Return the first of `steps` with an undamaged checkpoint, and its restored items; UserError if there is none."""
+    for step in steps:
+        restored = _restore_undamaged(manager, step, items)
+        if restored is not None:
+            return step, restored
+    raise UserError(f"every checkpoint in {manager.directory} is damaged ({', '.join(map(str, steps))})")
+
+
+def _restore_undamaged(manager: ocp.CheckpointManager, step: int, items: dict[str, Any]) -> dict[str, Any] | None:
     """Restore `items` and the notes of one checkpoint; None, with a message, if it is damaged.
 
     No process uses a checkpoint that another process cannot read.
@@ -232,7 +219,6 @@ def _restore_undamaged(
         damage = _difference(step, restored["notes"], stored["digests"]) or digests.damage(
             {name: restored[name] for name in items}, stored["digests"]
         )
-        check(restored["notes"])
     except Exception as error:  # Orbax raises a bare Exception if an array on several devices cannot be read
         reason = error.__cause__ or error
         damage = (str(reason) or type(reason).__name__).splitlines()[0].partition(" [tensorstore_spec")[0]
@@ -242,36 +228,24 @@ def _restore_undamaged(
     return restored
 
 
-def _difference(step: int, notes: Notes, stored: dict[str, Any]) -> str:
+def _difference(step: int, notes: dict[str, Any], stored: dict[str, Any]) -> str:
     """Return how a checkpoint's step and notes differ from the saved ones; "" if they do not."""
     if stored["step"] != step:
         return f"it is the checkpoint of step {stored['step']}"
     return "" if stored["notes"] == digests.of_json(notes) else "its notes differ from the saved ones"
 
 
-def selected_of(notes: Notes) -> dict[str, Any]:
-    """Return step, kind and split of the selected values from the notes of a run's checkpoint.
-
-    Raises ValueError if one is missing or is of another type.
-    """
-    for name, kind in _SELECTED.items():
-        if not isinstance(notes.get(name), kind):
-            raise ValueError(f"its notes give {name} as {notes.get(name)!r}")
-    return {name: notes[name] for name in _SELECTED}
-
-
-def newest_notes(folder: RunFolder, check: Callable[[Notes], Any] = dict) -> dict[str, Any]:
-    """Return the newest undamaged notes for which `check` passes; {} if there are none.
+def newest_notes(folder: RunFolder) -> dict[str, Any]:
+    """Return the newest undamaged notes; {} if there are none.
 
     Orbax is not used, because all processes of a job would have to call it together.
     """
     path = folder / CHECKPOINTS
     steps = [int(entry.name) for entry in path.iterdir() if entry.name.isdecimal()] if path.is_dir() else []
     for step in sorted(steps, reverse=True):
-        with contextlib.suppress(UserError, ValueError, OSError, KeyError, TypeError, AttributeError):
-            place = f"{CHECKPOINTS}/{step}"
-            notes, stored = (folder.read_json(f"{place}/{item}/metadata") for item in ("notes", "digests"))
-            check(notes)
+        with contextlib.suppress(UserError):
+            notes = folder.read_json(f"{CHECKPOINTS}/{step}/notes/metadata")
+            stored = folder.read_json(f"{CHECKPOINTS}/{step}/digests/metadata")
             if not _difference(step, notes, stored):
                 return notes
     return {}
@@ -281,6 +255,6 @@ def _restore_args(tree: Any) -> ocp.args.CheckpointArgs:
     abstract = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None)), tree
     )
-    strict = not isinstance(tree, Averages | Raw | _Unaveraged)
+    strict = not isinstance(tree, Averages | Raw)
     further = {"restore_args": ocp.checkpoint_utils.construct_restore_args(abstract), "partial_restore": not strict}
     return ocp.args.PyTreeRestore(item=abstract, **further)

@@ -7,6 +7,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import json
+import logging
 import platform
 import tempfile
 import time
@@ -23,14 +24,15 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import STARTS, TABLE, RunFolder
 from mlmoe_jax.runs.mlflow_log import MLflowRun
 from mlmoe_jax.runtime import distributed, files
-from mlmoe_jax.runtime.progress import Progress, status
+from mlmoe_jax.runtime.progress import Progress
 from mlmoe_jax.runtime.version import __version__
+
+_logger = logging.getLogger(__name__)
 
 # Libraries whose versions are recorded at every start, since results can depend on them.
 _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "pillow")
 # Fields of a row that differ between two equal trainings: seconds since the epoch, and `Progress.speed`.
 TIMING = ("time", "images_per_second", "data_wait")
-_START = ("time", "step", "versions", "device", "devices", "processes", "mesh")  # fields of a start
 TENSORBOARD, WANDB = "tensorboard", "wandb.json"
 
 
@@ -42,10 +44,7 @@ def versions() -> dict[str, str]:
 
 
 def record_start(folder: RunFolder, step: int, mesh: Mesh) -> None:
-    """Append to `starts.json`: time, first step, versions, devices, processes and mesh.
-
-    A damaged file is kept as `starts.json.damaged`.
-    """
+    """Append to `starts.json`: time, first step, versions, devices, processes and mesh. A damaged file is replaced."""
     start = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "step": step,
@@ -55,11 +54,7 @@ def record_start(folder: RunFolder, step: int, mesh: Mesh) -> None:
         "processes": jax.process_count(),
         "mesh": dict(mesh.shape),
     }
-    earlier = read_starts(folder)
-    if not earlier and (folder / STARTS).exists():
-        (folder / STARTS).replace(folder / f"{STARTS}.damaged")
-        status(f"{STARTS} is kept as {STARTS}.damaged, and a new file is started")
-    folder.write_json(STARTS, [*earlier, start])
+    folder.write_json(STARTS, [*read_starts(folder), start])
 
 
 def read_starts(folder: RunFolder) -> list[dict[str, Any]]:
@@ -68,10 +63,9 @@ def read_starts(folder: RunFolder) -> list[dict[str, Any]]:
         return []
     try:
         with folder.reading(STARTS):
-            starts = json.loads(folder.read_text(STARTS))
-            return [{name: start[name] for name in _START} | {"versions": dict(start["versions"])} for start in starts]
+            return json.loads(folder.read_text(STARTS))
     except UserError as error:
-        status(f"warning: {error}")  # neither training nor a report depends on it
+        _logger.warning(error)  # neither training nor a report depends on it
         return []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import re
@@ -17,8 +18,9 @@ from ml_collections import ConfigDict
 from mlmoe_jax.config import flatten
 from mlmoe_jax.errors import UserError, reason_of
 from mlmoe_jax.runs.folder import CONFIG, LABELS, PER_CLASS, RESULTS, STARTS, TABLE, THRESHOLDS, RunFolder
-from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.version import __version__
+
+_logger = logging.getLogger(__name__)
 
 MLFLOW = "mlflow.json"  # the address and the id of the run
 EXPERIMENT = "mlmoe_jax"  # unless the environment names one
@@ -135,7 +137,7 @@ class MLflowRun:
         """Return whether a call has ended. The first failure is a warning, and the next call sends the rows again."""
         if sending.done() and (error := sending.exception()) and not self._warned:
             self._warned = True
-            status(f"warning: log.mlflow={self._where}: {reason_of(error)}; it will be tried again")
+            _logger.warning(f"log.mlflow={self._where}: {reason_of(error)}; it will be tried again")
         return sending.done()
 
     @contextlib.contextmanager
@@ -161,7 +163,7 @@ def _warning() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        status(f"warning: {error}")
+        _logger.warning(error)
 
 
 def _address(where: str) -> tuple[str, str | None]:

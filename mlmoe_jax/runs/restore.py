@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -47,13 +48,15 @@ from mlmoe_jax.runs.folder import (
     read_label_space,
     stored_config,
 )
-from mlmoe_jax.runs.shared import restore_adapter
+from mlmoe_jax.runs.shared_model import restore_adapter
 from mlmoe_jax.runs.thresholds import write_fixed
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.files import MOST_DATA
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.sharding import LabelAxes, abstract, place, without_padding
+
+_logger = logging.getLogger(__name__)
 
 BEST, LATEST = "best", "latest"  # checkpoints by name
 # Sections that do not change a trained model.
@@ -179,8 +182,8 @@ def open_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, wh
     parts = parts_of_run(folder, config, label_space)
     restored = restored_values(folder, parts, mesh, which)
     if outdated := restored.step < restored.newest:
-        status(
-            f"warning: checkpoint {restored.newest} is damaged, so checkpoint {restored.step} is used; "
+        _logger.warning(
+            f"checkpoint {restored.newest} is damaged, so checkpoint {restored.step} is used; "
             f"--checkpoint={restored.step} uses it without this warning"
         )
     label_axes = label_axes_for(parts.definition, len(label_space.names), mesh)
@@ -270,7 +273,7 @@ def restored_values(folder: RunFolder, parts: Parts, mesh: Mesh, which: str = BE
     targets = {"latest": _latest(folder, parts, mesh)} if which == LATEST else {"selected": values}
     step = int(which) if which not in (BEST, LATEST) else None
     with checkpoint.open_manager(folder, writing=False) as manager:
-        restored = checkpoint.restore(manager, **targets, step=step, check=checkpoint.selected_of)
+        restored = checkpoint.restore(manager, **targets, step=step)
     if restored is None:
         raise UserError(f"{folder} holds no finished checkpoint yet; rerun its training command to resume it")
     return restored

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from mlmoe_jax.errors import UserError, reason_of
-from mlmoe_jax.runtime.progress import status
+
+_logger = logging.getLogger(__name__)
 
 SECONDS = 30.0  # between the starts of two uploads during training
 
@@ -40,7 +42,7 @@ class Uploads:
         try:
             self._finish()
         except UserError as error:
-            status(f"warning: {error}; it will be tried again")
+            _logger.warning(f"{error}; it will be tried again")
         self._start()
 
     def send(self) -> None:

@@ -37,7 +37,7 @@ from mlmoe_jax.runs.assemble import (
 )
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import has_checkpoint, parts_of_run, read_run, restored_values
-from mlmoe_jax.runs.shared import run_folder
+from mlmoe_jax.runs.shared_model import run_folder
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import make_mesh
 from mlmoe_jax.training.label_transfer import counterparts, report_labels, transfer_parameters

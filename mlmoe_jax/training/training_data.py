@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 
 from ml_collections import ConfigDict
@@ -17,13 +18,15 @@ from mlmoe_jax.data.split_checks import check_splits, require_readable, require_
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.fit_thresholds import split_to_fit
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD
-from mlmoe_jax.inference.features import FeatureExtractor
+from mlmoe_jax.inference.feature_extractor import FeatureExtractor
 from mlmoe_jax.models.registries import LOSSES, head_class, prompts_class
 from mlmoe_jax.runs.folder import RunFolder, read_label_space
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.text import quantity
 from mlmoe_jax.training.objective import require_labels
 from mlmoe_jax.training.selection import selection_split
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -106,12 +109,12 @@ def _resumed_label_space(config: ConfigDict, folder: RunFolder, train_split: Spl
             f"{config.loss.kind}, and the data now has {images:,}; train in another --workdir"
         )
     if space.images != images:
-        status(
-            f"warning: the run in {folder} started with {space.images:,} training images and now has {images:,}, so it "
+        _logger.warning(
+            f"the run in {folder} started with {space.images:,} training images and now has {images:,}, so it "
             "continues with another order of images"
         )
     elif space.tree != train_split.tree or (space.positives != positives).any():
-        status(f"warning: labels have changed since the run in {folder} started, so it continues with other labels")
+        _logger.warning(f"labels have changed since the run in {folder} started, so it continues with other labels")
     return space
 
 
@@ -119,9 +122,9 @@ def _report_data(config: ConfigDict, train_split: Split, eval_splits: dict[str, 
     """Log warnings about the config and the splits, and the size of the training split."""
     head = head_class(config)
     if head.unknown_labels and (train_split.labels == UNKNOWN).any():
-        status(f"warning: {config.model.head.kind} {head.unknown_labels}")
+        _logger.warning(f"{config.model.head.kind} {head.unknown_labels}")
     for warning in configuration.warnings(config) + check_splits(train_split, list(eval_splits.values())):
-        status(f"warning: {warning}")
+        _logger.warning(warning)
     root = root_of(config.data)
     place = f" in {root}" if root else ""
     images, labels = quantity(len(train_split), "training image"), quantity(len(train_split.classes), "label")

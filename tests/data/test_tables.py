@@ -12,7 +12,7 @@ from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.sources.tables import open_table, read_classes
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.inference.predict import Result
+from mlmoe_jax.inference.predictor import Result
 from mlmoe_jax.runtime.storage import Target
 
 

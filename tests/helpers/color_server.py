@@ -11,7 +11,7 @@ from helpers.color_model import HALVES, make_run
 from mlmoe_jax.apps.serving.labeler import Labeler
 from mlmoe_jax.apps.serving.server import make_app
 from mlmoe_jax.apps.serving.service import READY, Service
-from mlmoe_jax.inference.predict import Predictor
+from mlmoe_jax.inference.predictor import Predictor
 
 PNG = {"Content-Type": "image/png"}
 

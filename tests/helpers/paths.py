@@ -5,4 +5,3 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[1]
 REPOSITORY = TESTS.parent
 PARITY = TESTS / "parity"
-FIXTURES = TESTS / "fixtures"

@@ -18,6 +18,7 @@ from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import Parts, assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import write_run_metadata
+from mlmoe_jax.training.selection import Selection
 
 CLASSES = ("a", "b", "c")
 CALIBRATION = {
@@ -59,5 +60,6 @@ def write_run(folder: RunFolder, config: ConfigDict) -> tuple[Parts, Params]:
         write_run_metadata(folder, config, space, preprocess_for(config), parts)
         values = {path: value + 0.5 for path, value in parts.trainable.items()}
         with checkpoint.open_manager(folder) as manager:
-            checkpoint.save(manager, 30, {"step": jnp.int32(30)}, values, {"step": 20, "kind": "raw", "split": ""})
+            notes = Selection({}, step=20, kind="raw").notes()
+            checkpoint.save(manager, 30, {"step": jnp.int32(30)}, values, notes)
     return parts, values

@@ -8,10 +8,10 @@ import pytest
 from helpers.color_model import HALVES, NAMES, color, expected, make_run
 from PIL import Image
 
+import mlmoe_jax.inference.predictor as predictor_module
 from mlmoe_jax.apps.export.program import program_of, weights_of
 from mlmoe_jax.data.label_tree import LabelTree
-from mlmoe_jax.inference import predict
-from mlmoe_jax.inference.predict import Predictor
+from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.runs.folder import RunFolder
 
 
@@ -173,7 +173,7 @@ def test_from_a_run_folder(tmp_path, monkeypatch, refusal):
         assert str(opened) == str(folder)
         return run
 
-    monkeypatch.setattr(predict, "open_run", open_run)
+    monkeypatch.setattr(predictor_module, "open_run", open_run)
     assert "thresholds.json" in refusal(Predictor.from_run, tmp_path)
     folder.write_json("thresholds.json", {"blue": 0.3, "red": 0.1, "dark": 0.4, "green": 0.2})
     opened = Predictor.from_run(tmp_path)
@@ -185,7 +185,7 @@ def test_from_a_run_folder(tmp_path, monkeypatch, refusal):
 
 def test_prediction_needs_no_metrics_and_no_training():
     code = (
-        "import sys, mlmoe_jax.inference.predict\n"
+        "import sys, mlmoe_jax.inference.predictor\n"
         "ours = {name: module for name, module in sys.modules.items() if name.startswith('mlmoe_jax.')}\n"
         "sys.exit(any(name.split('.')[1] in ('evaluation', 'training') for name in ours)"
         " or any('optax' in vars(module) for module in ours.values()))"

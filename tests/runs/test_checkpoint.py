@@ -16,7 +16,6 @@ from mlmoe_jax.runs.checkpoint import (
     open_manager,
     restore,
     save,
-    selected_of,
 )
 from mlmoe_jax.runs.folder import CHECKPOINTS, RunFolder
 from mlmoe_jax.runtime.sharding import make_mesh, place
@@ -61,7 +60,6 @@ def test_the_notes_of_the_newest_checkpoint_can_be_read_alone(folder, monkeypatc
         assert newest_notes(folder) == {"best": {"ema": 0.5}, "step": 2}, "those of the checkpoint before it"
     notes.unlink()
     assert newest_notes(folder) == {"best": {"ema": 0.5}, "step": 2}
-    assert newest_notes(folder, selected_of) == {}, "they do not say where the selected values come from"
 
 
 def test_the_selected_values_can_be_restored_alone(folder):
@@ -89,13 +87,11 @@ def test_a_state_has_no_averages_for_a_decay_of_0():
     assert without.latest().keys() == initial_state(params, {}, stats, ()).ema.keys() == {"a", "b"}
 
 
-@pytest.mark.parametrize("averages", [True, False])
-def test_a_training_without_averages_resumes_also_from_a_checkpoint_that_has_them(folder, averages):
-    """Earlier versions kept averages for a decay of 0."""
+def test_a_training_without_averages_resumes(folder):
     stored = make_state(4)
     without = [state.replace(ema={}) for state in (make_state(0), stored)]
     with open_manager(folder) as manager:
-        save(manager, 4, stored if averages else without[1], stored.latest(), {"step": 4})
+        save(manager, 4, without[1], stored.latest(), {"step": 4})
     with open_manager(folder) as manager:
         restored = restore(manager, selected=make_state(0).ema, state=without[0])
         identical(restored.state, without[1])

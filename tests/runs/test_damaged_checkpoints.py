@@ -12,7 +12,6 @@ from mlmoe_jax.runs.checkpoint import (
     open_manager,
     restore,
     save,
-    selected_of,
 )
 from mlmoe_jax.runs.folder import CHECKPOINTS, RunFolder
 
@@ -118,17 +117,6 @@ def test_damaged_notes_are_a_damaged_checkpoint(folder, capsys, notes):
     assert "checkpoint 9 is damaged and was skipped: " in capsys.readouterr().err
 
 
-def test_notes_that_cannot_be_used_are_a_damaged_checkpoint(folder, capsys):
-    save_steps(folder, 4, 9)
-
-    def only_step_4(notes):
-        assert notes["step"] == 4, "not usable"
-
-    with open_manager(folder) as manager:
-        assert restore(manager, selected=make_state(0).ema, check=only_step_4).step == 4
-    assert "checkpoint 9 is damaged and was skipped: not usable" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 def test_a_checkpoint_under_another_number_is_not_used(folder, capsys, training):
     save_steps(folder, 6, 12)
@@ -152,7 +140,7 @@ def test_the_values_at_the_end_and_those_of_a_step_can_be_restored(folder, capsy
     with open_manager(folder, writing=False) as manager:
         latest = restore(manager, latest=Averages(make_state(0).ema))
         identical(latest.selected, make_state(8).ema)
-        assert selected_of(latest.notes) == {"step": 8, "kind": "ema", "split": ""}
+        assert latest.notes == {"step": 8, "kind": "ema", "split": ""}
     with open_manager(folder, writing=False) as manager:
         earlier = restore(manager, step=5, selected=make_state(0).ema)
         identical(earlier.selected, make_state(105).ema)
@@ -167,12 +155,6 @@ def test_the_values_at_the_end_and_those_of_a_step_can_be_restored(folder, capsy
     damage(folder, 5, "selected")
     with open_manager(folder, writing=False) as manager:
         assert "is damaged (5)" in refusal(restore, manager, step=5, selected=make_state(0).ema)
-
-
-@pytest.mark.parametrize("notes", [{}, {"step": 1, "kind": "ema"}, {"step": "1", "kind": "ema", "split": ""}])
-def test_the_origin_of_selected_values_is_read_completely_or_not_at_all(notes):
-    with pytest.raises(ValueError, match="its notes give "):
-        selected_of(notes)
 
 
 def test_it_is_an_error_if_all_checkpoints_are_damaged(folder, refusal, capsys):

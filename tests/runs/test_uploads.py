@@ -96,7 +96,7 @@ def test_a_busy_store_gets_the_rows_later(store):
     log.close()
 
 
-def test_a_failed_upload_is_repeated_with_a_warning_and_the_last_one_is_an_error(monkeypatch, capsys, refusal):
+def test_a_failed_upload_is_repeated_with_a_warning_and_the_last_one_is_an_error(monkeypatch, caplog, refusal):
     monkeypatch.setattr(uploads, "SECONDS", 0.0)
     written, failing = [], [True, True, False]
 
@@ -110,7 +110,7 @@ def test_a_failed_upload_is_repeated_with_a_warning_and_the_last_one_is_an_error
     files.offer()
     files._running.exception()  # waits
     files.offer()
-    assert "warning: cannot upload a.txt: the network is down; it will be tried again" in capsys.readouterr().err
+    assert caplog.messages == ["cannot upload a.txt: the network is down; it will be tried again"]
     files._running.exception()
     files.close()
     assert written == [("a.txt", b"text")]

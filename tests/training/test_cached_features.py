@@ -10,7 +10,7 @@ from helpers import tiny
 from mlmoe_jax.config import load_config, validate
 from mlmoe_jax.data import features
 from mlmoe_jax.evaluation.evaluate import evaluate_run
-from mlmoe_jax.inference import features as inference_features
+from mlmoe_jax.inference import feature_extractor
 from mlmoe_jax.main import main
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.resnet import ResNetShape
@@ -80,13 +80,13 @@ def test_results_are_those_of_training_on_images(method, tmp_path, cache, monkey
 def test_features_are_computed_once_and_what_is_lost_again(tmp_path, cache, monkeypatch, capsys):
     monkeypatch.setattr(features, "PART_BYTES", 16 * 4 * 20)  # parts of 20 class tokens
     computed = []
-    batches = inference_features.FeatureExtractor.batches
+    batches = feature_extractor.FeatureExtractor.batches
 
     def counted(self, split):
         computed.append((split.name, len(split)))
         yield from batches(self, split)
 
-    monkeypatch.setattr(inference_features.FeatureExtractor, "batches", counted)
+    monkeypatch.setattr(feature_extractor.FeatureExtractor, "batches", counted)
     config = config_of(data__cache_features="float32", train__epochs="1")
     train(config, RunFolder(tmp_path / "one"))
     assert computed == [("train", 50), ("val", 20), ("test", 20)]

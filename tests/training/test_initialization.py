@@ -21,7 +21,7 @@ from mlmoe_jax.config import default_config
 from mlmoe_jax.config.recipes.prompt_tuning import use_ml_vpt
 from mlmoe_jax.data.labels.space import LabelSpace, synthetic_label_space
 from mlmoe_jax.evaluation.evaluate import evaluate_run
-from mlmoe_jax.inference.predict import Predictor
+from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN, IMAGENET_STD
 from mlmoe_jax.models.backbones.vit import ViTShape

@@ -19,18 +19,18 @@ TABLE = "image,labels\na.png,cat\nb.png,dog\nsub/c.png,cat;dog\n"
         (TABLE.replace("a.png,cat\n", ""), "", "started with 3 training images and now has 2"),
     ],
 )
-def test_a_resumed_training_reports_data_that_have_changed(table, tree, says, tmp_path, capsys):
+def test_a_resumed_training_reports_data_that_have_changed(table, tree, says, tmp_path, caplog):
     config, folder = default_config(), RunFolder(tmp_path / "run")
     config.data.name, config.data.root, config.data.val_split, config.data.test_splits = "csv", str(tmp_path), "", ()
     write(tmp_path, "train.csv", TABLE)
     with folder.writing(), open(tmp_path / "run" / "label_space.npz", "wb") as file:
         open_training_data(config).label_space.save(file)
-    assert "since the run" not in capsys.readouterr().err
+    assert "since the run" not in caplog.text
     (tmp_path / "train.csv").write_text(table)
     (tmp_path / "tree.yaml").write_text("implies: {cat: dog}")
     config.data.tree = tree
     open_training_data(config, folder)
-    warnings = [line for line in capsys.readouterr().err.splitlines() if "the run in" in line]
+    warnings = [message for message in caplog.messages if "the run in" in message]
     assert len(warnings) == bool(says)
     assert says in "".join(warnings)
 

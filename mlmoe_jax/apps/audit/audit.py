@@ -32,7 +32,7 @@ from mlmoe_jax.data.split_checks import check_splits, examples, require_readable
 from mlmoe_jax.errors import DONE, UserError
 from mlmoe_jax.evaluation.metrics.cooccurrence import Pair, training_pairs
 from mlmoe_jax.evaluation.metrics.label_quality import image_quality, self_confidence
-from mlmoe_jax.inference.features import FeatureExtractor
+from mlmoe_jax.inference.feature_extractor import FeatureExtractor
 from mlmoe_jax.models.calibration import probabilities
 from mlmoe_jax.models.consistency import Consistency
 from mlmoe_jax.runtime.formats import row_writer, to_json

@@ -39,7 +39,7 @@ def _load_config(reference: str, overrides: list[tuple[str, str]]):
 
 
 def _workdir(flags: argparse.Namespace):
-    from mlmoe_jax.runs.shared import run_folder
+    from mlmoe_jax.runs.shared_model import run_folder
 
     folder = run_folder(flags.workdir)
     if flags.mode in COMPUTING:

@@ -20,7 +20,7 @@ from mlmoe_jax.apps.export.program import require_equal, scores_of
 from mlmoe_jax.apps.export.quantize import calibration_images, parts
 from mlmoe_jax.config import flatten
 from mlmoe_jax.errors import DONE, OUTDATED, UserError, reason_of
-from mlmoe_jax.inference.predict import Predictor
+from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.pretrained.official import CHECKPOINT_SUFFIXES
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import BEST

@@ -18,7 +18,7 @@ from mlmoe_jax.evaluation.results import hidden_evaluations, read_results
 from mlmoe_jax.pretrained import hub
 from mlmoe_jax.runs.folder import ADAPTER, RESULTS, RunFolder
 from mlmoe_jax.runs.restore import parts_of_run, read_preprocess, read_run, restored_values, write_run_metadata
-from mlmoe_jax.runs.shared import CARD, FILES, write_adapter
+from mlmoe_jax.runs.shared_model import CARD, FILES, write_adapter
 from mlmoe_jax.runs.thresholds import read_thresholds, write_thresholds
 from mlmoe_jax.runtime.progress import megabytes, status
 from mlmoe_jax.runtime.sharding import make_mesh

@@ -13,7 +13,6 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -170,9 +169,8 @@ class GridRun(Point):
     def read_results(self) -> None:
         """Read the results from the folder if this or another process has finished the run."""
         self.results = training_results(self.folder)
-        from_notes = partial(Selection.from_notes, {})
-        if self.results is not None and (notes := newest_notes(self.folder, from_notes)):
-            self.selected = str(from_notes(notes))
+        if self.results is not None and (notes := newest_notes(self.folder)):
+            self.selected = str(Selection.from_notes({}, notes))
 
 
 def plan_runs(points: Sequence[Point], folder: RunFolder) -> list[GridRun]:

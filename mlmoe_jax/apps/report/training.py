@@ -139,7 +139,7 @@ def selection_text(files: RunFiles) -> str:
 
 
 def _selection(files: RunFiles) -> Selection | None:
-    if notes := newest_notes(files.folder, lambda notes: Selection.from_notes({}, notes)):
+    if notes := newest_notes(files.folder):
         return Selection.from_notes({}, notes)
     config, metric = files.config, files.config.eval.select_metric
     split, selection = selection_split(config), Selection({}, metric)

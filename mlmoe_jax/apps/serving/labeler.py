@@ -13,7 +13,7 @@ import numpy as np
 from mlmoe_jax.data.image_reader import ImageReader
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.explain import make_explain_step, prompt_places, query_names
-from mlmoe_jax.inference.predict import SIZES, Predictor, fitting_size
+from mlmoe_jax.inference.predictor import SIZES, Predictor, fitting_size
 from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.models.registries import head_class

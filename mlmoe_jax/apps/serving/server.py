@@ -28,7 +28,7 @@ from mlmoe_jax.apps.serving import kserve, label_studio
 from mlmoe_jax.apps.serving.labeler import Labeler
 from mlmoe_jax.apps.serving.service import BODY, READY, SECONDS, Metrics, Options, Service
 from mlmoe_jax.errors import DONE, OUTDATED, UserError
-from mlmoe_jax.inference.predict import Predictor
+from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import BEST
 from mlmoe_jax.runtime.progress import status

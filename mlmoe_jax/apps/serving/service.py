@@ -22,7 +22,7 @@ from mlmoe_jax.apps.serving.labeler import EXPLAINED, LABELED, Labeler
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.explain import MOST_SIDE, thumbnail
-from mlmoe_jax.inference.predict import by_label
+from mlmoe_jax.inference.predictor import by_label
 from mlmoe_jax.models.outputs import Prediction
 
 STARTING, READY, STOPPING = "starting", "ready", "stopping"

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.sources.open import open_splits
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import DONE, UserError
-from mlmoe_jax.inference.features import FeatureExtractor
+from mlmoe_jax.inference.feature_extractor import FeatureExtractor
 from mlmoe_jax.models.registries import describe_adapters
 from mlmoe_jax.runtime.storage import Folder, whole_file
 

@@ -20,7 +20,7 @@ from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.formats import FORMATS, Entry, LabelFile, output_path
 from mlmoe_jax.errors import DONE, OUTDATED, USER_ERROR, UserError
-from mlmoe_jax.inference.predict import BATCH, Predictor, Result, by_label
+from mlmoe_jax.inference.predictor import BATCH, Predictor, Result, by_label
 from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder
 from mlmoe_jax.runs.restore import BEST
 from mlmoe_jax.runtime import distributed

@@ -14,7 +14,7 @@ from mlmoe_jax.apps.tools.acquisition import Candidates, choose_images, entropy,
 from mlmoe_jax.data.label_codes import UNKNOWN
 from mlmoe_jax.data.sources.open import open_splits
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.inference.predict import Predictor
+from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.runs.restore import Run
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import Progress, status

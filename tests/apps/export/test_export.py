@@ -27,7 +27,7 @@ from mlmoe_jax.apps.export.program import image_shape, largest_difference, progr
 from mlmoe_jax.data.image_reader import ImageReader
 from mlmoe_jax.data.images import ArrayImages
 from mlmoe_jax.data.label_tree import LabelTree
-from mlmoe_jax.inference.predict import Predictor
+from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.models.calibration import Calibration
 from mlmoe_jax.models.consistency import Consistency, Scores
 from mlmoe_jax.runs.assemble import abstract_parts

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from mlmoe_jax.apps.export.run import export_run
 from mlmoe_jax.config import use_adapter
-from mlmoe_jax.inference.predict import Predictor
+from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.pretrained.peft import CONFIG, read_peft
 from mlmoe_jax.runs.folder import RunFolder
 

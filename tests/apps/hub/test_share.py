@@ -15,10 +15,10 @@ from mlmoe_jax.apps.hub import push as share
 from mlmoe_jax.apps.hub.card import _plain
 from mlmoe_jax.apps.report import training
 from mlmoe_jax.apps.report.run_files import RunFiles
-from mlmoe_jax.inference.predict import Predictor
+from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.main import main
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.shared import FILES, LAYOUT, run_folder
+from mlmoe_jax.runs.shared_model import FILES, LAYOUT, origin_of_values, run_folder
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds, write_thresholds
 from mlmoe_jax.training.initialization import origin_of
 from mlmoe_jax.training.selection import Selection
@@ -112,6 +112,12 @@ def test_the_model_card_says_what_out_of_fold_is(made, tmp_path):
     assert "AP is the average precision on out\\_of\\_fold, 2 images" in card
 
 
+@pytest.mark.parametrize("notes", [{}, {"step": 1, "kind": "ema"}, {"step": "1", "kind": "ema", "split": ""}])
+def test_the_origin_of_selected_values_is_read_completely_or_not_at_all(notes):
+    with pytest.raises(ValueError, match="its notes give "):
+        origin_of_values(notes)
+
+
 def test_the_model_card_says_when_its_numbers_are_rough(made, tmp_path, monkeypatch):
     shutil.copytree(made[0].path, tmp_path / "run")
     run, draw = RunFolder(tmp_path / "run"), np.random.default_rng(0)
@@ -126,7 +132,7 @@ def test_the_model_card_says_when_its_numbers_are_rough(made, tmp_path, monkeypa
     assert "rough: its images have" in training.why_rough(RunFiles(run)), "no split selected these weights"
     chosen = Selection({}, "mAP")
     chosen.keep(20, "raw", "val", {})
-    monkeypatch.setattr(training, "newest_notes", lambda folder, check: chosen.notes())
+    monkeypatch.setattr(training, "newest_notes", lambda folder: chosen.notes())
     assert main(["--mode=push", f"--workdir={run}", "--repo=user/name", f"--output={tmp_path / 'out'}"]) == 0
     card = (tmp_path / "out" / "README.md").read_text()
     reasons = "its images selected the weights and fitted the thresholds, and have a median of 6 positives per label"

@@ -38,11 +38,10 @@ def test_a_damaged_file_is_one_sentence(name, copied, refusal):
     assert not (copied / REPORT).exists()
 
 
-@pytest.mark.parametrize("content", [b"[", b"[1]"])
-def test_a_damaged_log_is_only_a_warning(content, copied, capsys):
-    copied.write_bytes("starts.json", content)
+def test_a_damaged_log_is_only_a_warning(copied, caplog):
+    copied.write_bytes("starts.json", b"[")
     write_report(copied)
-    assert f"warning: {copied / 'starts.json'} is damaged: " in capsys.readouterr().err
+    assert f"{copied / 'starts.json'} is damaged: " in caplog.text
     assert "Starts of the training" not in (copied / REPORT).read_text()
 
 

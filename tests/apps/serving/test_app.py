@@ -14,7 +14,7 @@ from starlette import formparsers
 
 from mlmoe_jax.apps.serving.server import HEADERS, make_app, own_names
 from mlmoe_jax.apps.serving.service import STARTING, Service
-from mlmoe_jax.inference.predict import Predictor
+from mlmoe_jax.inference.predictor import Predictor
 
 WHERE = re.compile(r"(/[\w.-]+){2,}|Traceback|\.py\b")
 

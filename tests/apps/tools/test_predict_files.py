@@ -16,7 +16,7 @@ from mlmoe_jax.apps.tools.predict_files import choose_target, even_batch, predic
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.sources.formats import FORMATS
 from mlmoe_jax.data.sources.open import open_split
-from mlmoe_jax.inference.predict import Predictor
+from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.runs.folder import RunFolder
 
 

@@ -15,7 +15,7 @@ from mlmoe_jax.apps.tools.acquisition import METHODS
 from mlmoe_jax.apps.tools.predict_files import choose_target, predict_files
 from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.labels.space import synthetic_label_space
-from mlmoe_jax.inference.predict import Predictor
+from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.runs.folder import RunFolder
 
 COLORS = {"a": (100, 100, 100), "b": (255, 0, 0), "c": (0, 130, 0), "d": (0, 0, 150), "e": (250, 5, 0), "f": (90, 0, 0)}

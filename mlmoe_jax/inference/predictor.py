@@ -23,7 +23,7 @@ from mlmoe_jax.inference.inputs import ImageLike, MixedImages, is_one_image
 from mlmoe_jax.models.apply import make_embedding_step, make_eval_step
 from mlmoe_jax.models.consistency import Consistency, Scores
 from mlmoe_jax.runs.restore import BEST, Run, open_run
-from mlmoe_jax.runs.shared import run_folder
+from mlmoe_jax.runs.shared_model import run_folder
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds, stored_thresholds
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.batches import run_batches

@@ -22,7 +22,7 @@ from safetensors.numpy import load, save
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.pretrained import hub
-from mlmoe_jax.runs.checkpoint import Restored, selected_of
+from mlmoe_jax.runs.checkpoint import Restored
 from mlmoe_jax.runs.folder import (
     ADAPTER,
     BACKBONE,
@@ -58,6 +58,7 @@ _REQUIRED = (ADAPTER, CONFIG, LABELS, LABEL_SPACE, PREPROCESS, THRESHOLDS, BACKB
 _DEMOS = Path(__file__).parent / "demos"
 LAYOUT = 1  # readers refuse any other layout
 _ABOUT = "mlmoe_jax"  # the entry of the header
+_ORIGIN = {"step": int, "kind": str, "split": str}  # the origin of the values, among the notes of a checkpoint
 
 
 def run_folder(location: str | os.PathLike) -> RunFolder:
@@ -80,8 +81,16 @@ def run_folder(location: str | os.PathLike) -> RunFolder:
 def write_adapter(folder: RunFolder, values: Params, notes: Mapping[str, Any]) -> None:
     """Write trained values, with step, kind and split from the notes of their checkpoint."""
     tensors = {path: np.ascontiguousarray(jax.device_get(values[path]), np.float32) for path in sorted(values)}
-    about = {"layout": LAYOUT, "version": __version__, "origin": selected_of(notes)}
+    about = {"layout": LAYOUT, "version": __version__, "origin": origin_of_values(notes)}
     folder.write_bytes(ADAPTER, save(tensors, {_ABOUT: json.dumps(about)}))  # several entries have no fixed order
+
+
+def origin_of_values(notes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return step, kind and split of selected values from notes; ValueError if one is missing or of another type."""
+    for name, kind in _ORIGIN.items():
+        if not isinstance(notes.get(name), kind):
+            raise ValueError(f"its notes give {name} as {notes.get(name)!r}")
+    return {name: notes[name] for name in _ORIGIN}
 
 
 def restore_adapter(folder: RunFolder, like: Params, mesh: Mesh) -> Restored:
@@ -104,7 +113,7 @@ def restore_adapter(folder: RunFolder, like: Params, mesh: Mesh) -> Restored:
                 f"{folder} was shared by mlmoe_jax {printable(str(about['version']), 40)}, whose layout this version, "
                 f"{__version__}, does not read; update mlmoe_jax"
             )
-        notes = selected_of(about["origin"])
+        notes = origin_of_values(about["origin"])
         shapes = {path: value.shape for path, value in tensors.items()}
         expected = {path: value.shape for path, value in like.items()}
         if unfit := sorted(path for path in shapes | expected if shapes.get(path) != expected.get(path)):
