@@ -27,7 +27,7 @@ from mlmoe_jax.runtime import distributed, files
 from mlmoe_jax.runtime.files import open_to_append
 from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.storage import Folder
+from mlmoe_jax.runtime.storage import LOCK, Folder
 from mlmoe_jax.runtime.text import quantity
 
 CONFIG, LABELS, LABEL_SPACE, PREPROCESS = "config.json", "labels.txt", "label_space.npz", "preprocess.json"
@@ -67,7 +67,7 @@ class RunFolder(Folder):
 
     def adopt(self, other: RunFolder) -> None:
         """Copy all files of another run folder. The config is last, because it makes a folder a run folder."""
-        for name in sorted(set(other.files()) - {".lock"}, key=lambda name: (name == CONFIG, name)):
+        for name in sorted(set(other.files()) - {LOCK}, key=lambda name: (name == CONFIG, name)):
             self.write_bytes(name, (other / name).read_bytes())
 
     def below(self, name: str) -> RunFolder:

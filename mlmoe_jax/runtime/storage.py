@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib.util
 import io
 import json
@@ -19,6 +18,7 @@ from typing import Any, TextIO
 
 import numpy as np
 from etils import epath
+from filelock import FileLock, Timeout
 
 from mlmoe_jax.errors import DiskError, UserError
 from mlmoe_jax.runtime.files import (
@@ -27,13 +27,13 @@ from mlmoe_jax.runtime.files import (
     damage_explained,
     disk_errors_explained,
     is_file_name,
-    open_to_append,
     read_bytes,
 )
 from mlmoe_jax.runtime.formats import read_npz, to_json
 from mlmoe_jax.runtime.table import Table
 
 STANDARD_OUTPUT = "-"
+LOCK = ".lock"  # the file in a folder that its writer locks
 _LIBRARIES = {"gs": "gcsfs", "s3": "s3fs"}  # required by etils for an object store
 
 
@@ -108,24 +108,28 @@ class Folder:
         if not self.is_local:  # object stores have no locks
             yield
             return
-        with open_to_append(self.path / ".lock") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except OSError as error:
-                raise InUse(f"another process is writing to {self}; wait for it or name another folder") from error
+        lock = FileLock(self.path / LOCK, timeout=-1 if wait else 0)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise InUse(f"another process is writing to {self}; wait for it or name another folder") from error
+        except OSError as error:  # it is a link or a folder, or belongs to somebody else
+            raise UserError(f"cannot lock {self}: {error.strerror or error}; remove {self / LOCK}") from error
+        try:
             yield
+        finally:
+            lock.release()
 
     def is_in_use(self) -> bool:
         """Return whether another process holds the lock of the folder; False in an object store, which has no locks."""
-        path = self.path / ".lock"
+        path = self.path / LOCK
         if not (self.is_local and path.exists()):
             return False
-        with open(path) as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except OSError:
-                return True
-        return False
+        try:
+            with FileLock(path, timeout=0):
+                return False
+        except Timeout:
+            return True
 
     def _require_library(self) -> None:
         store = str(self).partition("://")[0]

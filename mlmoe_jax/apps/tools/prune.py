@@ -36,6 +36,7 @@ from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.batches import run_batches
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.sharding import REPLICATED
+from mlmoe_jax.runtime.storage import LOCK
 from mlmoe_jax.training.experiment import training_batches
 from mlmoe_jax.training.loop import train
 from mlmoe_jax.training.objective import training_objective
@@ -92,7 +93,7 @@ def _adopt(folder: RunFolder, best: RunFolder) -> None:
     if (folder / CHECKPOINTS).exists():
         folder.inside(CHECKPOINTS).rmtree()
     levels = [folder.below(f"{LEVELS}/{entry.name}") for entry in (folder / LEVELS).iterdir() if entry.is_dir()]
-    for name in {name for level in levels for name in level.files()} - {*best.files(), ".lock"}:
+    for name in {name for level in levels for name in level.files()} - {*best.files(), LOCK}:
         folder.inside(name).unlink(missing_ok=True)
     folder.adopt(best)
 
