@@ -8,12 +8,13 @@ import numpy as np
 from PIL import Image
 
 from helpers.color_model import HALVES, make_run
-from mlmoe_jax.apps.serving.labeler import Labeler
+from mlmoe_jax.apps.serving.labeler import Labeler, RequestLimits
 from mlmoe_jax.apps.serving.server import make_app
 from mlmoe_jax.apps.serving.service import READY, Service
 from mlmoe_jax.inference.predictor import Predictor
 
 PNG = {"Content-Type": "image/png"}
+LIMITS = RequestLimits()
 
 
 def png(image: np.ndarray) -> bytes:
@@ -22,11 +23,13 @@ def png(image: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def make_labeler(slow: float = 0.0, gates: bool = True, bias: float = 0.0, **limits) -> Labeler:
-    """Return a labeler. slow: seconds that a batch takes once everything is compiled. limits: keys of config.serve."""
+def make_labeler(
+    slow: float = 0.0, gates: bool = True, bias: float = 0.0, limits: RequestLimits = LIMITS, **settings
+) -> Labeler:
+    """Return a labeler. slow: seconds that a batch takes once everything is compiled. settings: of config.serve."""
     run = make_run(gates, bias)
-    run.config.serve.update(limits)
-    labeler = Labeler(Predictor(run, HALVES))
+    run.config.serve.update(settings)
+    labeler = Labeler(Predictor(run, HALVES), limits)
     labeler.gate_entries = {"g": ["first", "second"], "static": ["first", "second"]} if gates else {}
     if slow:
         compile_all, label = labeler.compile, labeler.label
@@ -43,8 +46,10 @@ def make_labeler(slow: float = 0.0, gates: bool = True, bias: float = 0.0, **lim
     return labeler
 
 
-def make_service(slow: float = 0.0, gates: bool = True, limits=(), **options) -> Service:
-    return Service(make_labeler(slow, gates, **dict(limits)), **options)
+def make_service(
+    slow: float = 0.0, gates: bool = True, limits: RequestLimits = LIMITS, name: str = "classifier", **options
+) -> Service:
+    return Service(make_labeler(slow, gates, limits=limits, name=name), **options)
 
 
 def with_client(service: Service, use, *, hosts=()):

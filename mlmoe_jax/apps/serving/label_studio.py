@@ -37,7 +37,7 @@ SECONDS = 10.0  # time limit to fetch one image
 def add_routes(app: FastAPI, service: Service) -> None:
     """Add the routes of the ML backend to the application of a service; UserError as of `TaskImages`."""
     version, serve = service.labeler.predictor.version, service.labeler.predictor.run.config.serve
-    images = TaskImages(serve.folder, serve.label_studio, service.labeler.limits["megabytes"] << 20)
+    images = TaskImages(serve.folder, serve.label_studio, service.labeler.limits.megabytes << 20)
 
     @app.get(f"{PREFIX}/health", include_in_schema=False)
     async def ml_health() -> dict[str, str]:

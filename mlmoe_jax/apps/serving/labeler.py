@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -24,7 +24,6 @@ from mlmoe_jax.runtime.sharding import shard_batch
 LABELED, EXPLAINED = "labeled", "explained"  # kinds of batches: without and with attention
 # Batch sizes per device; attention maps of many labels are large.
 BATCH_SIZES = {LABELED: SIZES, EXPLAINED: SIZES[:2]}
-LIMITS = ("images", "megabytes", "megapixels")  # keys of config.serve
 _REPEATS, _SECONDS = 3, 0.5  # a batch is timed at most this often, and not again after this time
 
 
@@ -43,6 +42,15 @@ def shares(seconds: Mapping[int, float]) -> list[int]:
     return first
 
 
+@dataclass(frozen=True)
+class RequestLimits:
+    """The largest request: its number of images, its MiB, and millions of pixels of an image."""
+
+    images: int = 32
+    megabytes: int = 16
+    megapixels: float = 50.0
+
+
 class Labeler:
     """The model of a predictor, for batches of decoded images.
 
@@ -50,17 +58,16 @@ class Labeler:
     requests, and `name` is the name of the model in the Open Inference Protocol.
     """
 
-    def __init__(self, predictor: Predictor):
+    def __init__(self, predictor: Predictor, limits: RequestLimits = RequestLimits()):
         run = predictor.run
-        self.predictor, self._run = predictor, run
-        self.limits = {name: run.config.serve[name] for name in LIMITS}
+        self.predictor, self.limits, self._run = predictor, limits, run
         self.name = run.config.serve.name
         self.gate_entries = head_class(run.config).gate_entries(run.config)
         parts = (run.definition, run.preprocess, run.mesh, run.label_axes)
         self._steps = {LABELED: make_eval_step(*parts, gates=True), EXPLAINED: make_explain_step(*parts)}
         self.sizes = {kind: tuple(size * run.mesh.size for size in sizes) for kind, sizes in BATCH_SIZES.items()}
         self._shares = {kind: shares(dict.fromkeys(sizes, 1.0)) for kind, sizes in self.sizes.items()}
-        reader, most_pixels = ImageReader.of(run.config.data), int(self.limits["megapixels"] * 1e6)
+        reader, most_pixels = ImageReader.of(run.config.data), int(limits.megapixels * 1e6)
         self._reader = replace(reader, decoding=replace(reader.decoding, most_pixels=most_pixels))
 
     def compile(self, stopping: Callable[[], bool] = lambda: False) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
 
@@ -117,12 +118,12 @@ class Service:
     # ---------------------------------------------------------------------------------------------------- a request
     def describe(self) -> dict[str, Any]:
         """Return the description of the model and the limits of requests, as JSON values."""
-        return self.labeler.describe() | {"limits": {**self.labeler.limits, "seconds": self.seconds}}
+        return self.labeler.describe() | {"limits": {**asdict(self.labeler.limits), "seconds": self.seconds}}
 
     @property
     def most_images(self) -> int:
         """The largest number of images of a request."""
-        return min(self.labeler.limits["images"], self._queue)
+        return min(self.labeler.limits.images, self._queue)
 
     async def body(self, request: Request) -> bytes:
         """Return the body of a request; HTTPException if it is too large or does not arrive in time."""
@@ -134,7 +135,7 @@ class Service:
 
     def parts(self, request: Request) -> AsyncIterator[bytes]:
         """Yield the body of a request; HTTPException if it is too large."""
-        return _limited(request, self.labeler.limits["megabytes"] << 20)
+        return _limited(request, self.labeler.limits.megabytes << 20)
 
     def _late(self) -> HTTPException:
         return HTTPException(408, f"the request did not arrive within {self.seconds:g} s", {"Connection": "close"})

@@ -96,10 +96,7 @@ REPORT = section(
 )
 
 SERVE = section(
-    "Limits of --mode=serve, the name of its model, and the images of Label Studio's tasks.",
-    images=Integer(32, "Images per request; more get status 400.", above=0, most=1000),
-    megabytes=Integer(16, "MiB per request; larger ones get status 413.", above=0, most=1000),
-    megapixels=Number(50.0, "Millions of pixels per image; larger ones are not read.", above=0, most=150),
+    "The name of the model of --mode=serve, and the images of Label Studio's tasks.",
     folder=Text("", "Folder of the local files of Label Studio, whose images it may name; if empty, none."),
     label_studio=Text(
         "", "Label Studio server whose images are fetched with the token $LABEL_STUDIO_API_KEY; if empty, none."

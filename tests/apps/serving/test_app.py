@@ -12,6 +12,7 @@ from helpers.color_server import PNG, make_labeler, make_service, png, with_clie
 from PIL import Image
 from starlette import formparsers
 
+from mlmoe_jax.apps.serving.labeler import RequestLimits
 from mlmoe_jax.apps.serving.server import HEADERS, make_app, own_names
 from mlmoe_jax.apps.serving.service import STARTING, Service
 from mlmoe_jax.inference.predictor import Predictor
@@ -160,7 +161,7 @@ def test_forms_that_cannot_be_read(ask, monkeypatch):
 
 
 def test_size_and_pixels_are_limited(labeler):
-    service = make_service(limits={"megabytes": 1, "megapixels": 1})
+    service = make_service(limits=RequestLimits(megabytes=1, megapixels=1))
     large = io.BytesIO()
     Image.new("L", (1001, 1000)).save(large, "PNG")
 

@@ -9,6 +9,7 @@ import pytest
 from helpers.color_model import NAMES, color, expected
 from helpers.color_server import make_labeler, make_service, png, with_client
 
+from mlmoe_jax.apps.serving.labeler import RequestLimits
 from mlmoe_jax.apps.serving.server import make_app
 from mlmoe_jax.apps.serving.service import Service
 
@@ -147,12 +148,12 @@ def test_a_malformed_request_is_told_what_is_wrong(ask, request_, reason):
 
 
 def test_a_name_that_no_address_can_have_is_refused(refusal):
-    sentence = refusal(make_app, make_service(limits={"name": "a{b:c}"}))
+    sentence = refusal(make_app, make_service(name="a{b:c}"))
     assert sentence.startswith("serve.name=a{b:c} is part of an address")
 
 
 def test_limits_hold(ask):
-    service = make_service(limits={"megabytes": 1})
+    service = make_service(limits=RequestLimits(megabytes=1))
     assert "more than 1,048,576 bytes" in ask(413, service=service, content=bytes(1 + (1 << 20))).json()["error"]
     assert "compressed" in ask(415, content=b"", headers={"Content-Encoding": "gzip"}).json()["error"]
     assert "top_k" in ask(422, json=message(parameters={"top_k": 9})).json()["error"]

@@ -11,6 +11,7 @@ from helpers.color_model import color, expected
 from helpers.color_server import make_labeler, png, with_client
 
 from mlmoe_jax.apps.serving.label_studio import TaskImages
+from mlmoe_jax.apps.serving.labeler import RequestLimits
 from mlmoe_jax.apps.serving.service import Service
 from mlmoe_jax.data.sources.label_studio import labeling_config
 
@@ -26,7 +27,7 @@ def ask(tmp_path_factory):
     (folder / "a.png").write_bytes(RED)
     (folder.parent / "secret.png").write_bytes(RED)
     (folder / "link.png").symlink_to(folder.parent / "secret.png")
-    labeler = make_labeler(folder=str(folder), images=2, megabytes=1)
+    labeler = make_labeler(folder=str(folder), limits=RequestLimits(images=2, megabytes=1))
 
     def call(*requests):
         async def use(client):
