@@ -13,6 +13,7 @@ Results go to stdout, messages to stderr. Exit codes:
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Callable, Sequence
 
@@ -225,26 +226,22 @@ def _report(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
     return DONE
 
 
-def _summary(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
-    from mlmoe_jax.apps.tools.preflight.cost import format_summary, summarize
+def _summary(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> Outcome:
+    from mlmoe_jax.apps.tools.preflight.cost import cost_outcome, count_cost
     from mlmoe_jax.config import split_references
-    from mlmoe_jax.runtime.formats import to_json
 
     references = [flags.config] if flags.config else split_references(flags.configs)
-    rows = {reference: summarize(_load_config(reference, overrides)) for reference in references}
-    if flags.json:
-        print(to_json(rows if flags.configs else rows[flags.config], indent=2))
-    else:
-        print(format_summary(rows))
-    return DONE
+    costs = {reference: count_cost(_load_config(reference, overrides)) for reference in references}
+    outcome = cost_outcome(costs)
+    return outcome if flags.configs else dataclasses.replace(outcome, document=costs[flags.config])
 
 
-def _compile(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int:
+def _compile(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> Outcome:
     config = _load_config(flags.config, overrides)
-    from mlmoe_jax.apps.tools.preflight.compile_check import print_check
+    from mlmoe_jax.apps.tools.preflight.compile_check import check_outcome, check_steps
 
-    what = {"find_batch": flags.find_batch, "num_labels": flags.labels, "quick": flags.quick}
-    return print_check(config, flags.topology, as_json=flags.json, **what)
+    options = {"find_batch": flags.find_batch, "num_labels": flags.labels, "quick": flags.quick}
+    return check_outcome(check_steps(config, flags.topology, **options))
 
 
 def _data(flags: argparse.Namespace, overrides: list[tuple[str, str]]) -> int | Outcome:
