@@ -35,18 +35,18 @@ from scipy.stats import t
 
 from benchmarks.page import write_between
 from mlmoe_jax.apps.cli.large_pages import use_large_pages
-from mlmoe_jax.apps.papers.grid import GridRun, Point, execute, folder_name, plan_runs
-from mlmoe_jax.apps.papers.paper import markdown_table
-from mlmoe_jax.apps.tools.preflight.cost import count_cost
+from mlmoe_jax.apps.papers.grid import GridPoint, GridRun, execute, folder_name, plan_runs
+from mlmoe_jax.apps.tools.preflight.cost import summarize
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.pipeline import build_loader
-from mlmoe_jax.errors import DONE, DiskError, UserError
+from mlmoe_jax.errors import DONE, UserError
 from mlmoe_jax.evaluation.metrics.multilabel import sample_deviation
 from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.sharding import shard_batch
+from mlmoe_jax.runtime.table import Outcome, Table
 from mlmoe_jax.training.experiment import make_experiment
 from mlmoe_jax.training.training_data import open_training_data
 
@@ -125,27 +125,23 @@ def method_config(method: str, epochs: int) -> ConfigDict:
     return config
 
 
-def point(method: str, epochs: int, rate: float, seed: int) -> Point:
+def point(method: str, epochs: int, rate: float, seed: int) -> GridPoint:
     """Return one training of a method."""
     config = method_config(method, epochs)
     config.optim.learning_rate, config.seed = rate, seed
     if _CACHED.search(method):
         config.data.cache_features = "float32"
-    return Point(folder_name({"method": method, "rate": rate, "seed": seed}), {}, config)
+    return GridPoint(folder_name({"method": method, "rate": rate, "seed": seed}), {}, config)
 
 
-def train(points: Sequence[Point], out: Path) -> list[GridRun]:
+def train(points: Sequence[GridPoint], out: Path) -> list[GridRun]:
     """Train what is missing; return the runs, without results if they failed or another process trains them."""
     runs = plan_runs(points, RunFolder(out))
-    try:
-        code = execute(runs, RunFolder(out), lambda: None, lambda: None)
-    except DiskError:
-        raise
-    except UserError as error:  # all other runs are trained
-        status(str(error))
-        return runs
-    if code != DONE:
-        sys.exit(code)
+    outcome = execute(runs, RunFolder(out), lambda: None, Outcome)
+    if outcome.error is not None:  # all other runs are trained
+        status(str(outcome.error))
+    if outcome.exit_code != DONE:
+        sys.exit(outcome.exit_code)
     return runs
 
 
@@ -227,11 +223,10 @@ def tables(results: dict) -> str:
         f"mAP in percent, mean ± sample standard deviation over {len(results['seeds'])} seeds. MMACs: million "
         "multiply-adds per image, with attention, experts and gates.",
         "",
-        *markdown_table([head, *rows], ["---", *["---:"] * 7]),
-        "",
+        Table(head, rows).markdown(),
         f"Differences in percentage points, with {100 * CONFIDENCE:g} % t-intervals over the seeds, paired:",
         "",
-        *markdown_table([["difference", "test", "test_shift", "drop"], *pairs], ["---", *["---:"] * 3]),
+        Table(["difference", "test", "test_shift", "drop"], pairs).markdown().rstrip(),
     ]
     return "\n".join(lines)
 
@@ -245,7 +240,7 @@ def table_of_readme(results: dict) -> str:
     for method, text in IN_README.items():
         one = results["methods"][method]
         rows.append([text, f"{one['trainable']:,}", *map(over_seeds, _columns(one))])
-    return "\n".join(markdown_table([head, *rows], ["---", *["---:"] * 5]))
+    return Table(head, rows).markdown().rstrip()
 
 
 def _columns(result: dict) -> list[np.ndarray]:
@@ -307,7 +302,7 @@ def main():
         sys.exit(f"trainings of {', '.join(missing)} have failed or are in progress; rerun the command to continue")
     configs = [method_config(method, flags.epochs) for method in METHODS]
     for one, config, speed in zip(methods.values(), configs, speeds(configs), strict=True):
-        cost = count_cost(config)
+        cost = summarize(config)
         one |= {
             "trainable": cost["params"]["trainable"],
             "macs": cost["macs"]["full"],

@@ -10,7 +10,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from mlmoe_jax.apps.papers.paper import PAPERS, Paper, Result, Row, as_text, load, markdown_table
+from mlmoe_jax.apps.papers.paper import PAPERS, Paper, PublishedRow, PublishedTable, load_paper, number_text
+from mlmoe_jax.runtime.table import Column, Table
 
 PAGE = Path(__file__).with_name("results.md")
 MARKS = ("<!-- papers: docs/write_papers.py -->", "<!-- end of papers -->")
@@ -20,7 +21,7 @@ _WIDEST = 10  # a table with more columns is shown with rows and columns exchang
 
 def section() -> str:
     """Return the section of docs/results.md between the marks."""
-    return "\n".join(line for name in PAPERS for line in _paper(load(name)))
+    return "\n".join(line for name in PAPERS for line in _paper(load_paper(name)))
 
 
 def written(page: str) -> str:
@@ -30,21 +31,21 @@ def written(page: str) -> str:
 
 
 def _paper(paper: Paper) -> Iterator[str]:
-    tables = [result for result in paper.results() if _is_readable(result)]
+    tables = [result for result in paper.tables() if _is_readable(result)]
     common = set.intersection(*(set(result.notes) for result in tables if "mAP" in result.columns and result.notes))
     yield f"### {paper.name}\n"
-    yield _wrapped(f"{paper.source}. Metrics as by `metrics.preset={paper.data['evaluator']}`.") + "\n"
+    yield _wrapped(f"{paper.source}. Metrics as by `metrics.preset={paper.evaluator}`.") + "\n"
     for note, text in paper.notes.items():
         yield _wrapped(f"{paper.numbers[note]}. {text}", indent="   ")
     yield ""
-    backbones = {name: one["notes"] for name, one in paper.data["backbones"].items() if {"name", "notes"} <= one.keys()}
+    backbones = paper.backbones
     facts = [f"every mAP: {paper.marks(common)}"] if common else []
     facts += [f"{name}: {paper.marks(notes)}" for name, notes in backbones.items()]
     if facts:
         yield _wrapped(f"Notes on {'; '.join(facts)}.") + "\n"
     for result in tables:
         yield from _table(paper, result, common, {note for notes in backbones.values() for note in notes})
-    others = [result for result in paper.results() if not _is_readable(result)]
+    others = [result for result in paper.tables() if not _is_readable(result)]
     yield from (
         "Without readable numbers:\n",
         *(f"* {_title(paper, one, common)}" for one in others),
@@ -52,19 +53,19 @@ def _paper(paper: Paper) -> Iterator[str]:
     )
 
 
-def _title(paper: Paper, result: Result, common: set[str]) -> str:
+def _title(paper: Paper, result: PublishedTable, common: set[str]) -> str:
     notes = {*result.notes, *(note for row in result.rows for note in row.notes)} - common
     marks = f"; notes {paper.marks(notes)}" if notes else ""
     return f"{paper.name}, {result.title} (`--table={result.id}`{marks})"
 
 
-def _is_readable(result: Result) -> bool:
+def _is_readable(result: PublishedTable) -> bool:
     return any(number.certain for row in result.rows for number in row.numbers.values())
 
 
-def _table(paper: Paper, result: Result, common: set[str], noted: set[str]) -> Iterator[str]:
+def _table(paper: Paper, result: PublishedTable, common: set[str], noted: set[str]) -> Iterator[str]:
     """Yield a table with one row for the runs that the paper prints side by side."""
-    groups = list(paper.data["results"][result.id.partition(".")[2]].get("groups", [""]))
+    groups = result.side_by_side or ("",)
     rows = [result.rows[start : start + len(groups)] for start in range(0, len(result.rows), len(groups))]
     rows = [row for row in rows if any(number.value is not None for one in row for number in one.numbers.values())]
     varying, grouped = _varying([row[0] for row in rows]), _group_key(rows[0])
@@ -91,23 +92,24 @@ def _table(paper: Paper, result: Result, common: set[str], noted: set[str]) -> I
     if any(row[0].ours for row in rows):
         table[0].append("ours")
         for cells, row in zip(table[1:], rows, strict=True):
-            values = (as_text(value) if value is None else f"{value:.6g}" for value in row[0].ours.values())
+            values = (number_text(value) if value is None else f"{value:.6g}" for value in row[0].ours.values())
             cells.append("/".join(values))
-    rule = ["---"] * len(varying) + ["---:"] * (len(table[0]) - len(varying))
+    align = ["<"] * len(varying) + [">"] * (len(table[0]) - len(varying))
     if any(marks):
-        table, rule = [[*cells, mark] for cells, mark in zip(table, ["notes", *marks], strict=True)], [*rule, "---"]
+        table, align = [[*cells, mark] for cells, mark in zip(table, ["notes", *marks], strict=True)], [*align, "<"]
     if len(result.columns) > _WIDEST:
         table = [[name.removeprefix("AP "), *cells] for name, *cells in zip(*table, strict=True)]
-        rule = ["---", *["---:"] * len(rows)]
-    yield from (*markdown_table(table, rule), "")
+        align = ["<", *[">"] * len(rows)]
+    heading = [Column(name, align=one) for name, one in zip(table[0], align, strict=True)]
+    yield Table(heading, table[1:]).markdown()
 
 
-def _group_key(row: Sequence[Row]) -> str:
+def _group_key(row: Sequence[PublishedRow]) -> str:
     """Return the setting in which the runs of one row differ, or ""."""
     return next((key for key in row[0].settings if len({one.settings[key] for one in row}) > 1), "")
 
 
-def _varying(rows: Sequence[Row]) -> list[str]:
+def _varying(rows: Sequence[PublishedRow]) -> list[str]:
     """Return the settings that differ between the rows; the method if there is none."""
     settings = [row.settings for row in rows]
     varying = [key for key in settings[0] if len({one.get(key) for one in settings}) > 1]

@@ -1,4 +1,14 @@
-"""The program: `python -m mlmoe_jax.main --config=… --mode=… --workdir=…`; see `apps.cli.commands`."""
+"""The program: `mlmoe MODE --config=… --workdir=…`, or `python -m mlmoe_jax.main --mode=MODE …`.
+
+Exit codes:
+
+    0    done
+    1    `--mode=data` found problems, or `--mode=compile` found a step that does not fit its devices
+    2    user error, explained in one sentence
+    3    done, but from an older checkpoint, because the newest checkpoint is damaged
+    4    the disk is full, read-only or failing
+    130  interrupted by SIGTERM or Ctrl-C; training saves a checkpoint first
+"""
 
 import os
 import signal
@@ -11,9 +21,9 @@ from mlmoe_jax.errors import INTERRUPTED
 
 def main(arguments: Sequence[str]) -> int:
     """Run one command; return its exit code."""
-    from mlmoe_jax.apps.cli import commands  # after the process has started again with large pages
+    from mlmoe_jax.apps.cli.process import run_command  # after the process has started again with large pages
 
-    return commands.main(arguments)
+    return run_command(arguments)
 
 
 def console() -> None:

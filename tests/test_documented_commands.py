@@ -52,15 +52,15 @@ def check_main(arguments: list[str]) -> None:
     for reference in filter(None, [flags.config, *split_references(flags.configs)]):
         config = load_config(reference, overrides)
         if flags.sweep:
-            axes = grid.parse(flags.sweep, config)
-            plan_runs(grid.combine([grid.Point("", {}, config)], axes), RunFolder("none"))
+            axes = grid.parse_sweep(flags.sweep, config)
+            plan_runs(grid.combine_axes([grid.GridPoint("", {}, config)], axes), RunFolder("none"))
         else:
             validate(config)
     if flags.mode == "reproduce":
         options = {"only": flags.only, "dataset": flags.dataset, "root": flags.root, "seeds": flags.seeds}
         parse_request(flags.table, overrides=overrides, **options)
     if flags.sweep and not flags.config:
-        for reference in grid.parse(flags.sweep, default_config())[grid.METHOD]:
+        for reference in grid.parse_sweep(flags.sweep, default_config())[grid.METHOD]:
             validate(load_config(reference, overrides))
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 import mlmoe_jax.config as configuration
 from benchmarks.fuzz_cases.hostile import TEXTS, Case, damaged_json
-from mlmoe_jax.apps.cli import commands as program
+from mlmoe_jax.apps.cli.commands import COMMANDS
 from mlmoe_jax.apps.cli.flags import FLAGS, parse_flags
 from mlmoe_jax.config.defaults import KEYS
 
@@ -58,7 +58,7 @@ def stored_config(draw: st.DrawFn, base: Path, place: Path) -> Case:
 
 
 def command_line(draw: st.DrawFn, base: Path, place: Path) -> Case:
-    modes = st.sampled_from((*program.MODES, "none", ""))
+    modes = st.sampled_from((*COMMANDS, "none", ""))
     words = st.one_of(
         st.builds("--mode={}".format, modes),
         st.builds("--{}={}".format, st.sampled_from((*FLAGS, "config", "workdir", "json", "help")), TEXTS),

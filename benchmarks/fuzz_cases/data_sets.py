@@ -19,9 +19,9 @@ from benchmarks.fuzz_cases.hostile import (
     read_all,
     write,
 )
-from mlmoe_jax.apps.cli import commands as program
 from mlmoe_jax.data.sources import packed
 from mlmoe_jax.data.sources.open import open_split
+from mlmoe_jax.main import main
 
 CSV = b"image,labels,split\n0.png,sea;sand,train\n1.png,,train\nb/2.png,sun,val\n"
 WIDE = b"image,sea,sand\n0.png,1,0\n1.png,,1\nb/2.png,0,1.0\n"
@@ -142,7 +142,7 @@ def prepare_packed(base: Path) -> None:
         f"--config.data.{key}"
         for key in ("name=csv", f"root={base}/files", "table=t.csv", "val_split=val", "test_splits=()")
     ]
-    code = program.main(["--mode=pack", "--config=mlvpt_digits", *data, f"--output={base}/set"])
+    code = main(["--mode=pack", "--config=mlvpt_digits", *data, f"--output={base}/set"])
     if code:
         raise RuntimeError(f"cannot pack a data set: exit code {code}")
 

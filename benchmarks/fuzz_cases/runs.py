@@ -9,8 +9,9 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from benchmarks.fuzz_cases.hostile import Case, damaged, damaged_csv, damaged_json, damaged_npz, encoded, write
-from mlmoe_jax.apps.cli import commands as program
+from mlmoe_jax.apps.cli.commands import COMMANDS
 from mlmoe_jax.apps.cli.flags import parse_flags
+from mlmoe_jax.main import main
 from mlmoe_jax.runs.folder import RunFolder
 
 DATA = b"image,labels,split\n" + b"".join(
@@ -35,7 +36,7 @@ def prepare_run(base: Path) -> None:
         *("model.prompts.num_groups=2", "model.prompts.groups=computed"),
     )
     command = ["--config=mlvpt_digits", f"--workdir={base}/run", *(f"--config.{key}" for key in keys)]
-    if code := program.main(command):
+    if code := main(command):
         raise RuntimeError(f"cannot train a run: exit code {code}")
 
 
@@ -111,4 +112,4 @@ def model(draw: st.DrawFn, base: Path, place: Path) -> Case:
 def command(arguments: list[str]) -> None:
     """Run a command as `main` does, but raise its errors."""
     flags, pairs = parse_flags(arguments)
-    program.MODES[flags.mode](flags, pairs)
+    COMMANDS[flags.mode].run(flags, pairs)

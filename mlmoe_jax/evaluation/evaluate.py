@@ -42,7 +42,8 @@ from mlmoe_jax.runs.thresholds import Thresholds, stored_thresholds
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.batches import run_batches
 from mlmoe_jax.runtime.progress import Progress, status
-from mlmoe_jax.runtime.text import quantity, text_table
+from mlmoe_jax.runtime.table import Column, Table
+from mlmoe_jax.runtime.text import percent, quantity
 
 Metrics = dict[str, float]
 # Patterns of the main metrics. The first match counts, which is a metric at eval.threshold.
@@ -296,14 +297,14 @@ def headlines(results: Mapping[str, Metrics]) -> list[str]:
     return list(filter(None, matches))
 
 
-def format_results(results: Mapping[str, Metrics], *, every: bool = False) -> str:
-    """Return the main metrics of each split as a table in percent, with `every` below all further metrics.
+def results_table(results: Mapping[str, Metrics], *, every: bool = False) -> Table:
+    """Return the main metrics of each split in percent, with `every` below all further metrics.
 
     A cell is empty if the split lacks the metric.
     """
-    last = headlines(results)
-    first = dict.fromkeys(name for values in results.values() for name in values if every and name not in last)
-    rows = [["metric, %", *results]]
-    for name in [*first, *last]:
-        rows.append([name, *(f"{100 * values[name]:.2f}" if name in values else "" for values in results.values())])
-    return text_table(rows, least=(0, 10))
+    main = headlines(results)
+    names = dict.fromkeys(name for values in results.values() for name in values)
+    further = [name for name in names if every and name not in main]
+    columns = [Column("metric, %", align="<"), *(Column(split, percent, width=10) for split in results)]
+    rows = [[name, *(values.get(name) for values in results.values())] for name in [*further, *main]]
+    return Table(columns, rows, document=results)

@@ -17,7 +17,7 @@ from jax.profiler import ProfileData
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.text import text_table
+from mlmoe_jax.runtime.table import Column, Table
 
 FOLDER = "profile"
 MOST_STEPS = 100  # a step can have a hundred thousand events
@@ -57,7 +57,7 @@ def print_trace(folder: RunFolder, window: Window, program: str) -> None:
     """Print the operations of the newest trace in a run folder. `program` is the text of the compiled step."""
     newest = max(Path(folder / FOLDER).rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
     traced = operations(ProfileData.from_file(str(newest)))
-    status(format_operations(traced, window.last - window.first + 1, sources(program)))
+    status(operations_table(traced, window.last - window.first + 1, sources(program)).text())
     status(f"trace of steps {window.first} to {window.last}: {newest}")
 
 
@@ -92,7 +92,7 @@ def sources(program: str) -> dict[str, str]:
     return dict(_SOURCE.findall(program))
 
 
-def format_operations(totals: dict[str, tuple[float, int]], steps: int, origin: dict[str, str]) -> str:
+def operations_table(totals: dict[str, tuple[float, int]], steps: int, origin: dict[str, str]) -> Table:
     """Return a table of the most expensive operations.
 
     Args:
@@ -101,8 +101,16 @@ def format_operations(totals: dict[str, tuple[float, int]], steps: int, origin: 
       origin: result of `sources`.
     """
     total = sum(seconds for seconds, _ in totals.values())
-    rows = [["ms per step", "share", "times", "operation", "from"]]
-    for name, (seconds, count) in sorted(totals.items(), key=lambda item: -item[1][0])[:MOST_ROWS]:
-        share = f"{100 * seconds / total:.1f} %"
-        rows.append([f"{1e3 * seconds / steps:.2f}", share, f"{count / steps:.3g}", name, origin.get(name, "")])
-    return text_table(rows, align=">>><<")
+    most_expensive = sorted(totals.items(), key=lambda item: -item[1][0])[:MOST_ROWS]
+    columns = [
+        Column("ms per step", "{:.2f}".format),
+        Column("share", lambda share: f"{100 * share:.1f} %"),
+        Column("times", "{:.3g}".format),
+        Column("operation", align="<"),
+        Column("from", align="<"),
+    ]
+    rows = [
+        [1e3 * seconds / steps, seconds / total, count / steps, name, origin.get(name, "")]
+        for name, (seconds, count) in most_expensive
+    ]
+    return Table(columns, rows)

@@ -18,8 +18,8 @@ from mlmoe_jax.data.split import Split
 from mlmoe_jax.evaluation import evaluate
 from mlmoe_jax.evaluation.evaluate import (
     evaluate_run,
-    format_results,
     measure,
+    results_table,
     score_split,
     write_results,
 )
@@ -252,7 +252,7 @@ def test_results_include_pairs_of_labels_and_the_drop_without_co_occurrence(tmp_
     assert (tmp_path / "cooccurrence.csv").exists()
     evaluate.measure_and_write(folder, scored, replace(space, together=np.zeros((3, 3), int)), config)
     assert not (tmp_path / "cooccurrence.csv").exists(), "no pair occurs together in this training"
-    text = format_results(results)
+    text = results_table(results).text()
     fall = next(line for line in text.splitlines() if line.startswith("mAP_fall_from_test"))
     assert len(fall.split()) == 2, "test itself has no drop"
 
@@ -273,7 +273,7 @@ def test_groups_are_stored_with_the_scores(tmp_path):
 def test_results_are_shown_in_percent():
     of_test = {"mAP": 0.12346, "CF1@0.5": 1.0, "CF1@top3": 0.25, "CF1_mean@0.5": 0.5, "precision@1": 0.75, "ECE": 0.125}
     results = {"test": of_test, "shift": {**of_test, "mAP": 0.5, "mAP_fall_from_test": -0.37654}}
-    text = format_results(results)
+    text = results_table(results).text()
     headlines = [
         ["mAP", "12.35", "50.00"],
         ["CF1@0.5", "100.00", "100.00"],
@@ -282,7 +282,7 @@ def test_results_are_shown_in_percent():
     ]
     assert [line.split() for line in text.splitlines()] == [["metric,", "%", "test", "shift"], *headlines]
     assert len({len(line) for line in text.splitlines()}) == 1
-    lines = [line.split() for line in format_results(results, every=True).splitlines()]
+    lines = [line.split() for line in results_table(results, every=True).text().splitlines()]
     others = [["CF1@top3", "25.00", "25.00"], ["CF1_mean@0.5", "50.00", "50.00"], ["ECE", "12.50", "12.50"]]
     assert lines == [["metric,", "%", "test", "shift"], *others, *headlines], "the main ones are the last"
 

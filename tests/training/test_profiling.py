@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mlmoe_jax.training.profiling import Window, format_operations, operations, sources
+from mlmoe_jax.training.profiling import Window, operations, operations_table, sources
 
 
 @pytest.mark.parametrize("text", ["", "5", "5:", ":5", "0:3", "4:3", "a:b", "1:2:3", "-1:2", "1.0:2", "٣:٤", "1:101"])
@@ -47,7 +47,7 @@ def test_time_inside_an_operation_counts_for_the_inner_one():
 
 def test_the_table_is_per_step_and_names_the_call():
     program = '  %dot.1 = f32[2]{0} dot(%a, %b), metadata={op_type="x" op_name="jit(step)/attn/dot_general"}\n'
-    text = format_operations({"dot.1": (0.03, 4), "copy": (0.01, 2)}, 2, sources(program))
+    text = operations_table({"dot.1": (0.03, 4), "copy": (0.01, 2)}, 2, sources(program)).text()
     assert [line.split() for line in text.splitlines()[1:]] == [
         ["15.00", "75.0", "%", "2", "dot.1", "jit(step)/attn/dot_general"],
         ["5.00", "25.0", "%", "1", "copy"],

@@ -1,90 +1,63 @@
-"""The text of --help: all modes on one screen, or the flags of one mode with an example."""
+"""The text of --help: all commands on one screen, or the flags of one command with an example."""
 
 from __future__ import annotations
 
 import textwrap
 
-from mlmoe_jax.apps.cli.flags import FLAGS, MODES, NEEDS, OUTPUTS, PURPOSES, READING, WITHOUT_FOLDER, WITHOUT_KEYS
+from mlmoe_jax.apps.cli.commands import COMMANDS, Command
+from mlmoe_jax.apps.cli.flags import FLAGS
 
 _WIDTH = 100
-# Mode -> the arguments of an example.
-EXAMPLES = {
-    "train": "--config=mlvpt_digits --workdir=runs/digits --config.optim.learning_rate=3e-4",
-    "prune": "--config=e2vpt --workdir=runs/pruned",
-    "reproduce": "--table=mlvpt.1 --dataset=digits --dry-run",
-    "import": "--config=mlvpt_vit --init-from=checkpoint.pth --workdir=runs/published",
-    "eval": "--workdir=runs/digits --config.data.test_splits=val",
-    "thresholds": "--workdir=runs/digits --config.thresholds.per=global",
-    "calibrate": "--workdir=runs/digits --config.calibration.method=isotonic",
-    "report": "--workdir=runs/digits",
-    "compare": "--workdir=runs/first --workdir=runs/second",
-    "predict": "--workdir=runs/digits --images photos --output=labels.csv",
-    "serve": "--workdir=runs/digits --port=8000",
-    "export": "--workdir=runs/digits --format=onnx --output=exported",
-    "push": "--workdir=runs/digits --repo=ada/digits --license=apache-2.0",
-    "data": "--config=own_csv:root=photos",
-    "pack": "--config=own_csv:root=photos --output=packed",
-    "features": "--config=own_csv:root=photos --output=features",
-    "summary": "--configs=mlvpt_digits,linear_probe",
-    "compile": "--config=mlvpt_digits --topology=v5e:4x4",
-}
+_END = """\
+
+mlmoe MODE --help   the flags of a mode, and an example
+--help=config       the sections of the config; --help=optim the keys of one
+--version           the version
+
+--mode=MODE is another form of MODE. Read on in docs/getting-started.md."""
 
 
-def help_of(mode: str | None) -> str:
+def help_text(mode: str | None) -> str:
     """Return the help of a mode; of the whole program for None."""
-    return _overview() if mode is None else _help_of_mode(mode)
+    return _overview() if mode is None else _mode_help(mode, COMMANDS[mode])
 
 
 def _overview() -> str:
     lines = ["mlmoe MODE --FLAG=VALUE … --config.KEY=VALUE …", "", "Multi-label image classification."]
-    for purpose, modes in PURPOSES.items():
-        lines += ["", f"{purpose}:", *(f"  {mode:<11} {sentence}" for mode, sentence in modes.items())]
-    return "\n".join(
-        [
-            *lines,
-            "",
-            "mlmoe MODE --help   the flags of a mode, and an example",
-            "--help=config       the sections of the config; --help=optim the keys of one",
-            "--version           the version",
-            "",
-            "--mode=MODE is another form of MODE. Read on in docs/getting-started.md.",
-        ]
-    )
+    for purpose in dict.fromkeys(command.purpose for command in COMMANDS.values()):
+        lines += ["", f"{purpose}:"]
+        lines += [f"  {mode:<11} {one.sentence}" for mode, one in COMMANDS.items() if one.purpose == purpose]
+    return "\n".join([*lines, _END])
 
 
-def _help_of_mode(mode: str) -> str:
-    lines = [f"mlmoe {mode}: {MODES[mode]}", ""]
-    for flag, text in _flags_of(mode).items():
-        lines += textwrap.wrap(
-            f"{flag:<18} {text}", _WIDTH, initial_indent="  ", subsequent_indent=" " * 21, break_on_hyphens=False
-        )
-    if mode not in WITHOUT_KEYS:
+def _mode_help(mode: str, command: Command) -> str:
+    lines = [f"mlmoe {mode}: {command.sentence}", ""]
+    texts = _flag_texts(command)
+    for name in sorted(texts, key=lambda name: name not in command.needs):  # required flags first
+        flag = f"--{name}" if name == "json" or (name in FLAGS and FLAGS[name].is_switch) else f"--{name}=…"
+        line = f"{flag:<18} {texts[name]}{' (needed)' if name in command.needs else ''}"
+        lines += textwrap.wrap(line, _WIDTH, initial_indent="  ", subsequent_indent=" " * 21, break_on_hyphens=False)
+    if command.takes_keys:
         lines += ["", "--config.KEY=VALUE sets a key of the config; --help=config lists them."]
-    return "\n".join([*lines, "", "example:", f"  mlmoe {mode} {EXAMPLES[mode]}"])
+    return "\n".join([*lines, "", "example:", f"  mlmoe {mode} {command.example}"])
 
 
-def _flags_of(mode: str) -> dict[str, str]:
-    """Return flag -> its sentence, with the required flags first."""
-    flags, needs = {}, NEEDS.get(mode, {})
-    if "config" in needs or mode == "summary":
-        flags["config"] = "a config file or its name, with :key=value,…"
-    if mode not in WITHOUT_FOLDER:
-        flags["workdir"] = _folder(mode)
-    texts = {name: text for name, (modes, text, _) in FLAGS.items() if mode in modes}
-    flags |= texts | ({"output": OUTPUTS[mode]} if mode in OUTPUTS else {})
-    flags["json"] = "print results as JSON with all digits"
-    order = sorted(flags, key=lambda name: name not in needs)
-    return {_written(name): f"{flags[name]}{' (needed)' if name in needs else ''}" for name in order}
+def _flag_texts(command: Command) -> dict[str, str]:
+    """Return flag -> its help text, for all flags of a command."""
+    texts = {}
+    if not command.config_from:
+        texts["config"] = "a config file or its name, with :key=value,…"
+    if command.folders:
+        texts["workdir"] = _folder_text(command)
+    texts |= {name: flag.help for name, flag in FLAGS.items() if name in command.flags}
+    if command.output:
+        texts["output"] = command.output
+    return texts | {"json": "print results as JSON with all digits"}
 
 
-def _folder(mode: str) -> str:
-    if mode == "compare":
+def _folder_text(command: Command) -> str:
+    if command.folders == 2:
         return "the folder of a run; give it twice"
-    if mode in READING:
+    if command.reads_shared:
         return "the folder of a run, hf:USER/NAME[@REVISION] or demo:photographs"
-    return "the folder of the run" if "workdir" in NEEDS.get(mode, {}) else "the folder of the run (default: in runs/)"
-
-
-def _written(name: str) -> str:
-    switch = name == "json" or FLAGS.get(name, ((), "", {}))[2].get("action") == "store_true"
-    return f"--{name}" if switch else f"--{name}=…"
+    return "the folder of the run" if "workdir" in command.needs else "the folder of the run (default: in runs/)"

@@ -12,16 +12,65 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from mlmoe_jax.apps.cli.commands import COMMANDS
+from mlmoe_jax.apps.cli.flags import named_mode, parse_flags
+from mlmoe_jax.apps.cli.help import help_text
 from mlmoe_jax.errors import DONE, INTERRUPTED, DiskError, UserError
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.files import disk_error, disk_errors_explained
+from mlmoe_jax.runtime.preemption import interruptible
 from mlmoe_jax.runtime.progress import AboveBars
+from mlmoe_jax.runtime.table import Outcome, Table
 from mlmoe_jax.runtime.text import printable
 
+_TOPIC = "--help="  # followed by a section or a key of the config; --help alone is about the commands
 _CACHE_TROUBLE = "persistent compilation cache entry for '"  # in JAX's warnings, followed by the name of the program
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Run the command of these arguments, print what it returns, and return its exit code."""
+    try:
+        with interruptible(INTERRUPTED), warnings_printed():
+            code = _run(arguments)
+            flush_output()
+            return code
+    except (Exception, KeyboardInterrupt) as error:
+        if (code := explain(error)) is None:
+            raise
+        return code
+
+
+def _run(arguments: Sequence[str]) -> int:
+    if topics := [word.removeprefix(_TOPIC) for word in arguments if word.startswith(_TOPIC)]:
+        from mlmoe_jax.apps.cli.reference import describe
+
+        print("\n\n".join(map(describe, topics)))
+        return DONE
+    if "--help" in arguments or "-h" in arguments:
+        print(help_text(named_mode(arguments)))
+        return DONE
+    flags, overrides = parse_flags(arguments)
+    command = COMMANDS[flags.mode]
+
+    def work() -> int:
+        outcome = command.run(flags, overrides)
+        return outcome if isinstance(outcome, int) else print_outcome(outcome, as_document=flags.json)
+
+    return run_job(work, together=command.together)
+
+
+def print_outcome(outcome: Table | Outcome, *, as_document: bool) -> int:
+    """Print what a command returns, as text or as one JSON document, and return the exit code or raise its error."""
+    if isinstance(outcome, Table):
+        outcome = Outcome([outcome])
+    if outcome.parts:
+        print(outcome.json() if as_document else outcome.text())
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome.exit_code
 
 
 def run_job(work: Callable[[], int], *, together: bool) -> int:

@@ -4,10 +4,10 @@
 """
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator
 
 from mlmoe_jax.config.defaults import CONFIG, PLACE, SECTIONS, adapter_section, key_named, why_unknown
-from mlmoe_jax.config.keys import ANY, Choice, Flag, Key, Number, Rules, Section, Text, Texts
+from mlmoe_jax.config.keys import Choice, Key, Section, Text
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.registries import ADAPTERS
 
@@ -21,116 +21,98 @@ _INTRODUCTION = """\
 file. Values of a list are separated by commas, or written as a Python tuple.
 `--help=optim` prints a section of this page, `--help=optim.learning_rate` a key, and `--help=config` the sections.
 
-Each key has its default and unit, and in parentheses the limits of a number or the choices of a name. Otherwise,
-numbers are at least 0 or above 0; integers are at most 1,000,000 and other numbers at most 1,000,000,000. Rules are
-ordered (regex, value) pairs over [parameter paths](architecture.md#parameter-paths).
+Each key has its default and unit, and in parentheses what it takes. Unless a limit is given, integers are at most
+1,000,000 and other numbers at most 1,000,000,000. Rules are ordered (regex, value) pairs over
+[parameter paths](architecture.md#parameter-paths).
 """
 
 
+def _list_key(name: str, key: Key) -> Iterator[str]:
+    """Yield the lines of a key as items of a Markdown list: the key, and its choices below it."""
+    default = key.text_of(key.default)
+    choices = key.of if isinstance(key, Choice) and isinstance(key.of, dict) else {}
+    notes = [] if default else ["empty"]
+    if not choices and type(key) is not Text:
+        notes.append(key.takes)
+    written = f"`{name}={default}`" if default else f"`{name}`"
+    unit = f" {key.unit}" if key.unit else ""
+    limits = f" ({'; '.join(notes)})" if notes else ""
+    yield f"* {written}{unit}{limits}: {key.doc}"
+    for choice, meaning in choices.items():
+        yield f"    * `{choice}`" + (f": {meaning}" if meaning != choice else "")
+
+
+def _list_keys(name: str, section: Section) -> Iterator[str]:
+    """Yield the lines of the keys directly in a section; NAME stands for keys that may be added."""
+    prefix = f"{name}." if name else ""
+    for last, entry in section.entries.items():
+        if isinstance(entry, Key):
+            yield from _list_key(f"{prefix}{last}", entry)
+    if section.further is not None:
+        yield from _list_key(f"{prefix}NAME", section.further)
+
+
+# ------------------------------------------------------------------------------------------------------------ the help
 def describe(topic: str) -> str:
     """Return the help text of a dotted section or key, or of `config`, the whole table.
 
     Raises UserError, with the nearest key, for an unknown section or key.
     """
     name = topic.removeprefix(f"{ROOT}.")
+    adapter = name.removeprefix(f"{PLACE}.")
     if name == ROOT:
         return _describe_section("", CONFIG)
     if name in SECTIONS:
         return _describe_section(name, SECTIONS[name])
-    if name.removeprefix(f"{PLACE}.") in ADAPTERS:
-        return _describe_section(name, adapter_section(name.removeprefix(f"{PLACE}.")))
+    if adapter in ADAPTERS:
+        return _describe_section(name, adapter_section(adapter))
     key = key_named(name)
     if key is None:
         raise UserError(f"config section or key '{name}' {why_unknown(name)}")
-    return "\n".join(_describe_key(name, key))
+    return _plain(_list_key(name, key))
 
 
 def _describe_section(name: str, section: Section) -> str:
-    lines = [*_wrapped(f"{name or ROOT}: {section.doc}", ""), ""]
-    prefix = f"{name}." if name else ""
-    for entry, key in _keys(section).items():
-        lines += [*_describe_key(f"{prefix}{entry}", key), ""]
-    below = {entry: one for entry, one in section.entries.items() if isinstance(one, Section)}
-    if below:
-        lines.append("sections, each with its own --help=SECTION:")
-    for entry, one in below.items():
-        lines += _wrapped(f"{prefix}{entry}: {one.doc}", "  ", below="    ")
-    return "\n".join(lines).rstrip()
+    parts = [f"{name or ROOT}: {section.doc}", _plain(_list_keys(name, section))]
+    inside = {last: entry for last, entry in section.entries.items() if isinstance(entry, Section)}
+    if inside:
+        prefix = f"{name}." if name else ""
+        listed = [f"* {prefix}{last}: {entry.doc}" for last, entry in inside.items()]
+        parts.append(f"sections, each with its own --help=SECTION:\n{_plain(listed)}")
+    return "\n\n".join(filter(None, parts))
 
 
-def _describe_key(name: str, key: Key) -> list[str]:
-    lines = _wrapped(f"{name}: {_takes(key)}; default {key.text_of(key.default) or 'empty'}", "", below="    ")
-    lines += _wrapped(key.doc, "    ")
-    for choice, meaning in _meanings(key).items():
-        lines += _wrapped(f"{choice}: {meaning}", "      ", below="        ")
-    return lines
-
-
-def _wrapped(text: str, indent: str, *, below: str = "") -> list[str]:
-    how = {"initial_indent": indent, "subsequent_indent": below or indent}
-    return textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False, **how)
-
-
-def _keys(section: Section) -> dict[str, Key]:
-    """Return the keys directly in a section; NAME stands for keys that may be added."""
-    keys = {name: one for name, one in section.entries.items() if isinstance(one, Key)}
-    return keys if section.further is None else {**keys, "NAME": section.further}
-
-
-def _takes(key: Key) -> str:
-    return f"{key.takes} ({key.unit})" if key.unit else key.takes
-
-
-def _meanings(key: Key) -> Mapping[str, str]:
-    return key.of if isinstance(key, Choice) and isinstance(key.of, Mapping) else {}
+def _plain(lines: Iterator[str] | list[str]) -> str:
+    """Return the lines of a Markdown list as text for a terminal."""
+    wrapped = []
+    for line in lines:
+        indent = " " * (len(line) - len(line.lstrip()))
+        text = line.strip().removeprefix("* ").replace("`", "")
+        wrapped += textwrap.wrap(
+            text,
+            _WIDTH,
+            initial_indent=indent,
+            subsequent_indent=f"{indent}    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return "\n".join(wrapped)
 
 
 # ------------------------------------------------------------------------------------------------------------ the page
-def page() -> str:
+def reference_page() -> str:
     """Return docs/configuration.md."""
-    parts = [_INTRODUCTION, *_items("", CONFIG)]
+    sections = {}
     for name, section in SECTIONS.items():
-        parts += [f"## {name}\n\n{section.doc}\n", *_items(f"{name}.", section)]
-        for adapter in ADAPTERS if name == PLACE else ():
-            keys = adapter_section(adapter)
-            parts += [f"## {name}.{adapter}\n\n{keys.doc}\n", *_items(f"{name}.{adapter}.", keys)]
-    return "\n".join(parts)
-
-
-def _items(prefix: str, section: Section) -> list[str]:
-    """Return the lines of a list of the keys in a section, each with its choices as a list below it."""
-    lines = []
-    for name, key in _keys(section).items():
-        lines.append(f"* `{prefix}{name}{_default(key)}: {key.doc}")
-        meanings = _meanings(key).items()
-        lines += [f"    * `{choice}`" + (f": {text}" if text != choice else "") for choice, text in meanings]
-    return [*lines, ""] if lines else []
-
-
-def _default(key: Key) -> str:
-    """Return the default with its unit, and what the key takes, as it follows the name."""
-    limits, text = _limits(key), key.text_of(key.default)
-    if not text:
-        return f"` (empty; {limits})" if limits else "` (empty)"
-    return f"={text}`" + (f" {key.unit}" if key.unit else "") + (f" ({limits})" if limits else "")
-
-
-def _limits(key: Key) -> str:
-    """Return what a key takes in a few words, empty if the default or the meanings of the choices show it."""
-    if isinstance(key, Number):
-        return _interval(key)
-    return "" if _meanings(key) or isinstance(key, Flag | Texts | Rules) or type(key) is Text else key.takes
-
-
-def _interval(key: Number) -> str:
-    """Return the limits of a number, except that it is at least 0 or above 0."""
-    if key.least == ANY:
-        return "any"
-    lower = key.least if key.above is None else key.above
-    upper = f"< {key.below:g}" if key.most is None and key.below is not None else ""
-    upper = upper if key.most is None else f"≤ {key.most:,}"
-    return ", ".join(filter(None, [f"≥ {lower:g}" if lower else "", upper]))
+        sections[name] = section
+        if name == PLACE:
+            sections |= {f"{name}.{adapter}": adapter_section(adapter) for adapter in ADAPTERS}
+    lines = [_INTRODUCTION, *_list_keys("", CONFIG), ""]
+    for name, section in sections.items():
+        keys = list(_list_keys(name, section))
+        lines += [f"## {name}", "", section.doc, "", *keys, *([""] if keys else [])]
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    print(reference_page(), end="")

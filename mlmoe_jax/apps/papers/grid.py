@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -22,7 +22,7 @@ from mlmoe_jax.config import keys
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.labels.grouping import require_groups
 from mlmoe_jax.data.sources.open import count_labels
-from mlmoe_jax.errors import DONE, INTERRUPTED, DiskError, UserError
+from mlmoe_jax.errors import INTERRUPTED, DiskError, UserError
 from mlmoe_jax.evaluation.results import Results, training_results
 from mlmoe_jax.inference.explain import write_requested_samples
 from mlmoe_jax.models.registries import prompts_class
@@ -32,6 +32,7 @@ from mlmoe_jax.runs.folder import CONFIG, RunFolder
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import InUse
+from mlmoe_jax.runtime.table import Outcome
 from mlmoe_jax.training.loop import Stopped, train
 from mlmoe_jax.training.resume import changed_keys
 from mlmoe_jax.training.selection import Selection, require_metric
@@ -41,7 +42,7 @@ _TRAINED_ELSEWHERE = "skipped, as another process is training it"
 
 
 @dataclass
-class Point:
+class GridPoint:
     """One config of a grid."""
 
     name: str  # name of its folder, such as num_groups=2,seed=0
@@ -50,7 +51,7 @@ class Point:
 
 
 # ------------------------------------------------------------------------------------------------------------ flags
-def parse(texts: Sequence[str], config: ConfigDict) -> dict[str, tuple]:
+def parse_sweep(texts: Sequence[str], config: ConfigDict) -> dict[str, tuple]:
     """Parse `config.KEY=v1,v2,…` flags as key -> values. Each value has the type of the key's current value.
 
     Commas inside brackets do not separate values, so `(1,2),(3,4)` are two tuples. The values of `config=` are configs
@@ -94,7 +95,7 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def combine(bases: Iterable[Point], axes: Mapping[str, tuple]) -> list[Point]:
+def combine_axes(bases: Iterable[GridPoint], axes: Mapping[str, tuple]) -> list[GridPoint]:
     """Return each base with every combination of the values of keys; the last key changes fastest."""
     points = []
     for base in bases:
@@ -104,14 +105,14 @@ def combine(bases: Iterable[Point], axes: Mapping[str, tuple]) -> list[Point]:
             config = copy.deepcopy(base.config)
             config.update_from_flattened_dict(values)
             name = folder_name({short[key]: value for key, value in values.items()})
-            points.append(Point(",".join(filter(None, (base.name, name))), {**base.values, **values}, config))
+            points.append(GridPoint(",".join(filter(None, (base.name, name))), {**base.values, **values}, config))
     return points
 
 
-def method_points(references: Sequence[str], overrides: list[tuple[str, str]]) -> list[Point]:
+def method_points(references: Sequence[str], overrides: list[tuple[str, str]]) -> list[GridPoint]:
     """Return one point per config, with overrides of keys; UserError as in `load_config`."""
     return [
-        Point(folder_name({METHOD: one}), {METHOD: one}, configuration.load_config(one, overrides))
+        GridPoint(folder_name({METHOD: one}), {METHOD: one}, configuration.load_config(one, overrides))
         for one in references
     ]
 
@@ -129,7 +130,7 @@ def short_names(swept: Iterable[str], config: ConfigDict) -> dict[str, str]:
     return names
 
 
-def as_text(value: Any) -> str:
+def value_text(value: Any) -> str:
     """Return a value as in a `--sweep` flag, where tuples need brackets, since commas separate values."""
     return str(value) if isinstance(value, tuple) else keys.as_text(value)
 
@@ -148,7 +149,7 @@ def _safe(value: Any) -> str:
         text = "+".join(value)
         plain = bool(value) and all(re.fullmatch(r"[A-Za-z0-9._-]+", item) for item in value)
     else:
-        text = as_text(value)
+        text = value_text(value)
         plain = re.fullmatch(r"[A-Za-z0-9._+-]*", text) is not None
     if plain and len(text) <= 60:
         return text
@@ -158,7 +159,7 @@ def _safe(value: Any) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- runs
 @dataclass
-class GridRun(Point):
+class GridRun(GridPoint):
     """One point of the grid with its folder, and its results if it is finished."""
 
     folder: RunFolder
@@ -173,7 +174,7 @@ class GridRun(Point):
             self.selected = str(Selection.from_notes({}, notes))
 
 
-def plan_runs(points: Sequence[Point], folder: RunFolder) -> list[GridRun]:
+def plan_runs(points: Sequence[GridPoint], folder: RunFolder) -> list[GridRun]:
     """Return the runs of a grid, each in its own folder below `folder`, with the results of finished runs.
 
     Raises:
@@ -210,7 +211,9 @@ def _require_trainable(run: GridRun, counts: dict[str, int]) -> None:
         require_groups(counts[key], prompts.num_groups)
 
 
-def execute(runs: Sequence[GridRun], folder: RunFolder, write: Callable[[], None], finish: Callable[[], None]) -> int:
+def execute(
+    runs: Sequence[GridRun], folder: RunFolder, write: Callable[[], None], report: Callable[[], Outcome]
+) -> Outcome:
     """Train all unfinished runs, and read their results.
 
     A run that fails gets an `error` and does not stop the remaining runs.
@@ -220,13 +223,10 @@ def execute(runs: Sequence[GridRun], folder: RunFolder, write: Callable[[], None
       folder: the folder of the grid.
       write: writes the tables of the grid to `folder`. The first process calls it at the start and after every run,
         while it holds the lock of the folder.
-      finish: draws and prints the results. The first process calls it after all runs.
+      report: draws the results and returns what to print. The first process calls it after all runs.
 
     Returns:
-      The exit code: 0, or 130 after SIGTERM or Ctrl-C.
-
-    Raises:
-      UserError: runs have failed; raised at the end.
+      What to print, with an error if runs have failed. After SIGTERM or Ctrl-C nothing but the exit code 130.
     """
     _write(runs, folder, write)
     for number, run in enumerate(runs, start=1):
@@ -238,17 +238,17 @@ def execute(runs: Sequence[GridRun], folder: RunFolder, write: Callable[[], None
                 _train(run, title)
             except (Stopped, KeyboardInterrupt) as stopped:
                 status(f"{title}: {str(stopped) or 'stopped; the same command resumes from there'}")
-                return INTERRUPTED
+                return Outcome(exit_code=INTERRUPTED)
         _write(runs, folder, write)
-    if distributed.is_first():
-        finish()
+    outcome = report() if distributed.is_first() else Outcome()
     status(f"tables and runs: {folder}")
     if failed := [run for run in runs if run.error]:
-        raise UserError(
+        error = UserError(
             f"{len(failed)} of {len(runs)} runs failed, the first, {failed[0].name}, because: {failed[0].error}; "
             "rerun the same command to retry them"
         )
-    return DONE
+        return replace(outcome, error=error)
+    return outcome
 
 
 def _reason_to_skip(run: GridRun) -> str:

@@ -1,43 +1,37 @@
-"""The tables and figures of a paper, as its data file has them.
+"""The published numbers of the papers, with the configs that reproduce them.
 
-A JSON file per paper in this folder has every number that the paper prints, its caveats, and the config that reproduces
-it. docs/results.md and `--mode=reproduce` read it:
+docs/results.md and `--mode=reproduce` show them. A JSON file per paper describes its tables and figures:
 
     name, source      of the paper
-    evaluator         a name of `evaluation.metrics.published`, the definitions of the metrics; rows may differ
+    evaluator         a name of `evaluation.metrics.published`, the definitions of most metrics
     readings          id -> how a number was read, if it is not simply printed: such a number is not certain
     caveats           id -> why a number cannot be compared, or may not be reached
-    methods           name of a method -> its config, with arguments
-    backbones         name of a backbone -> `name` in this package, notes, and the config of a method that differs
-    results           id of a table ("1") or figure ("fig3") -> a result
+    backbones         backbone -> ids of the caveats of all its numbers
+    results           id of a table ("1") or figure ("fig3") -> caption, columns, and if there are any: notes, ids of
+                      readings and caveats of all its numbers; x, the horizontal axis of a figure; then, commands after
+                      the trainings, in which {METHOD} is a run folder; side_by_side, the blocks of columns of the paper
 
-Keys of a result:
+A CSV file per table, such as tables/mlvpt.1.csv, has a line per row:
 
-    caption, columns, rows
-    notes             ids of readings and caveats of all its numbers
-    metrics           column -> the metric of its numbers, if the heading says otherwise
-    arguments         arguments of all configs
-    groups            heading -> further arguments, for blocks of columns that the paper prints side by side
-    x                 the horizontal axis of a figure
-    then              commands after the trainings, in which {METHOD} is a run folder
-
-Keys of a row:
-
-    method
-    backbone          its name; without this key, the row stands for one per backbone, on a small data set for the first
-    printed           one cell per column, or a list of cells per group. A cell is a number, null if it cannot be read,
-                      or a list of a cell and ids of notes; {"cells": …, "notes": …} adds notes to all cells. Without
-                      this key, no number can be read.
-    over              another method, from which the numbers are differences
-    small             false: left out on a small data set
-    ours              the numbers of this package
-    notes, arguments, overrides (of config keys), metrics, evaluator
+    method, backbone, dataset, resolution    of the row
+    overrides         KEY=VALUE of the config
+    name              the backbone in this package
+    config            the config with arguments, or for a row of differences two configs; empty if this package lacks
+                      the method or the backbone
+    config_small      the config for a data set of SMALL_DATASETS, on which a row without it is left out
+    evaluator         as above
+    metrics           COLUMN=METRIC of columns whose numbers are another metric than their heading says
+    notes             ids of readings and caveats
+    a column each     the printed number, or a dash if it cannot be read, and ids of notes
+    ours: COLUMN      the number of this package, which docs/results.md shows
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -51,18 +45,21 @@ PAPERS = ("mlvpt", "drmoe")
 MISSING = "not reproduced here"  # instead of a number of this package
 UNREAD = "unread"  # the reading of a missing number
 UNCERTAIN = "?"  # after an uncertain number
+DASH = "–"  # instead of a missing number
+MINUS = " − "  # between the methods and the configs of a row of differences
 # Small data sets with their own backbone and image size in the configs, on which a grid runs in minutes.
-SMALL = ("digits",)
+SMALL_DATASETS = ("digits",)
+_FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
-class Number:
+class PrintedNumber:
     """One printed number, in the unit of its column.
 
     Attributes:
       value: None if it could not be read.
       notes: ids of the notes of this number.
-      certain: the number is simply printed: no note of the number, its row or its result is a reading.
+      certain: the number is simply printed: no note of the number, its row or its table is a reading.
     """
 
     value: float | None
@@ -70,13 +67,13 @@ class Number:
     certain: bool
 
     def __str__(self) -> str:
-        return as_text(self.value) + (UNCERTAIN if self.value is not None and not self.certain else "")
+        return number_text(self.value) + (UNCERTAIN if self.value is not None and not self.certain else "")
 
 
-def as_text(value: float | None, *, sign: str = "") -> str:
+def number_text(value: float | None, *, sign: str = "") -> str:
     """Return a number with one or two digits, or a dash for None and nan; sign="+" gives positive numbers a sign."""
     if value is None or math.isnan(value):
-        return "–"
+        return DASH
     digits = 1 if math.isclose(value, round(value, 1), abs_tol=1e-9) else 2
     return f"{value:{sign}.{digits}f}"
 
@@ -102,14 +99,14 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Row:
-    """The numbers of a run, or with `over` the differences of two runs.
+class PublishedRow:
+    """The numbers of a run, or the differences of two runs.
 
     Attributes:
       settings: the texts of the row, by which `--only` filters, such as {"method": "VPT", "resolution": "224"}.
       backbone: its name in this package, or "".
       recipe: the training; None if this package lacks the method or the backbone.
-      over: the training whose numbers are subtracted.
+      subtracted: the training whose numbers are subtracted; None unless the row has differences.
       evaluator: a name of `evaluation.metrics.published`.
       metrics: column -> metric of the evaluator.
       numbers: column -> published number.
@@ -121,10 +118,10 @@ class Row:
     settings: Mapping[str, str]
     backbone: str
     recipe: Recipe | None
-    over: Recipe | None
+    subtracted: Recipe | None
     evaluator: str
     metrics: Mapping[str, str]
-    numbers: Mapping[str, Number]
+    numbers: Mapping[str, PrintedNumber]
     ours: Mapping[str, float | None]
     notes: tuple[str, ...]
     x: Any
@@ -140,129 +137,149 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Result:
-    """One table or figure of a paper. `notes` apply to all numbers, and `x` is the axis of a figure, "" for a table."""
+class PublishedTable:
+    """A table or figure of a paper.
 
-    id: str  # such as mlvpt.fig3
+    Attributes:
+      id: such as mlvpt.fig3.
+      caption: what it shows.
+      columns: the metrics.
+      rows: the rows.
+      notes: ids of the notes of all numbers.
+      x: the horizontal axis of a figure, a config key, "method" or "label"; "" for a table.
+      then: commands after the trainings.
+      side_by_side: names of the adjacent rows that the paper prints side by side.
+    """
+
+    id: str
     caption: str
     columns: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[PublishedRow, ...]
     notes: tuple[str, ...]
     x: str
     then: tuple[str, ...]
+    side_by_side: tuple[str, ...]
 
     @property
     def title(self) -> str:
         """Its name in the paper, such as "table 1", with the caption."""
         number = self.id.partition(".")[2]
-        kind = "figure" if number.startswith("fig") else "table" if number.isdigit() else ""
-        return f"{kind} {number.removeprefix('fig')}: {self.caption}" if kind else self.caption
+        if number.startswith("fig"):
+            return f"figure {number.removeprefix('fig')}: {self.caption}"
+        return f"table {number}: {self.caption}" if number.isdigit() else self.caption
 
 
 class Paper:
-    """A paper with its results. `notes` maps ids of readings and caveats to sentences, `numbers` to their numbers."""
+    """A paper with its tables. `notes` maps ids of readings and caveats to sentences, `numbers` to their numbers."""
 
     def __init__(self, name: str):
-        self.id, self.data = name, json.loads(Path(__file__).with_name(f"{name}.json").read_text())
-        self.name, self.source = self.data["name"], self.data["source"]
-        self.readings, self.caveats = self.data["readings"], self.data["caveats"]
+        description = json.loads((_FOLDER / f"{name}.json").read_text())
+        self.id, self.name, self.source = name, description["name"], description["source"]
+        self.evaluator: str = description["evaluator"]
+        self.readings, self.caveats = description["readings"], description["caveats"]
         self.notes = {**self.readings, **self.caveats}
         self.numbers = {note: number for number, note in enumerate(self.notes, start=1)}
+        self.backbones: dict[str, list[str]] = description["backbones"]
+        self.descriptions: dict[str, dict[str, Any]] = description["results"]
 
     def marks(self, notes: Iterable[str]) -> str:
         """Return the numbers of notes in order."""
         return ", ".join(map(str, sorted(self.numbers[note] for note in notes)))
 
-    def results(self) -> Iterator[Result]:
-        yield from map(self.result, self.data["results"])
+    def tables(self) -> Iterator[PublishedTable]:
+        yield from map(self.table, self.descriptions)
 
-    def result(self, name: str, dataset: str = "") -> Result:
-        """Return a result; with `dataset`, its configs use this data set instead of their own."""
-        entry = self.data["results"][name]
-        rows = self._rows(entry["rows"], small=dataset in SMALL)
-        groups = entry.get("groups", {"": {}}).items()
-        return Result(
-            f"{self.id}.{name}",
+    def table(self, number: str, dataset: str = "") -> PublishedTable:
+        """Return a table or figure; with `dataset`, its configs use this data set instead of their own."""
+        entry = self.descriptions[number]
+        with open(_FOLDER / "tables" / f"{self.id}.{number}.csv", newline="") as file:
+            lines = list(csv.DictReader(file))
+        if dataset in SMALL_DATASETS:
+            lines = [line for line in lines if line["config_small"] or not line["config"]]
+        return PublishedTable(
+            f"{self.id}.{number}",
             entry["caption"],
             tuple(entry["columns"]),
-            tuple(self._row(entry, row, group, further, dataset) for row in rows for group, further in groups),
+            tuple(self._read_row(entry, line, dataset) for line in lines),
             tuple(entry.get("notes", ())),
             entry.get("x", ""),
             tuple(entry.get("then", ())),
+            tuple(entry.get("side_by_side", ())),
         )
 
-    def _rows(self, rows: Iterable[Mapping], *, small: bool) -> Iterator[Mapping]:
-        """Yield the rows of a result, each with one backbone."""
-        backbones = list(self.data["backbones"])[: 1 if small else None]
-        for row in rows:
-            if row.get("small", True) or not small:
-                names = [row["backbone"]] if "backbone" in row else backbones
-                yield from ({**row, "backbone": name} for name in names)
-
-    def _row(self, entry: Mapping, row: Mapping, group: str, further: Mapping, dataset: str) -> Row:
-        method, over, backbone, columns = row["method"], row.get("over"), row["backbone"], entry["columns"]
-        arguments = {**entry.get("arguments", {}), **further, **row.get("arguments", {})}
-        overrides = {key: str(value) for key, value in row.get("overrides", {}).items()}
-        settings = {"method": f"{method} − {over}" if over else method, "backbone": backbone}
-        settings |= {key: str(arguments[key]) for key in ("dataset", "resolution")}
+    def _read_row(self, entry: Mapping[str, Any], line: Mapping[str, str], dataset: str) -> PublishedRow:
+        overrides, notes = _read_pairs(line.get("overrides", "")), tuple(line["notes"].split())
+        settings = {key: line[key] for key in ("method", "backbone", "dataset", "resolution")}
         settings |= {key: f"{key.rpartition('.')[2]}={text}" for key, text in overrides.items()}
-        recipes = (self._recipe(one, backbone, arguments, overrides, dataset) for one in (method, over))
-        printed, x = row.get("printed", [None] * len(columns)), entry.get("x", "")
-        printed = printed[group] if group and isinstance(printed, dict) else printed
-        cells, group_notes = (printed["cells"], printed["notes"]) if isinstance(printed, dict) else (printed, ())
-        notes = (*self.data["backbones"][backbone].get("notes", ()), *row.get("notes", ()), *group_notes)
-        numbers = (self._number(cell, {*notes, *entry.get("notes", ())}) for cell in cells)
-        return Row(
+        recipe, subtracted = _read_recipes(line, tuple(overrides.items()), dataset)
+        around = {*notes, *entry.get("notes", ())}
+        x = entry.get("x", "")
+        return PublishedRow(
             settings,
-            self.data["backbones"][backbone].get("name", ""),
-            *recipes,
-            row.get("evaluator", self.data["evaluator"]),
-            row.get("metrics", entry.get("metrics", {})),
-            dict(zip(columns, numbers, strict=True)),
-            dict(zip(columns, row["ours"], strict=True)) if "ours" in row else {},
+            line["name"],
+            recipe,
+            subtracted,
+            line["evaluator"],
+            _read_pairs(line.get("metrics", "")),
+            {column: self._read_number(line[column], around) for column in entry["columns"]},
+            _read_own_numbers(line),
             notes,
-            row["overrides"][x] if x in overrides else method,
+            int(overrides[x]) if x in overrides else line["method"],
         )
 
-    def _number(self, cell: Any, outer_notes: set[str]) -> Number:
-        value, *notes = cell if isinstance(cell, list) else [cell]
-        notes += [UNREAD] * (value is None)
-        return Number(value, tuple(notes), not {*notes, *outer_notes} & self.readings.keys())
+    def _read_number(self, cell: str, around: set[str]) -> PrintedNumber:
+        """Return the number of a cell. `around` are the notes of its row and table."""
+        text, *notes = cell.split()
+        if text == DASH:
+            return PrintedNumber(None, (*notes, UNREAD), certain=False)
+        return PrintedNumber(float(text), tuple(notes), certain=not {*notes, *around} & self.readings.keys())
 
-    def _recipe(
-        self, method: str | None, backbone: str, arguments: Mapping, overrides: Mapping[str, str], dataset: str
-    ) -> Recipe | None:
-        known = self.data["backbones"][backbone]
-        if method not in self.data["methods"] or "name" not in known:
-            return None
-        reference, extra = self.data["methods"][method], {"backbone": known["name"], **arguments}
+
+def _read_pairs(text: str) -> dict[str, str]:
+    return dict(pair.split("=") for pair in text.split())
+
+
+def _read_own_numbers(line: Mapping[str, str]) -> dict[str, float | None]:
+    own = {name.removeprefix("ours: "): cell for name, cell in line.items() if name.startswith("ours: ")}
+    return {column: float(cell) if cell else None for column, cell in own.items()}
+
+
+def _read_recipes(
+    line: Mapping[str, str], overrides: tuple[tuple[str, str], ...], dataset: str
+) -> tuple[Recipe | None, Recipe | None]:
+    """Return the training of a row, and the one that it subtracts, each None if the row has none."""
+    if dataset in SMALL_DATASETS:
+        configs = [_with_argument(one, f"dataset={dataset}") for one in line["config_small"].split(MINUS) if one]
+    else:
+        configs = [one for one in line["config"].split(MINUS) if one]
         if dataset:
-            extra["dataset"] = dataset
-        if dataset in SMALL:
-            del extra["backbone"], extra["resolution"]
-        elif method in known:
-            reference = known[method]
-            del extra["backbone"]
-        listed = ",".join(f"{key}={extra[key]}" for key in sorted(extra))
-        return Recipe(f"{reference}{',' if ':' in reference else ':'}{listed}", tuple(overrides.items()))
+            configs = [re.sub(r"\bdataset=\w+", f"dataset={dataset}", one) for one in configs]
+    recipes = [Recipe(config, overrides) for config in configs]
+    recipe, subtracted, *_ = [*recipes, None, None]
+    return recipe, subtracted
 
 
-load = cache(Paper)
+def _with_argument(reference: str, argument: str) -> str:
+    return f"{reference}{',' if ':' in reference else ':'}{argument}"
 
 
-def find(table: str, dataset: str = "") -> tuple[Paper, Result]:
-    """Return the paper and the result of `--table`, such as mlvpt.1 or drmoe.fig4.
+load_paper = cache(Paper)
+
+
+def find_table(name: str, dataset: str = "") -> tuple[Paper, PublishedTable]:
+    """Return the paper and the table of `--table`, such as mlvpt.1 or drmoe.fig4.
 
     A number without a table, as in mlvpt.7, means the figure. Raises UserError for an unknown name.
     """
-    name, _, number = table.partition(".")
-    known = [(paper, one) for paper in PAPERS for one in load(paper).data["results"]]
-    if not (matches := [one for one in (number, f"fig{number}") if (name, one) in known]):
-        raise UserError(f"--table={table} is not among {', '.join(map('.'.join, known))}")
-    return load(name), load(name).result(matches[0], dataset)
+    paper, _, number = name.partition(".")
+    known = [f"{one}.{table}" for one in PAPERS for table in load_paper(one).descriptions]
+    for full in (number, f"fig{number}"):
+        if f"{paper}.{full}" in known:
+            return load_paper(paper), load_paper(paper).table(full, dataset)
+    raise UserError(f"--table={name} is not among {', '.join(known)}")
 
 
-def select_rows(rows: Sequence[Row], only: str) -> list[Row]:
+def filter_rows(rows: Sequence[PublishedRow], only: str) -> list[PublishedRow]:
     """Return the rows that match all terms of `--only`, a list separated by commas; UserError if there are none.
 
     A term is compared with each setting of a row and with the name of its backbone in this package, without regard to
@@ -279,9 +296,3 @@ def select_rows(rows: Sequence[Row], only: str) -> list[Row]:
         known = dict.fromkeys(value for row in rows for value in row.settings.values())
         raise UserError(f"no row of the table matches --only={only}; its rows have {', '.join(known)}")
     return matches
-
-
-def markdown_table(rows: Sequence[Sequence[str]], rule: Sequence[str]) -> list[str]:
-    """Return the lines of a Markdown table whose first row is the heading."""
-    lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
-    return [lines[0], f"|{'|'.join(rule)}|", *lines[1:]]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import altair as alt
 
-from mlmoe_jax.apps.papers.grid import as_text
+from mlmoe_jax.apps.papers.grid import value_text
 
 # The palette of Okabe and Ito, which is safe for all types of color vision
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333")
@@ -29,44 +29,35 @@ class Mark(NamedTuple):
     deviation: float = 0.0
 
 
-def draw(marks: Sequence[Mark], **texts: str) -> bytes:
-    """Draw the marks and return the content of a PNG file. `texts` are the arguments of `chart`."""
+def draw_plot(marks: Sequence[Mark], **texts: str) -> bytes:
+    """Draw the marks and return the content of a PNG file. `texts` are the arguments of `make_chart`."""
     buffer = io.BytesIO()
-    chart(marks, **texts).save(buffer, format="png", scale_factor=2)
+    make_chart(marks, **texts).save(buffer, format="png", scale_factor=2)
     return buffer.getvalue()
 
 
-def chart(marks: Sequence[Mark], *, x_label: str, y_label: str, title: str = "") -> alt.FacetChart:
-    """Return the chart that `draw` writes: panels side by side, with one color per label.
+def make_chart(marks: Sequence[Mark], *, x_label: str, y_label: str, title: str = "") -> alt.FacetChart:
+    """Return the chart that `draw_plot` writes: panels side by side, with one color per label.
 
     The x axis is numeric if all x values are finite numbers. Otherwise it has the x values as names, in the order of
     `marks`, with dotted lines between the marks.
     """
-    panels, labels, x_values = (list(dict.fromkeys(one[column] for one in marks)) for column in range(3))
+    panels, x_values = list(dict.fromkeys(one.panel for one in marks)), list(dict.fromkeys(one.x for one in marks))
     numeric, x = x_axis(x_values, x_label)
-    rows = [
-        {"panel": one.panel, "label": one.label, "x": one.x if numeric else as_text(one.x), "y": one.y}
-        | {"low": one.y - one.deviation, "high": one.y + one.deviation}
-        for one in marks
-        if math.isfinite(one.y)
-    ]
-    present = {row["label"] for row in rows}
-    labels = [label for label in labels if label in present]
-    many = len(labels) > len(_COLORS)
-    colors = alt.Scale(domain=labels, scheme="viridis") if many else alt.Scale(domain=labels, range=_COLORS)
-    legend = alt.Legend(title=None, labelLimit=240, symbolLimit=0)
-    base = alt.Chart().encode(x=x, color=alt.Color("label:N", scale=colors, legend=legend))
+    shown = [one for one in marks if math.isfinite(one.y)]
+    base = alt.Chart().encode(x=x, color=_color([one.label for one in shown]))
     y = alt.Y("y:Q", title=y_label, scale=alt.Scale(zero=False, padding=12))
     layers = alt.layer(
         base.mark_line(strokeWidth=1.4, strokeDash=[1, 0] if numeric else [2, 3]).encode(y=y),
         base.mark_rule(strokeWidth=1).encode(y=alt.Y("low:Q", title=y_label), y2="high:Q"),
         base.mark_point(filled=True, size=45, opacity=1).encode(y=y),
-        data=alt.Data(values=rows),
+        data=alt.Data(values=[_values(one, numeric=numeric) for one in shown]),
     )
-    headings = alt.Column("panel:N", sort=panels, title=None, header=alt.Header(labels=any(panels), labelFontSize=12))
+    header = alt.Header(labels=any(panels), labelFontSize=12)
+    width = _PANEL if numeric else max(_PANEL, _NAME * len(x_values))
     return (
-        layers.properties(width=_PANEL if numeric else max(_PANEL, _NAME * len(x_values)), height=260)
-        .facet(column=headings)
+        layers.properties(width=width, height=260)
+        .facet(column=alt.Column("panel:N", sort=panels, title=None, header=header))
         .resolve_scale(y="independent")
         .properties(title=alt.TitleParams(textwrap.wrap(title, _TITLE), anchor="start", fontWeight="normal"))
         .configure_view(stroke=None)
@@ -74,12 +65,34 @@ def chart(marks: Sequence[Mark], *, x_label: str, y_label: str, title: str = "")
     )
 
 
+def _values(mark: Mark, *, numeric: bool) -> dict[str, Any]:
+    """Return a mark as a row of the data of a chart."""
+    return {
+        "panel": mark.panel,
+        "label": mark.label,
+        "x": mark.x if numeric else value_text(mark.x),
+        "y": mark.y,
+        "low": mark.y - mark.deviation,
+        "high": mark.y + mark.deviation,
+    }
+
+
+def _color(labels: Sequence[str]) -> alt.Color:
+    """Return one color per label, with a legend."""
+    domain = list(dict.fromkeys(labels))
+    if len(domain) > len(_COLORS):
+        colors = alt.Scale(domain=domain, scheme="viridis")
+    else:
+        colors = alt.Scale(domain=domain, range=_COLORS)
+    return alt.Color("label:N", scale=colors, legend=alt.Legend(title=None, labelLimit=240, symbolLimit=0))
+
+
 def x_axis(values: Sequence[Any], title: str) -> tuple[bool, alt.X]:
     """Return whether the x axis is numeric, and the axis, which is logarithmic for a wide range of numbers."""
     if not all(type(value) in (int, float) and math.isfinite(value) for value in values):  # True is no number
         axis = alt.Axis(labelAngle=-50, labelLimit=160, grid=False)
         scale = alt.Scale(type="point", padding=0.5)
-        return False, alt.X("x:N", sort=list(map(as_text, values)), title=title, axis=axis, scale=scale)
+        return False, alt.X("x:N", sort=list(map(value_text, values)), title=title, axis=axis, scale=scale)
     wide = min(values) > 0 and max(values) >= _LOGARITHMIC_FROM * min(values)
     scale = {"type": "log"} if wide else {"type": "linear", "zero": False}
     axis = alt.Axis(values=sorted(values), format="~g", grid=False, labelOverlap="greedy", labelSeparation=4)

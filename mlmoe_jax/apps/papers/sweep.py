@@ -14,16 +14,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mlmoe_jax.apps.papers.grid import GridRun, Point, as_text, execute, plan_runs, short_names
-from mlmoe_jax.apps.papers.plot import Mark, draw
+from mlmoe_jax.apps.papers.grid import GridPoint, GridRun, execute, plan_runs, short_names, value_text
+from mlmoe_jax.apps.papers.plot import Mark, draw_plot
 from mlmoe_jax.evaluation.metrics.multilabel import sample_deviation
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runtime.formats import to_json
-from mlmoe_jax.runtime.text import percent, quantity, text_table
+from mlmoe_jax.runtime.table import Column, Outcome, Table
+from mlmoe_jax.runtime.text import percent, quantity
 
-TABLE, PLOT = "sweep.csv", "sweep.png"
+SWEEP_TABLE, PLOT = "sweep.csv", "sweep.png"
 SEED = "seed"
 _OVER_SEEDS, _ON_TEST = "mean ± sample standard deviation over seeds", "selected on test, as published"
+_WIDTH = 14  # of a column of scores
 
 
 class SeedStatistics(NamedTuple):
@@ -33,38 +34,44 @@ class SeedStatistics(NamedTuple):
     std: float
     count: int
 
+    def __str__(self) -> str:
+        return f"{percent(self.mean)} ± {percent(self.std)}" if self.count > 1 else percent(self.mean)
 
-def sweep(points: Sequence[Point], folder: RunFolder, *, as_json: bool = False) -> int:
-    """Train all unfinished runs of the grid, write sweep.csv and sweep.png, and print the table.
 
-    Returns the exit code of `execute`. Raises UserError as `plan_runs` does, before the first run, and as `execute`
-    does.
+def sweep(points: Sequence[GridPoint], folder: RunFolder) -> Outcome:
+    """Train all unfinished runs of the grid, write sweep.csv and sweep.png, and return the tables to print.
+
+    Raises UserError as `plan_runs` does, before the first run.
     """
     runs = plan_runs(points, folder)
 
-    def finish() -> None:
-        if any(statistics for _, statistics in over_seeds(runs)):
+    def report() -> Outcome:
+        if any(statistics for _, statistics in average_seeds(runs)):
             with folder.writing(wait=True):
                 folder.write_bytes(PLOT, plot(runs))
-        print(to_json(report(runs), indent=2) if as_json else format_table(runs))
+        tables = [runs_table(runs)]
+        if SEED in runs[0].values:
+            tables.append(seeds_table(runs))
+        notes = [_ON_TEST] if _selected_on_test(runs) else []
+        return Outcome([*tables, *notes], sweep_document(runs))
 
-    return execute(runs, folder, lambda: write_table(folder, runs), finish)
+    return execute(runs, folder, lambda: write_sweep(folder, runs), report)
 
 
-def write_table(folder: RunFolder, runs: Sequence[GridRun]) -> None:
+def write_sweep(folder: RunFolder, runs: Sequence[GridRun]) -> None:
     """Write sweep.csv: one row per finished or failed run, metrics as unrounded fractions, empty if undefined."""
-    columns = dict.fromkeys(
-        (split, name) for run in runs for split, metrics in (run.results or {}).items() for name in metrics
+    metrics = dict.fromkeys(
+        (split, name) for run in runs for split, values in (run.results or {}).items() for name in values
     )
     rows = []
     for run in runs:
         if run.results is not None or run.error:
-            metrics = ((run.results or {}).get(split, {}).get(name, "") for split, name in columns)
-            rows.append([*map(as_text, run.values.values()), run.selected, *metrics, run.name, run.error])
-    folder.write_csv(TABLE, [*runs[0].values, "selected", *map("/".join, columns), "run", "error"], rows)
+            measured = [(run.results or {}).get(split, {}).get(name) for split, name in metrics]
+            rows.append([*map(value_text, run.values.values()), run.selected, *measured, run.name, run.error])
+    folder.write_csv(SWEEP_TABLE, [*runs[0].values, "selected", *map("/".join, metrics), "run", "error"], rows)
 
 
-def report(runs: Sequence[GridRun]) -> dict[str, Any]:
+def sweep_document(runs: Sequence[GridRun]) -> dict[str, Any]:
     """Return the output of --json: the metrics of every run as fractions, and the mAP over seeds if they are swept."""
     listed = [
         {
@@ -80,63 +87,64 @@ def report(runs: Sequence[GridRun]) -> dict[str, Any]:
         return {"runs": listed}
     means = [
         {"config": values, "mAP": {split: one._asdict() for split, one in statistics.items()}}
-        for values, statistics in over_seeds(runs)
+        for values, statistics in average_seeds(runs)
     ]
     return {"runs": listed, "over_seeds": means}
 
 
-# ------------------------------------------------------------------------------------------------------------ table
-def split_names(runs: Sequence[GridRun]) -> list[str]:
+# ----------------------------------------------------------------------------------------------------------- tables
+def evaluated_splits(runs: Sequence[GridRun]) -> list[str]:
     """Return the splits on which a run was evaluated."""
     return list(dict.fromkeys(split for run in runs for split in run.results or {}))
 
 
-def over_seeds(runs: Sequence[GridRun]) -> list[tuple[dict[str, Any], dict[str, SeedStatistics]]]:
+def average_seeds(runs: Sequence[GridRun]) -> list[tuple[dict[str, Any], dict[str, SeedStatistics]]]:
     """Return the grid without its seeds, as (other values, statistics of the mAP per split).
 
     If seeds are not swept, each run has its own statistics.
     """
     groups: dict[tuple, list[GridRun]] = {}
     for run in runs:
-        groups.setdefault(tuple((k, v) for k, v in run.values.items() if k != SEED), []).append(run)
-    summary = []
-    for values, members in groups.items():
-        statistics = {}
-        for split in split_names(members):
-            measured = [run.results[split]["mAP"] for run in members if split in (run.results or {})]
-            if finite := [value for value in measured if math.isfinite(value)]:
-                statistics[split] = SeedStatistics(float(np.mean(finite)), sample_deviation(finite), len(finite))
-        summary.append((dict(values), statistics))
-    return summary
+        others = tuple((key, value) for key, value in run.values.items() if key != SEED)
+        groups.setdefault(others, []).append(run)
+    return [(dict(others), _statistics(members)) for others, members in groups.items()]
 
 
-def format_table(runs: Sequence[GridRun]) -> str:
-    """Return the mAP in percent, one line per run, and then its mean and sample standard deviation over seeds."""
-    splits, short = split_names(runs), short_names(runs[0].values, runs[0].config)
-    rows = [["mAP, %", *splits, "weights"]]
+def _statistics(runs: Sequence[GridRun]) -> dict[str, SeedStatistics]:
+    """Return the statistics of the finite mAPs of each split."""
+    statistics = {}
+    for split in evaluated_splits(runs):
+        measured = [run.results[split]["mAP"] for run in runs if split in (run.results or {})]
+        if finite := [value for value in measured if math.isfinite(value)]:
+            statistics[split] = SeedStatistics(float(np.mean(finite)), sample_deviation(finite), len(finite))
+    return statistics
+
+
+def runs_table(runs: Sequence[GridRun]) -> Table:
+    """Return the mAP of each run in percent."""
+    splits, rows = evaluated_splits(runs), []
     for run in runs:
-        if run.results is None:
-            rows.append([run.name, f"failed: {run.error}" if run.error else "another process is training it"])
+        if run.results is not None:
+            measured = [run.results.get(split, {}).get("mAP", math.nan) for split in splits]
+            rows.append([run.name, *measured, run.selected])
         else:
-            rows.append([run.name, *(percent(run.results.get(split, {}).get("mAP")) for split in splits), run.selected])
-    if SEED in runs[0].values:
-        rows += [[""], [_OVER_SEEDS]]
-        for values, statistics in over_seeds(runs):
-            cells = (_mean_and_deviation(statistics[split]) if split in statistics else "" for split in splits)
-            seeds = max((one.count for one in statistics.values()), default=0)
-            rows.append([_label(values, short) or "all", *cells, quantity(seeds, "seed")])
-    if _selected_on_test(runs):
-        rows += [[""], [_ON_TEST]]
-    return text_table(rows, align="<" + ">" * len(splits) + "<", least=(0, *[14] * len(splits), 0))
+            rows.append([run.name, f"failed: {run.error}" if run.error else "another process is training it"])
+    scores = [Column(split, percent, width=_WIDTH) for split in splits]
+    return Table(["mAP, %", *scores, Column("weights", align="<")], rows)
+
+
+def seeds_table(runs: Sequence[GridRun]) -> Table:
+    """Return the mean and sample standard deviation of the mAP over seeds in percent."""
+    splits, short, rows = evaluated_splits(runs), short_names(runs[0].values, runs[0].config), []
+    for values, statistics in average_seeds(runs):
+        seeds = max((one.count for one in statistics.values()), default=0)
+        rows.append([_label(values, short) or "all", *map(statistics.get, splits), quantity(seeds, "seed")])
+    scores = [Column(split, width=_WIDTH) for split in splits]
+    return Table(["mAP, %", *scores, Column("", align="<")], rows, title=_OVER_SEEDS)
 
 
 def _label(values: dict[str, Any], short: dict[str, str]) -> str:
-    return ", ".join(f"{short[key]}={as_text(value)}" for key, value in values.items())
-
-
-def _mean_and_deviation(statistics: SeedStatistics) -> str:
-    mean = percent(statistics.mean)
-    return f"{mean} ± {percent(statistics.std)}" if statistics.count > 1 else mean
+    return ", ".join(f"{short[key]}={value_text(value)}" for key, value in values.items())
 
 
 def _selected_on_test(runs: Sequence[GridRun]) -> bool:
@@ -153,13 +161,13 @@ def plot(runs: Sequence[GridRun]) -> bytes:
     keys = [key for key in runs[0].values if key != SEED]
     short = short_names(runs[0].values, runs[0].config)
     x_key, *further = keys or [SEED]
-    points = over_seeds(runs) if keys else [(run.values, one) for run in runs for _, one in over_seeds([run])]
+    points = average_seeds(runs) if keys else [(run.values, one) for run in runs for _, one in average_seeds([run])]
     marks = []
-    for split in split_names(runs):
+    for split in evaluated_splits(runs):
         for values, statistics in points:
             label = _label({key: values[key] for key in further}, short) or split
-            x = as_text(values[x_key]) if x_key == SEED else values[x_key]  # seeds have no scale
+            x = value_text(values[x_key]) if x_key == SEED else values[x_key]  # seeds have no scale
             mean, std, count = statistics.get(split, (math.nan, 0.0, 0))
             marks.append(Mark(split if further else "", label, x, 100 * mean, 100 * std if count > 1 else 0.0))
     notes = [_OVER_SEEDS] * (SEED in runs[0].values) + [_ON_TEST] * _selected_on_test(runs)
-    return draw(marks, x_label=x_key, y_label="mAP (%)", title="; ".join(notes))
+    return draw_plot(marks, x_label=x_key, y_label="mAP (%)", title="; ".join(notes))

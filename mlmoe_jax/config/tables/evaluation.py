@@ -117,4 +117,9 @@ PRUNE = section(
     "How --mode=prune prunes the prompts of E2VPT.",
     token_levels=Shares(_LEVELS, "Fractions of the prompts to prune, one training each."),
     segment_levels=Shares(_LEVELS, "Fractions of each prompt's segments to prune, for every fraction of prompts."),
+    importance=Choice(
+        "signed",
+        "How importance is measured on the gradients of a mask.",
+        of={"signed": "their mean (code)", "absolute": "the mean of their absolute values (paper)"},
+    ),
 )

@@ -65,7 +65,7 @@ def test_a_sweep_does_not_take_the_choices_of_a_run_beside_it(place, command, mo
     (place / "runs" / "choose" / "results.json").write_text("{}")
     epochs = []
     monkeypatch.setattr(loop, "train", lambda config, *_, **__: epochs.append(config.train.epochs) or {})
-    monkeypatch.setattr(sweeps, "sweep", lambda points, *_, **__: epochs.extend(p.config.train.epochs for p in points))
+    monkeypatch.setattr(sweeps, "sweep", lambda points, *_: epochs.extend(p.config.train.epochs for p in points) or 0)
     command("--config=choose.py")
     command("--config=choose.py", "--sweep=config.seed=0,1")
     assert epochs == [7, 5, 5]

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from mlmoe_jax.apps.cli.flags import is_shared
+from mlmoe_jax.apps.cli.commands import is_shared
 from mlmoe_jax.apps.tools.image_list import find_images
 from mlmoe_jax.main import main
 from mlmoe_jax.runs.shared_model import FILES, run_folder

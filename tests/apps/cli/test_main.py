@@ -13,11 +13,11 @@ from helpers import small_program, tiny
 from helpers.commands import refused, succeeded
 from PIL import Image
 
-from mlmoe_jax.apps.cli import commands as main
-from mlmoe_jax.apps.cli.flags import FLAGS, MODES, NEEDS, PURPOSES, parse_flags
-from mlmoe_jax.apps.cli.help import EXAMPLES
+from mlmoe_jax.apps.cli.commands import COMMANDS
+from mlmoe_jax.apps.cli.flags import FLAGS, parse_flags
 from mlmoe_jax.config import load_config, split_references
 from mlmoe_jax.data.sources.digits import open_scenes
+from mlmoe_jax.main import main
 from mlmoe_jax.runs.metric_log import TIMING
 from mlmoe_jax.runtime.version import __version__
 
@@ -63,39 +63,39 @@ def same_training(first: list[dict], second: list[dict]) -> None:
 
 # ------------------------------------------------------------------------------------------------------------ help
 def test_help_has_a_sentence_of_every_mode_by_purpose_on_one_screen(capsys):
-    assert MODES.keys() == main.MODES.keys() == EXAMPLES.keys()
-    assert main.main(["--help"]) == 0
+    assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    assert all(re.search(rf"^  {mode} +{re.escape(sentence)}$", text, re.M) for mode, sentence in MODES.items())
-    assert re.findall(r"^(\w.*):$", text, re.M) == list(PURPOSES)
+    assert all(re.search(rf"^  {mode} +{re.escape(one.sentence)}$", text, re.M) for mode, one in COMMANDS.items())
+    assert set(re.findall(r"^(\w.*):$", text, re.M)) == {one.purpose for one in COMMANDS.values()}
     assert all(word in text for word in ("--mode", "--config.KEY=VALUE", "--help=optim", "docs/getting-started.md"))
     assert text.count("\n") <= 40
-    assert main.main(["-h"]) == 0
+    assert main(["-h"]) == 0
     assert capsys.readouterr().out == text
     with pytest.raises(SystemExit):
-        main.main(["--version"])
+        main(["--version"])
     assert capsys.readouterr().out == f"mlmoe_jax {__version__}\n"
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", COMMANDS)
 def test_help_of_a_mode_has_its_sentence_its_flags_and_an_example(mode, capsys):
-    assert main.main([mode, "--help"]) == 0
+    assert main([mode, "--help"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith(f"mlmoe {mode}: {MODES[mode]}\n")
+    assert text.startswith(f"mlmoe {mode}: {COMMANDS[mode].sentence}\n")
     assert text.count("\n") <= 40
     assert max(map(len, text.splitlines())) <= 100
-    own = {name for name, (modes, _, _) in FLAGS.items() if mode in modes}
+    own = set(COMMANDS[mode].flags)
+    assert own <= FLAGS.keys()
     shown = set(re.findall(r"^  --([a-z-]+)", text, re.M))
     assert shown - {"config", "workdir", "json"} == own
     needed = {re.match(r" *--([a-z-]+)", entry)[1] for entry in re.split(r"\n(?=  --)", text) if "(needed)" in entry}
-    assert needed == NEEDS.get(mode, {}).keys()
+    assert needed == COMMANDS[mode].needs.keys()
     example = text.splitlines()[-1].split()
     assert example[:2] == ["mlmoe", mode]
     flags, overrides = parse_flags(example[1:])
     assert flags.mode == mode
     for reference in [flags.config, *split_references(flags.configs)]:
         assert reference is None or load_config(reference, overrides)
-    assert main.main([f"--mode={mode}", "--help"]) == 0
+    assert main([f"--mode={mode}", "--help"]) == 0
     assert capsys.readouterr().out == text
 
 

@@ -6,7 +6,7 @@ import pytest
 from helpers.commands import succeeded
 from helpers.paths import REPOSITORY
 
-from mlmoe_jax.apps.cli.reference import describe, page
+from mlmoe_jax.apps.cli.reference import describe, reference_page
 from mlmoe_jax.config.defaults import CONFIG, KEYS, SECTIONS
 from mlmoe_jax.config.keys import ANY, Choice, Integer, Key, Number
 from mlmoe_jax.main import main
@@ -56,32 +56,34 @@ def test_kinds_say_what_they_take():
 def test_help_of_a_key(capsys):
     assert main(["--help=optim.learning_rate"]) == 0
     shown = capsys.readouterr().out
-    assert shown == f"optim.learning_rate: a number above 0; default 0.001\n    {KEYS['optim.learning_rate'].doc}\n"
-    assert describe("train.log_every").startswith("train.log_every: an integer above 0 (steps); default 20\n")
+    assert shown == f"optim.learning_rate=0.001 (a number above 0): {KEYS['optim.learning_rate'].doc}\n"
+    assert describe("train.log_every").startswith("train.log_every=20 steps (an integer above 0): ")
 
 
 def test_help_of_a_section(capsys):
     assert main(["--help=model.prompts"]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith(f"model.prompts: {SECTIONS['model.prompts'].doc}\n\nmodel.prompts.kind: one of none, deep")
+    assert shown.startswith(
+        f"model.prompts: {SECTIONS['model.prompts'].doc}\n\nmodel.prompts.kind=none (one of none, deep"
+    )
     assert "deep is VPT-deep" in " ".join(shown.split())
     inside = [name for name in KEYS if name.startswith("model.prompts.")]
-    assert [line.partition(":")[0] for line in shown.splitlines() if line.startswith("model.")][1:] == inside
+    assert re.findall(r"^(model\.prompts\.\w+)[= ]", shown, re.MULTILINE) == inside
     assert max(map(len, shown.splitlines())) <= 100
 
 
 def test_help_names_the_sections_below():
-    assert "\n  model.head: " in describe("model")
+    assert "\nmodel.head: " in describe("model")
     assert "model.head.kind" not in describe("model")
     whole = describe("config")
-    assert all(f"\n  {name}: " in whole for name, entry in CONFIG.entries.items() if not isinstance(entry, Key))
-    assert "\nseed: an integer from 0 to 4,294,967,295; default 0\n" in whole
+    assert all(f"\n{name}: " in whole for name, entry in CONFIG.entries.items() if not isinstance(entry, Key))
+    assert "\nseed=0 (an integer from 0 to 4,294,967,295): " in whole
     assert describe("config.optim") == describe("optim")
 
 
 def test_help_of_an_open_section_says_so():
-    assert "\nloss.terms.NAME: any number; default 0.0\n" in describe("loss.terms")
-    assert describe("loss.terms.mine").startswith("loss.terms.mine: any number")
+    assert "\nloss.terms.NAME=0.0 (any number): " in describe("loss.terms")
+    assert describe("loss.terms.mine").startswith("loss.terms.mine=0.0 (any number)")
 
 
 @pytest.mark.parametrize(
@@ -118,11 +120,11 @@ def test_what_only_few_commands_need_is_not_imported(code, unused):
 # --------------------------------------------------------------------------------------------------------- the page
 def test_the_page_in_the_repository_is_up_to_date():
     written = (REPOSITORY / "docs" / "configuration.md").read_text()
-    assert written == page(), "run python -m mlmoe_jax.apps.cli.reference > docs/configuration.md"
+    assert written == reference_page(), "run python -m mlmoe_jax.apps.cli.reference > docs/configuration.md"
 
 
 def test_the_page_has_every_key_once():
-    rows = [line for line in page().splitlines() if line.startswith("* `")]
+    rows = [line for line in reference_page().splitlines() if line.startswith("* `")]
     of_adapters = [f"model.adapters.{name}.{leaf}" for name in ADAPTERS for leaf in ADAPTERS[name].settings]
     assert len(rows) == len(KEYS) + 1 + len(of_adapters)  # and NAME of loss.terms
     assert all(

@@ -5,7 +5,15 @@ import math
 import pytest
 
 import mlmoe_jax.config as configuration
-from mlmoe_jax.apps.papers.grid import Point, as_text, combine, folder_name, parse, plan_runs, short_names
+from mlmoe_jax.apps.papers.grid import (
+    GridPoint,
+    combine_axes,
+    folder_name,
+    parse_sweep,
+    plan_runs,
+    short_names,
+    value_text,
+)
 from mlmoe_jax.config import default_config, flatten, load_config
 from mlmoe_jax.runs.folder import CONFIG, RESULTS, RunFolder
 from mlmoe_jax.training.resume import changed_keys
@@ -15,7 +23,7 @@ GROUPS = "model.prompts.num_groups"
 
 def plan(config, folder, swept):
     """Return the runs of a config with all combinations of the swept values."""
-    return plan_runs(combine([Point("", {}, config)], swept), folder)
+    return plan_runs(combine_axes([GridPoint("", {}, config)], swept), folder)
 
 
 # ------------------------------------------------------------------------------------------------------ the flag
@@ -42,10 +50,12 @@ def plan(config, folder, swept):
 def test_values_of_a_flag_have_the_type_of_the_key(text, key, values):
     config = default_config()
     before = flatten(config)
-    assert parse([text], config) == {key: values}
-    assert list(map(type, parse([text], config)[key])) == list(map(type, values))
+    assert parse_sweep([text], config) == {key: values}
+    assert list(map(type, parse_sweep([text], config)[key])) == list(map(type, values))
     assert flatten(config) == before
-    assert parse([f"{key}={','.join(map(as_text, values))}"], config) == {key: values}, "text and values are inverse"
+    assert parse_sweep([f"{key}={','.join(map(value_text, values))}"], config) == {key: values}, (
+        "text and values are inverse"
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,7 +73,7 @@ def test_values_of_a_flag_have_the_type_of_the_key(text, key, values):
     ],
 )
 def test_mistakes_in_the_flag(refusal, texts, part):
-    assert part in refusal(parse, texts, default_config())
+    assert part in refusal(parse_sweep, texts, default_config())
 
 
 # --------------------------------------------------------------------------------------------------- folder names
@@ -103,7 +113,7 @@ def test_the_grid_has_every_combination_with_its_own_config(tmp_path):
 
 def test_a_published_learning_rate_follows_a_swept_backbone(tmp_path):
     config = load_config("mlvpt_dinov2", [])
-    backbones = parse(["config.model.backbone.name=dinov2_vitb14,dinov2_vits14"], config)
+    backbones = parse_sweep(["config.model.backbone.name=dinov2_vitb14,dinov2_vits14"], config)
     rates = {
         run.values["model.backbone.name"]: run.config.optim.learning_rate
         for run in plan(config, RunFolder(tmp_path), backbones)
@@ -165,9 +175,9 @@ def test_a_run_that_is_a_link_out_of_the_sweep_is_refused(tmp_path, precious, re
 
 def test_groups_that_the_labels_cannot_be_divided_into_are_refused_before_the_first_run(refusal, tmp_path):
     config, folder = load_config("mlvpt_digits", []), RunFolder(tmp_path)
-    sentence = refusal(plan, config, folder, parse([f"{GROUPS}=2,50"], config))
+    sentence = refusal(plan, config, folder, parse_sweep([f"{GROUPS}=2,50"], config))
     assert sentence == (
         "the run num_groups=50 cannot be trained: 10 labels cannot be divided into 50 groups; set "
         "model.prompts.num_groups to 1 … 10"
     )
-    assert len(plan(config, folder, parse([f"{GROUPS}=2,10"], config))) == 2
+    assert len(plan(config, folder, parse_sweep([f"{GROUPS}=2,10"], config))) == 2

@@ -5,19 +5,19 @@ import importlib.util
 import pytest
 from helpers.paths import REPOSITORY
 
-from mlmoe_jax.apps.papers.paper import PAPERS, SMALL, Recipe, find, load, select_rows
+from mlmoe_jax.apps.papers.paper import PAPERS, SMALL_DATASETS, Recipe, filter_rows, find_table, load_paper
 
 _SPEC = importlib.util.spec_from_file_location("write_papers", REPOSITORY / "docs" / "write_papers.py")
 writing = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(writing)
-RESULTS = [result for name in PAPERS for result in load(name).results()]
+RESULTS = [result for name in PAPERS for result in load_paper(name).tables()]
 
 
 def numbers(table: str, method: str, **settings: str) -> dict[str, float | None]:
     """The numbers of one row."""
     (row,) = (
         row
-        for row in find(table)[1].rows
+        for row in find_table(table)[1].rows
         if row.settings["method"] == method and settings.items() <= row.settings.items()
     )
     return {column: number.value for column, number in row.numbers.items()}
@@ -39,7 +39,7 @@ def test_f1_is_the_harmonic_mean_of_precision_and_recall(figure, precision, reca
 
 @pytest.mark.parametrize(("resolution", "most"), [("224", (8.7, 7.0, 5.8)), ("448", (6.6, 5.8, 4.5))])
 def test_the_largest_gains_are_those_of_the_text(resolution, most):
-    rows = [row for row in find("mlvpt.1")[1].rows if row.settings["resolution"] == resolution]
+    rows = [row for row in find_table("mlvpt.1")[1].rows if row.settings["resolution"] == resolution]
     rows = [row for row in rows if "gain_448" not in row.notes]  # the caveat is that this row contradicts the text
     ours = {row.backbone: row for row in rows if row.settings["method"] == "ML-VPT"}
     for column, gain in zip(("mAP", "CF1", "OF1"), most, strict=True):
@@ -52,7 +52,7 @@ def test_tables_repeat_the_same_numbers():
         one = numbers("mlvpt.1", method, backbone="DINOv2-B", resolution="224")["mAP"]
         assert numbers("mlvpt.4", method)["mAP"] == one
     for table in ("drmoe.3", "drmoe.4", "drmoe.5"):
-        rows = [row for row in find(table)[1].rows if row.settings["method"] == "DR-MoE"]
+        rows = [row for row in find_table(table)[1].rows if row.settings["method"] == "DR-MoE"]
         assert max(row.numbers["mAP"].value for row in rows) == 85.9
 
 
@@ -64,7 +64,7 @@ def test_the_averages_per_label_that_a_caveat_names():
 
 
 def test_columns_with_exchanged_headers_are_measured_as_what_they_are():
-    rows = {row.settings["method"]: row for row in find("drmoe.1")[1].rows}
+    rows = {row.settings["method"]: row for row in find_table("drmoe.1")[1].rows}
     assert rows["ML-GCN"].metrics == {"OF1": "CF1", "CF1": "OF1"}
     assert rows["CNN-RNN"].metrics == {}
     original = numbers("drmoe.originals", "ML-GCN", dataset="coco2014")
@@ -75,8 +75,8 @@ def test_columns_with_exchanged_headers_are_measured_as_what_they_are():
 # --------------------------------------------------------------------------------------------------------- the notes
 @pytest.mark.parametrize("name", PAPERS)
 def test_notes_are_known_and_used(name):
-    paper, used = load(name), set()
-    for result in paper.results():
+    paper, used = load_paper(name), set()
+    for result in paper.tables():
         used |= set(result.notes)
         for row in result.rows:
             used |= set(row.notes) | {note for number in row.numbers.values() for note in number.notes}
@@ -91,37 +91,37 @@ def test_what_is_missing_or_was_not_read_says_so():
         for row in result.rows:
             assert all(number.value is not None or "unread" in number.notes for number in row.numbers.values())
             assert not any(number.certain for number in row.numbers.values() if number.value is None)
-    row = next(row for row in find("mlvpt.1")[1].rows if row.label == "ML-VPT, ViT-B/16, MAE, coco2014, 224")
+    row = next(row for row in find_table("mlvpt.1")[1].rows if row.label == "ML-VPT, ViT-B/16, MAE, coco2014, 224")
     assert [str(row.numbers[column]) for column in ("mAP", "CF1")] == ["75.2", "69.6?"]
 
 
 # ------------------------------------------------------------------------------------------------- rows and recipes
 def test_a_row_names_its_config():
-    table = find("mlvpt.1")[1]
+    table = find_table("mlvpt.1")[1]
     recipes = {row.label: row.recipe.reference for row in table.rows}
     assert recipes["VPT, ViT-B/16, MAE, coco2014, 448"] == "vpt:backbone=vit_b16_mae,dataset=coco2014,resolution=448"
     assert recipes["ML-VPT, ViT-B/16, MAE, coco2014, 224"] == "mlvpt_vit:backbone=mae,dataset=coco2014,resolution=224"
     assert len(set(recipes.values())) == len(table.rows) == 48
-    missing = {row.settings["method"]: row.recipe for row in find("drmoe.originals")[1].rows}
+    missing = {row.settings["method"]: row.recipe for row in find_table("drmoe.originals")[1].rows}
     assert missing["ML-Decoder"] is missing["CNN-RNN"] is None
-    row = find("drmoe.gains")[1].rows[0]
+    row = find_table("drmoe.gains")[1].rows[0]
     assert row.settings["method"] == "DR-MoE − HSQ"
-    assert [one.reference.partition("_")[0] for one in (row.recipe, row.over)] == ["drmoe", "hsq"]
+    assert [one.reference.partition("_")[0] for one in (row.recipe, row.subtracted)] == ["drmoe", "hsq"]
 
 
 def test_another_data_set_keeps_the_backbone_but_a_small_one_has_its_own():
-    recipes = [row.recipe for row in find("mlvpt.1", "voc2007")[1].rows]
+    recipes = [row.recipe for row in find_table("mlvpt.1", "voc2007")[1].rows]
     assert recipes[0] == Recipe("vpt:backbone=vit_b16_in1k,dataset=voc2007,resolution=224")
-    small = {row.recipe for row in find("mlvpt.1", SMALL[0])[1].rows}
+    small = {row.recipe for row in find_table("mlvpt.1", SMALL_DATASETS[0])[1].rows}
     assert small == {Recipe(f"{name}:dataset=digits") for name in ("vpt", "gatevpt", "e2vpt", "mlvpt_dinov2")}
-    groups = [row.x for row in find("mlvpt.fig5", "digits")[1].rows]
+    groups = [row.x for row in find_table("mlvpt.fig5", "digits")[1].rows]
     assert groups == [1, 1, 2, 2, 3, 3, 5, 5, 8, 8]  # there are no 13 labels to divide
 
 
 @pytest.mark.parametrize(("figure", "points"), [("fig5", [1, 2, 3, 5, 8, 13]), ("fig6", [2, 3, 4, 5, 6, 7])])
 def test_figures_with_several_backbones_have_a_row_for_each(figure, points):
-    rows = find(f"mlvpt.{figure}")[1].rows
-    backbones = dict.fromkeys(row.backbone for row in find("mlvpt.1")[1].rows)
+    rows = find_table(f"mlvpt.{figure}")[1].rows
+    backbones = dict.fromkeys(row.backbone for row in find_table("mlvpt.1")[1].rows)
     expected = {(name, dataset, x) for name in backbones for dataset in ("coco2014", "voc2007") for x in points}
     assert {(row.backbone, row.recipe.dataset, row.x) for row in rows} == expected
     assert len(rows) == len(expected) == 72
@@ -147,21 +147,21 @@ def test_a_recipe_names_its_folder_and_data_set():
     ],
 )
 def test_rows_are_selected(only, count, methods):
-    rows = select_rows(find("mlvpt.1")[1].rows, only)
+    rows = filter_rows(find_table("mlvpt.1")[1].rows, only)
     assert len(rows) == count
     assert {row.settings["method"] for row in rows} == methods
 
 
 @pytest.mark.parametrize("table", ["x.1", "mlvpt.9", "mlvpt", ""])
 def test_unknown_tables(table, refusal):
-    assert refusal(find, table).startswith(f"--table={table} is not among mlvpt.1, mlvpt.2, ")
+    assert refusal(find_table, table).startswith(f"--table={table} is not among mlvpt.1, mlvpt.2, ")
 
 
 def test_a_number_that_no_table_has_is_a_figure(refusal):
-    assert find("mlvpt.7")[1].id == "mlvpt.fig7"
-    assert find("mlvpt.3")[1].title.startswith("table 3: ")
-    assert find("mlvpt.fig3")[1].title.startswith("figure 3: ")
-    assert "no row of the table matches --only=resnet" in refusal(select_rows, find("mlvpt.1")[1].rows, "resnet")
+    assert find_table("mlvpt.7")[1].id == "mlvpt.fig7"
+    assert find_table("mlvpt.3")[1].title.startswith("table 3: ")
+    assert find_table("mlvpt.fig3")[1].title.startswith("figure 3: ")
+    assert "no row of the table matches --only=resnet" in refusal(filter_rows, find_table("mlvpt.1")[1].rows, "resnet")
 
 
 # --------------------------------------------------------------------------------------------------------- the page
@@ -182,8 +182,8 @@ def test_a_row_of_the_page_has_the_numbers_of_all_its_runs_and_its_notes():
 @pytest.mark.parametrize("name", PAPERS)
 def test_the_page_has_every_number_that_can_be_read(name):
     """Except those of a figure whose numbers are differences of a table."""
-    paper, section = load(name), writing.section()
-    for result in paper.results():
+    paper, section = load_paper(name), writing.section()
+    for result in paper.tables():
         if result.id == "drmoe.gains":
             continue
         rest = section.partition(f"`--table={result.id}`")[2].partition("\n#### ")[0]

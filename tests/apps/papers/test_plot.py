@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mlmoe_jax.apps.papers.grid import as_text
-from mlmoe_jax.apps.papers.plot import Mark, chart, draw, x_axis
+from mlmoe_jax.apps.papers.grid import value_text
+from mlmoe_jax.apps.papers.plot import Mark, draw_plot, make_chart, x_axis
 
 
 def straight(x, label="a", panel=""):
@@ -16,7 +16,7 @@ def straight(x, label="a", panel=""):
 
 
 def spec_of(marks, **texts):
-    return chart(marks, **{"x_label": "x", "y_label": "y", **texts}).to_dict()
+    return make_chart(marks, **{"x_label": "x", "y_label": "y", **texts}).to_dict()
 
 
 def layer(spec, kind):
@@ -45,7 +45,9 @@ def test_numbers_have_ticks_on_a_scale_for_their_range(values, scale):
 def test_values_that_are_not_finite_numbers_are_names_in_the_given_order(values):
     spec = spec_of(straight(values))
     line = layer(spec, "line")
-    assert line["encoding"]["x"]["sort"] == [row["x"] for row in spec["data"]["values"]] == list(map(as_text, values))
+    assert (
+        line["encoding"]["x"]["sort"] == [row["x"] for row in spec["data"]["values"]] == list(map(value_text, values))
+    )
     assert line["mark"]["strokeDash"] == [2, 3]
     wide = spec_of(straight([f"name {k}" for k in range(30)]))
     assert wide["spec"]["width"] > spec["spec"]["width"]
@@ -70,7 +72,7 @@ def test_panels_share_the_color_of_a_label_and_have_error_bars():
 def test_the_file_is_a_png_in_which_odd_labels_are_text():
     odd = ["^back$", "$x^{", "_hidden", "a" * 300, ""]
     marks = [Mark("$y_", label, x, 1.0) for label in odd for x in odd]
-    content = draw(marks, x_label="$", y_label="$a", title="100 $ $")
+    content = draw_plot(marks, x_label="$", y_label="$a", title="100 $ $")
     with Image.open(io.BytesIO(content)) as image:
         assert image.format == "PNG"
         assert image.width < 2000

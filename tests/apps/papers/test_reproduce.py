@@ -9,7 +9,7 @@ import pytest
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.papers import grid, reproduce
-from mlmoe_jax.apps.papers.reproduce import Measurements, format_text, write_tables
+from mlmoe_jax.apps.papers.reproduce import Measurements, comparison_text, write_tables
 from mlmoe_jax.apps.papers.request import Request, parse_request
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.evaluation.metrics.published import preset
@@ -48,7 +48,7 @@ def finish(request: Request, folder: RunFolder) -> dict[str, dict]:
 
 def outcomes_of(request: Request, folder: RunFolder):
     measurements = Measurements(request, folder)
-    return [measurements.outcome(row) for row in request.rows]
+    return [measurements.measure_row(row) for row in request.rows]
 
 
 # ------------------------------------------------------------------------------------------------------ measurements
@@ -130,7 +130,7 @@ def two(tmp_path):
 
 def test_the_text_has_three_lines_per_row_and_every_caveat(two):
     request, outcomes, _ = two
-    text, ours = format_text(request, outcomes), outcomes[-1]
+    text, ours = comparison_text(request, outcomes), outcomes[-1]
     lines = text.splitlines()
     assert lines[0] == "ML-VPT, table 2: Prompt tuning of six frozen backbones on VOC 2007"
     assert "not reproduced here" in lines[4]
@@ -139,13 +139,16 @@ def test_the_text_has_three_lines_per_row_and_every_caveat(two):
     assert lines[at + 1].split() == ["ours", *(f"{ours.ours[c]:.2f}" for c in ("mAP", "CF1", "OF1"))]
     assert lines[at + 2].split()[:2] == ["difference", f"{ours.difference('mAP'):+.2f}"]
     plain = " ".join(text.split())
-    assert all(request.paper.notes[note] in plain for note in request.result.notes)
+    assert all(request.paper.notes[note] in plain for note in request.table.notes)
     assert "evaluator of mlvpt" in text
 
 
 def test_numbers_that_were_not_simply_read_are_marked(tmp_path):
     request = parse_request("mlvpt.1", only="GateVPT,in1k,224")
-    text, note = format_text(request, outcomes_of(request, RunFolder(tmp_path))), request.paper.numbers["one_of_two"]
+    text, note = (
+        comparison_text(request, outcomes_of(request, RunFolder(tmp_path))),
+        request.paper.numbers["one_of_two"],
+    )
     (line,) = (line for line in text.splitlines() if "75.6?" in line)
     assert f" {note}, " in line
     assert f"[{note}] {request.paper.readings['one_of_two']}" in " ".join(text.split())
@@ -154,14 +157,14 @@ def test_numbers_that_were_not_simply_read_are_marked(tmp_path):
 def test_a_figure_of_images_says_which_runs_are_there(tmp_path):
     request, folder = parse_request("mlvpt.7"), RunFolder(tmp_path)
     finish(parse_request("mlvpt.7", only="VPT"), folder)
-    lines = format_text(request, outcomes_of(request, folder)).splitlines()
+    lines = comparison_text(request, outcomes_of(request, folder)).splitlines()
     assert [line.partition(" 224 ")[2].strip() for line in lines[3:5]] == ["trained", "not trained"]
 
 
 def test_on_other_data_there_is_no_difference(tmp_path):
     request, folder = parse_request("mlvpt.2", dataset="digits", only="VPT,dinov2-b,224"), RunFolder(tmp_path)
     finish(request, folder)
-    text = format_text(request, outcomes_of(request, folder))
+    text = comparison_text(request, outcomes_of(request, folder))
     assert "on digits instead of the published data" in text
     assert "difference" not in text
 
@@ -177,7 +180,7 @@ def test_files(two):
     assert float(last["ours"]) == pytest.approx(outcomes[-1].ours["mAP"])
     assert float(last["difference"]) == pytest.approx(outcomes[-1].difference("mAP"))
     assert (rows[0]["ours"], rows[0]["difference"], rows[0]["uncertain"]) == ("", "", "False")
-    assert set(last["caveats"].split()) == set(request.result.notes)
+    assert set(last["caveats"].split()) == set(request.table.notes)
     assert last["config"] == "mlvpt_dinov2:backbone=dinov2_vitb14,dataset=voc2007,resolution=224"
     assert (folder / last["run"] / RESULTS).exists()
     text = (folder / "mlvpt.2.md").read_text()
@@ -190,7 +193,7 @@ def test_files(two):
 def shown(monkeypatch, tmp_path):
     """A function that finishes all runs of a table; returns its outcomes, and marks and texts of its figure."""
     calls = []
-    monkeypatch.setattr(reproduce, "draw", lambda marks, **texts: calls.append((marks, texts)) or b"image")
+    monkeypatch.setattr(reproduce, "draw_plot", lambda marks, **texts: calls.append((marks, texts)) or b"image")
 
     def call(table):
         request, folder = parse_request(table), RunFolder(tmp_path)

@@ -7,13 +7,13 @@ import sys
 import pytest
 
 from mlmoe_jax.apps.cli.flags import parse_flags as parse
-from mlmoe_jax.apps.papers.paper import PAPERS, load
+from mlmoe_jax.apps.papers.paper import PAPERS, load_paper
 from mlmoe_jax.apps.papers.request import WORKDIR, commands_after, dry_run, parse_request
 from mlmoe_jax.config import load_config, validate
 from mlmoe_jax.main import main
 from mlmoe_jax.runs.assemble import preprocess_for
 
-TABLES = [result.id for name in PAPERS for result in load(name).results()]
+TABLES = [result.id for name in PAPERS for result in load_paper(name).tables()]
 
 
 def commands_of(script: str) -> list[list[str]]:

@@ -8,10 +8,11 @@ import statistics
 import pytest
 
 import mlmoe_jax.config as configuration
+from mlmoe_jax.apps.cli.process import print_outcome
 from mlmoe_jax.apps.papers import grid
 from mlmoe_jax.apps.papers import sweep as sweeping
-from mlmoe_jax.apps.papers.grid import Point, combine, plan_runs
-from mlmoe_jax.apps.papers.sweep import format_table, over_seeds, plot
+from mlmoe_jax.apps.papers.grid import GridPoint, combine_axes, plan_runs
+from mlmoe_jax.apps.papers.sweep import average_seeds, plot, runs_table, seeds_table
 from mlmoe_jax.config import default_config
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import CONFIG, RESULTS, RunFolder
@@ -22,9 +23,10 @@ GROUPS = "model.prompts.num_groups"
 
 
 # --------------------------------------------------------------------------------------------------------- the sweep
-def sweep(config, folder, swept, **options) -> int:
-    """Sweep the combinations of the values of keys."""
-    return sweeping.sweep(combine([Point("", {}, config)], swept), folder, **options)
+def sweep(config, folder, swept, *, as_document: bool = False) -> int:
+    """Sweep the combinations of the values of keys, and print the outcome."""
+    outcome = sweeping.sweep(combine_axes([GridPoint("", {}, config)], swept), folder)
+    return print_outcome(outcome, as_document=as_document)
 
 
 def mean_ap(config) -> float:
@@ -148,7 +150,7 @@ def test_a_run_that_another_process_finishes_meanwhile_is_not_trained(trainings,
 def test_configs_are_swept(trainings, tmp_path):
     names = ("linear_probe:dataset=digits", "mlvpt_digits")
     bases = grid.method_points(names, [("train.epochs", "3"), ("report.samples", "0")])
-    assert sweeping.sweep(combine(bases, {"seed": (0, 1)}), RunFolder(tmp_path)) == 0
+    assert sweeping.sweep(combine_axes(bases, {"seed": (0, 1)}), RunFolder(tmp_path)).exit_code == 0
     rows = table_of(tmp_path)
     assert [(row["config"], row["seed"]) for row in rows] == [(name, seed) for name in names for seed in "01"]
     assert trainings.ran[2:] == ["config=mlvpt_digits,seed=0", "config=mlvpt_digits,seed=1"]
@@ -164,7 +166,7 @@ def test_only_the_first_process_writes(trainings, tmp_path, monkeypatch):
 
 
 def test_json_has_unrounded_metrics_and_statistics_over_seeds(trainings, tmp_path, capsys):
-    assert sweep(default_config(), RunFolder(tmp_path), {"seed": (0, 1), GROUPS: (2,)}, as_json=True) == 0
+    assert sweep(default_config(), RunFolder(tmp_path), {"seed": (0, 1), GROUPS: (2,)}, as_document=True) == 0
     printed = json.loads(capsys.readouterr().out)
     value = 0.9 + 2 / 1000 + 1 / 3000
     assert printed["runs"][0] == {
@@ -182,7 +184,7 @@ def test_json_has_unrounded_metrics_and_statistics_over_seeds(trainings, tmp_pat
 # ---------------------------------------------------------------------------------------------------- table and plot
 def runs_of(folder, axes, fail=()):
     """Return the runs of a grid as finished ones with the mAP of `mean_ap`."""
-    runs = plan_runs(combine([Point("", {}, default_config())], axes), RunFolder(folder))
+    runs = plan_runs(combine_axes([GridPoint("", {}, default_config())], axes), RunFolder(folder))
     for run in runs:
         if run.name in fail:
             run.error = "diverged"
@@ -194,25 +196,33 @@ def runs_of(folder, axes, fail=()):
 def test_statistics_over_seeds_use_finite_values_of_finished_runs(tmp_path):
     runs = runs_of(tmp_path, {"seed": (0, 1, 2), GROUPS: (2, 3)}, fail=("num_groups=3,seed=2",))
     runs[0].results["test"]["mAP"] = math.nan
-    (two, of_two), (three, of_three) = over_seeds(runs)
+    (two, of_two), (three, of_three) = average_seeds(runs)
     assert (two, three) == ({GROUPS: 2}, {GROUPS: 3})
     assert of_two["val"] == pytest.approx((mean_ap(runs[0].config) + 0.01, statistics.stdev((0, 0.01, 0.02)), 3))
     assert (of_two["test"].count, of_three["val"].count) == (2, 2)
-    ((_, without), *_) = over_seeds(runs_of(tmp_path, {GROUPS: (2, 3)}))
+    ((_, without), *_) = average_seeds(runs_of(tmp_path, {GROUPS: (2, 3)}))
     assert (without["val"].count, math.isnan(without["val"].std)) == (1, True)
 
 
 def test_the_table_has_one_line_per_run_and_then_the_statistics_over_seeds(tmp_path):
     runs = runs_of(tmp_path, {GROUPS: (2,), "seed": (0, 1)}, fail=("num_groups=2,seed=1",))
     runs[0].selected = "ema weights of step 12 (the last)"
-    lines = [line.split() for line in format_table(runs).splitlines()]
+    lines = [line.split() for line in runs_table(runs).text().splitlines()]
     assert lines[0] == ["mAP,", "%", "val", "test", "weights"]
     assert lines[1] == ["num_groups=2,seed=0", "90.23", "91.23", *runs[0].selected.split()]
     assert lines[2] == ["num_groups=2,seed=1", "failed:", "diverged"]
-    assert lines[5] == ["num_groups=2", "90.23", "91.23", "1", "seed"]
-    assert "published" not in format_table(runs)
-    runs[0].config.eval.select_on = "test"
-    assert "selected on test, as published" in format_table(runs)
+    title, _, line = seeds_table(runs).text().splitlines()
+    assert title == "mean ± sample standard deviation over seeds"
+    assert line.split() == ["num_groups=2", "90.23", "91.23", "1", "seed"]
+
+
+def test_a_selection_on_test_is_printed(trainings, tmp_path, capsys):
+    config, words = default_config(), "selected on test, as published"
+    assert sweep(config, RunFolder(tmp_path / "val"), {GROUPS: (2,)}) == 0
+    assert words not in capsys.readouterr().out
+    config.eval.select_on = "test"
+    assert sweep(config, RunFolder(tmp_path / "test"), {GROUPS: (2,)}) == 0
+    assert words in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -221,7 +231,7 @@ def shown(monkeypatch):
 
     def call(runs):
         calls = []
-        monkeypatch.setattr(sweeping, "draw", lambda marks, **texts: calls.append((marks, texts)))
+        monkeypatch.setattr(sweeping, "draw_plot", lambda marks, **texts: calls.append((marks, texts)))
         plot(runs)
         ((marks, texts),) = calls
         return {tuple(mark[:3]): pytest.approx(mark[3:], nan_ok=True) for mark in marks}, texts
