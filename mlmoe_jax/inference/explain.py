@@ -47,8 +47,8 @@ from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes
 
 MOST_SIDE = 224  # maximum side of a thumbnail in pixels
 MOST_NUMBERS = 20_000_000  # entries of one array of explained.npz; a larger array is left out
-BATCH = 8  # images per device: attention maps of many labels are large
-QUALITY = 85  # JPEG quality of thumbnails
+IMAGES_PER_DEVICE = 8  # in a batch: attention maps of many labels are large
+THUMBNAIL_QUALITY = 85  # of JPEG
 
 
 def make_explain_step(
@@ -68,7 +68,7 @@ def make_explain_step(
 
 
 # ------------------------------------------------------------------------------------------------- names of the prompts
-def prompt_places(config: ConfigDict) -> list[tuple[str, int, int]] | None:
+def list_prompts(config: ConfigDict) -> list[tuple[str, int, int]] | None:
     """Return (side, group, expert) of each prompt in the model's order; None if prompts have no groups.
 
     Groups are numbered from 0, as in LabelSpace, and experts from 1, as in `Head.gate_entries`.
@@ -77,19 +77,19 @@ def prompt_places(config: ConfigDict) -> list[tuple[str, int, int]] | None:
         return None
     prompts = config.model.prompts
     sides = SIDES[prompts.sides]
-    places = prompt_coordinates(len(sides), prompts.num_groups, prompts.per_group).tolist()
-    return [(sides[side], group, expert + 1) for side, expert, group in places]
+    coordinates = prompt_coordinates(len(sides), prompts.num_groups, prompts.per_group).tolist()
+    return [(sides[side], group, expert + 1) for side, expert, group in coordinates]
 
 
-def query_names(kind: str, count: int, labels: Sequence[str], places: Sequence[Sequence[Any]] | None) -> Sequence[str]:
-    """Return the names of the Q = `count` queries of a kind of attention. `places` is a result of `prompt_places`."""
+def query_names(kind: str, count: int, labels: Sequence[str], groups: Sequence[Sequence[Any]] | None) -> Sequence[str]:
+    """Return the names of the Q = `count` queries of a kind of attention. `groups` is a result of `list_prompts`."""
     if kind == LABELS:
         return labels
     if kind != PROMPTS:
         return ["class token"]
-    if places is None:
+    if groups is None:
         return [f"prompt {number + 1}" for number in range(count)]
-    return [f"{side} group {group + 1}, expert {expert}" for side, group, expert in places]
+    return [f"{side} group {group + 1}, expert {expert}" for side, group, expert in groups]
 
 
 # ------------------------------------------------------------------------------------------------------------- samples
@@ -132,31 +132,25 @@ def explain_images(run: Run, split: Split, *, most_numbers: int = MOST_NUMBERS) 
 
     Raises UserError if no image can be read.
     """
-
-    def selected(output: dict[str, Any]) -> dict[str, Any]:
-        """Return the part of an output that is transferred from the device."""
-        prediction = output["prediction"]
-        arrays = {f"gates/{name}": weights for name, weights in prediction.gates.items()}
-        arrays |= {f"attention/{name}": weights for name, weights in prediction.attention.items()}
-        images = {name: 1 if len(values) == 1 else len(split) for name, values in arrays.items()}  # 1: static gates
-        large = {name for name, values in arrays.items() if values.size // len(values) * images[name] > most_numbers}
-        small = {name: values.astype(np.float16) for name, values in arrays.items() if name not in large}
-        per_image = {"rows": output["id"], "images": output["image"], "scores": jax.nn.sigmoid(prediction.logits)}
-        return {"mask": output["mask"], "arrays": small | per_image, "grid": prediction.grid, "large": sorted(large)}
-
-    parts: dict[str, list[np.ndarray]] = {}
     step = make_explain_step(run.definition, run.preprocess, run.mesh, run.label_axes)
-    settings = {"batch_size": BATCH * run.mesh.size, "labels": False, "process": distributed.process()}
-    for output in run_batches(
-        lambda batch: selected(step(run.values, run.frozen, batch)),
-        build_loader(run.config.data, split, **settings),
+    batches = run_batches(
+        lambda batch: _transferred(step(run.values, run.frozen, batch), len(split), most_numbers),
+        build_loader(
+            run.config.data,
+            split,
+            batch_size=IMAGES_PER_DEVICE * run.mesh.size,
+            labels=False,
+            process=distributed.process(),
+        ),
         run.mesh,
         advice="explain fewer images per device, or on a device with more memory",
-    ):
-        real = output["mask"] > 0
+    )
+    parts: dict[str, list[np.ndarray]] = {}
+    for output in batches:
+        readable = output["mask"] > 0
         for name, values in output["arrays"].items():
-            if len(values) == len(real):
-                parts.setdefault(name, []).append(values[real])
+            if len(values) == len(readable):
+                parts.setdefault(name, []).append(values[readable])
             else:  # static gates do not depend on the image
                 parts[name] = [values]
     joined = {name: np.concatenate(arrays) for name, arrays in parts.items()}
@@ -166,8 +160,30 @@ def explain_images(run: Run, split: Split, *, most_numbers: int = MOST_NUMBERS) 
     return Explained(rows.astype(np.int64), images, scores, joined, output["grid"], tuple(output["large"]))
 
 
+def _transferred(output: dict[str, Any], num_images: int, most_numbers: int) -> dict[str, Any]:
+    """Return the part of an output of the step that is transferred from the device.
+
+    Args:
+      output: an output of `make_explain_step`.
+      num_images: the number of images of the split.
+      most_numbers: the largest number of entries of an array for all images.
+    """
+    prediction = output["prediction"]
+    arrays = {f"gates/{name}": weights for name, weights in prediction.gates.items()}
+    arrays |= {f"attention/{name}": weights for name, weights in prediction.attention.items()}
+    small, large = {}, []
+    for name, values in arrays.items():
+        count = 1 if len(values) == 1 else num_images  # 1: static gates
+        if values.size // len(values) * count > most_numbers:
+            large.append(name)
+        else:
+            small[name] = values.astype(np.float16)
+    per_image = {"rows": output["id"], "images": output["image"], "scores": jax.nn.sigmoid(prediction.logits)}
+    return {"mask": output["mask"], "arrays": small | per_image, "grid": prediction.grid, "large": sorted(large)}
+
+
 def write_samples(folder: RunFolder, run: Run, split: Split, *, count: int) -> None:
-    """Explain at most `count` images of a split and write them to samples/, replacing earlier samples.
+    """Explain at most `count` images of a split and write them to samples/, replacing former samples.
 
     Every process calls it, and the first process writes. Raises UserError if no image can be read.
     """
@@ -180,28 +196,44 @@ def write_samples(folder: RunFolder, run: Run, split: Split, *, count: int) -> N
             f"{name} of {len(samples)} samples has more than {MOST_NUMBERS:,} entries and is left out of "
             f"{SAMPLE_ARRAYS}"
         )
-    folder.inside(SAMPLES)  # nothing is removed through a link
-    for name in (SAMPLE_INDEX, SAMPLE_ARRAYS):
-        (folder / name).unlink(missing_ok=True)
-    for path in (folder / SAMPLES).glob("*.jpg") if (folder / SAMPLES).exists() else ():
-        path.unlink()
-    listed = []
-    data_config = run.config.data
-    decoding = Decoding.of(data_config, at_least=2 * MOST_SIDE)
-    for number, (row, scores) in enumerate(zip(explained.rows, explained.scores, strict=True)):
-        file, image = f"{SAMPLES}/{number:04}.jpg", samples.images.read(row, decoding)
-        folder.write_bytes(file, thumbnail(evaluated_part(image, data_config), MOST_SIDE))
-        codes, scores = samples.labels[row].tolist(), [round(score, 5) for score in scores.tolist()]
-        listed.append({"id": str(samples.ids[row]), "file": file, "codes": codes, "scores": scores})
+    _remove_samples(folder)
+    listed = _write_thumbnails(folder, run.config.data, samples, explained)
     folder.write_npz(SAMPLE_ARRAYS, **explained.arrays)
     index = {
         "split": split.name,
         "grid": explained.grid,
-        "prompt_groups": prompt_places(run.config),
+        "prompt_groups": list_prompts(run.config),
         "entries": head_class(run.config).gate_entries(run.config),
         "samples": listed,
     }
     folder.write_text(SAMPLE_INDEX, to_json(index) + "\n")  # last: readers ignore samples without an index
+
+
+def _remove_samples(folder: RunFolder) -> None:
+    """Remove the samples of a run folder, the index first."""
+    samples = folder.inside(SAMPLES)  # nothing is removed through a link
+    for name in (SAMPLE_INDEX, SAMPLE_ARRAYS):
+        (folder / name).unlink(missing_ok=True)
+    if samples.exists():
+        for path in samples.glob("*.jpg"):
+            path.unlink()
+
+
+def _write_thumbnails(
+    folder: RunFolder, data_config: ConfigDict, samples: Split, explained: Explained
+) -> list[dict[str, Any]]:
+    """Write a thumbnail of each explained image; return the entries of the images in the index."""
+    decoding = Decoding.of(data_config, at_least=2 * MOST_SIDE)
+    listed = []
+    for number, (row, scores) in enumerate(zip(explained.rows, explained.scores, strict=True)):
+        file = f"{SAMPLES}/{number:04}.jpg"
+        image = samples.images.read(row, decoding)
+        folder.write_bytes(file, thumbnail(evaluated_part(image, data_config), MOST_SIDE))
+        rounded = [round(score, 5) for score in scores.tolist()]
+        listed.append(
+            {"id": str(samples.ids[row]), "file": file, "codes": samples.labels[row].tolist(), "scores": rounded}
+        )
+    return listed
 
 
 def write_requested_samples(folder: RunFolder, config: ConfigDict, run: Run | None = None) -> None:
@@ -228,5 +260,5 @@ def thumbnail(image: np.ndarray, side: int) -> bytes:
     """Return u8[h,w,3] as a JPEG file, reduced if a side has more than `side` pixels."""
     small, buffer = Image.fromarray(image), io.BytesIO()
     small.thumbnail((side, side))
-    small.save(buffer, "JPEG", quality=QUALITY)
+    small.save(buffer, "JPEG", quality=THUMBNAIL_QUALITY)
     return buffer.getvalue()

@@ -29,14 +29,14 @@ from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.batches import run_batches
 from mlmoe_jax.runtime.progress import Progress, status
 
-BATCH = 32  # default number of images per device
+LARGEST_BATCH = 32  # default number of images per device
 # Default numbers of images per device in a batch: few sizes, so that few programs are compiled, but with small sizes,
 # so that one image is not padded to 32.
-SIZES = (1, 4, 16, BATCH)
+SIZES_PER_DEVICE = (1, 4, 16, LARGEST_BATCH)
 
 
 @dataclass(frozen=True)
-class Result:
+class LabeledImage:
     """The result for one image.
 
     Attributes:
@@ -123,7 +123,7 @@ class Predictor:
     @overload
     def __call__(
         self, images: ImageLike, *, batch_size: int | None = None, top_k: int | None = None, gates: bool = False
-    ) -> Result: ...
+    ) -> LabeledImage: ...
 
     @overload
     def __call__(
@@ -133,7 +133,7 @@ class Predictor:
         batch_size: int | None = None,
         top_k: int | None = None,
         gates: bool = False,
-    ) -> list[Result]: ...
+    ) -> list[LabeledImage]: ...
 
     def __call__(self, images, *, batch_size=None, top_k=None, gates=False):
         """Label paths, encoded bytes, u8[h,w,3] arrays or Pillow images; see `stream`.
@@ -156,13 +156,13 @@ class Predictor:
         top_k: int | None = None,
         gates: bool = False,
         progress: Progress | None = None,
-    ) -> Iterator[Result]:
+    ) -> Iterator[LabeledImage]:
         """Return an iterator over the results in the order of the images, which are read while the model runs.
 
         Args:
           images: paths, encoded bytes, u8[h,w,3] arrays or Pillow images.
           batch_size: for all devices together, rounded up to a multiple of their number; by default the smallest of
-            SIZES per device that takes all images, or else the largest. Every batch has this size (the last batch is
+            SIZES_PER_DEVICE that takes all images, or else the largest. Every batch has this size (the last is
             padded), and the model is compiled once per size.
           top_k: assign this number of best labels to each image instead of using the thresholds.
           gates: also return the routing weights of the labels.
@@ -177,7 +177,7 @@ class Predictor:
         self.check_top_k(top_k)
         devices = self.run.mesh.size
         if batch_size is None:
-            batch_size = fitting_size(len(images), [size * devices for size in SIZES])
+            batch_size = fitting_size(len(images), [size * devices for size in SIZES_PER_DEVICE])
         if batch_size < 1:
             raise UserError(f"the batch size is {batch_size} and should be above 0")
         batch_size = devices * math.ceil(batch_size / devices)
@@ -214,7 +214,7 @@ class Predictor:
         shapes = {name: jax.ShapeDtypeStruct(shape, np.uint8) for name, shape in batch.items()}
         return bool(jax.eval_shape(self._steps[True], self.run.values, self.run.frozen, shapes)["gates"])
 
-    def _results(self, images, batch_size, top_k, gates, progress) -> Iterator[Result]:
+    def _results(self, images, batch_size, top_k, gates, progress) -> Iterator[LabeledImage]:
         split = self._split(images)
         for output in self._outputs(self._steps[gates], split, batch_size, progress):
             yield from self._batch_results(output, split, top_k)
@@ -236,14 +236,14 @@ class Predictor:
                 raise UserError("the model returns non-finite scores: its training has diverged; train it again")
             yield output
 
-    def _batch_results(self, output: dict, split: Split, top_k: int | None) -> Iterator[Result]:
+    def _batch_results(self, output: dict, split: Split, top_k: int | None) -> Iterator[LabeledImage]:
         read = output["mask"] > 0
         for at, row in enumerate(output["id"].tolist()):
             if row < 0:  # padding
                 continue
             if not read[at]:  # this or another process could not read it; `table` finds the reason
                 [(_, name, error)] = SkippedImages(split, [row]).table()
-                yield Result(name, error=error)
+                yield LabeledImage(name, error=error)
                 continue
             # static gates are [1,K,E]
             weights = {gate: values[at % len(values)] for gate, values in output.get("gates", {}).items()}
@@ -251,13 +251,13 @@ class Predictor:
 
     def result(
         self, name: str, logits: np.ndarray, top_k: int | None = None, gates: dict[str, np.ndarray] | None = None
-    ) -> Result:
+    ) -> LabeledImage:
         """Return the result of an image from its logits f32[K] and, if requested, its gates f32[K,E]."""
         scores = self.run.scores(logits)
         # Of equal scores, the first label ranks higher.
         best = np.argsort(-scores, kind="stable")[:top_k] if top_k else np.flatnonzero(scores >= self.thresholds)
         labels = tuple(self.names[k] for k in best)
-        return Result(name, labels, dict(zip(self.names, scores.tolist(), strict=True)), gates=gates)
+        return LabeledImage(name, labels, dict(zip(self.names, scores.tolist(), strict=True)), gates=gates)
 
 
 def fitting_size(images: int, sizes: Sequence[int]) -> int:
@@ -265,6 +265,6 @@ def fitting_size(images: int, sizes: Sequence[int]) -> int:
     return next((size for size in sizes if size >= images), sizes[-1])
 
 
-def by_label(names: Sequence[str], weights: np.ndarray) -> dict[str, list[float]]:
+def weights_by_label(names: Sequence[str], weights: np.ndarray) -> dict[str, list[float]]:
     """Return label -> weights of f32[K,E], rounded to six digits, which take a third of the space."""
     return dict(zip(names, np.round(weights.astype(np.float64), 6).tolist(), strict=True))

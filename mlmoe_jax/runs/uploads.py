@@ -11,7 +11,7 @@ from mlmoe_jax.errors import UserError, reason_of
 
 _logger = logging.getLogger(__name__)
 
-SECONDS = 30.0  # between the starts of two uploads during training
+UPLOAD_SECONDS = 30.0  # between the starts of two uploads during training
 
 
 class Uploads:
@@ -33,11 +33,11 @@ class Uploads:
         self._files[name] = content
 
     def offer(self) -> None:
-        """Start to upload all files if SECONDS have passed since the last start, and that upload has ended.
+        """Start to upload all files if UPLOAD_SECONDS have passed since the last start, and that upload has ended.
 
         A failed upload is reported by a warning, because the next upload has all its content.
         """
-        if time.monotonic() - self._began < SECONDS or not (self._running is None or self._running.done()):
+        if time.monotonic() - self._began < UPLOAD_SECONDS or not (self._running is None or self._running.done()):
             return
         try:
             self._finish()

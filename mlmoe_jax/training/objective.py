@@ -18,7 +18,7 @@ from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.models.registries import LOSSES
 
-Metrics = dict[str, jax.Array]
+StepMetrics = dict[str, jax.Array]
 
 
 class Objective:
@@ -55,7 +55,7 @@ class Objective:
         *,
         step: jax.Array | int = 0,
         values: Mapping[str, jax.Array] | None = None,
-    ) -> tuple[jax.Array, Metrics]:
+    ) -> tuple[jax.Array, StepMetrics]:
         """Return the loss and its parts.
 
         Args:

@@ -20,7 +20,7 @@ from mlmoe_jax.models.losses import LOSS_VALUES
 from mlmoe_jax.models.params import ModelDef, Params
 from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, copy_tree, interleave, placements
 from mlmoe_jax.training.mixing import Mixing
-from mlmoe_jax.training.objective import Metrics, Objective
+from mlmoe_jax.training.objective import Objective, StepMetrics
 from mlmoe_jax.training.optim import ema_update, updates_made
 
 
@@ -74,7 +74,7 @@ def initial_state(trainable: Params, frozen: Params, stats: Params, opt: Any, *,
 
 
 # (state without frozen, frozen, part of a batch, whole batch, key) -> gradient, metrics, statistics after the part
-Differentiate = Callable[[TrainState, Params, Batch, Batch, jax.Array], tuple[Params, Metrics, Params]]
+Differentiate = Callable[[TrainState, Params, Batch, Batch, jax.Array], tuple[Params, StepMetrics, Params]]
 
 
 class TrainStep:
@@ -99,7 +99,7 @@ class TrainStep:
             self._compiled = self.lower(state, batch).compile()
         return self._compiled
 
-    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         """Take one step; operation by operation under JAX_DISABLE_JIT=1, so that modules see values."""
         step = self._step if jax.config.jax_disable_jit else self.compile(state, batch)
         moving, metrics = step(state.replace(frozen={}), state.frozen, batch)
@@ -139,7 +139,7 @@ def make_train_step(
     if accumulate > 1:
         differentiate = _accumulated(differentiate, accumulate, mesh)
 
-    def step(moving: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, Metrics]:
+    def step(moving: TrainState, frozen: Params, batch: Batch) -> tuple[TrainState, StepMetrics]:
         key = jax.random.fold_in(jax.random.key(seed), moving.step)
         moving = moving.replace(trainable=clip_to_bounds(moving.trainable))
         if mixing is not None:
@@ -161,7 +161,7 @@ def make_train_step(
     return TrainStep(step, mesh, label_axes)
 
 
-def _unless_finite(metrics: Metrics, before: TrainState, after: TrainState) -> TrainState:
+def _unless_finite(metrics: StepMetrics, before: TrainState, after: TrainState) -> TrainState:
     """Return the state after a step; only its number changes if the loss or the gradient is not finite."""
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["gradient_norm"])
     return jax.tree.map(partial(jnp.where, finite), after, before.replace(step=after.step))

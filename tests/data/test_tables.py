@@ -12,7 +12,7 @@ from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.sources.tables import open_table, read_classes
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.inference.predictor import Result
+from mlmoe_jax.inference.predictor import LabeledImage
 from mlmoe_jax.runtime.storage import Target
 
 
@@ -46,8 +46,8 @@ def test_rows_of_a_prediction_are_read_as_labels(tmp_path):
     for k, image in enumerate(("=1+1.png", "b.png")):
         Image.new("RGB", (k + 1, 2)).save(tmp_path / image)
     results = [
-        Result("=1+1.png", names, dict.fromkeys(names, 0.9)),
-        Result("b.png", ("a;b",), dict.fromkeys(names, 0.1)),
+        LabeledImage("=1+1.png", names, dict.fromkeys(names, 0.9)),
+        LabeledImage("b.png", ("a;b",), dict.fromkeys(names, 0.1)),
     ]
     ResultRows(names).write(Target(tmp_path / "train.csv", "csv"), results)
     with open(tmp_path / "train.csv", newline="") as file:

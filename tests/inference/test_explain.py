@@ -20,7 +20,7 @@ from mlmoe_jax.inference import explain
 from mlmoe_jax.inference.explain import (
     choose_samples,
     explain_images,
-    prompt_places,
+    list_prompts,
     write_requested_samples,
     write_samples,
 )
@@ -128,18 +128,18 @@ def test_every_label_is_among_the_samples():
     np.testing.assert_array_equal(rows, choose_samples(codes, 30))
 
 
-# ---------------------------------------------------------------------------------------------------- prompt_places
+# ---------------------------------------------------------------------------------------------------- list_prompts
 def test_prompt_places_are_in_the_order_of_the_model():
     config = load_config("mlvpt_digits", [])
     config.model.prompts.num_groups, config.model.prompts.per_group = 3, 2
-    places = prompt_places(config)
+    places = list_prompts(config)
     groups = [3 * ("co", "dc").index(side) + group for side, group, _ in places]
     np.testing.assert_array_equal(groups, prompt_groups(2, 3, 2))
     assert len(set(places)) == 12
     assert {expert for *_, expert in places} == {1, 2}
     # in ML-VPT's order expert e of a group is prompt e·G + group
     assert [expert for side, _, expert in places if side == "co"] == [1, 1, 1, 2, 2, 2]
-    assert prompt_places(load_config("vpt", [])) is None
+    assert list_prompts(load_config("vpt", [])) is None
 
 
 # ------------------------------------------------------------------------------------------------------- the samples
@@ -153,7 +153,7 @@ def test_samples_have_the_scores_gates_and_attention_of_the_model(make_run, tmp_
     index = folder.read_json("samples/index.json")
     assert list(index) == ["split", "grid", "prompt_groups", "entries", "samples"]
     assert (index["split"], index["grid"]) == ("test", [2, 2])
-    assert index["prompt_groups"] == [list(place) for place in prompt_places(run.config)]
+    assert index["prompt_groups"] == [list(place) for place in list_prompts(run.config)]
     rows = [split.ids.index(sample["id"]) for sample in index["samples"]]
     chosen = [row for row in choose_samples(split.labels, 10) if row != 2]
     assert rows == chosen

@@ -62,7 +62,7 @@ def test_fifty_rows_need_at_most_ten_requests(store):
 
 
 def test_rows_are_uploaded_in_time_while_training_goes_on(store, monkeypatch):
-    monkeypatch.setattr(uploads, "SECONDS", 0.0)
+    monkeypatch.setattr(uploads, "UPLOAD_SECONDS", 0.0)
     folder = RunFolder("gs://bucket/timely")
     log = log_of(folder)
     log_rows(log, 1, 3)
@@ -97,7 +97,7 @@ def test_a_busy_store_gets_the_rows_later(store):
 
 
 def test_a_failed_upload_is_repeated_with_a_warning_and_the_last_one_is_an_error(monkeypatch, caplog, refusal):
-    monkeypatch.setattr(uploads, "SECONDS", 0.0)
+    monkeypatch.setattr(uploads, "UPLOAD_SECONDS", 0.0)
     written, failing = [], [True, True, False]
 
     def write(name: str, content: bytes) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 
 from mlmoe_jax.data.image_reader import ImageReader
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.inference.explain import make_explain_step, prompt_places, query_names
-from mlmoe_jax.inference.predictor import SIZES, Predictor, fitting_size
+from mlmoe_jax.inference.explain import list_prompts, make_explain_step, query_names
+from mlmoe_jax.inference.predictor import SIZES_PER_DEVICE, Predictor, fitting_size
 from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.models.registries import head_class
@@ -23,7 +23,7 @@ from mlmoe_jax.runtime.sharding import shard_batch
 
 LABELED, EXPLAINED = "labeled", "explained"  # kinds of batches: without and with attention
 # Batch sizes per device; attention maps of many labels are large.
-BATCH_SIZES = {LABELED: SIZES, EXPLAINED: SIZES[:2]}
+BATCH_SIZES = {LABELED: SIZES_PER_DEVICE, EXPLAINED: SIZES_PER_DEVICE[:2]}
 _REPEATS, _SECONDS = 3, 0.5  # a batch is timed at most this often, and not again after this time
 
 
@@ -125,7 +125,7 @@ class Labeler:
 
     def queries(self, attention: str, count: int) -> Sequence[str]:
         """Return the names of the Q = `count` queries of an attention map, such as `prompts`."""
-        return query_names(attention, count, self.predictor.names, prompt_places(self._run.config))
+        return query_names(attention, count, self.predictor.names, list_prompts(self._run.config))
 
     def describe(self) -> dict[str, Any]:
         """Return labels with thresholds (null = never), names of gate entries, and the image size, as JSON values."""

@@ -23,7 +23,7 @@ from mlmoe_jax.apps.serving.labeler import EXPLAINED, LABELED, Labeler
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.explain import MOST_SIDE, thumbnail
-from mlmoe_jax.inference.predictor import by_label
+from mlmoe_jax.inference.predictor import weights_by_label
 from mlmoe_jax.models.outputs import Prediction
 
 STARTING, READY, STOPPING = "starting", "ready", "stopping"
@@ -240,7 +240,9 @@ class Service:
         result = predictor.result(name, output.logits, options.top_k)
         answer = {"image": name, "labels": list(result.labels), "scores": result.scores}
         if options.gates:
-            answer["gates"] = {gate: by_label(predictor.names, weights) for gate, weights in output.gates.items()}
+            answer["gates"] = {
+                gate: weights_by_label(predictor.names, weights) for gate, weights in output.gates.items()
+            }
         if options.attention:
             jpeg = base64.b64encode(thumbnail(image, MOST_SIDE)).decode()
             maps = {

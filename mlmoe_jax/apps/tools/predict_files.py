@@ -20,7 +20,7 @@ from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.formats import FORMATS, Entry, LabelFile, output_path
 from mlmoe_jax.errors import DONE, OUTDATED, USER_ERROR, UserError
-from mlmoe_jax.inference.predictor import BATCH, Predictor, Result, by_label
+from mlmoe_jax.inference.predictor import LARGEST_BATCH, LabeledImage, Predictor, weights_by_label
 from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder
 from mlmoe_jax.runs.restore import BEST
 from mlmoe_jax.runtime import distributed
@@ -90,7 +90,7 @@ def _shared_image_list(items: Sequence[str], target: Target) -> list[str]:
 
 
 def _write(
-    target: Target, predictor: Predictor, paths: Sequence[str], rows: ResultRows, results: Iterable[Result]
+    target: Target, predictor: Predictor, paths: Sequence[str], rows: ResultRows, results: Iterable[LabeledImage]
 ) -> None:
     """Write the results in the first process; other processes take part in computing them."""
     if not distributed.is_first():
@@ -121,7 +121,7 @@ def _label_file(target: Target, predictor: Predictor, paths: Sequence[str]) -> L
 
 def _batch_size(predictor: Predictor, paths: Sequence[str], size: int | None) -> int:
     devices = predictor.run.mesh.size
-    return even_batch(len(paths), size or BATCH * devices, devices)
+    return even_batch(len(paths), size or LARGEST_BATCH * devices, devices)
 
 
 def even_batch(images: int, most: int, devices: int) -> int:
@@ -220,7 +220,7 @@ class ResultRows:
     top_k: int | None = None
     selection: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
 
-    def write(self, target: Target, results: Iterable[Result]) -> None:
+    def write(self, target: Target, results: Iterable[LabeledImage]) -> None:
         """Write the results to a target of the kind csv or jsonl."""
         with open_target(target) as file:
             if target.kind == "jsonl":
@@ -241,7 +241,7 @@ class ResultRows:
         ranks = range(1, self.top_k + 1)
         return [image, *selected, error, *(name for rank in ranks for name in (f"label_{rank}", f"score_{rank}"))]
 
-    def cells(self, result: Result) -> list[Any]:
+    def cells(self, result: LabeledImage) -> list[Any]:
         """Return the row of a CSV."""
         score = {name: f"{value:.6f}" for name, value in (result.scores or {}).items()}
         image = [result.image, *self.selection.get(result.image, {}).values()]
@@ -250,7 +250,7 @@ class ResultRows:
         best = [cell for name in result.labels for cell in (name, score[name])]
         return [*image, result.error, *(best or [""] * (2 * self.top_k))]
 
-    def document(self, result: Result) -> dict[str, Any]:
+    def document(self, result: LabeledImage) -> dict[str, Any]:
         """Return the object of a JSON line."""
         if result.error:
             return {"image": result.image, "error": result.error}
@@ -259,11 +259,11 @@ class ResultRows:
             scores = {name: scores[name] for name in result.labels}
         row = {"image": result.image, **self.selection.get(result.image, {}), "labels": result.labels, "scores": scores}
         if result.gates is not None:
-            row["gates"] = {gate: by_label(self.names, weights) for gate, weights in result.gates.items()}
+            row["gates"] = {gate: weights_by_label(self.names, weights) for gate, weights in result.gates.items()}
         return row
 
 
-def _write_label_file(file: LabelFile, form: str, results: Iterable[Result]) -> None:
+def _write_label_file(file: LabelFile, form: str, results: Iterable[LabeledImage]) -> None:
     """Write the images that could be read to the file of a labeling tool."""
     entries = (
         Entry(result.image, dict.fromkeys(result.labels, POSITIVE), result.scores)
@@ -283,15 +283,15 @@ class _Summary:
 
     def __init__(self, images: int):
         self.images, self.unread, self.started = images, 0, time.perf_counter()
-        self.first: list[Result] = []
+        self.first: list[LabeledImage] = []
 
-    def count_results(self, results: Iterable[Result]) -> Iterator[Result]:
+    def count_results(self, results: Iterable[LabeledImage]) -> Iterator[LabeledImage]:
         """Yield the results, and add each to the summary."""
         for result in results:
             yield result
             self._add(result)
 
-    def _add(self, result: Result) -> None:
+    def _add(self, result: LabeledImage) -> None:
         if len(self.first) < PRINTED_IMAGES:
             self.first.append(result)
         if result.error:
@@ -332,7 +332,7 @@ class _Summary:
         return rows
 
 
-def _labels_text(result: Result) -> str:
+def _labels_text(result: LabeledImage) -> str:
     scores = result.scores or {}
     best = sorted(result.labels, key=scores.__getitem__, reverse=True)
     text = "  ".join(f"{printable(label)} {100 * scores[label]:.0f} %" for label in best)
