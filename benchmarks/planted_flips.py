@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.photographs import over_seeds
-from mlmoe_jax.apps.audit.audit import Audit, backbone_features, probe_config, ranked
+from mlmoe_jax.apps.audit.audit import Audit, extract_features, probe_config, ranked
 from mlmoe_jax.apps.cli.large_pages import use_large_pages
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE
@@ -116,7 +116,7 @@ def main():
     flags = parser.parse_args()
     arguments = f"dataset=voc2012,root={flags.root},backbone=efficientnet_lite0,resolution=224"
     config = probe_config(load_config(f"linear_probe:{arguments}", []))
-    split, features = backbone_features(open_split(config.data, "train"), config)
+    split, features = extract_features(open_split(config.data, "train"), config)
     results: dict[str, list[dict[str, float]]] = {}
     for draw in DRAWS:
         results[draw] = [run(split, features, draw, flags.share, int(seed)) for seed in flags.seeds.split(",")]

@@ -342,13 +342,13 @@ def _check_data(flags: Namespace) -> None:
         raise UserError("--mode=data writes files only with --audit; add it, or leave --output out")
 
 
-def _data(flags: Namespace, overrides: Overrides) -> Outcome | int:
+def _data(flags: Namespace, overrides: Overrides) -> Outcome:
     config = _load_config(flags.config, overrides)
     if flags.audit:
-        from mlmoe_jax.apps.audit.audit import audit
+        from mlmoe_jax.apps.audit.suggestions import audit_data
 
         _cache_programs()
-        return audit(config, flags.output, as_json=flags.json)
+        return audit_data(config, flags.output)
     from mlmoe_jax.apps.tools.check import check_data, report_outcome
 
     return report_outcome(check_data(config, flags.sample))

@@ -10,8 +10,9 @@ from helpers.tables import settings
 from PIL import Image
 
 from mlmoe_jax.apps.audit import audit
-from mlmoe_jax.apps.audit.audit import Audit, as_dict, audit_split, format_audit, probe_config, write_suggestions
-from mlmoe_jax.apps.audit.page import audit_page
+from mlmoe_jax.apps.audit.audit import Audit, audit_split, probe_config
+from mlmoe_jax.apps.audit.audit_page import audit_page
+from mlmoe_jax.apps.audit.suggestions import audit_document, audit_text, suggestions_table
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.images import ArrayImages
 from mlmoe_jax.data.label_codes import DIFFICULT, UNKNOWN
@@ -45,7 +46,7 @@ def photos(tmp_path, monkeypatch):
     def colors(split: Split, config) -> tuple[Split, np.ndarray]:
         return split, np.stack([image.mean(axis=(0, 1)) / 50 for image in split.images]).astype(np.float32)
 
-    monkeypatch.setattr(audit, "backbone_features", colors)
+    monkeypatch.setattr(audit, "extract_features", colors)
     return tmp_path
 
 
@@ -129,23 +130,21 @@ def judged(codes, scores, classes=("a", "b"), groups=None) -> Audit:
     return Audit(split, np.array(scores, np.float64), [(0, 1), (2, 3)], [])
 
 
-def test_unknown_labels_can_be_missing_and_difficult_ones_are_left_out(tmp_path):
+def test_unknown_labels_can_be_missing_and_difficult_ones_are_left_out():
     codes = [[1, 1], [0, 0]] * 5 + [[UNKNOWN, DIFFICULT], [UNKNOWN, 1]]
     scores = [[0.9, 0.8], [0.1, 0.2]] * 5 + [[0.75, 0.1], [0.2, 0.3]]
     result = judged(codes, scores)
-    write_suggestions(tmp_path / "a.csv", result)
-    rows = list(csv.reader((tmp_path / "a.csv").read_text().splitlines()))[1:]
-    assert [row[:4] for row in rows] == [["10.png", "a", "", "1"], ["11.png", "b", "1", "0"]]
+    assert [row[:4] for row in suggestions_table(result).rows] == [["10.png", "a", "", "1"], ["11.png", "b", "1", "0"]]
     assert result.twins == [(0, 1), (2, 3)]
-    assert "1 missing and 1 superfluous labels suggested on 2 images" in format_audit(result)
+    assert "1 missing and 1 superfluous labels suggested on 2 images" in audit_text(result)
 
 
 def test_labels_with_few_images_are_not_judged():
     codes = np.array([[1, 1]] * 4 + [[0, 1]] * 2 + [[0, 0]] * 6)
     result = judged(codes, np.where(codes, 0.2, 0.8))
     assert set(result.suggestions[:, 1].tolist()) == {1}
-    assert as_dict(result)["not_judged"] == ["a"]
-    assert "fewer than 5 images have the label or are known not to have it: a" in format_audit(result)
+    assert audit_document(result)["not_judged"] == ["a"]
+    assert "fewer than 5 images have the label or are known not to have it: a" in audit_text(result)
 
 
 def test_a_label_of_few_groups_is_not_judged_because_a_fit_may_have_none_of_them():
@@ -156,7 +155,7 @@ def test_a_label_of_few_groups_is_not_judged_because_a_fit_may_have_none_of_them
     groups[12:20:2] = ["sick"] * 4
     result = judged(codes, np.where(codes, 0.2, 0.8), groups=groups)
     assert (result.judged.any(), len(result.suggestions)) == (False, 0)
-    assert "fewer than 5 groups of images have the label" in format_audit(result)
+    assert "fewer than 5 groups of images have the label" in audit_text(result)
 
 
 def test_suggestions_agree_with_the_tree(photos, capsys, monkeypatch):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
+from mlmoe_jax.apps.audit.audit import Audit
 from mlmoe_jax.apps.report.components import Note, Section, Table, Widget
 from mlmoe_jax.apps.report.mistakes import SIDE
 from mlmoe_jax.apps.report.page import render_page
@@ -17,9 +18,6 @@ from mlmoe_jax.data.images import BadImage, Decoding
 from mlmoe_jax.data.label_codes import POSITIVE, UNKNOWN
 from mlmoe_jax.inference.explain import thumbnail
 from mlmoe_jax.runtime.text import quantity
-
-if TYPE_CHECKING:
-    from mlmoe_jax.apps.audit.audit import Audit
 
 MOST_IMAGES, MOST_PAIRS, MOST_ROWS = 200, 50, 1000
 # Outcomes of a label on a card: their words and their choices in the menu.
