@@ -13,7 +13,7 @@ import pytest
 from helpers.paths import REPOSITORY
 
 from mlmoe_jax.config import flatten, from_json
-from mlmoe_jax.config.keys import as_text
+from mlmoe_jax.config.keys import format_value
 
 PAGE = (REPOSITORY / "docs" / "extending.md").read_text()
 FENCED = re.compile(r"^```(python|shell)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -144,7 +144,7 @@ def test_the_additions_train_save_restore_and_predict(extended):
     kept = flatten(from_json((run / "config.json").read_text()))
     for setting in settings():
         key, _, value = setting.removeprefix("--config.").partition("=")
-        assert as_text(kept[key]) == value, "the run used what the page adds"
+        assert format_value(kept[key]) == value, "the run used what the page adds"
     assert (run / "labels.txt").read_text().split() == ["even", "prime", "square", "loop"]
     assert 0 <= json.loads((run / "results.json").read_text())["test"]["subset_accuracy@0.5"] <= 1
     assert {"model.bin", "model.json", "load.py", "README.md"} == {

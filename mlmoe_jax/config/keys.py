@@ -1,4 +1,4 @@
-"""The types of config keys: how each type reads a value from text, and which values it allows.
+"""The types of config keys: how each type parses a value, and which values it allows.
 
 The tables in `config.tables` consist of these keys. Defaults, validation, help and the reference page come from them.
 """
@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from mlmoe_jax.runtime.registry import Registry, nearest
 
-ANY = -math.inf  # the lower limit of an unlimited number
+ANY = -math.inf  # `least` of a number without limits
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class Key(abc.ABC):
     """One key of the config.
 
     Attributes:
-      takes: the allowed values in words, such as "an integer above 0".
+      allowed: the allowed values in words, such as "an integer above 0".
       default: the default value.
       doc: one sentence about the key.
       unit: unit of a number, empty if it has none.
     """
 
-    takes: ClassVar[str]
+    allowed: ClassVar[str]
 
     default: Any
     doc: str
@@ -37,29 +37,29 @@ class Key(abc.ABC):
     unit: str = ""
 
     @abc.abstractmethod
-    def read(self, text: str) -> Any:
+    def parse(self, text: str) -> Any:
         """Return the value of a text; ValueError, SyntaxError or KeyError if it is not a value of this type."""
 
     @abc.abstractmethod
     def allows(self, value: Any) -> bool:
-        """Return whether the key allows a value."""
+        """Return whether a value has the type of the key and is within its limits."""
 
-    def nearest(self, value: Any) -> str:
-        """Return the end of an error about a wrong value: the nearest allowed value, if any."""
+    def hint(self, value: Any) -> str:
+        """Return the end of an error about a wrong value, such as the nearest allowed value, or ""."""
         return ""
 
-    def text_of(self, value: Any) -> str:
+    def format(self, value: Any) -> str:
         """Return a value as text for the command line."""
-        return as_text(value)
+        return format_value(value)
 
 
 @dataclass(frozen=True)
-class Text(Key):
+class TextKey(Key):
     """Any text, such as a name or a path."""
 
-    takes: ClassVar[str] = "a string"
+    allowed: ClassVar[str] = "a string"
 
-    def read(self, text: str) -> str:
+    def parse(self, text: str) -> str:
         return text
 
     def allows(self, value: Any) -> bool:
@@ -67,34 +67,34 @@ class Text(Key):
 
 
 @dataclass(frozen=True)
-class Choice(Text):
+class ChoiceKey(TextKey):
     """One of several names.
 
     Attributes:
-      of: the names, a mapping from names to meanings, or a registry.
+      choices: the names, a mapping from names to meanings, or a registry.
     """
 
     _: KW_ONLY
-    of: tuple[str, ...] | Mapping[str, str] | Registry
+    choices: tuple[str, ...] | Mapping[str, str] | Registry
 
     @property
-    def takes(self) -> str:
-        return f"one of {', '.join(self.of)}"
+    def allowed(self) -> str:
+        return f"one of {', '.join(self.choices)}"
 
     def allows(self, value: Any) -> bool:
-        return value in self.of
+        return value in self.choices
 
-    def nearest(self, value: Any) -> str:
-        return nearest(str(value), self.of)
+    def hint(self, value: Any) -> str:
+        return nearest(str(value), self.choices)
 
 
 @dataclass(frozen=True)
-class Flag(Key):
+class FlagKey(Key):
     """True or false."""
 
-    takes: ClassVar[str] = "true or false"
+    allowed: ClassVar[str] = "true or false"
 
-    def read(self, text: str) -> bool:
+    def parse(self, text: str) -> bool:
         return {"true": True, "1": True, "false": False, "0": False}[text.lower()]
 
     def allows(self, value: Any) -> bool:
@@ -102,11 +102,15 @@ class Flag(Key):
 
 
 @dataclass(frozen=True)
-class Number(Key):
-    """A finite number with a lower limit, `above` or `least` (ANY = none), and an upper limit, `below` or `most`.
+class NumberKey(Key):
+    """A finite number. Its lower limit is `above` or `least`, its upper limit `below`, `most` or LARGEST.
 
     Attributes:
-      LARGEST: default limit of the magnitude. A larger number is most likely a typo.
+      above: largest number that is too small.
+      least: smallest allowed number; ANY allows all.
+      below: smallest number that is too large.
+      most: largest allowed number.
+      LARGEST: the magnitude from which a number without upper limit is most likely a typo.
     """
 
     _: KW_ONLY
@@ -115,130 +119,145 @@ class Number(Key):
     below: float | None = None
     most: float | None = None
 
-    word: ClassVar[str] = "a number"
+    type_name: ClassVar[str] = "a number"
     LARGEST: ClassVar[float] = 1e9
 
     @property
-    def takes(self) -> str:
+    def allowed(self) -> str:
         if self.least == ANY:
-            return f"any {self.word.split()[-1]}"
+            return f"any {self.type_name.split()[-1]}"
         if self.above is not None:
-            upper = f" and at most {_digits(self.most)}" if self.most is not None else ""
-            upper = f" and below {self.below:g}" if self.below is not None else upper
-            return f"{self.word} above {self.above:g}{upper}"
+            return f"{self.type_name} above {self.above:g}{self._upper_limit()}"
         if self.most is not None:
-            return f"{self.word} from {self.least:g} to {_digits(self.most)}"
+            return f"{self.type_name} from {self.least:g} to {_format_limit(self.most)}"
         if self.below is not None:
-            return f"{self.word} from {self.least:g} to below {self.below:g}"
-        return f"{self.word} of at least {self.least:g}"
+            return f"{self.type_name} from {self.least:g} to below {self.below:g}"
+        return f"{self.type_name} of at least {self.least:g}"
 
-    def read(self, text: str) -> float:
+    def _upper_limit(self) -> str:
+        if self.below is not None:
+            return f" and below {self.below:g}"
+        return f" and at most {_format_limit(self.most)}" if self.most is not None else ""
+
+    def parse(self, text: str) -> float:
         return float(text)
 
     def allows(self, value: Any) -> bool:
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
-        enough = value >= self.least if self.least is not None else value > self.above
-        most = self.LARGEST if self.most is None else self.most
-        return enough and -self.LARGEST <= value <= most and (self.below is None or value < self.below)
+        if not -self.LARGEST <= value <= (self.LARGEST if self.most is None else self.most):
+            return False
+        if self.below is not None and value >= self.below:
+            return False
+        return value > self.above if self.least is None else value >= self.least
 
-    def nearest(self, value: Any) -> str:
-        general = self.most is None and self.below is None and isinstance(value, int | float)
-        return f"; the largest is {self.LARGEST:,.0f}" if general and abs(value) > self.LARGEST else ""
+    def hint(self, value: Any) -> str:
+        unlimited = self.most is None and self.below is None
+        if unlimited and isinstance(value, int | float) and abs(value) > self.LARGEST:
+            return f"; the largest is {self.LARGEST:,.0f}"
+        return ""
 
 
-def _digits(number: float) -> str:
+def _format_limit(number: float) -> str:
     return f"{number:,}" if isinstance(number, int) else f"{number:g}"
 
 
 @dataclass(frozen=True)
-class Integer(Number):
+class IntegerKey(NumberKey):
     """An integer with limits."""
 
-    word: ClassVar[str] = "an integer"
+    type_name: ClassVar[str] = "an integer"
     LARGEST: ClassVar[float] = 1_000_000
 
-    def read(self, text: str) -> int:
+    def parse(self, text: str) -> int:
         return int(text)
 
 
 @dataclass(frozen=True)
-class AutoInteger(Integer):
+class AutoIntegerKey(IntegerKey):
     """An integer with limits, or `auto`, which lets the program choose. A config stores `auto` as the number AUTO."""
 
     AUTO: ClassVar[int] = -1
 
     @property
-    def takes(self) -> str:
-        return f"auto or {super().takes}"
+    def allowed(self) -> str:
+        return f"auto or {super().allowed}"
 
-    def read(self, text: str) -> int:
-        return self.AUTO if text == "auto" else super().read(text)
+    def parse(self, text: str) -> int:
+        return self.AUTO if text == "auto" else super().parse(text)
 
     def allows(self, value: Any) -> bool:
         return value == self.AUTO or super().allows(value)
 
-    def text_of(self, value: Any) -> str:
-        return "auto" if value == self.AUTO else super().text_of(value)
+    def format(self, value: Any) -> str:
+        return "auto" if value == self.AUTO else super().format(value)
 
 
 @dataclass(frozen=True)
-class _Tuple(Key):
+class _TupleKey(Key):
     """Several values, written as a Python tuple or list, or separated by commas."""
 
-    def read(self, text: str) -> tuple:
+    def parse(self, text: str) -> tuple:
         if text[:1] not in ("(", "["):
-            return tuple(self.read_one(part) for part in text.split(",") if part)
+            return tuple(self.parse_item(part) for part in text.split(",") if part)
         value = ast.literal_eval(text)
-        return tuples(value) if isinstance(value, tuple | list) else (value,)
+        return to_tuples(value) if isinstance(value, tuple | list) else (value,)
 
-    def read_one(self, text: str) -> Any:
+    def parse_item(self, text: str) -> Any:
         return text
 
+    def allows(self, value: Any) -> bool:
+        return isinstance(value, tuple | list) and all(map(self.allows_item, value))
+
+    @abc.abstractmethod
+    def allows_item(self, item: Any) -> bool:
+        """Return whether a value may contain an item."""
+
 
 @dataclass(frozen=True)
-class Texts(_Tuple):
+class TextsKey(_TupleKey):
     """Texts, such as the names of splits."""
 
-    takes: ClassVar[str] = "strings separated by commas"
+    allowed: ClassVar[str] = "strings separated by commas"
 
-    def allows(self, value: Any) -> bool:
-        return isinstance(value, tuple | list) and all(isinstance(one, str) for one in value)
+    def allows_item(self, item: Any) -> bool:
+        return isinstance(item, str)
 
 
 @dataclass(frozen=True)
-class _Numbers(_Tuple):
-    def read_one(self, text: str) -> float:
+class _NumbersKey(_TupleKey):
+    def parse_item(self, text: str) -> float:
         return float(text)
 
-    def allows(self, value: Any) -> bool:
-        return isinstance(value, tuple | list) and all(
-            isinstance(one, int | float) and abs(one) <= Number.LARGEST for one in value
-        )
+    def allows_item(self, item: Any) -> bool:
+        return isinstance(item, int | float) and abs(item) <= NumberKey.LARGEST
 
 
 @dataclass(frozen=True)
-class Interval(_Numbers):
+class IntervalKey(_NumbersKey):
     """The bounds of a range to draw from."""
 
-    takes: ClassVar[str] = "two numbers above 0, the smaller one first"
+    allowed: ClassVar[str] = "two numbers above 0, the smaller one first"
 
     def allows(self, value: Any) -> bool:
         return super().allows(value) and len(value) == 2 and 0 < value[0] <= value[1]
 
 
 @dataclass(frozen=True)
-class Shares(_Numbers):
+class FractionsKey(_NumbersKey):
     """One or more fractions of a whole."""
 
-    takes: ClassVar[str] = "one or more numbers from 0 to below 1"
+    allowed: ClassVar[str] = "one or more numbers from 0 to below 1"
 
     def allows(self, value: Any) -> bool:
-        return super().allows(value) and len(value) > 0 and all(0 <= one < 1 for one in value)
+        return super().allows(value) and len(value) > 0
+
+    def allows_item(self, item: Any) -> bool:
+        return super().allows_item(item) and 0 <= item < 1
 
 
 @dataclass(frozen=True)
-class Rules(_Tuple):
+class RulesKey(_TupleKey):
     """Ordered rules over parameter paths. The first match counts (see models.rules).
 
     Attributes:
@@ -249,25 +268,24 @@ class Rules(_Tuple):
     factors: bool = False
 
     @property
-    def takes(self) -> str:
+    def allowed(self) -> str:
         return f"(regex, {'number' if self.factors else 'True or False'}) pairs"
 
-    def allows(self, value: Any) -> bool:
-        return isinstance(value, tuple | list) and all(map(self._allows_rule, value))
-
-    def _allows_rule(self, rule: Any) -> bool:
-        if not (isinstance(rule, tuple | list) and len(rule) == 2 and isinstance(rule[0], str)):
+    def allows_item(self, item: Any) -> bool:
+        if not (isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], str)):
             return False
+        pattern, value = item
         try:
-            re.compile(rule[0])
+            re.compile(pattern)
         except re.error:
             return False
-        is_number = isinstance(rule[1], int | float) and abs(rule[1]) <= Number.LARGEST
-        return is_number and isinstance(rule[1], bool) != self.factors
+        if not self.factors:
+            return isinstance(value, bool)
+        return not isinstance(value, bool) and isinstance(value, int | float) and abs(value) <= NumberKey.LARGEST
 
 
 @dataclass(frozen=True)
-class Section:
+class ConfigSection:
     """Keys that belong together, and subsections.
 
     Attributes:
@@ -275,41 +293,41 @@ class Section:
     """
 
     doc: str
-    entries: Mapping[str, Key | Section] = field(default_factory=dict)
+    entries: Mapping[str, Key | ConfigSection] = field(default_factory=dict)
     further: Key | None = None
 
 
-def section(doc: str, /, *, further: Key | None = None, **entries: Key | Section) -> Section:
+def section(doc: str, /, *, further: Key | None = None, **entries: Key | ConfigSection) -> ConfigSection:
     """Return a section of the table. The keyword arguments are its entries, in the order of the help."""
-    return Section(doc, entries, further)
+    return ConfigSection(doc, entries, further)
 
 
-def walk(table: Section, prefix: str = "") -> Iterator[tuple[str, Key | Section]]:
+def walk(table: ConfigSection, prefix: str = "") -> Iterator[tuple[str, Key | ConfigSection]]:
     """Yield each entry of a section with its dotted name. A section comes before its entries."""
     for name, entry in table.entries.items():
         yield f"{prefix}{name}", entry
-        if isinstance(entry, Section):
+        if isinstance(entry, ConfigSection):
             yield from walk(entry, f"{prefix}{name}.")
 
 
 def key_like(value: Any) -> Key:
-    """Return a key that reads text as the type of `value`, for an option of a config file."""
+    """Return a key that parses text as the type of `value`, for an option of a config file."""
     keys = {
-        bool: Flag(value, ""),
-        int: Integer(value, "", least=ANY),
-        float: Number(value, "", least=ANY),
-        tuple: Texts(value, ""),
-        str: Text(value, ""),
+        bool: FlagKey(value, ""),
+        int: IntegerKey(value, "", least=ANY),
+        float: NumberKey(value, "", least=ANY),
+        tuple: TextsKey(value, ""),
+        str: TextKey(value, ""),
     }
     return keys[type(value)]
 
 
-def tuples(value: Any) -> Any:
+def to_tuples(value: Any) -> Any:
     """Return `value` with all lists, also nested lists, as tuples."""
-    return tuple(tuples(item) for item in value) if isinstance(value, tuple | list) else value
+    return tuple(to_tuples(item) for item in value) if isinstance(value, tuple | list) else value
 
 
-def as_text(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a value as text for the command line."""
     if isinstance(value, bool):
         return str(value).lower()

@@ -17,8 +17,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.config.defaults import PLACE, SECTIONS, default_config, key_named, use_adapter, why_unknown
-from mlmoe_jax.config.keys import Key, key_like, tuples
+from mlmoe_jax.config.defaults import ADAPTERS_SECTION, SECTIONS, default_config, key_named, use_adapter, why_unknown
+from mlmoe_jax.config.keys import Key, key_like, to_tuples
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
 from mlmoe_jax.runtime.registry import nearest, suggestion
@@ -151,7 +151,7 @@ def set_key(config: ConfigDict, key: str, text: str, *, what: str) -> None:
     Raises:
       UserError: the key is unknown, or it cannot read the text.
     """
-    if key == PLACE:
+    if key == ADAPTERS_SECTION:
         for name in filter(None, text.split(",")):
             use_adapter(config, name)
         return
@@ -163,7 +163,7 @@ def set_key(config: ConfigDict, key: str, text: str, *, what: str) -> None:
 
 def _assign(config: ConfigDict, key: str, value: Any) -> None:
     *parents, leaf = key.split(".")
-    if key.startswith(f"{PLACE}."):
+    if key.startswith(f"{ADAPTERS_SECTION}."):
         use_adapter(config, parents[-1])
     node = config
     for name in parents:
@@ -173,11 +173,11 @@ def _assign(config: ConfigDict, key: str, value: Any) -> None:
 
 def _read(key: Key, text: str, what: str) -> Any:
     try:
-        return key.read(text)
+        return key.parse(text)
     except (ValueError, KeyError, SyntaxError, TypeError, MemoryError, RecursionError) as error:  # of ast.literal_eval
-        example = key.text_of(key.default)
+        example = key.format(key.default)
         such = f" such as {example}" if example else ""
-        raise UserError(f"{what} takes {key.takes}{such}, not '{text}'") from error
+        raise UserError(f"{what} takes {key.allowed}{such}, not '{text}'") from error
 
 
 def to_json(config: ConfigDict) -> str:
@@ -204,7 +204,7 @@ def from_json(text: str, source: str = "the stored config", *, required: Sequenc
             stored[name]  # a KeyError names it
         for name, value in stored.items():
             if name in SECTIONS or key_named(name) is not None:
-                _assign(config, name, tuples(value))
+                _assign(config, name, to_tuples(value))
             else:
                 unknown.append(name)
     if unknown:

@@ -4,7 +4,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.config.defaults import KEYS, PLACE, default_config, in_open_section, key_named, why_unknown
+from mlmoe_jax.config.defaults import ADAPTERS_SECTION, KEYS, default_config, in_open_section, key_named, why_unknown
 from mlmoe_jax.config.loading import flatten
 from mlmoe_jax.data.labels import hidden
 from mlmoe_jax.errors import UserError
@@ -38,7 +38,7 @@ def validate(config: ConfigDict) -> None:
     flat = flatten(config)
     adapters = {name: ADAPTERS[name].settings for name in config.model.adapters if name in ADAPTERS}
     required = [name for name in KEYS if not in_open_section(name)]
-    required += [f"{PLACE}.{name}.{leaf}" for name, settings in adapters.items() for leaf in settings]
+    required += [f"{ADAPTERS_SECTION}.{name}.{leaf}" for name, settings in adapters.items() for leaf in settings]
     if missing := [name for name in required if name not in flat]:
         raise UserError(f"the config lacks {', '.join(missing)}; let it start from default_config() and use_adapter")
     checks = (_model_mistakes, _data_mistakes, _loss_mistakes, _cache_mistakes, _fit_mistakes)
@@ -88,7 +88,7 @@ def _key_mistakes(flat: dict[str, Any]) -> list[str]:
         if key is None:
             wrong.append(f"{name} {why_unknown(name)}")
         elif name in flat and not key.allows(flat[name]):
-            wrong.append(f"{name} is {flat[name]!r} and must be {key.takes}{key.nearest(flat[name])}")
+            wrong.append(f"{name} is {flat[name]!r} and must be {key.allowed}{key.hint(flat[name])}")
     return wrong
 
 

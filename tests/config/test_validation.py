@@ -3,7 +3,7 @@ import pytest
 from mlmoe_jax.apps.cli.reference import describe
 from mlmoe_jax.config import apply_overrides, default_config, from_json, to_json, validate, warnings
 from mlmoe_jax.config.defaults import KEYS
-from mlmoe_jax.config.keys import ANY, AutoInteger, Choice, Number
+from mlmoe_jax.config.keys import ANY, AutoIntegerKey, ChoiceKey, NumberKey
 from mlmoe_jax.data.sources.open import SOURCES
 from mlmoe_jax.evaluation.metrics.published import PRESETS
 from mlmoe_jax.models.adapters.group_prompts import PROMPT_MASKS, SIDES
@@ -54,10 +54,10 @@ def listed_for(refusal, key: str, value) -> list[str]:
     return mistakes(refusal, **{key.replace(".", "__"): value})
 
 
-@pytest.mark.parametrize("key", [name for name, key in KEYS.items() if isinstance(key, Choice)])
+@pytest.mark.parametrize("key", [name for name, key in KEYS.items() if isinstance(key, ChoiceKey)])
 def test_a_value_beyond_the_choices_is_refused(refusal, key):
     sentence, *_ = listed_for(refusal, key, "zzz")
-    assert sentence == f"{key} is 'zzz' and must be one of {', '.join(KEYS[key].of)}"
+    assert sentence == f"{key} is 'zzz' and must be one of {', '.join(KEYS[key].choices)}"
 
 
 def test_a_misspelt_choice_gets_the_nearest(refusal):
@@ -97,12 +97,12 @@ def test_known_data_sets_and_members_of_a_family_are_allowed(name):
     }.items(),
 )
 def test_the_choices_are_those_that_are_implemented(key, implemented):
-    assert set(KEYS[key].of) == set(implemented)
+    assert set(KEYS[key].choices) == set(implemented)
 
 
-@pytest.mark.parametrize("key", [name for name, key in KEYS.items() if isinstance(key, Number)])
+@pytest.mark.parametrize("key", [name for name, key in KEYS.items() if isinstance(key, NumberKey)])
 def test_numbers_are_within_their_limits(refusal, key):
-    limits, said = KEYS[key], f"and must be {KEYS[key].takes}"
+    limits, said = KEYS[key], f"and must be {KEYS[key].allowed}"
     kind = type(limits.default)
     beyond = [number for number in (kind(1e10), kind(1e30)) if number != limits.most]
     if kind is float:
@@ -114,7 +114,7 @@ def test_numbers_are_within_their_limits(refusal, key):
         assert f"{key} is nan {said}" in listed_for(refusal, key, float("nan"))
         return
     low = kind(limits.above) if limits.least is None else kind(limits.least - 1)
-    if isinstance(limits, AutoInteger) and low == limits.AUTO:
+    if isinstance(limits, AutoIntegerKey) and low == limits.AUTO:
         low -= 1
     assert f"{key} is {low!r} {said}" in listed_for(refusal, key, low)
     for limit, inside in ((limits.most, True), (limits.below, False)):
@@ -130,10 +130,10 @@ def test_a_number_may_be_left_to_the_program(refusal, key):
     config = apply_overrides(default_config(), [(key, "3")])
     assert validate(apply_overrides(config, [(key, "auto")])) is None
     section, leaf = key.split(".")
-    assert config[section][leaf] == default_config()[section][leaf] == AutoInteger.AUTO
-    assert "; default auto\n" in describe(key)
+    assert config[section][leaf] == default_config()[section][leaf] == AutoIntegerKey.AUTO
+    assert describe(key).startswith(f"{key}=auto (auto or an integer ")
     sentence = refusal(apply_overrides, config, [(key, "many")])
-    assert sentence == f"config key '{key}' takes {KEYS[key].takes} such as auto, not 'many'"
+    assert sentence == f"config key '{key}' takes {KEYS[key].allowed} such as auto, not 'many'"
 
 
 def test_a_number_beyond_the_general_limit_names_it(refusal):
@@ -142,7 +142,7 @@ def test_a_number_beyond_the_general_limit_names_it(refusal):
         ("checkpoint.every_epochs", 1e30, "1,000,000,000"),
     ):
         sentence, nearest = listed_for(refusal, key, value)
-        assert sentence == f"{key} is {value!r} and must be {KEYS[key].takes}"
+        assert sentence == f"{key} is {value!r} and must be {KEYS[key].allowed}"
         assert nearest == f"the largest is {largest}"
 
 

@@ -109,7 +109,7 @@ def test_cutout_covers_a_half_open_square_clipped_at_the_borders():
 
 # ----------------------------------------------------------------------------------------------------------- policies
 def test_the_policies():
-    assert set(POLICIES) == set(KEYS["augment.randaugment"].of)
+    assert set(POLICIES) == set(KEYS["augment.randaugment"].choices)
     assert len(UDA.operations) == len(set(UDA.operations)) == 15
     assert set(UDA.operations) == set(OPERATIONS) - {"identity"}
     assert len(RANDAUGMENT.operations) == len(set(RANDAUGMENT.operations)) == 14

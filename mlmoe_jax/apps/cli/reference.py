@@ -6,8 +6,8 @@
 import textwrap
 from collections.abc import Iterator
 
-from mlmoe_jax.config.defaults import CONFIG, PLACE, SECTIONS, adapter_section, key_named, why_unknown
-from mlmoe_jax.config.keys import Choice, Key, Section, Text
+from mlmoe_jax.config.defaults import ADAPTERS_SECTION, CONFIG, SECTIONS, adapter_section, key_named, why_unknown
+from mlmoe_jax.config.keys import ChoiceKey, ConfigSection, Key, TextKey
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.registries import ADAPTERS
 
@@ -29,11 +29,11 @@ Each key has its default and unit, and in parentheses what it takes. Unless a li
 
 def _list_key(name: str, key: Key) -> Iterator[str]:
     """Yield the lines of a key as items of a Markdown list: the key, and its choices below it."""
-    default = key.text_of(key.default)
-    choices = key.of if isinstance(key, Choice) and isinstance(key.of, dict) else {}
+    default = key.format(key.default)
+    choices = key.choices if isinstance(key, ChoiceKey) and isinstance(key.choices, dict) else {}
     notes = [] if default else ["empty"]
-    if not choices and type(key) is not Text:
-        notes.append(key.takes)
+    if not choices and type(key) is not TextKey:
+        notes.append(key.allowed)
     written = f"`{name}={default}`" if default else f"`{name}`"
     unit = f" {key.unit}" if key.unit else ""
     limits = f" ({'; '.join(notes)})" if notes else ""
@@ -42,7 +42,7 @@ def _list_key(name: str, key: Key) -> Iterator[str]:
         yield f"    * `{choice}`" + (f": {meaning}" if meaning != choice else "")
 
 
-def _list_keys(name: str, section: Section) -> Iterator[str]:
+def _list_keys(name: str, section: ConfigSection) -> Iterator[str]:
     """Yield the lines of the keys directly in a section; NAME stands for keys that may be added."""
     prefix = f"{name}." if name else ""
     for last, entry in section.entries.items():
@@ -59,7 +59,7 @@ def describe(topic: str) -> str:
     Raises UserError, with the nearest key, for an unknown section or key.
     """
     name = topic.removeprefix(f"{ROOT}.")
-    adapter = name.removeprefix(f"{PLACE}.")
+    adapter = name.removeprefix(f"{ADAPTERS_SECTION}.")
     if name == ROOT:
         return _describe_section("", CONFIG)
     if name in SECTIONS:
@@ -72,9 +72,9 @@ def describe(topic: str) -> str:
     return _plain(_list_key(name, key))
 
 
-def _describe_section(name: str, section: Section) -> str:
+def _describe_section(name: str, section: ConfigSection) -> str:
     parts = [f"{name or ROOT}: {section.doc}", _plain(_list_keys(name, section))]
-    inside = {last: entry for last, entry in section.entries.items() if isinstance(entry, Section)}
+    inside = {last: entry for last, entry in section.entries.items() if isinstance(entry, ConfigSection)}
     if inside:
         prefix = f"{name}." if name else ""
         listed = [f"* {prefix}{last}: {entry.doc}" for last, entry in inside.items()]
@@ -105,7 +105,7 @@ def reference_page() -> str:
     sections = {}
     for name, section in SECTIONS.items():
         sections[name] = section
-        if name == PLACE:
+        if name == ADAPTERS_SECTION:
             sections |= {f"{name}.{adapter}": adapter_section(adapter) for adapter in ADAPTERS}
     lines = [_INTRODUCTION, *_list_keys("", CONFIG), ""]
     for name, section in sections.items():

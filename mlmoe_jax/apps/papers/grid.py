@@ -132,7 +132,7 @@ def short_names(swept: Iterable[str], config: ConfigDict) -> dict[str, str]:
 
 def value_text(value: Any) -> str:
     """Return a value as in a `--sweep` flag, where tuples need brackets, since commas separate values."""
-    return str(value) if isinstance(value, tuple) else keys.as_text(value)
+    return str(value) if isinstance(value, tuple) else keys.format_value(value)
 
 
 def folder_name(values: dict[str, Any]) -> str:

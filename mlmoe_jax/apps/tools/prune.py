@@ -44,7 +44,7 @@ from mlmoe_jax.training.resume import config_of_run
 from mlmoe_jax.training.selection import require_metric, selection_split
 
 STAGES, TABLE = "prune", "prune.csv"
-SEARCH, LEVELS, IMPORTANCE = f"{STAGES}/search", f"{STAGES}/levels", f"{STAGES}/importance_{{}}.npz"
+SEARCH, LEVELS, IMPORTANCE = f"{STAGES}/search", f"{STAGES}/levels", f"{STAGES}/importance.npz"
 MASKS = {"tokens": "prompts/token_mask", "segments": "prompts/segment_mask"}
 
 
@@ -71,7 +71,7 @@ def prune(config: ConfigDict, folder: RunFolder) -> Results:
     config_of_run(search, folder.below(SEARCH))
     with folder.writing_by_first():
         _train_once(search, folder.below(SEARCH), "training with learned masks")
-        importance = _importance(folder, config)
+        importance = _importance(folder)
         levels = make_levels(importance, config.prune)
         results = {}
         for number, level in enumerate(levels, start=1):
@@ -128,11 +128,11 @@ def _mask(importance: np.ndarray, level: float, *, at_least: int) -> str:
     return "".join("0" if index in least else "1" for index in range(len(importance)))
 
 
-def measure_importance(run: Run, *, how: str = "signed") -> dict[str, np.ndarray]:
+def measure_importance(run: Run) -> dict[str, np.ndarray]:
     """Return the mean over training batches of ∂loss/∂mask for the masks `tokens` f64[P] and `segments` f64[P,S].
 
-    `how` is `signed`, as in the authors' code, or `absolute`, the mean of the absolute value, as in the paper's
-    definition (Michel et al., sec. 4.1). The authors' code also updates the weights meanwhile; here they are constant.
+    The gradients keep their sign, as in the authors' code; the paper's definition (Michel et al., sec. 4.1) takes the
+    absolute value. The authors' code also updates the weights meanwhile; here they are constant.
     """
     config = run.config
     split = open_split(config.data, config.data.train_split, classes=run.label_space.names, seed=config.seed)
@@ -151,7 +151,7 @@ def measure_importance(run: Run, *, how: str = "signed") -> dict[str, np.ndarray
         progress=Progress("measure importance", steps, size),
     ):
         for name, value in gradient.items():
-            total[name] += np.abs(value) if how == "absolute" else value
+            total[name] += value
     return {name: value / steps for name, value in total.items()}
 
 
@@ -173,13 +173,12 @@ def _importance_step(run: Run, labels: np.ndarray) -> Callable[..., Params]:
 
 
 # ------------------------------------------------------------------------------------------------------------ parts
-def _importance(folder: RunFolder, config: ConfigDict) -> dict[str, np.ndarray]:
-    name = IMPORTANCE.format(config.prune.importance)
-    if distributed.broadcast_from_first((folder / name).exists()):
-        return folder.read_npz(name)
-    measured = measure_importance(open_run(folder.below(SEARCH), [("eval.dtype", "same")]), how=config.prune.importance)
+def _importance(folder: RunFolder) -> dict[str, np.ndarray]:
+    if distributed.broadcast_from_first((folder / IMPORTANCE).exists()):
+        return folder.read_npz(IMPORTANCE)
+    measured = measure_importance(open_run(folder.below(SEARCH), [("eval.dtype", "same")]))
     if distributed.is_first():
-        folder.write_npz(name, **measured)
+        folder.write_npz(IMPORTANCE, **measured)
     return measured
 
 

@@ -8,7 +8,7 @@ from helpers.paths import REPOSITORY
 
 from mlmoe_jax.apps.cli.reference import describe, reference_page
 from mlmoe_jax.config.defaults import CONFIG, KEYS, SECTIONS
-from mlmoe_jax.config.keys import ANY, Choice, Integer, Key, Number
+from mlmoe_jax.config.keys import ANY, ChoiceKey, IntegerKey, Key, NumberKey
 from mlmoe_jax.main import main
 from mlmoe_jax.models.registries import ADAPTERS
 
@@ -23,19 +23,19 @@ def test_everything_has_a_sentence_and_a_default_that_is_allowed_and_reads_back(
     for name, key in KEYS.items():
         assert key.allows(key.default), name
         if isinstance(key.default, bool | int | float | str):
-            assert key.read(str(key.default)) == key.default
+            assert key.parse(str(key.default)) == key.default
 
 
 def test_numbers_have_a_range_or_say_that_they_have_none_and_choices_have_a_meaning_each():
     for name, key in KEYS.items():
-        if isinstance(key, Number):
+        if isinstance(key, NumberKey):
             assert (key.above is None) != (key.least is None), name
-            assert isinstance(key.default, int if isinstance(key, Integer) else float)
+            assert isinstance(key.default, int if isinstance(key, IntegerKey) else float)
             assert key.least != ANY or (key.most is None and key.below is None)
-        if isinstance(key, Choice):
-            assert len(set(key.of)) == len(list(key.of)) > 1
-            if isinstance(key.of, dict):
-                assert all(meaning and not meaning.endswith(".") for meaning in key.of.values()), name
+        if isinstance(key, ChoiceKey):
+            assert len(set(key.choices)) == len(list(key.choices)) > 1
+            if isinstance(key.choices, dict):
+                assert all(meaning and not meaning.endswith(".") for meaning in key.choices.values()), name
 
 
 def test_kinds_say_what_they_take():
@@ -47,9 +47,9 @@ def test_kinds_say_what_they_take():
         "a number from 0 to 1": {"least": 0, "most": 1},
         "a number from 0 to below 1": {"least": 0, "below": 1},
     }
-    assert [Number(0.5, "", **limits).takes for limits in ranges.values()] == list(ranges)
-    assert Integer(1, "", least=0).takes == "an integer of at least 0"
-    assert not Integer(1, "", least=0).allows(True)
+    assert [NumberKey(0.5, "", **limits).allowed for limits in ranges.values()] == list(ranges)
+    assert IntegerKey(1, "", least=0).allowed == "an integer of at least 0"
+    assert not IntegerKey(1, "", least=0).allows(True)
 
 
 # --------------------------------------------------------------------------------------------------------- help

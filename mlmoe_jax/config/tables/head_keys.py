@@ -1,14 +1,14 @@
 """Keys of the heads: which head reads the backbone's features, and the settings of each family."""
 
-from mlmoe_jax.config.keys import Choice, Flag, Integer, Number, Text, section
+from mlmoe_jax.config.keys import ChoiceKey, FlagKey, IntegerKey, NumberKey, TextKey, section
 from mlmoe_jax.models.registries import HEADS
 
-DECODER = section(
+DECODER_KEYS = section(
     "For query and routed_experts: learned queries that read the image tokens through a transformer.",
-    style=Choice(
+    style=ChoiceKey(
         "dr_moe",
         "Architecture, by paper.",
-        of={
+        choices={
             "dr_moe": "a transformer on the queries, sines added to the patches once",
             "independent": "dr_moe without self-attention between queries, for many labels",
             "q2l": "queries and sines added in every layer, no self-attention between queries",
@@ -16,127 +16,127 @@ DECODER = section(
             "ml_decoder": "fixed queries, LN(x + dropout(x)) for their self-attention, a projection with ReLU",
         },
     ),
-    width=Integer(512, "Width of the tokens; 0 means the backbone's.", least=0, most=65_536),
-    heads=Integer(8, "Attention heads.", above=0, most=1_024),
-    hidden=Integer(2048, "Hidden width of the feed-forward networks.", above=0, most=65_536),
-    encoder_layers=Integer(2, "Encoder layers.", least=0, most=100),
-    decoder_layers=Integer(2, "Decoder layers.", above=0, most=100),
-    queries=Integer(
+    width=IntegerKey(512, "Width of the tokens; 0 means the backbone's.", least=0, most=65_536),
+    heads=IntegerKey(8, "Attention heads.", above=0, most=1_024),
+    hidden=IntegerKey(2048, "Hidden width of the feed-forward networks.", above=0, most=65_536),
+    encoder_layers=IntegerKey(2, "Encoder layers.", least=0, most=100),
+    decoder_layers=IntegerKey(2, "Decoder layers.", above=0, most=100),
+    queries=IntegerKey(
         0, "For query: learned queries; 0 is one per label, fewer are shared by groups of labels.", least=0
     ),
-    dropout=Number(0.1, "Dropout rate of all layers.", least=0, most=1),
-    attention_dropout=Flag(
+    dropout=NumberKey(0.1, "Dropout rate of all layers.", least=0, most=1),
+    attention_dropout=FlagKey(
         True, "Apply the dropout to attention weights too; for many labels they take most of the memory."
     ),
 )
 
-ROUTING = section(
+ROUTING_KEYS = section(
     "For routed_experts: the mixture of shared and task experts per label.",
-    expert=Choice(
+    expert=ChoiceKey(
         "relu_linear",
         "Architecture of an expert.",
-        of={
+        choices={
             "relu_linear": "a linear layer and ReLU (DR-MoE)",
             "ffn": "one hidden layer",
             "ffn_relu": "one hidden layer, ReLU on the output",
         },
     ),
-    expert_hidden=Integer(256, "Hidden width of an expert; the output width of relu_linear.", above=0, most=65_536),
-    shared_experts=Integer(4, "Experts that all labels share.", least=0, most=4_096),
-    task_experts=Integer(1, "Experts of each label alone.", least=0, most=4_096),
-    gate=Choice(
+    expert_hidden=IntegerKey(256, "Hidden width of an expert; the output width of relu_linear.", above=0, most=65_536),
+    shared_experts=IntegerKey(4, "Experts that all labels share.", least=0, most=4_096),
+    task_experts=IntegerKey(1, "Experts of each label alone.", least=0, most=4_096),
+    gate=ChoiceKey(
         "mlp",
         "How the weights of the experts are computed.",
-        of={
+        choices={
             "mlp": "one hidden layer (DR-MoE)",
             "linear": "a linear layer (HSQ)",
             "static": "learned, equal for every image",
         },
     ),
-    gate_hidden=Integer(256, "For gate=mlp: hidden width.", above=0, most=65_536),
-    gate_share=Choice("per_label", "Whether each label has its own gate.", of=("per_label", "shared")),
-    classifier=Choice(
+    gate_hidden=IntegerKey(256, "For gate=mlp: hidden width.", above=0, most=65_536),
+    gate_share=ChoiceKey("per_label", "Whether each label has its own gate.", choices=("per_label", "shared")),
+    classifier=ChoiceKey(
         "per_label",
         "Whether each label has its own classifier; DR-MoE prints shared.",
-        of=("per_label", "shared"),
+        choices=("per_label", "shared"),
     ),
-    entropy=Choice(
+    entropy=ChoiceKey(
         "maximize",
         "Direction of the entropy penalty on the gates.",
-        of={
+        choices={
             "maximize": "raise the entropy, as DR-MoE's text says",
             "paper": "lower the entropy, as DR-MoE prints",
             "off": "no penalty",
         },
     ),
-    entropy_weight=Number(0.01, "Weight of the penalty in the loss.", least=0),
+    entropy_weight=NumberKey(0.01, "Weight of the penalty in the loss.", least=0),
 )
 
-GRAPH = section(
+GRAPH_KEYS = section(
     "For ml_gcn and add_gcn: a graph of the labels.",
-    hidden=Integer(1024, "Hidden width of the graph network.", above=0, most=65_536),
-    transpose=Flag(True, "For ml_gcn: transpose the graph, as the code does, unlike the paper."),
-    word_vectors=Text(
+    hidden=IntegerKey(1024, "Hidden width of the graph network.", above=0, most=65_536),
+    transpose=FlagKey(True, "For ml_gcn: transpose the graph, as the code does, unlike the paper."),
+    word_vectors=TextKey(
         "",
         "For ml_gcn: text file of word vectors such as GloVe's; if empty, computed from the training labels.",
     ),
-    vector_width=Integer(300, "For ml_gcn: width of the computed vectors.", above=0, most=65_536),
+    vector_width=IntegerKey(300, "For ml_gcn: width of the computed vectors.", above=0, most=65_536),
 )
 
-SEQUENCE = section(
+SEQUENCE_KEYS = section(
     "For cnn_rnn: an LSTM that predicts the labels one after the other.",
-    embedding=Integer(64, "Width of the label embedding.", above=0, most=65_536),
-    hidden=Integer(512, "Width of the LSTM's state.", above=0, most=65_536),
-    max_labels=Integer(20, "Labels per sequence, in training and in search.", above=0, most=1_000),
+    embedding=IntegerKey(64, "Width of the label embedding.", above=0, most=65_536),
+    hidden=IntegerKey(512, "Width of the LSTM's state.", above=0, most=65_536),
+    max_labels=IntegerKey(20, "Labels per sequence, in training and in search.", above=0, most=1_000),
 )
 
-HEAD = section(
+HEAD_KEYS = section(
     "The part of the model that turns features into a logit per label.",
-    kind=Choice(
+    kind=ChoiceKey(
         "linear",
         "Head: group_experts is ML-VPT's, group_linear GVPT's, query Q2L's and ML-Decoder's, routed_experts DR-MoE's, "
         "HSQ's and, with group prompts, MLMoE's.",
-        of=HEADS,
+        choices=HEADS,
     ),
-    pool=Choice(
+    pool=ChoiceKey(
         "cls",
         "For linear: what is classified.",
-        of={
+        choices={
             "cls": "the class token",
             "patches": "every patch, then a smooth maximum",
             "both": "the mean of both",
             "mean": "the mean of prompts and patches, as VPT, GateVPT and E2VPT do on MAE",
         },
     ),
-    expert_hidden=Integer(5, "For group_experts: hidden width of an expert.", above=0, most=65_536),
-    activation=Choice(
+    expert_hidden=IntegerKey(5, "For group_experts: hidden width of an expert.", above=0, most=65_536),
+    activation=ChoiceKey(
         "gelu",
         "For group_experts: activation of the experts.",
-        of={"gelu": "the exact GELU (code)", "relu": "ReLU (paper)"},
+        choices={"gelu": "the exact GELU (code)", "relu": "ReLU (paper)"},
     ),
-    gates_of=Choice(
+    gates_of=ChoiceKey(
         "label",
         "For group_experts: what has a gate.",
-        of={"label": "each label", "group": "each label group, strategy 1 of the paper"},
+        choices={"label": "each label", "group": "each label group, strategy 1 of the paper"},
     ),
-    gate_bias=Choice(
+    gate_bias=ChoiceKey(
         "unused",
         "For group_experts: whether gates add their bias.",
-        of={"unused": "allocated and left out (code)", "used": "added (paper)"},
+        choices={"unused": "allocated and left out (code)", "used": "added (paper)"},
     ),
-    combine=Choice(
+    combine=ChoiceKey(
         "mean_logit",
         "For two sides: how their predictions are combined.",
-        of={"mean_logit": "mean of the logits (code)", "mean_probability": "mean of the probabilities (paper)"},
+        choices={"mean_logit": "mean of the logits (code)", "mean_probability": "mean of the probabilities (paper)"},
     ),
-    residual=Choice(
+    residual=ChoiceKey(
         "none",
         "For query and routed_experts: what is added to the logits.",
-        of={"none": "nothing", "pooled": "a linear classifier of the mean patch, which starts at 0"},
+        choices={"none": "nothing", "pooled": "a linear classifier of the mean patch, which starts at 0"},
     ),
-    shared_classifier=Flag(False, "For group_experts: one classifier for both sides, as printed (ML-VPT, eq. 16)."),
-    decoder=DECODER,
-    routing=ROUTING,
-    graph=GRAPH,
-    sequence=SEQUENCE,
+    shared_classifier=FlagKey(False, "For group_experts: one classifier for both sides, as printed (ML-VPT, eq. 16)."),
+    decoder=DECODER_KEYS,
+    routing=ROUTING_KEYS,
+    graph=GRAPH_KEYS,
+    sequence=SEQUENCE_KEYS,
 )

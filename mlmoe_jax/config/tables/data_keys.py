@@ -1,183 +1,195 @@
 """Keys of the data set, of augmentation, and of packing."""
 
-from mlmoe_jax.config.keys import AutoInteger, Choice, Flag, Integer, Interval, Number, Text, Texts, section
+from mlmoe_jax.config.keys import (
+    AutoIntegerKey,
+    ChoiceKey,
+    FlagKey,
+    IntegerKey,
+    IntervalKey,
+    NumberKey,
+    TextKey,
+    TextsKey,
+    section,
+)
 from mlmoe_jax.data.sources.open import SOURCES
 
 _DIFFICULT = {"negative": "as absent", "ignore": "not at all", "positive": "as present"}
 
-DATA = section(
+DATA_KEYS = section(
     "The data set, and how its images are read.",
-    name=Choice("digits", "Data set; tfds:NAME is a data set of TFDS, such as tfds:coco/2014.", of=SOURCES),
-    root=Text("", "Folder of the data set; if empty, $MLMOE_DATA/NAME or data/NAME for a published data set."),
-    table=Text(
+    name=ChoiceKey("digits", "Data set; tfds:NAME is a data set of TFDS, such as tfds:coco/2014.", choices=SOURCES),
+    root=TextKey("", "Folder of the data set; if empty, $MLMOE_DATA/NAME or data/NAME for a published data set."),
+    table=TextKey(
         "{split}.csv",
         "For csv, jsonl, coco_json and labeling tools: file (sidecar, wd_tagger: folder) of the labels, below "
         "data.root; may contain {split}.",
     ),
-    images=Text(
+    images=TextKey(
         "", "With data.table: folder of the images, below data.root; may contain {split}; if empty, data.root."
     ),
-    image_column=Text("image", "For csv, jsonl, label_studio: column or key of the image's path."),
-    label_column=Text(
+    image_column=TextKey("image", "For csv, jsonl, label_studio: column or key of the image's path."),
+    label_column=TextKey(
         "labels",
         "For csv, jsonl: column or key of the label names; if empty, a column per class has 1, 0, or nothing for "
         "unknown; for label_studio: name of the Choices.",
     ),
-    group_column=Text(
+    group_column=TextKey(
         "", "For csv, jsonl: column or key of the image's group, such as its patient; no group is divided."
     ),
-    labels=Integer(20_000, "For synthetic: number of labels.", above=0),
-    separator=Text(";", "For csv: text between two label names."),
-    classes=Text(
+    labels=IntegerKey(20_000, "For synthetic: number of labels.", above=0),
+    separator=TextKey(";", "For csv: text between two label names."),
+    classes=TextKey(
         "",
         "For csv, jsonl, vg500 and labeling tools: text file below data.root, one class per line, or for label_studio "
         "the labeling configuration (.xml); if empty, the names in the table.",
     ),
-    corrections=Text(
+    corrections=TextKey(
         "",
         "CSV of --mode=data --audit with corrections of data.train_split, below data.root or absolute; if empty, none.",
     ),
-    tree=Text("", "YAML file below data.root of labels that imply or exclude one another; if empty, none."),
-    train_split=Text("train", "Split to train on."),
-    val_split=Text("val", "Split for selection and early stopping; if empty, none."),
-    test_splits=Texts(("test",), "Splits evaluated at the end of training."),
-    val_fraction=Number(
+    tree=TextKey("", "YAML file below data.root of labels that imply or exclude one another; if empty, none."),
+    train_split=TextKey("train", "Split to train on."),
+    val_split=TextKey("val", "Split for selection and early stopping; if empty, none."),
+    test_splits=TextsKey(("test",), "Splits evaluated at the end of training."),
+    val_fraction=NumberKey(
         0.0,
         "Fraction of the training split held out as data.val_split; 0 uses the data set's own split.",
         least=0,
         most=1,
     ),
-    split_seed=Integer(
+    split_seed=IntegerKey(
         0, "Seed of the held-out images, stratified by label; -1 takes the key seed.", least=-1, most=2**32 - 1
     ),
-    image_size=Integer(64, "Side of the square images of the network.", above=0, most=8192, unit="pixels"),
-    resize=Choice(
+    image_size=IntegerKey(64, "Side of the square images of the network.", above=0, most=8192, unit="pixels"),
+    resize=ChoiceKey(
         "square",
         "How an image gets this size, unless augment.geometry says otherwise.",
-        of={"square": "resize, whatever the aspect ratio", "crop": "resize the short side, then crop the center"},
+        choices={"square": "resize, whatever the aspect ratio", "crop": "resize the short side, then crop the center"},
     ),
-    crop_fraction=Number(
+    crop_fraction=NumberKey(
         0.875, "For resize=crop: side of the crop as a fraction of the resized short side.", above=0, most=1
     ),
-    reduced_decoding=Flag(False, "Decode large JPEGs at 1/2, 1/4 or 1/8 of their size: faster, but unlike the papers."),
-    bad_images=Choice(
+    reduced_decoding=FlagKey(
+        False, "Decode large JPEGs at 1/2, 1/4 or 1/8 of their size: faster, but unlike the papers."
+    ),
+    bad_images=ChoiceKey(
         "error",
         "Missing or unreadable images; with batch_norm=trainable, skip leaves out only missing ones.",
-        of={"error": "stop", "skip": "leave out, and list in the run folder"},
+        choices={"error": "stop", "skip": "leave out, and list in the run folder"},
     ),
-    truncated=Choice(
+    truncated=ChoiceKey(
         "refuse",
         "Truncated JPEGs; other formats are always refused.",
-        of={"refuse": "unreadable", "read": "read what is there, the rest gray, as ML-VPT's code does"},
+        choices={"refuse": "unreadable", "read": "read what is there, the rest gray, as ML-VPT's code does"},
     ),
-    exif=Choice(
+    exif=ChoiceKey(
         "apply",
         "EXIF orientation; --mode=predict applies it unless this key is set there.",
-        of={"apply": "rotate upright", "ignore": "keep the stored rows, as the published codes do"},
+        choices={"apply": "rotate upright", "ignore": "keep the stored rows, as the published codes do"},
     ),
-    difficult_train=Choice("negative", "How difficult labels count in training.", of=_DIFFICULT),
-    difficult_eval=Choice("negative", "How difficult labels count in metrics.", of=_DIFFICULT),
-    known_positives=Text(
+    difficult_train=ChoiceKey("negative", "How difficult labels count in training.", choices=_DIFFICULT),
+    difficult_eval=ChoiceKey("negative", "How difficult labels count in metrics.", choices=_DIFFICULT),
+    known_positives=TextKey(
         "all",
         "Positives known in training: all, one per image, 0.75 or 0.4 as in published lists, random:SHARE, or a list "
         "(.txt); if not all, every other training label is unknown.",
     ),
-    keep_empty=Flag(
+    keep_empty=FlagKey(
         False,
         "Keep images without a positive label in published data sets; own data and chest X-rays always keep them.",
     ),
-    cache_features=Choice(
+    cache_features=ChoiceKey(
         "no",
         "Train on features of a frozen backbone, computed once, without augmentation.",
-        of={
+        choices={
             "no": "encode each image in every epoch",
             "float32": "as computed",
             "float16": "half the space, 11 significant bits",
         },
     ),
-    workers=AutoInteger(
-        AutoInteger.AUTO,
+    workers=AutoIntegerKey(
+        AutoIntegerKey.AUTO,
         "Processes that read images; 0 means threads; auto starts processes if threads cannot feed an accelerator, and "
         "one per core for --mode=pack.",
         least=0,
     ),
-    threads=AutoInteger(
-        AutoInteger.AUTO,
+    threads=AutoIntegerKey(
+        AutoIntegerKey.AUTO,
         "Reading threads per process; auto depends on the cores, the batch size and a few timed images.",
         above=0,
     ),
 )
 
 
-def _jitter(what: str) -> Number:
+def _jitter(what: str) -> NumberKey:
     doc = f"Strength s of {what} jitter: a factor from 1 − s to 1 + s."
-    return Number(0.0, doc, least=0, most=1)
+    return NumberKey(0.0, doc, least=0, most=1)
 
 
-AUGMENT = section(
+AUGMENT_KEYS = section(
     "Augmentation of training images, in the order of these keys.",
-    geometry=Choice(
+    geometry=ChoiceKey(
         "none",
         "How a training image is cropped and resized.",
-        of={
+        choices={
             "none": "as data.resize does",
             "random_resized_crop": "a random part, resized",
             "multi_scale_crop": "one of several sizes and places, as in ML-GCN",
         },
     ),
-    crop_scale=Interval((0.08, 1.0), "For random_resized_crop: smallest and largest fraction of the area."),
-    margin=Integer(
+    crop_scale=IntervalKey((0.08, 1.0), "For random_resized_crop: smallest and largest fraction of the area."),
+    margin=IntegerKey(
         0,
         "For multi_scale_crop: resize to a square this much larger than data.image_size first; 0 is off, ADD-GCN takes "
         "64.",
         least=0,
         unit="pixels",
     ),
-    flip=Flag(False, "Flip left to right with probability 1/2."),
+    flip=FlagKey(False, "Flip left to right with probability 1/2."),
     contrast=_jitter("contrast"),
     brightness=_jitter("brightness"),
     saturation=_jitter("saturation"),
-    hue=Number(0.0, "Strength s of hue jitter: a turn from −s to s of the color circle.", least=0, most=0.5),
-    jitter_order=Choice(
+    hue=NumberKey(0.0, "Strength s of hue jitter: a turn from −s to s of the color circle.", least=0, most=0.5),
+    jitter_order=ChoiceKey(
         "fixed",
         "Order of contrast, brightness, saturation and hue.",
-        of={"fixed": "this order", "random": "drawn per image, as in torchvision's ColorJitter"},
+        choices={"fixed": "this order", "random": "drawn per image, as in torchvision's ColorJitter"},
     ),
-    cutout=Number(
+    cutout=NumberKey(
         0.0,
         "Side of the cutout square as a fraction of the image's; 0 is off, ML-VPT takes 0.5.",
         least=0,
         most=1,
     ),
-    randaugment=Choice(
+    randaugment=ChoiceKey(
         "none",
         "RandAugment policy.",
-        of={
+        choices={
             "none": "off",
             "uda": "operations and strengths of ML-VPT's code",
             "standard": "the published policy: two operations of strength 9 of 10",
             "trivial": "TrivialAugment-Wide, which has no settings",
         },
     ),
-    erase=Number(0.0, "Probability of random erasing, which puts noise into a rectangle.", least=0, most=1),
-    mix=Choice(
+    erase=NumberKey(0.0, "Probability of random erasing, which puts noise into a rectangle.", least=0, most=1),
+    mix=ChoiceKey(
         "none",
         "Mixing of an image and its labels with another image of the batch.",
-        of={
+        choices={
             "none": "off",
             "mixup": "a weighted mean of the images, or of cached features",
             "cutmix": "a rectangle of the other image",
             "both": "one of the two, drawn per step",
         },
     ),
-    mix_alpha=Number(
+    mix_alpha=NumberKey(
         0.4, "For mix: the share of an image is drawn from Beta(α, α); the CutMix paper takes 1.", above=0, most=100
     ),
 )
 
-PACK = section(
+PACK_KEYS = section(
     "How --mode=pack stores a data set in shards.",
-    short_side=Integer(
+    short_side=IntegerKey(
         0,
         "Short side to which larger images are shrunk, as JPEGs; 0 stores files unchanged.",
         least=0,
