@@ -36,7 +36,8 @@ from mlmoe_jax.apps.tools.acquisition import (
     rarity,
 )
 from mlmoe_jax.data.label_codes import POSITIVE, targets
-from mlmoe_jax.data.sources.open import draw_stratified, open_split
+from mlmoe_jax.data.sources.open import open_split
+from mlmoe_jax.data.stratified_split import draw_stratified
 from mlmoe_jax.evaluation.metrics.multilabel import average_precision
 from mlmoe_jax.inference.feature_extractor import FeatureExtractor
 from mlmoe_jax.training.classifier import read_features

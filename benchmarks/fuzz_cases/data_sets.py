@@ -111,11 +111,11 @@ def published(draw: st.DrawFn, base: Path, place: Path) -> Case:
 def prepare_published(base: Path) -> None:
     from mlmoe_jax.data.sources import chest, nuswide, visual_genome, voc
 
-    for name in voc.CLASSES:
+    for name in voc.VOC_CLASSES:
         write(base / f"voc2007/VOC2007/ImageSets/Main/{name}_train.txt", b"000001 1\n000002 -1\n000003  0\n")
     write(base / "voc2007/VOC2007/JPEGImages/000001.jpg", encoded("JPEG"))
     write(base / "nuswide/ImageList/TrainImagelist.txt", b"a\\1.jpg\nb\\2.jpg\n")
-    write(base / "nuswide/ConceptsList/Concepts81.txt", "\n".join(nuswide.CLASSES).encode())
+    write(base / "nuswide/ConceptsList/Concepts81.txt", "\n".join(nuswide.CONCEPTS).encode())
     write(base / "nuswide/Groundtruth/Labels_Train.txt", b"1 " * 81 + b"\n" + b"0 " * 81 + b"\n")
     write(base / "nuswide/Flickr/a/1.jpg", encoded("JPEG"))
     write(base / "coco2014/annotations/instances_train2014.json", json.dumps(COCO).encode())

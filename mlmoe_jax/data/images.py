@@ -371,6 +371,10 @@ class ImageFiles(EncodedImages):
     def encoded(self, row: int) -> bytes:
         return read_file(self.name(row))
 
+    def take(self, rows: np.ndarray) -> Images:
+        lines = [self.lines[row] for row in rows] if self.lines else ()
+        return ImageFiles(self.folder, [self.names[row] for row in rows], self.table, lines)
+
     def missing(self) -> np.ndarray:
         places = [os.path.split(name) for name in self.names]
         present = {}

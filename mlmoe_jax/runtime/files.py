@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import os
 import stat
 from collections.abc import Iterator
@@ -65,6 +66,11 @@ def open_regular(path: str | os.PathLike) -> BinaryIO:
         os.close(descriptor)
         raise OSError(errno.EINVAL, os.strerror(errno.EISDIR) if stat.S_ISDIR(kind) else "it is not a regular file")
     return os.fdopen(descriptor, "rb")
+
+
+def open_text(path: str | os.PathLike) -> TextIO:
+    """Open a local text file like `open_regular`. A byte order mark is left out, and line ends stay as they are."""
+    return io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="")
 
 
 def read_bytes(path: str | os.PathLike, most: int) -> bytes:

@@ -15,9 +15,9 @@ import math
 import os
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, BinaryIO, TextIO
-from xml.parsers import expat
+from xml.etree import ElementTree
 
 import numpy as np
 
@@ -68,29 +68,18 @@ def read_npz(file: BinaryIO, *, usual: int = USUAL) -> dict[str, np.ndarray]:
     return arrays
 
 
-def xml_events(pieces: Iterable[bytes]) -> Iterator[tuple[str, str, dict[str, str]]]:
-    """Yield ("start", tag, attributes), ("text", text, {}) and ("end", tag, {}) for the parts of an XML document.
+class XmlBuilder(ElementTree.TreeBuilder):
+    """Builds the tree of an XML document, and refuses a document type, whose entities can expand without a bound."""
 
-    Raises expat.ExpatError if it is malformed, and ValueError if it has a document type, whose entities can expand
-    without a bound.
-    """
-
-    def refuse(*declaration: Any) -> None:
+    def doctype(self, name: str, public_id: str | None, system: str | None) -> None:
+        """Raise ValueError."""
         raise ValueError("it has a document type, which is not read")
 
-    events: list[tuple[str, str, dict[str, str]]] = []
-    parser = expat.ParserCreate()
-    parser.buffer_text = True
-    parser.StartDoctypeDeclHandler = refuse
-    parser.StartElementHandler = lambda tag, attributes: events.append(("start", tag, attributes))
-    parser.CharacterDataHandler = lambda text: events.append(("text", text, {}))
-    parser.EndElementHandler = lambda tag: events.append(("end", tag, {}))
-    for piece in pieces:
-        parser.Parse(piece)
-        yield from events
-        events.clear()
-    parser.Parse(b"", True)
-    yield from events
+
+def parse_xml(file: BinaryIO, builder: XmlBuilder | None = None) -> ElementTree.Element:
+    """Return the root of an XML document; ElementTree.ParseError if it is malformed, or ValueError as in XmlBuilder."""
+    parser = ElementTree.XMLParser(target=builder or XmlBuilder())
+    return ElementTree.parse(file, parser).getroot()
 
 
 def escape_cell(cell: Any) -> Any:

@@ -23,7 +23,7 @@ from jaxtyping import Float, Int
 from scipy.linalg import eigh
 
 from mlmoe_jax.data.label_codes import targets
-from mlmoe_jax.data.sources.open import draw_stratified
+from mlmoe_jax.data.stratified_split import draw_stratified
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.training.logistic_solver import solve
 

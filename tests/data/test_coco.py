@@ -97,10 +97,10 @@ def test_json_of_another_kind(coco, refusal, content):
 @pytest.mark.parametrize(
     ("part", "item", "what"),
     [
-        ("categories", {"id": 2, "name": "bottle"}, "category 'bottle'"),
-        ("categories", {"id": 44, "name": "flask"}, "category id 44"),
-        ("images", {"id": 7, "file_name": file_name("train", 100)}, f"image file '{file_name('train', 100)}'"),
-        ("images", {"id": 100, "file_name": "a.jpg"}, "image id 100"),
+        ("categories", {"id": 2, "name": "bottle"}, "names the class 'bottle' twice"),
+        ("categories", {"id": 44, "name": "flask"}, "is damaged: it lists the category id 44 twice"),
+        ("images", {"id": 7, "file_name": file_name("train", 100)}, f"lists {file_name('train', 100)} again; "),
+        ("images", {"id": 100, "file_name": "a.jpg"}, "is damaged: it lists the image id 100 twice"),
     ],
 )
 def test_ambiguous_names(coco, refusal, part, item, what):
@@ -109,7 +109,7 @@ def test_ambiguous_names(coco, refusal, part, item, what):
     write_instances(coco, "train", content)
     path = coco / "annotations" / "instances_train2014.json"
     sentence = refusal(open_coco, coco, "train")
-    assert sentence == f"{path} is damaged: it lists the {what} twice"
+    assert sentence.startswith(f"{path} {what}")
 
 
 def test_real_coco_labels_agree_with_the_official_ones(shared_data):
@@ -175,9 +175,8 @@ def test_categories_in_another_order_are_read_by_name(photos, refusal):
     assert split.classes == ("dog", "cat", "cow")
     assert split.labels.tolist() == [[0, 1, 0]]  # elk is listed but never annotated
     sentence = refusal(open_split, own_settings(photos), "val", classes=("dog", "elk"))
-    assert sentence == (
-        f"{photos}/annotations/val.json annotates the category 'cat', which is not a class of the training split; "
-        "remove it or train with it"
+    assert sentence.startswith(
+        f"{photos}/annotations/val.json has the label 'cat', which is not one of the 2 classes (the only such label); "
     )
 
 
@@ -186,8 +185,7 @@ def test_one_file_is_the_training_split(photos, refusal):
     assert len(open_split(data, "train")) == 2
     sentence = refusal(open_split, data, "test")
     assert sentence.startswith(
-        f"{photos}/annotations/train.json has no {{split}} in its name, so all its images are in split train and "
-        "none in test; "
+        f"{photos}/annotations/train.json has no splits, so all its images are in split train and none in test; "
     )
 
 
@@ -200,10 +198,12 @@ def test_images_in_one_folder_per_split(photos):
 def test_missing_and_damaged_files_are_refused(photos, refusal):
     path = photos / "annotations" / "train.json"
     assert refusal(open_split, own_settings(photos), "test") == (
-        f"there is no table {photos}/annotations/test.json for split test; correct data.table, which is "
+        f"there is no {photos}/annotations/test.json for split test; correct data.table, which is "
         "annotations/{split}.json (found train.json, val.json)"
     )
     write_own(photos, "train", ["dog"], {"a.png": []})
-    assert refusal(open_split, own_settings(photos), "train").startswith(f"no image of {path} has a positive label; ")
+    assert refusal(open_split, own_settings(photos), "train").startswith(
+        "no image of split train of coco_json has a positive label; "
+    )
     path.write_text("{}")
     assert refusal(open_split, own_settings(photos), "train").startswith(f"{path} is damaged: it has no ")

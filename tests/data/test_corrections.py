@@ -6,7 +6,7 @@ from helpers.tables import data_settings, jsonl, lines, settings, write
 from PIL import Image
 
 from mlmoe_jax.data.sources.corrections import read_corrections
-from mlmoe_jax.data.sources.open import open_split, place_of
+from mlmoe_jax.data.sources.open import open_split, resolve_path
 from mlmoe_jax.runtime import files
 
 HEADING = "image,label,given,suggested,score,accept\n"
@@ -111,7 +111,7 @@ def test_a_file_may_be_below_the_data_set_absolute_or_in_an_object_store(monkeyp
         ("gs://bucket/set", "s.csv", "gs://bucket/set/s.csv"),
         ("gs://bucket/set", "gs://other/s.csv", "gs://other/s.csv"),
     ):
-        assert place_of(settings(root), name) == place
+        assert resolve_path(settings(root), name) == place
     stored = {"gs://other/s.csv": f"{HEADING}a.png,cat,0,1,0.1,yes\n".encode()}
     monkeypatch.setattr(files, "_read_remote", lambda path, most: stored[path])
     assert read_corrections("gs://other/s.csv") == [(2, "a.png", "cat", 1)]

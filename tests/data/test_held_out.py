@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mlmoe_jax.data.label_codes import few_positives
-from mlmoe_jax.data.sources.open import draw_stratified
+from mlmoe_jax.data.stratified_split import draw_stratified
 
 
 def long_tail(images: int = 400, labels: int = 30, seed: int = 0) -> np.ndarray:

@@ -4,12 +4,11 @@ import time
 
 import numpy as np
 import pytest
-from helpers.tables import data_settings, jsonl, lines, settings
+from helpers.tables import data_settings, jsonl, lines, open_source, settings
 from sklearn.model_selection import GroupShuffleSplit
 
-from mlmoe_jax.data.groups import draw_groups
+from mlmoe_jax.data.group_split import draw_groups
 from mlmoe_jax.data.sources.open import open_split
-from mlmoe_jax.data.sources.tables import open_table
 from mlmoe_jax.data.split import number_groups
 from mlmoe_jax.training.logistic import stratified_folds
 
@@ -100,12 +99,12 @@ def test_both_parts_have_a_group_whatever_its_size(sizes):
 # ------------------------------------------------------------------------------------------------------------ tables
 def test_a_column_names_the_groups(tmp_path):
     (tmp_path / "train.csv").write_text('image,labels,patient\na.png,x," 007 "\nb.png,,\nc.png,y,007\n')
-    assert open_table(settings(tmp_path, group_column="patient"), "train").groups == ["007", "", "007"]
-    assert open_table(settings(tmp_path), "train").groups is None
+    assert open_source(settings(tmp_path, group_column="patient"), "train").groups == ["007", "", "007"]
+    assert open_source(settings(tmp_path), "train").groups is None
     (tmp_path / "test.csv").write_text("image,labels,patient\na.png,x,7.0\nb.png,,\nc.png,y,a.0\n")  # by pandas
-    assert open_table(settings(tmp_path, group_column="patient"), "test", ("x", "y")).groups == ["7", "", "a.0"]
+    assert open_source(settings(tmp_path, group_column="patient"), "test", ("x", "y")).groups == ["7", "", "a.0"]
     (tmp_path / "train.csv").write_text("image,x,patient,y\na.png,1,p,0\nb.png,0,q,\n")
-    split = open_table(settings(tmp_path, group_column="patient", label_column=""), "train")
+    split = open_source(settings(tmp_path, group_column="patient", label_column=""), "train")
     assert (split.classes, split.groups) == (("x", "y"), ["p", "q"])
     assert split.take(np.array([1, 0]), "val").groups == ["q", "p"]
     with pytest.raises(ValueError, match="1 groups"):
@@ -117,9 +116,9 @@ def test_a_key_names_the_groups(tmp_path, refusal):
     rows[0]["patient"], rows[1]["patient"], rows[2]["patient"] = 7, "p", None
     (tmp_path / "train.jsonl").write_text(lines(*rows))
     data = jsonl(tmp_path, group_column="patient")
-    assert open_table(data, "train").groups == ["7", "p", "", ""]
+    assert open_source(data, "train").groups == ["7", "p", "", ""]
     (tmp_path / "train.jsonl").write_text(lines({"image": "a.png", "labels": [], "patient": ["p"]}))
-    sentence = refusal(open_table, data, "train")
+    sentence = refusal(open_source, data, "train")
     assert "line 1 should be a JSON object with a path under 'image', a name or nothing under 'patient', " in sentence
 
 

@@ -101,7 +101,10 @@ def test_the_labeling_configuration_names_the_classes_and_the_split_is_a_field_o
         ([task("s3://bucket/a.png", annotation(choices("x")))], "is not a local file of Label Studio"),
         ([task("a.png")], "has no labeled image (1 image without labels)"),
         ([task("a.png", annotation(choices(5)))], "is damaged: the names of images and labels should be text"),
-        ([task("a.png", annotation(), split="val"), task("e.png", annotation())], "or none should have a text under"),
+        (
+            [task("a.png", annotation(), split="val"), task("e.png", annotation())],
+            "names the split of some images only",
+        ),
         ({"tasks": []}, "is damaged: it should hold a list of tasks"),
         ([], "lists no images"),
         ([{"data": {"photo": "a.png", "id": 1}}], "has id, photo, not image; set data.image_column"),
@@ -135,7 +138,7 @@ def test_a_name_without_suffix_of_two_files_is_refused(folder, refusal):
     sentence = refusal(opened, "fiftyone", folder, "labels.json", {"classes": None, "labels": {"a": ["sea"]}})
     assert "names a, which is a.jpg and a.png" in sentence
     sentence = refusal(opened, "fiftyone", folder, "labels.json", {"classes": ["sea", "sea"], "labels": {}})
-    assert "is damaged: its classes should be different names" in sentence
+    assert "names the class 'sea' twice" in sentence
     for label in (-1, 1, None):
         content = {"classes": ["sea"], "labels": {"e": [label]}}
         sentence = refusal(opened, "fiftyone", folder, "labels.json", content)

@@ -3,7 +3,7 @@ import pytest
 from helpers.tables import data_settings
 from PIL import Image
 
-from mlmoe_jax.data.sources.nuswide import CLASSES
+from mlmoe_jax.data.sources.nuswide import CONCEPTS
 from mlmoe_jax.data.sources.open import open_split
 
 FILES = {
@@ -18,7 +18,7 @@ def open_nuswide(root, split, **keys):
 
 
 def row_of(names) -> list[int]:
-    return [int(name in names) for name in CLASSES]
+    return [int(name in names) for name in CONCEPTS]
 
 
 def write_merged(folder, split) -> None:
@@ -30,7 +30,7 @@ def write_merged(folder, split) -> None:
 def write_one_each(folder, split) -> None:
     place = folder / "Groundtruth" / "TrainTestLabels"
     place.mkdir(exist_ok=True)
-    for k, name in enumerate(CLASSES):
+    for k, name in enumerate(CONCEPTS):
         marks = [f"{row_of(names)[k]}\n" for names in LABELS[split]]
         (place / f"Labels_{name}_{split}.txt").write_text("".join(marks))
 
@@ -50,14 +50,14 @@ def nuswide(tmp_path, request):
 
 
 def test_labels_order_and_images(nuswide):
-    assert len(CLASSES) == 81
-    assert list(CLASSES) == sorted(CLASSES)
+    assert len(CONCEPTS) == 81
+    assert list(CONCEPTS) == sorted(CONCEPTS)
     split = open_nuswide(nuswide, "train")
     assert split.name == "train"
-    assert split.classes == CLASSES
+    assert split.classes == CONCEPTS
     assert split.ids == ["Flickr/actor/0001_1.jpg", "Flickr/zoo/0003_3.jpg"]
     assert split.labels.dtype == np.int8
-    assert [[CLASSES[k] for k in np.flatnonzero(row)] for row in split.labels] == [["clouds", "sky"], ["zebra"]]
+    assert [[CONCEPTS[k] for k in np.flatnonzero(row)] for row in split.labels] == [["clouds", "sky"], ["zebra"]]
     assert [image.shape[1] for image in split.images] == [8, 10]
     assert open_nuswide(str(nuswide), "test").labels[0, 0] == 1
 
@@ -72,7 +72,7 @@ def test_the_merged_file_takes_precedence(nuswide):
     write_one_each(nuswide, "Train")
     write_merged(nuswide, "Train")
     (nuswide / "Groundtruth" / "TrainTestLabels" / "Labels_sky_Train.txt").write_text("0\n0\n0\n")
-    assert open_nuswide(nuswide, "train").labels[0, CLASSES.index("sky")] == 1
+    assert open_nuswide(nuswide, "train").labels[0, CONCEPTS.index("sky")] == 1
 
 
 def path_of_labels(nuswide):

@@ -4,13 +4,13 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from helpers.tables import jsonl, lines, settings, write
+from helpers.tables import jsonl, lines, open_source, settings, write
 from PIL import Image
 
 from mlmoe_jax.apps.tools.predict_files import ResultRows
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.sources.open import open_split
-from mlmoe_jax.data.sources.tables import open_table, read_classes
+from mlmoe_jax.data.sources.rows import read_classes
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.predictor import LabeledImage
 from mlmoe_jax.runtime.storage import Target
@@ -19,7 +19,7 @@ from mlmoe_jax.runtime.storage import Target
 # -------------------------------------------------------------------------------------------------------- CSV, by name
 def test_one_column_of_names(tmp_path):
     write(tmp_path, "train.csv", "image,labels\na.png,dog; cat\nsub/c.png,\nb.png,dog;;dog\n")
-    split = open_table(settings(tmp_path), "train")
+    split = open_source(settings(tmp_path), "train")
     assert split.name == "train"
     assert split.classes == ("cat", "dog")
     assert split.ids == ["a.png", "sub/c.png", "b.png"]
@@ -31,8 +31,8 @@ def test_one_column_of_names(tmp_path):
 def test_other_columns_separators_paths_and_a_byte_order_mark(tmp_path, refusal):
     write(tmp_path, "tables/all train.csv", '\ufeff"photo", id ,tags\r\n\r\nc.png,5,"a, b|c"\r\n')
     keys = {"table": "tables/all {split}.csv", "images": "sub", "image_column": "photo", "label_column": "tags"}
-    split = open_table(settings(tmp_path, separator="|", **keys), "train")
-    assert refusal(open_table, settings(tmp_path, separator="", **keys), "train").startswith(
+    split = open_source(settings(tmp_path, separator="|", **keys), "train")
+    assert refusal(open_source, settings(tmp_path, separator="", **keys), "train").startswith(
         "data.separator is empty; "
     )
     assert split.classes == ("a, b", "c")
@@ -52,7 +52,7 @@ def test_rows_of_a_prediction_are_read_as_labels(tmp_path):
     ResultRows(names).write(Target(tmp_path / "train.csv", "csv"), results)
     with open(tmp_path / "train.csv", newline="") as file:
         assert not any(cell.startswith(("=", "+", "-", "@")) for row in csv.reader(file) for cell in row)
-    split = open_table(settings(tmp_path), "train")
+    split = open_source(settings(tmp_path), "train")
     assert split.classes == tuple(sorted(names))
     assert split.ids == ["=1+1.png", "b.png"]
     assert [image.shape[1] for image in split.images] == [1, 2]
@@ -69,22 +69,22 @@ def test_labels_with_line_breaks_are_refused(tmp_path, refusal, name):
 
 def test_one_image_folder_per_split(tmp_path):
     write(tmp_path, "sub.csv", "image,labels,split\nc.png,x,ignored\n")
-    of_sub = open_table(settings(tmp_path, images="{split}"), "sub")
+    of_sub = open_source(settings(tmp_path, images="{split}"), "sub")
     assert of_sub.images[0].shape[1] == 3
     assert all(name.startswith("sub/") for name in of_sub.ids), "ids differ between splits with equal file names"
 
 
 def test_absolute_paths_become_relative_to_the_image_folder(tmp_path, refusal):
     write(tmp_path, "train.csv", f"image,labels\n{tmp_path}/sub/c.png,x\na.png,y\n")
-    split = open_table(settings(tmp_path), "train")
+    split = open_source(settings(tmp_path), "train")
     assert split.ids == ["sub/c.png", "a.png"]
     assert split.images[0].shape[1] == 3
-    sentence = refusal(open_table, settings(tmp_path, images="sub/.."), "train")
+    sentence = refusal(open_source, settings(tmp_path, images="sub/.."), "train")
     assert sentence.startswith(
         f"{tmp_path}/train.csv lists {tmp_path}/sub/c.png, which is not below {tmp_path}/sub/..; "
     )
     write(tmp_path, "train.csv", f"image,labels\n{tmp_path}/sub/c.png,x\n")
-    split = open_table(settings(tmp_path, images="/"), "train")
+    split = open_source(settings(tmp_path, images="/"), "train")
     assert split.ids == [f"{tmp_path}/sub/c.png".removeprefix("/")]
     assert split.images[0].shape[1] == 3
 
@@ -97,14 +97,14 @@ def test_labels_are_lists_or_objects_of_names(tmp_path):
         {"image": "sub/c.png", "labels": []},
     )
     write(tmp_path, "train.jsonl", "\ufeff" + text.replace("\n", "\n\n", 1))
-    split = open_table(jsonl(tmp_path), "train")
+    split = open_source(jsonl(tmp_path), "train")
     assert split.classes == ("cat", "cow", "dog")
     assert split.ids == ["a.png", "b.png", "sub/c.png"]
     np.testing.assert_array_equal(split.labels, [[1, 0, 1], [0, 1, -1], [0, 0, 0]])
-    split = open_table(jsonl(tmp_path), "train", classes=["dog", "cow", "cat", "elk"])
+    split = open_source(jsonl(tmp_path), "train", classes=["dog", "cow", "cat", "elk"])
     np.testing.assert_array_equal(split.labels, [[1, 0, 1, 0], [-1, 1, 0, -1], [0, 0, 0, 0]])
     write(tmp_path, "train.jsonl", lines({"file": "a.png", "tags": {"x": True, "y": 0.0}}))
-    split = open_table(jsonl(tmp_path, image_column="file", label_column="tags"), "train")
+    split = open_source(jsonl(tmp_path, image_column="file", label_column="tags"), "train")
     assert split.labels.tolist() == [[1, 0]]
 
 
@@ -120,14 +120,14 @@ def test_labels_are_lists_or_objects_of_names(tmp_path):
 )
 def test_lines_of_another_form_are_refused(tmp_path, refusal, text):
     write(tmp_path, "train.jsonl", f'{{"image": "a.png", "labels": []}}\n{text}\n')
-    sentence = refusal(open_table, jsonl(tmp_path), "train")
+    sentence = refusal(open_source, jsonl(tmp_path), "train")
     assert sentence.startswith(f"{tmp_path}/train.jsonl line 2 should be a JSON object with a path under 'image', and ")
 
 
 # ------------------------------------------------------------------------------------------- CSV, one column per class
 def test_one_column_per_class(tmp_path):
     write(tmp_path, "train.csv", "dog,image,cat\n1,a.png,0\n, b.png,1.0\n0.0,sub/c.png, \n".replace(", \n", ",\n"))
-    split = open_table(settings(tmp_path, label_column=""), "train")
+    split = open_source(settings(tmp_path, label_column=""), "train")
     assert split.classes == ("cat", "dog")
     assert split.ids == ["a.png", "b.png", "sub/c.png"]
     assert split.labels.dtype == np.int8
@@ -137,15 +137,15 @@ def test_one_column_per_class(tmp_path):
 def test_the_class_file_selects_columns(tmp_path, refusal):
     write(tmp_path, "train.csv", "image,width,dog,cat\na.png,640,1,0\n")
     (tmp_path / "names.txt").write_text("\ufeffdog\n\ncat \n", encoding="utf-8")
-    split = open_table(settings(tmp_path, label_column="", classes="names.txt"), "train")
+    split = open_source(settings(tmp_path, label_column="", classes="names.txt"), "train")
     assert split.classes == ("dog", "cat")
     assert split.labels.tolist() == [[1, 0]]
-    sentence = refusal(open_table, settings(tmp_path, label_column=""), "train", classes=["dog", "cat"])
+    sentence = refusal(open_source, settings(tmp_path, label_column=""), "train", classes=["dog", "cat"])
     assert sentence == (
         f"{tmp_path}/train.csv has the column 'width', which is not one of the 2 classes; remove it, or list the "
         "class columns in the file of data.classes"
     )
-    sentence = refusal(open_table, settings(tmp_path, label_column=""), "train", classes=["dog", "cow"])
+    sentence = refusal(open_source, settings(tmp_path, label_column=""), "train", classes=["dog", "cow"])
     assert sentence.startswith(
         f"{tmp_path}/train.csv has no column 'cow', which the list of classes names (columns: image, width, dog, cat); "
     )
@@ -163,7 +163,7 @@ def test_the_class_file_selects_columns(tmp_path, refusal):
 )
 def test_invalid_columns_of_classes_are_refused(tmp_path, refusal, text, error):
     write(tmp_path, "train.csv", text)
-    sentence = refusal(open_table, settings(tmp_path, label_column=""), "train")
+    sentence = refusal(open_source, settings(tmp_path, label_column=""), "train")
     assert sentence.startswith(f"{tmp_path}/train.csv{error}")
 
 
@@ -184,12 +184,12 @@ def test_a_column_assigns_rows_to_splits(tmp_path, refusal, kind):
     write(tmp_path, f"all.{kind}", SPLIT_TABLES[kind])
     name = kind.rpartition(".")[2]
     data = settings(tmp_path, name=name, table=f"all.{kind}", label_column="" if "wide" in kind else "labels")
-    train, test = open_table(data, "train"), open_table(data, "test")
+    train, test = open_source(data, "train"), open_source(data, "test")
     assert train.classes == test.classes == ("x", "y", "z")  # from the whole table
     assert (train.ids, test.ids) == (["a.png", "sub/c.png"], ["b.png"])
     assert train.labels.tolist() == [[1, 0, 0], [0, 0, 1]]
     assert test.labels.tolist() == [[0, 1, 1]]
-    assert refusal(open_table, data, "val") == (
+    assert refusal(open_source, data, "val") == (
         f"{tmp_path}/all.{kind} lists no images of split val; its splits are test, train"
     )
 
@@ -197,13 +197,13 @@ def test_a_column_assigns_rows_to_splits(tmp_path, refusal, kind):
 def test_a_table_without_splits_is_the_training_split(tmp_path, refusal):
     write(tmp_path, "all.csv", "image,labels\na.png,x\n")
     write(tmp_path, "all.jsonl", lines({"image": "a.png", "labels": ["x"]}))
-    for name, kind in (("csv", "column"), ("jsonl", "key")):
+    for name in ("csv", "jsonl"):
         data = settings(tmp_path, name=name, table=f"all.{name}", train_split="learn")
-        assert open_table(data, "learn").name == "learn"
-        assert refusal(open_table, data, "test") == (
-            f"{tmp_path}/all.{name} has no {kind} 'split', so all its images are in split learn and none in test; "
-            "write one table per split and use {split} in data.table, or hold out images with data.val_fraction and "
-            "clear data.test_splits"
+        assert open_source(data, "learn").name == "learn"
+        assert refusal(open_source, data, "test") == (
+            f"{tmp_path}/all.{name} has no splits, so all its images are in split learn and none in test; write one "
+            "table per split and use {split} in data.table, or hold out images with data.val_fraction and clear "
+            "data.test_splits"
         )
 
 
@@ -211,33 +211,35 @@ def test_mixed_lines_with_and_without_a_split_are_refused(tmp_path, refusal):
     rows = [{"image": "a.png", "split": "train", "labels": ["x"]}, {"image": "b.png", "labels": ["x"]}]
     for given in (rows, rows[::-1]):
         write(tmp_path, "all.jsonl", lines(*given))
-        sentence = refusal(open_table, jsonl(tmp_path, table="all.jsonl"), "train")
-        assert sentence.startswith(f"{tmp_path}/all.jsonl line 2 should be a JSON object with a path under ")
+        sentence = refusal(open_source, jsonl(tmp_path, table="all.jsonl"), "train")
+        assert sentence == (
+            f"{tmp_path}/all.jsonl names the split of some images only; name the splits of all images or of none"
+        )
 
 
 # ------------------------------------------------------------------------------------------------------------- classes
 def test_labels_that_are_not_classes_are_refused(tmp_path, refusal):
     write(tmp_path, "train.csv", "image,labels\na.png,dog\nb.png,dog;kat\nsub/c.png,kat;elk\n")
     (tmp_path / "names.txt").write_text("dog\ncat\n")
-    sentence = refusal(open_table, settings(tmp_path, classes="names.txt"), "train")
+    sentence = refusal(open_source, settings(tmp_path, classes="names.txt"), "train")
     assert sentence == (
         f"{tmp_path}/train.csv line 3 has the label 'kat', which is not one of the 2 classes (the first of 3 such "
         "labels); did you mean 'cat'"
     )
-    sentence = refusal(open_table, settings(tmp_path), "train", classes=["dog", "kat"])
+    sentence = refusal(open_source, settings(tmp_path), "train", classes=["dog", "kat"])
     assert sentence == (
         f"{tmp_path}/train.csv line 4 has the label 'elk', which is not one of the 2 classes (the only such label); "
         "correct it, or list all classes in the file of data.classes"
     )
-    split = open_table(settings(tmp_path), "train", classes=["kat", "elk", "dog", "cow"])
+    split = open_source(settings(tmp_path), "train", classes=["kat", "elk", "dog", "cow"])
     np.testing.assert_array_equal(split.labels, [[0, 0, 1, 0], [1, 0, 1, 0], [1, 1, 0, 0]])
 
 
 def test_a_table_without_labels_needs_known_classes(tmp_path, refusal):
     write(tmp_path, "train.csv", "image,labels\na.png,\nb.png,;\n")
-    sentence = refusal(open_table, settings(tmp_path), "train")
+    sentence = refusal(open_source, settings(tmp_path), "train")
     assert sentence.startswith(f"{tmp_path}/train.csv contains no labels, so the classes are unknown; ")
-    assert open_table(settings(tmp_path), "train", classes=["x"]).labels.tolist() == [[0], [0]]
+    assert open_source(settings(tmp_path), "train", classes=["x"]).labels.tolist() == [[0], [0]]
 
 
 def test_class_files_have_one_name_per_line(tmp_path, refusal):
@@ -256,35 +258,35 @@ def test_class_files_have_one_name_per_line(tmp_path, refusal):
 
 # -------------------------------------------------------------------------------------------------------- wrong tables
 def test_missing_tables_are_refused(tmp_path, refusal):
-    assert refusal(open_table, settings(""), "train") == (
+    assert refusal(open_source, settings(""), "train") == (
         "data.root is empty; set it to the folder that holds the table {split}.csv of your images"
     )
-    assert refusal(open_table, settings(tmp_path / "no"), "train").startswith(
+    assert refusal(open_source, settings(tmp_path / "no"), "train").startswith(
         f"data.root is '{tmp_path}/no', which is not a folder; set it to"
     )
-    sentence = refusal(open_table, settings(tmp_path), "train")
-    assert sentence == (
-        f"there is no table {tmp_path}/train.csv for split train; correct data.table, which is {{split}}.csv"
-    )
+    sentence = refusal(open_source, settings(tmp_path), "train")
+    assert sentence == (f"there is no {tmp_path}/train.csv for split train; correct data.table, which is {{split}}.csv")
     write(tmp_path, "labels.csv", "image,labels\n")
     write(tmp_path, "a.jsonl", "")
-    assert refusal(open_table, settings(tmp_path), "train").endswith("which is {split}.csv (found a.jsonl, labels.csv)")
+    assert refusal(open_source, settings(tmp_path), "train").endswith(
+        "which is {split}.csv (found a.jsonl, labels.csv)"
+    )
 
 
 def test_without_a_table_it_is_said_what_the_folder_has_instead(tmp_path, refusal):
     for name in ("cat", "dog", ".git"):
         (tmp_path / name).mkdir()
-    missing = f"there is no table {tmp_path}/train.csv for split train; "
-    assert refusal(open_table, settings(tmp_path), "train").startswith(f"{missing}correct data.table"), "no images"
+    missing = f"there is no {tmp_path}/train.csv for split train; "
+    assert refusal(open_source, settings(tmp_path), "train").startswith(f"{missing}correct data.table"), "no images"
     (tmp_path / "dog" / "1.jpg").touch()
-    assert refusal(open_table, settings(tmp_path), "train") == (
+    assert refusal(open_source, settings(tmp_path), "train") == (
         f"{missing}write it, or, if the folders there are the classes (cat, dog), set data.name=folders"
     )
     (tmp_path / "mine.xlsx").touch()
     save = "save it as CSV UTF-8, comma delimited, and name it"
-    assert refusal(open_table, settings(tmp_path), "train") == f"{missing}mine.xlsx is a spreadsheet: {save} train.csv"
+    assert refusal(open_source, settings(tmp_path), "train") == f"{missing}mine.xlsx is a spreadsheet: {save} train.csv"
     named = settings(tmp_path, table="mine.xlsx")
-    assert refusal(open_table, named, "train") == (
+    assert refusal(open_source, named, "train") == (
         f"{tmp_path}/mine.xlsx is a spreadsheet, which is not read; {save} mine.csv"
     )
 
@@ -298,7 +300,7 @@ def test_images_know_their_line_in_the_table(tmp_path, kind):
         records = [json.dumps({"image": image, "labels": [name], "split": split}) for image, name, split in rows]
         write(tmp_path, "t.jsonl", "\n\n" + "\n".join(records))
     data = settings(tmp_path, table="t.csv") if kind == "csv" else jsonl(tmp_path, table="t.jsonl")
-    images = open_table(data, "train").images
+    images = open_source(data, "train").images
     assert [images.line(row) for row in range(2)] == [(f"t.{kind}", 3), (f"t.{kind}", 5)]
     assert images.take(np.array([1])).line(0) == (f"t.{kind}", 5)
 
@@ -338,7 +340,7 @@ def test_images_know_their_line_in_the_table(tmp_path, kind):
 )
 def test_invalid_tables_are_refused(tmp_path, refusal, text, error):
     write(tmp_path, "train.csv", text)
-    assert refusal(open_table, settings(tmp_path), "train").startswith(f"{tmp_path}/train.csv{error}")
+    assert refusal(open_source, settings(tmp_path), "train").startswith(f"{tmp_path}/train.csv{error}")
 
 
 # ---------------------------------------------------------------------------------------------------------------- size
@@ -356,7 +358,7 @@ def write_large(folder, images: int) -> None:
 def test_large_tables_take_little_memory(tmp_path):
     write_large(tmp_path, 100_000)
     tracemalloc.start()
-    split = open_table(settings(tmp_path, bad_images="skip"), "train")
+    split = open_source(settings(tmp_path, bad_images="skip"), "train")
     kept, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(split) == 100_000
@@ -371,7 +373,7 @@ def test_rows_whose_paths_no_file_can_have_are_skipped(tmp_path):
     rows = [json.dumps({"image": name, "labels": ["x"]}) for name in names]
     (tmp_path / "t.jsonl").write_text("\n".join(rows))
     data = jsonl(tmp_path, table="t.jsonl")
-    images = open_table(data, "train").images
+    images = open_source(data, "train").images
     assert images.read(0).shape == (4, 4, 3)
     for row in range(1, len(names)):
         with pytest.raises(BadImage):

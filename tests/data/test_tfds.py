@@ -168,7 +168,7 @@ def test_parts_of_a_split(prepared, refusal):
     assert len(open_tfds(prepared, "pets_coco", "train+test", keep_empty=True)) == 8
     empty = whole.ids.index("7")
     sentence = refusal(open_tfds, prepared, "pets_coco", f"train[{empty}:{empty + 1}]")
-    assert sentence.startswith(f"no image of tfds:pets_coco split train[{empty}:{empty + 1}] has a positive label; ")
+    assert sentence.startswith(f"no image of split train[{empty}:{empty + 1}] of tfds:pets_coco has a positive label; ")
 
 
 # ------------------------------------------------------------------------------------------------------------- images
@@ -242,7 +242,7 @@ def test_an_unknown_split(prepared, refusal, split):
 
 
 def test_features_without_images_or_labels(prepared, refusal, monkeypatch):
-    monkeypatch.setattr("mlmoe_jax.data.sources.tfds.LABELS", ("label", "caption"))
+    monkeypatch.setattr("mlmoe_jax.data.sources.tfds.LABEL_FEATURES", ("label", "caption"))
     assert refusal(open_tfds, prepared, "pets_coco", "train") == (
         "tfds:pets_coco has no labels under label, caption among its features image, image/id, objects, panoptic; "
         "write its images and labels as files with a CSV and use data.name=csv"

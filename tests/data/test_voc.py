@@ -7,7 +7,7 @@ from PIL import Image
 
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE
 from mlmoe_jax.data.sources.open import open_split
-from mlmoe_jax.data.sources.voc import CLASSES
+from mlmoe_jax.data.sources.voc import VOC_CLASSES
 
 # name -> the classes that are present, the classes that are difficult
 TRAIN = {
@@ -22,7 +22,7 @@ VAL = {"2008_000003": (["train"], [])}
 def write_lists(folder, split, table):
     main = folder / "ImageSets" / "Main"
     main.mkdir(parents=True, exist_ok=True)
-    for name in CLASSES:
+    for name in VOC_CLASSES:
         lines = [
             f"{image} {' 1' if name in present else ' 0' if name in difficult else '-1'}\n"
             for image, (present, difficult) in table.items()
@@ -53,12 +53,12 @@ def row_of(split, name):
 def test_labels_order_and_images(voc):
     split = open_voc(voc, "train")
     assert split.name == "train"
-    assert split.classes == CLASSES == tuple(sorted(CLASSES))
-    assert len(CLASSES) == 20
+    assert split.classes == VOC_CLASSES == tuple(sorted(VOC_CLASSES))
+    assert len(VOC_CLASSES) == 20
     assert split.ids == ["JPEGImages/2007_000033.jpg", "JPEGImages/2008_000002.jpg"]
     assert split.labels.dtype == np.int8
-    assert row_of(split, "2007_000033")[CLASSES.index("car")] == DIFFICULT
-    assert row_of(split, "2007_000033")[CLASSES.index("person")] == POSITIVE
+    assert row_of(split, "2007_000033")[VOC_CLASSES.index("car")] == DIFFICULT
+    assert row_of(split, "2007_000033")[VOC_CLASSES.index("person")] == POSITIVE
     assert (row_of(split, "2008_000002") == POSITIVE).sum() == 1
     assert (row_of(split, "2008_000002") == NEGATIVE).sum() == 19
     assert split.images[0].shape == (10, 21, 3)
@@ -73,7 +73,7 @@ def test_images_without_a_positive_label_are_dropped_unless_kept(voc):
     assert len(kept) == 4
     assert kept.ids == sorted(kept.ids)
     assert (row_of(kept, "2008_000009") == NEGATIVE).all()
-    assert row_of(kept, "2008_000007")[CLASSES.index("boat")] == DIFFICULT
+    assert row_of(kept, "2008_000007")[VOC_CLASSES.index("boat")] == DIFFICULT
     assert len(open_voc(voc, "trainval")) == 3
 
 
@@ -131,7 +131,7 @@ def test_malformed_lists_are_named(voc, refusal, line):
 def test_a_split_without_positive_labels(voc, refusal, table):
     write_lists(voc, "train", table)
     sentence = refusal(open_voc, voc, "train")
-    assert sentence.startswith(f"no image of {voc}/ImageSets/Main/*_train.txt has a positive label; ")
+    assert sentence.startswith("no image of split train of voc2012 has a positive label; ")
 
 
 def test_real_voc_labels_agree_with_the_official_ones(shared_data):
@@ -140,7 +140,7 @@ def test_real_voc_labels_agree_with_the_official_ones(shared_data):
             str(name): labels
             for name, labels in zip(stored["voc12_trainval_ids"], stored["voc12_trainval"], strict=True)
         }
-        assert tuple(stored["classes"]) == CLASSES
+        assert tuple(stored["classes"]) == VOC_CLASSES
     compared = 0
     for name, count in (("train", 600), ("val", 200)):
         split = open_voc(shared_data, name)

@@ -7,7 +7,7 @@ from ml_collections import ConfigDict
 from PIL import Image
 
 from mlmoe_jax.config import default_config
-from mlmoe_jax.data.sources.voc import CLASSES
+from mlmoe_jax.data.sources.voc import VOC_CLASSES
 from mlmoe_jax.data.split import Split
 
 SIZES = [(50, 30), (30, 50), (64, 64), (20, 20), (300, 31), (31, 47), (92, 60)]  # width, height
@@ -36,7 +36,7 @@ def write_voc(root: Path) -> None:
     (folder / "JPEGImages").mkdir()
     names = {"train": [f"t{n}" for n in range(len(SIZES))], "val": ["v0", "v1"]}
     for split, members in names.items():
-        for k, label in enumerate(CLASSES):
+        for k, label in enumerate(VOC_CLASSES):
             marks = [
                 f"{name} {'1' if (row + k) % 5 == 0 else '0' if k == 3 else '-1'}" for row, name in enumerate(members)
             ]

@@ -236,7 +236,7 @@ def test_a_finished_run_fits_thresholds_if_its_command_asks_for_them(whole, conf
     results = train(fitting, folder)
     stored = read_thresholds(folder)
     assert stored.source["split"] == "val"
-    assert set(stored.values) == set(digits.CLASSES)
+    assert set(stored.values) == set(digits.DIGITS)
     assert "CF1@fitted" not in results["val"]
     assert {name: value for name, value in results["test"].items() if not name.endswith("@fitted")} == whole[1]["test"]
     assert folder.read_json("results.json")["test"]["CF1@fitted"] == results["test"]["CF1@fitted"]

@@ -13,7 +13,7 @@ from mlmoe_jax.apps.audit.audit import MIN_IMAGES, Audit, audit_split, fold_unit
 from mlmoe_jax.apps.audit.audit_page import audit_page
 from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE
 from mlmoe_jax.data.sources.corrections import CELL_OF, COLUMNS, Correction, read_corrections
-from mlmoe_jax.data.sources.open import open_split, place_of
+from mlmoe_jax.data.sources.open import open_split, resolve_path
 from mlmoe_jax.data.split_checks import examples
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.progress import status
@@ -40,7 +40,7 @@ def audit_data(config: ConfigDict, output: str) -> Outcome:
         )
     config = probe_config(config)
     name = config.data.corrections
-    corrected = read_corrections(place_of(config.data, name)) if name else ()
+    corrected = read_corrections(resolve_path(config.data, name)) if name else ()
     audit = audit_split(open_split(config.data, config.data.train_split, seed=config.seed), config)
     page = audit_page(audit, config)
     with folder.writing():

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.apps.report.training import intervals, why_rough
 from mlmoe_jax.data.labels.space import LabelSpace
-from mlmoe_jax.data.sources.formats import FORMATS
+from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.evaluation.evaluate import headlines
 from mlmoe_jax.evaluation.metrics import multilabel
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD, Results, SplitScores, read_results

@@ -14,7 +14,7 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -24,7 +24,7 @@ from fastapi import FastAPI, HTTPException, Request
 
 from mlmoe_jax.apps.serving.service import Options, Service
 from mlmoe_jax.data.images import BadImage
-from mlmoe_jax.data.sources.label_studio import LOCAL_FILES, controls_of, path_of, prediction
+from mlmoe_jax.data.sources.label_studio import LOCAL_FILES, Control, prediction, read_address, read_controls
 from mlmoe_jax.errors import UserError, reason_of
 from mlmoe_jax.runtime.files import open_regular, read_stream
 from mlmoe_jax.runtime.storage import Folder
@@ -73,16 +73,14 @@ def add_routes(app: FastAPI, service: Service) -> None:
         return {"model_version": version, "results": predictions}
 
 
-def _parse(
-    body: bytes, labels: Sequence[str]
-) -> tuple[list[dict[str, Any]], tuple[str, tuple[str, str, Collection[str]]]]:
-    """Return the tasks of a request, and its Choices with the most of the `labels`, as in `controls_of`.
+def _parse(body: bytes, labels: Sequence[str]) -> tuple[list[dict[str, Any]], tuple[str, Control]]:
+    """Return the tasks of a request, and its Choices with the most of the `labels`, as in `read_controls`.
 
     Raises HTTPException if the request is of another form.
     """
     try:
         content = json.loads(body)
-        tasks, controls = content["tasks"], controls_of(content["label_config"].encode())
+        tasks, controls = content["tasks"], read_controls(content["label_config"].encode())
         if not all(isinstance(task["data"], dict) for task in tasks):
             raise TypeError
     except Exception as error:  # parsers raise errors of many types for content of another form
@@ -91,7 +89,7 @@ def _parse(
         ) from error
     if not tasks or not controls:
         raise HTTPException(422, "there are no tasks" if controls else "the label_config has no Choices for an Image")
-    return tasks, max(controls.items(), key=lambda control: sum(label in control[1][2] for label in labels))
+    return tasks, max(controls.items(), key=lambda control: sum(label in control[1].values for label in labels))
 
 
 class TaskImages:
@@ -135,7 +133,7 @@ class TaskImages:
         if address.startswith("data:"):
             return base64.b64decode(address.partition("base64,")[2], validate=True)
         if self._folder and (not self._server or urlsplit(address).path.rstrip("/") == LOCAL_FILES):
-            with open_regular(self._inside(path_of(address))) as file:
+            with open_regular(self._inside(read_address(address))) as file:
                 return read_stream(file, self.most_bytes)
         if not self._server:
             raise UserError("set serve.folder to the folder of the images, or serve.label_studio to the server")

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.apps.tools.pack import open_whole
 from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
-from mlmoe_jax.data.sources.formats import FORMATS, Entry, Format, LabelFile, output_path
+from mlmoe_jax.data.sources.labeling_formats import FORMATS, Entry, Format, LabelFile, output_path
 from mlmoe_jax.data.sources.open import root_of
 from mlmoe_jax.data.sources.source import difficult_of
 from mlmoe_jax.data.split import Split

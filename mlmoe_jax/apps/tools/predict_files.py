@@ -18,7 +18,7 @@ from mlmoe_jax.apps.tools.image_list import find_images
 from mlmoe_jax.apps.tools.select_images import SELECTION_COLUMNS, select_images
 from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.data.label_codes import POSITIVE
-from mlmoe_jax.data.sources.formats import FORMATS, Entry, LabelFile, output_path
+from mlmoe_jax.data.sources.labeling_formats import FORMATS, Entry, LabelFile, output_path
 from mlmoe_jax.errors import DONE, OUTDATED, USER_ERROR, UserError
 from mlmoe_jax.inference.predictor import LARGEST_BATCH, LabeledImage, Predictor, weights_by_label
 from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder

@@ -15,7 +15,6 @@ empty. Uncertain and empty cells are unknown, except where "No Finding" says mor
 The images of a patient are a group. Images without a positive label are kept.
 """
 
-import csv
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,10 +24,11 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE, UNKNOWN
-from mlmoe_jax.data.sources.source import Published, Source, require_split
+from mlmoe_jax.data.sources.rows import Listing, Row, validated
+from mlmoe_jax.data.sources.source import Published, Source
+from mlmoe_jax.data.sources.tables import read_columns
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.files import damage_explained
-from mlmoe_jax.runtime.text import some
 
 NIH = Published(
     "chestxray14",
@@ -55,39 +55,45 @@ DISEASES = (
     *("Pneumonia", "Atelectasis", "Pneumothorax", "Pleural Effusion", "Pleural Other", "Fracture"),
 )
 OBSERVATIONS = (NO_FINDING, *DISEASES, "Support Devices")
-CELLS = {"1.0": POSITIVE, "0.0": NEGATIVE, "-1.0": UNKNOWN, "": UNKNOWN}
+CODE_OF_OBSERVATION = {"1.0": POSITIVE, "0.0": NEGATIVE, "-1.0": UNKNOWN, "": UNKNOWN}
 
 
 # ------------------------------------------------------------------------------------------------------- ChestX-ray14
 def open_chestxray14(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
     """Open train (the official training and validation images), test, or all. Images are in the order of the table."""
-    require_split(NIH.name, split, LISTS)
     folder = NIH.folder(data_config.root)
     table = max(folder.glob("Data_Entry_2017*.csv"), default=None)
     if table is None:
         raise NIH.missing(f"there is no table Data_Entry_2017_v2020.csv in {folder}")
-    listed = LISTS[split] and {line.strip() for line in NIH.lines(folder / LISTS[split])} - {""}
+    names = _read_list(folder / LISTS[split]) if LISTS[split] else None
     with damage_explained(table):
-        rows = list(_rows(NIH, table, ("Image Index", "Finding Labels", "Patient ID")))
-        if listed is not None:
-            rows = [row for row in rows if row[0] in listed]
-            if len(rows) != len(listed):
-                raise ValueError(f"it has {len(rows):,} of the {len(listed):,} images of {LISTS[split]}")
-        place, labels = {name: k for k, name in enumerate(FINDINGS)}, np.zeros((len(rows), len(FINDINGS)), np.int8)
-        for row, (name, findings, _) in enumerate(rows):
-            present = findings.split("|") if findings != NO_FINDING else []
-            if not place.keys() >= set(present):
-                raise ValueError(f"{name} has the findings {findings!r}, which are not all of {some(FINDINGS, 14)}")
-            labels[row, [place[finding] for finding in present]] = POSITIVE
-    names, patients = [name for name, *_ in rows], [patient for *_, patient in rows]
-    return Split(split, FINDINGS, labels, names, ImageFiles(folder, _with_folders(names, folder)), groups=patients)
+        rows = list(_nih_rows(table))
+        if names is not None:
+            rows = [row for row in rows if row.image in names]
+            if len(rows) != len(names):
+                raise ValueError(f"it has {len(rows):,} of the {len(names):,} images of {LISTS[split]}")
+        listed = validated(rows, Listing(table, split), FINDINGS)
+    images = ImageFiles(folder, _with_folders(listed.images, folder))
+    return Split(split, FINDINGS, listed.labels, listed.images, images, groups=listed.groups)
+
+
+def _nih_rows(table: Path) -> Iterator[Row]:
+    columns = ("Image Index", "Finding Labels", "Patient ID")
+    for line, (name, findings, patient) in read_columns(NIH.lines(table), columns, table):
+        labels = findings.split("|") if findings != NO_FINDING else ()
+        yield Row(name, dict.fromkeys(labels, POSITIVE), group=patient, line=line)
+
+
+def _read_list(path: Path) -> set[str]:
+    """Return the names of the images in a list of the official split."""
+    return {line.strip() for line in NIH.lines(path)} - {""}
 
 
 def _with_folders(names: Sequence[str], folder: Path) -> list[str]:
     """Return the paths of images below `folder`. An image that is in no folder of images is expected in `images`."""
-    places = [place for place in (*sorted(folder.glob("images_*/images")), folder / "images") if place.is_dir()]
-    place_of = {name: place.relative_to(folder) for place in places for name in os.listdir(place)}
-    return [f"{place_of.get(name, 'images')}/{name}" for name in names]
+    folders = [path for path in (*sorted(folder.glob("images_*/images")), folder / "images") if path.is_dir()]
+    folder_of_image = {name: path.relative_to(folder) for path in folders for name in os.listdir(path)}
+    return [f"{folder_of_image.get(name, 'images')}/{name}" for name in names]
 
 
 # ----------------------------------------------------------------------------------------------------------- CheXpert
@@ -96,19 +102,22 @@ def open_chexpert(data_config: ConfigDict, split: str, classes: Sequence[str] | 
 
     `data.root` may be the folder of the tables, or the folder above it.
     """
-    require_split(STANFORD.name, split, ("train", "valid"))
     root = STANFORD.folder(data_config.root)
-    folder = next((place for name in ARCHIVES if (place := root / name).is_dir()), root)
+    folder = next((root / name for name in ARCHIVES if (root / name).is_dir()), root)
     table = folder / f"{split}.csv"
     with damage_explained(table):
-        rows = list(_rows(STANFORD, table, ("Path", *OBSERVATIONS)))
-        files = [path.split("/", 1)[1] for path, *_ in rows]
-        patients = [file.split("/")[1] for file in files]
-        if unknown := {cell for _, *cells in rows for cell in cells} - CELLS.keys():
+        listed = validated(_chexpert_rows(table), Listing(table, split), OBSERVATIONS)
+    labels = _apply_no_finding(listed.labels)
+    return Split(split, OBSERVATIONS, labels, listed.images, ImageFiles(folder, listed.images), groups=listed.groups)
+
+
+def _chexpert_rows(table: Path) -> Iterator[Row]:
+    for line, (path, *cells) in read_columns(STANFORD.lines(table), ("Path", *OBSERVATIONS), table):
+        if unknown := set(cells) - CODE_OF_OBSERVATION.keys():
             raise ValueError(f"an observation is {min(unknown)!r} and should be 1.0, 0.0, -1.0 or empty")
-        codes = [CELLS[cell] for _, *cells in rows for cell in cells]
-    labels = np.array(codes, np.int8).reshape(len(rows), len(OBSERVATIONS))
-    return Split(split, OBSERVATIONS, _apply_no_finding(labels), files, ImageFiles(folder, files), groups=patients)
+        file = path.split("/", 1)[1]
+        codes = map(CODE_OF_OBSERVATION.__getitem__, cells)
+        yield Row(file, dict(zip(OBSERVATIONS, codes, strict=True)), group=file.split("/")[1], line=line)
 
 
 def _apply_no_finding(labels: np.ndarray) -> np.ndarray:
@@ -123,17 +132,7 @@ def _apply_no_finding(labels: np.ndarray) -> np.ndarray:
     return labels
 
 
-# --------------------------------------------------------------------------------------------------------------- both
-def _rows(published: Published, table: Path, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield the cells of `columns` for each line of a table; KeyError or ValueError for a table of another form."""
-    reader = csv.reader(published.lines(table))
-    header = {name: at for at, name in enumerate(next(reader, ()))}
-    places = [header[name] for name in columns]
-    for cells in reader:
-        if len(cells) <= max(places):
-            raise ValueError(f"line {reader.line_num} has {len(cells)} cells")
-        yield tuple(cells[at] for at in places)
-
-
-CHESTXRAY14 = Source(open_chestxray14, labels=lambda data_config: len(FINDINGS), published=NIH)
-CHEXPERT = Source(open_chexpert, labels=lambda data_config: len(OBSERVATIONS), published=STANFORD)
+CHESTXRAY14 = Source(open_chestxray14, splits=tuple(LISTS), labels=lambda data_config: len(FINDINGS), published=NIH)
+CHEXPERT = Source(
+    open_chexpert, splits=("train", "valid"), labels=lambda data_config: len(OBSERVATIONS), published=STANFORD
+)

@@ -18,106 +18,71 @@ Without {split}, the only file is the whole training split, from which `data.val
 is missing in the categories of another split is negative in this split.
 """
 
-import json
-from collections.abc import Hashable, Iterable, Sequence
-from pathlib import Path
+from __future__ import annotations
 
-import numpy as np
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import ImageFiles
-from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE
-from mlmoe_jax.data.sources.source import Published, Source, keep_labeled, require_split
-from mlmoe_jax.data.sources.tables import listed_split, refuse_other_splits, table_path
+from mlmoe_jax.data.label_codes import POSITIVE
+from mlmoe_jax.data.sources.own_images import open_own_images
+from mlmoe_jax.data.sources.rows import Listing, Row, first_repeated, validated
+from mlmoe_jax.data.sources.source import Published, Source
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_DATA, damage_explained, read_bytes
 
-PUBLISHED = Published(
+COCO_FILES = Published(
     "coco2014", "annotations, train2014 and val2014", "https://cocodataset.org/#download", "coco-2014"
 )
 
 
-def open_coco(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
+def open_coco2014(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
     """Open train or val of COCO 2014. Images are sorted by number as text, as in the authors' code."""
-    require_split("coco2014", split, ("train", "val"))
-    folder = PUBLISHED.folder(data_config.root)
-    source = folder / "annotations" / f"instances_{split}2014.json"
-    if not source.is_file():
-        raise PUBLISHED.missing(f"there is no file {source}")
-    classes, files, labels = read_instances(source)
-    files, labels = keep_labeled(files, labels, data_config, lists=source)
-    ids = [f"{split}2014/{file}" for file in files]
-    return Split(split, classes, labels, ids, ImageFiles(folder, ids))
-
-
-def open_coco_json(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open a split of your own images, sorted by their id as text, as in `coco2014`.
-
-    Images without any annotation are left out unless data.keep_empty is set.
-
-    Raises:
-      UserError: the file is missing or has another format, a class is unknown, or the split has no images.
-    """
-    path = table_path(data_config, split)
-    if "{split}" not in data_config.table:
-        refuse_other_splits(path, split, data_config, "has no {split} in its name")
-    names, files, labels = read_instances(path)
-    if classes is not None:
-        names, labels = classes, _by_classes(labels, names, classes, path)
-    files, labels = keep_labeled(files, labels, data_config, lists=path)
-    return listed_split(data_config, split, names, labels, files, path)
-
-
-def read_instances(path: Path) -> tuple[tuple[str, ...], list[str], np.ndarray]:
-    """Read an instances file: names of the K classes, files of the N images, labels i8[N,K].
-
-    Raises UserError for a file that is missing, damaged, ambiguous, or in another format.
-    """
+    folder = COCO_FILES.folder(data_config.root)
+    path = folder / "annotations" / f"instances_{split}2014.json"
+    if not path.is_file():
+        raise COCO_FILES.missing(f"there is no file {path}")
     with damage_explained(path):
-        content = json.loads(read_bytes(path, MOST_DATA))
-        categories, annotations = content["categories"], content["annotations"]
-        images = sorted(content["images"], key=lambda image: str(image["id"]))
-        classes = [category["name"] for category in categories]
-        files = [image["file_name"] for image in images]
-        for what, names in (("category", classes), ("image file", files)):
-            _places(what, names)
-            if not all(isinstance(name, str) for name in names):
-                raise TypeError(f"the name of each {what} should be text")
-        rows = _places("image id", (image["id"] for image in images))
-        columns = _places("category id", (category["id"] for category in categories))
-        marks = [(annotation["image_id"], annotation["category_id"]) for annotation in annotations]
-        for image, category in marks:
-            if image not in rows or category not in columns:
-                raise ValueError(f"it annotates image {image} with category {category}, and lists only one of them")
-        labels = np.zeros((len(files), len(classes)), np.int8)
-        labels[[rows[image] for image, _ in marks], [columns[category] for _, category in marks]] = POSITIVE
-        return tuple(classes), files, labels
+        rows, categories = read_instances(path)
+        listed = validated(rows, Listing(path, split), categories)
+    ids = [f"{split}2014/{file}" for file in listed.images]
+    return Split(split, listed.classes, listed.labels, ids, ImageFiles(folder, ids))
 
 
-def _places(what: str, values: Iterable[Hashable]) -> dict[Hashable, int]:
-    """Return the position of each value; ValueError for a repeated value."""
-    places: dict[Hashable, int] = {}
-    for position, value in enumerate(values):
-        if places.setdefault(value, position) != position:
-            raise ValueError(f"it lists the {what} {value!r} twice")
-    return places
+def read_instances(path: Path) -> tuple[list[Row], list[str]]:
+    """Return the rows and the categories of an instances file. Images are sorted by their id as text."""
+    content = json.loads(read_bytes(path, MOST_DATA))
+    names = _by_id(content["categories"], "category", "name")
+    files = _by_id(content["images"], "image", "file_name")
+    labels: dict[Any, dict[str, int]] = {image: {} for image in files}
+    for annotation in content["annotations"]:
+        image, category = annotation["image_id"], annotation["category_id"]
+        if image not in files or category not in names:
+            raise ValueError(f"it annotates image {image} with category {category}, and lists only one of them")
+        labels[image][names[category]] = POSITIVE
+    return [Row(files[image], labels[image]) for image in sorted(files, key=str)], list(names.values())
 
 
-def _by_classes(labels: np.ndarray, names: Sequence[str], classes: Sequence[str], path: Path) -> np.ndarray:
-    """Return the labels i8[N,K] of the categories `names` in the order of `classes`."""
-    place = {name: k for k, name in enumerate(classes)}
-    ordered = np.full((len(labels), len(classes)), NEGATIVE, np.int8)
-    for name, column in zip(names, labels.T, strict=True):
-        if name in place:
-            ordered[:, place[name]] = column
-        elif (column == POSITIVE).any():
-            raise UserError(
-                f"{path} annotates the category '{name}', which is not a class of the training split; remove it "
-                "or train with it"
-            )
-    return ordered
+def _by_id(items: list[dict], kind: str, key: str) -> dict[Any, Any]:
+    """Return id -> the value of `key`; ValueError for an id that is there twice."""
+    repeated = first_repeated(item["id"] for item in items)
+    if repeated is not None:
+        raise ValueError(f"it lists the {kind} id {repeated!r} twice")
+    return {item["id"]: item[key] for item in items}
 
 
-COCO2014 = Source(open_coco, labels=lambda data_config: 80, published=PUBLISHED)
-COCO_JSON = Source(open_coco_json)
+def _read_own_instances(
+    path: Path, data_config: ConfigDict, folder: Path, classes: Sequence[str] | None
+) -> tuple[list[Row], list[str]]:
+    return read_instances(path)
+
+
+COCO2014 = Source(
+    open_coco2014, splits=("train", "val"), drops_empty=True, labels=lambda data_config: 80, published=COCO_FILES
+)
+COCO_JSON = Source(functools.partial(open_own_images, _read_own_instances), drops_empty=True)

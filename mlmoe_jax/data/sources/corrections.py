@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from mlmoe_jax.data.sources.rows import CELLS, whole_rows
-from mlmoe_jax.data.sources.tables import refuse_spreadsheet
+from mlmoe_jax.data.sources.own_images import refuse_spreadsheet
+from mlmoe_jax.data.sources.tables import CODE_OF_CELL, whole_rows
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_TEXT, damage_explained, read_bytes
@@ -29,7 +29,7 @@ from mlmoe_jax.runtime.formats import unescape_cell
 from mlmoe_jax.runtime.text import some
 
 COLUMNS = ("image", "label", "given", "suggested", "score", "accept")
-CELL_OF = {code: cell for cell, code in reversed(CELLS.items())}  # of the spellings of a code, the first
+CELL_OF = {code: cell for cell, code in reversed(CODE_OF_CELL.items())}  # of the spellings of a code, the first
 _NEEDED = ("image", "label", "suggested", "accept")
 _ANSWERS = {
     **dict.fromkeys(("yes", "y", "true", "x", "1", "1.0"), True),
@@ -46,7 +46,7 @@ class Correction(NamedTuple):
     code: int
 
 
-def corrected(split: Split, path: str | os.PathLike) -> Split:
+def correct_labels(split: Split, path: str | os.PathLike) -> Split:
     """Return a split with the accepted corrections of a file.
 
     Raises:
@@ -98,11 +98,11 @@ def _accepted(reader, path: str | os.PathLike) -> Iterator[Correction]:
         )
     image, label, suggested, accept = map(header.index, _NEEDED)
     for line, cells in whole_rows(reader, header, path):
-        for at, known, values in ((suggested, CELLS, "1, 0 or empty"), (accept, _ANSWERS, "yes, no or empty")):
+        for at, known, values in ((suggested, CODE_OF_CELL, "1, 0 or empty"), (accept, _ANSWERS, "yes, no or empty")):
             if cells[at].strip().lower() not in known:
                 raise UserError(
                     f"{path} line {line}, column '{header[at]}' should be {values}, not {cells[at][:80]!r}; correct it"
                 )
         if _ANSWERS[cells[accept].strip().lower()]:
             names = unescape_cell(cells[image]), unescape_cell(cells[label])
-            yield Correction(line, *names, CELLS[cells[suggested].strip()])
+            yield Correction(line, *names, CODE_OF_CELL[cells[suggested].strip()])

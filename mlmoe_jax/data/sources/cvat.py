@@ -13,17 +13,18 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 from xml.sax.saxutils import escape, quoteattr
 
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import size_of
-from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE
-from mlmoe_jax.data.sources.formats import Entry, Format, LabelFile
+from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
+from mlmoe_jax.data.sources.labeling_formats import Entry, Format, LabelFile
 from mlmoe_jax.data.sources.rows import Row
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import MIB, MOST_DATA, open_regular
-from mlmoe_jax.runtime.formats import xml_events
+from mlmoe_jax.runtime.files import open_regular
+from mlmoe_jax.runtime.formats import XmlBuilder, parse_xml
 from mlmoe_jax.runtime.storage import Target, open_target
 
 # A specification of an attribute: its name and kind, and its default value.
@@ -34,43 +35,46 @@ _SCORE = _ATTRIBUTE.format("score", "text", "", "")
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def _read(path: Path, data_config: ConfigDict, folder: Path) -> tuple[list[Row], Sequence[str] | None]:
-    with open_regular(path) as file:
-        if (size := path.stat().st_size) > MOST_DATA:
-            raise ValueError(f"it has {size:,} bytes")
-        return _parse(iter(lambda: file.read(MIB), b""))
+class _Annotations(XmlBuilder):
+    """Collects the images and the label names of a file, and keeps no more of the tree than is open."""
 
+    def __init__(self):
+        super().__init__()
+        self.rows: list[Row] = []
+        self.names: list[str] = []
 
-def _parse(pieces: Iterable[bytes]) -> tuple[list[Row], Sequence[str] | None]:
-    rows: list[Row] = []
-    names: list[str] = []
-    above: list[tuple[str, dict[str, str]]] = []  # the open elements with their attributes
-    codes: dict[str, int] = {}
-    text, is_difficult = "", False
-    for kind, value, attributes in xml_events(pieces):
-        if kind == "text":
-            text += value
-            continue
-        if kind == "start":
-            above.append((value, attributes))
-            text = ""
-            if value == "image":
-                codes = {}
-            elif len(above) > 1 and above[-2][0] == "image":
-                is_difficult = False
-            continue
-        tag, own = above.pop()
-        tags = [name for name, _ in above[-2:]]
-        if tag == "name" and tags == ["labels", "label"]:
-            names.append(text)
-        elif tag == "attribute" and own.get("name") == "difficult":
-            is_difficult = text.strip() == "true"
-        elif tags[-1:] == ["image"] and "label" in own:
-            code = DIFFICULT if is_difficult else POSITIVE
-            codes[own["label"]] = POSITIVE if codes.get(own["label"]) == POSITIVE else code
+    def end(self, tag: str) -> ElementTree.Element:
+        """Close an element."""
+        element = super().end(tag)
+        if tag == "labels":
+            self.names += [label.findtext("name", "") for label in element.iter("label")]
         elif tag == "image":
-            rows.append(Row(0, own["name"], own.get("subset"), codes, NEGATIVE))
-    return rows, tuple(names) or None
+            self.rows.append(Row(element.attrib["name"], _read_labels(element), split=element.get("subset")))
+            element.clear()
+        return element
+
+
+def _read(
+    path: Path, data_config: ConfigDict, folder: Path, known_classes: Sequence[str] | None
+) -> tuple[list[Row], list[str] | None]:
+    annotations = _Annotations()
+    with open_regular(path) as file:
+        parse_xml(file, annotations)
+    return annotations.rows, annotations.names or None
+
+
+def _read_labels(image: ElementTree.Element) -> dict[str, int]:
+    """Return the code of each label of an image. A label is difficult if all its shapes are."""
+    codes: dict[str, int] = {}
+    for shape in image:
+        label = shape.get("label")
+        if label is not None:
+            difficult = any(
+                attribute.get("name") == "difficult" and (attribute.text or "").strip() == "true"
+                for attribute in shape.iter("attribute")
+            )
+            codes[label] = DIFFICULT if difficult and codes.get(label) != POSITIVE else POSITIVE
+    return codes
 
 
 def _require(file: LabelFile) -> None:

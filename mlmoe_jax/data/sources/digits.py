@@ -37,7 +37,7 @@ from etils import epath
 from PIL import Image
 
 from mlmoe_jax.data.images import STRICT, ArrayImages, Decoding, Images
-from mlmoe_jax.data.sources.source import Source, require_split
+from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import cache_folder
@@ -46,7 +46,7 @@ from mlmoe_jax.runtime.storage import whole_file
 
 NAME = "digits-v1"
 CANVAS = 64
-CLASSES = tuple(str(digit) for digit in range(10))
+DIGITS = tuple(str(digit) for digit in range(10))
 SCENES = {"train": 6_000, "val": 1_000, "test": 2_000, "test_shift": 2_000}
 SINGLES = {"train": 240_000, "val": 2_000, "test": 4_000}
 SCAN_SHARE = {"train": 0.60, "val": 0.15}  # test has the remaining scans
@@ -264,11 +264,10 @@ def scene_labels(split: str) -> np.ndarray:
 
 
 def open_scenes(split: str) -> Split:
-    """Open a split of `digits-v1` in memory; UserError for an unknown split."""
-    require_split("digits", split, SCENES)
+    """Open a split of `digits-v1` in memory."""
     labels, images = _scenes(split, SCENES[split])
     ids = [f"{split}/{row:05d}.png" for row in range(len(labels))]
-    return Split(split, CLASSES, labels.astype(np.int8), ids, ArrayImages(images))
+    return Split(split, DIGITS, labels.astype(np.int8), ids, ArrayImages(images))
 
 
 @functools.cache  # for sweeps; all splits together take 135 MB
@@ -319,11 +318,10 @@ class SingleImages(Images):
 
 
 def open_single(split: str) -> Split:
-    """Open a split of single-digit images, rendered on access; UserError for an unknown split."""
-    require_split("digits_single", split, SINGLES)
+    """Open a split of single-digit images, rendered on access."""
     rows = np.arange(SINGLES[split])
     labels = (rows[:, None] % 10 == np.arange(10)).astype(np.int8)
-    return Split(split, CLASSES, labels, [f"{split}/{row:06d}.png" for row in rows], SingleImages(split))
+    return Split(split, DIGITS, labels, [f"{split}/{row:06d}.png" for row in rows], SingleImages(split))
 
 
 # ----------------------------------------------------------------------------------------------------- as files
@@ -337,12 +335,20 @@ def write_files(out: Path) -> None:
             rows.writerow(["image", "labels"])
             for identifier, image, labels in zip(split.ids, split.images, split.labels, strict=True):
                 Image.fromarray(image).save(out / identifier)
-                rows.writerow([identifier, ";".join(CLASSES[k] for k in np.flatnonzero(labels))])
+                rows.writerow([identifier, ";".join(DIGITS[k] for k in np.flatnonzero(labels))])
         status(f"{out / name}.csv: {len(split)} images")
 
 
-SCENES_SOURCE = Source(lambda data_config, split, classes: open_scenes(split), labels=lambda data_config: len(CLASSES))
-SINGLES_SOURCE = Source(lambda data_config, split, classes: open_single(split), labels=lambda data_config: len(CLASSES))
+SCENES_SOURCE = Source(
+    lambda data_config, split, classes: open_scenes(split),
+    splits=tuple(SCENES),
+    labels=lambda data_config: len(DIGITS),
+)
+SINGLES_SOURCE = Source(
+    lambda data_config, split, classes: open_single(split),
+    splits=tuple(SINGLES),
+    labels=lambda data_config: len(DIGITS),
+)
 
 
 if __name__ == "__main__":

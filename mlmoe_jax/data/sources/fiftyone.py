@@ -15,16 +15,18 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
+from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
 from mlmoe_jax.data.sources.folders import image_names
-from mlmoe_jax.data.sources.formats import Entry, Format, LabelFile
+from mlmoe_jax.data.sources.labeling_formats import Entry, Format, LabelFile
 from mlmoe_jax.data.sources.rows import Row
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_DATA, read_bytes
 from mlmoe_jax.runtime.storage import Target, open_target
 
 
-def _read(path: Path, data_config: ConfigDict, folder: Path) -> tuple[Iterator[Row], Sequence[str] | None]:
+def _read(
+    path: Path, data_config: ConfigDict, folder: Path, known_classes: Sequence[str] | None
+) -> tuple[Iterator[Row], Sequence[str] | None]:
     content = json.loads(read_bytes(path, MOST_DATA))
     classes, labels = content.get("classes"), content["labels"]
     files: dict[str, str] = {}
@@ -37,12 +39,12 @@ def _read(path: Path, data_config: ConfigDict, folder: Path) -> tuple[Iterator[R
 
 def _row(image: str, target: Any, names: dict[int, str]) -> Row:
     if target is None:
-        return Row(0, image, None, {}, UNKNOWN)
+        return Row(image, None)
     codes = {}
     for item in target if isinstance(target, list) else [target]:
         label, attributes = (item["label"], item.get("attributes", {})) if isinstance(item, dict) else (item, {})
         codes[names.get(label, label)] = DIFFICULT if attributes.get("difficult") is True else POSITIVE
-    return Row(0, image, None, codes, NEGATIVE)
+    return Row(image, codes)
 
 
 def _write(file: LabelFile, entries: Iterable[Entry]) -> str:

@@ -11,11 +11,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import ImageFiles
-from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE
+from mlmoe_jax.data.label_codes import POSITIVE
+from mlmoe_jax.data.sources.rows import Listing, Row, validated
 from mlmoe_jax.data.sources.source import Source, data_folder
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
@@ -34,25 +34,16 @@ def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | N
     """
     root = data_folder(data_config, "the folders")
     top = _folder_of_split(root, split, data_config)
-    present = _subfolders(top)
-    names = tuple(present if classes is None else classes)
-    if unknown := next((name for name in present if name not in names), None):
-        raise UserError(
-            f"{top} holds the folder {unknown}, which is not a class of the training split; rename or remove it"
-        )
-    files_by_class = {name: image_names(top / name) if name in present else [] for name in names}
-    count = sum(map(len, files_by_class.values()))
-    if not count:
+    names = _subfolders(top)
+    below = "" if top == root else f"{split}/"
+    rows = [Row(f"{below}{name}/{file}", {name: POSITIVE}) for name in names for file in image_names(top / name)]
+    if not rows:
         raise UserError(
             f"{top} holds no folders with images ({', '.join(IMAGE_SUFFIXES)}); sort the images into one folder per "
             "class"
         )
-    class_of = np.repeat(np.arange(len(names)), [len(files) for files in files_by_class.values()])
-    labels = np.full((count, len(names)), NEGATIVE, np.int8)
-    labels[np.arange(count), class_of] = POSITIVE
-    below = "" if top == root else f"{split}/"
-    files = [f"{below}{name}/{file}" for name, class_files in files_by_class.items() for file in class_files]
-    return Split(split, names, labels, files, ImageFiles(root, files))
+    listed = validated(rows, Listing(top, split), names if classes is None else classes)
+    return Split(split, listed.classes, listed.labels, listed.images, ImageFiles(root, listed.images))
 
 
 def _folder_of_split(root: Path, split: str, data_config: ConfigDict) -> Path:

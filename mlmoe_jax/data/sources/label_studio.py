@@ -7,23 +7,23 @@ those marked as ground truth count if there are any; a label on which the annota
 An address /data/local-files/?d=PATH is the image PATH below `data.images`, and /data/upload/… the image upload/…
 """
 
+import io
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.etree import ElementTree
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE, UNKNOWN
-from mlmoe_jax.data.sources.formats import Entry, Format, LabelFile
-from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, Row
-from mlmoe_jax.data.sources.tables import read_classes
+from mlmoe_jax.data.label_codes import POSITIVE, UNKNOWN
+from mlmoe_jax.data.sources.labeling_formats import Entry, Format, LabelFile
+from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, Row, read_classes
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_DATA, MOST_TEXT, damage_explained, read_bytes
-from mlmoe_jax.runtime.formats import xml_events
+from mlmoe_jax.runtime.formats import parse_xml
 from mlmoe_jax.runtime.storage import Target, open_target
 from mlmoe_jax.runtime.text import some
 
@@ -32,12 +32,12 @@ IMAGE, CHOICES = "image", "labels"  # the names in our labeling configuration, a
 
 
 # ---------------------------------------------------------------------------------------------------- images of tasks
-def address_of(image: str) -> str:
+def make_address(image: str) -> str:
     """Return the address of an image below Label Studio's LOCAL_FILES_DOCUMENT_ROOT."""
     return f"{LOCAL_FILES}/?d={quote(os.fsencode(image))}"
 
 
-def path_of(address: str) -> str:
+def read_address(address: str) -> str:
     """Return the path of the image of a task below the folder of the images; UserError if it is in no folder."""
     parts = urlsplit(address)
     if parts.path.rstrip("/") == LOCAL_FILES and (places := parse_qs(parts.query, errors="surrogateescape").get("d")):
@@ -50,37 +50,117 @@ def path_of(address: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
-def _read(path: Path, data_config: ConfigDict, folder: Path) -> tuple[Iterator[Row], None]:
+class _Annotation(NamedTuple):
+    """One annotation of a task.
+
+    Attributes:
+      is_truth: whether it is marked as ground truth.
+      choices: name of the Choices -> the chosen names.
+    """
+
+    is_truth: bool
+    choices: dict[str, set[str]]
+
+
+class _Image(NamedTuple):
+    """The split and the annotations of one image, which several tasks may show."""
+
+    split: str | None
+    annotations: list[_Annotation]
+
+
+def _read(
+    path: Path, data_config: ConfigDict, folder: Path, known_classes: Sequence[str] | None
+) -> tuple[Iterator[Row], None]:
     tasks = json.loads(read_bytes(path, MOST_DATA))
     if not isinstance(tasks, list):
         raise ValueError("it should hold a list of tasks")
-    control, key, controls = data_config.label_column, data_config.image_column, set()
-    annotations: dict[str, list[tuple[bool, set[str]]]] = {}
-    splits: dict[str, str | None] = {}
+    control, key = data_config.label_column, data_config.image_column
+    images: dict[str, _Image] = {}
     for task in tasks:
         data = task.get("data", task)  # in JSON-MIN, the annotation is beside the data
         if key not in data:
             raise UserError(f"a task of {path} has {some(sorted(data))}, not {key}; set data.image_column to its image")
-        image = path_of(data[key])
-        splits[image] = data.get(SPLIT_COLUMN)
-        of_image = annotations.setdefault(image, [])
-        if "data" not in task:
-            if task.get("annotation_id") is not None:
-                of_image.append((False, _names(task.get(control))))
-                choices = {name for name, value in task.items() if isinstance(value, dict) and "choices" in value}
-                controls |= choices | ({control} & task.keys())
-            continue
-        for annotation in task.get("annotations", ()):
-            if not annotation.get("was_cancelled"):
-                results = [result for result in annotation["result"] or () if result.get("type") == "choices"]
-                controls |= {result["from_name"] for result in results}
-                names = _names([result["value"] for result in results if result["from_name"] == control])
-                of_image.append((bool(annotation.get("ground_truth")), names))
+        image = images.setdefault(read_address(data[key]), _Image(data.get(SPLIT_COLUMN), []))
+        image.annotations.extend(_read_annotations(task) if "data" in task else _read_small_task(task, control))
+    controls = {name for image in images.values() for annotation in image.annotations for name in annotation.choices}
     if controls:
         _require_control(path, control, controls)
-    if {type(split) for split in splits.values()} not in ({str}, {type(None)}, set()):
-        raise UserError(f"all tasks of {path} or none should have a text under '{SPLIT_COLUMN}'; correct their data")
-    return (_row(image, splits[image], of_image) for image, of_image in annotations.items()), None
+    return (_make_row(name, image, control) for name, image in images.items()), None
+
+
+def _read_annotations(task: Mapping[str, Any]) -> Iterator[_Annotation]:
+    """Yield the annotations of a task of the export JSON that are not cancelled."""
+    for annotation in task.get("annotations", ()):
+        if annotation.get("was_cancelled"):
+            continue
+        choices: dict[str, set[str]] = {}
+        for result in annotation["result"] or ():
+            if result.get("type") == "choices":
+                choices.setdefault(result["from_name"], set()).update(_read_names(result["value"]))
+        yield _Annotation(bool(annotation.get("ground_truth")), choices)
+
+
+def _read_small_task(task: Mapping[str, Any], control: str) -> Iterator[_Annotation]:
+    """Yield the annotation of a task of the export JSON-MIN; a single name of the Choices may stand alone there."""
+    if task.get("annotation_id") is None:
+        return
+    chosen = {name: value for name, value in task.items() if isinstance(value, dict) and "choices" in value}
+    if control in task:
+        chosen[control] = task[control]
+    yield _Annotation(False, {name: _read_names(value) for name, value in chosen.items()})
+
+
+def _read_names(value: Any) -> set[str]:
+    """Return the names of a value of the Choices, which may be one name, or none."""
+    if isinstance(value, dict):
+        return _read_names(value["choices"])
+    return set().union(*map(_read_names, value)) if isinstance(value, list) else {value} - {None, ""}
+
+
+def _make_row(name: str, image: _Image, control: str) -> Row:
+    """Return the row of an image: a label is positive if all annotations that count have it, and unknown if some have.
+
+    Annotations marked as ground truth count if there are any, otherwise all.
+    """
+    truths = [annotation for annotation in image.annotations if annotation.is_truth]
+    chosen = [annotation.choices.get(control, set()) for annotation in truths or image.annotations]
+    if not chosen:
+        return Row(name, None, split=image.split)
+    everywhere = set.intersection(*chosen)
+    labels = {label: POSITIVE if label in everywhere else UNKNOWN for label in sorted(set.union(*chosen))}
+    return Row(name, labels, split=image.split)
+
+
+class Control(NamedTuple):
+    """The Choices of a labeling configuration.
+
+    Attributes:
+      image: name of the Image that they are for.
+      image_key: key of the image in the data of a task.
+      values: the values of the choices in annotations, in order.
+    """
+
+    image: str
+    image_key: str
+    values: Sequence[str]
+
+
+def read_controls(labeling_config: bytes) -> dict[str, Control]:
+    """Return name -> control of the Choices in a labeling configuration.
+
+    The alias of a choice is its value in annotations. Raises an error of any type if the configuration is damaged, see
+    `files.damage_explained`.
+    """
+    view = parse_xml(io.BytesIO(labeling_config))
+    keys = {image.attrib["name"]: image.attrib["value"].removeprefix("$") for image in view.iter("Image")}
+    controls = {}
+    for choices in view.iter("Choices"):
+        image = choices.attrib["toName"]
+        if image in keys:
+            values = [choice.get("alias") or choice.attrib["value"] for choice in choices.iter("Choice")]
+            controls[choices.attrib["name"]] = Control(image, keys[image], list(dict.fromkeys(values)))
+    return controls
 
 
 def _require_control(path: Path, control: str, controls: Iterable[str]) -> None:
@@ -90,52 +170,14 @@ def _require_control(path: Path, control: str, controls: Iterable[str]) -> None:
         )
 
 
-def _names(value: Any) -> set[str]:
-    """Return the names of a value of the Choices. In JSON-MIN, a single name stands alone, and no name is no value."""
-    if isinstance(value, dict):
-        return _names(value["choices"])
-    return set().union(*map(_names, value)) if isinstance(value, list) else {value} - {None, ""}
-
-
-def _row(image: str, split: str | None, annotations: Sequence[tuple[bool, set[str]]]) -> Row:
-    decisive = [names for is_truth, names in annotations if is_truth] or [names for _, names in annotations]
-    if not decisive:
-        return Row(0, image, split, {}, UNKNOWN)
-    every = set.intersection(*decisive)
-    names = sorted(set.union(*decisive))
-    return Row(0, image, split, {name: POSITIVE if name in every else UNKNOWN for name in names}, NEGATIVE)
-
-
-def controls_of(labeling_config: bytes) -> dict[str, tuple[str, str, Collection[str]]]:
-    """Return name -> (name of the image, key of the image in the data, values) of the Choices in a configuration.
-
-    The alias of a choice is its value in annotations. Raises an error of any type if the configuration is damaged, see
-    `files.damage_explained`.
-    """
-    keys: dict[str, str] = {}
-    choices: dict[str, tuple[str, dict[str, None]]] = {}
-    values: dict[str, None] = {}
-    for kind, tag, attributes in xml_events([labeling_config]):
-        match kind, tag:
-            case "start", "Image":
-                keys[attributes["name"]] = attributes["value"].removeprefix("$")
-            case "start", "Choices":
-                values = choices.setdefault(attributes["name"], (attributes["toName"], {}))[1]
-            case "start", "Choice":
-                values[attributes.get("alias") or attributes["value"]] = None
-            case "end", "Choices":
-                values = {}  # a Taxonomy has choices too
-    return {name: (to, keys[to], names) for name, (to, names) in choices.items() if to in keys}
-
-
 def _read_classes(path: Path, data_config: ConfigDict) -> tuple[str, ...]:
     """Return the choices of a labeling configuration (.xml), or the lines of a text file."""
     if path.suffix != ".xml":
         return read_classes(path)
     with damage_explained(path):
-        controls = controls_of(read_bytes(path, MOST_TEXT))
+        controls = read_controls(read_bytes(path, MOST_TEXT))
         _require_control(path, data_config.label_column, controls)
-        return tuple(controls[data_config.label_column][2])
+        return tuple(controls[data_config.label_column].values)
 
 
 # ------------------------------------------------------------------------------------------------------------- writing
@@ -178,7 +220,7 @@ def _write(file: LabelFile, entries: Iterable[Entry]) -> str:
     with open_target(Target(file.path, "json")) as tasks:
         before = "[\n"
         for entry in entries:
-            task: dict[str, Any] = {"data": {IMAGE: address_of(entry.image)}}
+            task: dict[str, Any] = {"data": {IMAGE: make_address(entry.image)}}
             if entry.scores is not None:
                 task["predictions"] = [prediction(entry.labels or (), entry.scores, file.version)]
             elif entry.labels is not None:

@@ -7,19 +7,15 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
-from numpy.typing import NDArray
 
-from mlmoe_jax.data.groups import draw_groups
-from mlmoe_jax.data.label_codes import POSITIVE
+from mlmoe_jax.data.label_codes import has_positive
 from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree, read_tree
-from mlmoe_jax.data.sources.formats import FORMATS
-from mlmoe_jax.data.sources.source import Source
+from mlmoe_jax.data.sources.labeling_formats import FORMATS
+from mlmoe_jax.data.sources.source import Source, difficult_of, require_known_split
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.registry import Registry
 from mlmoe_jax.runtime.text import some
-
-Rows = NDArray[np.int64]
 
 # name -> source; the names are the choices of the config key data.name.
 SOURCES: Registry[Source] = Registry(
@@ -36,11 +32,11 @@ SOURCES: Registry[Source] = Registry(
         "vg500": "mlmoe_jax.data.sources.visual_genome:VG500",
         "chestxray14": "mlmoe_jax.data.sources.chest:CHESTXRAY14",
         "chexpert": "mlmoe_jax.data.sources.chest:CHEXPERT",
-        "csv": "mlmoe_jax.data.sources.tables:TABLE",
-        "jsonl": "mlmoe_jax.data.sources.tables:TABLE",
+        "csv": "mlmoe_jax.data.sources.tables:CSV",
+        "jsonl": "mlmoe_jax.data.sources.tables:JSONL",
         "folders": "mlmoe_jax.data.sources.folders:FOLDERS",
         "coco_json": "mlmoe_jax.data.sources.coco:COCO_JSON",
-        **dict.fromkeys(FORMATS, "mlmoe_jax.data.sources.labeling:LABELING_TOOL"),
+        **dict.fromkeys(FORMATS, "mlmoe_jax.data.sources.own_images:LABELING_TOOL"),
         "packed": "mlmoe_jax.data.sources.packed:PACKED",
         "tfds:NAME": "mlmoe_jax.data.sources.tfds:TFDS",
     },
@@ -57,10 +53,10 @@ def read_label_tree(data_config: ConfigDict, names: Sequence[str]) -> LabelTree:
     """Read `data.tree` for the labels `names`; independent labels if the key is empty."""
     if not data_config.tree:
         return INDEPENDENT
-    return read_tree(place_of(data_config, data_config.tree), names)
+    return read_tree(resolve_path(data_config, data_config.tree), names)
 
 
-def place_of(data_config: ConfigDict, name: str) -> str:
+def resolve_path(data_config: ConfigDict, name: str) -> str:
     """Return the path or address of a file, which may be relative to the folder of the data set."""
     name = os.path.expanduser(name)
     return name if "://" in name else os.path.join(root_of(data_config), name)
@@ -95,32 +91,61 @@ def open_split(
       UserError: the name is not in SOURCES, the classes differ, an image has no file with data.bad_images=error, or the
         source raises it.
     """
-    in_part = data_config.val_fraction and split in (data_config.train_split, data_config.val_split)
-    whole = SOURCES[data_config.name].open(data_config, data_config.train_split if in_part else split, classes)
-    if classes is not None and tuple(classes) != whole.classes:
+    holds_out = data_config.val_fraction and split in (data_config.train_split, data_config.val_split)
+    opened = _open_source(data_config, data_config.train_split if holds_out else split, classes)
+    if data_config.corrections and opened.name == data_config.train_split:
+        from mlmoe_jax.data.sources.corrections import correct_labels  # here, because the config imports this module
+
+        opened = correct_labels(opened, resolve_path(data_config, data_config.corrections))
+    opened = opened.close_labels(read_label_tree(data_config, opened.classes) if tree is None else tree)
+    skips = data_config.bad_images == "skip"
+    if not skips:
+        _require_files(opened)
+    if holds_out:
+        opened = _hold_out(opened, split, data_config, seed)
+    return opened.without_missing() if skips and not keep_missing else opened
+
+
+def _open_source(data_config: ConfigDict, split: str, classes: Sequence[str] | None) -> Split:
+    """Open a split as its source has it; UserError if it does not have the classes or the groups that it should."""
+    name, source = data_config.name, SOURCES[data_config.name]
+    if source.splits:
+        require_known_split(name, split, source.splits)
+    opened = source.open(data_config, split, classes)
+    if source.drops_empty and not data_config.keep_empty:
+        opened = _drop_empty(opened, data_config)
+    if classes is not None and tuple(classes) != opened.classes:
         raise UserError(
-            f"split {split} of {data_config.name} has the labels {some(whole.classes, 4)}, but the model was trained "
-            f"on {some(classes, 4)}"
+            f"split {split} of {name} has the labels {some(opened.classes, 4)}, but the model was trained on "
+            f"{some(classes, 4)}"
         )
-    if data_config.group_column and whole.groups is None:
+    if data_config.group_column and opened.groups is None:
         raise UserError(
             f"data.group_column={data_config.group_column} is a column of tables (csv, jsonl), and the data set "
-            f"{data_config.name} has no groups; clear it, or for packed data pack the table again with this key"
+            f"{name} has no groups; clear it, or for packed data pack the table again with this key"
         )
-    if data_config.corrections and whole.name == data_config.train_split:
-        from mlmoe_jax.data.sources.corrections import corrected  # here, because the config imports this module
+    return opened
 
-        whole = corrected(whole, place_of(data_config, data_config.corrections))
-    whole = whole.close_labels(read_label_tree(data_config, whole.classes) if tree is None else tree)
-    skip = data_config.bad_images == "skip"
-    if not skip and len(missing := whole.images.missing()):
+
+def _drop_empty(split: Split, data_config: ConfigDict) -> Split:
+    """Return the images of a split that have a positive label; UserError if none has one."""
+    positive = has_positive(split.labels, difficult_of(data_config, split.name))
+    if not positive.any():
         raise UserError(
-            f"{len(missing):,} of the {len(whole):,} images of {whole.name} have no file, the first is "
-            f"{whole.images.name(missing[0])}; unpack the images there, or leave such images out with "
+            f"no image of split {split.name} of {data_config.name} has a positive label; check its files or set "
+            "data.keep_empty"
+        )
+    return split if positive.all() else split.take(np.flatnonzero(positive), split.name)
+
+
+def _require_files(split: Split) -> None:
+    missing = split.images.missing()
+    if len(missing):
+        raise UserError(
+            f"{len(missing):,} of the {len(split):,} images of {split.name} have no file, the first is "
+            f"{split.images.name(missing[0])}; unpack the images there, or leave such images out with "
             "data.bad_images=skip"
         )
-    result = _hold_out(whole, split, data_config, seed) if in_part else whole
-    return result.without_missing() if skip and not keep_missing else result
 
 
 def open_splits(
@@ -157,6 +182,9 @@ def count_labels(data_config: ConfigDict) -> int:
 
 
 def _hold_out(whole: Split, split: str, data_config: ConfigDict, seed: int) -> Split:
+    """Return `data.val_fraction` of the training split if `split` is `data.val_split`, otherwise the other images."""
+    from mlmoe_jax.data.stratified_split import draw_stratified  # here, because the config imports this module
+
     fraction = data_config.val_fraction
     count = round(fraction * len(whole))
     if not 0 < count < len(whole):
@@ -174,54 +202,3 @@ def _hold_out(whole: Split, split: str, data_config: ConfigDict, seed: int) -> S
     if split != data_config.val_split:
         rows = np.setdiff1d(np.arange(len(whole)), rows)
     return whole.take(rows, name=split)
-
-
-# ------------------------------------------------------------------------------- the images held out for validation
-def draw_stratified(labels: NDArray[np.int8], count: int, seed: int, groups: Rows | None = None) -> Rows:
-    """Draw `count` of N images so that each label has about the same fraction of its images in both parts.
-
-    A label with two images or more gets at least one in each part. If the parts are too small for this, the rarest
-    labels come first. This is the iterative stratification of K. Sechidis, G. Tsoumakas and I. Vlahavas ("On the
-    stratification of multi-label data", ECML PKDD 2011) with parts of exact size.
-
-    Args:
-      labels: label codes i8[N,K]. Only POSITIVE counts.
-      count: number of images to draw.
-      seed: seed of the order of the images.
-      groups: number of each image's group; whole groups are then drawn, see `groups.draw_groups`.
-
-    Returns:
-      The rows i64[count], increasing. With groups, their number is about `count`.
-    """
-    if groups is not None:
-        return draw_groups(labels, groups, count, seed)
-    from scipy.sparse import csr_array  # here, because the config imports this module
-
-    by_image = csr_array(labels == POSITIVE)
-    images = by_image.shape[0]
-    order = np.random.RandomState(seed).permutation(images)
-    by_label = by_image[order].tocsc()
-    remaining = np.diff(by_label.indptr).astype(np.int64)  # images of each label that are in no part yet
-    # The images that each label lacks in the held-out part and in the rest, times N so that they are integers.
-    least = np.minimum(remaining // 2, 1) * images
-    share = np.clip(remaining * count, least, remaining * images - least)
-    lacking = [share.tolist(), (remaining * images - share).tolist()]
-    capacity = [count, images - count]
-    part = np.full(images, -1)
-
-    def put(image: int, into: int) -> None:
-        part[image] = into
-        capacity[into] -= 1
-        for label in by_image.indices[by_image.indptr[image] : by_image.indptr[image + 1]]:
-            lacking[into][label] -= images
-            remaining[label] -= 1
-
-    while remaining.any():
-        rarest = int(np.where(remaining > 0, remaining, images + 1).argmin())
-        for image in order[by_label.indices[by_label.indptr[rarest] : by_label.indptr[rarest + 1]]]:
-            if part[image] < 0:
-                need = [(lacking[into][rarest], capacity[into]) for into in (0, 1)]
-                put(image, int(not capacity[0] or (capacity[1] > 0 and need[1] >= need[0])))
-    unlabeled = order[part[order] < 0]
-    part[unlabeled[: capacity[0]]] = 0
-    return np.flatnonzero(part == 0)

@@ -31,7 +31,7 @@ from array_record.python.array_record_module import ArrayRecordReader
 from etils import epath
 
 from mlmoe_jax.data.images import BadImage, EncodedImages
-from mlmoe_jax.data.sources.source import Source, require_split
+from mlmoe_jax.data.sources.source import Source, require_known_split
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import DiskError, UserError
 from mlmoe_jax.runtime import files
@@ -129,7 +129,7 @@ def open_packed(root: str | os.PathLike, split: str) -> Split:
     """
     manifest = read_manifest(root)
     folder, classes = manifest.folder, manifest.classes
-    require_split("packed", split, manifest.splits)
+    require_known_split("packed", split, manifest.splits)
     table, *shards = manifest.splits[split]
     images = PackedImages(str(folder), shards, [])
     with damage_explained(folder / table.file):

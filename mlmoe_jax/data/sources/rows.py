@@ -1,183 +1,238 @@
-"""The rows of a table of labels, read from CSV and JSONL; readers of labeling tools return the same type."""
+"""From the rows of a source to the images and labels of a split, with one check for all sources."""
 
-import csv
-import json
+from __future__ import annotations
+
+import difflib
 import os
-import re
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import NamedTuple, TypeVar
 
-from ml_collections import ConfigDict
+import numpy as np
+from jaxtyping import Int8
 
-from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE, UNKNOWN
+from mlmoe_jax.data.label_codes import NEGATIVE
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime import formats
-from mlmoe_jax.runtime.files import read_lines
-from mlmoe_jax.runtime.text import some
+from mlmoe_jax.runtime.files import damage_explained, open_text, read_lines
+from mlmoe_jax.runtime.progress import status
+from mlmoe_jax.runtime.text import quantity
 
-SPLIT_COLUMN = "split"
-CELLS = {"1": POSITIVE, "0": NEGATIVE, "": UNKNOWN, "1.0": POSITIVE, "0.0": NEGATIVE}
-_NUMBER = re.compile(r"^(\d+)\.0$")  # a number of a group, as other programs write it in a column with empty cells
+_Name = TypeVar("_Name", bound=Hashable)
+SPLIT_COLUMN = "split"  # the column or key that names the split of an image
 
 
 class Row(NamedTuple):
-    """One image of a table.
+    """One image that a source lists.
 
     Attributes:
-      line: its line in the table; 0 in a file without a line per image.
       image: its path.
-      split: its split, None if the table has no splits.
-      labels: name -> code.
-      rest: the code of all other labels.
-      group: the name of its group, "" if it is a group of its own.
+      labels: label -> code; None if nobody has labeled the image.
+      other_labels: the code of all other labels.
+      split: its split; None if the source does not name one.
+      group: the name of its group; "" if it is a group of its own.
+      line: its line in a table; 0 in a file without a line per image.
     """
 
-    line: int
     image: str
-    split: str | None
-    labels: dict[str, int]
-    rest: int
+    labels: Mapping[str, int] | None
+    other_labels: int = NEGATIVE
+    split: str | None = None
     group: str = ""
+    line: int = 0
 
 
-def first_repeated(names: Sequence[str]) -> str | None:
-    """Return the first name that is there twice."""
-    return next((name for name, count in Counter(names).items() if count > 1), None)
+@dataclass(frozen=True)
+class Listing:
+    """A file, or a folder, that lists images, and the split that is wanted of it.
 
-
-# --------------------------------------------------------------------------------------------------------------- JSONL
-def jsonl_rows(file: TextIO, path: Path, data_config: ConfigDict) -> Iterator[Row]:
-    """Yield the rows of a JSONL file; UserError for a line of another form."""
-    image_key, label_key, group_key = data_config.image_column, data_config.label_column, data_config.group_column
-    whole_table = "{split}" in data_config.table
-    own_split = None
-    for line, text in enumerate(read_lines(file), 1):
-        if not text.strip():
-            continue
-        try:
-            record = json.loads(text)
-            image, labels = record[image_key], record[label_key]
-            split = None if whole_table else record.get(SPLIT_COLUMN)
-            own_split = split is not None if own_split is None else own_split
-            group = record.get(group_key) if group_key else None
-            group = "" if group is None else group
-            if not isinstance(image, str) or own_split != isinstance(split, str) or type(group) not in (str, int):
-                raise TypeError("a path and a split are text, and a group is text or a whole number")
-            rest = NEGATIVE if isinstance(labels, list) else UNKNOWN
-            yield Row(line, image, split, _codes(labels), rest, str(group).strip())
-        except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
-            a_split = f"a split under '{SPLIT_COLUMN}', " if own_split else ""
-            a_split += f"a name or nothing under '{group_key}', " if group_key else ""
-            raise UserError(
-                f"{path} line {line} should be a JSON object with a path under '{image_key}', {a_split}and under "
-                f"'{label_key}' labels as a list of names, or as an object that maps names to 1, 0 or null, not "
-                f"{text.strip()[:80]}"
-            ) from error
-
-
-def _codes(labels: Any) -> dict[str, int]:
-    """Return the code of each label of a JSON value; ValueError for a value of another form."""
-    if isinstance(labels, list | dict) and all(isinstance(name, str) and name for name in labels):
-        if isinstance(labels, list):
-            return dict.fromkeys(labels, POSITIVE)
-        if all(code is None or code in (0, 1) for code in labels.values()):
-            return {name: UNKNOWN if code is None else int(code) for name, code in labels.items()}
-    raise ValueError("labels are a list of names, or map names to 1, 0 or null")
-
-
-# ----------------------------------------------------------------------------------------------------------------- CSV
-def csv_rows(
-    file: TextIO, path: Path, data_config: ConfigDict, classes: Sequence[str] | None
-) -> tuple[Iterator[Row], Sequence[str] | None]:
-    """Return the rows of a CSV, and the classes, which are the columns of a CSV with one column per class.
-
-    Raises UserError, also while rows are read, if a column is missing or a cell is invalid.
+    Attributes:
+      path: the file.
+      split: the wanted split.
+      train_split: the split of rows that name none. If it is "", all rows belong to the wanted split, and the splits
+        that they name are ignored.
     """
-    reader = csv.reader(read_lines(file), skipinitialspace=True)
-    header = [formats.unescape_cell(name.strip()) for name in next(filter(None, reader), [])]
-    if not header or (repeated := first_repeated(header)):
-        wrong = f"has two columns '{repeated}'" if header else "is empty"
-        raise UserError(f"{path} {wrong}; write a line with the column names, then one line per image")
-    image_at = _column(header, data_config.image_column, "data.image_column", path)
-    split_at = header.index(SPLIT_COLUMN) if "{split}" not in data_config.table and SPLIT_COLUMN in header else None
-    named = data_config.group_column
-    group_at = _column(header, named, "data.group_column", path) if named else None
-    separator, by_name = data_config.separator, bool(data_config.label_column)  # reading a config key is slow
-    if by_name:
-        labels_at = _column(header, data_config.label_column, "data.label_column", path)
-        if not separator:
-            raise UserError("data.separator is empty; set it to the text between the label names in a cell, such as ;")
-    else:
-        classes = _class_columns(header, data_config, classes, path)
-        columns = [(header.index(name), name) for name in classes]
 
-    def labels_of(line: int, cells: list[str]) -> dict[str, int]:
-        if by_name:
-            names = formats.split_names(formats.unescape_cell(cells[labels_at]), separator)
-            return dict.fromkeys(filter(None, map(str.strip, names)), POSITIVE)
-        try:
-            return {name: code for at, name in columns if (code := CELLS[cells[at]]) != NEGATIVE}
-        except KeyError as error:
-            at = next(at for at, _ in columns if cells[at] not in CELLS)
+    path: str | os.PathLike
+    split: str
+    train_split: str = ""
+
+    def includes(self, split: str | None) -> bool:
+        """Return whether a row that names `split` belongs to the wanted split."""
+        if not self.train_split:
+            return True
+        return (self.train_split if split is None else split) == self.split
+
+    def line(self, number: int) -> str:
+        """Return the file and the number of a line, for an error; the file if the number is 0."""
+        return f"{self.path} line {number}" if number else f"{self.path}"
+
+
+@dataclass(frozen=True)
+class ListedImages:
+    """The N images of a split, and their labels of K classes.
+
+    Attributes:
+      classes: names of the classes.
+      images: path of each image.
+      labels: label codes.
+      groups: name of each image's group, "" for a group of its own.
+      lines: line of each image in the table.
+    """
+
+    classes: tuple[str, ...]
+    images: list[str]
+    labels: Int8[np.ndarray, "n k"]
+    groups: list[str]
+    lines: Sequence[int]
+
+
+def validated(rows: Iterable[Row], listing: Listing, classes: Sequence[str] | None = None) -> ListedImages:
+    """Return the images of a split from the rows of a source.
+
+    Args:
+      rows: the rows of all splits, in the order of the images.
+      listing: what lists them.
+      classes: names of the classes, in their order; None takes the labels of all rows, sorted.
+
+    Raises:
+      UserError: no row is in the split, an image is listed twice, or a label is not one of the classes.
+    """
+    selection = _Selection(listing, classes)
+    for row in rows:
+        selection.add(row)
+    if selection.unlabeled and selection.images:
+        status(f"{quantity(selection.unlabeled, 'image')} of {listing.path} without labels are left out")
+    return selection.result()
+
+
+class _Selection:
+    """The rows of one split, stored as arrays, and what is known of the rows that are not used.
+
+    Attributes:
+      columns: label -> its number, first the classes and then other labels in the order of the rows.
+      images: the images of the split, as the keys of a dict.
+      splits: the splits that rows name.
+      unlabeled: the number of images of the split that nobody has labeled, which are left out.
+      first_unknown: line and name of the first label that is not one of the classes.
+    """
+
+    def __init__(self, listing: Listing, classes: Sequence[str] | None):
+        if classes and (repeated := first_repeated(classes)):
+            raise UserError(f"{listing.path} names the class '{repeated}' twice")
+        self.listing, self.classes = listing, classes
+        self.columns = {_text(name): k for k, name in enumerate(classes or ())}
+        self.images: dict[str, None] = {}
+        self.splits: set[str | None] = set()
+        self.unlabeled = 0
+        self.first_unknown: tuple[int, str] | None = None
+        self.groups: list[str] = []
+        self.lines, self.other_labels = array("q"), array("b")
+        self.label_counts, self.label_columns, self.label_codes = array("i"), array("i"), array("b")
+
+    def add(self, row: Row) -> None:
+        """Store a row of the split, or note why it is not used."""
+        self.splits.add(row.split)
+        included = self.listing.includes(row.split)
+        if row.labels is None:
+            self.unlabeled += included
+            return
+        if included or self.classes is None:
+            self._number_labels(row.labels, row.line)
+        if included:
+            self._store(row, row.labels)
+
+    def _number_labels(self, labels: Iterable[str], line: int) -> None:
+        for name in labels:
+            if name not in self.columns:
+                self.columns[_text(name)] = len(self.columns)
+                self.first_unknown = self.first_unknown or (line, name)
+
+    def _store(self, row: Row, labels: Mapping[str, int]) -> None:
+        if not row.image:
+            raise UserError(f"{self.listing.line(row.line)} has no image path")
+        if row.image in self.images:
+            raise UserError(f"{self.listing.line(row.line)} lists {row.image} again; delete one of the two")
+        self.images[_text(row.image)] = None
+        self.groups.append(row.group)
+        self.lines.append(row.line)
+        self.other_labels.append(row.other_labels)
+        self.label_counts.append(len(labels))
+        self.label_columns.extend(map(self.columns.__getitem__, labels))
+        self.label_codes.extend(labels.values())
+
+    def result(self) -> ListedImages:
+        """Return the images of the split; UserError if there are none, or if labels are not classes."""
+        path = self.listing.path
+        if not self.images:
+            raise UserError(f"{path} {self._why_empty()}")
+        if None in self.splits and len(self.splits) > 1 and self.listing.train_split:
+            raise UserError(f"{path} names the split of some images only; name the splits of all images or of none")
+        if self.classes is not None and self.first_unknown:
+            raise UserError(self._describe_unknown(self.classes, *self.first_unknown))
+        if not self.columns:
             raise UserError(
-                f"{path} line {line}, column '{header[at]}' should be 1, 0 or empty, not {cells[at][:80]!r}; correct "
-                "it, or set data.label_column if one column contains all names"
-            ) from error
-
-    def rows() -> Iterator[Row]:
-        for line, cells in whole_rows(reader, header, path):
-            image, split = formats.unescape_cell(cells[image_at]), None if split_at is None else cells[split_at]
-            group = "" if group_at is None else formats.unescape_cell(cells[group_at].strip())
-            yield Row(line, image, split, labels_of(line, cells), NEGATIVE, _NUMBER.sub(r"\1", group))
-
-    return rows(), classes
-
-
-def whole_rows(reader: Any, header: Sequence[str], path: str | os.PathLike) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line and the cells of each row of a CSV reader that is not blank; UserError for another length."""
-    for cells in filter(None, reader):
-        if len(cells) != len(header):
-            raise UserError(
-                f"{path} line {reader.line_num} has {len(cells)} cells, but there are {len(header)} columns; enclose "
-                "cells that contain a comma in double quotes"
+                f"{path} contains no labels, so the classes are unknown; correct data.label_column, or set "
+                "data.classes to a file that lists the classes"
             )
-        yield reader.line_num, cells
+        classes = tuple(sorted(self.columns) if self.classes is None else self.classes)
+        return ListedImages(classes, list(self.images), self._labels(classes), self.groups, self.lines)
 
+    def _labels(self, classes: Sequence[str]) -> Int8[np.ndarray, "n k"]:
+        position = {name: k for k, name in enumerate(classes)}
+        order = np.array([position[name] for name in self.columns], np.int64)
+        rows = np.repeat(np.arange(len(self.images)), self.label_counts)
+        labels = np.empty((len(self.images), len(classes)), np.int8)
+        labels[:] = np.asarray(self.other_labels)[:, None]
+        labels[rows, order[np.asarray(self.label_columns)]] = np.asarray(self.label_codes)
+        return labels
 
-def _class_columns(
-    header: list[str], data_config: ConfigDict, known: Sequence[str] | None, path: Path
-) -> tuple[str, ...]:
-    """Return the classes of a CSV with one column per class; UserError if its columns are not the classes."""
-    others = (data_config.image_column, data_config.group_column or SPLIT_COLUMN, SPLIT_COLUMN)
-    columns = [name for name in header if name not in others]
-    names = tuple(sorted(columns)) if known is None else tuple(known)
-    for name in names:
-        _column(header, name, "the list of classes", path)
-    if not columns or "" in columns:
-        wrong = f"a column without a name (column {header.index('') + 1})" if columns else "no column of a class"
-        raise UserError(f"{path} has {wrong}; write one column per class, or set data.label_column")
-    if not data_config.classes and len(columns) > len(names):
-        raise UserError(
-            f"{path} has the column '{next(name for name in columns if name not in names)}', which is not one of the "
-            f"{len(names)} classes; remove it, or list the class columns in the file of data.classes"
+    def _why_empty(self) -> str:
+        train, split = self.listing.train_split, self.listing.split
+        if self.unlabeled:
+            return f"has no labeled image ({quantity(self.unlabeled, 'image')} without labels); label some first"
+        if not self.splits:
+            return "lists no images"
+        if self.splits == {None}:
+            return (
+                f"has no splits, so all its images are in split {train} and none in {split}; write one table per split "
+                "and use {split} in data.table, or hold out images with data.val_fraction and clear data.test_splits"
+            )
+        return f"lists no images of split {split}; its splits are {', '.join(sorted(map(str, self.splits)))}"
+
+    def _describe_unknown(self, classes: Sequence[str], line: int, name: str) -> str:
+        count = sum(column >= len(classes) for column in self.label_columns)
+        which = f"the first of {count:,} such labels" if count > 1 else "the only such label"
+        close = difflib.get_close_matches(name, classes, n=1)
+        hint = f"did you mean '{close[0]}'" if close else "correct it, or list all classes in the file of data.classes"
+        return (
+            f"{self.listing.line(line)} has the label '{name}', which is not one of the {len(classes)} classes "
+            f"({which}); {hint}"
         )
-    return names
 
 
-def _column(header: list[str], name: str, named_by: str, path: Path) -> int:
-    if name not in header:
-        similar = next((one for one in header if one.strip().casefold() == name.casefold()), None)
-        separator = next((mark for mark in (";", "\t", "|") if len(header) == 1 and mark in header[0]), None)
-        if similar is not None:
-            key = named_by if named_by.startswith("data.") else "the name there"
-            fix = f"the case of letters counts: rename '{similar}' to '{name}', or set {key} to {similar}"
-        elif separator is not None:
-            fix = f"its columns are separated by {separator!r}: save it as a CSV with commas"
-        else:
-            grouped = named_by == "data.group_column"
-            unset = named_by if grouped else "data.label_column if there is one column per class"
-            fix = f"correct one of the two, or clear {unset}"
-        raise UserError(f"{path} has no column '{name}', which {named_by} names (columns: {some(header)}); {fix}")
-    return header.index(name)
+def _text(name: object) -> str:
+    if not isinstance(name, str):
+        raise ValueError(f"the names of images and labels should be text, not {name!r}")
+    return name
+
+
+def first_repeated(names: Iterable[_Name]) -> _Name | None:
+    """Return the first name that equals a name before it; None if all are different."""
+    seen: set[_Name] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
+def read_classes(path: Path) -> tuple[str, ...]:
+    """Read a file with one class name per line; UserError if it is missing, empty or repeats a name."""
+    with damage_explained(path), open_text(path) as file:
+        names = [line.strip() for line in read_lines(file) if line.strip()]
+    if not names or (repeated := first_repeated(names)):
+        wrong = f"names the class '{repeated}' twice" if names else "contains no class names"
+        raise UserError(f"{path} {wrong}; write one class name per line")
+    return tuple(names)

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE, UNKNOWN
+from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.folders import image_names
-from mlmoe_jax.data.sources.formats import Entry, Format, LabelFile
+from mlmoe_jax.data.sources.labeling_formats import Entry, Format, LabelFile
 from mlmoe_jax.data.sources.rows import Row
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MIB, MOST_TEXT, damage_explained, read_bytes
@@ -32,7 +32,7 @@ _SHORTEST = 3  # in tags with at most this many letters, such as ^_^, the tagger
 
 
 def _read(
-    path: Path, data_config: ConfigDict, folder: Path, *, listed: bool
+    path: Path, data_config: ConfigDict, folder: Path, known_classes: Sequence[str] | None, *, listed: bool
 ) -> tuple[Iterator[Row], Sequence[str] | None]:
     names = _read_tags(path / TAGS) if listed else None
     spelled = {spelling: name for name in reversed(names or ()) for spelling in _spellings(name)}
@@ -43,11 +43,11 @@ def _read(
 def _row(folder: Path, image: str, spelled: dict[str, str]) -> Row:
     path = folder / Path(image).with_suffix(".txt")
     if not path.exists():
-        return Row(0, image, None, {}, UNKNOWN)
+        return Row(image, None)
     with damage_explained(path):
         text = read_bytes(path, MOST_TAGS).decode("utf-8-sig")
     tags = filter(None, map(str.strip, re.split("[,\n]", text)))
-    return Row(0, image, None, {spelled.get(tag, tag): POSITIVE for tag in tags}, NEGATIVE)
+    return Row(image, {spelled.get(tag, tag): POSITIVE for tag in tags})
 
 
 def _spellings(name: str) -> list[str]:

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import compress
 from pathlib import Path
-from typing import TypeVar
 
-import numpy as np
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.label_codes import has_positive
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_DATA, read_bytes
 
 VARIABLE = "MLMOE_DATA"  # a folder with one folder per data set
 DEFAULT_FOLDER = Path("data")  # a folder with one folder per data set, in the working directory
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -30,12 +25,16 @@ class Source:
       open: (`config.data`, split, classes) -> Split. It raises UserError for all errors in the data or its settings.
         `classes` has the ordered class names of the model, or is None; a source without fixed classes reads its labels
         with them.
+      splits: names of the splits; empty if they depend on the settings.
+      drops_empty: whether images without a positive label are left out unless `data.keep_empty` is set.
       labels: `config.data` -> the number of labels; None if the data set has to be opened to count the labels.
       original: `config.data` -> the name of the original data set; None if this data set is not a copy.
       published: the files of a published data set; None for other data.
     """
 
     open: Callable[[ConfigDict, str, Sequence[str] | None], Split]
+    splits: Collection[str] = ()
+    drops_empty: bool = False
     labels: Callable[[ConfigDict], int] | None = None
     original: Callable[[ConfigDict], str] | None = None
     published: Published | None = None
@@ -92,7 +91,7 @@ class Published:
         )
 
 
-def require_split(data_set: str, split: str, splits: Iterable[str]) -> None:
+def require_known_split(data_set: str, split: str, splits: Iterable[str]) -> None:
     """Raise UserError unless `split` is one of the splits of a data set."""
     if split not in (known := list(splits)):
         raise UserError(f"data set {data_set} has no split '{split}'; it has {', '.join(known)}")
@@ -101,27 +100,6 @@ def require_split(data_set: str, split: str, splits: Iterable[str]) -> None:
 def difficult_of(data_config: ConfigDict, split: str) -> str:
     """Return the treatment of difficult labels in a split: of training for the training split, otherwise of metrics."""
     return data_config.difficult_train if split == data_config.train_split else data_config.difficult_eval
-
-
-def keep_labeled(
-    images: Sequence[T], labels: np.ndarray, data_config: ConfigDict, *, lists: object, difficult: str = "negative"
-) -> tuple[list[T], np.ndarray]:
-    """Return the images with a positive label, or with `data.keep_empty` all images, and their labels i8[n,K].
-
-    Args:
-      images: the N images.
-      labels: their label codes i8[N,K].
-      data_config: `config.data`.
-      lists: name of the list of images in an error.
-      difficult: the treatment of difficult labels, as in `codes.has_positive`.
-
-    Raises:
-      UserError: no image has a positive label.
-    """
-    rows = has_positive(labels, difficult) | data_config.keep_empty
-    if not rows.any():
-        raise UserError(f"no image of {lists} has a positive label; check the file or set data.keep_empty")
-    return list(compress(images, rows)), labels[rows]
 
 
 def data_folder(data_config: ConfigDict, holds: str) -> Path:

@@ -10,22 +10,21 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import STRICT, Decoding, Images
-from mlmoe_jax.data.sources.source import Source, require_split
+from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 
-SIZES = {"train": 2_000, "val": 500, "test": 500}
-SIDE, TILES, LABELS, NOISE = 64, 4, 3, 16  # pixels per side, tiles per side, labels per image, ± gray levels
-FEWEST = TILES**2  # labels, so that each position has a color
+SPLIT_SIZES = {"train": 2_000, "val": 500, "test": 500}
+SIDE, TILES, LABELS_PER_IMAGE, NOISE = 64, 4, 3, 16  # pixels per side, tiles per side, labels per image, ± gray levels
+FEWEST_LABELS = TILES**2  # labels, so that each position has a color
 
 
 def open_synthetic(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
     """Open a split of `data.labels` labels: train with 2,000 images, val and test with 500 each."""
-    require_split("synthetic", split, SIZES)
     labels = data_config.labels
-    if labels < FEWEST:
-        raise UserError(f"data.labels is {labels} and should be at least {FEWEST}, one label per tile")
-    images = _Mosaics(labels, SIZES[split], list(SIZES).index(split))
+    if labels < FEWEST_LABELS:
+        raise UserError(f"data.labels is {labels} and should be at least {FEWEST_LABELS}, one label per tile")
+    images = _Mosaics(labels, SPLIT_SIZES[split], list(SPLIT_SIZES).index(split))
     table = np.zeros((len(images), labels), np.int8)
     for row in range(len(images)):
         table[row, images.row_labels(row)] = 1
@@ -43,8 +42,8 @@ class _Mosaics(Images):
     def row_labels(self, row: int) -> np.ndarray:
         """Return the labels of image `row`, at different positions."""
         draw = self._draw(row, 0)
-        places = draw.choice(TILES**2, LABELS, replace=False)
-        colors = draw.random(LABELS) * ((self.labels - 1 - places) // TILES**2 + 1)
+        places = draw.choice(TILES**2, LABELS_PER_IMAGE, replace=False)
+        colors = draw.random(LABELS_PER_IMAGE) * ((self.labels - 1 - places) // TILES**2 + 1)
         return places + TILES**2 * colors.astype(int)
 
     def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
@@ -68,4 +67,4 @@ def _color(number: np.ndarray, count: int) -> np.ndarray:
     return 32 + place * (191 // max(1, levels - 1))
 
 
-SYNTHETIC = Source(open_synthetic, labels=lambda data_config: data_config.labels)
+SYNTHETIC = Source(open_synthetic, splits=tuple(SPLIT_SIZES), labels=lambda data_config: data_config.labels)

@@ -1,4 +1,4 @@
-"""Your own images with a table of their labels, as CSV or JSONL.
+"""Tables of labels, CSV and JSONL, for your own images.
 
 `data.table` is the path of the table below `data.root`. If it contains {split}, there is one table per split.
 Otherwise, a column (or key) `split` assigns rows to splits. Without it, the table is the training split, of which
@@ -32,240 +32,233 @@ The column (or key) `data.group_column` names the group of each image, such as i
 in two parts of a split. An image without a name there (an empty cell, null, or no key) is a group of its own.
 """
 
-import difflib
-import io
-import os
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import TextIO
+from __future__ import annotations
 
-import numpy as np
+import csv
+import functools
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.images import ImageFiles
-from mlmoe_jax.data.sources.folders import image_names
-from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, Row, csv_rows, first_repeated, jsonl_rows
-from mlmoe_jax.data.sources.source import Source, data_folder
-from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE, UNKNOWN
+from mlmoe_jax.data.sources.own_images import open_own_images
+from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, Row, first_repeated
+from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import damage_explained, open_regular, read_lines
+from mlmoe_jax.runtime import formats
+from mlmoe_jax.runtime.files import open_text, read_lines
 from mlmoe_jax.runtime.text import some
 
-SPREADSHEETS = (".xlsx", ".xls", ".ods")
-_SAVE_AS = "save it as CSV UTF-8, comma delimited, and name it {}"
+CODE_OF_CELL = {"1": POSITIVE, "0": NEGATIVE, "": UNKNOWN, "1.0": POSITIVE, "0.0": NEGATIVE}
+_NUMBER = re.compile(r"^(\d+)\.0$")  # a number of a group, as other programs write it in a column with empty cells
+ReadLabels = Callable[[list[str], int], dict[str, int]]  # (cells of a row, its line) -> label -> code
 
 
-def open_table(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open a split of a CSV or JSONL table. Its images are in the order of the table.
+# --------------------------------------------------------------------------------------------------------------- JSONL
+def read_jsonl(
+    path: Path, data_config: ConfigDict, folder: Path, classes: Sequence[str] | None
+) -> tuple[Iterator[Row], None]:
+    """Return the rows of a JSONL file, which raise UserError for a line of another form."""
+    return _jsonl_rows(path, data_config), None
 
-    Args:
-      data_config: `config.data`.
-      split: name of the split.
-      classes: the ordered class names, if data.classes is empty.
 
-    Raises:
-      UserError: the table, or a column, key or cell, is missing or invalid, an image is listed twice, or a label is not
-        one of the classes.
+def _jsonl_rows(path: Path, data_config: ConfigDict) -> Iterator[Row]:
+    image_key, label_key, group_key = data_config.image_column, data_config.label_column, data_config.group_column
+    with open_text(path) as file:
+        for line, text in enumerate(read_lines(file), 1):
+            if not text.strip():
+                continue
+            try:
+                record = json.loads(text)
+                image, labels = record[image_key], record[label_key]
+                group = record.get(group_key) if group_key else None
+                split = record.get(SPLIT_COLUMN)
+                _require_types(image, split, group)
+                other_labels = NEGATIVE if isinstance(labels, list) else UNKNOWN
+                group = "" if group is None else str(group).strip()
+                yield Row(image, _read_json_labels(labels), other_labels, split, group, line)
+            except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
+                grouped = f"a name or nothing under '{group_key}', " if group_key else ""
+                raise UserError(
+                    f"{path} line {line} should be a JSON object with a path under '{image_key}', {grouped}and under "
+                    f"'{label_key}' labels as a list of names, or as an object that maps names to 1, 0 or null, not "
+                    f"{text.strip()[:80]}"
+                ) from error
+
+
+def _require_types(image: Any, split: Any, group: Any) -> None:
+    if not (isinstance(image, str) and isinstance(split, str | None) and type(group) in (str, int, type(None))):
+        raise TypeError("a path and a split are text, and a group is text or a whole number")
+
+
+def _read_json_labels(labels: Any) -> dict[str, int]:
+    """Return the code of each label of a JSON value; ValueError for a value of another form."""
+    if isinstance(labels, list | dict) and all(isinstance(name, str) and name for name in labels):
+        if isinstance(labels, list):
+            return dict.fromkeys(labels, POSITIVE)
+        if all(code is None or code in (0, 1) for code in labels.values()):
+            return {name: UNKNOWN if code is None else int(code) for name, code in labels.items()}
+    raise ValueError("labels are a list of names, or map names to 1, 0 or null")
+
+
+# ----------------------------------------------------------------------------------------------------------------- CSV
+def read_csv(
+    path: Path, data_config: ConfigDict, folder: Path, classes: Sequence[str] | None
+) -> tuple[Iterator[Row], Sequence[str] | None]:
+    """Return the rows of a CSV, and the classes of one with a column per class.
+
+    Raises UserError, also while rows are read, if a column is missing or a cell is invalid.
     """
-    path = table_path(data_config, split)
-    if data_config.classes:
-        classes = read_classes(Path(data_config.root).expanduser() / data_config.classes)
-    with damage_explained(path), _open_text(path) as file:
-        if data_config.name == "jsonl":
-            rows = jsonl_rows(file, path, data_config)
-        else:
-            rows, classes = csv_rows(file, path, data_config, classes)
-        classes, files, labels, lines, groups = collect_labels(
-            select_rows(rows, path, split, data_config), path, classes
-        )
-    whole = listed_split(data_config, split, classes, labels, files, path, lines)
-    if data_config.group_column and not any(groups):
-        raise UserError(
-            f"{path} has no group in the column '{data_config.group_column}' for any image of split {split}; fill it, "
-            "or correct or clear data.group_column"
-        )
-    return replace(whole, groups=groups) if data_config.group_column else whole
+    with open_text(path) as file:
+        header = _read_header(csv.reader(read_lines(file), skipinitialspace=True), path)
+    columns = _Columns.find(header, data_config, path)
+    if data_config.label_column:
+        own_classes, read_labels = None, _names_reader(header, data_config, path)
+    else:
+        own_classes = _class_columns(header, data_config, classes, path)
+        read_labels = _codes_reader(header, own_classes, path)
+    return _csv_rows(path, header, columns, read_labels), own_classes
 
 
-def read_classes(path: Path) -> tuple[str, ...]:
-    """Read a file with one class name per line; UserError if it is missing, empty or repeats a name."""
-    with damage_explained(path), _open_text(path) as file:
-        names = [line.strip() for line in read_lines(file) if line.strip()]
-    if not names or (repeated := first_repeated(names)):
-        wrong = f"names the class '{repeated}' twice" if names else "contains no class names"
-        raise UserError(f"{path} {wrong}; write one class name per line")
-    return tuple(names)
+class _Columns(NamedTuple):
+    """The positions of the columns that hold no labels; None for a column that the table does not have or need."""
+
+    image: int
+    split: int | None
+    group: int | None
+
+    @classmethod
+    def find(cls, header: list[str], data_config: ConfigDict, path: Path) -> _Columns:
+        """Find the columns in the header of a table; UserError if one is missing."""
+        image = find_column(header, data_config.image_column, "data.image_column", path)
+        split = header.index(SPLIT_COLUMN) if SPLIT_COLUMN in header else None
+        group = None
+        if data_config.group_column:
+            group = find_column(header, data_config.group_column, "data.group_column", path)
+        return cls(image, split, group)
 
 
-def _open_text(path: Path) -> TextIO:
-    return io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="")
+def _csv_rows(path: Path, header: list[str], columns: _Columns, read_labels: ReadLabels) -> Iterator[Row]:
+    with open_text(path) as file:
+        reader = csv.reader(read_lines(file), skipinitialspace=True)
+        _read_header(reader, path)
+        for line, cells in whole_rows(reader, header, path):
+            image = formats.unescape_cell(cells[columns.image])
+            split = None if columns.split is None else cells[columns.split]
+            group = "" if columns.group is None else formats.unescape_cell(cells[columns.group].strip())
+            yield Row(image, read_labels(cells, line), NEGATIVE, split, _NUMBER.sub(r"\1", group), line)
 
 
-# ------------------------------------------------------------------- paths of tables, and of the images that they list
-def table_path(data_config: ConfigDict, split: str) -> Path:
-    """Return the file of `data.table` for a split; UserError if it does not exist."""
-    table = data_config.table
-    path = data_folder(data_config, f"the table {table}") / table.replace("{split}", split)
-    if not path.is_file():
-        raise UserError(f"there is no table {path} for split {split}; {_instead_of_table(path, table)}")
-    refuse_spreadsheet(path)
-    return path
+def _read_header(reader: Iterator[list[str]], path: Path) -> list[str]:
+    header = [formats.unescape_cell(name.strip()) for name in next(filter(None, reader), [])]
+    if not header or (repeated := first_repeated(header)):
+        wrong = f"has two columns '{repeated}'" if header else "is empty"
+        raise UserError(f"{path} {wrong}; write a line with the column names, then one line per image")
+    return header
 
 
-def refuse_spreadsheet(path: str | os.PathLike) -> None:
-    """Raise UserError for a file of a spreadsheet program."""
-    stem, suffix = os.path.splitext(os.path.basename(path))
-    if suffix.lower() in SPREADSHEETS:
-        raise UserError(f"{path} is a spreadsheet, which is not read; {_SAVE_AS.format(f'{stem}.csv')}")
+def _names_reader(header: list[str], data_config: ConfigDict, path: Path) -> ReadLabels:
+    """Return a function that reads the labels in one column of names."""
+    column = find_column(header, data_config.label_column, "data.label_column", path)
+    separator = data_config.separator
+    if not separator:
+        raise UserError("data.separator is empty; set it to the text between the label names in a cell, such as ;")
+
+    def read_labels(cells: list[str], line: int) -> dict[str, int]:
+        names = formats.split_names(formats.unescape_cell(cells[column]), separator)
+        return dict.fromkeys(filter(None, map(str.strip, names)), POSITIVE)
+
+    return read_labels
 
 
-def _instead_of_table(path: Path, table: str) -> str:
-    """Return what to do about a missing table. The advice depends on the other files in its folder."""
-    folder = path.parent
-    suffixes = (".csv", ".json", ".jsonl", *SPREADSHEETS)
-    entries = sorted(folder.iterdir()) if folder.is_dir() else []
-    tables = [entry.name for entry in entries if entry.suffix.lower() in suffixes and entry.is_file()]
-    if tables and all(Path(name).suffix.lower() in SPREADSHEETS for name in tables):
-        return f"{tables[0]} is a spreadsheet: {_SAVE_AS.format(path.name)}"
-    below = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
-    if not tables and any(image_names(entry) for entry in below):
-        return (
-            f"write it, or, if the folders there are the classes ({some([entry.name for entry in below], 3)}), set "
-            "data.name=folders"
-        )
-    others = f" (found {some(tables, 5)})" if tables else ""
-    return f"correct data.table, which is {table}{others}"
+def _codes_reader(header: list[str], classes: Sequence[str], path: Path) -> ReadLabels:
+    """Return a function that reads the labels in one column per class."""
+    columns = [(header.index(name), name) for name in classes]
+
+    def read_labels(cells: list[str], line: int) -> dict[str, int]:
+        try:
+            return {name: code for at, name in columns if (code := CODE_OF_CELL[cells[at]]) != NEGATIVE}
+        except KeyError as error:
+            at = next(at for at, _ in columns if cells[at] not in CODE_OF_CELL)
+            raise UserError(
+                f"{path} line {line}, column '{header[at]}' should be 1, 0 or empty, not {cells[at][:80]!r}; correct "
+                "it, or set data.label_column if one column contains all names"
+            ) from error
+
+    return read_labels
 
 
-def image_folder(data_config: ConfigDict, split: str) -> Path:
-    """Return the folder `data.images` of a split."""
-    return Path(data_config.root).expanduser() / data_config.images.replace("{split}", split)
-
-
-def listed_split(
-    data_config: ConfigDict,
-    split: str,
-    classes: Sequence[str],
-    labels: np.ndarray,
-    files: list[str],
-    table: Path,
-    lines: Sequence[int] = (),
-) -> Split:
-    """Return a split of listed images.
-
-    If each split has its own `data.images`, ids begin with the name of the split, because file names may be equal.
-
-    Args:
-      data_config: `config.data`.
-      split: name of the split.
-      classes: names of the K classes.
-      labels: label codes i8[N,K].
-      files: paths of the images, relative to `data.images`, or absolute paths below it.
-      table: the table that lists the images.
-      lines: line of each image in the table, if it has one line per image.
-
-    Raises:
-      UserError: an absolute path is outside `data.images`.
-    """
-    folder = image_folder(data_config, split)
-    start = f"{folder.absolute()}".rstrip("/") + "/"
-    if outside := next((file for file in files if file.startswith("/") and not file.startswith(start)), None):
-        raise UserError(
-            f"{table} lists {outside}, which is not below {folder}; set data.images to a folder above all images, "
-            "such as /"
-        )
-    files = [file.removeprefix(start) for file in files]
-    ids = [f"{split}/{file}" for file in files] if "{split}" in data_config.images else files
-    return Split(split, tuple(classes), labels, ids, ImageFiles(folder, files, table.name, lines))
-
-
-def refuse_other_splits(path: Path, split: str, data_config: ConfigDict, lacks: str) -> None:
-    """Raise UserError unless `split` is the training split, because a table without splits is the training split."""
-    if split != data_config.train_split:
-        raise UserError(
-            f"{path} {lacks}, so all its images are in split {data_config.train_split} and none in {split}; write one "
-            "table per split and use {split} in data.table, or hold out images with data.val_fraction and clear "
-            "data.test_splits"
-        )
-
-
-# ---------------------------------------------------------------------------------------------------- rows of a table
-def select_rows(rows: Iterable[Row], path: Path, split: str, data_config: ConfigDict) -> Iterator[tuple[Row, bool]]:
-    """Yield each row, and whether its image is in `split`; UserError for a missing or repeated image."""
-    whole_table = "{split}" in data_config.table
-    images: set[str] = set()
-    others: set[str] = set()
-    for row in rows:
-        if row.split is None and not whole_table:
-            where = {"csv": f"column '{SPLIT_COLUMN}'", "jsonl": f"key '{SPLIT_COLUMN}'"}.get(
-                data_config.name, "splits"
+def whole_rows(reader: Any, header: Sequence[str], path: str | os.PathLike) -> Iterator[tuple[int, list[str]]]:
+    """Yield the line and the cells of each row of a CSV reader that is not blank; UserError for another length."""
+    for cells in filter(None, reader):
+        if len(cells) != len(header):
+            raise UserError(
+                f"{path} line {reader.line_num} has {len(cells)} cells, but there are {len(header)} columns; enclose "
+                "cells that contain a comma in double quotes"
             )
-            refuse_other_splits(path, split, data_config, f"has no {where}")
-        if row.split is not None and row.split != split:
-            others.add(row.split)
-            yield row, False
-            continue
-        if not row.image or row.image in images:
-            wrong = f"lists {row.image} again; delete one of the two" if row.image else "has no image path"
-            raise UserError(f"{path}{f' line {row.line}' if row.line else ''} {wrong}")
-        images.add(row.image)
-        yield row, True
-    if not images:
-        none = f"no images of split {split}; its splits are {', '.join(sorted(others))}" if others else "no images"
-        raise UserError(f"{path} lists {none}")
+        yield reader.line_num, cells
 
 
-def collect_labels(
-    rows: Iterable[tuple[Row, bool]], path: Path, known: Sequence[str] | None
-) -> tuple[tuple[str, ...], list[str], np.ndarray, array, list[str]]:
-    """Return the K classes, and the images, label codes i8[N,K], lines and groups of the rows in the split.
+def read_columns(
+    lines: Iterable[str], names: Sequence[str], path: str | os.PathLike
+) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Yield the line and the cells of the columns `names` for each row of a CSV; UserError without such a column."""
+    reader = csv.reader(lines)
+    header = [name.strip() for name in next(filter(None, reader), [])]
+    columns = [find_column(header, name, "its format", path) for name in names]
+    for line, cells in whole_rows(reader, header, path):
+        yield line, tuple(cells[column] for column in columns)
 
-    Without `known` classes, the classes are all names in the table, sorted.
-    """
-    place = {name: k for k, name in enumerate(known or ())}
-    images, groups, outside = [], [], None
-    rest, counts, columns, codes, lines = array("b"), array("i"), array("i"), array("b"), array("q")
-    for row, in_split in rows:
-        if in_split or known is None:
-            for name in row.labels:
-                if name not in place:
-                    place[name] = len(place)
-                    outside = outside or (row.line, name)
-        if in_split:
-            images.append(row.image)
-            groups.append(row.group)
-            lines.append(row.line)
-            rest.append(row.rest)
-            counts.append(len(row.labels))
-            columns.extend(map(place.__getitem__, row.labels))
-            codes.extend(row.labels.values())
-    at = np.frombuffer(columns, np.int32) if columns else np.zeros(0, np.int32)
-    if known is not None and outside:
-        raise _outside(path, *outside, known, int((at >= len(known)).sum()))
-    if not place:
+
+def _class_columns(
+    header: list[str], data_config: ConfigDict, classes: Sequence[str] | None, path: Path
+) -> tuple[str, ...]:
+    """Return the classes of a CSV with one column per class; UserError if its columns are not the classes."""
+    others = (data_config.image_column, data_config.group_column or SPLIT_COLUMN, SPLIT_COLUMN)
+    columns = [name for name in header if name not in others]
+    names = tuple(sorted(columns)) if classes is None else tuple(classes)
+    for name in names:
+        find_column(header, name, "the list of classes", path)
+    if not columns or "" in columns:
+        wrong = f"a column without a name (column {header.index('') + 1})" if columns else "no column of a class"
+        raise UserError(f"{path} has {wrong}; write one column per class, or set data.label_column")
+    if not data_config.classes and len(columns) > len(names):
         raise UserError(
-            f"{path} contains no labels, so the classes are unknown; correct data.label_column, or set data.classes to "
-            "a file that lists the classes"
+            f"{path} has the column '{next(name for name in columns if name not in names)}', which is not one of the "
+            f"{len(names)} classes; remove it, or list the class columns in the file of data.classes"
         )
-    names = tuple(sorted(place) if known is None else known)
-    rank = {name: k for k, name in enumerate(names)}
-    at = np.array([rank[name] for name in place])[at]
-    table = np.empty((len(images), len(names)), np.int8)
-    table[:] = np.frombuffer(rest, np.int8)[:, None]
-    table[np.repeat(np.arange(len(table)), counts), at] = np.frombuffer(codes, np.int8) if codes else 0
-    return names, images, table, lines, groups
+    return names
 
 
-def _outside(path: Path, line: int, name: str, known: Sequence[str], count: int) -> UserError:
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean '{close[0]}'" if close else "correct it, or list all classes in the file of data.classes"
-    which = f"the first of {count:,} such labels" if count > 1 else "the only such label"
-    at = f" line {line}" if line else ""
-    return UserError(
-        f"{path}{at} has the label '{name}', which is not one of the {len(known)} classes ({which}); {hint}"
-    )
+def find_column(header: Sequence[str], name: str, named_by: str, path: str | os.PathLike) -> int:
+    """Return the position of a column; UserError without it, which states that `named_by` names the column."""
+    if name not in header:
+        raise UserError(
+            f"{path} has no column '{name}', which {named_by} names (columns: {some(header)}); "
+            f"{_column_advice(header, name, named_by)}"
+        )
+    return header.index(name)
 
 
-TABLE = Source(open_table)
+def _column_advice(header: Sequence[str], name: str, named_by: str) -> str:
+    similar = next((column for column in header if column.strip().casefold() == name.casefold()), None)
+    if similar is not None:
+        key = named_by if named_by.startswith("data.") else "the name there"
+        return f"the case of letters counts: rename '{similar}' to '{name}', or set {key} to {similar}"
+    if len(header) == 1:
+        for separator in (";", "\t", "|"):
+            if separator in header[0]:
+                return f"its columns are separated by {separator!r}: save it as a CSV with commas"
+    if not named_by.startswith("data."):
+        return "correct its columns"
+    unset = "data.label_column if there is one column per class"
+    return f"correct one of the two, or clear {named_by if named_by == 'data.group_column' else unset}"
+
+
+CSV = Source(functools.partial(open_own_images, read_csv))
+JSONL = Source(functools.partial(open_own_images, read_jsonl))

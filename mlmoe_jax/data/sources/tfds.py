@@ -24,13 +24,13 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import EncodedImages
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
-from mlmoe_jax.data.sources.source import Source, difficult_of, keep_labeled
+from mlmoe_jax.data.sources.source import Source
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
 
 RECORDS_AT_ONCE = 256
-LABELS = ("labels", "label", "objects")  # `labels` first, because VOC marks difficult labels only there
+LABEL_FEATURES = ("labels", "label", "objects")  # `labels` first, because VOC marks difficult labels only there
 ID_KEYS = ("image/filename", "file_name", "filename", "image/id", "image_id", "id")
 
 
@@ -64,12 +64,12 @@ def open_tfds(data_config: ConfigDict, split: str, classes: Sequence[str] | None
     builder = _builder(epath.Path(data_config.root or tfds.core.constants.DATA_DIR).expanduser(), name)
     features = builder.info.features
     image_key = next((key for key in ("image", *features) if key in features and _is_image(features[key])), None)
-    label_key = next((key for key in LABELS if key in features and _class_label(features[key])), None)
+    label_key = next((key for key in LABEL_FEATURES if key in features and _class_label(features[key])), None)
     if image_key is None or label_key is None:
+        lacks = "no image" if image_key is None else f"no labels under {', '.join(LABEL_FEATURES)}"
         raise UserError(
-            f"tfds:{name} has {'no image' if image_key is None else 'no labels under ' + ', '.join(LABELS)} among its "
-            f"features {', '.join(sorted(features))}; write its images and labels as files with a CSV and use "
-            "data.name=csv"
+            f"tfds:{name} has {lacks} among its features {', '.join(sorted(features))}; write its images and labels as "
+            "files with a CSV and use data.name=csv"
         )
     source, label = _source(builder, name, split), _class_label(features[label_key])
     with damage_explained(title):
@@ -77,11 +77,7 @@ def open_tfds(data_config: ConfigDict, split: str, classes: Sequence[str] | None
     if len(set(ids)) < len(labels):
         ids = [f"{split}/{row:08d}" for row in range(len(labels))]
     names = tuple(label.names or map(str, range(label.num_classes)))
-    whole = Split(split, names, labels, ids, TfdsImages(source, image_key, title))
-    rows, _ = keep_labeled(
-        range(len(whole)), labels, data_config, lists=title, difficult=difficult_of(data_config, split)
-    )
-    return whole if len(rows) == len(whole) else whole.take(np.array(rows), name=split)
+    return Split(split, names, labels, ids, TfdsImages(source, image_key, title))
 
 
 # ------------------------------------------------------------------------------------------------------ the builder
@@ -169,4 +165,4 @@ def _present(value) -> np.ndarray:
     return np.atleast_1d(np.asarray(value, np.int64))
 
 
-TFDS = Source(open_tfds)
+TFDS = Source(open_tfds, drops_empty=True)

@@ -27,17 +27,16 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import POSITIVE
-from mlmoe_jax.data.sources.source import Published, Source, keep_labeled, require_split
-from mlmoe_jax.data.sources.tables import read_classes
+from mlmoe_jax.data.sources.rows import read_classes
+from mlmoe_jax.data.sources.source import Published, Source
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
 
-SPLITS = ("train", "test")
 ADDRESS = "https://homes.cs.washington.edu/~ranjay/visualgenome/api.html"
 CATEGORIES = Path(__file__).parents[1] / "files" / "vg256_categories.json"
 OBJECTS = ("objects_v1_2.json", "objects.json")
-FOLDERS = ("VG_100K", "VG_100K_2")
+IMAGE_FOLDERS = ("VG_100K", "VG_100K_2")
 TEST_SHARE = 0.3
 # Removed from the start of a name if all words but the last are attributes: "large brown dog" is a dog.
 COLORS = ("white", "black", "blue", "green", "red", "brown", "yellow", "silver", "orange", "gray", "grey", "pink")
@@ -58,7 +57,6 @@ def open_vg256(data_config: ConfigDict, split: str, classes: Sequence[str] | Non
 
     Raises UserError for data.keep_empty, because the published split is drawn from the images with a label.
     """
-    require_split("vg256", split, SPLITS)
     if data_config.keep_empty:
         raise UserError(
             "data.keep_empty cannot be used with vg256, which is a split of the images with a label; clear it"
@@ -117,7 +115,6 @@ def _read_objects(path: Path, size: int, modified: int) -> tuple[np.ndarray, np.
 # ------------------------------------------------------------------------------------------------------------ vg500
 def open_vg500(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
     """Open train or test of the 500 labels. Images are in the order of the list, with ids such as VG_100K/1.jpg."""
-    require_split("vg500", split, SPLITS)
     folder, names = PUBLISHED_500.folder(data_config.root), data_config.classes
     classes = read_classes(folder / names) if names else tuple(map(str, range(LABELS_500)))
     if len(classes) != LABELS_500:
@@ -128,7 +125,6 @@ def open_vg500(data_config: ConfigDict, split: str, classes: Sequence[str] | Non
     files = [line.strip().rpartition("/")[2] for line in PUBLISHED_500.lines(list_path) if line.strip()]
     with damage_explained(index_path):
         labels = _read_index(index_path, files)
-    files, labels = keep_labeled(files, labels, data_config, lists=list_path)
     return _split(split, classes, labels, files, folder)
 
 
@@ -145,11 +141,17 @@ def _read_index(path: Path, files: list[str]) -> np.ndarray:
 # ------------------------------------------------------------------------------------------------------------- both
 def _split(split: str, classes: tuple[str, ...], labels: np.ndarray, files: list[str], folder: Path) -> Split:
     """Return a split of image files in either folder. Ids do not depend on the folder of a file."""
-    first, second = FOLDERS
+    first, second = IMAGE_FOLDERS
     in_second = set(os.listdir(folder / second)) if (folder / second).is_dir() else set()
     images = ImageFiles(folder, [f"{second if file in in_second else first}/{file}" for file in files])
     return Split(split, classes, labels, [f"{first}/{file}" for file in files], images)
 
 
-VG256 = Source(open_vg256, labels=lambda data_config: 256, published=PUBLISHED_256)
-VG500 = Source(open_vg500, labels=lambda data_config: LABELS_500, published=PUBLISHED_500)
+VG256 = Source(open_vg256, splits=("train", "test"), labels=lambda data_config: 256, published=PUBLISHED_256)
+VG500 = Source(
+    open_vg500,
+    splits=("train", "test"),
+    drops_empty=True,
+    labels=lambda data_config: LABELS_500,
+    published=PUBLISHED_500,
+)

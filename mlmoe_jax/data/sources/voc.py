@@ -19,23 +19,22 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE
-from mlmoe_jax.data.sources.source import Published, Source, difficult_of, keep_labeled, require_split
+from mlmoe_jax.data.sources.source import Published, Source
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.files import damage_explained
 
-SPLITS = ("train", "val", "trainval", "test")
-NAMES = """
+_NAMES = """
 aeroplane bicycle bird boat bottle bus car cat chair cow diningtable dog horse motorbike person pottedplant sheep sofa
 train tvmonitor
 """
-CLASSES = tuple(NAMES.split())
-PUBLISHED = {
+VOC_CLASSES = tuple(_NAMES.split())
+VOC_FILES = {
     year: Published(
         f"voc{year}", f"VOCdevkit/VOC{year}", f"http://host.robots.ox.ac.uk/pascal/VOC/voc{year}/", f"voc-{year}"
     )
     for year in (2007, 2012)
 }
-MEANING = {"1": POSITIVE, "-1": NEGATIVE, "0": DIFFICULT}
+CODE_OF_MARK = {"1": POSITIVE, "-1": NEGATIVE, "0": DIFFICULT}
 
 
 def open_voc(year: int, data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
@@ -43,25 +42,22 @@ def open_voc(year: int, data_config: ConfigDict, split: str, classes: Sequence[s
 
     `data.root` may also be VOCdevkit or the year's own folder.
     """
-    require_split(f"voc{year}", split, SPLITS)
-    published = PUBLISHED[year]
+    published = VOC_FILES[year]
     folder = _find(published.folder(data_config.root), year)
     names, labels = _read_lists(published, folder / "ImageSets" / "Main", split)
-    lists, difficult = f"{folder}/ImageSets/Main/*_{split}.txt", difficult_of(data_config, split)
-    names, labels = keep_labeled(names, labels, data_config, lists=lists, difficult=difficult)
     ids = [f"JPEGImages/{name}.jpg" for name in names]
-    return Split(split, CLASSES, labels, ids, ImageFiles(folder, ids))
+    return Split(split, VOC_CLASSES, labels, ids, ImageFiles(folder, ids))
 
 
 def _read_lists(published: Published, folder: Path, split: str) -> tuple[list[str], np.ndarray]:
     """Return the names of the N images of a split, sorted, and their labels i8[N,20]."""
     names, columns = [], []
-    for name in CLASSES:
+    for name in VOC_CLASSES:
         path = folder / f"{name}_{split}.txt"
         with damage_explained(path):
             marks = dict(line.split() for line in published.lines(path) if line.strip())
             names = names if columns else sorted(marks)  # of the first list
-            columns.append([MEANING[marks[image]] for image in names])
+            columns.append([CODE_OF_MARK[marks[image]] for image in names])
     return names, np.array(columns, np.int8).T.copy()
 
 
@@ -73,10 +69,17 @@ def _find(root: Path, year: int) -> Path:
     for folder in folders:
         if (folder / "ImageSets" / "Main").is_dir():
             return folder
-    raise PUBLISHED[year].missing(f"ImageSets/Main is not in {', '.join(map(str, folders[:-1]))} or {folders[-1]}")
+    raise VOC_FILES[year].missing(f"ImageSets/Main is not in {', '.join(map(str, folders[:-1]))} or {folders[-1]}")
 
 
-VOC2007, VOC2012 = (
-    Source(functools.partial(open_voc, year), labels=lambda data_config: len(CLASSES), published=PUBLISHED[year])
-    for year in (2007, 2012)
-)
+def _make_source(year: int) -> Source:
+    return Source(
+        functools.partial(open_voc, year),
+        splits=("train", "val", "trainval", "test"),
+        drops_empty=True,
+        labels=lambda data_config: len(VOC_CLASSES),
+        published=VOC_FILES[year],
+    )
+
+
+VOC2007, VOC2012 = _make_source(2007), _make_source(2012)

@@ -21,7 +21,7 @@ from helpers.ports import free_port
 from helpers.tables import data_settings
 
 from mlmoe_jax.data.label_codes import POSITIVE
-from mlmoe_jax.data.sources.formats import FORMATS, Entry, LabelFile
+from mlmoe_jax.data.sources.labeling_formats import FORMATS, Entry, LabelFile
 from mlmoe_jax.data.sources.open import open_split
 
 TOKEN = "0123456789abcdef0123456789abcdef01234567"

@@ -9,9 +9,9 @@ from helpers.packing import config_of, write_voc
 
 from mlmoe_jax.apps.tools.label_files import write_labels
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE
-from mlmoe_jax.data.sources.formats import FORMATS
+from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.data.sources.open import open_split
-from mlmoe_jax.data.sources.voc import CLASSES
+from mlmoe_jax.data.sources.voc import VOC_CLASSES
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def written(name, root, *, output="labels", **settings):
     assert write_labels(config, name, str(root / table)) == 0
     if name in ("label_studio", "sidecar"):
         settings["classes"] = "labels-train_config.xml" if name == "label_studio" else "classes.txt"
-        (root / "classes.txt").write_text("\n".join(CLASSES))
+        (root / "classes.txt").write_text("\n".join(VOC_CLASSES))
     return config_of(root, name, table=table, val_split="val", **settings).data
 
 
@@ -74,7 +74,7 @@ def test_the_files_are_what_the_tools_read(voc):
     (result,) = first["annotations"][0]["result"]
     assert (result["from_name"], result["to_name"], result["type"]) == ("labels", "image", "choices")
     view = ElementTree.parse(voc / "labels-train_config.xml").getroot()
-    assert [choice.get("value") for choice in view.iter("Choice")] == list(CLASSES)
+    assert [choice.get("value") for choice in view.iter("Choice")] == list(VOC_CLASSES)
     written("cvat", voc)
     image = ElementTree.parse(voc / "labels-train.xml").getroot().find("image")
     assert image.attrib == {"id": "0", "name": "VOC2012/JPEGImages/t0.jpg", "width": "50", "height": "30"}

@@ -14,7 +14,7 @@ from PIL import Image
 
 from mlmoe_jax.apps.tools.predict_files import choose_target, even_batch, predict_files
 from mlmoe_jax.data.labels.space import synthetic_label_space
-from mlmoe_jax.data.sources.formats import FORMATS
+from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.runs.folder import RunFolder

@@ -66,8 +66,8 @@ class Format:
 
     Attributes:
       suffix: suffix of its file; "" for a folder.
-      read: (file or folder, `config.data`, folder of the images) -> the rows, and the names of all labels, or None if
-        the format does not list them. A row with the `rest` UNKNOWN is an image that is not labeled.
+      read: (file or folder, `config.data`, folder of the images, known classes) -> the rows, and the names of all
+        labels, or None if the format does not list them.
       write: writes the entries, and returns a sentence about further files, or "".
       require: raises UserError if the format cannot name the labels or images of a file.
       read_classes: (file `data.classes`, `config.data`) -> the classes; None for one class name per line.
@@ -75,7 +75,7 @@ class Format:
     """
 
     suffix: str
-    read: Callable[[Path, ConfigDict, Path], tuple[Iterable[Row], Sequence[str] | None]]
+    read: Callable[[Path, ConfigDict, Path, Sequence[str] | None], tuple[Iterable[Row], Sequence[str] | None]]
     write: Callable[[LabelFile, Iterable[Entry]], str]
     require: Callable[[LabelFile], None] = lambda file: None
     read_classes: Callable[[Path, ConfigDict], tuple[str, ...]] | None = None

@@ -6,16 +6,12 @@ G groups.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from jaxtyping import Bool, Int, Integer
 from numpy.typing import NDArray
+from scipy.sparse import csr_array, hstack
 
 from mlmoe_jax.data.label_codes import POSITIVE
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_array
 
 CANDIDATES = 64  # groups of a round, tried one by one and in pairs
 SIZE_WEIGHT = 10  # of the number of images among the labels
@@ -61,8 +57,6 @@ def draw_groups(
 
 def _count_images(labels: NDArray[np.int8], group: NDArray[np.int64]) -> csr_array:
     """Return the number of images of each group with each label, and of all images, i64[G,K+1]."""
-    from scipy.sparse import csr_array, hstack  # here, because the config imports the sources
-
     members = csr_array((np.ones_like(group), (group, np.arange(len(group)))))
     present = csr_array(labels == POSITIVE).astype(np.int64)
     return csr_array(members @ hstack([present, np.ones((len(group), 1), np.int64)], format="csr"))
