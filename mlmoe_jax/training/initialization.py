@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,10 +20,10 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.build import Classifier
-from mlmoe_jax.models.params import ModelDef, draw_missing
+from mlmoe_jax.models.params import ModelDef, Params, draw_missing
 from mlmoe_jax.models.partition import axis_names, label_axes
 from mlmoe_jax.models.registries import head_class, prompts_class
-from mlmoe_jax.pretrained.load import map_file
+from mlmoe_jax.pretrained.load import LoadReport, map_file
 from mlmoe_jax.pretrained.official import CHECKPOINT_SUFFIXES, POSITION_TABLE, departures, load_official
 from mlmoe_jax.pretrained.peft import PeftAdapter, fill_from_peft, is_peft, read_peft
 from mlmoe_jax.runs.assemble import (
@@ -140,19 +140,25 @@ class OfficialFile(Origin):
         draw_missing(model, build)
         if report.sorted_labels:
             _reorder(model, label_space.names)
-        status(f"init_from {path}: {len(report.loaded)} parameters from the {report.source} layout")
-        if only_head:
-            status(f"init_from {path}: only a head; the backbone is the pretrained {config.model.backbone.name}")
-        missing = () if only_head else report.missing
-        for what, names in (("not used", report.unused), ("missing, initial value kept", missing)):
-            if names:
-                status(f"init_from {path}: {what}: {', '.join(names)}")
-        for difference in departures(config.model, report.source):
-            status(f"the authors' code computes something else: {difference}")
+        self._report(report, only_head)
         parts = split_model(model, config)
         if not only_head:
             parts = replace(parts, unpublished=frozenset(parts.frozen))
         return self._complete(parts, None if table is None else table.shape)
+
+    def _report(self, report: LoadReport, only_head: bool) -> None:
+        """Print what the checkpoint has, and where the authors' code differs from the config."""
+        path, missing = self.path, report.missing
+        status(f"init_from {path}: {len(report.loaded)} parameters from the {report.source} layout")
+        if only_head:
+            status(f"init_from {path}: only a head; the backbone is the pretrained {self.config.model.backbone.name}")
+            missing = ()
+        if report.unused:
+            status(f"init_from {path}: not used: {', '.join(report.unused)}")
+        if missing:
+            status(f"init_from {path}: missing, initial value kept: {', '.join(missing)}")
+        for difference in departures(self.config.model, report.source):
+            status(f"the authors' code computes something else: {difference}")
 
 
 @dataclass(frozen=True)
@@ -164,9 +170,8 @@ class PeftFolder(Origin):
     def __post_init__(self):
         require_weights(self.config)
         name, settings = self.adapter.name, self.adapter.settings
-        ours = self.config.model.adapters.get(name, {})
-        alike = {key: set(value) == set(ours.get(key, ())) for key, value in settings.items() if key == "targets"}
-        other = [key for key, value in settings.items() if not alike.get(key, ours.get(key) == value)]
+        configured = self.config.model.adapters.get(name, {})
+        other = [key for key, value in settings.items() if not _is_same_setting(key, configured.get(key), value)]
         if other:
             texts = {key: ",".join(value) if key == "targets" else value for key, value in settings.items()}
             keys = " ".join(f"--config.model.adapters.{name}.{key}={texts[key]}" for key in other)
@@ -186,49 +191,69 @@ class OtherRun(Origin):
     folder: RunFolder
 
     def __post_init__(self):
-        ours, theirs = self.config.model.backbone.name, read_run(self.folder)[0].model.backbone.name
-        if ours != theirs:
+        name, source_name = self.config.model.backbone.name, read_run(self.folder)[0].model.backbone.name
+        if name != source_name:
             raise UserError(
-                f"config.init_from={self.config.init_from} is a run on {theirs}, and this one is on {ours}; both must "
-                "have the same backbone"
+                f"config.init_from={self.config.init_from} is a run on {source_name}, and this one is on {name}; both "
+                "must have the same backbone"
             )
 
     def parts(self, label_space: LabelSpace) -> Parts:
         config, folder = self.config, self.folder
-        their_config, their_space = read_run(folder)
-        ours, theirs = config.model.backbone.weights, their_config.model.backbone.weights
-        run = parts_of_run(folder, their_config, their_space)
-        restored = restored_values(folder, run, make_mesh(config.mesh))
-        published = set(run.frozen) - run.unpublished if ours == theirs == "auto" else set()
-        if ours not in ("auto", theirs):
-            status(f"model.backbone.weights={ours} is not read, because the backbone comes from {folder}")
+        source_config, source_space = read_run(folder)
+        source = parts_of_run(folder, source_config, source_space)
+        restored = restored_values(folder, source, make_mesh(config.mesh))
+        published = self._published_paths(source, source_config)
 
         base = assemble(config, label_space, load_backbone=bool(published))
-        fixed = published | {f"prompts/{name}" for name in _set_masks(config)}
-        first, known = {**base.trainable, **base.frozen, **base.stats}, {**run.frozen, **restored.selected}
-        match = counterparts(config, label_space, their_config, their_space, base.definition, run.definition)
-        mine, others = ({path: v for path, v in each.items() if path not in fixed} for each in (first, known))
-        transferred, skipped = transfer_parameters(mine, others, match)
-        step, count = restored.notes["step"], len(transferred) + len(published)
-        status(f"init_from {folder}: {count} of {len(first)} parameters, as selected at step {step}")
-        report_labels(match, label_space, their_space, grouped=prompts_class(config).uses_groups and match.same_groups)
+        match = counterparts(config, label_space, source_config, source_space, base.definition, source.definition)
+        kept = published | {f"prompts/{name}" for name in _set_masks(config)}
+        initial = {**base.trainable, **base.frozen, **base.stats}
+        known = {**source.frozen, **restored.selected}
+        transferred, skipped = transfer_parameters(_without(initial, kept), _without(known, kept), match)
+
+        count, step = len(transferred) + len(published), restored.notes["step"]
+        status(f"init_from {folder}: {count} of {len(initial)} parameters, as selected at step {step}")
+        grouped = prompts_class(config).uses_groups and match.same_groups
+        report_labels(match, label_space, source_space, grouped=grouped)
         for reason, paths in skipped.items():
             status(f"not transferred, {reason}: {', '.join(sorted(paths))}")
 
-        trainable, frozen, stats = (
-            {path: transferred.get(path, value) for path, value in values.items()}
-            for values in (base.trainable, base.frozen, base.stats)
+        parts = Parts(
+            base.definition,
+            {path: transferred.get(path, value) for path, value in base.trainable.items()},
+            {path: transferred.get(path, value) for path, value in base.frozen.items()},
+            {path: transferred.get(path, value) for path, value in base.stats.items()},
+            unpublished=frozenset(base.frozen) - published,
         )
-        native = base.trainable.get(POSITION_TABLE)
-        parts = Parts(base.definition, trainable, frozen, stats, frozenset(frozen) - published)
-        return self._complete(parts, None if native is None else native.shape)
+        table = base.trainable.get(POSITION_TABLE)
+        return self._complete(parts, None if table is None else table.shape)
+
+    def _published_paths(self, source: Parts, source_config: ConfigDict) -> set[str]:
+        """Return the paths of the frozen parameters that both runs have from one published file."""
+        weights, source_weights = self.config.model.backbone.weights, source_config.model.backbone.weights
+        if weights not in ("auto", source_weights):
+            status(f"model.backbone.weights={weights} is not read, because the backbone comes from {self.folder}")
+        return set(source.frozen) - source.unpublished if weights == source_weights == "auto" else set()
 
 
 # ----------------------------------------------------------------------------------------------------------- values
+def _is_same_setting(key: str, value: Any, adapter_value: Any) -> bool:
+    """Return whether an adapter has the value of the config; the order of `targets` does not matter."""
+    if key == "targets":
+        return set(value or ()) == set(adapter_value)
+    return value == adapter_value
+
+
+def _without(values: Params, paths: set[str]) -> Params:
+    """Return the values at all other paths."""
+    return {path: value for path, value in values.items() if path not in paths}
+
+
 def _reorder(model: Classifier, names: tuple[str, ...]) -> None:
     """Reorder the rows of a head from the alphabetical order of the labels to the order of `names`."""
-    place = {name: row for row, name in enumerate(sorted(names))}
-    order = np.array([place[name] for name in names])
+    row_of = {name: row for row, name in enumerate(sorted(names))}
+    order = np.array([row_of[name] for name in names])
     if (order == np.arange(len(names))).all():
         return
     status("the labels of this checkpoint are in alphabetical order; they are matched by name")
