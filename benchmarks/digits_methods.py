@@ -36,7 +36,7 @@ from scipy.stats import t
 from benchmarks.page import write_between
 from mlmoe_jax.apps.cli.large_pages import use_large_pages
 from mlmoe_jax.apps.papers.grid import GridPoint, GridRun, execute, folder_name, plan_runs
-from mlmoe_jax.apps.tools.preflight.cost import summarize
+from mlmoe_jax.apps.tools.preflight.cost import count_cost
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.errors import DONE, UserError
@@ -302,7 +302,7 @@ def main():
         sys.exit(f"trainings of {', '.join(missing)} have failed or are in progress; rerun the command to continue")
     configs = [method_config(method, flags.epochs) for method in METHODS]
     for one, config, speed in zip(methods.values(), configs, speeds(configs), strict=True):
-        cost = summarize(config)
+        cost = count_cost(config)
         one |= {
             "trainable": cost["params"]["trainable"],
             "macs": cost["macs"]["full"],

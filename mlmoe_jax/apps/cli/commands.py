@@ -354,7 +354,7 @@ def _data(flags: Namespace, overrides: Overrides) -> Outcome:
     return report_outcome(check_data(config, flags.sample))
 
 
-def _pack(flags: Namespace, overrides: Overrides) -> int:
+def _pack(flags: Namespace, overrides: Overrides) -> Outcome | Table:
     config = _load_config(flags.config, overrides)
     from mlmoe_jax.apps.tools.label_files import write_labels
     from mlmoe_jax.apps.tools.pack import pack
@@ -362,7 +362,7 @@ def _pack(flags: Namespace, overrides: Overrides) -> int:
     return write_labels(config, flags.format, flags.output) if flags.format else pack(config, flags.output)
 
 
-def _features(flags: Namespace, overrides: Overrides) -> int:
+def _features(flags: Namespace, overrides: Overrides) -> Outcome:
     config = _load_config(flags.config, overrides)
     from mlmoe_jax.apps.tools.feature_files import write_features
 
@@ -376,20 +376,20 @@ def _check_summary(flags: Namespace) -> None:
 
 
 def _summary(flags: Namespace, overrides: Overrides) -> Outcome:
-    from mlmoe_jax.apps.tools.preflight.cost import format_summary, summarize
+    from mlmoe_jax.apps.tools.preflight.cost import cost_outcome, count_cost
     from mlmoe_jax.config import split_references
 
     references = [flags.config] if flags.config else split_references(flags.configs)
-    rows = {reference: summarize(_load_config(reference, overrides)) for reference in references}
-    return Outcome([format_summary(rows)], document=rows if flags.configs else rows[flags.config])
+    costs = {reference: count_cost(_load_config(reference, overrides)) for reference in references}
+    return Outcome(cost_outcome(costs).parts, document=costs if flags.configs else costs[flags.config])
 
 
-def _compile(flags: Namespace, overrides: Overrides) -> int:
+def _compile(flags: Namespace, overrides: Overrides) -> Outcome:
     config = _load_config(flags.config, overrides)
-    from mlmoe_jax.apps.tools.preflight.compile_check import print_check
+    from mlmoe_jax.apps.tools.preflight.compile_check import check_outcome, check_steps
 
     options = {"find_batch": flags.find_batch, "num_labels": flags.labels, "quick": flags.quick}
-    return print_check(config, flags.topology, as_json=flags.json, **options)
+    return check_outcome(check_steps(config, flags.topology, **options))
 
 
 # --------------------------------------------------------------------------------------------------------- the commands

@@ -24,7 +24,7 @@ from mlmoe_jax.apps.papers.grid import GridPoint, execute, plan_runs
 from mlmoe_jax.apps.papers.paper import DASH, MISSING, UNCERTAIN, PublishedRow, Recipe, number_text
 from mlmoe_jax.apps.papers.plot import Mark, draw_plot
 from mlmoe_jax.apps.papers.request import Request, commands_after
-from mlmoe_jax.apps.tools.preflight.cost import summarize
+from mlmoe_jax.apps.tools.preflight.cost import count_cost
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.evaluation.metrics import published
 from mlmoe_jax.evaluation.metrics.multilabel import sample_deviation
@@ -35,7 +35,7 @@ from mlmoe_jax.runtime.table import Column, Outcome, Table
 from mlmoe_jax.training.resume import changed_keys
 
 _WIDTH = 120
-# Columns that require no training -> part of `summarize`, key, unit.
+# Columns that require no training -> part of `count_cost`, key, unit.
 COSTS = {
     "total, M": ("params", "total", 1e6),
     "trainable, M": ("params", "trainable", 1e6),
@@ -158,7 +158,7 @@ class Measurements:
         return {name: 100 * value for name, value in metrics.items()}, space
 
     def _cost(self, run: Recipe) -> dict[str, float]:
-        counts = summarize(configuration.load_config(run.reference, self._request.overrides_of(run)))
+        counts = count_cost(configuration.load_config(run.reference, self._request.overrides_of(run)))
         return {name: counts[part][key] / unit for name, (part, key, unit) in COSTS.items()}
 
 

@@ -48,9 +48,9 @@ def write_report(
     if other is not None and other.name == files.name:
         files.name, other.name = str(files.folder), str(other.folder)
     if cost:
-        from mlmoe_jax.apps.tools.preflight.cost import summarize
+        from mlmoe_jax.apps.tools.preflight.cost import count_cost
 
-        folder.write_json(COST, summarize(files.config))
+        folder.write_json(COST, count_cost(files.config))
     bundle = vega_bundle()
     with damage_explained(f"a file in {folder}" if other is None else f"a file in {folder} or {against}"):
         page = render(files, other, bundle)

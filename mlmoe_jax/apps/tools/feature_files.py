@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.sources.open import open_splits
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.errors import DONE, UserError
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.feature_extractor import FeatureExtractor
 from mlmoe_jax.models.registries import describe_adapters
 from mlmoe_jax.runtime.storage import Folder, whole_file
+from mlmoe_jax.runtime.table import Outcome
 
 
-def write_features(config: ConfigDict, output: str) -> int:
-    """Write the features, names and labels of all splits of a config to the folder `output`; return 0.
+def write_features(config: ConfigDict, output: str) -> Outcome:
+    """Write the features, names and labels of all splits of a config to the folder `output`.
 
     `classes.txt` lists the K classes. For each split with N images there are `SPLIT.ids.txt`, `SPLIT.labels.npy`, label
     codes i8[N,K] (see data.split), and, as the head of the config reads them, `SPLIT.cls.npy` f32[N,D] and
@@ -34,8 +36,7 @@ def write_features(config: ConfigDict, output: str) -> int:
     _write_lines(folder, "classes.txt", classes)
     for split in splits.values():
         _write_split(folder, split, extractor)
-    print(f"features: {folder}")
-    return DONE
+    return Outcome([f"features: {folder}"], {"features": str(folder)})
 
 
 def _write_split(folder: Folder, split: Split, extractor: FeatureExtractor) -> None:
@@ -57,5 +58,5 @@ def _write_split(folder: Folder, split: Split, extractor: FeatureExtractor) -> N
                 file.write(values.tobytes())
 
 
-def _write_lines(folder: Folder, name: str, lines) -> None:
+def _write_lines(folder: Folder, name: str, lines: Sequence[str]) -> None:
     folder.write_bytes(name, "".join(f"{line}\n" for line in lines).encode(errors="surrogateescape"))

@@ -26,19 +26,20 @@ from mlmoe_jax.data.shards import QUALITY, Packer, Shard, write_shards
 from mlmoe_jax.data.sources.open import open_splits
 from mlmoe_jax.data.sources.packed import FORMAT, MANIFEST, UNFINISHED, PackedFile
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.errors import DONE, INTERRUPTED, UserError
+from mlmoe_jax.errors import INTERRUPTED, UserError
 from mlmoe_jax.runtime.files import MOST_DATA
 from mlmoe_jax.runtime.machine import cores
 from mlmoe_jax.runtime.preemption import stop_requests
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.storage import Folder
+from mlmoe_jax.runtime.table import Column, Outcome, Table
 
 SHARD_IMAGES = 1024
 SAVE_EVERY = 5.0  # seconds; object stores limit how often an object may be replaced
 
 
-def pack(config: ConfigDict, output: str | os.PathLike) -> int:
-    """Pack every split of `config.data` into the folder, or gs:// address, `output`; return the exit code.
+def pack(config: ConfigDict, output: str | os.PathLike) -> Outcome:
+    """Pack every split of `config.data` into the folder, or gs:// address, `output`; return a table of the splits.
 
     The exit code is 130 if packing was stopped on request; the same command resumes it. Raises UserError for an
     unreadable image (unless `data.bad_images` is skip) and for a folder with other content.
@@ -55,10 +56,9 @@ def pack(config: ConfigDict, output: str | os.PathLike) -> int:
             folder.write_json(UNFINISHED, manifest)
         if stop.is_set():
             status(f"packing into {folder} was stopped; the same command resumes it")
-            return INTERRUPTED
+            return Outcome(exit_code=INTERRUPTED)
         _finish(folder, manifest, splits)
-    _print_summary(folder, manifest, splits)
-    return DONE
+    return Outcome([_summary_table(folder, manifest, splits)])
 
 
 def open_whole(config: ConfigDict) -> list[Split]:
@@ -175,14 +175,17 @@ def _finish(folder: Folder, manifest: dict[str, Any], splits: Sequence[Split]) -
         (folder / UNFINISHED).unlink()
 
 
-def _print_summary(folder: Folder, manifest: dict[str, Any], splits: Sequence[Split]) -> None:
+def _summary_table(folder: Folder, manifest: dict[str, Any], splits: Sequence[Split]) -> Table:
+    columns = ["split", *(Column(name, "{:,}".format) for name in ("images", "files")), Column("MB", "{:,.1f}".format)]
+    rows, notes = [], []
     for split in splits:
         entry = manifest["splits"][split.name]
-        size = sum(shard["bytes"] for shard in entry["shards"]) / 1e6
-        print(f"{split.name}: {entry['images']:,} images in {len(entry['shards']):,} files, {size:,.1f} MB")
+        size = sum(shard["bytes"] for shard in entry["shards"])
+        rows.append([split.name, entry["images"], len(entry["shards"]), size / 1e6])
         if left_out := len(split) - entry["images"]:
-            print(f"  {left_out:,} unreadable images left out, listed in {MANIFEST}")
-    print(f"to use it: --config.data.name=packed --config.data.root={folder}")
+            notes.append(f"{split.name}: {left_out:,} unreadable images left out, listed in {MANIFEST}")
+    notes.append(f"to use it: --config.data.name=packed --config.data.root={folder}")
+    return Table(columns, rows, notes=notes)
 
 
 def _missing(manifest: dict[str, Any], split: Split) -> Iterator[Shard]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -43,9 +43,10 @@ from mlmoe_jax.training.objective import training_objective
 from mlmoe_jax.training.resume import config_of_run
 from mlmoe_jax.training.selection import require_metric, selection_split
 
-STAGES, TABLE = "prune", "prune.csv"
+# Names in the run folder. The trainings have folders of their own below STAGES.
+STAGES, LEVELS_TABLE = "prune", "prune.csv"
 SEARCH, LEVELS, IMPORTANCE = f"{STAGES}/search", f"{STAGES}/levels", f"{STAGES}/importance.npz"
-MASKS = {"tokens": "prompts/token_mask", "segments": "prompts/segment_mask"}
+MASK_PATHS = {"tokens": "prompts/token_mask", "segments": "prompts/segment_mask"}
 
 
 @dataclass(frozen=True)
@@ -64,30 +65,38 @@ def prune(config: ConfigDict, folder: RunFolder) -> Results:
     or Ctrl-C, once the current training is saved.
     """
     _require_prunable(config)
-    search = copy.deepcopy(config)
-    search.model.prompts.pruning = "learned"
     if (folder / CONFIG).exists() and not (folder / STAGES).exists():
         raise UserError(f"{folder} holds a run of another mode, which pruning would replace; choose another --workdir")
+    search = copy.deepcopy(config)
+    search.model.prompts.pruning = "learned"
     config_of_run(search, folder.below(SEARCH))
     with folder.writing_by_first():
         _train_once(search, folder.below(SEARCH), "training with learned masks")
-        importance = _importance(folder)
-        levels = make_levels(importance, config.prune)
-        results = {}
-        for number, level in enumerate(levels, start=1):
-            place, title = folder.below(f"{LEVELS}/{level.name}"), f"level {number} of {len(levels)}, {level.name}"
-            results[level] = _train_once(at_level(config, level), place, title)
-            if distributed.is_first():
-                _write_table(folder, results, config.eval.select_metric)
+        results = _train_levels(config, folder, make_levels(_importance_once(folder), config.prune))
         split, metric = selection_split(config), config.eval.select_metric
         best = max(results, key=lambda level: np.nan_to_num(results[level][split][metric], nan=-np.inf))
         status(f"chosen by {metric} on {split}: {best.name}")
         if distributed.is_first():
-            _adopt(folder, folder.below(f"{LEVELS}/{best.name}"))
+            _adopt_level(folder, _level_folder(folder, best))
     return results[best]
 
 
-def _adopt(folder: RunFolder, best: RunFolder) -> None:
+def _train_levels(config: ConfigDict, folder: RunFolder, levels: Sequence[Level]) -> dict[Level, Results]:
+    """Train each level, and write the table after each."""
+    results: dict[Level, Results] = {}
+    for number, level in enumerate(levels, start=1):
+        title = f"level {number} of {len(levels)}, {level.name}"
+        results[level] = _train_once(pruned_config(config, level), _level_folder(folder, level), title)
+        if distributed.is_first():
+            _write_table(folder, results, config.eval.select_metric)
+    return results
+
+
+def _level_folder(folder: RunFolder, level: Level) -> RunFolder:
+    return folder.below(f"{LEVELS}/{level.name}")
+
+
+def _adopt_level(folder: RunFolder, best: RunFolder) -> None:
     """Copy the files of the best level, and remove the files of a level that was the best before."""
     (folder / CONFIG).unlink(missing_ok=True)
     if (folder / CHECKPOINTS).exists():
@@ -98,7 +107,7 @@ def _adopt(folder: RunFolder, best: RunFolder) -> None:
     folder.adopt(best)
 
 
-def at_level(config: ConfigDict, level: Level) -> ConfigDict:
+def pruned_config(config: ConfigDict, level: Level) -> ConfigDict:
     """Return the config of the training with the fixed masks of a level."""
     pruned = copy.deepcopy(config)
     prompts = pruned.model.prompts
@@ -107,22 +116,31 @@ def at_level(config: ConfigDict, level: Level) -> ConfigDict:
 
 
 def make_levels(importance: dict[str, np.ndarray], prune_config: ConfigDict) -> list[Level]:
-    """Return every combination of token and segment levels of `config.prune`; levels with equal masks appear once.
+    """Return every combination of token and segment levels. Levels with equal masks appear once.
 
-    The lowest values of `importance`, a result of `measure_importance`, are pruned first. Segments are compared within
-    their prompt. At least one prompt is kept, and a quarter of the segments of each prompt: the authors keep 4 of 16.
+    The lowest importance is pruned first. Segments are compared within their prompt. At least one prompt is kept, and
+    a quarter of the segments of each prompt: the authors keep 4 of 16.
+
+    Args:
+      importance: a result of `measure_importance`.
+      prune_config: `config.prune`.
     """
     levels: dict[tuple, Level] = {}
     for tokens, segments in itertools.product(prune_config.token_levels, prune_config.segment_levels):
-        kept_tokens = _mask(importance["tokens"], tokens, at_least=1)
-        kept_segments = tuple(_mask(row, segments, at_least=max(1, len(row) // 4)) for row in importance["segments"])
+        kept_tokens = _mask_text(importance["tokens"], tokens, at_least=1)
+        kept_segments = tuple(
+            _mask_text(row, segments, at_least=max(1, len(row) // 4)) for row in importance["segments"]
+        )
         name = f"tokens={tokens:g},segments={segments:g}"
         levels.setdefault((kept_tokens, kept_segments), Level(name, kept_tokens, kept_segments))
     return list(levels.values())
 
 
-def _mask(importance: np.ndarray, level: float, *, at_least: int) -> str:
-    """Return a string with 0 for the fraction `level` of entries with the lowest importance, else 1."""
+def _mask_text(importance: np.ndarray, level: float, *, at_least: int) -> str:
+    """Return a digit per entry: 0 for the fraction `level` with the lowest importance, else 1.
+
+    At least `at_least` entries are 1.
+    """
     count = min(round(level * len(importance)), max(0, len(importance) - at_least))
     least = np.argsort(importance, kind="stable")[:count]
     return "".join("0" if index in least else "1" for index in range(len(importance)))
@@ -133,6 +151,7 @@ def measure_importance(run: Run) -> dict[str, np.ndarray]:
 
     The gradients keep their sign, as in the authors' code; the paper's definition (Michel et al., sec. 4.1) takes the
     absolute value. The authors' code also updates the weights meanwhile; here they are constant.
+    P is the number of prompts, and S the number of segments of a prompt.
     """
     config = run.config
     split = open_split(config.data, config.data.train_split, classes=run.label_space.names, seed=config.seed)
@@ -140,7 +159,7 @@ def measure_importance(run: Run) -> dict[str, np.ndarray]:
     size = config.train.batch_size
     steps = steps_per_epoch(len(split), size)
     step = _importance_step(run, split.labels)
-    total = {name: np.zeros(run.values[path].shape) for name, path in MASKS.items()}
+    total = {name: np.zeros(run.values[path].shape) for name, path in MASK_PATHS.items()}
     keys = map(jax.random.key, itertools.count(config.seed))
     batches = itertools.islice(training_batches(config, split, SkippedImages(split)), steps)
     for gradient in run_batches(
@@ -160,20 +179,21 @@ def _importance_step(run: Run, labels: np.ndarray) -> Callable[..., Params]:
     objective = training_objective(run.config, labels)
 
     def loss_of(masks: Params, values: Params, frozen: Params, batch: Batch, key: jax.Array) -> jax.Array:
-        values = {**values, **frozen} | {path: masks[name] for name, path in MASKS.items()}
+        values = {**values, **frozen} | {path: masks[name] for name, path in MASK_PATHS.items()}
         prediction, _ = apply_model(run.definition, values, batch, run.preprocess, run.mesh, run.label_axes, key=key)
         return objective(prediction, batch)[0]
 
     @partial(jax.jit, out_shardings=NamedSharding(run.mesh, REPLICATED))
     def step(values: Params, frozen: Params, batch: Batch, key: jax.Array) -> Params:
-        masks = {name: values[path] for name, path in MASKS.items()}
+        masks = {name: values[path] for name, path in MASK_PATHS.items()}
         return jax.grad(loss_of)(masks, values, frozen, batch, key)
 
     return step
 
 
-# ------------------------------------------------------------------------------------------------------------ parts
-def _importance(folder: RunFolder) -> dict[str, np.ndarray]:
+# ----------------------------------------------------------------------------------------------------------- stages
+def _importance_once(folder: RunFolder) -> dict[str, np.ndarray]:
+    """Read the importance of the masks, or measure and store it."""
     if distributed.broadcast_from_first((folder / IMPORTANCE).exists()):
         return folder.read_npz(IMPORTANCE)
     measured = measure_importance(open_run(folder.below(SEARCH), [("eval.dtype", "same")]))
@@ -183,6 +203,7 @@ def _importance(folder: RunFolder) -> dict[str, np.ndarray]:
 
 
 def _train_once(config: ConfigDict, folder: RunFolder, title: str) -> Results:
+    """Read the results of a training, or start or resume it."""
     config_of_run(config, folder)
     if (finished := training_results(folder)) is not None:
         status(f"{title}: already finished")
@@ -201,7 +222,7 @@ def _write_table(folder: RunFolder, results: dict[Level, Results], metric: str) 
         )
         metrics = (measured[split][name] for split, name in columns)
         rows.append([level.name, level.kept_tokens.count("1"), segments, *metrics])
-    folder.write_csv(TABLE, ["level", "prompts", "segments", *map("/".join, columns)], rows)
+    folder.write_csv(LEVELS_TABLE, ["level", "prompts", "segments", *map("/".join, columns)], rows)
 
 
 def _require_prunable(config: ConfigDict) -> None:

@@ -226,7 +226,7 @@ def test_cost_is_read_from_the_file_or_counted_on_request(text, run, tmp_path, m
     assert rows["GMACs as the papers count"][1] == "24.51"
     folder, counted = RunFolder(tmp_path / "run"), run.read_json("cost.json")
     folder.write_text("config.json", run.read_text("config.json"))
-    counter = types.SimpleNamespace(summarize=lambda config: counted | {"name": config.data.name})
+    counter = types.SimpleNamespace(count_cost=lambda config: counted | {"name": config.data.name})
     monkeypatch.setitem(sys.modules, "mlmoe_jax.apps.tools.preflight.cost", counter)  # which is tested elsewhere
     assert "24.51" in page.write_report(folder, cost=True).read_text()
     assert folder.read_json("cost.json")["name"] == "digits"

@@ -21,22 +21,21 @@ def voc(tmp_path):
 
 
 def written(name, root, *, output="labels", **settings):
-    """Write the labels of VOC, and return the config of the data in the format."""
+    """Write the labels of VOC, and return the config of the data in the format, and the notes."""
     table = f"{output}-{{split}}{FORMATS[name].suffix}"
     config = config_of(root, val_split="val", **settings)
-    assert write_labels(config, name, str(root / table)) == 0
+    files = write_labels(config, name, str(root / table))
     if name in ("label_studio", "sidecar"):
         settings["classes"] = "labels-train_config.xml" if name == "label_studio" else "classes.txt"
         (root / "classes.txt").write_text("\n".join(VOC_CLASSES))
-    return config_of(root, name, table=table, val_split="val", **settings).data
+    return config_of(root, name, table=table, val_split="val", **settings).data, files.text()
 
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("treatment", ["negative", "positive"])
-def test_labels_come_back(voc, capsys, name, treatment):
+def test_labels_come_back(voc, name, treatment):
     keep = {"keep_empty": True, "difficult_train": treatment, "difficult_eval": treatment}
-    data = written(name, voc, **keep)
-    out = capsys.readouterr().out
+    data, text = written(name, voc, **keep)
     for split in ("train", "val"):
         ours, theirs = (open_split(config, split) for config in (config_of(voc, **keep).data, data))
         labels = ours.labels.copy()
@@ -49,18 +48,18 @@ def test_labels_come_back(voc, capsys, name, treatment):
         count = np.count_nonzero(ours.labels == DIFFICULT)
         absent = "present" if treatment == "positive" else "absent"
         sentence = f"the format has no mark for them: {count} difficult labels are written as {absent}"
-        assert (sentence in out) is not FORMATS[name].holds_difficult
+        assert (sentence in text) is not FORMATS[name].holds_difficult
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_unknown_labels_are_counted_and_images_without_known_labels_stay_unlabeled(tmp_path, capsys, name):
+def test_unknown_labels_are_counted_and_images_without_known_labels_stay_unlabeled(tmp_path, name):
     for image in ("a", "b\u202fPM", "c"):  # in the names of screenshots
         (tmp_path / f"{image}.png").write_bytes(b"")
     (tmp_path / "all.csv").write_text("image,x,y\na.png,1,\nb\u202fPM.png,0,1\nc.png,,\n")
     keys = {"table": "all.csv", "label_column": "", "val_split": ""}
     path = tmp_path / f"out{FORMATS[name].suffix}"
-    write_labels(config_of(tmp_path, "csv", **keys), name, str(path))
-    assert "1 unknown labels are written as absent" in capsys.readouterr().out
+    files = write_labels(config_of(tmp_path, "csv", **keys), name, str(path))
+    assert "1 unknown labels are written as absent" in files.text()
     again = open_split(config_of(tmp_path, name, table=path.name, val_split="").data, "train")
     assert list(again.ids) == ["a.png", "b\u202fPM.png"]
     assert again.labels.tolist() == [[1, 0], [0, 1]]

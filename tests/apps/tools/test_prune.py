@@ -8,7 +8,7 @@ import pytest
 from helpers import tiny
 
 from mlmoe_jax.apps.tools import prune as pruning
-from mlmoe_jax.apps.tools.prune import Level, at_level, make_levels, measure_importance, prune
+from mlmoe_jax.apps.tools.prune import Level, make_levels, measure_importance, prune, pruned_config
 from mlmoe_jax.config import default_config, load_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.pipeline import build_loader
@@ -46,7 +46,7 @@ def test_the_least_important_are_pruned_first_and_equal_masks_appear_once():
 def test_the_config_of_a_level_has_its_masks():
     config = load_config("e2vpt:dataset=digits,prompts=4", [])
     (level,) = levels_of((0.5,), (0.25,))
-    pruned = at_level(config, level)
+    pruned = pruned_config(config, level)
     assert pruned.model.prompts.pruning == "fixed"
     assert pruned.model.prompts.kept_tokens == "1001"
     assert pruned.model.prompts.kept_segments == ("1110", "0111", "1110", "0111")
@@ -58,7 +58,7 @@ def test_a_level_starts_from_the_initial_values_of_the_search(config):
     search, (level,) = copy.deepcopy(config), levels_of((0.5,), (0.25,))
     search.model.prompts.pruning = "learned"
     space = synthetic_label_space(10, 1)
-    first, again = (assemble(one, space) for one in (search, at_level(config, level)))
+    first, again = (assemble(one, space) for one in (search, pruned_config(config, level)))
     masks = {"prompts/token_mask", "prompts/segment_mask"}
     assert set(first.trainable) == set(again.trainable) | masks
     assert set(again.frozen) == set(first.frozen) | masks
@@ -137,7 +137,7 @@ def test_the_level_is_chosen_by_the_metric_that_selects(config, tmp_path, monkey
         return results
 
     monkeypatch.setattr(pruning, "train", train)
-    monkeypatch.setattr(pruning, "_importance", lambda *_: {"tokens": TOKENS, "segments": SEGMENTS})
+    monkeypatch.setattr(pruning, "_importance_once", lambda *_: {"tokens": TOKENS, "segments": SEGMENTS})
     folder = RunFolder(tmp_path)
     assert prune(chosen, folder) == {"val": {"mAP": 0.3, "mAP_envelope": 0.9}}
     assert folder.read_json("results.json")["val"]["mAP"] == 0.3
@@ -229,7 +229,7 @@ def test_another_choice_replaces_the_files_of_the_one_before(pruned, config):
     (folder / "left.txt").write_text("of a level")
     (folder / "mine.txt").write_text("of the user")
     (folder / "checkpoints" / "99").mkdir()
-    pruning._adopt(folder, RunFolder(folder / "prune/levels/tokens=0.25,segments=0.5"))
+    pruning._adopt_level(folder, RunFolder(folder / "prune/levels/tokens=0.25,segments=0.5"))
     assert open_run(folder).config.model.prompts.kept_tokens.count("1") == 3
     assert not (folder / "checkpoints" / "99").exists()
     assert not (folder / "left.txt").exists()

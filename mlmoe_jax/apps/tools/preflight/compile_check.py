@@ -24,11 +24,11 @@ from ml_collections import ConfigDict
 from mlmoe_jax.apps.tools.preflight import hlo
 from mlmoe_jax.errors import DONE, FOUND_PROBLEMS, UserError
 from mlmoe_jax.runtime import sharding
-from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.memory import GIB, capacity_here, device_bytes, memory_parts, required_bytes
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import setup_jax
-from mlmoe_jax.runtime.text import quantity, text_table
+from mlmoe_jax.runtime.table import Column, Outcome, Table
+from mlmoe_jax.runtime.text import quantity
 from mlmoe_jax.training.build_steps import abstract_steps
 
 # Without these variables libtpu queries the metadata service of the cloud.
@@ -41,11 +41,11 @@ WITHOUT_TPU = {
 
 # XLA's O0: the program is slower, but its memory and its collectives are nearly the same (docs/scaling.md).
 QUICK = {"optimization_level": 9}
-LARGEST = 8  # arguments in a report
+ARGUMENT_ROWS = 8  # the largest arguments in a report
 
 
 @dataclass(frozen=True)
-class Program:
+class StepProgram:
     """A step that can be compiled.
 
     Attributes:
@@ -68,23 +68,24 @@ class Programs:
     """The training and the evaluation step of a config on a mesh. `num_labels` is by default as in its data."""
 
     def __init__(self, config: ConfigDict, mesh: Mesh, num_labels: int = 0):
+        self.config, self.devices = config, mesh.size
         parts, self._steps = abstract_steps(config, mesh, num_labels)
         self.num_labels = self._steps.num_labels
         state = jax.eval_shape(self._steps.initial_state, parts)
         self.state = sharding.abstract(state, mesh, self._steps.label_axes)
 
-    def training(self, size: int) -> Program:
+    def training(self, size: int) -> StepProgram:
         """Return the training step. A device also holds the selected values and the next batch."""
         batch = self.batch(size)
         extra = device_bytes((self.state.latest(), batch))
-        return Program(self._steps.train_step, {"state": self.state, "batch": batch}, size, extra)
+        return StepProgram(self._steps.train_step, {"state": self.state, "batch": batch}, size, extra)
 
-    def evaluation(self, size: int, training_size: int) -> Program:
+    def evaluation(self, size: int, training_size: int) -> StepProgram:
         """Return the evaluation step. A device also holds the rest of the training state, and batches."""
         batch, state, waiting = self.batch(size), self.state, self.batch(training_size)
         arguments = {"values": state.latest(), "frozen": state.frozen, "batch": batch}
         extra = device_bytes((state.trainable, state.stats, state.opt, state.ema, batch, waiting, waiting))
-        return Program(self._steps.eval_step, arguments, size, extra)
+        return StepProgram(self._steps.eval_step, arguments, size, extra)
 
     def batch(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Return the shapes of a global batch of the pipeline; see data/pipeline.py."""
@@ -150,7 +151,7 @@ def memory_shortage(message: str) -> tuple[int, int] | None:
 
 
 # --------------------------------------------------------------------------------------------------- compiling
-def examine(program: Program, devices: int, capacity: int | None, *, quick: bool = False) -> dict[str, Any]:
+def examine(program: StepProgram, devices: int, capacity: int | None, *, quick: bool = False) -> dict[str, Any]:
     """Compile a step; return memory, FLOPs and collectives per device, and `fits` (None if the capacity is unknown).
 
     If the compiler itself runs out of memory, only `needed` is known, as a lower bound. For `quick` see QUICK.
@@ -193,7 +194,7 @@ def _largest_arrays(arguments: dict[str, Any]) -> list[dict[str, Any]]:
         }
         for path, leaf in jax.tree_util.tree_leaves_with_path(arguments)
     ]
-    return sorted(rows, key=lambda row: -row["bytes"])[:LARGEST]
+    return sorted(rows, key=lambda row: -row["bytes"])[:ARGUMENT_ROWS]
 
 
 def largest_fitting(fits: Callable[[int], bool], start: int) -> int:
@@ -215,12 +216,13 @@ def largest_fitting(fits: Callable[[int], bool], start: int) -> int:
 
 
 # --------------------------------------------------------------------------------------------------- the command
-def check(
+def check_steps(
     config: ConfigDict, topology: str = "", *, find_batch: bool = False, num_labels: int = 0, quick: bool = False
 ) -> dict[str, Any]:
     """Compile both steps of a config for a topology of TPUs, or for the local devices; return the report.
 
     Args:
+      config: the config.
       topology: see `tpu_devices`; by default the local devices.
       find_batch: search for the largest training batch per device, instead of using `train.batch_size`.
       num_labels: as in `Programs`.
@@ -231,29 +233,12 @@ def check(
     """
     devices = tpu_devices(topology) if topology else jax.devices()
     mesh = setup_jax(config, devices, training=not find_batch)
-    capacity, source = (capacity_elsewhere if topology else capacity_here)(devices[0])
+    capacity, source = capacity_elsewhere(devices[0]) if topology else capacity_here(devices[0])
     if find_batch and capacity is None:
         raise UserError(f"--find-batch needs the memory of a device, which is {source}; name a --topology")
     programs = Programs(config, mesh, num_labels)
-
-    def report_on(name: str, program: Program) -> dict[str, Any]:
-        images = program.batch_size // mesh.size
-        status(f"compiling the {name} step, {quantity(images, 'image')} per device on {quantity(mesh.size, 'device')}")
-        return examine(program, mesh.size, capacity, quick=quick)
-
-    def fits(size: int) -> bool:
-        tried[size] = report_on("train", programs.training(size * unit))
-        status(f"  {_verdict(tried[size], capacity)}")
-        return tried[size]["fits"]
-
-    if find_batch:
-        unit, tried = config.train.accumulate * mesh.size, {}
-        train = tried[largest_fitting(fits, max(1, config.train.batch_size // unit)) or 1]
-    else:
-        train = report_on("train", programs.training(config.train.batch_size))
-    evaluation = programs.evaluation(config.eval.batch_size * mesh.size, train["batch_size"])
-    reports = {"train": train, "eval": report_on("eval", evaluation)}
-    verdicts = [report["fits"] for report in reports.values()]
+    steps = _examine_steps(programs, capacity, find_batch=find_batch, quick=quick)
+    fits = [step["fits"] for step in steps.values()]
     return {
         "topology": topology or "local",
         "device": devices[0].device_kind,
@@ -263,52 +248,87 @@ def check(
         "capacity": capacity,
         "capacity_source": source,
         "quick": quick,
-        "fits": None if None in verdicts else all(verdicts),
-        "steps": reports,
+        "fits": None if None in fits else all(fits),
+        "steps": steps,
     }
 
 
-def print_check(config: ConfigDict, topology: str = "", *, as_json: bool = False, **options: Any) -> int:
-    """Print the report of `check`, which takes `options`; return 1 if a step does not fit, else 0."""
-    report = check(config, topology, **options)
-    print(to_json(report, indent=2) if as_json else format_report(report))
-    return FOUND_PROBLEMS if report["fits"] is False else DONE
+def _examine_steps(
+    programs: Programs, capacity: int | None, *, find_batch: bool, quick: bool
+) -> dict[str, dict[str, Any]]:
+    """Return the reports of both steps; with `find_batch`, of the largest training batch that fits."""
+    config, devices = programs.config, programs.devices
+
+    def examine_step(name: str, program: StepProgram) -> dict[str, Any]:
+        images = quantity(program.batch_size // devices, "image")
+        status(f"compiling the {name} step, {images} per device on {quantity(devices, 'device')}")
+        return examine(program, devices, capacity, quick=quick)
+
+    def fits(units: int) -> bool:
+        reports[units] = examine_step("train", programs.training(units * unit))
+        status(f"  {_verdict(reports[units], capacity)}")
+        return reports[units]["fits"]
+
+    if find_batch:
+        unit = config.train.accumulate * devices
+        reports: dict[int, dict[str, Any]] = {}
+        train = reports[largest_fitting(fits, max(1, config.train.batch_size // unit)) or 1]
+    else:
+        train = examine_step("train", programs.training(config.train.batch_size))
+    evaluation = programs.evaluation(config.eval.batch_size * devices, train["batch_size"])
+    return {"train": train, "eval": examine_step("eval", evaluation)}
 
 
-def format_report(report: dict[str, Any]) -> str:
-    """Return a report of `check` as text, with the verdict at the end."""
+def check_outcome(report: dict[str, Any]) -> Outcome:
+    """Return a report of `check_steps` as text and tables; the exit code is 1 if a step does not fit."""
     mesh = ", ".join(f"{axis}={size}" for axis, size in report["mesh"].items())
     capacity = report["capacity"]
-    known = "unknown" if capacity is None else f"{capacity / GIB:.2f} GiB"
+    memory = "unknown" if capacity is None else f"{capacity / GIB:.2f} GiB"
     devices = f"{quantity(report['chips'], 'chip')}, {quantity(report['devices'], 'device')} ({report['device']})"
-    lines = [f"{report['topology']}: {devices}", f"mesh: {mesh}"]
-    lines.append(f"memory per device: {known} ({report['capacity_source']})")
+    lines = [
+        f"{report['topology']}: {devices}",
+        f"mesh: {mesh}",
+        f"memory per device: {memory} ({report['capacity_source']})",
+    ]
     if report["quick"]:
         lines.append("compiled with minimal optimization: sizes may be a few percent off")
-    for name, step in report["steps"].items():
-        images = quantity(step["batch_a_device"], "image")
-        lines += ["", f"{name} step, batch {step['batch_size']:,}: {images} per device", *_step_lines(step)]
-    return "\n".join([*lines, "", *(f"{name}: {_verdict(step, capacity)}" for name, step in report["steps"].items())])
+    steps = report["steps"]
+    tables = (table for name, step in steps.items() for table in (_step_text(name, step), _largest_table(name, step)))
+    verdicts = (f"{name}: {_verdict(step, capacity)}" for name, step in steps.items())
+    exit_code = FOUND_PROBLEMS if report["fits"] is False else DONE
+    return Outcome(["\n".join(lines), *tables, "\n".join(verdicts)], report, exit_code)
 
 
-def _step_lines(step: dict[str, Any]) -> list[str]:
-    lines = ["  the compiler ran out of memory"]
-    if not step["refused"]:
-        sizes = ", ".join(f"{part} {size / GIB:.3f}" for part, size in step["memory"].items())
-        lines = [
-            f"  per device: {step['flops'] / 1e9:,.1f} GFLOPs, {step['bytes_accessed'] / 1e9:,.2f} GB accessed",
-            f"  memory, GiB: {sizes}, held in addition {step['held'] / GIB:.3f}",
-            f"  compiled in {step['compile_seconds']:.0f} s",
-        ]
-        moved = step["collectives"].items()
-        lines += [f"  {kind}: {row['count']:,} per step, {row['bytes']:,} bytes per device" for kind, row in moved]
-        lines += [] if moved else ["  no collectives"]
+def _step_text(name: str, step: dict[str, Any]) -> str:
+    images = quantity(step["batch_a_device"], "image")
+    lines = [f"{name} step, batch {step['batch_size']:,}: {images} per device"]
+    if step["refused"]:
+        return "\n".join([*lines, "  the compiler ran out of memory"])
+    sizes = ", ".join(f"{part} {size / GIB:.3f}" for part, size in step["memory"].items())
+    lines += [
+        f"  per device: {step['flops'] / 1e9:,.1f} GFLOPs, {step['bytes_accessed'] / 1e9:,.2f} GB accessed",
+        f"  memory, GiB: {sizes}, held in addition {step['held'] / GIB:.3f}",
+        f"  compiled in {step['compile_seconds']:.0f} s",
+    ]
+    for kind, row in step["collectives"].items():
+        lines.append(f"  {kind}: {row['count']:,} per step, {row['bytes']:,} bytes per device")
+    if not step["collectives"]:
+        lines.append("  no collectives")
+    return "\n".join(lines)
+
+
+def _largest_table(name: str, step: dict[str, Any]) -> Table:
+    columns = [
+        f"largest arguments of the {name} step",
+        Column("bytes per device", "{:,}".format),
+        Column("shape", align="<"),
+        Column("sharding", align="<"),
+    ]
     rows = [
-        [row["path"], f"{row['bytes']:,}", f"{row['dtype']}[{','.join(map(str, row['shape']))}]", row["spec"]]
+        [row["path"], row["bytes"], f"{row['dtype']}[{','.join(map(str, row['shape']))}]", row["spec"]]
         for row in step["largest"]
     ]
-    largest = text_table(rows, align="<><").splitlines()
-    return [*lines, "  largest arguments, bytes per device", *(f"    {line}" for line in largest)]
+    return Table(columns, rows)
 
 
 def _verdict(step: dict[str, Any], capacity: int | None) -> str:

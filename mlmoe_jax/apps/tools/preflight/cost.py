@@ -16,10 +16,10 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.models.build import Classifier, backbone_shape
 from mlmoe_jax.models.macs import count_macs, forward_macs
-from mlmoe_jax.models.params import module_rows
+from mlmoe_jax.models.params import Params, module_rows
 from mlmoe_jax.runtime.sharding import make_mesh
-from mlmoe_jax.runtime.text import text_table
-from mlmoe_jax.training.build_steps import abstract_steps
+from mlmoe_jax.runtime.table import Column, Outcome, Table
+from mlmoe_jax.training.build_steps import Steps, abstract_steps
 
 _NOTES = (
     "MACs: multiply-adds per image. layers: as the prompt-tuning papers count;",
@@ -29,7 +29,7 @@ _NOTES = (
 )
 
 
-def summarize(config: ConfigDict) -> dict[str, Any]:
+def count_cost(config: ConfigDict) -> dict[str, Any]:
     """Return params.{total,trainable,backbone}, macs.{layers,full,products,executed}, memory in bytes, and `modules`.
 
     `modules` has one row per module. The number of labels is from the published data set, or else from the training
@@ -39,28 +39,23 @@ def summarize(config: ConfigDict) -> dict[str, Any]:
     trainable, frozen = parts.trainable, parts.frozen
     params, learned = {**trainable, **frozen}, {**trainable, **parts.stats}
     layers, extra, norms = published_macs(config, parts.definition.merge(params, parts.stats))
-    moments = jax.eval_shape(steps.optimizer.init, trainable)
-    side, size = steps.preprocess.image_size, config.eval.batch_size
-    shapes = {"image": (size, side, side, 3), "id": (size,), "mask": (size,)}
-    batch = {name: jax.ShapeDtypeStruct(shape, jnp.uint8) for name, shape in shapes.items()}
-    with jax.default_device("cpu"):  # on an NVIDIA GPU, attention is a call of cuDNN, whose matmuls cannot be counted
-        evaluation = jax.make_jaxpr(steps.eval_step)(learned, frozen, batch)
+    moments = jax.tree.leaves(jax.eval_shape(steps.optimizer.init, trainable))
     return {
         "params": {
-            "total": sum(p.size for p in params.values()),
-            "trainable": sum(p.size for p in trainable.values()),
-            "backbone": sum(p.size for path, p in params.items() if path.startswith("backbone/")),
+            "total": _size(params),
+            "trainable": _size(trainable),
+            "backbone": _size({path: p for path, p in params.items() if path.startswith("backbone/")}),
         },
         "macs": {
             "layers": layers,
             "full": layers + extra,
             "products": layers + extra - norms,
-            "executed": round(count_macs(evaluation.jaxpr) / size),
+            "executed": _executed_macs(steps, learned, frozen, config.eval.batch_size),
         },
         "memory": {
             "frozen": _bytes(frozen),
             "trainable": _bytes(learned),
-            "optimizer": sum(m.size * m.dtype.itemsize for m in jax.tree.leaves(moments) if m.ndim),
+            "optimizer": sum(m.size * m.dtype.itemsize for m in moments if m.ndim),
             "average": _bytes(learned),
             "selected": _bytes(learned),
         },
@@ -68,8 +63,22 @@ def summarize(config: ConfigDict) -> dict[str, Any]:
     }
 
 
-def _bytes(params: dict[str, Any]) -> int:
+def _size(params: Params) -> int:
+    return sum(p.size for p in params.values())
+
+
+def _bytes(params: Params) -> int:
     return sum(p.size * p.dtype.itemsize for p in params.values())
+
+
+def _executed_macs(steps: Steps, learned: Params, frozen: Params, batch_size: int) -> int:
+    """Return the multiply-adds per image of the evaluation step."""
+    side = steps.preprocess.image_size
+    shapes = {"image": (batch_size, side, side, 3), "id": (batch_size,), "mask": (batch_size,)}
+    batch = {name: jax.ShapeDtypeStruct(shape, jnp.uint8) for name, shape in shapes.items()}
+    with jax.default_device("cpu"):  # on an NVIDIA GPU, attention is a call of cuDNN, whose matmuls cannot be counted
+        evaluation = jax.make_jaxpr(steps.eval_step)(learned, frozen, batch)
+    return round(count_macs(evaluation.jaxpr) / batch_size)
 
 
 def published_macs(config: ConfigDict, model: Classifier) -> tuple[int, int, int]:
@@ -92,16 +101,24 @@ def _head_macs(model: Classifier, side: int) -> int:
     return forward_macs(model.head, features)[0]
 
 
-def format_summary(rows: dict[str, dict[str, Any]]) -> str:
-    """Return the results of `summarize` for several configs as one table, and the modules of each."""
-    counted = ["parameters", "trainable", "backbone", "MACs: layers", "full", "products", "executed"]
-    table = [["config", *counted, "state, MB"]]
-    for name, row in rows.items():
-        counts = [*row["params"].values(), *row["macs"].values()]
-        table.append([name, *(f"{count:,}" for count in counts), f"{sum(row['memory'].values()) / 1e6:,.1f}"])
-    lines = [text_table(table), *_NOTES]
-    for name, row in rows.items():
-        modules = [[module, *(f"{count:,}" for count in counts)] for module, counts in row["modules"].items()]
-        lines += ["", text_table([[name, "parameters", "trainable"], *modules])]
-        lines.append("state: " + ", ".join(f"{part} {size / 1e6:,.1f} MB" for part, size in row["memory"].items()))
-    return "\n".join(lines)
+def cost_outcome(costs: dict[str, dict[str, Any]]) -> Outcome:
+    """Return the results of `count_cost` for several configs as one table, and the modules of each."""
+    names = ("parameters", "trainable", "backbone", "MACs: layers", "full", "products", "executed")
+    columns = ["config", *(Column(name, "{:,}".format) for name in names), Column("state, MB", _megabytes_text)]
+    rows = [
+        [config, *cost["params"].values(), *cost["macs"].values(), sum(cost["memory"].values())]
+        for config, cost in costs.items()
+    ]
+    modules = [_module_table(config, cost) for config, cost in costs.items()]
+    return Outcome([Table(columns, rows, notes=_NOTES), *modules], costs)
+
+
+def _module_table(config: str, cost: dict[str, Any]) -> Table:
+    columns = [config, *(Column(name, "{:,}".format) for name in ("parameters", "trainable"))]
+    rows = [[module, *counts] for module, counts in cost["modules"].items()]
+    parts = (f"{part} {_megabytes_text(size)} MB" for part, size in cost["memory"].items())
+    return Table(columns, rows, notes=[f"state: {', '.join(parts)}"])
+
+
+def _megabytes_text(size: int) -> str:
+    return f"{size / 1e6:,.1f}"

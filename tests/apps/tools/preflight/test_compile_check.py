@@ -10,10 +10,9 @@ from helpers.devices import run_python
 
 from mlmoe_jax.apps.tools.preflight import compile_check
 from mlmoe_jax.apps.tools.preflight.compile_check import (
-    format_report,
+    check_outcome,
     largest_fitting,
     memory_shortage,
-    print_check,
     tpu_devices,
 )
 from mlmoe_jax.runtime.memory import GIB, required_bytes
@@ -74,7 +73,7 @@ def report_of_both_steps() -> dict:
     from mlmoe_jax.runtime.sharding import abstract, make_mesh
 
     config = _tiny_config()
-    report, steps = compile_check.check(config), compile_check.Programs(config, make_mesh(config.mesh))
+    report, steps = compile_check.check_steps(config), compile_check.Programs(config, make_mesh(config.mesh))
     state = steps.state
     sizes = {name: sum(x.size for x in jax.tree.leaves(getattr(state, name))) for name in ("trainable", "frozen")}
     sizes["prompts"] = state.trainable["prompts/deep"].size
@@ -82,7 +81,7 @@ def report_of_both_steps() -> dict:
     sizes["state"], sizes["batch"] = compile_check.device_bytes(state), compile_check.device_bytes(steps.batch(BATCH))
     over_two = make_mesh({"data": -1, "fsdp": 2, "expert": 1})
     sizes["halved"] = compile_check.device_bytes(abstract(state, over_two))
-    return {"report": report, "sizes": sizes, "text": format_report(report)}
+    return {"report": report, "sizes": sizes, "text": check_outcome(report).text()}
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +146,7 @@ def test_the_report_as_text(compiled):
 
 # --------------------------------------------------------------------------------------- verdicts and errors
 @pytest.mark.parametrize("quick", [False, True])
-def test_a_program_that_the_compiler_rejects_does_not_fit(monkeypatch, capsys, quick):
+def test_a_program_that_the_compiler_rejects_does_not_fit(quick):
     """Only the message of the compiler is simulated."""
     import jax
 
@@ -156,18 +155,17 @@ def test_a_program_that_the_compiler_rejects_does_not_fit(monkeypatch, capsys, q
             assert compiler_options == (compile_check.QUICK if quick else None)
             raise jax.errors.JaxRuntimeError("Ran out of memory in memory space hbm. Used 20.5G of 15.75G hbm.")
 
-    program = compile_check.Program(SimpleNamespace(lower=Lowered), {}, batch_size=32, extra_bytes=GIB)
+    program = compile_check.StepProgram(SimpleNamespace(lower=Lowered), {}, batch_size=32, extra_bytes=GIB)
     step = compile_check.examine(program, 8, 15 * GIB, quick=quick)
     assert (step["fits"], step["needed"], step["batch_a_device"]) == (False, 21.5 * GIB, 4)
 
     names = {"topology": "v5e:2x4", "device": "TPU v5 lite", "devices": 8, "chips": 8, "capacity_source": "made up"}
     report = {**names, "mesh": {"data": 8}, "capacity": 15 * GIB, "quick": quick, "steps": {"train": step}}
     for fits, code in ((True, 0), (None, 0), (False, 1)):
-        monkeypatch.setattr(compile_check, "check", lambda *_, fits=fits, **__: report | {"fits": fits})
-        assert print_check(None, as_json=True) == code
-        assert json.loads(capsys.readouterr().out)["steps"]["train"]["needed"] == step["needed"]
-    print_check(None)
-    lines = capsys.readouterr().out.splitlines()
+        outcome = check_outcome(report | {"fits": fits})
+        assert outcome.exit_code == code
+        assert json.loads(outcome.json())["steps"]["train"]["needed"] == step["needed"]
+    lines = outcome.text().splitlines()
     assert lines[-1] == "train: does not fit: needs 21.50 GiB of 15.00 GiB"
     assert ("compiled with minimal optimization: sizes may be a few percent off" in lines) == quick
 
@@ -176,7 +174,7 @@ def test_the_compiler_accepts_the_options_of_a_quick_check():
     import jax
 
     step = jax.jit(lambda x: 2.0 * x).lower(jax.ShapeDtypeStruct((3,), "float32"))
-    program = compile_check.Program(SimpleNamespace(lower=lambda: step), {}, batch_size=8, extra_bytes=0)
+    program = compile_check.StepProgram(SimpleNamespace(lower=lambda: step), {}, batch_size=8, extra_bytes=0)
     assert compile_check.examine(program, 8, GIB, quick=True)["fits"]
     with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
         step.compile(compiler_options={"optimisation_level": 9})
@@ -185,7 +183,7 @@ def test_the_compiler_accepts_the_options_of_a_quick_check():
 def test_finding_a_batch_needs_a_capacity(refusal):
     from mlmoe_jax.config import load_config
 
-    sentence = refusal(compile_check.check, load_config("mlvpt_digits", []), find_batch=True)
+    sentence = refusal(compile_check.check_steps, load_config("mlvpt_digits", []), find_batch=True)
     assert "not reported by a cpu device" in sentence
 
 
@@ -230,7 +228,7 @@ def test_libtpu_does_not_look_for_a_tpu(process, monkeypatch, refusal):
 @pytest.mark.slow
 def test_a_step_for_a_tpu_slice(process, monkeypatch, refusal):
     config = _tiny_config(monkeypatch)
-    report = compile_check.check(config, "v5e:2x2")
+    report = compile_check.check_steps(config, "v5e:2x2")
     assert "v5e:3x5 is unknown to the TPU compiler" in refusal(tpu_devices, "v5e:3x5")
     assert (report["chips"], report["capacity"], report["fits"]) == (4, 15.75 * GIB, True)
     moved = report["steps"]["train"]["collectives"]

@@ -9,7 +9,7 @@ from mlmoe_jax.models.layers import softmax_attention
 
 
 def summary(reference, **overrides):
-    return cost.summarize(load_config(reference, [(key.replace("__", "."), str(v)) for key, v in overrides.items()]))
+    return cost.count_cost(load_config(reference, [(key.replace("__", "."), str(v)) for key, v in overrides.items()]))
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_memory_and_modules(ml_vpt):
 
 
 def test_the_printed_memory_is_in_millions_of_bytes(ml_vpt):
-    text = cost.format_summary({"mlvpt": ml_vpt})
+    text = cost.cost_outcome({"mlvpt": ml_vpt}).text()
     total = 4 * 86_580_480 + 5 * 4 * 1_022_230  # with values, average, selected values and the moments of Adam
     assert f"{total / 1e6:,.1f}" in text.splitlines()[1]
     assert "frozen 346.3 MB" in text
