@@ -21,7 +21,7 @@ from mlmoe_jax.runtime import distributed, memory
 from mlmoe_jax.runtime.batches import RunAhead
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.training.experiment import Experiment
-from mlmoe_jax.training.profiling import FOLDER, Window, print_trace
+from mlmoe_jax.training.profiling import FOLDER, Window
 from mlmoe_jax.training.step import TrainState, TrainStep
 
 # Largest factor by which the norm of all trainable parameters may grow between two checkpoints.
@@ -87,7 +87,7 @@ def training_hooks(
     trackers = open_trackers(folder, experiment.config, first) if unfinished else ()
     checks = Checks(experiment, manager, state)
     log = MetricLog(folder, steps.learning_rate, experiment.steps_per_epoch, trackers, checks.require_finite)
-    trace = Trace(steps.train_step, experiment.profile, folder, first=first, total=experiment.total_steps)
+    trace = Trace(experiment.profile, folder, first=first, total=experiment.total_steps)
     return Hooks([Device(steps.train_step), trace, Log(experiment, log, progress), checks])
 
 
@@ -107,13 +107,13 @@ class Device(Hook):
 
 
 class Trace(Hook):
-    """Traces the steps of a window on the first process, and prints their operations.
+    """Traces the steps of a window on the first process.
 
     Raises UserError if the window is not within the remaining steps, or the run folder is in an object store.
     """
 
-    def __init__(self, step: TrainStep, window: Window | None, folder: RunFolder, *, first: int, total: int):
-        self._step, self._folder, self._program = step, folder, ""
+    def __init__(self, window: Window | None, folder: RunFolder, *, first: int, total: int):
+        self._folder = folder
         self._window = window if distributed.is_first() else None
         self._running = contextlib.ExitStack()
         if window is not None:
@@ -122,21 +122,17 @@ class Trace(Hook):
                 raise UserError(f"--profile needs a local run folder, and {folder} is in an object store")
 
     def before_step(self, step, state, batch):
-        window = self._window
-        if window is None or not window.first <= step <= window.last:
-            return
-        if step == window.first:
-            jax.block_until_ready((state, batch))  # results of earlier steps
+        if self._window is not None and step == self._window.first:
+            jax.block_until_ready((state, batch))  # results of former steps
             jax.profiler.start_trace(str(self._folder.writable_folder(FOLDER)))
             self._running.callback(jax.profiler.stop_trace)
-        self._program = self._step.compile(state, batch).as_text() if step == window.last else ""
 
     def after_step(self, step, metrics):
-        if (window := self._window) is not None and window.first <= step <= window.last:
+        window = self._window
+        if window is not None and step == window.last:
             jax.block_until_ready(metrics)
-            if step == window.last:
-                self._running.close()
-                print_trace(self._folder, window, self._program)
+            self._running.close()
+            status(f"trace of steps {window.first} to {window.last}: {self._folder / FOLDER} (open it with xprof)")
 
     def close(self):
         self._running.close()

@@ -147,33 +147,26 @@ class Doubling:
     def __init__(self):
         self._program = jax.jit(lambda state: jnp.tanh(state @ state) * 2)
 
-    def compile(self, state, batch):
-        return self._program.lower(state).compile()
-
     def __call__(self, state, batch):
         return self._program(state), {"loss": jnp.float32(0)}
 
 
-def test_the_steps_of_the_range_are_traced_and_their_operations_printed(tmp_path, capsys):
+def test_the_steps_of_the_range_are_traced(tmp_path, capsys):
     folder, state = RunFolder(tmp_path), jnp.ones((300, 300))
     step = Doubling()
-    hook = Trace(step, Window(2, 3), folder, first=0, total=5)
+    hook = Trace(Window(2, 3), folder, first=0, total=5)
     for number in range(1, 5):
         assert bool(list((tmp_path / FOLDER).rglob("*.xplane.pb"))) == (number == 4)
         hook.before_step(number, state, {})
         state, metrics = step(state, {})
         hook.after_step(number, {"state": state, **metrics})
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0].split() == ["ms", "per", "step", "share", "times", "operation", "from"]
-    assert any("dot" in line.rpartition(" ")[2] for line in lines[1:-1]), lines  # where the model calls it
-    assert lines[-1].startswith(f"trace of steps 2 to 3: {tmp_path / FOLDER}")
-    assert len(lines) <= 12
+    assert capsys.readouterr().err == f"trace of steps 2 to 3: {tmp_path / FOLDER} (open it with xprof)\n"
     hook.close()
 
 
 @pytest.mark.slow
 def test_a_training_that_ends_early_ends_its_trace(tmp_path):
-    hook = Trace(Doubling(), Window(1, 3), RunFolder(tmp_path), first=0, total=5)
+    hook = Trace(Window(1, 3), RunFolder(tmp_path), first=0, total=5)
     hook.before_step(1, jnp.ones((3, 3)), {})
     hook.close()
     jax.profiler.start_trace(str(tmp_path / "another"))  # fails while one is running

@@ -44,7 +44,7 @@ FLAGS: dict[str, Option] = {
         {"action": "append", "default": []},
     ),
     "profile": Option(
-        "START:STOP, the first and the last step to trace into the run folder; prints the most expensive operations",
+        "START:STOP, the first and the last step to trace into the run folder",
         {"default": ""},
     ),
     "table": Option("the table or figure of a paper, such as mlvpt.1 or mlvpt.fig3", {"default": ""}),
