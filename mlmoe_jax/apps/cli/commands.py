@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mlmoe_jax.apps.export.catalog import TARGETS
+from mlmoe_jax.apps.export.targets import TARGETS
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.errors import DONE, INTERRUPTED, OUTDATED, UserError
 from mlmoe_jax.runtime.files import DEMO, HUB

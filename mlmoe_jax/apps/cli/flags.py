@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlmoe_jax.apps.cli.commands import COMMANDS, SHARED, Command, Overrides, is_shared, sweeps_configs
-from mlmoe_jax.apps.export.catalog import TEMPLATES
+from mlmoe_jax.apps.export.targets import TEMPLATES
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.registry import nearest, suggestion
 from mlmoe_jax.runtime.version import __version__

@@ -19,7 +19,7 @@ from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import place, remove_padding
 
 
-def merged_run(run: Run) -> Run:
+def merge_run(run: Run) -> Run:
     """Return a run with equal outputs and without `model.adapters`. Its kernels are float32 and unpublished.
 
     Raises UserError if the run has no adapters, or as `merge_adapters` does.

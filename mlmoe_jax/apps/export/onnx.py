@@ -16,8 +16,8 @@ import numpy as np
 from flax import nnx
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
-from mlmoe_jax.apps.export.catalog import Export, ExportTarget, new_folder
 from mlmoe_jax.apps.export.program import image_shape, program_of, weights_of
+from mlmoe_jax.apps.export.targets import Export, ExportTarget, new_folder
 from mlmoe_jax.errors import UserError, reason_of
 from mlmoe_jax.models.layers.batch_norm import fold
 from mlmoe_jax.models.params import ModelDef

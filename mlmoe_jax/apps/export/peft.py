@@ -6,7 +6,7 @@ import json
 
 from safetensors.numpy import save_file
 
-from mlmoe_jax.apps.export.catalog import Export, ExportTarget
+from mlmoe_jax.apps.export.targets import Export, ExportTarget
 from mlmoe_jax.pretrained.peft import CONFIG, TENSORS, peft_files
 from mlmoe_jax.runtime.storage import whole_folder
 

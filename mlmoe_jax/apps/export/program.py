@@ -14,7 +14,7 @@ import numpy as np
 from jax import export
 from safetensors.numpy import save_file
 
-from mlmoe_jax.apps.export.catalog import ALWAYS, AUTO, Export, ExportTarget
+from mlmoe_jax.apps.export.targets import ALWAYS, AUTO, Export, ExportTarget
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.apply import apply_model, make_eval_step
 from mlmoe_jax.models.params import Params

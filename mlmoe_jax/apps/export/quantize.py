@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mlmoe_jax.apps.export import onnx
-from mlmoe_jax.apps.export.catalog import Export
+from mlmoe_jax.apps.export.targets import Export
 from mlmoe_jax.apps.tools.image_list import find_images
 from mlmoe_jax.data.image_reader import ImageReader
 from mlmoe_jax.data.sources.open import open_split

@@ -14,10 +14,10 @@ import jax
 import numpy as np
 
 from mlmoe_jax.apps.export import standalone
-from mlmoe_jax.apps.export.catalog import ALWAYS, OFFICIAL, TARGETS, TEMPLATES, Export, ExportTarget
-from mlmoe_jax.apps.export.merge import merged_run
+from mlmoe_jax.apps.export.merge import merge_run
 from mlmoe_jax.apps.export.program import require_equal, scores_of
 from mlmoe_jax.apps.export.quantize import calibration_images, parts
+from mlmoe_jax.apps.export.targets import ALWAYS, OFFICIAL, TARGETS, TEMPLATES, Export, ExportTarget
 from mlmoe_jax.config import flatten
 from mlmoe_jax.errors import DONE, OUTDATED, UserError, reason_of
 from mlmoe_jax.inference.predictor import Predictor
@@ -29,7 +29,7 @@ from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import whole_folder
 from mlmoe_jax.runtime.version import __version__
 
-Program = Callable[[np.ndarray], np.ndarray]  # images u8[B,H,W,3] -> probabilities f32[B,K]
+ExportedProgram = Callable[[np.ndarray], np.ndarray]  # images u8[B,H,W,3] -> probabilities f32[B,K]
 # The least correlation of the probabilities of a calibrated program with the probabilities of the run: 0.998 on
 # EfficientNet-Lite0, and 0.973 where one scale per tensor, not per channel, lost 3.5 points of mAP.
 _SIMILAR = 0.99
@@ -94,26 +94,16 @@ def export_run(
       UserError: the output exists or cannot be written, a package is missing, the run cannot be opened, or the format
         lacks an operation of its model.
     """
-    kind = kind or (OFFICIAL if output.endswith(CHECKPOINT_SUFFIXES) else None)
-    if kind is None:
-        raise UserError(f"--output={output} needs --format={', '.join([*TARGETS][:-1])} or {[*TARGETS][-1]}")
+    kind = kind or _default_format(output)
     target = _target(kind, include_frozen=include_frozen, merge=merge, template=template, sampled=bool(images or count))
     path = target.place(output)
     folder.require_model()
-    needs = target.needs if target.load else {**target.needs, "calibration.use": "false"}  # only a program corrects
-    for key, value in overrides:
-        if value.lower() != needs.get(key, value.lower()):
-            raise UserError(f"--format={kind} needs {key}={needs[key]}, not {value}; leave --config.{key} out")
-    further = [item for item in needs.items() if item not in overrides]
-    predictor = Predictor.from_run(folder.path, [*further, *overrides], checkpoint=checkpoint)
+    predictor = Predictor.from_run(folder.path, _settings(kind, target, overrides), checkpoint=checkpoint)
     if merge:
-        predictor = Predictor(
-            merged_run(predictor.run),
-            dict(zip(predictor.names, predictor.thresholds.tolist(), strict=True)),
-            predictor.source,
-        )
+        thresholds = dict(zip(predictor.names, predictor.thresholds.tolist(), strict=True))
+        predictor = Predictor(merge_run(predictor.run), thresholds, predictor.source)
     sample = calibration_images(predictor.run, images, count or _IMAGES) if target.calibrated else ()
-    export = Export(predictor.run, path, describe(predictor, kind), include_frozen, sample)
+    export = Export(predictor.run, path, describe_model(predictor, kind), include_frozen, sample)
     try:
         about = _write_program(export, target, predictor, template) if target.load else target.write(export)
     except OSError as error:
@@ -121,6 +111,24 @@ def export_run(
     trained = export.description["trained"]
     print(f"{trained['kind']} weights of step {trained['step']} as {kind}; {about}; written to {path}")
     return OUTDATED if predictor.run.outdated else DONE
+
+
+def _default_format(output: str) -> str:
+    """Return the format of an output without --format: a file with the suffix of a checkpoint is an official one."""
+    if output.endswith(CHECKPOINT_SUFFIXES):
+        return OFFICIAL
+    raise UserError(f"--output={output} needs --format={', '.join([*TARGETS][:-1])} or {[*TARGETS][-1]}")
+
+
+def _settings(kind: str, target: ExportTarget, overrides: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Return the overrides and the keys that the format needs; UserError if an override has another value."""
+    needs = dict(target.needs)
+    if not target.load:
+        needs["calibration.use"] = "false"  # a file of tensors does not correct scores
+    for key, value in overrides:
+        if key in needs and value.lower() != needs[key]:
+            raise UserError(f"--format={kind} needs {key}={needs[key]}, not {value}; leave --config.{key} out")
+    return [*(item for item in needs.items() if item not in overrides), *overrides]
 
 
 def _target(kind: str, *, include_frozen: str, merge: bool, template: str | None, sampled: bool) -> ExportTarget:
@@ -160,7 +168,7 @@ def _write_program(export: Export, target: ExportTarget, predictor: Predictor, t
     return f"{about}; {size / 1e6:,.1f} MB, {difference}"
 
 
-def _similarity(predictor: Predictor, export: Export, program: Program) -> str:
+def _similarity(predictor: Predictor, export: Export, program: ExportedProgram) -> str:
     """Return how far the probabilities of other images differ in words; UserError if they are not similar."""
     images = np.stack(parts(export.images)[1])
     expected = scores_of(predictor.run, images)
@@ -188,7 +196,7 @@ def loader(target: ExportTarget) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------ description
-def describe(predictor: Predictor, kind: str) -> dict[str, Any]:
+def describe_model(predictor: Predictor, kind: str) -> dict[str, Any]:
     """Return the content of model.json: labels, thresholds, preprocessing, and model settings without local paths."""
     run, size = predictor.run, predictor.run.preprocess.image_size
     model = run.config.model.copy_and_resolve_references()

@@ -63,23 +63,28 @@ class Model:
         if image.has_transparency_data:
             image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
         image = image.convert("RGB")
-        if how["resize"] == "square":
-            return np.asarray(_resized(image, (size, size)))
-        scaled = tuple(short * side // min(image.size) for side in image.size)
-        x, y = (round((side - size) / 2) for side in scaled)
-        if max(scaled) <= ELONGATED * size:
-            return np.asarray(_resized(image, scaled))[y : y + size, x : x + size]
-        # As in training, only the center is resized.
-        across, down = (old / new for old, new in zip(image.size, scaled, strict=True))
-        right, bottom = min((x + size) * across, image.width), min((y + size) * down, image.height)
-        box = (x * across, y * down, right, bottom)
-        return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
+        return _resize(image, (size, size)) if how["resize"] == "square" else _resize_and_crop(image, short, size)
 
 
-def _resized(image: Any, size: tuple[int, int]) -> Any:
+def _resize_and_crop(image: Any, short: int, size: int) -> np.ndarray:
+    """Resize the short side of an image, then crop the center to a square."""
     from PIL import Image
 
-    return image if image.size == size else image.resize(size, Image.Resampling.BILINEAR)
+    scaled = tuple(short * side // min(image.size) for side in image.size)
+    x, y = (round((side - size) / 2) for side in scaled)
+    if max(scaled) <= ELONGATED * size:
+        return _resize(image, scaled)[y : y + size, x : x + size]
+    # As in training, only the center is resized.
+    across, down = (old / new for old, new in zip(image.size, scaled, strict=True))
+    right, bottom = min((x + size) * across, image.width), min((y + size) * down, image.height)
+    box = (x * across, y * down, right, bottom)
+    return np.asarray(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
+
+
+def _resize(image: Any, size: tuple[int, int]) -> np.ndarray:
+    from PIL import Image
+
+    return np.asarray(image if image.size == size else image.resize(size, Image.Resampling.BILINEAR))
 
 
 def main(paths: Sequence[str]) -> int:

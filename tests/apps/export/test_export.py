@@ -22,8 +22,8 @@ from safetensors.numpy import load_file, safe_open
 from mlmoe_jax import load_config
 from mlmoe_jax.apps.export import program, standalone
 from mlmoe_jax.apps.export import run as export
-from mlmoe_jax.apps.export.catalog import ALWAYS, TARGETS, Export
 from mlmoe_jax.apps.export.program import image_shape, largest_difference, program_of, scores_of
+from mlmoe_jax.apps.export.targets import ALWAYS, TARGETS, Export
 from mlmoe_jax.data.image_reader import ImageReader
 from mlmoe_jax.data.images import ArrayImages
 from mlmoe_jax.data.label_tree import LabelTree

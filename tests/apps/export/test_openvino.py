@@ -6,7 +6,7 @@ from helpers.documents import blocks
 from helpers.exported import CNNS, ON_VIT, random_run
 from helpers.paths import REPOSITORY
 
-from mlmoe_jax.apps.export.catalog import ALWAYS, TARGETS, Export
+from mlmoe_jax.apps.export.targets import ALWAYS, TARGETS, Export
 
 SHOWN = blocks(REPOSITORY / "docs" / "deployment.md", "python", "Export")
 [PROGRAM] = [block.text for block in SHOWN if "openvino" in block.text]

@@ -13,9 +13,9 @@ from scipy.special import logit
 
 from mlmoe_jax.apps.export import onnx, quantize
 from mlmoe_jax.apps.export import run as export
-from mlmoe_jax.apps.export.catalog import ALWAYS, TARGETS, Export
 from mlmoe_jax.apps.export.program import scores_of
 from mlmoe_jax.apps.export.quantize import calibration_images
+from mlmoe_jax.apps.export.targets import ALWAYS, TARGETS, Export
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.runs.assemble import abstract_parts
 from mlmoe_jax.runs.folder import RunFolder

@@ -13,8 +13,8 @@ from helpers.outside import outside_python, run_outside
 from PIL import Image
 
 from mlmoe_jax.apps.export import templates
-from mlmoe_jax.apps.export.catalog import ExportTarget
 from mlmoe_jax.apps.export.run import loader
+from mlmoe_jax.apps.export.targets import ExportTarget
 from mlmoe_jax.runtime.formats import to_json
 
 SIDE, LABELS = 8, ["red", "green", "blue"]
