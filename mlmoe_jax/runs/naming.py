@@ -81,27 +81,37 @@ def run_name(
       swept: the keys of a sweep.
       own_root: whether `root` and `data.root` name the data; for a published data set they are only its place.
     """
-    location, _, arguments = reference.partition(":")
-    path = find_config(location)
-    shipped = path.resolve().parent == CONFIG_FOLDER.resolve()
-    config = path.stem if shipped else os.path.normpath(location).removesuffix(".py")
+    config, _, arguments = reference.partition(":")
     settings = [argument.partition("=")[::2] for argument in arguments.split(",") if argument]
-    parts = [
-        *sorted((key, value) for key, value in settings if own_root or key != "root"),
-        *sorted((key, value) for key, value in overrides if _is_named(key, own_root)),
-    ]
-    keys = "+".join(sorted(swept))
-    parts += [(key, value) for key, value in (("mode", mode if mode != "train" else ""), ("sweep", keys)) if value]
+    parts = sorted((key, value) for key, value in settings if own_root or key != "root")
+    parts += sorted((key, value) for key, value in overrides if _is_named(key, own_root))
+    if mode != "train":
+        parts.append(("mode", mode))
+    if swept := sorted(swept):
+        parts.append(("sweep", "+".join(swept)))
+    config = _config_name(config)
     exact = ",".join([config, *(f"{key}={value}" for key, value in parts)])
     name = ",".join([_readable(config), *(f"{key}={_readable(value)}" for key, value in parts)])
-    if name == exact and len(name) <= _LONGEST:
-        return name
+    return name if name == exact and len(name) <= _LONGEST else _with_digest(name, exact)
+
+
+def _config_name(location: str) -> str:
+    """Return the name of a config that comes with the package, or the path of another one without its suffix."""
+    path = find_config(location)
+    if path.resolve().parent == CONFIG_FOLDER.resolve():
+        return path.stem
+    return os.path.normpath(location).removesuffix(".py")
+
+
+def _with_digest(name: str, exact: str) -> str:
+    """Return a name of at most _LONGEST letters, if possible of whole parts, and a digest of the exact name."""
     if len(name) > _LONGEST:
         name = name[:_LONGEST].rpartition(",")[0] or name[:_LONGEST]
     return f"{name}-{hashlib.sha256(exact.encode()).hexdigest()[:8]}"
 
 
 def _is_named(key: str, own_root: bool) -> bool:
+    """Return whether an override is part of the name."""
     if key == "data.root":
         return own_root
     return key.startswith(_NAMED) or not (key in REPORTED_KEYS or is_free(key))
@@ -113,5 +123,5 @@ def is_free(key: str) -> bool:
 
 
 def _readable(value: str) -> str:
-    """Return a value, of a path only the last part, without unsafe characters."""
+    """Return a value without unsafe characters; of a path only the last part."""
     return _UNSAFE.sub("-", os.path.basename(value.rstrip("/"))).strip("-")

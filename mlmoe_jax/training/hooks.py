@@ -16,7 +16,8 @@ from mlmoe_jax.data.pipeline import rows_of_step
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.metric_log import MetricLog, open_trackers
+from mlmoe_jax.runs.metric_log import MetricLog
+from mlmoe_jax.runs.trackers import open_trackers
 from mlmoe_jax.runtime import distributed, memory
 from mlmoe_jax.runtime.batches import RunAhead
 from mlmoe_jax.runtime.progress import Progress, status

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 
 import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
@@ -11,8 +12,8 @@ import mlmoe_jax.config as configuration
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.folder import RESULTS, RunFolder, stored_config
-from mlmoe_jax.runs.metric_log import record_start
 from mlmoe_jax.runs.naming import REPORTED_KEYS, is_free
+from mlmoe_jax.runs.starts import record_start
 from mlmoe_jax.runtime import distributed, machine
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import AUTO
@@ -72,11 +73,12 @@ def config_of_run(config: ConfigDict, folder: RunFolder) -> ConfigDict:
     Raises:
       UserError: the folder holds a run with a different config.
     """
-    if (stored := stored_config(folder)) is None:
+    stored = stored_config(folder)
+    if stored is None:
         return config
     config = _with_types(config, stored)
     differences = _differences(config, stored)
-    if changed := [text for key, text in differences.items() if key not in REPORTED_KEYS and not is_free(key)]:
+    if changed := _forbidden(differences):
         instead = "choose another --workdir"
         if config.train.epochs > stored.train.epochs and (folder / RESULTS).exists():
             instead += f", where --init-from={folder} (config.init_from) starts a new run from it"
@@ -84,31 +86,38 @@ def config_of_run(config: ConfigDict, folder: RunFolder) -> ConfigDict:
             f"{folder} was trained with a different config ({'; '.join(changed)}); rerun the original command to "
             f"resume, or {instead}"
         )
-    if texts := [text for key, text in differences.items() if key in REPORTED_KEYS]:
-        status(f"{'; '.join(texts)}: the results can differ from a run without this change")
+    if reported := [text for key, text in differences.items() if key in REPORTED_KEYS]:
+        status(f"{'; '.join(reported)}: the results can differ from a run without this change")
     return config
 
 
 def changed_keys(config: ConfigDict, folder: RunFolder) -> list[str]:
     """Describe each key that must not differ from the run in the folder, but does; [] if the folder holds no run."""
-    if (stored := stored_config(folder)) is None:
+    stored = stored_config(folder)
+    if stored is None:
         return []
-    differences = _differences(_with_types(config, stored), stored)
+    return _forbidden(_differences(_with_types(config, stored), stored))
+
+
+def _forbidden(differences: Mapping[str, str]) -> list[str]:
+    """Return the descriptions of keys with which a run must not resume."""
     return [text for key, text in differences.items() if key not in REPORTED_KEYS and not is_free(key)]
 
 
 def _differences(config: ConfigDict, stored: ConfigDict) -> dict[str, str]:
     """Describe each key whose value differs from the stored config."""
-    before, now = configuration.flatten(stored), configuration.flatten(config)
-    # Only a term of the loss can be missing in a config; its weight then is 0.
-    return {
-        key: f"{key} was {before.get(key, 0.0)!r} and is {now.get(key, 0.0)!r}"
-        for key in now | before
-        if before.get(key, 0.0) != now.get(key, 0.0)
-    }
+    stored_values, values = configuration.flatten(stored), configuration.flatten(config)
+    described = {}
+    for key in values | stored_values:
+        # Only a term of the loss can be missing in a config; its weight then is 0.
+        stored_value, value = stored_values.get(key, 0.0), values.get(key, 0.0)
+        if stored_value != value:
+            described[key] = f"{key} was {stored_value!r} and is {value!r}"
+    return described
 
 
 def _with_types(config: ConfigDict, stored: ConfigDict) -> ConfigDict:
+    """Return a copy of the config in which types that are `auto` are those of the stored config."""
     config = copy.deepcopy(config)
     for name in ("dtype", "frozen_dtype"):
         if config.model[name] == AUTO:

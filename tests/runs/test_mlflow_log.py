@@ -13,8 +13,9 @@ from helpers.outside import outside_packages, outside_python, run_outside
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.metric_log import TIMING, open_trackers
+from mlmoe_jax.runs.metric_log import TIMING
 from mlmoe_jax.runs.mlflow_log import MLflowRun, send_results
+from mlmoe_jax.runs.trackers import open_trackers
 
 ROWS = [{"step": n, "epoch": n / 4, "loss": 1 / n} for n in range(1, 5)]
 Metric = namedtuple("Metric", "key value timestamp step")

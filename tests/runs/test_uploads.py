@@ -8,7 +8,8 @@ from helpers import fake_store
 
 from mlmoe_jax.runs import uploads
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.metric_log import EventFiles, MetricLog
+from mlmoe_jax.runs.metric_log import MetricLog
+from mlmoe_jax.runs.trackers import EventFiles
 from mlmoe_jax.runs.uploads import Uploads
 from mlmoe_jax.runtime.progress import Progress
 from mlmoe_jax.training.hooks import Log

@@ -25,8 +25,9 @@ from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViT
 from mlmoe_jax.runs.assemble import assemble
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.metric_log import TIMING, read_starts
+from mlmoe_jax.runs.metric_log import TIMING
 from mlmoe_jax.runs.restore import open_run, read_run
+from mlmoe_jax.runs.starts import read_starts
 from mlmoe_jax.runs.thresholds import read_thresholds
 from mlmoe_jax.runtime.preemption import StopRequest
 from mlmoe_jax.training import hooks, loop

@@ -19,7 +19,7 @@ from mlmoe_jax.evaluation.results import OUT_OF_FOLD
 from mlmoe_jax.models.registries import describe_adapters
 from mlmoe_jax.runs.checkpoint import newest_notes
 from mlmoe_jax.runs.folder import BACKBONE
-from mlmoe_jax.runs.metric_log import read_starts
+from mlmoe_jax.runs.starts import read_starts
 from mlmoe_jax.runtime.text import percent, quantity
 from mlmoe_jax.training.selection import Selection, selection_split
 

@@ -1,0 +1,117 @@
+"""The trackers of a training."""
+
+import struct
+import sys
+
+import pytest
+from etils import epath
+
+from mlmoe_jax.config import default_config
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.trackers import EventFiles, open_trackers, require_trackers
+
+
+def events(folder) -> list:
+    """Return the records of all event files, in the order in which TensorBoard reads them."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    found = []
+    for path in sorted(folder.glob("events.out.tfevents.*")):
+        content = path.read_bytes()
+        while content:  # length u64, checksum u32, the record, checksum u32
+            (length,) = struct.unpack("<Q", content[:8])
+            found.append(Event.FromString(content[12 : 12 + length]))
+            content = content[16 + length :]
+    return found
+
+
+def scalars(folder) -> list[tuple[str, int, float]]:
+    return [(value.tag, event.step, value.simple_value) for event in events(folder) for value in event.summary.value]
+
+
+def test_rows_become_scalars_and_a_resumed_run_discards_the_rows_that_it_repeats(tmp_path):
+    folder = RunFolder(tmp_path)
+    first = EventFiles(folder, first_step=0)
+    first.write({"step": 2, "loss": 0.5, "val/raw/mAP": 0.25})
+    assert scalars(tmp_path / "tensorboard") == [("loss", 2, 0.5), ("val/raw/mAP", 2, 0.25)], "live, before the end"
+    first.write({"step": 4, "loss": 0.125})
+    first.close()
+    second = EventFiles(folder, first_step=2)
+    second.write({"step": 4, "loss": 0.0625})
+    second.close()
+    assert scalars(tmp_path / "tensorboard")[2:] == [("loss", 4, 0.125), ("loss", 4, 0.0625)]
+    marks = [event.step for event in events(tmp_path / "tensorboard") if event.HasField("session_log")]
+    assert marks == [3], "TensorBoard discards earlier events from step 3 on"
+
+
+@pytest.mark.parametrize("link", ["tensorboard", "tensorboard/events"])
+def test_events_are_not_written_through_a_link(tmp_path, precious, refusal, link):
+    (tmp_path / link).parent.mkdir(exist_ok=True)
+    (tmp_path / link).symlink_to(precious.parent)
+    assert f"{tmp_path}/{link} is a link out of the run folder" in refusal(EventFiles, RunFolder(tmp_path), 0)
+
+
+def test_an_object_store_gets_the_whole_file(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.is_local = False
+    (tmp_path / "tensorboard").mkdir()  # an object needs no folder
+    tracker = EventFiles(folder, first_step=0)
+    tracker.write({"step": 1, "loss": 0.5})
+    folder.uploads.send()
+    assert scalars(epath.Path(tmp_path) / "tensorboard") == [("loss", 1, 0.5)]
+    tracker.write({"step": 2, "loss": 0.25})
+    folder.uploads.close()
+    tracker.close()
+    assert scalars(epath.Path(tmp_path) / "tensorboard") == [("loss", 1, 0.5), ("loss", 2, 0.25)]
+
+
+class FakeWandb:
+    def __init__(self):
+        self.started, self.logged, self.finished = [], [], 0
+        self.id = "abc123"
+
+    def init(self, **given):
+        self.started.append(given)
+        return self
+
+    def log(self, row, step):
+        self.logged.append((step, row))
+
+    def finish(self):
+        self.finished += 1
+
+
+def test_weights_and_biases_resumes_its_run(tmp_path, monkeypatch):
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    config = default_config()
+    config.log.tensorboard, config.log.wandb = False, "images"
+    folder = RunFolder(tmp_path / "a")
+    for _ in range(2):
+        (tracker,) = open_trackers(folder, config, 0)
+        tracker.write({"step": 3, "loss": 0.5})
+        tracker.close()
+    assert [given["id"] for given in fake.started] == [None, "abc123"]
+    assert fake.started[0]["project"] == "images"
+    assert fake.started[0]["name"] == "a"
+    assert fake.started[0]["config"]["seed"] == 0
+    assert fake.logged == [(3, {"loss": 0.5})] * 2
+    assert fake.finished == 2
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_tracker_without_its_package_is_refused(name, monkeypatch, refusal):
+    monkeypatch.setitem(sys.modules, name, None)
+    config = default_config()
+    require_trackers(config)
+    config.log[name] = "images"
+    assert refusal(require_trackers, config).startswith(f"log.{name}=images needs ")
+
+
+def test_the_config_names_the_trackers(tmp_path):
+    config = default_config()
+    config.log.tensorboard = False
+    assert open_trackers(RunFolder(tmp_path), config, 0) == []
+    (tracker,) = open_trackers(RunFolder(tmp_path), default_config(), 7)
+    assert isinstance(tracker, EventFiles)
+    tracker.close()
