@@ -22,8 +22,8 @@ from benchmarks.photographs import Benchmark, method_config, run
 from mlmoe_jax.apps.cli.large_pages import use_large_pages
 from mlmoe_jax.config import default_config
 from mlmoe_jax.evaluation import fit_calibration, fit_thresholds
-from mlmoe_jax.evaluation.metrics import calibration
-from mlmoe_jax.evaluation.metrics.groups import Entries
+from mlmoe_jax.evaluation.metrics import reliability
+from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.runs.thresholds import Thresholds
 
@@ -55,8 +55,8 @@ def halves(scored: SplitScores, count: int) -> Iterator[tuple[SplitScores, Split
 
 
 def arrays(scored: SplitScores) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    label, mask = scored.targets("negative")
-    return scored.scores, label == 1, mask != 0
+    entries = scored.entries("negative")
+    return entries.scores, entries.positive, entries.valid
 
 
 def calibration_errors(scored: SplitScores, count: int) -> dict[str, dict[str, float]]:
@@ -70,9 +70,9 @@ def calibration_errors(scored: SplitScores, count: int) -> dict[str, dict[str, f
             stored = Thresholds({}, calibration={"split": "half", "operating_point": False, "labels": labels})
             corrected[method] = stored.correct(raw, names)
         for method, scores in corrected.items():
-            values.setdefault(method, []).append(calibration.measure(Entries(scores, positive, valid)))
+            values.setdefault(method, []).append(reliability.measure(Entries(scores, positive, valid)))
         drawn = np.random.default_rng(seed).random(raw.shape) < corrected["platt"]
-        values.setdefault("limit", []).append(calibration.measure(Entries(corrected["platt"], drawn, valid)))
+        values.setdefault("limit", []).append(reliability.measure(Entries(corrected["platt"], drawn, valid)))
     return {
         method: {name: float(np.mean([one[name] for one in rows])) for name in rows[0]}
         for method, rows in values.items()

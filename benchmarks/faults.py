@@ -174,7 +174,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "starts.json is a number": _text("starts.json", b"5"),
     "results.json is a list": _text("results.json", b"[]"),
     "thresholds.json is a number": _text("thresholds.json", b"5"),
-    "truncated scores.npz": lambda run: os.truncate(run / "scores.npz", 100),
+    "truncated scores": lambda run: os.truncate(run / "scores" / "test.npz", 100),
     "partial files of a killed process": _text(".results.json.tmp", b"{"),
 }
 QUICK_DAMAGE = 3

@@ -179,7 +179,11 @@ def fit(images: Images, penalty: float) -> tuple[np.ndarray, np.ndarray]:
         probe = fit_logistic(images.features, images.codes)
         return probe.kernel, probe.bias
     rotation = rotate(images.features)
-    search = Search(rotation.values, *targets(images.codes, "negative"), np.full(len(images.codes), -1))
+    search = Search(
+        rotation.values,
+        *(flags.astype(np.float32) for flags in targets(images.codes, "negative")),
+        np.full(len(images.codes), -1),
+    )
     point = search.solve(penalty, search.start(), EXACT)
     kernel = rotation.axes @ point.weights[:, :, -1]
     return kernel, point.biases[:, -1] - rotation.mean @ kernel

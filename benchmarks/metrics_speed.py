@@ -14,7 +14,7 @@ import tracemalloc
 
 import numpy as np
 
-from mlmoe_jax.evaluation.metrics import calibration, groups, multilabel
+from mlmoe_jax.evaluation.metrics import metric_groups, multilabel, reliability
 
 
 def made_up(images: int, classes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -34,8 +34,8 @@ def calls(scores: np.ndarray, labels: np.ndarray, mask: np.ndarray) -> dict:
         "micro_average_precision": lambda: multilabel.micro_average_precision(scores, labels, mask=mask),
         "map_at_k, k = 3": lambda: multilabel.map_at_k(scores, labels, 3, mask=mask),
         "precision_recall_f1": lambda: multilabel.precision_recall_f1(scores >= 0.5, labels, mask=mask),
-        "reliability": lambda: calibration.reliability(scores, labels, mask=mask),
-        "evaluate_scores, 2 thresholds": lambda: groups.evaluate_scores(scores, labels, mask, thresholds),
+        "reliability": lambda: reliability.reliability(scores, labels, mask=mask),
+        "evaluate_scores, 2 thresholds": lambda: metric_groups.evaluate_scores(scores, labels, mask, thresholds),
     }
 
 

@@ -167,8 +167,8 @@ def tuned(method: str, benchmark: Benchmark, folder: Path, columns: np.ndarray) 
 
 def measure(scored: SplitScores) -> WeightedMetrics:
     """Return the metrics of a split, as functions of the weights of its images."""
-    label, mask = scored.targets("negative")
-    return WeightedMetrics(scored.scores, label, mask, THRESHOLD)
+    entries = scored.entries("negative")
+    return WeightedMetrics(entries.scores, entries.positive, entries.valid, THRESHOLD)
 
 
 def frequent(root: str) -> np.ndarray:
@@ -188,7 +188,7 @@ def compare(method: str, benchmark: Benchmark, columns: np.ndarray) -> dict:
         config = method_config(method, benchmark, rate=rate, epochs=epochs, seed=seed)
         place = folder / f"rate={rate:g},epochs={epochs},seed={seed}"
         scores.append(run(config, place).with_labels(columns))
-        results = json.loads((place / "results.json").read_text())["val"]
+        results = json.loads((place / "results.json").read_text())["val"]["metrics"]
         gaps.append([results.get(name, float("nan")) for name in GAPS])
         seconds.append(json.loads((place / TIMES).read_text())["cpu_seconds"])
     whole = np.ones((len(scores[0]), 1), np.float32)

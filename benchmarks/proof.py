@@ -201,7 +201,7 @@ def _digits_command(setup: Setup, seconds: float) -> list[str]:
 
 def _read_digits(setup: Setup, output: str, code: int) -> Outcome:
     splits = json.loads((setup.out / "digits" / "results.json").read_text())
-    rows = {name: 100 * metrics["mAP"] for name, metrics in splits.items()}
+    rows = {name: 100 * entry["metrics"]["mAP"] for name, entry in splits.items()}
     table = harness.table("mAP in percent", tuple(rows), [[f"{value:.2f}" for value in rows.values()]])
     if setup.short:
         return Outcome("measured", f"test mAP {rows['test']:.2f} after one epoch, which has no bound", table, rows)

@@ -134,7 +134,9 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, dict[str,
 def evaluate(
     workdir: str | os.PathLike, overrides: Mapping[str, Any] | None = None, *, checkpoint: str = "best"
 ) -> dict[str, dict[str, float]]:
-    """Evaluate the trained model of a run folder on its test splits, as `--mode=eval` does; the results are in `eval/`.
+    """Evaluate the trained model of a run folder on its test splits, as `--mode=eval` does.
+
+    The results are written to the run folder, and replace those of the same splits.
 
     Args:
       workdir: the run folder.

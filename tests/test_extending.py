@@ -146,7 +146,7 @@ def test_the_additions_train_save_restore_and_predict(extended):
         key, _, value = setting.removeprefix("--config.").partition("=")
         assert format_value(kept[key]) == value, "the run used what the page adds"
     assert (run / "labels.txt").read_text().split() == ["even", "prime", "square", "loop"]
-    assert 0 <= json.loads((run / "results.json").read_text())["test"]["subset_accuracy@0.5"] <= 1
+    assert 0 <= json.loads((run / "results.json").read_text())["test"]["metrics"]["subset_accuracy@0.5"] <= 1
     assert {"model.bin", "model.json", "load.py", "README.md"} == {
         path.name for path in (extended / "exported").iterdir()
     }

@@ -143,7 +143,7 @@ def test_the_path_of_the_page_leads_from_wrong_labels_to_integers(tmp_path, tmp_
 
     assert len(found & wrong) >= 8
     corrected, columns = tmp_path / "runs" / "corrected", sorted(SHAPES)
-    with np.load(corrected / "scores.npz") as stored:
+    with np.load(corrected / "scores" / "out_of_fold.npz") as stored:
         trained_on = {int(Path(name).stem): codes for name, codes in zip(stored["ids"], stored["labels"], strict=True)}
     differ = {
         number for number, codes in trained_on.items() if {columns[k] for k in codes.nonzero()[0]} != labels_of(number)

@@ -143,7 +143,7 @@ def test_digits_are_compared_with_the_table_of_the_readme(setup):
     assert f"| {known:.2f} ±" in text
     (setup.out / "digits").mkdir()
     for ours, verdict in ((known - 0.9, "passed"), (known - 1.1, "failed")):
-        (setup.out / "digits" / "results.json").write_text(json.dumps({"test": {"mAP": ours / 100}}))
+        (setup.out / "digits" / "results.json").write_text(json.dumps({"test": {"metrics": {"mAP": ours / 100}}}))
         assert proof._read_digits(replace(setup, short=False), "", 0).verdict == verdict
 
 

@@ -73,7 +73,14 @@ READ = (
         "metrics.jsonl",
         "results.json",
     ),
-    *("per_class.csv", "cooccurrence.csv", "scores.npz", "starts.json", "samples/index.json", "samples/explained.npz"),
+    *(
+        "per_class.csv",
+        "cooccurrence.csv",
+        "scores/test.npz",
+        "starts.json",
+        "samples/index.json",
+        "samples/explained.npz",
+    ),
 )
 
 

@@ -7,7 +7,7 @@ hard to see. Codes are stored as i8[N,K] for N images and K labels.
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Bool, Float32, Integer
+from jaxtyping import Bool, Integer
 
 NEGATIVE, POSITIVE, UNKNOWN, DIFFICULT = 0, 1, -1, 2
 FEW_POSITIVES = 10  # with fewer, the metrics of a label are rough
@@ -25,21 +25,21 @@ def has_positive(labels: Integer[np.ndarray, "n k"], difficult: str = "negative"
 
 
 def targets(
-    labels: Integer[np.ndarray, "*rows"], difficult: str
-) -> tuple[Float32[np.ndarray, "*rows"], Float32[np.ndarray, "*rows"]]:
-    """Convert label codes to (label, label_mask).
+    codes: Integer[np.ndarray, "*rows"], difficult: str
+) -> tuple[Bool[np.ndarray, "*rows"], Bool[np.ndarray, "*rows"]]:
+    """Return which labels are present, and which are valid.
 
     Args:
-      labels: label codes.
+      codes: label codes.
       difficult: the treatment of DIFFICULT: `negative`, `ignore` or `positive`.
     """
-    positive = labels == POSITIVE
-    known = labels != UNKNOWN
+    positive = codes == POSITIVE
+    valid = codes != UNKNOWN
     if difficult == "positive":
-        positive |= labels == DIFFICULT
+        positive |= codes == DIFFICULT
     elif difficult == "ignore":
-        known &= labels != DIFFICULT
-    return positive.astype(np.float32), known.astype(np.float32)
+        valid &= codes != DIFFICULT
+    return positive, valid
 
 
 def few_positives(labels: Integer[np.ndarray, "n k"]) -> str:

@@ -59,7 +59,8 @@ class _Examples(grain.transforms.MapWithIndex):
         mask = np.float32(arrays is not None)
         example = {**(arrays or self.no_input), "mask": mask, "id": np.int32(row)}
         if self.labels:
-            example["label"], example["label_mask"] = targets(codes, self.difficult)
+            positive, valid = targets(codes, self.difficult)
+            example["label"], example["label_mask"] = positive.astype(np.float32), valid.astype(np.float32)
         return example
 
     def _input(self, row: int, random: np.random.Generator) -> Batch | None:

@@ -25,9 +25,8 @@ from scipy.special import expit
 from mlmoe_jax.data.split import number_groups
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.fit_thresholds import warn_if_trained_on
-from mlmoe_jax.evaluation.metrics import calibration as metrics
-from mlmoe_jax.evaluation.metrics.groups import Entries
-from mlmoe_jax.evaluation.metrics.ranking import check_inputs
+from mlmoe_jax.evaluation.metrics import reliability as metrics
+from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.models.calibration import logits_of
 from mlmoe_jax.runs.thresholds import Thresholds
@@ -49,7 +48,8 @@ def fit_split(table: SplitScores, names: Sequence[str], config: ConfigDict) -> d
     """
     warn_if_trained_on(table, config)
     settings, table = config.calibration, table.readable()
-    scores, positive, valid = check_inputs(table.scores, *table.targets(config.data.difficult_eval))
+    entries = table.entries(config.data.difficult_eval)
+    scores, positive, valid = entries.scores, entries.positive, entries.valid
     present, group = int((positive & valid).sum()), number_groups(table.groups, len(table))
     if len(table) < LEAST_IMAGES or present < LEAST_POSITIVES or not group.any():
         images = f"{len(table)} images {'with scores' if group.any() else 'of one group'}"

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.multilabel import precision_recall_f1
-from mlmoe_jax.evaluation.metrics.thresholds import fit, least_to_bound
+from mlmoe_jax.evaluation.metrics.threshold_search import fit, least_to_bound
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD, SplitScores
 from mlmoe_jax.runs.thresholds import Thresholds
 from mlmoe_jax.runtime.progress import status
@@ -52,15 +52,16 @@ def fit_split(table: SplitScores, names: Sequence[str], config: ConfigDict) -> T
     settings, fixed = config.thresholds, config.eval.threshold
     warn_if_trained_on(table, config)
     table = table.readable()
-    label, mask = table.targets(config.data.difficult_eval)
+    entries = table.entries(config.data.difficult_eval)
+    label, mask = entries.positive, entries.valid
     level = {settings.goal: settings[settings.goal]} if settings.goal != "f1" else {}
     goal, least, bounded = {"goal": settings.goal, **level}, LEAST_POSITIVES, settings.goal == "miss_rate"
     if bounded:
         least = max(least, least_to_bound(settings.miss_rate))
-        require_enough(table, (label == 1) & (mask != 0), settings.miss_rate)
+        require_enough(table, label & mask, settings.miss_rate)
     thresholds, few = fit(table.scores, label, mask=mask, per=settings.per, **goal), np.zeros(len(names), bool)
     if settings.per == "class":
-        few = ((label == 1) & (mask != 0)).sum(axis=0) < least
+        few = (label & mask).sum(axis=0) < least
     if few.any():
         pool = few if bounded else np.ones_like(few)
         shared = fit(table.scores[:, pool], label[:, pool], mask=mask[:, pool], per="global", **goal)[0]

@@ -1,38 +1,45 @@
-"""Results of evaluations in a run folder: the scores of all images, and the metrics of each split.
+"""The results of a run folder: the metrics and the scores of each evaluated split.
 
-Training writes its files to the folder itself, `--mode=eval` to `eval/`. The files of the training take precedence for
-a split that has both. Shape letters: N images, K labels.
+`results.json` maps each split to its entry:
+
+    {"test": {"scores": "scores/test.npz", "settings": {…}, "metrics": {"mAP": 0.81, …}, "finished": true}, …}
+
+Training and `--mode=eval` both write entries, and a later evaluation replaces the entry of its split. The same holds
+for the rows of a split in `per_class.csv`, `cooccurrence.csv` and `skipped_images.csv`. This module is the only one
+that reads or writes these files. Shape letters: N images, K labels.
 """
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.label_codes import targets
 from mlmoe_jax.data.label_tree import LabelTree
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.models.consistency import Consistency
-from mlmoe_jax.runs.folder import CONFIG, LABELS, RESULTS, SCORES, RunFolder, read_config
+from mlmoe_jax.runs.folder import LABELS, RESULTS, SCORES, RunFolder, training_finished
+from mlmoe_jax.runtime.formats import read_rows
 
 if TYPE_CHECKING:
     from mlmoe_jax.data.pipeline import SkippedImages
 
-EVALUATED = "eval/"  # the folder of --mode=eval
 FALL = "mAP_fall_from_test"  # metric of test_shift: mAP on test minus mAP on test_shift
 OUT_OF_FOLD = "out_of_fold"  # the training images with scores of fits without the image (train.fit=logistic)
-PREFIXES = ("", EVALUATED)  # in order of precedence
 _CODES = (-1, 0, 1, 2)  # codes of data.split: unknown, negative, positive, difficult
 
 Results = dict[str, dict[str, float]]  # split -> metric -> value, as fractions
 
 
+# ------------------------------------------------------------------------------------------------------------- scores
 @dataclass(frozen=True)
 class SplitScores:
     """One split with its scores, computed or read from a run folder.
@@ -43,9 +50,6 @@ class SplitScores:
       codes: i8[N,K] of data.split.
       groups: str[N], see `Split.groups`; None without groups.
       source: the split of the data set; None for the scores of a run folder, and for a part of the images or labels.
-      shares: gate -> f32[N,K], the weight of each label's gate on shared experts (f32[1,K] for static gates); only
-        after scoring.
-      prefix: the entry of PREFIXES below which the scores were read.
     """
 
     name: str
@@ -54,14 +58,12 @@ class SplitScores:
     codes: np.ndarray
     groups: np.ndarray | None = None
     source: Split | None = None
-    shares: Mapping[str, np.ndarray] = field(default_factory=dict)
-    prefix: str = ""
 
     @classmethod
-    def of(cls, split: Split, scores: np.ndarray, shares: Mapping[str, np.ndarray] | None = None) -> SplitScores:
+    def of(cls, split: Split, scores: np.ndarray) -> SplitScores:
         """Return a split with its scores f32[N,K]."""
         groups = None if split.groups is None else np.asarray(split.groups, dtype=str)
-        return cls(split.name, np.asarray(split.ids, dtype=str), scores, split.labels, groups, split, shares or {})
+        return cls(split.name, np.asarray(split.ids, dtype=str), scores, split.labels, groups, split)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -85,37 +87,134 @@ class SplitScores:
     def take(self, rows: np.ndarray) -> SplitScores:
         """Return the images `rows`, bool[N] or i64[n], in this order."""
         groups = None if self.groups is None else self.groups[rows]
-        return SplitScores(self.name, self.ids[rows], self.scores[rows], self.codes[rows], groups, prefix=self.prefix)
+        return SplitScores(self.name, self.ids[rows], self.scores[rows], self.codes[rows], groups)
 
     def with_labels(self, columns: np.ndarray) -> SplitScores:
         """Return the labels `columns`, i64[k], in this order."""
-        return replace(self, scores=self.scores[:, columns], codes=self.codes[:, columns], source=None, shares={})
+        return replace(self, scores=self.scores[:, columns], codes=self.codes[:, columns], source=None)
 
-    def targets(self, difficult: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return (label, mask), both f32[N,K]; `difficult` as in `data.label_codes.targets`."""
-        return targets(self.codes, difficult)
+    def entries(self, difficult: str) -> Entries:
+        """Return the scores of readable images with the truth; `difficult` as in `data.label_codes.targets`."""
+        return Entries.of(self.scores, self.codes, difficult)
 
 
-def metric_scores(scored: SplitScores, tree: LabelTree, config: ConfigDict) -> SplitScores:
-    """Return the scores of which metrics are computed: in agreement with a tree at `config.eval.threshold`, or raw."""
-    if not (tree and config.eval.consistent):
+# ----------------------------------------------------------------------------------------------------------- settings
+@dataclass(frozen=True)
+class MetricSettings:
+    """The settings on which the metrics of a split depend. They are stored with the metrics.
+
+    Attributes:
+      threshold: `eval.threshold`.
+      consistent: `eval.consistent`.
+      difficult: `data.difficult_eval`.
+      preset: `metrics.preset`.
+    """
+
+    threshold: float
+    consistent: bool
+    difficult: str
+    preset: str
+
+    @classmethod
+    def of(cls, config: ConfigDict) -> MetricSettings:
+        """Return the settings of a config."""
+        return cls(
+            threshold=config.eval.threshold,
+            consistent=config.eval.consistent,
+            difficult=config.data.difficult_eval,
+            preset=config.metrics.preset,
+        )
+
+
+def metric_scores(scored: SplitScores, tree: LabelTree, settings: MetricSettings) -> SplitScores:
+    """Return the scores of which metrics are computed.
+
+    They are the raw scores, or with `settings.consistent` those that agree with a tree of labels at the threshold.
+    """
+    if not (tree and settings.consistent):
         return scored
-    consistency = Consistency.of(tree, config.eval.threshold, scored.scores.shape[1])
+    consistency = Consistency.of(tree, settings.threshold, scored.scores.shape[1])
     return replace(scored, scores=consistency(scored.scores))
 
 
-def read_scores(folder: RunFolder) -> dict[str, SplitScores]:
-    """Return all splits that have scores, by name; scores of the training take precedence over --mode=eval.
+# ------------------------------------------------------------------------------------------------------------ reading
+@dataclass(frozen=True)
+class SplitResult:
+    """The entry of a split in results.json.
 
-    Raises UserError if there are none, or if a file is damaged.
+    Attributes:
+      metrics: name -> fraction; nan if a metric is undefined.
+      settings: the settings of the metrics.
+      scores: the file of the scores in the run folder; "" in a shared model, which has none.
+      finished: whether the training was finished when the split was evaluated.
     """
-    files = [_read_file(folder, prefix) for prefix in _present(folder, SCORES)]
-    return files[0] | {split: scores for file in files[1:] for split, scores in file.items() if split not in files[0]}
+
+    metrics: dict[str, float]
+    settings: MetricSettings
+    scores: str
+    finished: bool
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "scores": self.scores,
+            "settings": asdict(self.settings),
+            "metrics": self.metrics,
+            "finished": self.finished,
+        }
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> SplitResult:
+        """Read an entry. Raises an error of any type if it is damaged."""
+        metrics = {name: math.nan if value is None else float(value) for name, value in entry["metrics"].items()}
+        return cls(metrics, MetricSettings(**entry["settings"]), str(entry["scores"]), bool(entry["finished"]))
 
 
-def read_settings(folder: RunFolder, prefix: str) -> ConfigDict:
-    """Return the config of the files below a prefix: the config of the run, or of an evaluation."""
-    return read_config(folder, f"{prefix}{CONFIG}")
+def read_split_results(folder: RunFolder) -> dict[str, SplitResult]:
+    """Return the entries of results.json by split. Raises UserError if the file is missing or damaged."""
+    folder.require()
+    if not (folder / RESULTS).exists():
+        raise UserError(f"{folder} has no {RESULTS}; run --mode=eval --workdir={folder}, or let its training finish")
+    return _stored(folder)
+
+
+def _stored(folder: RunFolder) -> dict[str, SplitResult]:
+    """Return the entries of results.json by split, {} without the file."""
+    if not (folder / RESULTS).exists():
+        return {}
+    with folder.reading(RESULTS):
+        return {split: SplitResult.from_json(entry) for split, entry in folder.read_json(RESULTS).items()}
+
+
+def read_results(folder: RunFolder) -> Results:
+    """Return split -> metric -> fraction. Raises UserError if there are no results, or if the file is damaged."""
+    return {split: entry.metrics for split, entry in read_split_results(folder).items()}
+
+
+def training_results(folder: RunFolder) -> Results | None:
+    """Return the results of a run as `read_results` does; None if its training is not finished."""
+    return read_results(folder) if training_finished(folder) else None
+
+
+def read_scores(folder: RunFolder) -> dict[str, SplitScores]:
+    """Return the scores of all evaluated splits by name. Raises UserError if there are none, or a file is damaged."""
+    entries = {split: entry for split, entry in read_split_results(folder).items() if entry.scores}
+    if not entries:
+        raise UserError(f"{folder} has results, but no scores of images; run --mode=eval on the run folder itself")
+    labels = len(read_labels(folder))
+    return {split: _read_file(folder, entry.scores, split, labels) for split, entry in entries.items()}
+
+
+def _read_file(folder: RunFolder, name: str, split: str, labels: int) -> SplitScores:
+    with folder.reading(name):
+        stored = folder.read_npz(name)
+        ids, scores, codes, groups = stored["ids"], stored["scores"], stored["labels"], stored.get("groups")
+        fit = scores.shape == codes.shape == (len(ids), labels) and ids.shape == (len(ids),)
+        fit = fit and (groups is None or groups.shape == ids.shape)
+        # nan is an image that could not be read
+        if not fit or not np.isin(codes, _CODES).all() or ((scores < 0) | (scores > 1)).any():
+            raise ValueError(f"its arrays do not fit the {labels} labels of {LABELS}, or have impossible values")
+        groups = None if groups is None else groups.astype(str)
+        return SplitScores(split, ids.astype(str), scores.astype(np.float32, copy=False), codes, groups)
 
 
 def require_split(folder: RunFolder, splits: dict[str, SplitScores], name: str) -> SplitScores:
@@ -128,77 +227,58 @@ def require_split(folder: RunFolder, splits: dict[str, SplitScores], name: str) 
     return splits[name]
 
 
-def read_results(folder: RunFolder) -> Results:
-    """Return split -> metric -> fraction, nan if a metric is undefined; precedence as in `read_scores`.
-
-    The fall of mAP from another split is left out if it refers to other results of that split than the returned ones.
-    Raises UserError if there are no results, or if a file is damaged.
-    """
-    results: Results = {}
-    for prefix in _present(folder, RESULTS):
-        own = _results_in(folder, f"{prefix}{RESULTS}")
-        for split, metrics in own.items():
-            results.setdefault(split, metrics)
-            if FALL in metrics and results.get("test") != own.get("test"):
-                results[split] = {name: value for name, value in results[split].items() if name != FALL}
-    return results
-
-
-def hidden_evaluations(folder: RunFolder) -> dict[str, str]:
-    """Return split -> a sentence, for splits whose results differ between --mode=eval and the training."""
-    both = [f"{prefix}{RESULTS}" for prefix in PREFIXES]
-    if not all((folder / name).exists() for name in both):
-        return {}
-    ours, later = (_results_in(folder, name) for name in both)
-    note = "results of the training; eval/ has another evaluation, which is not shown"
-    return {split: f"{split}: {note}" for split in ours if split in later and ours[split] != later[split]}
-
-
-def result_sources(folder: RunFolder) -> dict[str, str]:
-    """Return split -> the prefix of the file from which `read_results` takes its metrics."""
-    prefixes = reversed(_present(folder, RESULTS))
-    return {split: prefix for prefix in prefixes for split in _results_in(folder, f"{prefix}{RESULTS}")}
-
-
-def training_results(folder: RunFolder) -> Results | None:
-    """Return the results of a training, as `read_results` does; None if the training is not finished."""
-    return _results_in(folder, RESULTS) if (folder / RESULTS).exists() else None
-
-
-def _results_in(folder: RunFolder, name: str) -> Results:
-    with folder.reading(name):
-        stored = folder.read_json(name)
-        return {
-            split: {key: math.nan if value is None else float(value) for key, value in metrics.items()}
-            for split, metrics in stored.items()
-        }
-
-
 def read_labels(folder: RunFolder) -> tuple[str, ...]:
     """Return the names of a run's labels in their order; UserError if the folder has none."""
     folder.require(LABELS)
     return tuple(folder.read_text(LABELS).removesuffix("\n").split("\n"))
 
 
-def _present(folder: RunFolder, name: str) -> list[str]:
-    """Return the prefixes under which a file exists; UserError if there are none."""
-    folder.require()
-    if not (prefixes := [prefix for prefix in PREFIXES if (folder / f"{prefix}{name}").exists()]):
-        raise UserError(f"{folder} has no {name}; run --mode=eval --workdir={folder}, or let its training finish")
-    return prefixes
+# ------------------------------------------------------------------------------------------------------------ writing
+def write_scores(folder: RunFolder, scored: SplitScores) -> str:
+    """Write the scores of a split, and return the name of the file."""
+    name = f"{SCORES}/{quote(scored.name, safe=' ')}.npz"  # the name of a split may have a slash
+    groups = {} if scored.groups is None else {"groups": scored.groups}
+    folder.write_npz(name, ids=scored.ids, scores=scored.scores, labels=scored.codes, **groups)
+    return name
 
 
-def _read_file(folder: RunFolder, prefix: str) -> dict[str, SplitScores]:
-    name, labels = f"{prefix}{SCORES}", len(read_labels(folder))
-    with folder.reading(name):
-        stored = folder.read_npz(name)
-        ids, scores, codes, split_names = (stored[key] for key in ("ids", "scores", "labels", "split"))
-        groups = stored["groups"].astype(str) if "groups" in stored else None
-        texts = [ids, split_names, *([] if groups is None else [groups])]
-        fit = scores.shape == codes.shape == (len(ids), labels) and all(text.shape == (len(ids),) for text in texts)
-        # nan is an image that could not be read
-        if not fit or not np.isin(codes, _CODES).all() or ((scores < 0) | (scores > 1)).any():
-            raise ValueError(f"its arrays do not fit the {labels} labels of {LABELS}, or have impossible values")
-        whole = SplitScores("", ids.astype(str), scores.astype(np.float32, copy=False), codes, groups, prefix=prefix)
-        splits = dict.fromkeys(split_names.astype(str).tolist())
-        return {split: replace(whole.take(split_names == split), name=split) for split in splits}
+def write_split_results(folder: RunFolder, entries: Mapping[str, SplitResult], *, keep_others: bool) -> None:
+    """Write entries of results.json.
+
+    The drop of mAP from `test` is left out of an entry that is kept if the evaluation of `test` is replaced.
+
+    Args:
+      folder: the run folder.
+      entries: the new entries by split.
+      keep_others: whether the entries of other splits stay. The end of a training replaces all entries.
+    """
+    kept = _stored(folder) if keep_others else {}
+    if "test" in entries and "test_shift" in kept:
+        shift = kept["test_shift"]
+        metrics = {name: value for name, value in shift.metrics.items() if name != FALL}
+        kept["test_shift"] = replace(shift, metrics=metrics)
+    folder.write_json(RESULTS, {split: entry.as_json() for split, entry in {**kept, **entries}.items()})
+
+
+def write_rows(
+    folder: RunFolder, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], replaced: Iterable[str] | None
+) -> None:
+    """Write rows of a CSV file whose first column is `split`, or remove the file if no row is left.
+
+    Args:
+      folder: the run folder.
+      name: the name of the file.
+      columns: the names of the columns.
+      rows: the new rows.
+      replaced: the splits whose rows are replaced; None: all splits.
+    """
+    kept = []
+    if replaced is not None and (folder / name).exists():
+        splits = set(replaced)
+        with folder.reading(name):
+            stored = read_rows(io.StringIO(folder.read_text(name), newline=""))
+            kept = [[row[column] for column in columns] for row in stored if row["split"] not in splits]
+    if kept or rows:
+        folder.write_csv(name, list(columns), [*kept, *rows])
+    else:
+        (folder / name).unlink(missing_ok=True)

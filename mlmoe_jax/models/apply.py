@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
@@ -65,7 +64,6 @@ def make_eval_step(
     label_axes: LabelAxes | None = None,
     *,
     gates: bool = False,
-    shared: Mapping[str, Sequence[int]] | None = None,
 ) -> Callable[[Params, Params, Batch], dict[str, Any]]:
     """Return the step of evaluation and prediction: (values, frozen, batch) -> logits f32[B,K], `id` and `mask`.
 
@@ -77,15 +75,11 @@ def make_eval_step(
       mesh: the mesh.
       label_axes: axes of the values that are sharded by label.
       gates: also return `gates`, name -> f32[B or 1,K,E].
-      shared: gate -> entries of shared experts; also return `shares`, the sum of their weights, gate -> f32[B or 1,K].
     """
 
     def step(values: Params, frozen: Params, batch: Batch) -> dict[str, Any]:
         prediction, _ = apply_model(definition, {**values, **frozen}, batch, preprocess, mesh, label_axes)
         outputs = {"logits": prediction.logits, "id": batch["id"], "mask": batch["mask"]}
-        if shared:
-            weights = {gate: prediction.gates[gate][..., np.array(entries)] for gate, entries in shared.items()}
-            outputs["shares"] = {gate: shared_weights.sum(axis=-1) for gate, shared_weights in weights.items()}
         return {**outputs, "gates": prediction.gates} if gates else outputs
 
     return jax.jit(step, out_shardings=NamedSharding(mesh, REPLICATED))

@@ -62,8 +62,8 @@ class ROLE(ExpectedPositives):
     def learned(self):
         shape, training = table_shape(self), self.training_labels()
         uniform = np.random.default_rng(training.seed).uniform(-SPREAD, SPREAD, shape).astype(np.float32)
-        label, known = targets(training.codes, training.difficult)
-        return {"estimates": np.where(known == 1, np.where(label == 1, KNOWN, -KNOWN), uniform).astype(np.float32)}
+        positive, known = targets(training.codes, training.difficult)
+        return {"estimates": np.where(known, np.where(positive, KNOWN, -KNOWN), uniform).astype(np.float32)}
 
     def __call__(self, logits, examples):
         estimates = examples.values["estimates"]

@@ -2,11 +2,10 @@
 
 A run folder has everything for evaluation, prediction and reports: `config.json`, `labels.txt`, `label_space.npz`,
 `preprocess.json`, `backbone.json`, `thresholds.json`, `metrics.jsonl`, `metrics.csv`, `tensorboard/`, `results.json`,
-`per_class.csv`, `cooccurrence.csv`, `scores.npz`, `gates.npz` if labels are routed over shared and task experts,
-`starts.json`, `checkpoints/`, and `skipped_images.csv` if images could not be read. `--mode=eval` writes its results to
-`eval/`, with the config of the evaluation. A shared model has `adapter.safetensors` instead of checkpoints. Paths are
-etils.epath paths, so a folder can be local or in an object store. Files are replaced atomically: by renaming on local
-disk, and by the object store itself elsewhere.
+`per_class.csv`, `cooccurrence.csv`, `scores/`, `starts.json`, `checkpoints/`, and `skipped_images.csv` if images could
+not be read. `--mode=eval` replaces the results of the splits that it evaluates. A shared model has
+`adapter.safetensors` instead of checkpoints. Paths are etils.epath paths, so a folder can be local or in an object
+store. Files are replaced atomically: by renaming on local disk, and by the object store itself elsewhere.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from mlmoe_jax.runtime.text import quantity
 
 CONFIG, LABELS, LABEL_SPACE, PREPROCESS = "config.json", "labels.txt", "label_space.npz", "preprocess.json"
 BACKBONE, THRESHOLDS, METRICS, RESULTS = "backbone.json", "thresholds.json", "metrics.jsonl", "results.json"
-PER_CLASS, SCORES, CHECKPOINTS, FROZEN = "per_class.csv", "scores.npz", "checkpoints", "frozen.safetensors"
+PER_CLASS, SCORES, CHECKPOINTS, FROZEN = "per_class.csv", "scores", "checkpoints", "frozen.safetensors"
 SKIPPED, TABLE, COOCCURRENCE, STARTS = "skipped_images.csv", "metrics.csv", "cooccurrence.csv", "starts.json"
-GATES, ADAPTER = "gates.npz", "adapter.safetensors"
+ADAPTER = "adapter.safetensors"
 _NAMES = ("data.name", "model.backbone.name", "model.head.kind")  # keys in the config of every run
 SAMPLES, SAMPLE_INDEX, SAMPLE_ARRAYS = "samples", "samples/index.json", "samples/explained.npz"
 
@@ -137,6 +136,14 @@ def stored_config(folder: RunFolder) -> ConfigDict | None:
     """Return the config of the run in a folder; None if no run has started in it."""
     started = (folder / CONFIG).exists() and any((folder / name).exists() for name in (CHECKPOINTS, RESULTS))
     return read_config(folder) if started else None
+
+
+def training_finished(folder: RunFolder) -> bool:
+    """Return whether the training of a run has written its results; an evaluation before its end does not count."""
+    if not (folder / RESULTS).exists():
+        return False
+    with folder.reading(RESULTS):
+        return any(entry["finished"] for entry in folder.read_json(RESULTS).values())
 
 
 def read_label_space(folder: RunFolder) -> LabelSpace:

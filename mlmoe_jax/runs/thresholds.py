@@ -14,7 +14,7 @@ from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.calibration import Calibration, logits_of
 from mlmoe_jax.models.consistency import Consistency
-from mlmoe_jax.runs.folder import RESULTS, THRESHOLDS, RunFolder
+from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder, training_finished
 
 Floats = NDArray[np.float64]
 _NEVER = 1 + 1e-6  # the threshold of a label that is never predicted, above every probability
@@ -145,7 +145,7 @@ def write_fixed(folder: RunFolder, names: Sequence[str], threshold: float) -> No
     Thresholds and a calibration that were fitted before the end of the training are replaced, because the scores have
     changed since.
     """
-    if (folder / RESULTS).exists() and (folder / THRESHOLDS).exists():
+    if training_finished(folder) and (folder / THRESHOLDS).exists():
         present = read_thresholds(folder)
         if (present.source or present.calibration) and set(present.values) == set(names):
             return

@@ -15,7 +15,6 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.sources.open import count_labels
-from mlmoe_jax.evaluation.gate_shares import shared_entries
 from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.runs.assemble import Parts, abstract_parts, evaluated_definition, label_axes_for, preprocess_for
@@ -122,9 +121,7 @@ def build_steps(
         objective=objective,
         learning_rate=jax.jit(learning_rate),
         train_step=train_step,
-        eval_step=make_eval_step(
-            evaluated or parts.definition, preprocess, mesh, label_axes, shared=shared_entries(config)
-        ),
+        eval_step=make_eval_step(evaluated or parts.definition, preprocess, mesh, label_axes),
     )
 
 

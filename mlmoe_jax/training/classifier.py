@@ -14,7 +14,7 @@ from mlmoe_jax.data.features import FeatureTable
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD, SplitScores, read_scores
 from mlmoe_jax.models.calibration import probabilities
-from mlmoe_jax.runs.folder import SCORES
+from mlmoe_jax.runs.folder import training_finished
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import copy_tree
 from mlmoe_jax.training.experiment import Experiment
@@ -45,7 +45,7 @@ def fit_classifier(
 
     Returns the scores of the training images, each by the fit without the image. Every process computes everything.
     """
-    if int(state.step) and (experiment.folder / SCORES).exists():
+    if int(state.step) and training_finished(experiment.folder):
         return read_scores(experiment.folder)[OUT_OF_FOLD]
     config, split = experiment.config, experiment.data.train_split
     features, read = read_features(split.features)

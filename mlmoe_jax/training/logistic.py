@@ -81,7 +81,8 @@ def fit_logistic(
         raise UserError(f"train.fit=logistic needs two {what} or more to choose its penalty, and has {units}")
     rotation = rotate(features)
     fold = stratified_folds(codes, min(FOLDS, units), seed, groups)
-    search = Search(rotation.values, *targets(codes, difficult), fold)
+    positive, valid = targets(codes, difficult)
+    search = Search(rotation.values, positive.astype(np.float32), valid.astype(np.float32), fold)
     losses, best = {}, search.start()
     for point in search.path(losses):
         if losses[point.penalty] == min(losses.values()):

@@ -15,8 +15,9 @@ import mlmoe_jax.config as configuration
 from mlmoe_jax.data.label_codes import few_positives
 from mlmoe_jax.data.sources.open import root_of
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.evaluation.evaluate import Metrics, list_skipped, measure, measure_and_write, score_split
+from mlmoe_jax.evaluation.evaluate import score_split
 from mlmoe_jax.evaluation.fit_thresholds import fit_split, split_to_fit
+from mlmoe_jax.evaluation.measure import Metrics, list_skipped, measure, measure_and_write
 from mlmoe_jax.evaluation.results import Results, SplitScores
 from mlmoe_jax.models.params import Params, parameter_table
 from mlmoe_jax.runs import checkpoint
@@ -210,7 +211,7 @@ def finish(experiment: Experiment, selection: Selection, frozen: Params, outside
         list_skipped(folder, listed)
         if backbone is not None:
             folder.write_bytes("backbone.safetensors", backbone)
-    results = measure_and_write(folder, scored, experiment.data.label_space, config, fitted=fitted)
+    results = measure_and_write(folder, scored, experiment.data.label_space, config, fitted=fitted, ends_training=True)
     if distributed.is_first():
         send_results(folder, config, results)
     distributed.barrier("results")  # from here on, every process may read the results

@@ -27,7 +27,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.evaluation.metrics.groups import selectable_metrics
+from mlmoe_jax.evaluation.metrics.metric_groups import selectable_metrics
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.runtime.registry import suggestion
 

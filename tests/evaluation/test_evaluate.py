@@ -16,20 +16,15 @@ from mlmoe_jax.data.label_tree import LabelTree
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.evaluation import evaluate
-from mlmoe_jax.evaluation.evaluate import (
-    evaluate_run,
-    measure,
-    results_table,
-    score_split,
-    write_results,
-)
-from mlmoe_jax.evaluation.metrics.groups import evaluate_scores
+from mlmoe_jax.evaluation.evaluate import evaluate_run, score_split
+from mlmoe_jax.evaluation.measure import Measured, measure, measure_and_write, results_table, write_measured
+from mlmoe_jax.evaluation.metrics.metric_groups import evaluate_scores
 from mlmoe_jax.evaluation.metrics.multilabel import per_class
-from mlmoe_jax.evaluation.results import SplitScores, read_scores, read_settings
+from mlmoe_jax.evaluation.results import SplitScores, read_scores, read_split_results
 from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.calibration import probabilities
 from mlmoe_jax.runs.assemble import preprocess_for
-from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.folder import RunFolder, training_finished
 from mlmoe_jax.runs.restore import open_run
 from mlmoe_jax.runs.thresholds import Thresholds
 from mlmoe_jax.runtime.sharding import make_mesh
@@ -165,46 +160,50 @@ def test_measure_applies_masks_cuts_and_the_training_frequency():
     config.metrics.preset = "mlgcn"
     both = measured("negative")
     assert both["mlgcn/mAP"] == pytest.approx(ignored["mAP"]), "ML-GCN leaves difficult labels out of the mAP"
-    label, mask = SplitScores.of(split, scores).targets("negative")
-    first = evaluate_scores(scores, label, mask, {}, k=1)
+    entries = SplitScores.of(split, scores).entries("negative")
+    first = evaluate_scores(scores, entries.positive, entries.valid, {}, k=1)
     assert first["OP@top1"] == 2 / 4, "the unknown b of the third image is not ranked before its a"
 
 
 def test_results_are_written(tmp_path, monkeypatch):
-    folder = RunFolder(tmp_path)
-    scored = {}
+    folder, settings = RunFolder(tmp_path), replace(scored_run.SETTINGS, difficult="ignore")
+    measured = {}
     for seed, (name, rows) in enumerate({"val": 5, "test": 7}.items()):
-        split = make_split(rows, name, seed)
-        scored[name] = SplitScores.of(split, np.random.default_rng(seed).random((rows, 3)))
-    results = {"val": {"mAP": 0.25, "OP@0.5": float("nan")}, "test": {"mAP": 0.5, "OP@0.5": 1.0}}
-    write_results(folder, results, scored, CLASSES, difficult="ignore", prefix="eval/")
-    assert {path.name for path in (tmp_path / "eval").iterdir()} == {"per_class.csv", "results.json", "scores.npz"}
-    assert folder.read_json("eval/results.json")["test"] == results["test"]
+        scored = SplitScores.of(make_split(rows, name, seed), np.random.default_rng(seed).random((rows, 3)))
+        metrics = {"mAP": (1 + seed) / 4, "OP@0.5": 1.0}
+        measured[name] = Measured(scored, scored.entries("ignore"), metrics, [])
+    write_measured(folder, measured, CLASSES, settings)
+    assert {path.name for path in tmp_path.iterdir()} == {"per_class.csv", "results.json", "scores"}
+    assert folder.read_json("results.json")["test"] == {
+        "scores": "scores/test.npz",
+        "settings": {"threshold": 0.5, "consistent": True, "difficult": "ignore", "preset": "none"},
+        "metrics": {"mAP": 0.5, "OP@0.5": 1.0},
+        "finished": False,
+    }
+    for name, item in measured.items():
+        stored = folder.read_npz(f"scores/{name}.npz")
+        assert stored["ids"].tolist() == [f"{name}/{row}" for row in range(len(item.scored))]
+        np.testing.assert_array_equal(stored["scores"], item.scored.scores)
+        np.testing.assert_array_equal(stored["labels"], item.scored.codes)
+        assert set(np.unique(stored["labels"])) == {-1, 0, 1, 2}, "the label codes are stored"
 
-    with np.load(tmp_path / "eval" / "scores.npz", allow_pickle=False) as stored:
-        assert stored["ids"].tolist() == [f"val/{row}" for row in range(5)] + [f"test/{row}" for row in range(7)]
-        assert stored["split"].tolist() == ["val"] * 5 + ["test"] * 7
-        np.testing.assert_array_equal(stored["scores"], np.concatenate([item.scores for item in scored.values()]))
-        labels = np.concatenate([item.codes for item in scored.values()])
-        np.testing.assert_array_equal(stored["labels"], labels)
-        assert set(np.unique(labels)) == {-1, 0, 1, 2}, "the label codes are stored"
-
-    with open(tmp_path / "eval" / "per_class.csv", newline="") as file:
+    with open(tmp_path / "per_class.csv", newline="") as file:
         head, *rows = csv.reader(file)
     assert head == ["split", "label", "positives", "AP", "AP_envelope", "AP_11point", "AUC"]
-    assert [(row[0], row[1]) for row in rows] == [(name, label) for name in scored for label in CLASSES]
+    assert [(row[0], row[1]) for row in rows] == [(name, label) for name in measured for label in CLASSES]
     for split, label, *values in rows:
-        codes, k = scored[split].codes, CLASSES.index(label)
+        codes, k = measured[split].scored.codes, CLASSES.index(label)
         known = (codes == 0) | (codes == 1)
-        expected = per_class(scored[split].scores, codes, mask=known)
+        expected = per_class(measured[split].scored.scores, codes, mask=known)
         numbers = [float(value or "nan") for value in values]
         np.testing.assert_allclose(numbers, [column[k] for column in expected.values()])
 
     order, write_json = [], RunFolder.write_json
     monkeypatch.setattr(RunFolder, "write_json", lambda *of: (order.extend(os.listdir(tmp_path)), write_json(*of)))
-    write_results(folder, results, scored, CLASSES, difficult="negative")
-    assert {"scores.npz", "per_class.csv"} <= set(order), "a run with results.json is finished"
-    assert (tmp_path / "per_class.csv").read_text() != (tmp_path / "eval" / "per_class.csv").read_text()
+    (tmp_path / "per_class.csv").unlink()
+    write_measured(folder, measured, CLASSES, settings, ends_training=True)
+    assert {"scores", "per_class.csv"} <= set(order), "a run with the results of the training is finished"
+    assert training_finished(folder)
 
 
 def test_metrics_are_of_scores_that_agree_with_the_tree_and_raw_scores_are_stored(tmp_path):
@@ -216,7 +215,7 @@ def test_metrics_are_of_scores_that_agree_with_the_tree_and_raw_scores_are_store
     agreeing = replace(raw, scores=raw.scores.copy())
     agreeing.scores[:, 1] = raw.scores[:, :2].max(axis=1)
     folder.write_text("labels.txt", "".join(f"{name}\n" for name in CLASSES))
-    results = evaluate.measure_and_write(folder, {"test": raw}, space, config)["test"]
+    results = measure_and_write(folder, {"test": raw}, space, config)["test"]
     assert results["mAP"] == measure(agreeing, replace(space, tree=LabelTree()), config)["mAP"]
     np.testing.assert_array_equal(read_scores(folder)["test"].scores, raw.scores)
     with open(tmp_path / "per_class.csv", newline="") as file:
@@ -240,8 +239,8 @@ def test_results_include_pairs_of_labels_and_the_drop_without_co_occurrence(tmp_
         codes = np.stack([a, b, np.tile([1, 1, 0, 0], 20)], axis=1).astype(np.int8)
         split = Split(name, CLASSES, codes, [f"{name}/{row}" for row in range(80)], np.zeros((80, 1)))
         scored[name] = SplitScores.of(split, scores)
-    results = evaluate.measure_and_write(folder, scored, space, config)
-    assert folder.read_json("results.json")["test_shift"] == pytest.approx(results["test_shift"])
+    results = measure_and_write(folder, scored, space, config)
+    assert scored_run.stored_metrics(folder)["test_shift"] == pytest.approx(results["test_shift"])
     with open(tmp_path / "cooccurrence.csv", newline="") as file:
         rows = {row["split"]: row for row in csv.DictReader(file)}
     assert [(row["a"], row["b"]) for row in rows.values()] == [("a", "b")] * 2, "only 30 % of the images with b have a"
@@ -250,7 +249,7 @@ def test_results_include_pairs_of_labels_and_the_drop_without_co_occurrence(tmp_
     assert float(rows["test_shift"]["fpr_without_a"]) == 0
     assert results["test_shift"]["mAP_fall_from_test"] == results["test"]["mAP"] - results["test_shift"]["mAP"] > 0
     assert (tmp_path / "cooccurrence.csv").exists()
-    evaluate.measure_and_write(folder, scored, replace(space, together=np.zeros((3, 3), int)), config)
+    measure_and_write(folder, scored, replace(space, together=np.zeros((3, 3), int)), config)
     assert not (tmp_path / "cooccurrence.csv").exists(), "no pair occurs together in this training"
     text = results_table(results).text()
     fall = next(line for line in text.splitlines() if line.startswith("mAP_fall_from_test"))
@@ -258,16 +257,11 @@ def test_results_include_pairs_of_labels_and_the_drop_without_co_occurrence(tmp_
 
 
 def test_groups_are_stored_with_the_scores(tmp_path):
-    table = replace(scored_run.drawn_split("val", 3), groups=np.array(["p", "", "q"]))
-    folder = scored_run.write_run(tmp_path / "run")
-    evaluate.write_results(
-        folder, {}, {"val": table, "test": scored_run.drawn_split("test", 2)}, "abc", difficult="negative"
-    )
+    grouped = replace(scored_run.drawn_split("val", 3), groups=np.array(["p", "", "q"]))
+    folder = scored_run.write_run(tmp_path / "run", grouped, scored_run.drawn_split("test", 2))
     found = read_scores(folder)
     assert found["val"].take(np.array([2, 0])).groups.tolist() == ["q", "p"]
-    assert found["test"].groups.tolist() == ["", ""]
-    evaluate.write_results(folder, {}, {"test": scored_run.drawn_split("test", 2)}, "abc", difficult="negative")
-    assert read_scores(folder)["test"].groups is None
+    assert found["test"].groups is None
 
 
 def test_results_are_shown_in_percent():
@@ -311,9 +305,10 @@ def test_a_run_folder_is_evaluated(config, tmp_path, refusal):
         folder, [("data.test_splits", "val,test"), ("eval.threshold", "0.25"), ("eval.batch_size", "2")]
     )
     assert set(results) == {"val", "test"}
-    assert folder.read_json("eval/results.json").keys() == results.keys()
-    assert read_settings(folder, "eval/").eval.threshold == 0.25
-    assert read_settings(folder, "").eval.threshold == config.eval.threshold == 0.5
+    stored = read_split_results(folder)
+    assert stored.keys() == results.keys()
+    assert (stored["val"].settings.threshold, config.eval.threshold) == (0.25, 0.5)
+    assert not training_finished(folder)
 
     run = open_run(folder)
     assert (run.step, run.notes["kind"], run.label_space.names) == (20, "raw", CLASSES)
@@ -325,8 +320,7 @@ def test_a_run_folder_is_evaluated(config, tmp_path, refusal):
 
     step = make_eval_step(parts.definition, preprocess_for(config), run.mesh)
     expected = score_split(step, {"x": values}, parts.frozen, make_split(6), config, run.mesh)["x"]
-    stored = folder.read_npz("eval/scores.npz")
-    np.testing.assert_allclose(stored["scores"][stored["split"] == "val"], expected.scores, rtol=1e-5)
+    np.testing.assert_allclose(read_scores(folder)["val"].scores, expected.scores, rtol=1e-5)
     run.config.eval.threshold = 0.25
     again = measure(expected, run.label_space, run.config)
     assert results["val"] == pytest.approx(again, nan_ok=True)
@@ -352,12 +346,11 @@ def test_unreadable_images_are_left_out_and_listed(config, tmp_path, monkeypatch
     monkeypatch.setattr(evaluate, "open_split", lambda data, name, **knows: holed)
     assert "cannot read val/0" in refusal(evaluate_run, folder, [("data.test_splits", "val")], error=BadImage)
     results = evaluate_run(folder, [("data.test_splits", "val"), ("data.bad_images", "skip")])
-    assert folder.read_text("eval/skipped_images.csv").splitlines() == [
+    assert folder.read_text("skipped_images.csv").splitlines() == [
         "split,image,why",
         "val,val/0,cannot read val/0 as an image: it is empty",
     ]
-    with np.load(tmp_path / "run" / "eval" / "scores.npz") as stored:
-        np.testing.assert_array_equal(np.isnan(stored["scores"]).all(axis=1), [True] + 5 * [False])
+    np.testing.assert_array_equal(read_scores(folder)["val"].read, [False] + 5 * [True])
     monkeypatch.setattr(evaluate, "open_split", lambda data, name, **knows: whole.take(np.arange(1, 6), "val"))
     assert evaluate_run(folder, [("data.test_splits", "val")]) == results
     monkeypatch.setattr(evaluate, "open_split", lambda data, name, **knows: holed.take(np.array([0]), "val"))

@@ -1,19 +1,30 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers.scored_run import drawn_split, write_run, write_scores
+from helpers.scored_run import SETTINGS, drawn_split, write_results, write_run
 
-from mlmoe_jax.evaluation.results import SplitScores, read_labels, read_results, read_scores, require_split
-from mlmoe_jax.runs.folder import LABELS, RESULTS, SCORES, RunFolder
+from mlmoe_jax.evaluation.results import (
+    FALL,
+    SplitScores,
+    read_labels,
+    read_results,
+    read_scores,
+    read_split_results,
+    require_split,
+    training_results,
+    write_rows,
+)
+from mlmoe_jax.runs.folder import LABELS, PER_CLASS, RESULTS, RunFolder
 
 
 def test_scores_and_results_are_read_back(tmp_path):
     written = {name: drawn_split(name, rows, seed=rows, codes=4) for name, rows in {"val": 5, "test": 7}.items()}
     for table in written.values():
         table.scores[2] = np.nan
-    folder = write_run(tmp_path / "run", *written.values())
-    folder.write_json(RESULTS, {"val": {"mAP": 0.5, "OP@0.5": math.nan}, "test": {}})
+    folder = write_run(tmp_path / "run")
+    write_results(folder, {"val": {"mAP": 0.5, "OP@0.5": math.nan}, "test": {}}, *written.values())
     found = read_scores(folder)
     assert list(found) == ["val", "test"]
     for name, table in found.items():
@@ -24,31 +35,49 @@ def test_scores_and_results_are_read_back(tmp_path):
     assert read_results(folder)["val"] == pytest.approx({"mAP": 0.5, "OP@0.5": math.nan}, nan_ok=True)
 
 
-def test_rows_columns_and_targets():
+def test_rows_columns_and_entries():
     codes = np.array([[1, 0, -1, 2], [0, 1, 2, 1]], np.int8)
     table = SplitScores("val", np.array(["x", "y"]), np.arange(8.0).reshape(2, 4) / 8, codes)
     turned = table.take(np.array([1, 0])).with_labels(np.array([3, 0]))
     assert (turned.name, turned.ids.tolist()) == ("val", ["y", "x"])
     np.testing.assert_array_equal(turned.scores, [[7 / 8, 4 / 8], [3 / 8, 0]])
     np.testing.assert_array_equal(turned.codes, [[1, 0], [2, 1]])
-    label, mask = table.targets("ignore")
-    np.testing.assert_array_equal(label, [[1, 0, 0, 0], [0, 1, 0, 1]])
-    np.testing.assert_array_equal(mask, [[1, 1, 0, 0], [1, 1, 0, 1]])
+    entries = table.entries("ignore")
+    np.testing.assert_array_equal(entries.positive, [[1, 0, 0, 0], [0, 1, 0, 1]])
+    np.testing.assert_array_equal(entries.valid, [[1, 1, 0, 0], [1, 1, 0, 1]])
 
 
-def test_splits_of_a_later_evaluation_are_added(tmp_path):
-    old, new = drawn_split("test", 4), drawn_split("test", 6, seed=1)
-    folder = write_run(tmp_path / "run", old)
-    write_scores(folder, new, drawn_split("other", 3), prefix="eval/")
-    folder.write_json(RESULTS, {"test": {"mAP": 0.25}})
-    folder.write_json(f"eval/{RESULTS}", {"test": {"mAP": 1.0}, "other": {"mAP": 0.75}})
-    found = read_scores(folder)
-    assert {name: len(table) for name, table in found.items()} == {"test": 4, "other": 3}
-    assert read_results(folder) == {"test": {"mAP": 0.25}, "other": {"mAP": 0.75}}
-    (folder / SCORES).unlink()
-    (folder / RESULTS).unlink()
-    assert {name: len(table) for name, table in read_scores(folder).items()} == {"test": 6, "other": 3}
-    assert read_results(folder)["test"] == {"mAP": 1.0}
+def test_a_later_evaluation_replaces_its_splits(tmp_path):
+    folder = write_run(tmp_path / "run")
+    write_results(folder, {"test": {"mAP": 0.25}, "test_shift": {"mAP": 0.5, FALL: -0.25}}, drawn_split("test", 4))
+    later = replace(SETTINGS, threshold=0.25)
+    new, other = drawn_split("test", 6, seed=1), drawn_split("train/a", 3)
+    write_results(folder, {"test": {"mAP": 1.0}}, new, other, settings=later, keep_others=True)
+    assert {name: len(table) for name, table in read_scores(folder).items()} == {"test": 6, "train/a": 3}
+    assert read_results(folder) == {"test": {"mAP": 1.0}, "test_shift": {"mAP": 0.5}, "train/a": {}}
+    results = read_split_results(folder)
+    assert results["test"].settings == later, "settings are stored with the metrics"
+    assert results["test_shift"].settings == SETTINGS
+    write_results(folder, {"val": {"mAP": 0.75}})
+    assert read_results(folder) == {"val": {"mAP": 0.75}}, "a training replaces all results"
+
+
+def test_only_the_results_of_a_training_finish_it(tmp_path):
+    folder = write_run(tmp_path / "run")
+    assert training_results(folder) is None
+    write_results(folder, {"test": {"mAP": 0.25}}, finished=False)
+    assert training_results(folder) is None
+    write_results(folder, {"test": {"mAP": 0.5}})
+    assert training_results(folder) == {"test": {"mAP": 0.5}}
+
+
+def test_rows_of_a_split_are_replaced(tmp_path):
+    folder, columns = write_run(tmp_path / "run"), ["split", "label", "AP"]
+    write_rows(folder, PER_CLASS, columns, [["val", "a", 0.5], ["test", "=b", math.nan]], None)
+    write_rows(folder, PER_CLASS, columns, [["val", "a", 0.25]], ["val"])
+    assert folder.read_text(PER_CLASS).splitlines() == ["split,label,AP", "test,'=b,", "val,a,0.25"]
+    write_rows(folder, PER_CLASS, columns, [], ["test", "val"])
+    assert not (folder / PER_CLASS).exists()
 
 
 def test_one_split_by_name(tmp_path, refusal):
@@ -68,9 +97,12 @@ def test_names_of_labels_are_split_only_at_newlines(tmp_path, refusal):
 
 
 def test_a_folder_without_results(tmp_path, refusal):
-    for read, name in ((read_scores, SCORES), (read_results, RESULTS)):
+    for read in (read_scores, read_results):
         assert "there is no run folder" in refusal(read, RunFolder(tmp_path / "none"))
-        assert f"has no {name}; run --mode=eval --workdir=" in refusal(read, write_run(tmp_path / "run"))
+        assert f"has no {RESULTS}; run --mode=eval --workdir=" in refusal(read, write_run(tmp_path / "run"))
+    shared = write_run(tmp_path / "shared")
+    write_results(shared, {"val": {"mAP": 0.5}})
+    assert "has results, but no scores of images" in refusal(read_scores, shared)
 
 
 WRONG = {
@@ -87,18 +119,23 @@ WRONG = {
 def test_damaged_scores(tmp_path, refusal, what):
     table = drawn_split("val", 4)
     folder = write_run(tmp_path / "run", table)
-    arrays = {"ids": table.ids, "scores": table.scores, "labels": table.codes, "split": np.full(4, "val")}
+    arrays = {"ids": table.ids, "scores": table.scores, "labels": table.codes}
+    name = "scores/val.npz"
     if what == "cut off":
-        folder.write_bytes(SCORES, (folder / SCORES).read_bytes()[:200])
+        folder.write_bytes(name, (folder / name).read_bytes()[:200])
     elif what == "no key":
-        folder.write_npz(SCORES, ids=table.ids)
+        folder.write_npz(name, ids=table.ids)
     else:
-        folder.write_npz(SCORES, **arrays | WRONG[what](table))
-    assert f"{folder / SCORES} is damaged" in refusal(read_scores, folder)
+        folder.write_npz(name, **arrays | WRONG[what](table))
+    assert f"{folder / name} is damaged" in refusal(read_scores, folder)
 
 
-@pytest.mark.parametrize("stored", [[], {"val": 0.5}, {"val": {"mAP": "high"}}, {"val": {"mAP": 10**400}}])
+@pytest.mark.parametrize("stored", [[], {"val": 0.5}, {"val": {"metrics": {"mAP": 0.5}}}, "high", 10**400])
 def test_damaged_results(tmp_path, refusal, stored):
     folder = write_run(tmp_path / "run")
+    write_results(folder, {"val": {"mAP": 0.5}})
+    entries = folder.read_json(RESULTS)
+    if not isinstance(stored, list | dict):
+        entries["val"]["metrics"]["mAP"], stored = stored, entries
     folder.write_json(RESULTS, stored)
     assert "results.json is damaged" in refusal(read_results, folder)

@@ -11,9 +11,11 @@ import numpy as np
 from PIL import Image
 
 import mlmoe_jax.config as configuration
+from helpers import scored_run
 from mlmoe_jax.data.labels.grouping import cooccurrence
 from mlmoe_jax.data.labels.space import LabelSpace
-from mlmoe_jax.evaluation.metrics import groups, multilabel
+from mlmoe_jax.evaluation.metrics import metric_groups, multilabel
+from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.runs import thresholds
 from mlmoe_jax.runs.folder import RunFolder
 
@@ -79,23 +81,16 @@ def make_run(path: Path, *, seed: int = 0, samples: int = 3, **keys) -> RunFolde
 
 
 def write_evaluation(folder: RunFolder, codes: dict[str, np.ndarray], scores: dict[str, np.ndarray]) -> None:
-    """Write results.json, scores.npz, per_class.csv, and gates.npz with the shares of one dynamic gate."""
+    """Write results.json, the scores and per_class.csv."""
     results, rows, names = {}, [], folder.read_text("labels.txt").splitlines()
     for split, of_split in codes.items():
         label, mask = of_split == 1, of_split >= 0
-        results[split] = groups.evaluate_scores(scores[split], label, mask, {"0.5": 0.5})
+        results[split] = metric_groups.evaluate_scores(scores[split], label, mask, {"0.5": 0.5})
         of_class = multilabel.per_class(scores[split], label, mask=mask)
         rows += [[split, name, *(of_class[f][k] for f in ("positives", "AP", "AUC"))] for k, name in enumerate(names)]
-    folder.write_json("results.json", results)
+    scored = [SplitScores(split, image_ids(split, len(c)), scores[split], c) for split, c in codes.items()]
+    scored_run.write_results(folder, results, *scored)
     folder.write_csv("per_class.csv", ["split", "label", "positives", "AP", "AUC"], rows)
-    joined = {
-        "ids": np.concatenate([image_ids(split, len(c)) for split, c in codes.items()]),
-        "labels": np.concatenate(list(codes.values())),
-        "split": np.concatenate([np.full(len(c), split) for split, c in codes.items()]),
-    }
-    folder.write_npz("scores.npz", **joined, scores=np.concatenate(list(scores.values())))
-    shares = np.random.default_rng(3).uniform(0.6, 0.9, joined["labels"].shape).astype(np.float32)
-    folder.write_npz("gates.npz", **joined, **{"shared/experts": shares})
 
 
 def image_ids(split: str, count: int) -> np.ndarray:

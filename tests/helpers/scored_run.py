@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 
 import mlmoe_jax.config as configuration
-from mlmoe_jax.evaluation.results import SplitScores
-from mlmoe_jax.runs.folder import CONFIG, LABELS, SCORES, RunFolder
+from mlmoe_jax.evaluation import results
+from mlmoe_jax.evaluation.results import MetricSettings, SplitResult, SplitScores
+from mlmoe_jax.runs.folder import CONFIG, LABELS, RESULTS, RunFolder
 
 
 def drawn_split(name: str = "val", rows: int = 40, labels: int = 3, seed: int = 0, codes: int = 2) -> SplitScores:
@@ -17,15 +18,29 @@ def drawn_split(name: str = "val", rows: int = 40, labels: int = 3, seed: int = 
     return SplitScores(name, np.array([f"{name}/{row}.jpg" for row in range(rows)]), scores, truth.astype(np.int8))
 
 
-def write_scores(folder: RunFolder, *splits: SplitScores, prefix: str = "") -> None:
-    """Write scores.npz as evaluation does."""
-    folder.write_npz(
-        f"{prefix}{SCORES}",
-        ids=np.concatenate([split.ids for split in splits]),
-        scores=np.concatenate([split.scores for split in splits]),
-        labels=np.concatenate([split.codes for split in splits]),
-        split=np.concatenate([np.full(len(split), split.name) for split in splits]),
-    )
+SETTINGS = MetricSettings(threshold=0.5, consistent=True, difficult="negative", preset="none")
+
+
+def write_results(
+    folder: RunFolder,
+    metrics: dict[str, dict[str, float]],
+    *splits: SplitScores,
+    settings: MetricSettings = SETTINGS,
+    finished: bool = True,
+    keep_others: bool = False,
+) -> None:
+    """Write metrics by split and the scores of some splits, as an evaluation does."""
+    files = {split.name: results.write_scores(folder, split) for split in splits}
+    entries = {
+        name: SplitResult(metrics.get(name, {}), settings, files.get(name, ""), finished)
+        for name in dict.fromkeys([*metrics, *files])
+    }
+    results.write_split_results(folder, entries, keep_others=keep_others)
+
+
+def stored_metrics(folder: RunFolder | Path) -> dict[str, dict[str, float]]:
+    """Return split -> metric -> value of results.json."""
+    return {split: entry["metrics"] for split, entry in RunFolder(Path(str(folder))).read_json(RESULTS).items()}
 
 
 def write_run(path: Path, *splits: SplitScores, names: str = "abc", **keys) -> RunFolder:
@@ -37,5 +52,5 @@ def write_run(path: Path, *splits: SplitScores, names: str = "abc", **keys) -> R
     folder.write_text(CONFIG, configuration.to_json(config))
     folder.write_text(LABELS, "".join(f"{name}\n" for name in names))
     if splits:
-        write_scores(folder, *splits)
+        write_results(folder, {}, *splits, settings=MetricSettings.of(config))
     return folder

@@ -11,10 +11,12 @@ import time
 import jax
 import numpy as np
 import pytest
+from helpers.scored_run import stored_metrics
 from jobs import BROKEN, checkpoints, digests, rows, until
 
 from mlmoe_jax.config import load_config
 from mlmoe_jax.evaluation.evaluate import evaluate_run
+from mlmoe_jax.evaluation.results import read_scores
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.metric_log import TIMING
 from mlmoe_jax.runs.restore import open_run
@@ -25,12 +27,11 @@ STEPS = 4  # of the config
 
 
 def results(folder) -> dict:
-    return json.loads((folder / "results.json").read_text())
+    return stored_metrics(folder)
 
 
 def scores(folder) -> np.ndarray:
-    with np.load(folder / "scores.npz") as stored:
-        return stored["scores"]
+    return np.concatenate([split.scores for split in read_scores(RunFolder(folder)).values()])
 
 
 def selected(folder) -> dict[str, np.ndarray]:
@@ -128,8 +129,8 @@ def test_three_processes_evaluate_and_predict_as_one_does(start_job, config_file
     for count in (3, 1):
         job = start_job(count, "--mode=eval", f"--workdir={folder}", "--config.data.test_splits=val,test", "--json")
         assert job.wait() == [0] * count, job.messages(0)
-        assert results(folder / "eval") == json.loads(job.printed(0))
-        evaluated.append((results(folder / "eval"), scores(folder / "eval")))
+        assert results(folder) == json.loads(job.printed(0))
+        evaluated.append((results(folder), scores(folder)))
 
         output = tmp_path / f"by-{count}.csv"
         images = f"--images={config_file.parent / 'test'}"

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from helpers import small_program
 from helpers.outside import outside_packages, outside_python, run_outside
+from helpers.scored_run import stored_metrics
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.runs.folder import RunFolder
@@ -211,7 +212,7 @@ def test_the_store_of_mlflow_holds_every_row_once(tmp_path):
     assert len(stored.keys() - {*TIMING}) > len(expected), "the results too"
     for name, pairs in expected.items():
         assert sorted(stored[name]) == pairs
-    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    results = stored_metrics(tmp_path / "run")
     assert stored["test/mAP"] == [[8, results["test"]["mAP"]]]
     assert params["train.batch_size"] == "50"
     assert {"results.json", "per_class.csv", "config.json"} <= set(files)

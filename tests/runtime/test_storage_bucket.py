@@ -49,7 +49,7 @@ def trained(program, store):
 
 def test_a_training_leaves_a_complete_run(trained, store):
     names = {name.removeprefix("runs/a/").partition("/")[0] for _, name in store.objects}
-    assert {"config.json", "checkpoints", "metrics.jsonl", "results.json", "scores.npz", "per_class.csv"} <= names
+    assert {"config.json", "checkpoints", "metrics.jsonl", "results.json", "scores", "per_class.csv"} <= names
     assert [row["step"] for row in rows_of(store)] == list(range(1, 9))
     assert not store.refused
 

@@ -10,6 +10,7 @@ from helpers import tiny
 from mlmoe_jax.config import load_config, validate
 from mlmoe_jax.data import features
 from mlmoe_jax.evaluation.evaluate import evaluate_run
+from mlmoe_jax.evaluation.results import read_scores
 from mlmoe_jax.inference import feature_extractor
 from mlmoe_jax.main import main
 from mlmoe_jax.models.backbones import catalog
@@ -45,9 +46,8 @@ def config_of(reference: str = "linear_probe:dataset=digits", **overrides):
     return config
 
 
-def scores(folder: RunFolder, name: str = "scores.npz") -> dict[str, np.ndarray]:
-    with np.load(folder / name, allow_pickle=False) as stored:
-        return {key: stored[key] for key in stored.files if "score" in key}
+def scores(folder: RunFolder) -> dict[str, np.ndarray]:
+    return {name: split.scores for name, split in read_scores(folder).items()}
 
 
 # CNN-RNN learns from the labels and has dropout; Q2L reads the feature map.

@@ -341,7 +341,7 @@ def test_a_checkpoint_becomes_a_run_that_is_evaluated_exported_and_trained(own_i
     image = (pixels / 255 - np.array(IMAGENET_MEAN)) / np.array(IMAGENET_STD)
     with jax.default_matmul_precision("highest"):
         logits = np.asarray(jax.jit(lambda image: model(image).logits)(image.astype(np.float32)))
-    scores = np.load(tmp_path / "run" / "eval" / "scores.npz")["scores"]
+    scores = np.load(tmp_path / "run" / "scores" / "test.npz")["scores"]
     np.testing.assert_allclose(scores, 1 / (1 + np.exp(-logits)), atol=1e-5)
     assert Predictor.from_run(tmp_path / "run").names == ("a", "b", "c")
 

@@ -145,7 +145,7 @@ def test_training_writes_a_row_per_step_and_ends_with_results(whole):
     assert [row["step"] for row in rows(folder)] == list(range(1, STEPS + 1))
     assert ["val/raw/mAP" in row for row in rows(folder)] == [False, False, True] * 2
     assert set(results) == {"val", "test"}
-    assert folder.read_json("results.json")["test"]["mAP"] == results["test"]["mAP"]
+    assert folder.read_json("results.json")["test"]["metrics"]["mAP"] == results["test"]["mAP"]
     assert len(set(digests(folder)["state"].values())) > 5
 
 
@@ -240,7 +240,7 @@ def test_a_finished_run_fits_thresholds_if_its_command_asks_for_them(whole, conf
     assert set(stored.values) == set(digits.DIGITS)
     assert "CF1@fitted" not in results["val"]
     assert {name: value for name, value in results["test"].items() if not name.endswith("@fitted")} == whole[1]["test"]
-    assert folder.read_json("results.json")["test"]["CF1@fitted"] == results["test"]["CF1@fitted"]
+    assert folder.read_json("results.json")["test"]["metrics"]["CF1@fitted"] == results["test"]["CF1@fitted"]
     assert fit_run(folder) == 0
     assert read_thresholds(folder) == stored
 

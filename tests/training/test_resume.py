@@ -1,7 +1,8 @@
 import pytest
+from helpers.scored_run import write_results
 
 from mlmoe_jax.config import default_config, to_json
-from mlmoe_jax.runs.folder import CONFIG, RESULTS, RunFolder
+from mlmoe_jax.runs.folder import CONFIG, RunFolder
 from mlmoe_jax.training.resume import changed_keys, config_of_run
 
 
@@ -12,7 +13,7 @@ def finished(tmp_path):
     def make(stored: str) -> RunFolder:
         folder = RunFolder(tmp_path)
         folder.write_text(CONFIG, stored)
-        folder.write_text(RESULTS, "{}")
+        write_results(folder, {"test": {}})
         return folder
 
     return make

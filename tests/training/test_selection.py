@@ -5,10 +5,10 @@ import pytest
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
-from mlmoe_jax.evaluation.evaluate import measure
-from mlmoe_jax.evaluation.metrics.calibration import CALIBRATION
-from mlmoe_jax.evaluation.metrics.groups import selectable_metrics
+from mlmoe_jax.evaluation.measure import measure
+from mlmoe_jax.evaluation.metrics.metric_groups import selectable_metrics
 from mlmoe_jax.evaluation.metrics.published import PRESETS
+from mlmoe_jax.evaluation.metrics.reliability import CALIBRATION
 from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.training.selection import Selection, require_metric, selection_split
 

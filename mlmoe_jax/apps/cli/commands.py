@@ -165,7 +165,7 @@ def _finish_training(
 
 
 def _show_results(results: Results, flags: Namespace, *notes: str) -> Outcome:
-    from mlmoe_jax.evaluation.evaluate import results_table
+    from mlmoe_jax.evaluation.measure import results_table
 
     if not (flags.json or flags.verbose):
         print("results.json has all metrics, and --verbose prints them", file=sys.stderr)
@@ -436,7 +436,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "eval": Command(
         LOOK,
-        "evaluate a trained model again; results go to eval/ in its run folder",
+        "evaluate a trained model again; its results replace earlier ones",
         "--workdir=runs/digits --config.data.test_splits=val",
         _eval,
         flags=("verbose", "checkpoint"),

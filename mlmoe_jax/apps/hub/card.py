@@ -17,7 +17,7 @@ from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.apps.report.training import intervals, why_rough
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
-from mlmoe_jax.evaluation.evaluate import headlines
+from mlmoe_jax.evaluation.measure import headlines
 from mlmoe_jax.evaluation.metrics import multilabel
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD, Results, SplitScores, read_results
 from mlmoe_jax.models.backbones import catalog
@@ -139,9 +139,9 @@ def _label_table(
     ap = recall = np.full(len(space.names), np.nan)
     limits = thresholds.of(space.names)
     if scored is not None:
-        label, mask = scored.targets(difficult)
-        positive = (label > 0) & (mask > 0)
-        ap = multilabel.per_class(scored.scores, label, mask=mask)["AP"]
+        entries = scored.entries(difficult)
+        positive = entries.positive & entries.valid
+        ap = entries.per_class["AP"]
         recall = multilabel.ratio((positive & (scored.scores >= limits)).sum(axis=0), positive.sum(axis=0))
     columns = zip(space.names, space.positives, ap, limits, recall, strict=True)
     return [

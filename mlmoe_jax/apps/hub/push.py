@@ -7,6 +7,7 @@ no images, and no scores of single images.
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -14,13 +15,13 @@ from ml_collections import ConfigDict
 from mlmoe_jax.apps.hub.card import write_card
 from mlmoe_jax.config import default_config, flatten
 from mlmoe_jax.errors import DONE, OUTDATED
-from mlmoe_jax.evaluation.results import hidden_evaluations, read_results
+from mlmoe_jax.evaluation.results import read_results, read_split_results, write_split_results
 from mlmoe_jax.pretrained import hub
-from mlmoe_jax.runs.folder import ADAPTER, RESULTS, RunFolder
+from mlmoe_jax.runs.folder import ADAPTER, RunFolder
 from mlmoe_jax.runs.restore import parts_of_run, read_preprocess, read_run, restored_values, write_run_metadata
 from mlmoe_jax.runs.shared_model import CARD, FILES, write_adapter
 from mlmoe_jax.runs.thresholds import read_thresholds, write_thresholds
-from mlmoe_jax.runtime.progress import megabytes, status
+from mlmoe_jax.runtime.progress import megabytes
 from mlmoe_jax.runtime.sharding import make_mesh
 from mlmoe_jax.runtime.storage import require_new, whole_folder
 
@@ -63,8 +64,6 @@ def push(
         hub.require_token()
     folder.require_model()
     read_results(folder)  # checked before anything that takes time
-    for hidden in hidden_evaluations(folder).values():
-        status(hidden)
     with tempfile.TemporaryDirectory() as temporary:
         place = target or Path(temporary) / "model"
         with whole_folder(place) as partial:
@@ -85,7 +84,7 @@ def write_shared(folder: RunFolder, target: RunFolder, address: hub.Address, lic
     Raises UserError as `open_run` does, and if the run has no results.
     """
     config, space = read_run(folder)
-    results = read_results(folder)
+    results = {split: replace(entry, scores="") for split, entry in read_split_results(folder).items()}
     parts = parts_of_run(folder, config, space)
     restored = restored_values(folder, parts, make_mesh(config.mesh))
     thresholds, shared = read_thresholds(folder), _portable(config)
@@ -93,7 +92,7 @@ def write_shared(folder: RunFolder, target: RunFolder, address: hub.Address, lic
     preprocess = read_preprocess(folder, config.data.image_size)
     write_run_metadata(target, shared, space, preprocess, parts)
     write_thresholds(target, thresholds)
-    target.write_json(RESULTS, results)
+    write_split_results(target, results, keep_others=False)
     card = write_card(folder, target, address, shared, space, license_name)
     target.write_text(CARD, card)
     return restored.step < restored.newest

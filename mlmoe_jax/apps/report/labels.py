@@ -11,7 +11,6 @@ from mlmoe_jax.apps.report.components import Chart, Charts, Note, Section, Table
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.data.labels.graph import conditional_probabilities
 from mlmoe_jax.data.labels.space import LabelSpace
-from mlmoe_jax.evaluation.results import PREFIXES
 from mlmoe_jax.runs.folder import COOCCURRENCE
 
 MOST_LABELS = 80  # labels in a heat map
@@ -77,7 +76,7 @@ def _heat_map(name: str, heading: str, group: np.ndarray, space: LabelSpace, lab
 
 
 def _overfitting(files: RunFiles) -> Table | Note:
-    if not (rows := next(filter(None, (files.table(f"{prefix}{COOCCURRENCE}") for prefix in PREFIXES)), [])):
+    if not (rows := files.table(COOCCURRENCE)):
         return Note("cooccurrence.csv is missing; an evaluation writes it if any pairs occur together in training.")
     columns = [(name, "text" if name in _TEXT else "count" if name in _COUNTS else "number") for name in rows[0]]
     caption = "Co-occurrence overfitting: contents of cooccurrence.csv."

@@ -105,7 +105,7 @@ def judge(files: RunFiles) -> Judged | None:
     scored = files.corrected
     if scored is None:
         return None
-    default = files.settings(scored.prefix).eval.threshold
+    default = files.main_split.settings.threshold
     thresholds, origin = prediction_thresholds(files.thresholds, default, scored.name, files.names)
     consistency = Consistency.of(files.reported_tree, thresholds, len(files.names))  # perhaps other thresholds
     scored = replace(scored, scores=consistency(scored.scores))

@@ -14,11 +14,10 @@ from mlmoe_jax.apps.report.components import Chart, Charts, Details, Note, Secti
 from mlmoe_jax.apps.report.run_files import NO_SCORES, Evaluated, RunFiles
 from mlmoe_jax.apps.tools.compare import ComparedRun, Comparison, compare_runs
 from mlmoe_jax.apps.tools.fit_thresholds import fitted_lines
-from mlmoe_jax.evaluation.metrics.calibration import reliability
-from mlmoe_jax.evaluation.metrics.groups import GROUPS
-from mlmoe_jax.evaluation.metrics.ranking import Ranking, check_inputs, rank_all
+from mlmoe_jax.evaluation.metrics.metric_groups import GROUPS
+from mlmoe_jax.evaluation.metrics.ranking import Ranking, rank_all
+from mlmoe_jax.evaluation.metrics.reliability import reliability
 from mlmoe_jax.evaluation.metrics.standard import METRICS, PREDICTIONS, THRESHOLDS
-from mlmoe_jax.evaluation.results import hidden_evaluations
 from mlmoe_jax.runtime.text import percent, quantity
 
 MOST_BARS, MOST_POINTS = 100, 100  # bars of differences, points of a precision-recall curve
@@ -28,7 +27,7 @@ _INTERVAL = (("difference", "difference"), ("from", "difference"), ("to", "diffe
 # --------------------------------------------------------------------------------------------------------- metrics
 def metrics(files: RunFiles) -> Section:
     """Return the metrics of each split in percent, by group, with their definitions."""
-    title, splits = "Metrics", _headed(files.splits)
+    title, splits = "Metrics", files.splits
     if not splits:
         missing = "results.json is written when training ends, or by an evaluation:"
         return Section("metrics", title, missing=missing, command=files.command("--mode=eval"))
@@ -39,7 +38,6 @@ def metrics(files: RunFiles) -> Section:
             "otherwise."
         )
     ]
-    parts += [Note(f"{sentence}.") for sentence in hidden_evaluations(files.folder).values()]
     at_thresholds = {name: name.partition("@")[2] for name in names if name.partition("@")[0] in METRICS}
     remaining = [name for name in names if name not in at_thresholds]
     for key in GROUPS:
@@ -47,7 +45,7 @@ def metrics(files: RunFiles) -> Section:
         if meanings := {name: text for name in remaining if (text := _meaning(name, group.meanings))}:
             remaining = [name for name in remaining if name not in meanings]
             parts.append(_table(f"metrics-{key}", group.caption, meanings, splits))
-    threshold = f"{files.settings(files.main_split.prefix).eval.threshold:g}"
+    threshold = f"{files.main_split.settings.threshold:g}"
     for at in sorted(dict.fromkeys(at_thresholds.values()), key=lambda at: at != threshold):  # eval.threshold first
         meaning = _meaning(at, THRESHOLDS) or "see results.json"
         metrics = {f"{name}@{at}": text for name, text in METRICS.items() if f"{name}@{at}" in names}
@@ -58,13 +56,6 @@ def metrics(files: RunFiles) -> Section:
         columns = [("name", "text"), *((name, "number") for name in splits)]
         parts.append(Table("metrics-other", columns, rows, "Other values of results.json, not in percent"))
     return Section("metrics", title, parts)
-
-
-def _headed(splits: Mapping[str, Evaluated]) -> Mapping[str, Evaluated]:
-    """Return the splits by the headings of their columns, which name the source if sources differ."""
-    if len({split.prefix for split in splits.values()}) == 1:
-        return splits
-    return {f"{name} ({split.prefix or 'training'})": split for name, split in splits.items()}
 
 
 def _meaning(name: str, definitions: Mapping[str, str]) -> str:
@@ -87,11 +78,10 @@ def _never_predicted(files: RunFiles) -> list[Note]:
     scored = files.scored
     if scored is None:
         return []
-    config = files.settings(scored.prefix)
-    known = scored.targets(config.data.difficult_eval)[1] != 0
-    never = int((~((scored.scores >= config.eval.threshold) & known).any(axis=0)).sum())
-    labels = quantity(known.shape[1], "label")
-    text = f"Never predicted on {scored.name} at {config.eval.threshold:g}: {never:,} of {labels}."
+    threshold, valid = files.main_split.settings.threshold, scored.entries(files.main_split.settings.difficult).valid
+    never = int((~((scored.scores >= threshold) & valid).any(axis=0)).sum())
+    labels = quantity(valid.shape[1], "label")
+    text = f"Never predicted on {scored.name} at {threshold:g}: {never:,} of {labels}."
     return [Note(f"{text} CP and CF1 leave such labels out, precision_macro and F1_macro count them as 0.")]
 
 
@@ -103,9 +93,7 @@ def per_class(files: RunFiles) -> Section:
         missing = "per_class.csv is written when training ends, or by an evaluation:"
         return Section("labels", title, missing=missing, command=files.command("--mode=eval"))
     own = list(next(iter(main.per_class.values())))
-    others = {
-        name: split.per_class for name, split in _headed(files.splits).items() if split is not main and split.per_class
-    }
+    others = {name: split.per_class for name, split in files.splits.items() if split is not main and split.per_class}
     columns = [("label", "text"), *((name, "count" if name == "positives" else "fraction") for name in own)]
     columns += [*((f"AP on {name}", "fraction") for name in others), ("threshold", "number")]
     thresholds = {} if files.thresholds is None else files.thresholds.reported
@@ -206,8 +194,8 @@ def score_curves(files: RunFiles) -> Section:
     name, title, raw, scored = "scores", "Precision, recall and calibration", files.scored, files.corrected
     if raw is None or scored is None:
         return Section(name, title, missing=NO_SCORES, command=files.command("--mode=eval"))
-    targets = scored.targets(files.settings(scored.prefix).data.difficult_eval)
-    scores, positive, valid = check_inputs(scored.scores, *targets)
+    entries = scored.entries(files.main_split.settings.difficult)
+    scores, positive, valid = entries.scores, entries.positive, entries.valid
     known, bins = positive & valid, reliability(scores, positive, mask=valid).pooled()
     calibrated = np.stack([bins.mean_score[0], bins.fraction_positive[0], bins.count[0]], axis=1)[bins.count[0] > 0]
     points = precision_recall_points(rank_all(scores, positive, valid), scores[known])

@@ -20,14 +20,12 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.evaluation.results import (
-    PREFIXES,
+    MetricSettings,
     SplitScores,
     metric_scores,
     read_labels,
-    read_results,
     read_scores,
-    read_settings,
-    result_sources,
+    read_split_results,
 )
 from mlmoe_jax.runs import folder as files
 from mlmoe_jax.runs.folder import EnclosedRunFolder, RunFolder, read_config, read_label_space
@@ -35,7 +33,7 @@ from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
 from mlmoe_jax.runtime.formats import read_rows
 
 COST = "cost.json"
-NO_SCORES = "scores.npz is written when training ends, or by an evaluation:"
+NO_SCORES = "Scores are written when training ends, or by an evaluation:"
 _NAMES = ("split", "label", "a", "b")  # columns of CSV files with names, which may be numbers
 Row = dict[str, Any]
 
@@ -48,14 +46,14 @@ class Evaluated:
       metrics: name -> fraction, nan if undefined.
       per_class: label -> its row of per_class.csv without the names.
       scores: the readable images with scores.
-      prefix: the entry of PREFIXES below which the metrics were read.
+      settings: the settings of the metrics.
     """
 
     name: str
     metrics: Mapping[str, float]
     per_class: Mapping[str, Row]
     scores: SplitScores | None
-    prefix: str
+    settings: MetricSettings
 
 
 @dataclass(frozen=True)
@@ -105,10 +103,6 @@ class RunFiles:
         """The config of the run over the current defaults."""
         return read_config(self.folder)
 
-    def settings(self, prefix: str) -> ConfigDict:
-        """Return the config of the results below a prefix."""
-        return read_settings(self.folder, prefix)
-
     @cached_property
     def rows(self) -> list[Row]:
         return self.folder.rows()
@@ -135,21 +129,18 @@ class RunFiles:
 
     @cached_property
     def splits(self) -> dict[str, Evaluated]:
-        """All evaluated splits by name. Results of the training come first, and take precedence over --mode=eval."""
-        if not any(self.has(f"{prefix}{files.RESULTS}") for prefix in PREFIXES):
+        """All evaluated splits by name."""
+        if not self.has(files.RESULTS):
             return {}
-        stored = read_scores(self.folder) if any(self.has(f"{prefix}{files.SCORES}") for prefix in PREFIXES) else {}
-        scores = {name: split.readable() for name, split in stored.items()}
+        results = read_split_results(self.folder)
+        scored = read_scores(self.folder) if any(entry.scores for entry in results.values()) else {}
+        scores = {name: split.readable() for name, split in scored.items()}
         tables: dict[str, dict[str, Row]] = {}
-        for prefix in PREFIXES:
-            by_split: dict[str, dict[str, Row]] = {}
-            for row in self.table(f"{prefix}{files.PER_CLASS}"):
-                by_split.setdefault(row.pop("split"), {})[row.pop("label")] = row
-            tables = by_split | tables
-        sources = result_sources(self.folder)
+        for row in self.table(files.PER_CLASS):
+            tables.setdefault(row.pop("split"), {})[row.pop("label")] = row
         return {
-            name: Evaluated(name, metrics, tables.get(name, {}), scores.get(name), sources[name])
-            for name, metrics in read_results(self.folder).items()
+            name: Evaluated(name, entry.metrics, tables.get(name, {}), scores.get(name), entry.settings)
+            for name, entry in results.items()
         }
 
     @property
@@ -162,7 +153,7 @@ class RunFiles:
     def scored(self) -> SplitScores | None:
         """The scores of which the metrics of the main split are computed; None without any."""
         raw = self._raw
-        return None if raw is None else metric_scores(raw, self.tree, self.settings(raw.prefix))
+        return None if raw is None else metric_scores(raw, self.tree, self.main_split.settings)
 
     @property
     def _raw(self) -> SplitScores | None:
@@ -207,7 +198,7 @@ class RunFiles:
     @property
     def finished(self) -> datetime | None:
         """The time at which the results of the main split, or else the metrics of the training, were written."""
-        path = self.folder / (files.METRICS if self.main_split is None else f"{self.main_split.prefix}{files.RESULTS}")
+        path = self.folder / (files.METRICS if self.main_split is None else files.RESULTS)
         return datetime.fromtimestamp(path.stat().mtime, UTC) if path.exists() else None
 
     # ------------------------------------------------------------------------------------------------ one file

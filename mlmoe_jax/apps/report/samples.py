@@ -12,7 +12,6 @@ import numpy as np
 
 from mlmoe_jax.apps.report.components import Note, Section, Table, Widget
 from mlmoe_jax.apps.report.run_files import RunFiles, Samples
-from mlmoe_jax.evaluation.gate_shares import label_shares
 from mlmoe_jax.inference.explain import query_names
 from mlmoe_jax.models.outputs import LABELS
 
@@ -77,12 +76,10 @@ def _bytes(values: np.ndarray) -> str:
 def gates(files: RunFiles) -> Section:
     """Return the routing weights of a selected label per image, and a table of their means per label."""
     name, title, samples = "gates", "Gates: the experts of each label", files.samples
-    table = gate_table(files)
-    if samples is not None and not samples.gates and table is None:
+    if samples is None:
+        return Section(name, title, missing=_NO_SAMPLES, command=_command(files))
+    if not samples.gates:
         return Section(name, title, missing="This model has no gates over experts.")
-    if samples is None or not samples.gates:
-        tables = [] if table is None else [table]
-        return Section(name, title, tables, missing=_NO_SAMPLES, command=_command(files))
     labels = gate_labels(files, samples)
     packed = [
         {"name": gate, "entries": samples.entries[gate], "images": len(weights), "weights": _bytes(weights[:, labels])}
@@ -99,36 +96,31 @@ def gates(files: RunFiles) -> Section:
         note += f" The weights of {', '.join(static)} do not depend on the image (static gates)."
     data = {"labels": labels, "gates": packed}
     widget = Widget("gates", "gates", data, "Routing weights of a selected label in every image")
-    return Section(name, title, [Note(note), widget, table])
+    return Section(name, title, [Note(note), widget, gate_table(files, samples)])
 
 
-def gate_table(files: RunFiles) -> Table | None:
-    """Return the mean weights per label: of each entry over the samples, and of shared experts over the main split.
+def gate_table(files: RunFiles, samples: Samples) -> Table:
+    """Return the mean weight per label of each entry of each gate over the samples, and of all shared experts together.
 
     The mean p(other | label) in training is beside them: DR-MoE claims that shared experts get more weight for
-    labels that co-occur with other labels. None without gates.
+    labels that co-occur with other labels.
     """
-    samples, main, space = files.samples, files.main_split, files.label_space
-    columns, values = [], []
-    for gate, weights in samples.gates.items() if samples is not None else ():
-        columns += [f"{gate}: {entry}" for entry in samples.entries[gate]]
-        values += list(weights.astype(np.float64).mean(axis=0).T)
-    if main is not None:
-        difficult = files.settings(main.prefix).data.difficult_eval
-        for gate, shares in label_shares(files.folder, main.name, difficult=difficult).items():
-            columns += [f"{gate}: shared experts on {main.name}", f"{gate}: shared experts if present"]
-            values += shares
-        if values and space is not None and len(space.names) > 1:
-            columns.append("mean p(other | label)")
-            conditional = np.asarray(space.together.sum(axis=1)).ravel() / np.maximum(space.positives, 1)
-            values.append(conditional / (len(space.names) - 1))
-    if not columns:
-        return None
+    space, columns, values = files.label_space, [], []
+    for gate, weights in samples.gates.items():
+        entries = samples.entries[gate]
+        means = weights.astype(np.float64).mean(axis=0)
+        columns += [f"{gate}: {entry}" for entry in entries]
+        values += list(means.T)
+        shared = np.array([entry.startswith("shared ") for entry in entries])
+        if 1 < shared.sum() < len(entries):
+            columns.append(f"{gate}: all shared experts")
+            values.append(means[:, shared].sum(axis=1))
+    if space is not None and len(space.names) > 1:
+        columns.append("mean p(other | label)")
+        conditional = np.asarray(space.together.sum(axis=1)).ravel() / np.maximum(space.positives, 1)
+        values.append(conditional / (len(space.names) - 1))
     rows = [[name, *row] for name, row in zip(files.names, np.stack(values, axis=1).round(5).tolist(), strict=True)]
-    caption = (
-        "Mean weights per label in percent: of each entry over the sample images, and of shared experts over all "
-        "images of the split, if the evaluation has written them."
-    )
+    caption = f"Mean weights per label in percent, over the sample images of {samples.split}."
     return Table("gate-table", [("label", "text"), *((name, "fraction") for name in columns)], rows, caption)
 
 

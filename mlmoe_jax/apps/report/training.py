@@ -41,8 +41,9 @@ def intervals(files: RunFiles, *, most: int = RESAMPLES) -> tuple[int, dict[str,
     if scored is None or scored.codes.shape[1] > MOST_LABELS:
         return 0, {}
     count = min(most, max(FEWEST, int(_MOST_ENTRIES / scored.codes.size)))
-    config = files.settings(scored.prefix)
-    measure = WeightedMetrics(scored.scores, *scored.targets(config.data.difficult_eval), config.eval.threshold)
+    settings = files.main_split.settings
+    entries = scored.entries(settings.difficult)
+    measure = WeightedMetrics(entries.scores, entries.positive, entries.valid, settings.threshold)
     parts = [measure(weights)[0] for weights in draw(len(scored), count, SEED)]
     values = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     metrics = files.main_split.metrics
@@ -77,7 +78,7 @@ def header(files: RunFiles) -> Section:
     if main is None:
         parts.append(Note("No split is evaluated yet; results are written when training ends, or by --mode=eval."))
     else:
-        parts.append(Numbers(_tiles(main, f"{files.settings(main.prefix).eval.threshold:g}", ends)))
+        parts.append(Numbers(_tiles(main, f"{main.settings.threshold:g}", ends)))
     if resamples:
         parts.append(
             Note(

@@ -12,17 +12,17 @@ from typing import Any, TextIO
 
 import numpy as np
 from etils import epath
-from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import DONE, UserError
 from mlmoe_jax.evaluation.metrics.bootstrap import CHUNK, WeightedMetrics, draw, percentile_interval
+from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.evaluation.results import (
+    MetricSettings,
     SplitScores,
-    hidden_evaluations,
     metric_scores,
     read_labels,
     read_scores,
-    read_settings,
+    read_split_results,
     require_split,
 )
 from mlmoe_jax.runs.folder import CONFIG, LABEL_SPACE, RunFolder, read_config, read_label_space
@@ -118,12 +118,12 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run of a comparison. `settings` maps splits to the configs of their scores."""
+    """A run of a comparison. `settings` maps splits to the settings of their metrics."""
 
     folder: RunFolder
     labels: tuple[str, ...]
     splits: dict[str, SplitScores]
-    settings: dict[str, ConfigDict]
+    settings: dict[str, MetricSettings]
     reported: tuple[str, ...]
 
     @classmethod
@@ -131,7 +131,7 @@ class ComparedRun:
         """Read a run folder; UserError if it has no scores."""
         folder.require(CONFIG)
         splits = read_scores(folder)
-        settings = {name: read_settings(folder, split.prefix) for name, split in splits.items()}
+        settings = {name: entry.settings for name, entry in read_split_results(folder).items()}
         if (folder / LABEL_SPACE).exists():
             tree = read_label_space(folder).tree
             splits = {name: metric_scores(split, tree, settings[name]) for name, split in splits.items()}
@@ -169,8 +169,10 @@ def compare_runs(
     split = split or shared_splits(first, second)[0]
     one, other, counts = _match(first, second, split)
     settings = first.settings[split]
-    label, mask = one.targets(settings.data.difficult_eval)
-    measures = [WeightedMetrics(table.scores, label, mask, settings.eval.threshold) for table in (one, other)]
+    entries = one.entries(settings.difficult)
+    measures = [
+        WeightedMetrics(table.scores, entries.positive, entries.valid, settings.threshold) for table in (one, other)
+    ]
     names, changes = _changes(measures, split, len(one), resamples, seed)
     return Comparison(
         a=str(first.folder),
@@ -179,8 +181,8 @@ def compare_runs(
         counts=counts,
         metrics=dict(zip(names, changes, strict=False)),
         ap=dict(zip(first.labels, changes[len(names) :], strict=True)),
-        positives=dict(zip(first.labels, (label * mask).sum(axis=0).astype(int).tolist(), strict=True)),
-        changed=changed_images(one, other, label, mask, first.labels),
+        positives=dict(zip(first.labels, (entries.positive & entries.valid).sum(axis=0).tolist(), strict=True)),
+        changed=changed_images(one, other, entries, first.labels),
         resamples=resamples,
     )
 
@@ -235,7 +237,7 @@ def _changes(
 
 
 def changed_images(
-    one: SplitScores, other: SplitScores, label: np.ndarray, mask: np.ndarray, labels: Sequence[str]
+    one: SplitScores, other: SplitScores, truth: Entries, labels: Sequence[str]
 ) -> tuple[ChangedImage, ...]:
     """Return at most LISTED images with the largest mean change over their known labels.
 
@@ -243,22 +245,22 @@ def changed_images(
 
     Args:
       one, other: N equal images, all with scores.
-      label, mask: f32[N,K].
+      truth: the truth about the images.
       labels: names of the K labels.
     """
-    known, positive = mask != 0, label == 1
+    known, positive = truth.valid, truth.positive
     distance = np.where(known, np.abs(other.scores - one.scores), 0.0)
     change = distance.sum(axis=1) / np.maximum(known.sum(axis=1), 1)
     changed = []
     for row in [row for row in np.argsort(-change, kind="stable")[:LISTED] if change[row] > 0]:
-        truth = [np.where(positive[row], t.scores[row], 1 - t.scores[row])[known[row]].mean() for t in (one, other)]
+        right = [np.where(positive[row], t.scores[row], 1 - t.scores[row])[known[row]].mean() for t in (one, other)]
         most = np.argsort(-distance[row], kind="stable")[:_MOVES]
         moves = tuple(
             Move(labels[k], bool(positive[row, k]), float(one.scores[row, k]), float(other.scores[row, k]))
             for k in most[distance[row, most] > 0]
         )
         present = tuple(labels[k] for k in np.flatnonzero(positive[row] & known[row]))
-        changed.append(ChangedImage(str(one.ids[row]), float(change[row]), *map(float, truth), present, moves))
+        changed.append(ChangedImage(str(one.ids[row]), float(change[row]), *map(float, right), present, moves))
     return tuple(changed)
 
 
@@ -298,10 +300,7 @@ def compare_folders(
                 raise
             status(f"{name} is left out: {error}")
     for name in (one.split for one in comparisons):
-        for folder in (a, b):
-            if hidden := hidden_evaluations(folder).get(name):
-                status(f"{folder}: {hidden}")
-        used, other = (run.settings[name].data.difficult_eval for run in (first, second))
+        used, other = (run.settings[name].difficult for run in (first, second))
         if used != other:
             status(f"difficult labels of {name} count as {used} for both runs, according to data.difficult_eval of {a}")
     report = to_json({one.split: as_dict(one) for one in comparisons}, indent=2)

@@ -40,7 +40,7 @@ class TrainingLabels:
 
     def has_negatives(self) -> bool:
         """Return whether a label is known to be absent."""
-        return any(((label == 0) & (known == 1)).any() for label, known in self._parts())
+        return any((~positive & known).any() for positive, known in self._parts())
 
     def negatives_over_positives(self, unknown_negative: bool) -> Float32[np.ndarray, " k"]:
         """Return known negatives / positives per label; 1 for labels without positives.
@@ -55,9 +55,9 @@ class TrainingLabels:
     @cached_property
     def _counts(self) -> tuple[np.ndarray, np.ndarray]:
         positives, known = (np.zeros(self.codes.shape[1]) for _ in range(2))
-        for label, mask in self._parts():
-            positives += (label * mask).sum(axis=0)
-            known += mask.sum(axis=0)
+        for positive, valid in self._parts():
+            positives += (positive & valid).sum(axis=0)
+            known += valid.sum(axis=0)
         return positives, known
 
     def _parts(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:

@@ -43,7 +43,7 @@ def hide_positives(split: Split, data_config: ConfigDict) -> Split:
     rule = data_config.known_positives
     if rule == ALL:
         return split
-    positive = targets(split.labels, data_config.difficult_train)[0] == 1
+    positive, _ = targets(split.labels, data_config.difficult_train)
     random = RandomState(SEED)
     if rule in RULES:
         known = RULES[rule](positive, random)

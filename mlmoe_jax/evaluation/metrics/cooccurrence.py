@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.sparse import csr_array
 
-from mlmoe_jax.evaluation.metrics.groups import MetricGroup
+from mlmoe_jax.evaluation.metrics.metric_groups import MetricGroup
 from mlmoe_jax.evaluation.metrics.ranking import Bools, Floats, check_inputs, rank
 
 
@@ -45,6 +45,13 @@ class Pair:
 PairRow = dict[str, float]  # the values of a pair on a split by name, as in cooccurrence.csv; nan if undefined
 
 CELLS = ("both", "a_only", "b_only", "neither")
+# The columns of cooccurrence.csv after the split.
+PAIR_COLUMNS = (
+    *("a", "b", "p_b_given_a", "p_b", "support"),
+    *(f"images_{cell}" for cell in CELLS),
+    *("fpr_with_a", "fpr_without_a", "score_with_a", "score_without_a"),
+    *("ap_cooccurring", "ap_exclusive", "auc_cooccurring", "auc_exclusive"),
+)
 # The metrics of the two questions. All metrics of a question are averaged over one set of pairs.
 _QUESTIONS = {
     "pairs_fpr": ("fpr_with_a", "fpr_without_a", "fpr_gap", "score_with_a", "score_without_a", "score_gap"),
@@ -123,32 +130,44 @@ def pair_biases(
     """
     scores, positive, valid = check_inputs(scores, labels, mask)
     thresholds = np.broadcast_to(np.asarray(thresholds, np.float64), scores.shape[1:])
-    return [_measure(pair, scores, positive, valid, thresholds[pair.b], max(1, fewest)) for pair in pairs]
+    rows: list[PairRow] = []
+    for pair in pairs:
+        score, shows_a, shows_b = scores[:, pair.b], positive[:, pair.a], positive[:, pair.b]
+        known_b = valid[:, pair.b]
+        known = valid[:, pair.a] & known_b
+        cells = {
+            "both": known & shows_a & shows_b,
+            "a_only": known & shows_a & ~shows_b,
+            "b_only": known & ~shows_a & shows_b,
+            "neither": known & ~shows_a & ~shows_b,
+        }
+        images = {f"images_{name}": int(cell.sum()) for name, cell in cells.items()}
+        values = _false_positives(score, cells, thresholds[pair.b], max(1, fewest))
+        values |= _rankings(score, cells, score[known_b & ~shows_b], max(1, fewest))
+        rows.append({**vars(pair), **images, **values})
+    return rows
 
 
-def _measure(pair: Pair, scores: Floats, positive: Bools, valid: Bools, threshold: np.float64, fewest: int) -> PairRow:
-    score, shows_a, shows_b = scores[:, pair.b], positive[:, pair.a], positive[:, pair.b]
-    known = valid[:, pair.a] & valid[:, pair.b]
-    both, a_only, b_only, neither = cells = (
-        known & shows_a & shows_b,
-        known & shows_a & ~shows_b,
-        known & ~shows_a & shows_b,
-        known & ~shows_a & ~shows_b,
-    )
-    images = {f"images_{name}": int(cell.sum()) for name, cell in zip(CELLS, cells, strict=True)}
-    means, ranks, absent = {}, {}, score[valid[:, pair.b] & ~shows_b]
-    for side, cell in (("with_a", a_only), ("without_a", neither)):
+def _false_positives(score: Floats, cells: Mapping[str, Bools], threshold: np.float64, fewest: int) -> PairRow:
+    """Return the false-positive rate and the mean score of b, whose scores are f[N], with a and without a."""
+    rates, means = {}, {}
+    for side, cell in (("with_a", cells["a_only"]), ("without_a", cells["neither"])):
         values = score[cell].astype(np.float64)
         enough = values.size >= fewest
-        means[f"fpr_{side}"] = float((values >= threshold).mean()) if enough else np.nan
+        rates[f"fpr_{side}"] = float((values >= threshold).mean()) if enough else np.nan
         means[f"score_{side}"] = float(values.mean()) if enough else np.nan
-    for side, cell in (("cooccurring", both), ("exclusive", b_only)):
-        ranking = rank(score[cell], [absent]) if min(np.count_nonzero(cell), absent.size) >= fewest else None
-        ranks[f"ap_{side}"] = ranking.average_precision() if ranking else np.nan
-        ranks[f"auc_{side}"] = ranking.roc_auc() if ranking else np.nan
-    values = means | ranks
-    stored = [name for question in _QUESTIONS.values() for name in question if name not in _GAPS]
-    return {**vars(pair), **images, **{name: values[name] for name in stored}}
+    return rates | means
+
+
+def _rankings(score: Floats, cells: Mapping[str, Bools], negatives: Floats, fewest: int) -> PairRow:
+    """Return AP and AUC of b over its positives with a and without a, against the scores of all its negatives."""
+    precisions, areas = {}, {}
+    for side, cell in (("cooccurring", cells["both"]), ("exclusive", cells["b_only"])):
+        enough = min(np.count_nonzero(cell), negatives.size) >= fewest
+        ranking = rank(score[cell], [negatives]) if enough else None
+        precisions[f"ap_{side}"] = np.nan if ranking is None else ranking.average_precision()
+        areas[f"auc_{side}"] = np.nan if ranking is None else ranking.roc_auc()
+    return precisions | areas
 
 
 def summarize(splits: Mapping[str, Sequence[PairRow]]) -> dict[str, dict[str, float]]:
@@ -168,14 +187,14 @@ def summarize(splits: Mapping[str, Sequence[PairRow]]) -> dict[str, dict[str, fl
       * the mean of each metric and of the gaps, nan without pairs.
     """
     report: dict[str, dict[str, float]] = {name: {"pairs": len(rows)} for name, rows in splits.items()}
-    whole = [
+    with_gaps = [
         [row | {gap: row[a] - row[b] for gap, (a, b) in _GAPS.items()} for row in rows] for rows in splits.values()
     ]
     for count, metrics in _QUESTIONS.items():
-        values = np.array([[[row[name] for name in metrics] for row in rows] for rows in whole])
+        values = np.array([[[row[name] for name in metrics] for row in rows] for rows in with_gaps])
         values = values.reshape(len(splits), -1, len(metrics))
         values = values[:, ~np.isnan(values).any(axis=(0, 2))]
-        for summary, x in zip(report.values(), values, strict=True):
-            means = x.mean(axis=0) if len(x) else np.full(len(metrics), np.nan)
-            summary.update({count: len(x)} | dict(zip(metrics, means.tolist(), strict=True)))
+        for summary, defined in zip(report.values(), values, strict=True):
+            means = defined.mean(axis=0) if len(defined) else np.full(len(metrics), np.nan)
+            summary.update({count: len(defined), **dict(zip(metrics, means.tolist(), strict=True))})
     return report

@@ -6,7 +6,8 @@ hierarchies: application to text categorization", Canadian AI 2006; without a ro
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.evaluation.metrics.groups import Entries, MetricGroup
+from mlmoe_jax.evaluation.metrics.entries import Entries
+from mlmoe_jax.evaluation.metrics.metric_groups import MetricGroup
 from mlmoe_jax.evaluation.metrics.multilabel import precision_recall_f1
 from mlmoe_jax.evaluation.metrics.standard import selectable_predictions
 

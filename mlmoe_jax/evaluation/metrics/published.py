@@ -1,7 +1,7 @@
 """Metrics as the evaluators of the papers compute them.
 
-`groups.evaluate_scores` uses one set of definitions for all methods. Published numbers use their authors' definitions,
-which differ between papers, so comparisons with a published table use this module.
+`metric_groups.evaluate_scores` uses one set of definitions for all methods. Published numbers use their authors'
+definitions, which differ between papers, so comparisons with a published table use this module.
 
 | | mlvpt | q2l | mlgcn | asl | drmoe |
 |---|---|---|---|---|---|
@@ -44,19 +44,21 @@ import numpy as np
 from ml_collections import ConfigDict
 from numpy.typing import ArrayLike, NDArray
 
-from mlmoe_jax.data.label_codes import targets
-from mlmoe_jax.evaluation.metrics.groups import MetricGroup
+from mlmoe_jax.data.label_codes import DIFFICULT, targets
+from mlmoe_jax.evaluation.metrics.entries import Entries
+from mlmoe_jax.evaluation.metrics.metric_groups import MetricGroup
 from mlmoe_jax.evaluation.metrics.multilabel import (
     average_precision,
     mean_average_precision,
     precision_recall_f1,
     top_k,
 )
-from mlmoe_jax.evaluation.metrics.thresholds import prior_matched
+from mlmoe_jax.evaluation.metrics.threshold_search import prior_matched
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 
+_COLUMNS = {"none": "AP", "envelope": "AP_envelope"}  # interpolation -> name in `Entries.per_class`
 _TABLE = ("CP", "CR", "CF1", "OP", "OR", "OF1")
 
 
@@ -74,7 +76,14 @@ class Evaluator:
     top3: tuple[str, float | None] | None = None  # suffix of the metrics, and the minimum score
 
 
-def preset(name: str, scores: ArrayLike, codes: ArrayLike, *, frequency: ArrayLike | None) -> dict[str, float]:
+def preset(
+    name: str,
+    scores: ArrayLike,
+    codes: ArrayLike,
+    *,
+    frequency: ArrayLike | None,
+    ap: Floats | None = None,
+) -> dict[str, float]:
     """Return the metrics that a paper's evaluator prints for a split, as fractions; see the module for definitions.
 
     Args:
@@ -82,6 +91,7 @@ def preset(name: str, scores: ArrayLike, codes: ArrayLike, *, frequency: ArrayLi
       scores: f[N,K], probabilities.
       codes: i8[N,K]: 1, 0, −1 unknown, 2 difficult.
       frequency: f[K], the share of training images with each label; required by mlvpt only.
+      ap: f[K], the result of `average_precisions`, if it is known already.
 
     Returns:
       mAP; CP CR CF1 OP OR OF1 at the paper's threshold (drmoe: CF1 CF1_mean OF1; asl: CF1_mean as well); the first six
@@ -89,16 +99,17 @@ def preset(name: str, scores: ArrayLike, codes: ArrayLike, *, frequency: ArrayLi
     """
     evaluator = PRESETS[name]
     scores, codes = np.asarray(scores), np.asarray(codes)
-    label, known = (x > 0 for x in targets(codes, "negative"))
-    ap, empty = average_precisions(name, scores, codes), evaluator.ap_without_positives
+    positive, known = targets(codes, "negative")
+    ap = average_precisions(name, scores, codes) if ap is None else ap
+    empty = evaluator.ap_without_positives
     report = {"mAP": mean_average_precision(ap) if empty is None else float(np.where(np.isnan(ap), empty, ap).mean())}
-    without_positives = not (label & known).any(axis=0).all()
-    groups = {"": evaluator.predict(scores, known, frequency)}
+    without_positives = not (positive & known).any(axis=0).all()
+    predictions = {"": evaluator.predict(scores, known, frequency)}
     if evaluator.top3:
         suffix, minimum = evaluator.top3
-        groups[suffix] = top_k(scores, 3, minimum=minimum, mask=known)
-    for suffix, predicted in groups.items():
-        values = precision_recall_f1(predicted, label, mask=known, empty=evaluator.empty)
+        predictions[suffix] = top_k(scores, 3, minimum=minimum, mask=known)
+    for suffix, predicted in predictions.items():
+        values = precision_recall_f1(predicted, positive, mask=known, empty=evaluator.empty)
         if evaluator.empty == "one" and without_positives:
             values |= {"CR": np.nan, "CF1": np.nan}
         report |= {metric + suffix: values[metric] for metric in evaluator.metrics}
@@ -108,8 +119,29 @@ def preset(name: str, scores: ArrayLike, codes: ArrayLike, *, frequency: ArrayLi
 def average_precisions(name: str, scores: ArrayLike, codes: ArrayLike) -> Floats:
     """Return the average precision of each label, f64[K], as `preset` averages it; nan without positives."""
     evaluator = PRESETS[name]
-    label, known = targets(np.asarray(codes), evaluator.difficult_in_ap)
-    return average_precision(np.asarray(scores), label, mask=known, interpolation=evaluator.interpolation)
+    positive, known = targets(np.asarray(codes), evaluator.difficult_in_ap)
+    return average_precision(np.asarray(scores), positive, mask=known, interpolation=evaluator.interpolation)
+
+
+def measure_preset(
+    name: str, entries: Entries, codes: NDArray[np.int8], difficult: str, frequency: ArrayLike
+) -> dict[str, float]:
+    """Return the metrics of `preset` by names such as mlvpt/mAP; {} if the name is "none".
+
+    Args:
+      name: "none", or as in `preset`.
+      entries: the scores, whose average precision is used if it has the paper's definition.
+      codes: i8[N,K] of the entries.
+      difficult: the treatment of difficult labels in `entries`.
+      frequency: f[K], as in `preset`.
+    """
+    if name == "none":
+        return {}
+    evaluator = PRESETS[name]
+    same_labels = difficult == evaluator.difficult_in_ap or not (codes == DIFFICULT).any()
+    ap = entries.per_class[_COLUMNS[evaluator.interpolation]] if same_labels else None
+    metrics = preset(name, entries.scores, codes, frequency=frequency, ap=ap)
+    return {f"{name}/{metric}": value for metric, value in metrics.items()}
 
 
 def _as_often_as_in_training(scores: Floats, known: Bools, frequency: ArrayLike | None) -> Bools:

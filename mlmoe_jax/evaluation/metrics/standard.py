@@ -2,7 +2,8 @@
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.evaluation.metrics.groups import TOP_COUNT, TOP_MINIMUM, Entries, MetricGroup
+from mlmoe_jax.evaluation.metrics.entries import TOP_COUNT, TOP_MINIMUM, Entries
+from mlmoe_jax.evaluation.metrics.metric_groups import MetricGroup
 from mlmoe_jax.evaluation.metrics.multilabel import (
     map_of_returned,
     mean_average_precision,

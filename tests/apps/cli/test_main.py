@@ -11,13 +11,16 @@ import numpy as np
 import pytest
 from helpers import small_program, tiny
 from helpers.commands import refused, succeeded
+from helpers.scored_run import stored_metrics
 from PIL import Image
 
 from mlmoe_jax.apps.cli.commands import COMMANDS
 from mlmoe_jax.apps.cli.flags import FLAGS, parse_flags
 from mlmoe_jax.config import load_config, split_references
 from mlmoe_jax.data.sources.digits import open_scenes
+from mlmoe_jax.evaluation.results import read_scores
 from mlmoe_jax.main import main
+from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.metric_log import TIMING
 from mlmoe_jax.runtime.version import __version__
 
@@ -117,10 +120,13 @@ def test_training_leaves_a_complete_run_folder(trained):
     for name in ("config.json", "labels.txt", "label_space.npz", "preprocess.json", "thresholds.json", "backbone.json"):
         assert (folder / name).is_file(), name
     assert not (folder / "frozen.safetensors").exists(), "the catalogue has these weights"
-    assert json.loads((folder / "results.json").read_text()) == results
-    scores = np.load(folder / "scores.npz")
-    assert scores["scores"].shape == (60 + 70 + 70, 10)
-    assert sorted(set(scores["split"])) == ["test", "test_shift", "val"]
+    assert stored_metrics(folder) == results
+    scores = read_scores(RunFolder(folder))
+    assert {name: split.scores.shape for name, split in scores.items()} == {
+        "val": (60, 10),
+        "test": (70, 10),
+        "test_shift": (70, 10),
+    }
     assert "parameters trainable" in done.stderr
 
 
@@ -138,7 +144,7 @@ def test_eval_reproduces_training_to_the_last_digit(here, trained):
     assert [line.split()[0] for line in other.stdout.splitlines()] == [
         "metric,", "mAP", "CF1@0.5", "OF1@0.5", "AUC_macro", "precision@1"
     ]  # fmt: skip
-    assert f"results go to {folder}/eval" in other.stderr
+    assert f"results go to {folder}/results.json" in other.stderr
 
 
 def test_rerunning_a_finished_training_only_evaluates(here, trained):
@@ -230,9 +236,7 @@ def test_predict_gives_the_scores_of_eval(program, trained, monkeypatch, tmp_pat
     output = tmp_path / "p.jsonl"
     succeeded(program("--mode=predict", f"--workdir={folder}", f"--images={tmp_path / 'scenes'}", f"--output={output}"))
     ours = np.array([[*json.loads(line)["scores"].values()] for line in output.read_text().splitlines()])
-    stored = np.load(folder / "scores.npz")
-    expected = stored["scores"][stored["split"] == "test"][:5]
-    np.testing.assert_allclose(ours, expected, rtol=1e-5)
+    np.testing.assert_allclose(ours, read_scores(RunFolder(folder))["test"].scores[:5], rtol=1e-5)
 
 
 # ---------------------------------------------------------------------------------------------------------- errors
@@ -307,5 +311,5 @@ def test_a_run_is_exported_under_the_authors_names_and_imported_again(program, t
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == f"run folder: {folder}"
     done = succeeded(program("--mode=eval", f"--workdir={folder}", "--json"))
-    results = json.loads((trained[0] / "results.json").read_text())
+    results = stored_metrics(trained[0])
     assert json.loads(done.stdout) == {name: results[name] for name in ("test", "test_shift")}

@@ -1,11 +1,11 @@
 """`--mode=reproduce` as a user runs it: a training on digits, its numbers beside the paper's, and read again."""
 
 import csv
-import json
 
 import pytest
 from helpers import tiny
 from helpers.commands import succeeded
+from helpers.scored_run import stored_metrics
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def run(command, monkeypatch, tmp_path):
 def test_a_row_is_trained_measured_and_read_again(run, tmp_path):
     done = succeeded(run("--table=mlvpt.2", "--only=VPT,DINOv2-B,224"))
     assert "run 1 of 1, vpt,dataset=digits" in done.stderr
-    stored = json.loads((tmp_path / "all" / "vpt,dataset=digits" / "results.json").read_text())["test"]
+    stored = stored_metrics(tmp_path / "all" / "vpt,dataset=digits")["test"]
     expected = [stored["mAP_envelope"], stored["CF1@prior_matched_transductive"]]
     line = next(line for line in done.stdout.splitlines() if line.split()[:1] == ["ours"])
     assert line.split()[1:3] == [f"{100 * value:.2f}" for value in expected]

@@ -8,6 +8,7 @@ import json
 import pytest
 from helpers import tiny
 from helpers.commands import succeeded
+from helpers.scored_run import stored_metrics
 from PIL import Image
 
 from mlmoe_jax.runs.folder import RunFolder
@@ -69,7 +70,7 @@ def test_an_interrupted_sweep_resumes(run, monkeypatch, tmp_path):
     printed = json.loads(done.stdout)["runs"]
     assert [one["config"] for one in printed] == [{key: 0.001}, {key: 0.01}]
     for one, row in zip(printed, table_of(folder), strict=True):
-        stored = json.loads((folder / one["run"] / "results.json").read_text())
+        stored = stored_metrics(folder / one["run"])
         assert one["results"] == stored
         assert one["selected"] == row["selected"]
         assert row[key] == str(one["config"][key])

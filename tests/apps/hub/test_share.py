@@ -2,12 +2,14 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 from helpers import hub_site, published_run
+from helpers.scored_run import write_results
 from safetensors.numpy import load, load_file, save
 
 from mlmoe_jax.apps.cli.flags import parse_flags as parse
@@ -15,6 +17,7 @@ from mlmoe_jax.apps.hub import push as share
 from mlmoe_jax.apps.hub.card import _plain
 from mlmoe_jax.apps.report import training
 from mlmoe_jax.apps.report.run_files import RunFiles
+from mlmoe_jax.evaluation.results import SplitScores, read_scores
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.main import main
 from mlmoe_jax.runs.folder import RunFolder
@@ -39,11 +42,10 @@ def made(tmp_path_factory):
         run = RunFolder(folder / "run")
         published_run.write_run(run, config)
         write_thresholds(run, Thresholds(CUTS, {"split": "val", "goal": "f1"}, published_run.CALIBRATION))
-        run.write_json("results.json", {"val": METRICS, "test": METRICS})
         scores = np.array([[0.9, 0.1, 0.2], [0.4, 0.6, 0.3]])
         codes = np.array([[1, 0, 0], [0, 1, 0]], np.int8)
-        of = {"ids": np.array(["/home/me/1.jpg", "2.jpg"]), "scores": scores, "labels": codes}
-        run.write_npz("scores.npz", **of, split=np.array(["test", "test"]))
+        scored = SplitScores("test", np.array(["/home/me/1.jpg", "2.jpg"]), scores, codes)
+        write_results(run, {"val": METRICS, "test": METRICS}, scored)
         yield run, config
 
 
@@ -73,7 +75,7 @@ def test_a_push_is_one_commit_without_the_backbone_and_without_places(made, push
     assert b"/home/me" not in everything
     assert b"my-project" not in everything
     assert b"2.jpg" not in everything
-    assert json.loads(pushed["results.json"])["test"]["mAP"] == 0.75
+    assert json.loads(pushed["results.json"])["test"]["metrics"]["mAP"] == 0.75
     assert json.loads(pushed["thresholds.json"])["thresholds"] == {"a": 0.25, "b": None, "c": 0.5}
     assert hub_site.TOKEN not in "".join(capsys.readouterr())
 
@@ -103,9 +105,8 @@ def test_the_model_card(pushed):
 
 def test_the_model_card_says_what_out_of_fold_is(made, tmp_path):
     shutil.copytree(made[0].path, tmp_path / "run")
-    run, scores = RunFolder(tmp_path / "run"), made[0].read_npz("scores.npz")
-    run.write_json("results.json", {"out_of_fold": METRICS})
-    run.write_npz("scores.npz", **{**scores, "split": np.array(["out_of_fold"] * 2)})
+    run, scored = RunFolder(tmp_path / "run"), replace(read_scores(made[0])["test"], name="out_of_fold")
+    write_results(run, {"out_of_fold": METRICS}, scored)
     assert main(["--mode=push", f"--workdir={run}", "--repo=user/name", f"--output={tmp_path / 'out'}"]) == 0
     card = (tmp_path / "out" / "README.md").read_text()
     assert "`out_of_fold` are the training images, each scored by a fit without the image." in card
@@ -127,8 +128,7 @@ def test_the_model_card_says_when_its_numbers_are_rough(made, tmp_path, monkeypa
     codes = (np.arange(60)[:, None] % 20 < [1, 2, 3]).astype(np.int8)  # 3, 6 and 9 positives
     scores = np.clip(0.3 + 0.3 * codes + 0.2 * draw.normal(size=codes.shape), 0, 1)
     ids = np.array([f"{n}.jpg" for n in range(60)])
-    run.write_npz("scores.npz", ids=ids, scores=scores, labels=codes, split=np.array(["val"] * 60))
-    run.write_json("results.json", {"val": METRICS})
+    write_results(run, {"val": METRICS}, SplitScores("val", ids, scores, codes))
     assert "rough: its images have" in training.why_rough(RunFiles(run)), "no split selected these weights"
     chosen = Selection({}, "mAP")
     chosen.keep(20, "raw", "val", {})
@@ -148,15 +148,8 @@ def test_a_dry_run_writes_the_same_and_uploads_nothing(made, pushed, hub, tmp_pa
     hub.requests.clear()
     monkeypatch.delenv("HF_TOKEN")
     command = ["--mode=push", f"--workdir={made[0]}", "--repo=user/name", "--license=apache-2.0"]
-    later = made[0] / "eval/results.json"  # of another evaluation, which the model card does not show
-    made[0].write_json("eval/results.json", {name: {"mAP": 0.123} for name in made[0].read_json("results.json")})
-    try:
-        assert main([*command, f"--output={tmp_path / 'out'}"]) == 0
-    finally:
-        later.unlink()
-    told = capsys.readouterr()
-    assert "nothing was uploaded" in told.out
-    assert "eval/ has another evaluation, which is not shown" in told.err
+    assert main([*command, f"--output={tmp_path / 'out'}"]) == 0
+    assert "nothing was uploaded" in capsys.readouterr().out
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == pushed
     assert hub.requests == []
     assert main([*command, f"--output={tmp_path / 'out'}"]) == 2
@@ -171,8 +164,7 @@ def test_frozen_weights_that_are_not_published_are_shared(made, hub, tmp_path, r
     shutil.copy(Path(made[0].path).parent / "cache" / "tiny.safetensors", own.model.backbone.weights)
     run = RunFolder(tmp_path / "run")
     published_run.write_run(run, own)
-    run.write_json("results.json", {"test": METRICS})
-    shutil.copy(made[0] / "scores.npz", tmp_path / "run" / "scores.npz")
+    write_results(run, {"test": METRICS}, read_scores(made[0])["test"])
     assert share.push(run, "user/own") == 0
     files = hub.repositories["user/own"]["main"]
     assert json.loads(files["config.json"])["model"]["backbone"]["weights"] == "mine.safetensors"

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from helpers.scored_run import write_results
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.papers.grid import (
@@ -15,7 +16,7 @@ from mlmoe_jax.apps.papers.grid import (
     value_text,
 )
 from mlmoe_jax.config import default_config, flatten, load_config
-from mlmoe_jax.runs.folder import CONFIG, RESULTS, RunFolder
+from mlmoe_jax.runs.folder import CONFIG, RunFolder
 from mlmoe_jax.training.resume import changed_keys
 
 GROUPS = "model.prompts.num_groups"
@@ -145,7 +146,7 @@ def test_only_finished_runs_have_results(tmp_path):
         run = RunFolder(tmp_path / f"seed={seed}")
         run.write_text(CONFIG, configuration.to_json(other))
         if results:
-            run.write_json(RESULTS, results)
+            write_results(run, results)
     runs = plan(config, folder, {"seed": (0, 1, 2)})
     assert runs[0].results["test"]["mAP"] == 0.5
     assert math.isnan(runs[0].results["test"]["mAP_envelope"])

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from helpers.scored_run import write_results
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.papers import grid, reproduce
@@ -13,8 +14,9 @@ from mlmoe_jax.apps.papers.reproduce import Measurements, comparison_text, write
 from mlmoe_jax.apps.papers.request import Request, parse_request
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.evaluation.metrics.published import preset
+from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.main import main
-from mlmoe_jax.runs.folder import CONFIG, LABEL_SPACE, LABELS, RESULTS, SCORES, RunFolder
+from mlmoe_jax.runs.folder import CONFIG, LABEL_SPACE, LABELS, RESULTS, RunFolder
 
 NAMES = ("car", "traffic light", "aeroplane")
 
@@ -25,15 +27,14 @@ def write_run(folder: RunFolder, config, seed: int) -> dict[str, np.ndarray]:
     codes = (draw.random((10, 3)) < 0.5).astype(np.int8)
     codes[0], codes[1] = 1, 0
     scores = draw.random((10, 3))
-    split = np.full(10, config.data.test_splits[0])
     folder.write_text(CONFIG, configuration.to_json(config))
     folder.write_text(LABELS, "\n".join(NAMES) + "\n")
-    folder.write_npz(SCORES, ids=np.arange(10).astype(str), scores=scores, labels=codes, split=split)
     together = np.array([[0, 3, 0], [3, 0, 0], [0, 0, 0]])
     space = LabelSpace(NAMES, together, np.array([8, 4, 5]), 20, *np.zeros((2, 3), np.int32))
     with open(folder / LABEL_SPACE, "wb") as file:
         space.save(file)
-    folder.write_json(RESULTS, {str(split[0]): {"mAP": 0.5}})
+    split = config.data.test_splits[0]
+    write_results(folder, {split: {"mAP": 0.5}}, SplitScores(split, np.arange(10).astype(str), scores, codes))
     return {"scores": scores, "codes": codes, "frequency": space.frequency}
 
 

@@ -6,6 +6,7 @@ import math
 import statistics
 
 import pytest
+from helpers.scored_run import write_results
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.cli.process import print_outcome
@@ -15,7 +16,7 @@ from mlmoe_jax.apps.papers.grid import GridPoint, combine_axes, plan_runs
 from mlmoe_jax.apps.papers.sweep import average_seeds, plot, runs_table, seeds_table
 from mlmoe_jax.config import default_config
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runs.folder import CONFIG, RESULTS, RunFolder
+from mlmoe_jax.runs.folder import CONFIG, RunFolder
 from mlmoe_jax.runtime.storage import InUse
 from mlmoe_jax.training.loop import Stopped
 
@@ -51,7 +52,7 @@ def trainings(monkeypatch):
         value = mean_ap(config)
         results = {"val": {"mAP": value, "OF1@0.5": math.nan}, "test": {"mAP": value + 0.01, "OF1@0.5": 0.25}}
         folder.write_text(CONFIG, configuration.to_json(config))
-        folder.write_json(RESULTS, results)
+        write_results(folder, results)
         return results
 
     monkeypatch.setattr(grid, "train", train)

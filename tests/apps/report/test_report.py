@@ -11,6 +11,7 @@ import types
 import numpy as np
 import pytest
 from helpers.made_run import NAMES, SECTIONS, data_block, make_run, section
+from helpers.scored_run import stored_metrics
 
 from mlmoe_jax.apps.cli.flags import parse_flags
 from mlmoe_jax.apps.report import labels, page, results, training
@@ -19,6 +20,7 @@ from mlmoe_jax.apps.tools.compare import ComparedRun, compare_runs
 from mlmoe_jax.apps.tools.fit_thresholds import format_fitted
 from mlmoe_jax.evaluation.fit_thresholds import fit_split
 from mlmoe_jax.evaluation.metrics.standard import METRICS
+from mlmoe_jax.evaluation.results import read_scores
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.thresholds import Thresholds, write_thresholds
 
@@ -85,10 +87,10 @@ def test_missing_runs_and_runs_without_scores(tmp_path, run, refusal, no_bundle)
     bare.write_text("labels.txt", run.read_text("labels.txt"))
     assert "it has no config" in refusal(RunFiles, bare)
     bare.write_text("config.json", run.read_text("config.json"))
-    assert "scores.npz" in refusal(page.write_report, run, against=bare)
+    assert "has no results.json" in refusal(page.write_report, run, against=bare)
 
 
-@pytest.mark.parametrize("link", ["samples/0000.jpg", "metrics.jsonl", "scores.npz"])
+@pytest.mark.parametrize("link", ["samples/0000.jpg", "metrics.jsonl", "scores/test.npz"])
 def test_no_file_outside_the_run_folder_is_embedded(tmp_path, run, refusal, no_bundle, link):
     folder, outside = RunFolder(tmp_path / "run"), tmp_path / "outside"
     folder.adopt(run)
@@ -112,7 +114,7 @@ def test_summary_names_the_selected_step(text, run):
     assert facts["selected"][1] == "ema weights of step 40 (best mAP on val, 60.00 %)"
     assert facts["labels"][1] == "5 labels, 40 training images"
     low, high = (f"{100 * end:.1f}" for end in training.intervals(RunFiles(run), most=20)[1]["mAP"])
-    assert f"mAP % {100 * run.read_json('results.json')['test']['mAP']:.2f} on test, {low} to {high}" in found
+    assert f"mAP % {100 * stored_metrics(run)['test']['mAP']:.2f} on test, {low} to {high}" in found
     assert "CF1 at 0.5 % " in found
     assert "F1, macro at 0.5 % " in found
     assert "20 resamples of the images" in found
@@ -157,7 +159,7 @@ def test_long_curves_are_averaged():
 
 
 def test_metrics_are_shown_with_their_definitions(text, run):
-    found, stored = section(text, "metrics"), run.read_json("results.json")
+    found, stored = section(text, "metrics"), stored_metrics(run)
     for table, names in (("metrics-ranking", ("mAP", "AUC_macro")), ("metrics-calibration", ("ECE_pooled",))):
         for name in names:
             assert rows_of(text, table)[name][1:] == [stored["val"][name], stored["test"][name]]
@@ -166,8 +168,7 @@ def test_metrics_are_shown_with_their_definitions(text, run):
         for name in ("CP", "CR", "CF1", "precision_macro"):
             name, meaning = f"{name}@{at}", METRICS[name]
             assert table[name] == [[name, meaning], stored["val"][name], stored["test"][name]]
-    scores = run.read_npz("scores.npz")
-    never = int((scores["scores"][scores["split"] == "test"] < 0.5).all(axis=0).sum())
+    never = int((read_scores(run)["test"].scores < 0.5).all(axis=0).sum())
     assert f"Never predicted on test at 0.5: {never} of 5 labels." in found
     assert "the 3 highest labels of each image are predicted" in text
     assert "metrics-other" not in text, "all metrics have a meaning"
@@ -215,8 +216,9 @@ def test_images_come_first_and_what_is_missing_last_in_one_line(tmp_path, no_bun
     visible, _, last = text.partition('<details id="absent">')
     assert re.findall(r'<section id="(\w+)"', visible)[:3] == ["summary", "images", "mistakes"]
     line = re.search(r"<summary>(.*)</summary>", last)[1]
-    assert line == "Not on this page: Differences from another run, Attention over the image"
-    assert re.findall(r'<section id="(\w+)"', last) == ["differences", "attention"]
+    absent = "Differences from another run, Gates: the experts of each label, Attention over the image"
+    assert line == f"Not on this page: {absent}"
+    assert re.findall(r'<section id="(\w+)"', last) == ["differences", "gates", "attention"]
     assert 'href="#differences"' not in text
 
 

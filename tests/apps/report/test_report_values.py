@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers.label_trees import violations
 from helpers.made_run import GRID, IMAGES, NAMES, data_block, image_ids, make_run, section, write_samples
+from helpers.scored_run import stored_metrics, write_results
 from PIL import Image
 from sklearn.metrics import precision_recall_curve
 
@@ -23,7 +24,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.bootstrap import draw
 from mlmoe_jax.evaluation.metrics.multilabel import average_precision
 from mlmoe_jax.evaluation.metrics.ranking import rank
-from mlmoe_jax.evaluation.results import SplitScores
+from mlmoe_jax.evaluation.results import SplitScores, read_scores
 from mlmoe_jax.models.calibration import logits_of, probabilities
 from mlmoe_jax.models.consistency import Consistency
 from mlmoe_jax.runs.folder import RunFolder
@@ -45,7 +46,7 @@ def test_precision_recall_points_equal_scikit_learn():
 
 
 def test_calibration_equals_the_metrics(text, run):
-    error = run.read_json("results.json")["test"]["ECE_pooled"]
+    error = stored_metrics(run)["test"]["ECE_pooled"]
     assert f"calibration error: {100 * error:.2f} %" in section(text, "scores")
     bins = np.array([list(row.values()) for row in data_block(text, "reliability")["datasets"]["rows"]])
     np.testing.assert_allclose(np.abs(bins[:, 0] - bins[:, 1]) @ bins[:, 2] / bins[:, 2].sum(), error, atol=1e-4)
@@ -56,11 +57,11 @@ def test_calibration_equals_the_metrics(text, run):
 def test_intervals_are_those_of_metrics_of_resampled_images(run):
     files = RunFiles(run)
     main, (count, found) = files.main_split, training.intervals(files, most=4)
-    label, mask = main.scores.targets("negative")
+    truth = main.scores.entries("negative")
     values = []
-    for of_resample in np.concatenate(list(draw(len(label), 4, SEED)), axis=1).astype(int).T:
-        rows = np.repeat(np.arange(len(label)), of_resample)
-        values.append(np.nanmean(average_precision(main.scores.scores[rows], label[rows], mask=mask[rows])))
+    for of_resample in np.concatenate(list(draw(len(main.scores), 4, SEED)), axis=1).astype(int).T:
+        rows = np.repeat(np.arange(len(main.scores)), of_resample)
+        values.append(np.nanmean(average_precision(truth.scores[rows], truth.positive[rows], mask=truth.valid[rows])))
     reach, value = 1.96 * np.std(values, ddof=1), main.metrics["mAP"]
     assert found["mAP"] == pytest.approx((value - reach, min(1.0, value + reach)))
     assert count == 4
@@ -96,10 +97,8 @@ def test_a_correct_prediction_is_no_mistake(run):
 
 
 def test_mistakes_leave_out_unknown_and_difficult_labels(text, run):
-    with np.load(run / "scores.npz") as stored:
-        test = stored["split"] == "test"
-        cuts = (0.1, 0.2, 0.3, 0.4, np.inf)  # of the made run
-        negative = np.where((stored["labels"][test] == 0) & (stored["scores"][test] >= cuts), stored["scores"][test], 0)
+    test, cuts = read_scores(run)["test"], (0.1, 0.2, 0.3, 0.4, np.inf)  # of the made run
+    negative = np.where((test.codes == 0) & (test.scores >= cuts), test.scores, 0)
     assert data_block(text, "mistakes-false")["rows"][0][1] == pytest.approx(negative.max(), abs=1e-4)
     available = set(image_ids("test", 3))  # the samples: the data set of the run has other images
     for outcome in ("false", "missed"):
@@ -246,23 +245,20 @@ def test_gates_per_image_and_their_means(text, run):
         assert packed[name]["images"] == images
         np.testing.assert_allclose(values, weights[f"gates/{name}"].ravel(), atol=0.003)
     assert "The weights of experts do not depend on the image" in section(text, "gates")
-    table, stored = data_block(text, "gate-table"), run.read_npz("gates.npz")
-    test = stored["split"] == "test"
-    space, positive = RunFiles(run).label_space, stored["labels"][test] == 1
-    shares = stored["shared/experts"][test]
+    table, space = data_block(text, "gate-table"), RunFiles(run).label_space
+    experts = weights["gates/experts"].astype(float)[0]
     expected = np.column_stack(
         [
             weights["gates/co"].astype(float).mean(axis=0),
-            weights["gates/experts"].astype(float)[0],
-            shares.mean(axis=0),
-            (shares * positive).sum(axis=0) / positive.sum(axis=0),
+            experts,
+            experts[:, :2].sum(axis=1),
             (space.counts / space.positives[:, None]).sum(axis=1) / 4,
         ]
     )
     np.testing.assert_allclose([row[1:] for row in table["rows"]], expected, atol=1e-5)
     assert [name for name, _ in table["columns"]][3:7] == [
         *("experts: shared 1", "experts: shared 2", "experts: task 1"),
-        "experts: shared experts on test",
+        "experts: all shared experts",
     ]
 
 
@@ -270,9 +266,7 @@ def test_gates_without_samples_and_without_gates(tmp_path):
     folder = make_run(tmp_path / "run", samples=0)
     part = samples.gates(RunFiles(folder))
     assert "keeps no sample images" in part.missing
-    assert [name for name, _ in part.parts[0].columns][1] == "experts: shared experts on test"
-    (folder / "gates.npz").unlink()
-    assert samples.gates(RunFiles(folder)).parts == []
+    assert not part.parts
     write_samples(folder, np.eye(5, dtype=np.int8)[:2], np.zeros((2, 5)), np.random.default_rng(0))
     arrays = folder.read_npz("samples/explained.npz")
     folder.write_npz("samples/explained.npz", **{name: of for name, of in arrays.items() if "gates" not in name})
@@ -317,11 +311,9 @@ def test_a_page_with_twenty_thousand_labels_stays_small(tmp_path, run, no_bundle
     folder.write_text("config.json", run.read_text("config.json"))
     folder.write_text("labels.txt", "".join(f"label {k}\n" for k in range(count)))
     codes, values = (draw.random((images, count)) < 0.3).astype(np.int8), draw.random((images, count)).round(3)
-    folder.write_json("results.json", {"test": {"mAP": 0.3}})
+    write_results(folder, {"test": {"mAP": 0.3}}, SplitScores("test", image_ids("test", images), values, codes))
     rows = [["test", f"label {k}", 3, k / count] for k in range(count)]
     folder.write_csv("per_class.csv", ["split", "label", "positives", "AP"], rows)
-    split = np.full(images, "test")
-    folder.write_npz("scores.npz", ids=image_ids("test", images), scores=values, labels=codes, split=split)
     write_samples(folder, codes[:2], values[:2], draw)
     text = page.write_report(folder).read_text()
     assert len(text) < 5_000_000

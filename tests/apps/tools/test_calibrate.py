@@ -18,7 +18,7 @@ def folder(tmp_path) -> RunFolder:
 
 
 def test_a_run_is_calibrated_on_the_command_line(folder, capsys):
-    before = folder.read_bytes("scores.npz")
+    before = folder.read_bytes("scores/val.npz")
     assert main(["--mode=calibrate", f"--workdir={folder}", "--config.calibration.method=isotonic"]) == 0
     out, err = capsys.readouterr()
     stored = read_thresholds(folder)
@@ -27,7 +27,7 @@ def test_a_run_is_calibrated_on_the_command_line(folder, capsys):
     assert row.split()[1:] == percents
     assert "5-fold cross-validation" in out
     assert "thresholds.json" in err
-    assert folder.read_bytes("scores.npz") == before, "the raw scores stay"
+    assert folder.read_bytes("scores/val.npz") == before, "the raw scores stay"
     assert stored.of("abc").tolist() == [0.5] * 3, "a fixed threshold is one of the corrected scores"
 
 
@@ -61,9 +61,7 @@ def test_the_json_is_the_stored_calibration(folder, capsys):
 def test_a_resumed_training_keeps_the_calibration_of_its_scores(folder, capsys):
     calibrate_run(folder)
     for results, kept in ((True, True), (False, False)):
-        if results:
-            folder.write_json("results.json", {})
-        else:
+        if not results:
             (folder / "results.json").unlink()
         write_fixed(folder, "abc", 0.5)
         assert bool(read_thresholds(folder).calibration) == kept
@@ -81,7 +79,7 @@ def test_invalid_requests_are_user_errors(folder, tmp_path, refusal):
     assert "not of vla" in refusal(calibrate_run, folder, [("calibration.split", "vla")])
     assert "only keys under calibration" in refusal(calibrate_run, folder, [("thresholds.split", "val")])
     assert "needs fitted thresholds" in refusal(calibrate_run, folder, [("calibration.operating_point", "True")])
-    assert "has no scores.npz" in refusal(calibrate_run, write_run(tmp_path / "unscored"))
+    assert "has no results.json" in refusal(calibrate_run, write_run(tmp_path / "unscored"))
     small = write_run(tmp_path / "small", drawn_split("val", 20))
     assert "too small to calibrate on: 20 images" in refusal(calibrate_run, small)
     bare = write_run(tmp_path / "bare", drawn_split("test"), data__val_split="", eval__select_on="test")

@@ -64,11 +64,12 @@ def test_two_runs_are_matched_by_image_and_label(two):
     one = drawn_split("test", 40, codes=4)
     order = np.random.default_rng(5).permutation(40)
     noise = noisier(one.take(order)).scores[np.argsort(order)]
-    label, mask = one.targets("ignore")
+    entries = one.entries("ignore")
+    label, mask = entries.positive, entries.valid
     plain = [multilabel.average_precision(scores, label, mask=mask) for scores in (one.scores, noise)]
     assert list(found.ap) == ["a", "b", "c"]
     np.testing.assert_allclose([[c.a, c.b] for c in found.ap.values()], np.transpose(plain))
-    assert list(found.positives.values()) == (label * mask).sum(axis=0).tolist()
+    assert list(found.positives.values()) == (label & mask).sum(axis=0).tolist()
     expected = [
         multilabel.precision_recall_f1(scores >= 0.5, label, mask=mask)["CF1"] for scores in (one.scores, noise)
     ]
@@ -121,15 +122,15 @@ def test_images_that_changed_most_by_hand(monkeypatch):
     now = np.array([[0.8, 0.1, 0.8, 1.0], [0.5, 0.5, 0.5, 0.6], [0.5] * 4, [1.0] * 4])
     ids = np.array(["w", "x", "y", "z"])
     one, other = (SplitScores("test", ids, scores, codes) for scores in (was, now))
-    first, second = changed_images(one, other, *one.targets("negative"), ("a", "b", "c", "d"))
+    first, second = changed_images(one, other, one.entries("negative"), ("a", "b", "c", "d"))
     assert (first.id, first.labels) == ("w", ("a",))
     assert first.change == pytest.approx((0.6 + 0.3) / 3), "the unknown label is ignored"
     assert (first.a, first.b) == pytest.approx(((0.2 + 0.9 + 0.5) / 3, (0.8 + 0.9 + 0.2) / 3))
     assert first.moves == (Move("a", True, 0.2, 0.8), Move("c", False, 0.5, 0.8))
     assert (second.id, second.labels, second.moves) == ("x", ("b", "c"), (Move("d", False, 0.5, 0.6),))
-    assert changed_images(one, one, *one.targets("negative"), "abcd") == ()
+    assert changed_images(one, one, one.entries("negative"), "abcd") == ()
     monkeypatch.setattr(module, "LISTED", 1)
-    assert changed_images(one, other, *one.targets("negative"), "abcd") == (first,)
+    assert changed_images(one, other, one.entries("negative"), "abcd") == (first,)
 
 
 # -------------------------------------------------------------------------------------------------- the command line
@@ -167,7 +168,7 @@ def test_runs_that_cannot_be_compared(two, tmp_path, refusal):
     codes = test.codes.copy()
     codes[[3, 8], 1] = 1 - np.abs(codes[[3, 8], 1])
     others = {
-        "has no scores.npz; run --mode=eval": ([], "abc"),
+        "has no results.json; run --mode=eval": ([], "abc"),
         "has scores of val, test and": ([drawn_split("holdout", 5)], "abc"),
         "different labels, such as c;": ([test], "abd"),
         "the runs have different labels": ([test.with_labels(np.array([0, 1]))], "ab"),
@@ -182,17 +183,6 @@ def test_runs_that_cannot_be_compared(two, tmp_path, refusal):
     assert "give the folders of two runs" in refusal(compare_folders, a, a)
     assert "should end in .csv or .json" in refusal(compare_folders, a, b, output="compare.txt")
     assert "cannot write" in refusal(compare_folders, a, b, output=str(tmp_path / "none" / "c.csv"), resamples=2)
-
-
-def test_results_that_are_not_compared_are_told(two, capsys):
-    a, b = two
-    for folder, value in ((a, 0.5), (b, 0.6)):
-        folder.write_json("results.json", {"test": {"mAP": 0.5}})
-        folder.write_json("eval/results.json", {"test": {"mAP": value}})
-    compare_folders(a, b, split="test", resamples=5)
-    told = capsys.readouterr().err
-    assert f"{b}: test: results of the training; eval/ has another evaluation, which is not shown" in told
-    assert f"{a}: test" not in told
 
 
 def test_a_split_that_cannot_be_matched_is_left_out(two, tmp_path, capsys, refusal):

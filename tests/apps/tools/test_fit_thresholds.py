@@ -10,7 +10,7 @@ from mlmoe_jax.apps.tools.fit_thresholds import fit_run, format_fitted
 from mlmoe_jax.config import default_config
 from mlmoe_jax.evaluation import fit_thresholds
 from mlmoe_jax.evaluation.fit_thresholds import fit_split
-from mlmoe_jax.evaluation.metrics.thresholds import fit
+from mlmoe_jax.evaluation.metrics.threshold_search import fit
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.thresholds import read_thresholds
 
@@ -130,7 +130,7 @@ def test_invalid_requests_are_user_errors(tmp_path, refusal):
     val, test = drawn_split("val"), drawn_split("test")
     folder = write_run(tmp_path / "run", val, test)
     assert "there is no run folder" in refusal(fit_run, RunFolder(tmp_path / "none"))
-    assert "has no scores.npz" in refusal(fit_run, write_run(tmp_path / "unscored"))
+    assert "has no results.json" in refusal(fit_run, write_run(tmp_path / "unscored"))
     assert "test, one of data.test_splits" in refusal(fit_run, folder, [("thresholds.split", "test")])
     assert "has scores of val, test, not of vla" in refusal(fit_run, folder, [("thresholds.split", "vla")])
     assert "data.test_splits cannot be set" in refusal(fit_run, folder, [("data.test_splits", "()")])

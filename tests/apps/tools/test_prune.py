@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from helpers import tiny
+from helpers.scored_run import stored_metrics, write_results
 
 from mlmoe_jax.apps.tools import prune as pruning
 from mlmoe_jax.apps.tools.prune import Level, make_levels, measure_importance, prune, pruned_config
@@ -133,14 +134,14 @@ def test_the_level_is_chosen_by_the_metric_that_selects(config, tmp_path, monkey
 
     def train(config, folder):
         results = {"val": dict(zip(("mAP", "mAP_envelope"), next(figures), strict=True))}
-        folder.write_json("results.json", results)
+        write_results(folder, results)
         return results
 
     monkeypatch.setattr(pruning, "train", train)
     monkeypatch.setattr(pruning, "_importance_once", lambda *_: {"tokens": TOKENS, "segments": SEGMENTS})
     folder = RunFolder(tmp_path)
     assert prune(chosen, folder) == {"val": {"mAP": 0.3, "mAP_envelope": 0.9}}
-    assert folder.read_json("results.json")["val"]["mAP"] == 0.3
+    assert stored_metrics(folder)["val"]["mAP"] == 0.3
     assert folder.read_text("prune.csv").splitlines()[0] == "level,prompts,segments,val/mAP,val/mAP_envelope"
     assert "chosen by mAP_envelope on val: tokens=0.5,segments=0.5" in capsys.readouterr().err
 

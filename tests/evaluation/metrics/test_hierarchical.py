@@ -3,7 +3,7 @@ import pytest
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.label_tree import LabelTree
-from mlmoe_jax.evaluation.metrics.groups import evaluate_scores, selectable_metrics
+from mlmoe_jax.evaluation.metrics.metric_groups import evaluate_scores, selectable_metrics
 
 TREE = LabelTree(((3, 0), (1, 0), (6, 3), (3, 5)), ((0, 2),))
 

@@ -15,7 +15,7 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 
-from mlmoe_jax.evaluation.metrics import groups, multilabel, ranking
+from mlmoe_jax.evaluation.metrics import metric_groups, multilabel, ranking
 
 ARRAYS = np.load(PARITY / "metrics.npz")
 RESULTS = json.loads((PARITY / "metrics.json").read_text())["results"]
@@ -206,7 +206,7 @@ def test_invalid_arguments():
     with pytest.raises(ValueError, match="interpolation"):
         multilabel.micro_average_precision(np.eye(2), np.eye(2), interpolation="voc")
     with pytest.raises(ValueError, match="probabilities"):
-        groups.evaluate_scores(2 * np.eye(2), np.eye(2), None, {})
+        metric_groups.evaluate_scores(2 * np.eye(2), np.eye(2), None, {})
     with pytest.raises(KeyError, match="none"):
         multilabel.precision_recall_f1(np.eye(2), np.eye(2), empty="none")
 

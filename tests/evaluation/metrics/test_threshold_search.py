@@ -4,8 +4,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from helpers.paths import PARITY
+from helpers.scored_run import write_results
 
-from mlmoe_jax.evaluation.metrics import thresholds
+from mlmoe_jax.evaluation.metrics import threshold_search
 from mlmoe_jax.evaluation.metrics.multilabel import precision_recall_f1
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds, write_fixed, write_thresholds
@@ -20,7 +21,7 @@ RESULTS = json.loads((PARITY / "metrics.json").read_text())["results"]
 def test_cuts_and_figures_of_the_authors_code(case):
     expected = RESULTS[case]
     scores = ARRAYS["P"].round(1) if case == "mlvpt_final_ties" else ARRAYS["P"]
-    cuts = thresholds.prior_matched(scores, expected["pos_ratio"], when_zero="all")
+    cuts = threshold_search.prior_matched(scores, expected["pos_ratio"], when_zero="all")
     np.testing.assert_array_equal(cuts, expected["thresholds"])
     predicted = scores >= cuts
     np.testing.assert_array_equal(predicted.sum(axis=0), expected["pred_count"])
@@ -31,8 +32,8 @@ def test_cuts_and_figures_of_the_authors_code(case):
 
 def test_a_class_without_any_prediction():
     scores, frequency = np.array([[0.9, 0.1], [0.5, 0.2]]), [0.4, 0.5]
-    np.testing.assert_array_equal(thresholds.prior_matched(scores, frequency), [np.inf, 0.2])
-    np.testing.assert_array_equal(thresholds.prior_matched(scores, frequency, when_zero="all"), [0.5, 0.2])
+    np.testing.assert_array_equal(threshold_search.prior_matched(scores, frequency), [np.inf, 0.2])
+    np.testing.assert_array_equal(threshold_search.prior_matched(scores, frequency, when_zero="all"), [0.5, 0.2])
 
 
 @pytest.mark.parametrize("when_zero", ["none", "all"])
@@ -43,9 +44,11 @@ def test_unknown_labels_do_not_count_as_images(when_zero):
     mask[:, 5] = False
     scores[~mask] = np.nan
     frequency = np.array([0.0, 0.01, 0.3, 0.5, 1.0, 0.5])
-    cuts = thresholds.prior_matched(scores, frequency, mask=mask, when_zero=when_zero)
+    cuts = threshold_search.prior_matched(scores, frequency, mask=mask, when_zero=when_zero)
     for k in range(5):
-        alone = thresholds.prior_matched(scores[mask[:, k], k][:, None], frequency[k : k + 1], when_zero=when_zero)
+        alone = threshold_search.prior_matched(
+            scores[mask[:, k], k][:, None], frequency[k : k + 1], when_zero=when_zero
+        )
         assert cuts[k] == alone[0]
     assert cuts[5] == np.inf
 
@@ -85,14 +88,14 @@ def brute_force(scores, positive, goal, precision):
 )
 def test_fitted_thresholds_are_the_best_of_all_cuts(seed, goal, precision):
     scores, labels, mask = hard_case(seed)
-    cuts = thresholds.fit(scores, labels, mask=mask, goal=goal, precision=precision)
+    cuts = threshold_search.fit(scores, labels, mask=mask, goal=goal, precision=precision)
     assert np.isnan(cuts[2])
     for k in (k for k in range(8) if k != 2):
         s, y = scores[mask[:, k], k], labels[mask[:, k], k]
         cut, middle = brute_force(s, y, goal, Fraction(precision))
         assert cuts[k] == pytest.approx(middle, abs=1e-15)
         np.testing.assert_array_equal(s >= cuts[k], np.zeros(len(s), bool) if cut is None else s >= cut)
-    together = thresholds.fit(scores, labels, mask=mask, goal=goal, precision=precision, per="global")
+    together = threshold_search.fit(scores, labels, mask=mask, goal=goal, precision=precision, per="global")
     assert together.shape == (8,)
     _, middle = brute_force(scores[mask], labels[mask], goal, Fraction(precision))
     np.testing.assert_allclose(together, middle, rtol=0, atol=1e-15)
@@ -100,11 +103,11 @@ def test_fitted_thresholds_are_the_best_of_all_cuts(seed, goal, precision):
 
 def test_a_threshold_between_neighboring_floats_is_the_larger_score():
     for upper, lower in ((np.nextafter(0.5, 1), 0.5), (0.5, np.nextafter(0.5, 0))):  # the midpoint is rounded to either
-        assert thresholds.fit([[upper], [lower]], [[1], [0]]) == [upper]
-    assert thresholds.fit([[0.0]], [[1]]) == [0.0], "one image, one class, the lowest possible score"
-    assert thresholds.fit([[0.3]], [[1]]) == [0.15]
-    assert np.isnan(thresholds.fit([[0.3]], [[1]], mask=[[0]]))
-    assert np.isnan(thresholds.fit(np.zeros((0, 2)), np.zeros((0, 2)))).all()
+        assert threshold_search.fit([[upper], [lower]], [[1], [0]]) == [upper]
+    assert threshold_search.fit([[0.0]], [[1]]) == [0.0], "one image, one class, the lowest possible score"
+    assert threshold_search.fit([[0.3]], [[1]]) == [0.15]
+    assert np.isnan(threshold_search.fit([[0.3]], [[1]], mask=[[0]]))
+    assert np.isnan(threshold_search.fit(np.zeros((0, 2)), np.zeros((0, 2)))).all()
 
 
 # --------------------------------------------------------------------------------------------------- bounded misses
@@ -113,7 +116,7 @@ def test_bounded_misses_equal_mapie():
     stored = np.load(PARITY / "risk_control.npz")
     for miss_rate, expected in zip(stored["miss_rates"], stored["thresholds"], strict=True):
         goal = {"goal": "miss_rate", "per": "global", "miss_rate": miss_rate}
-        found = thresholds.fit(stored["scores"], stored["labels"], **goal)
+        found = threshold_search.fit(stored["scores"], stored["labels"], **goal)
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
 
 
@@ -121,7 +124,7 @@ def test_bounded_misses_equal_mapie():
 @pytest.mark.parametrize("seed", range(3))
 def test_bounded_misses_are_the_highest_threshold_within_the_bound(per, seed):
     scores, labels, mask = hard_case(seed, images=60)
-    found = thresholds.fit(scores, labels, mask=mask, goal="miss_rate", miss_rate=0.2, per=per)
+    found = threshold_search.fit(scores, labels, mask=mask, goal="miss_rate", miss_rate=0.2, per=per)
     present = labels & mask
     for columns, threshold in [(slice(None), found[0])] if per == "global" else [([k], found[k]) for k in range(8)]:
         rows = present[:, columns][present[:, columns].any(axis=1)]
@@ -137,11 +140,11 @@ def test_bounded_misses_are_the_highest_threshold_within_the_bound(per, seed):
 
 
 def test_few_images_cannot_bound_the_misses():
-    assert [thresholds.least_to_bound(rate) for rate in (0.05, 0.1, 0.3, 1)] == [19, 9, 3, 0]
+    assert [threshold_search.least_to_bound(rate) for rate in (0.05, 0.1, 0.3, 1)] == [19, 9, 3, 0]
     scores, present = np.full((9, 1), 0.7), np.ones((9, 1), bool)
-    assert thresholds.bounded_misses(scores, present, 0.1) == 0.7
-    assert thresholds.bounded_misses(scores[1:], present[1:], 0.1) == 0
-    assert thresholds.bounded_misses(scores, present, 1) == np.inf
+    assert threshold_search.bounded_misses(scores, present, 0.1) == 0.7
+    assert threshold_search.bounded_misses(scores[1:], present[1:], 0.1) == 0
+    assert threshold_search.bounded_misses(scores, present, 1) == np.inf
 
 
 def test_misses_on_new_images_are_within_the_bound():
@@ -150,7 +153,7 @@ def test_misses_on_new_images_are_within_the_bound():
         labels = draw.random((60, 4)) < 0.4
         scores = draw.normal(labels, 1)
         scores = 1 / (1 + np.exp(-scores))
-        (threshold, *_) = thresholds.fit(scores[:30], labels[:30], goal="miss_rate", miss_rate=0.15, per="global")
+        (threshold, *_) = threshold_search.fit(scores[:30], labels[:30], goal="miss_rate", miss_rate=0.15, per="global")
         new = labels[30:].any(axis=1)
         missed.append((((scores < threshold) & labels)[30:][new].sum(1) / labels[30:][new].sum(1)).mean())
     assert 0.1 < np.mean(missed) <= 0.15 + 3 * np.std(missed) / 300**0.5
@@ -186,7 +189,7 @@ def test_fitted_thresholds_are_kept_when_training_is_rerun(tmp_path):
     for results, names, expected in ((False, "ab", fixed), (True, "ab", FITTED), (True, "ac", None)):
         write_thresholds(folder, FITTED)
         if results:
-            folder.write_json("results.json", {})
+            write_results(folder, {"test": {}})
         write_fixed(folder, names, 0.5)
         assert read_thresholds(folder) == (expected or Thresholds({"a": 0.5, "c": 0.5}))
     write_fixed(folder, "ab", 0.75)

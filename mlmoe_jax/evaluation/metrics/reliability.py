@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlmoe_jax.evaluation.metrics.groups import Entries, MetricGroup
+from mlmoe_jax.evaluation.metrics.entries import Entries
+from mlmoe_jax.evaluation.metrics.metric_groups import MetricGroup
 from mlmoe_jax.evaluation.metrics.multilabel import Floats, Labels, Scores, mean_defined, ratio
 from mlmoe_jax.evaluation.metrics.ranking import check_inputs, row_blocks
 

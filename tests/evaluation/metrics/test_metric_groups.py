@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from helpers.metric_cases import hard_case, probable
 
-from mlmoe_jax.evaluation.metrics import calibration, groups, multilabel, ranking, thresholds
-from mlmoe_jax.evaluation.metrics.groups import Entries, evaluate_scores
+from mlmoe_jax.evaluation.metrics import multilabel, ranking, reliability, threshold_search
+from mlmoe_jax.evaluation.metrics.entries import Entries
+from mlmoe_jax.evaluation.metrics.metric_groups import evaluate_scores
 from mlmoe_jax.evaluation.metrics.multilabel import (
     harmonic,
     mean_defined,
@@ -17,7 +18,7 @@ from mlmoe_jax.evaluation.metrics.multilabel import (
 
 def test_values_shared_by_groups_are_computed_once(monkeypatch):
     calls = []
-    monkeypatch.setattr(groups.multilabel, "per_class", lambda *args, **options: calls.append(options) or {})
+    monkeypatch.setattr(multilabel, "per_class", lambda *args, **options: calls.append(options) or {})
     entries = Entries(np.eye(2), np.eye(2, dtype=bool), np.ones((2, 2), bool), k=1)
     assert entries.per_class is entries.per_class
     assert len(calls) == 1
@@ -40,7 +41,7 @@ def test_the_sample_deviation_is_that_of_the_standard_library():
 def test_evaluate_scores_names_every_figure():
     scores, labels, mask = hard_case()
     scores = probable(scores)
-    cuts = {"0.5": 0.5, "prior_matched_transductive": thresholds.prior_matched(scores, labels.mean(axis=0))}
+    cuts = {"0.5": 0.5, "prior_matched_transductive": threshold_search.prior_matched(scores, labels.mean(axis=0))}
     report = evaluate_scores(scores, labels, mask, cuts)
     parts = ("CP", "CR", "CF1", "CF1_mean", "OP", "OR", "OF1", "precision_macro", "recall_macro", "F1_macro")
     ranked = ("mAP", "mAP_envelope", "mAP_11point", "mAP_weighted", "mAP_micro", "AUC_macro", "precision@1", "mAP@3")
@@ -52,7 +53,7 @@ def test_evaluate_scores_names_every_figure():
         kind: multilabel.average_precision(scores, labels, mask=mask, interpolation=kind)
         for kind in ranking.INTERPOLATIONS
     }
-    binned = calibration.reliability(scores, labels, mask=mask)
+    binned = reliability.reliability(scores, labels, mask=mask)
     expected = {
         "mAP": np.nanmean(ap["none"]),
         "mAP_envelope": np.nanmean(ap["envelope"]),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import brier_score_loss
 
-from mlmoe_jax.evaluation.metrics import calibration, ranking
+from mlmoe_jax.evaluation.metrics import ranking, reliability
 
 
 def case(seed=0, images=80, classes=5):
@@ -33,7 +33,7 @@ def by_loops(scores, labels, mask, bins):
 @pytest.mark.parametrize("bins", [1, 8, 15])
 def test_bins_and_errors_equal_a_loop_over_entries(bins):
     scores, labels, mask = case()
-    binned = calibration.reliability(scores, labels, mask=mask, bins=bins)
+    binned = reliability.reliability(scores, labels, mask=mask, bins=bins)
     for k in range(scores.shape[1]):
         table, error = by_loops(scores[:, k], labels[:, k], mask[:, k], bins)
         assert binned.count[k].tolist() == [n for n, _, _ in table]
@@ -50,7 +50,7 @@ def test_bins_and_errors_equal_a_loop_over_entries(bins):
 
 def test_brier_is_that_of_sklearn():
     scores, labels, mask = case()
-    binned = calibration.reliability(scores, labels, mask=mask)
+    binned = reliability.reliability(scores, labels, mask=mask)
     for k in (0, 1, 2, 4):
         known = mask[:, k] > 0
         assert binned.brier[k] == pytest.approx(brier_score_loss(labels[known, k], scores[known, k]))
@@ -60,12 +60,12 @@ def test_brier_is_that_of_sklearn():
 
 def test_masked_entries_order_and_blocks_change_nothing(monkeypatch):
     scores, labels, mask = case()
-    expected = calibration.reliability(scores, labels, mask=mask)
+    expected = reliability.reliability(scores, labels, mask=mask)
     spoilt = np.where(mask > 0, scores, np.nan), np.where(mask > 0, labels, 1 - labels), mask
     order = np.random.default_rng(0).permutation(len(scores))
     monkeypatch.setattr(ranking, "_ENTRIES", 17)
     scores, labels, mask = (x[order] for x in spoilt)
-    found = calibration.reliability(scores, labels, mask=mask)
+    found = reliability.reliability(scores, labels, mask=mask)
     for name in ("count", "positive", "score", "squared_error"):
         np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-13, err_msg=name)
 
@@ -73,4 +73,4 @@ def test_masked_entries_order_and_blocks_change_nothing(monkeypatch):
 @pytest.mark.parametrize(("score", "message"), [(1.01, "probabilities"), (-0.01, "probabilities"), (np.nan, "NaN")])
 def test_impossible_input(score, message):
     with pytest.raises(ValueError, match=message):
-        calibration.reliability(np.array([[0.2, score]]), np.array([[0, 1]]))
+        reliability.reliability(np.array([[0.2, score]]), np.array([[0, 1]]))

@@ -1,0 +1,252 @@
+"""Compute the metrics of scored splits, and write them to a run folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from mlmoe_jax.data.label_codes import few_positives
+from mlmoe_jax.data.labels.space import LabelSpace
+from mlmoe_jax.data.pipeline import SkippedImages
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.evaluation.metrics import cooccurrence
+from mlmoe_jax.evaluation.metrics.entries import Entries
+from mlmoe_jax.evaluation.metrics.metric_groups import measure_entries
+from mlmoe_jax.evaluation.metrics.published import measure_preset
+from mlmoe_jax.evaluation.metrics.threshold_search import prior_matched
+from mlmoe_jax.evaluation.results import (
+    FALL,
+    MetricSettings,
+    Results,
+    SplitResult,
+    SplitScores,
+    metric_scores,
+    write_rows,
+    write_scores,
+    write_split_results,
+)
+from mlmoe_jax.runs.folder import COOCCURRENCE, PER_CLASS, SKIPPED, RunFolder, training_finished
+from mlmoe_jax.runs.thresholds import Thresholds
+from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.progress import status
+from mlmoe_jax.runtime.table import Column, Table
+from mlmoe_jax.runtime.text import percent, quantity
+
+Metrics = dict[str, float]  # name -> fraction
+# Patterns of the main metrics. The first match counts, which is a metric at eval.threshold.
+_HEADLINES = ("mAP", "CF1@.+", "OF1@.+", "AUC_macro", "precision@1", FALL)
+_PER_CLASS = ("positives", "AP", "AP_envelope", "AP_11point", "AUC")  # columns of per_class.csv
+
+
+@dataclass
+class Measured:
+    """A split with its metrics.
+
+    Attributes:
+      scored: the images with their scores.
+      entries: the scores of the readable images, of which the metrics are computed.
+      metrics: name -> fraction.
+      pairs: the pairs of labels that occur together in training.
+    """
+
+    scored: SplitScores
+    entries: Entries
+    metrics: Metrics
+    pairs: list[cooccurrence.PairRow]
+
+
+def split_entries(
+    scored: SplitScores, label_space: LabelSpace, settings: MetricSettings, fitted: Thresholds | None = None
+) -> Entries:
+    """Return the scores of which the metrics of a split are computed, with the truth and the thresholds.
+
+    Args:
+      scored: the readable images of a split.
+      label_space: the labels.
+      settings: the settings of the metrics.
+      fitted: thresholds for additional metrics, unless they were fitted on this split.
+
+    Raises:
+      UserError: no image has a score.
+    """
+    if not len(scored):
+        raise UserError(f"no image of {scored.name} can be read")
+    reported = metric_scores(scored, label_space.tree, settings)
+    entries = reported.entries(settings.difficult)
+    thresholds: dict[str, float | np.ndarray] = {
+        f"{settings.threshold:g}": settings.threshold,
+        "prior_matched_transductive": prior_matched(entries.scores, label_space.frequency, mask=entries.valid),
+    }
+    if fitted is not None:
+        thresholds |= fitted.fitted_for(scored.name, label_space.names)
+    return Entries(
+        entries.scores,
+        entries.positive,
+        entries.valid,
+        thresholds,
+        tree=label_space.tree,
+        raw=None if reported is scored else scored.scores,
+    )
+
+
+def measure(
+    scored: SplitScores, label_space: LabelSpace, config: ConfigDict, fitted: Thresholds | None = None
+) -> Metrics:
+    """Return all metrics over the images of a split that have scores: name -> fraction.
+
+    The results of a paper's own evaluator (`config.metrics.preset`) are included under its name.
+    Arguments and errors are as for `split_entries`.
+    """
+    settings, readable = MetricSettings.of(config), scored.readable()
+    entries = split_entries(readable, label_space, settings, fitted)
+    return _metrics(entries, readable.codes, settings, label_space)
+
+
+def _metrics(entries: Entries, codes: np.ndarray, settings: MetricSettings, label_space: LabelSpace) -> Metrics:
+    published = measure_preset(settings.preset, entries, codes, settings.difficult, label_space.frequency)
+    return measure_entries(entries) | published
+
+
+def measure_and_write(
+    folder: RunFolder,
+    scored: Mapping[str, SplitScores],
+    label_space: LabelSpace,
+    config: ConfigDict,
+    *,
+    fitted: Thresholds | None = None,
+    ends_training: bool = False,
+) -> Results:
+    """Measure splits and return the metrics of each. Process 0 writes them to the run folder.
+
+    The metrics include the means over pairs of labels, and the drop of mAP from `test` to `test_shift`.
+
+    Args:
+      folder: the run folder.
+      scored: split -> scores.
+      label_space: the labels.
+      config: the config of the run, or of the evaluation.
+      fitted: as in `split_entries`.
+      ends_training: whether these are the results of the training. They then replace all results in the folder, and
+        the run is finished. Otherwise they replace those of their splits.
+    """
+    settings = MetricSettings.of(config)
+    pairs = cooccurrence.training_pairs(label_space.together, label_space.positives, label_space.images)
+    measured = {name: _measure_split(item, label_space, settings, pairs, fitted) for name, item in scored.items()}
+    _add_pair_means(measured, config.data.test_splits)
+    if {"test", "test_shift"} <= measured.keys():
+        test, shift = measured["test"].metrics, measured["test_shift"].metrics
+        shift[FALL] = test["mAP"] - shift["mAP"]
+    for name, item in measured.items():
+        if few := few_positives(item.scored.readable().codes):
+            status(f"the metrics on {name} are rough: {few}")
+    if distributed.is_first():
+        write_measured(folder, measured, label_space.names, settings, ends_training=ends_training)
+    return {name: item.metrics for name, item in measured.items()}
+
+
+def _measure_split(
+    scored: SplitScores,
+    label_space: LabelSpace,
+    settings: MetricSettings,
+    pairs: Sequence[cooccurrence.Pair],
+    fitted: Thresholds | None,
+) -> Measured:
+    readable = scored.readable()
+    entries = split_entries(readable, label_space, settings, fitted)
+    metrics = _metrics(entries, readable.codes, settings, label_space)
+    biases = cooccurrence.pair_biases(entries.scores, entries.positive, pairs, settings.threshold, mask=entries.valid)
+    return Measured(scored, entries, metrics, biases)
+
+
+def _add_pair_means(measured: Mapping[str, Measured], test_splits: Sequence[str]) -> None:
+    """Add the means over pairs of labels to the metrics; all test splits average the same pairs."""
+    pairs = {name: item.pairs for name, item in measured.items() if item.pairs}
+    tests = {name: rows for name, rows in pairs.items() if name in test_splits}
+    alone = [{name: rows} for name, rows in pairs.items() if name not in test_splits]
+    for group in [tests, *alone] if tests else alone:
+        for name, means in cooccurrence.summarize(group).items():
+            for key, value in means.items():
+                if not key.startswith("pairs") and not np.isnan(value):
+                    measured[name].metrics[f"cooccurrence/{key}"] = value
+
+
+# ------------------------------------------------------------------------------------------------------------ writing
+def write_measured(
+    folder: RunFolder,
+    measured: Mapping[str, Measured],
+    names: Sequence[str],
+    settings: MetricSettings,
+    *,
+    ends_training: bool = False,
+) -> None:
+    """Write the scores, per_class.csv, cooccurrence.csv and results.json of splits.
+
+    results.json is the last file of a training: a run in which it has the results of the training is finished.
+
+    Args:
+      folder: the run folder.
+      measured: split -> its scores and metrics.
+      names: the names of the K labels.
+      settings: the settings of the metrics.
+      ends_training: as in `measure_and_write`.
+    """
+    replaced = None if ends_training else list(measured)
+    finished = ends_training or training_finished(folder)
+    results = {
+        name: SplitResult(item.metrics, settings, write_scores(folder, item.scored), finished)
+        for name, item in measured.items()
+    }
+    per_class = [
+        [split, label, *(item.entries.per_class[column][k] for column in _PER_CLASS)]
+        for split, item in measured.items()
+        for k, label in enumerate(names)
+    ]
+    write_rows(folder, PER_CLASS, ["split", "label", *_PER_CLASS], per_class, replaced)
+    pairs = [
+        {"split": split} | row | {"a": names[row["a"]], "b": names[row["b"]]}
+        for split, item in measured.items()
+        for row in item.pairs
+    ]
+    columns = ["split", *cooccurrence.PAIR_COLUMNS]
+    write_rows(folder, COOCCURRENCE, columns, [[row[column] for column in columns] for row in pairs], replaced)
+    write_split_results(folder, results, keep_others=not ends_training)
+
+
+def list_skipped(folder: RunFolder, skipped: Iterable[SkippedImages], replaced: Iterable[str] | None = None) -> None:
+    """Write skipped_images.csv to the run folder if images were skipped, and log their number.
+
+    Args:
+      folder: the run folder.
+      skipped: the skipped images of each split.
+      replaced: the splits whose rows are replaced; None: all splits.
+    """
+    rows = [row for images in skipped for row in images.table()]
+    write_rows(folder, SKIPPED, ["split", "image", "why"], rows, replaced)
+    if rows:
+        were = f"{quantity(len(rows), 'image')} could not be read and {'was' if len(rows) == 1 else 'were'} skipped"
+        status(f"{were}; {folder / SKIPPED} has the list")
+
+
+# ------------------------------------------------------------------------------------------------------------ showing
+def headlines(results: Mapping[str, Metrics]) -> list[str]:
+    """Return the names of the main metrics that a split has."""
+    names = dict.fromkeys(name for values in results.values() for name in values)
+    matches = (next((name for name in names if re.fullmatch(pattern, name)), None) for pattern in _HEADLINES)
+    return list(filter(None, matches))
+
+
+def results_table(results: Results, *, every: bool = False) -> Table:
+    """Return the main metrics of each split in percent, with `every` below all further metrics.
+
+    A cell is empty if the split lacks the metric.
+    """
+    main = headlines(results)
+    names = dict.fromkeys(name for values in results.values() for name in values)
+    further = [name for name in names if every and name not in main]
+    columns = [Column("metric, %", align="<"), *(Column(split, percent, width=10) for split in results)]
+    rows = [[name, *(values.get(name) for values in results.values())] for name in [*further, *main]]
+    return Table(columns, rows, document=results)

@@ -1,0 +1,86 @@
+"""All metrics of a split by group. A new group needs one file and one line of `GROUPS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from ml_collections import ConfigDict
+from numpy.typing import ArrayLike
+
+from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
+from mlmoe_jax.evaluation.metrics.entries import TOP_COUNT, Entries
+from mlmoe_jax.evaluation.metrics.ranking import Floats, check_inputs
+from mlmoe_jax.runtime.registry import Registry
+
+
+@dataclass(frozen=True)
+class MetricGroup:
+    """Related metrics: one table of the report.
+
+    Attributes:
+      caption: the heading of the table.
+      meanings: regular expression for names -> definition in one sentence, with {0} for the first group of the
+        expression.
+      measure: `Entries` -> name -> fraction, nan if undefined; None if the metrics need more than the scores of one
+        split (`evaluation.measure` then adds them).
+      selectable: config -> names of metrics by which a training can select values: computed for every split, and better
+        if higher.
+    """
+
+    caption: str
+    meanings: Mapping[str, str]
+    measure: Callable[[Entries], dict[str, float]] | None = None
+    selectable: Callable[[ConfigDict], Iterable[str]] = lambda config: ()
+
+
+# In the order of results.json; the report shows a table for each.
+GROUPS: Registry[MetricGroup] = Registry(
+    "group of metrics",
+    {
+        "ranking": "mlmoe_jax.evaluation.metrics.standard:RANKING",
+        "predictions": "mlmoe_jax.evaluation.metrics.standard:PREDICTIONS",
+        "hierarchical": "mlmoe_jax.evaluation.metrics.hierarchical:HIERARCHICAL",
+        "calibration": "mlmoe_jax.evaluation.metrics.reliability:CALIBRATION",
+        "cooccurrence": "mlmoe_jax.evaluation.metrics.cooccurrence:COOCCURRENCE",
+        "published": "mlmoe_jax.evaluation.metrics.published:PUBLISHED",
+    },
+)
+
+
+def measure_entries(entries: Entries) -> dict[str, float]:
+    """Return all metrics of the scores of a split, each under a name that states its definition."""
+    metrics: dict[str, float] = {}
+    for group in map(GROUPS.__getitem__, GROUPS):
+        if group.measure is not None:
+            metrics |= group.measure(entries)
+    return metrics
+
+
+def evaluate_scores(
+    scores: ArrayLike,
+    labels: ArrayLike,
+    mask: ArrayLike | None,
+    thresholds: Mapping[str, float | ArrayLike],
+    *,
+    k: int = TOP_COUNT,
+    tree: LabelTree = INDEPENDENT,
+    raw: Floats | None = None,
+) -> dict[str, float]:
+    """Return `measure_entries` of arrays.
+
+    Args:
+      scores: f[B,K], probabilities.
+      labels: [B,K], positive if equal to 1.
+      mask: [B,K], 0 for entries to ignore; None: none.
+      thresholds, k, tree, raw: as in `Entries`.
+
+    Raises:
+      ValueError: wrong shapes, or a valid score that is NaN or outside [0, 1].
+    """
+    return measure_entries(Entries(*check_inputs(scores, labels, mask), thresholds, k=k, tree=tree, raw=raw))
+
+
+def selectable_metrics(config: ConfigDict) -> list[str]:
+    """Return the valid values of `eval.select_metric`."""
+    return [name for group in map(GROUPS.__getitem__, GROUPS) for name in group.selectable(config)]
