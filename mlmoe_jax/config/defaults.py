@@ -94,13 +94,14 @@ def in_open_section(name: str) -> bool:
 
 def default_config() -> ConfigDict:
     """Return a config with the default of every key. Config files change what they need."""
-    return _defaults(CONFIG)
+    return _section_defaults(CONFIG)
 
 
-def _defaults(table: ConfigSection) -> ConfigDict:
-    return ConfigDict(
-        {name: _defaults(one) if isinstance(one, ConfigSection) else one.default for name, one in table.entries.items()}
-    )
+def _section_defaults(section: ConfigSection) -> ConfigDict:
+    defaults = ConfigDict()
+    for name, entry in section.entries.items():
+        defaults[name] = entry.default if isinstance(entry, Key) else _section_defaults(entry)
+    return defaults
 
 
 def adapter_section(name: str) -> ConfigSection:
@@ -136,44 +137,57 @@ def use_adapter(config: ConfigDict, name: str, **settings: Any) -> None:
     entries = adapter_section(name).entries
     if unknown := settings.keys() - entries.keys():
         raise UserError(f"{ADAPTERS_SECTION}.{name} has no {min(unknown)}{suggestion(min(unknown), entries)}")
-    present = config.model.adapters.get(name, {})
-    config.model.adapters[name] = ConfigDict(
-        {leaf: key.default for leaf, key in entries.items()} | dict(present) | settings
-    )
+    adapters = config.model.adapters
+    defaults = {leaf: key.default for leaf, key in entries.items()}
+    adapters[name] = ConfigDict(defaults | dict(adapters.get(name, {})) | settings)
 
 
 def why_unknown(name: str) -> str:
     """Return the end of an error about an unknown key, with the nearest key."""
     if name in SECTIONS:
-        return f"is a section; set one of {', '.join(f'{name}.{one}' for one in SECTIONS[name].entries)}"
+        return _one_of(name, SECTIONS[name])
     if name.startswith(f"{ADAPTERS_SECTION}."):
         return _why_unknown_adapter(name)
-    if (place := name.rpartition(".")[0]) in KEYS:
-        return f"does not exist: '{place}' is a key, not a section"
-    # A key with this last part or these initials is nearer than other keys of the section.
+    parent = name.rpartition(".")[0]
+    if parent in KEYS:
+        return f"does not exist: '{parent}' is a key, not a section"
+    return f"does not exist{_nearest_key(name) or _entries_around(name)}"
+
+
+def _nearest_key(name: str) -> str:
+    """Return the end of an error with the nearest key or section, or "".
+
+    Keys with the same last part come first, also if only their initials are given, such as lr for learning_rate.
+    """
     leaf = name.rpartition(".")[2]
-    lasts = {key: key.rpartition(".")[2] for key in KEYS}
-    likely = [key for key, last in lasts.items() if last == leaf or ("_" in last and _initials(last) == leaf)]
-    known = [*KEYS, *(section for section in SECTIONS if not name.startswith(f"{section}."))]
-    if close := nearest(name, likely or known, cutoff=0 if likely else 0.6):
-        return f"does not exist{close}"
-    while place not in SECTIONS and place:
-        place = place.rpartition(".")[0]
-    if place:
-        return f"does not exist; '{place}' has {', '.join(SECTIONS[place].entries)}"
-    return f"does not exist; the config has {', '.join(CONFIG.entries)}"
+    last_parts = {key: key.rpartition(".")[2] for key in KEYS}
+    if likely := [key for key, last in last_parts.items() if leaf and leaf in (last, _initials(last))]:
+        return nearest(name, likely, cutoff=0)
+    sections = [section for section in SECTIONS if not name.startswith(f"{section}.")]
+    return nearest(name, [*KEYS, *sections], cutoff=0.6)
 
 
 def _initials(name: str) -> str:
-    """Return the initials of a name: lr for learning_rate."""
-    return "".join(word[:1] for word in name.split("_"))
+    words = name.split("_")
+    return "".join(word[0] for word in words) if len(words) > 1 else ""
+
+
+def _entries_around(name: str) -> str:
+    """Return the end of an error with the entries of the innermost section that exists."""
+    while name:
+        name = name.rpartition(".")[0]
+        if name in SECTIONS:
+            return f"; '{name}' has {', '.join(SECTIONS[name].entries)}"
+    return f"; the config has {', '.join(CONFIG.entries)}"
+
+
+def _one_of(name: str, section: ConfigSection) -> str:
+    return f"is a section; set one of {', '.join(f'{name}.{leaf}' for leaf in section.entries)}"
 
 
 def _why_unknown_adapter(name: str) -> str:
     adapter, leaf = _adapter_and_leaf(name)
     if adapter not in ADAPTERS:
         return f"does not exist{suggestion(adapter, ADAPTERS)}"
-    entries = adapter_section(adapter).entries
-    if not leaf:
-        return f"is a section; set one of {', '.join(f'{ADAPTERS_SECTION}.{adapter}.{one}' for one in entries)}"
-    return f"does not exist{suggestion(leaf, entries)}"
+    section = adapter_section(adapter)
+    return f"does not exist{suggestion(leaf, section.entries)}" if leaf else _one_of(name, section)

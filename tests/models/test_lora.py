@@ -232,7 +232,7 @@ def test_one_key_adds_an_adapter_with_the_defaults_of_the_others():
     assert (config.model.adapters.lora.rank, config.model.adapters.lora.alpha) == (2, 1.0)
     assert describe_adapters(config) == "deep prompts and LoRA (rank 2; query, value)"
     section = adapter_section("lora")
-    assert section.entries["rank"].takes == "an integer from 1 to 4,096"
+    assert section.entries["rank"].allowed == "an integer from 1 to 4,096"
 
 
 @pytest.mark.parametrize(
