@@ -22,91 +22,105 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import sha256_of
 from mlmoe_jax.runtime.storage import Folder, whole_file
 
-QUALITY = 95  # of JPEG, for images that are stored smaller
+JPEG_QUALITY = 95  # for images that are stored smaller
 # One record per group gives random access to each image; compressing already compressed images only costs time.
 RECORD_OPTIONS = "group_size:1,uncompressed"
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A shard to write: index `number`, with the images `rows` of a split."""
+    """A shard to write.
 
-    split: str
-    number: int
+    Attributes:
+      file: name of its file.
+      images: its images.
+      ids: their names.
+      first_row: the row of its first image in the split.
+      source_sha256: the fingerprint of the split.
+    """
+
     file: str
-    rows: range
+    images: Images
+    ids: Sequence[str]
+    first_row: int
+    source_sha256: str
+
+    @property
+    def sidecar(self) -> str:
+        """The name of the file that is written once the shard is complete, with its entry of the manifest."""
+        return f"{self.file}.json"
 
 
 @dataclass(frozen=True)
-class Packer:
-    """Writes shards one after another; can be pickled for worker processes.
+class ShardWriter:
+    """Writes shards; can be pickled for worker processes.
 
     Attributes:
       folder: folder of the shards.
-      splits: name -> images and ids.
       short_side: `pack.short_side`.
       skip_bad: whether unreadable images are left out instead of raising BadImage.
+      decoding: how the images are decoded to check them.
     """
 
     folder: str
-    splits: dict[str, tuple[Images, Sequence[str]]]
     short_side: int = 0
     skip_bad: bool = False
     decoding: Decoding = STRICT
 
     def __call__(self, shard: Shard) -> dict[str, Any]:
-        """Write a shard and return its entry for the manifest."""
-        images, ids = self.splits[shard.split]
-        left_out = []
-        with whole_file(Folder(self.folder) / shard.file) as partial:
-            with contextlib.closing(ArrayRecordWriter(str(partial), RECORD_OPTIONS)) as writer:
-                for row in shard.rows:
+        """Write a shard and its sidecar, and return its entry for the manifest."""
+        folder, left_out = Folder(self.folder), []
+        with whole_file(folder / shard.file) as partial:
+            with contextlib.closing(ArrayRecordWriter(str(partial), RECORD_OPTIONS)) as records:
+                for position, name in enumerate(shard.ids):
                     try:
-                        writer.write(self.stored_bytes(images, row, ids[row]))
+                        records.write(encode_image(shard.images, position, name, self))
                     except BadImage as error:
                         if not self.skip_bad:
                             raise
-                        left_out.append({"row": row, "id": ids[row], "why": str(error)})
+                        left_out.append({"row": shard.first_row + position, "id": name, "why": str(error)})
             size, sha256 = partial.stat().st_size, sha256_of(partial)
-        records = len(shard.rows) - len(left_out)
-        return {"file": shard.file, "records": records, "bytes": size, "sha256": sha256, "left_out": left_out}
-
-    def stored_bytes(self, images: Images, row: int, name: str) -> bytes:
-        """Return the bytes to store for image `row`: its unchanged file, or a smaller JPEG for a larger image.
-
-        Every image is decoded, so that a shard contains only readable images. Raises BadImage with `name` for an
-        unreadable image.
-        """
-        data = images.encoded(row)
-        pixels = read_image(data, name=name, decoding=self.decoding)
-        height, width = pixels.shape[:2]
-        if not self.short_side or min(height, width) <= self.short_side:
-            return data
-        scale = self.short_side / min(height, width)
-        image = Image.fromarray(pixels).resize((round(width * scale), round(height * scale)), Image.Resampling.LANCZOS)
-        buffer = io.BytesIO()
-        # Training resizes the image again. With Lanczos and full color resolution, the result is 6 dB closer to the
-        # resized original than with the bilinear filter and 4:2:0, for 29 % more bytes.
-        image.save(buffer, "JPEG", quality=QUALITY, subsampling="4:4:4")
-        return buffer.getvalue()
+        stored = len(shard.ids) - len(left_out)
+        entry = {"file": shard.file, "records": stored, "bytes": size, "sha256": sha256, "left_out": left_out}
+        folder.write_json(shard.sidecar, {"source_sha256": shard.source_sha256, "entry": entry})
+        return entry
 
 
-def write_shards(packer: Packer, shards: Sequence[Shard], processes: int) -> Iterator[tuple[Shard, dict[str, Any]]]:
-    """Write shards in several processes, and yield each complete shard with its entry for the manifest.
+def encode_image(images: Images, row: int, name: str, writer: ShardWriter) -> bytes:
+    """Return the bytes to store for image `row`: its unchanged file, or a smaller JPEG for a larger image.
+
+    Every image is decoded, so that a shard contains only readable images. Raises BadImage with `name` for an unreadable
+    image.
+    """
+    data = images.encoded(row)
+    pixels = read_image(data, name=name, decoding=writer.decoding)
+    height, width = pixels.shape[:2]
+    if not writer.short_side or min(height, width) <= writer.short_side:
+        return data
+    scale = writer.short_side / min(height, width)
+    image = Image.fromarray(pixels).resize((round(width * scale), round(height * scale)), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    # Training resizes the image again. With Lanczos and full color resolution, the result is 6 dB closer to the resized
+    # original than with the bilinear filter and 4:2:0, for 29 % more bytes.
+    image.save(buffer, "JPEG", quality=JPEG_QUALITY, subsampling="4:4:4")
+    return buffer.getvalue()
+
+
+def write_shards(writer: ShardWriter, shards: Sequence[Shard], processes: int) -> Iterator[dict[str, Any]]:
+    """Write shards in several processes, and yield the entry of each complete shard.
 
     If the caller closes the iterator, the processes complete the present shards and start no new shard.
     """
     # Reading a small photograph holds the GIL for a fifth of the time, which would limit threads to five cores.
-    if min(processes, len(shards)) <= 1:
-        for shard in shards:
-            yield shard, packer(shard)
+    processes = min(processes, len(shards))
+    if processes <= 1:
+        yield from map(writer, shards)
         return
     context = multiprocessing.get_context("spawn")  # a forked process could deadlock on a lock of one of JAX's threads
-    executor = ProcessPoolExecutor(min(processes, len(shards)), context, _start_worker, (packer,))
+    executor = ProcessPoolExecutor(processes, context, _follow_parent)
     try:
-        futures = {executor.submit(_work, shard): shard for shard in shards}
-        for future in as_completed(futures):
-            yield futures[future], future.result()
+        for future in as_completed([executor.submit(writer, shard) for shard in shards]):
+            yield future.result()
     except BrokenProcessPool as error:
         for worker in multiprocessing.active_children():  # the pool would wait for a worker that has just started
             worker.kill()
@@ -119,21 +133,12 @@ def write_shards(packer: Packer, shards: Sequence[Shard], processes: int) -> Ite
             executor.shutdown(cancel_futures=True)
 
 
-# Global in each worker process, so that the packer is not sent with every shard.
-_in_worker: Packer | None = None
-
-
-def _start_worker(packer: Packer) -> None:
-    global _in_worker
-    _in_worker = packer
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes, but only the parent handles it
+def _follow_parent() -> None:
+    """Leave Ctrl-C, which reaches all processes, to the parent, and end this process when the parent ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
 def _end_with_parent() -> None:
     multiprocessing.parent_process().join()
     os._exit(1)
-
-
-def _work(shard: Shard) -> dict[str, Any]:
-    return _in_worker(shard)

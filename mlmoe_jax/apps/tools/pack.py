@@ -1,9 +1,8 @@
 """Pack a data set into a few large files (`--mode=pack`), for storage that is slow with many small files.
 
 `data/sources/packed.py` describes and reads these files. A shard is written to a temporary file in the same folder, or
-on local disk for an object store, and gets its name only when it is complete. `unfinished.json` lists the finished
-shards, so that the same command resumes after an interruption. The content of a shard does not depend on the number of
-processes.
+on local disk for an object store, and gets its name only when it is complete. Its sidecar is written then, so that the
+same command resumes after an interruption. The content of a shard does not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ import contextlib
 import hashlib
 import os
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -22,9 +20,9 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import Decoding
-from mlmoe_jax.data.shards import QUALITY, Packer, Shard, write_shards
+from mlmoe_jax.data.shards import JPEG_QUALITY, Shard, ShardWriter, write_shards
 from mlmoe_jax.data.sources.open import open_splits
-from mlmoe_jax.data.sources.packed import FORMAT, MANIFEST, UNFINISHED, PackedFile
+from mlmoe_jax.data.sources.packed import FORMAT, MANIFEST
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import INTERRUPTED, UserError
 from mlmoe_jax.runtime.files import MOST_DATA
@@ -35,7 +33,6 @@ from mlmoe_jax.runtime.storage import Folder
 from mlmoe_jax.runtime.table import Column, Outcome, Table
 
 SHARD_IMAGES = 1024
-SAVE_EVERY = 5.0  # seconds; object stores limit how often an object may be replaced
 
 
 def pack(config: ConfigDict, output: str | os.PathLike) -> Outcome:
@@ -48,16 +45,16 @@ def pack(config: ConfigDict, output: str | os.PathLike) -> Outcome:
     folder = Folder(epath.Path(output).expanduser())
     folder.require_place()
     with folder.writing(), stop_requests() as stop:
-        manifest = _resume(folder, _empty_manifest(config, splits), config)
-        folder.write_json(UNFINISHED, manifest)
-        try:
-            _write_missing(folder, manifest, splits, config, stop)
-        finally:
-            folder.write_json(UNFINISHED, manifest)
+        manifest = _start_manifest(folder, config, splits)
+        shards = {split.name: _plan_shards(split) for split in splits}
+        entries = _write_missing(folder, [shard for planned in shards.values() for shard in planned], config, stop)
         if stop.is_set():
             status(f"packing into {folder} was stopped; the same command resumes it")
             return Outcome(exit_code=INTERRUPTED)
-        _finish(folder, manifest, splits)
+        for split in splits:
+            of_split = [entries[shard.file] for shard in shards[split.name]]
+            manifest["splits"][split.name] = _finish_split(folder, split, of_split)
+        folder.write_json(MANIFEST, manifest)
     return Outcome([_summary_table(folder, manifest, splits)])
 
 
@@ -72,107 +69,94 @@ def open_whole(config: ConfigDict) -> list[Split]:
     return list(open_splits(data_config, others, keep_missing=True).values())
 
 
+# ---------------------------------------------------------------------------------------------------------- the shards
+def _plan_shards(split: Split) -> list[Shard]:
+    starts, stem, fingerprint = range(0, len(split), SHARD_IMAGES), _stem(split.name), split.fingerprint
+    shards = []
+    for number, start in enumerate(starts):
+        rows = np.arange(start, min(start + SHARD_IMAGES, len(split)))
+        file = f"{stem}-{number:05d}-of-{len(starts):05d}.arrayrecord"
+        shards.append(Shard(file, split.images.take(rows), [split.ids[row] for row in rows], start, fingerprint))
+    return shards
+
+
 def _write_missing(
-    folder: Folder, manifest: dict[str, Any], splits: Sequence[Split], config: ConfigDict, stop: threading.Event
-) -> None:
-    """Write the shards that the manifest lacks, and add their entries; return early after a request to stop."""
-    shards = [shard for split in splits for shard in _missing(manifest, split)]
-    sources = {split.name: (split.images, split.ids) for split in splits}
-    skip, decoding = config.data.bad_images == "skip", Decoding.of(config.data)
-    packer = Packer(str(folder), sources, config.pack.short_side, skip, decoding)
+    folder: Folder, shards: Sequence[Shard], config: ConfigDict, stop: threading.Event
+) -> dict[str, dict[str, Any]]:
+    """Write the shards that are not in the folder, and return file -> entry of all; fewer after a request to stop."""
+    skips = config.data.bad_images == "skip"
+    entries = {shard.file: entry for shard in shards if (entry := _read_entry(folder, shard, skips))}
+    missing = [shard for shard in shards if shard.file not in entries]
+    writer = ShardWriter(str(folder), config.pack.short_side, skips, Decoding.of(config.data))
     workers = config.data.workers if config.data.workers >= 0 else cores()
-    progress, saved = Progress("pack", len(shards), SHARD_IMAGES), time.monotonic()
-    with contextlib.closing(progress), contextlib.closing(write_shards(packer, shards, workers)) as entries:
-        for shard, entry in entries:
-            manifest["splits"][shard.split]["shards"][shard.number] = entry
+    progress, written = Progress("pack", len(missing), SHARD_IMAGES), write_shards(writer, missing, workers)
+    with contextlib.closing(progress), contextlib.closing(written):
+        for entry in written:
+            entries[entry["file"]] = entry
             progress.advance()
             if stop.is_set():
-                return
-            if time.monotonic() - saved > SAVE_EVERY:
-                folder.write_json(UNFINISHED, manifest)
-                saved = time.monotonic()
+                break
+    return entries
 
 
-# ------------------------------------------------------------------------------------------------------------ manifest
-def _empty_manifest(config: ConfigDict, splits: Sequence[Split]) -> dict[str, Any]:
-    return {
+def _read_entry(folder: Folder, shard: Shard, skips: bool) -> dict[str, Any] | None:
+    """Return the entry of a shard that is complete in the folder, otherwise None.
+
+    A shard that left images out is written again unless `skips`. Raises UserError for a shard of other images.
+    """
+    if not (folder / shard.sidecar).exists():
+        return None
+    sidecar = folder.read_json(shard.sidecar)
+    with folder.reading(shard.sidecar):
+        entry = sidecar["entry"]
+        if sidecar["source_sha256"] != shard.source_sha256:
+            raise UserError(
+                f"{folder} was packed with other images, labels or groups ({shard.file}); set another --output"
+            )
+        path = folder / shard.file
+        complete = path.exists() and path.stat().length == entry["bytes"]
+        return entry if complete and (skips or not entry["left_out"]) else None
+
+
+# -------------------------------------------------------------------------------------------------------- the manifest
+def _start_manifest(folder: Folder, config: ConfigDict, splits: Sequence[Split]) -> dict[str, Any]:
+    """Return the manifest in the folder, or write one without splits; UserError if the folder has other content."""
+    manifest = {
         "format": FORMAT,
         "source": config.data.name,
-        "settings": {"shard_images": SHARD_IMAGES, "short_side": config.pack.short_side, "quality": QUALITY},
+        "settings": {"shard_images": SHARD_IMAGES, "short_side": config.pack.short_side, "quality": JPEG_QUALITY},
         "classes": list(splits[0].classes),
-        "splits": {
-            split.name: {
-                "images": 0,
-                "source_sha256": split.fingerprint,
-                "labels": None,
-                "shards": [None] * -(-len(split) // SHARD_IMAGES),
-            }
-            for split in splits
-        },
     }
+    if (folder / MANIFEST).exists():
+        before = folder.read_json(MANIFEST)
+        with folder.reading(MANIFEST):
+            changed = [key for key, value in manifest.items() if key != "settings" and before[key] != value]
+            settings = manifest["settings"].items()
+            changed += [f"pack.{key}" for key, value in settings if before["settings"].get(key) != value]
+            if changed:
+                raise UserError(f"{folder} was packed with other {', '.join(changed)}; set another --output")
+            return manifest | {"splits": before["splits"]}
+    files = folder.path.iterdir() if folder.path.is_dir() else ()  # an object store has no empty folders
+    if names := sorted(path.name for path in files if not path.name.startswith(".")):
+        raise UserError(f"{folder} contains other files, such as {names[0]}; set --output to a new or empty folder")
+    folder.write_json(MANIFEST, manifest | {"splits": {}})
+    return manifest | {"splits": {}}
 
 
-def _resume(folder: Folder, manifest: dict[str, Any], config: ConfigDict) -> dict[str, Any]:
-    """Return a new manifest with the shards that are in the folder; UserError if the folder has other content."""
-    name = next((name for name in (UNFINISHED, MANIFEST) if (folder / name).exists()), None)
-    if name is None:
-        entries = folder.path.iterdir() if folder.path.is_dir() else ()  # an object store has no empty folders
-        if names := sorted(path.name for path in entries if not path.name.startswith(".")):
-            raise UserError(f"{folder} contains other files, such as {names[0]}; set --output to a new or empty folder")
-        return manifest
-    before, skip = folder.read_json(name), config.data.bad_images == "skip"
-    with folder.reading(name):
-        _require_same(folder, before, manifest)
-        for split in manifest["splits"].keys() & before["splits"].keys():
-            before["splits"][split]["shards"] = [
-                entry if entry and _is_there(folder, entry) and (skip or not entry["left_out"]) else None
-                for entry in before["splits"][split]["shards"]
-            ]
-        return manifest | {"splits": manifest["splits"] | before["splits"]}
-
-
-def _require_same(folder: Folder, before: dict[str, Any], now: dict[str, Any]) -> None:
-    def identity(manifest: dict[str, Any]) -> dict[str, Any]:
-        sums = {
-            f"images, labels or groups of split {name}": s["source_sha256"] for name, s in manifest["splits"].items()
-        }
-        settings = {f"pack.{key}": value for key, value in manifest["settings"].items()}
-        return {key: manifest[key] for key in ("format", "source", "classes")} | settings | sums
-
-    then = identity(before)
-    if changed := [key for key, value in identity(now).items() if then.get(key, value) != value]:
-        raise UserError(f"{folder} was packed with other {', '.join(changed)}; set another --output")
-
-
-def _is_there(folder: Folder, entry: dict[str, Any]) -> bool:
-    item = PackedFile.of(entry)
-    path = folder / item.file
-    return path.exists() and path.stat().length == item.bytes
-
-
-def _finish(folder: Folder, manifest: dict[str, Any], splits: Sequence[Split]) -> None:
-    """Write the labels of each split and then the manifest, which makes the folder a packed data set."""
-    for split in splits:
-        entry = manifest["splits"][split.name]
-        stored = np.ones(len(split), bool)
-        stored[[item["row"] for shard in entry["shards"] for item in shard["left_out"]]] = False
-        if not stored.any():
-            raise UserError(f"no image of split {split.name} can be read; the reasons are in {folder / UNFINISHED}")
-        file = f"{_stem(split.name)}.npz"
-        texts = {"ids": split.ids} | ({} if split.groups is None else {"groups": split.groups})
-        coded = {
-            key: np.array([names[row].encode(errors="surrogatepass") for row in np.flatnonzero(stored)])
-            for key, names in texts.items()
-        }
-        folder.write_npz(file, labels=split.labels[stored].astype(np.int8), **coded)
-        content = folder.read_bytes(file, MOST_DATA)
-        entry["images"] = int(stored.sum())
-        entry["labels"] = {"file": file, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    # An earlier command may have been interrupted in a split that this command does not have.
-    complete = {name: entry for name, entry in manifest["splits"].items() if entry["labels"]}
-    folder.write_json(MANIFEST, manifest | {"splits": complete})
-    if len(complete) == len(manifest["splits"]):
-        (folder / UNFINISHED).unlink()
+def _finish_split(folder: Folder, split: Split, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Write the labels of a split whose shards are complete, and return its entry for the manifest."""
+    stored = np.ones(len(split), bool)
+    stored[[item["row"] for shard in entries for item in shard["left_out"]]] = False
+    if not stored.any():
+        raise UserError(f"no image of split {split.name} can be read; the reasons are beside the shards in {folder}")
+    rows = np.flatnonzero(stored)
+    texts = {"ids": split.ids} if split.groups is None else {"ids": split.ids, "groups": split.groups}
+    coded = {key: np.array([names[row].encode(errors="surrogatepass") for row in rows]) for key, names in texts.items()}
+    file = f"{_stem(split.name)}.npz"
+    folder.write_npz(file, labels=split.labels[stored].astype(np.int8), **coded)
+    content = folder.read_bytes(file, MOST_DATA)
+    labels = {"file": file, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    return {"images": len(rows), "labels": labels, "shards": list(entries)}
 
 
 def _summary_table(folder: Folder, manifest: dict[str, Any], splits: Sequence[Split]) -> Table:
@@ -186,15 +170,6 @@ def _summary_table(folder: Folder, manifest: dict[str, Any], splits: Sequence[Sp
             notes.append(f"{split.name}: {left_out:,} unreadable images left out, listed in {MANIFEST}")
     notes.append(f"to use it: --config.data.name=packed --config.data.root={folder}")
     return Table(columns, rows, notes=notes)
-
-
-def _missing(manifest: dict[str, Any], split: Split) -> Iterator[Shard]:
-    entries = manifest["splits"][split.name]["shards"]
-    for number, entry in enumerate(entries):
-        if entry is None:
-            first = number * SHARD_IMAGES
-            file = f"{_stem(split.name)}-{number:05d}-of-{len(entries):05d}.arrayrecord"
-            yield Shard(split.name, number, file, range(first, min(first + SHARD_IMAGES, len(split))))
 
 
 def _stem(split: str) -> str:

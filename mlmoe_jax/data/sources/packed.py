@@ -3,6 +3,7 @@
     FOLDER/manifest.json                       # all files with sizes and sha256, classes, settings
     FOLDER/train.npz                           # labels i8[N,K], ids and groups, so that opening a split reads no image
     FOLDER/train-00000-of-00006.arrayrecord    # one encoded image per record
+    FOLDER/train-00000-of-00006.arrayrecord.json    # its entry of the manifest, to resume packing
 
 On an object store, a shard is copied to the local cache when one of its images is first needed, so that later epochs
 read only the local disk. All processes of a machine share the copy. The cache needs space for the whole data set.
@@ -10,7 +11,7 @@ read only the local disk. All processes of a machine share the copy. The cache n
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import functools
 import hashlib
 import io
@@ -19,16 +20,15 @@ import json
 import os
 import re
 import shutil
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
 from etils import epath
+from filelock import FileLock, Timeout
 
 from mlmoe_jax.data.images import BadImage, EncodedImages
 from mlmoe_jax.data.sources.source import Source, require_known_split
@@ -42,20 +42,20 @@ from mlmoe_jax.runtime.files import (
     cache_folder,
     damage_explained,
     is_file_name,
-    open_to_append,
     read_bytes,
 )
 from mlmoe_jax.runtime.formats import USUAL, read_npz
 from mlmoe_jax.runtime.progress import heartbeat, megabytes
 from mlmoe_jax.runtime.storage import whole_file
 
-MANIFEST, UNFINISHED, FORMAT = "manifest.json", "unfinished.json", 1
+MANIFEST, FORMAT = "manifest.json", 1
 
 # Each open shard needs a file descriptor, often limited to 1,024 per process; opening a shard takes 0.15 ms.
 OPEN_SHARDS = 256
 STREAMS = 16  # concurrent requests to an object store
 PIECE_BYTES = 8 * MIB  # read at once from an object store
 LOCK_SECONDS = 0.2  # between two attempts to take the lock of a shard
+HEARTBEAT_SECONDS = 1.0  # between two heartbeats while the lock is taken
 
 
 @dataclass(frozen=True)
@@ -105,15 +105,15 @@ def read_manifest(root: str | os.PathLike) -> Manifest:
         try:
             content = json.loads(read_bytes(path, MOST_TEXT))
         except FileNotFoundError as error:
-            incomplete = f"{folder} is incomplete; repeat the --mode=pack command to finish it"
-            none = f"there is no {path}; set data.root to the folder that --mode=pack wrote"
-            raise UserError(incomplete if (folder / UNFINISHED).exists() else none) from error
+            raise UserError(f"there is no {path}; set data.root to the folder that --mode=pack wrote") from error
         if content["format"] != FORMAT:
             raise ValueError(f"it has format {content['format']}, and this version reads format {FORMAT}")
         splits = {
             name: [PackedFile.of(entry) for entry in (split["labels"], *split["shards"])]
             for name, split in content["splits"].items()
         }
+        if not splits:
+            raise UserError(f"{folder} is incomplete; repeat the --mode=pack command to finish it")
         return Manifest(folder, str(content["source"]), tuple(map(str, content["classes"])), splits)
 
 
@@ -226,8 +226,7 @@ def _cached(folder: str, shard: PackedFile) -> str:
     source = epath.Path(folder) / shard.file
     try:
         local.parent.mkdir(parents=True, exist_ok=True)
-        with open_to_append(local.with_suffix(".lock")) as lock:
-            _wait_for(lock)
+        with _locked(local.with_suffix(".lock")):
             if not (local.is_file() and local.stat().st_size == shard.bytes):
                 _fetch(source, local, shard)
     except OSError as error:
@@ -238,14 +237,18 @@ def _cached(folder: str, shard: PackedFile) -> str:
     return str(local)
 
 
-def _wait_for(lock: TextIO) -> None:
-    """Take the lock of a shard, with a heartbeat while another process holds it."""
-    while True:
-        try:
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            heartbeat()
-            time.sleep(LOCK_SECONDS)
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a shard, with a heartbeat while another process holds it."""
+    lock = FileLock(path)
+    while not lock.is_locked:
+        heartbeat()
+        with contextlib.suppress(Timeout):
+            lock.acquire(timeout=HEARTBEAT_SECONDS, poll_interval=LOCK_SECONDS)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _fetch(source: epath.Path, local: Path, shard: PackedFile) -> None:

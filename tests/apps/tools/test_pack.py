@@ -40,7 +40,8 @@ def test_files_are_stored_unchanged(small_voc, tmp_path):
     assert open_packed(output, "train").images[6].shape == (92, 60, 3), "rotated according to its EXIF data"
     assert set(files_of(output)) == {
         *(".lock", "manifest.json", "train.npz", "val.npz", "val-00000-of-00001.arrayrecord"),
-        *(f"train-{number:05d}-of-00003.arrayrecord" for number in range(3)),
+        "val-00000-of-00001.arrayrecord.json",
+        *(f"train-{number:05d}-of-00003.arrayrecord{end}" for number in range(3) for end in ("", ".json")),
     }
 
 
@@ -93,7 +94,7 @@ def test_packed_data_has_the_groups_of_its_table(tmp_path, refusal):
     pack(config, tmp_path / "out")
     assert open_packed(tmp_path / "out", "train").groups == [*["ü0"] * 3, "ü1", "", "ü1", "ü2", "ü2", *["ü3"] * 3]
     config.data.group_column = ""
-    assert "with other images, labels or groups of split train" in refusal(pack, config, tmp_path / "out")
+    assert "with other images, labels or groups (train-00000-of-" in refusal(pack, config, tmp_path / "out")
 
 
 def test_names_of_splits_and_images_can_contain_any_character(monkeypatch, tmp_path):
@@ -108,15 +109,15 @@ def test_names_of_splits_and_images_can_contain_any_character(monkeypatch, tmp_p
 # -------------------------------------------------------------------------------------------------------- interruption
 SLOWLY = """
 import sys, time
-from mlmoe_jax.data.shards import Packer
+from mlmoe_jax.data import shards
 from mlmoe_jax.apps.tools import pack as packing
 from helpers.packing import config_of
-packing.SAVE_EVERY, packing.SHARD_IMAGES = 0, 2
-at_once = Packer.stored_bytes
-def stored_bytes(*arguments):
+packing.SHARD_IMAGES = 2
+at_once = shards.encode_image
+def encode_slowly(*arguments):
     time.sleep(0.1)
     return at_once(*arguments)
-Packer.stored_bytes = stored_bytes
+shards.encode_image = encode_slowly
 if __name__ == "__main__":
     sys.exit(packing.pack(config_of(sys.argv[1], workers=int(sys.argv[3])), sys.argv[2]).exit_code)
 """
@@ -158,11 +159,10 @@ def is_alive(group: int) -> bool:
 def test_an_interrupted_command_resumes(pairs, tmp_path, number, processes):
     config = config_of(pairs)
     process, output = start_slowly(pairs, tmp_path, processes)
-    unfinished, deadline = output / "unfinished.json", time.monotonic() + 100
+    deadline = time.monotonic() + 100
 
-    def finished() -> list[dict]:
-        splits = json.loads(unfinished.read_text())["splits"].values() if unfinished.exists() else ()
-        return [entry for split in splits for entry in split["shards"] if entry]
+    def finished() -> list[str]:
+        return [path.name.removesuffix(".json") for path in output.glob("*.arrayrecord.json")]
 
     while time.monotonic() < deadline and process.poll() is None and not finished():
         time.sleep(0.02)
@@ -173,7 +173,7 @@ def test_an_interrupted_command_resumes(pairs, tmp_path, number, processes):
     while is_alive(process.pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not is_alive(process.pid), "a worker outlived its parent"
-    kept = {entry["file"]: (output / entry["file"]).stat().st_mtime_ns for entry in finished()}
+    kept = {file: (output / file).stat().st_mtime_ns for file in finished()}
     assert 0 < len(kept) < 5
 
     assert pack(config, output).exit_code == 0
@@ -215,7 +215,6 @@ def test_an_incomplete_split_remains_while_another_is_finished(small_voc, tmp_pa
     broken.write_bytes(whole)
     pack(config_of(small_voc), output)
     assert len(open_packed(output, "val")) == 2
-    assert not (output / "unfinished.json").exists()
 
 
 # -------------------------------------------------------------------------------------------------------------- errors
@@ -226,7 +225,7 @@ def test_an_unreadable_image_is_reported_or_left_out(small_voc, tmp_path, refusa
     broken, output = small_voc / "VOC2012" / "JPEGImages" / "t4.jpg", tmp_path / "out"
     broken.write_bytes(content if content is not None else broken.read_bytes()[:-200])
     assert "t4.jpg as an image: it" in refusal(pack, config_of(small_voc, workers=processes), output, error=BadImage)
-    assert not (output / "manifest.json").exists()
+    assert "is incomplete" in refusal(open_packed, output, "train")
 
     skipping = config_of(small_voc, workers=processes, bad_images="skip")
     assert pack(skipping, output).exit_code == 0

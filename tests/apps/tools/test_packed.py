@@ -183,11 +183,7 @@ def alter(manifest: Path, part: str, key: str, value) -> None:
 
 @pytest.mark.parametrize("part", ["labels", "shards"])
 @pytest.mark.parametrize(("key", "value"), HOSTILE)
-def test_a_manifest_names_only_files_in_its_folder(small_voc, packed_folder, refusal, part, key, value):
+def test_a_manifest_names_only_files_in_its_folder(packed_folder, refusal, part, key, value):
     alter(packed_folder / "manifest.json", part, key, value)
-    before = files_of(packed_folder)
     assert f"{packed_folder}/manifest.json is damaged: " in refusal(open_packed, packed_folder, "train")
     assert f"{packed_folder}/manifest.json is damaged: " in refusal(lambda: list(verify(packed_folder)))
-    if part == "shards":
-        assert f"{packed_folder}/manifest.json is damaged: " in refusal(pack, config_of(small_voc), packed_folder)
-        assert files_of(packed_folder) == before
