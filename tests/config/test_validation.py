@@ -1,6 +1,6 @@
 import pytest
 
-from mlmoe_jax.apps.cli.reference import describe
+from mlmoe_jax.apps.cli.reference import describe_config
 from mlmoe_jax.config import apply_overrides, default_config, from_json, to_json, validate, warnings
 from mlmoe_jax.config.defaults import KEYS
 from mlmoe_jax.config.keys import ANY, AutoIntegerKey, ChoiceKey, NumberKey
@@ -131,7 +131,7 @@ def test_a_number_may_be_left_to_the_program(refusal, key):
     assert validate(apply_overrides(config, [(key, "auto")])) is None
     section, leaf = key.split(".")
     assert config[section][leaf] == default_config()[section][leaf] == AutoIntegerKey.AUTO
-    assert describe(key).startswith(f"{key}=auto (auto or an integer ")
+    assert describe_config(key).startswith(f"{key}=auto (auto or an integer ")
     sentence = refusal(apply_overrides, config, [(key, "many")])
     assert sentence == f"config key '{key}' takes {KEYS[key].allowed} such as auto, not 'many'"
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mlmoe_jax.evaluation.results import Results
     from mlmoe_jax.runs.folder import RunFolder
 
-Overrides = list[tuple[str, str]]
+KeyValues = list[tuple[str, str]]
 SHARED = (HUB, DEMO)  # how a --workdir begins that is a model on the hub, or part of the package
 TRAIN, LOOK, USE, PREPARE = "Train", "Look at a trained model", "Use a trained model", "Prepare"
 
@@ -52,7 +52,7 @@ class Command:
     purpose: str
     sentence: str
     example: str
-    run: Callable[[Namespace, Overrides], Outcome | Table | int]
+    run: Callable[[Namespace, KeyValues], Outcome | Table | int]
     flags: tuple[str, ...] = ()
     needs: Mapping[str, str] = field(default_factory=dict)
     output: str = ""
@@ -65,7 +65,7 @@ class Command:
 
 
 # ------------------------------------------------------------------------------------------------- configs and folders
-def _load_config(reference: str, overrides: Overrides) -> ConfigDict:
+def _load_config(reference: str, overrides: KeyValues) -> ConfigDict:
     import mlmoe_jax.config as configuration
 
     config = configuration.load_config(reference, overrides)
@@ -90,7 +90,7 @@ def _cache_programs() -> None:
     cache_programs()
 
 
-def _start_run(flags: Namespace, overrides: Overrides, *, validate: bool = True) -> tuple[ConfigDict, RunFolder]:
+def _start_run(flags: Namespace, overrides: KeyValues, *, validate: bool = True) -> tuple[ConfigDict, RunFolder]:
     """Return the config and the folder of a run that starts or resumes: --workdir, or a name from the command."""
     import mlmoe_jax.config as configuration
     from mlmoe_jax.runs.folder import RunFolder, stored_config
@@ -126,7 +126,7 @@ def _check_train(flags: Namespace) -> None:
         raise UserError("--profile traces one training; leave it out of a --sweep")
 
 
-def _train(flags: Namespace, overrides: Overrides) -> Outcome | int:
+def _train(flags: Namespace, overrides: KeyValues) -> Outcome | int:
     if flags.sweep:
         return _sweep(flags, overrides)
     config, folder = _start_run(flags, overrides)
@@ -137,7 +137,7 @@ def _train(flags: Namespace, overrides: Overrides) -> Outcome | int:
     return _finish_training(lambda: train(config, folder, profile=window), config, folder, flags)
 
 
-def _prune(flags: Namespace, overrides: Overrides) -> Outcome | int:
+def _prune(flags: Namespace, overrides: KeyValues) -> Outcome | int:
     config, folder = _start_run(flags, overrides)
     from mlmoe_jax.apps.tools.prune import prune
 
@@ -172,7 +172,7 @@ def _show_results(results: Results, flags: Namespace, *notes: str) -> Outcome:
     return Outcome([results_table(results, every=flags.verbose), *notes], document=results)
 
 
-def _sweep(flags: Namespace, overrides: Overrides) -> Outcome:
+def _sweep(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.apps.papers.grid import METHOD, GridPoint, combine_axes, method_points, parse_sweep
     from mlmoe_jax.apps.papers.sweep import sweep
     from mlmoe_jax.config import default_config
@@ -190,7 +190,7 @@ def _sweep(flags: Namespace, overrides: Overrides) -> Outcome:
     return sweep(combine_axes(bases, axes), folder)
 
 
-def _reproduce(flags: Namespace, overrides: Overrides) -> Outcome:
+def _reproduce(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.apps.papers.request import WORKDIR, dry_run, parse_request
 
     options = {"only": flags.only, "dataset": flags.dataset, "root": flags.root, "seeds": flags.seeds}
@@ -205,7 +205,7 @@ def _reproduce(flags: Namespace, overrides: Overrides) -> Outcome:
     return reproduce(request, RunFolder(workdir))
 
 
-def _import(flags: Namespace, overrides: Overrides) -> Outcome:
+def _import(flags: Namespace, overrides: KeyValues) -> Outcome:
     config, folder = _start_run(flags, overrides)
     from mlmoe_jax.apps.tools.import_run import import_run
 
@@ -214,7 +214,7 @@ def _import(flags: Namespace, overrides: Overrides) -> Outcome:
 
 
 # ------------------------------------------------------------------------------------------------------ look at a model
-def _eval(flags: Namespace, overrides: Overrides) -> Outcome:
+def _eval(flags: Namespace, overrides: KeyValues) -> Outcome:
     folder = _open_folder(flags)
     _cache_programs()
     from mlmoe_jax.evaluation.evaluate import evaluate_opened
@@ -227,19 +227,19 @@ def _eval(flags: Namespace, overrides: Overrides) -> Outcome:
     return Outcome(outcome.parts, outcome.document, OUTDATED if run.outdated else DONE)
 
 
-def _thresholds(flags: Namespace, overrides: Overrides) -> int:
+def _thresholds(flags: Namespace, overrides: KeyValues) -> int:
     from mlmoe_jax.apps.tools.fit_thresholds import fit_run
 
     return fit_run(_open_folder(flags), overrides, as_json=flags.json)
 
 
-def _calibrate(flags: Namespace, overrides: Overrides) -> int:
+def _calibrate(flags: Namespace, overrides: KeyValues) -> int:
     from mlmoe_jax.apps.tools.calibrate import calibrate_run
 
     return calibrate_run(_open_folder(flags), overrides, as_json=flags.json)
 
 
-def _compare(flags: Namespace, overrides: Overrides) -> int:
+def _compare(flags: Namespace, overrides: KeyValues) -> int:
     from mlmoe_jax.apps.tools.compare import compare_folders
     from mlmoe_jax.runs.folder import RunFolder
 
@@ -247,7 +247,7 @@ def _compare(flags: Namespace, overrides: Overrides) -> int:
     return compare_folders(first, second, split=flags.split, output=flags.output, as_json=flags.json)
 
 
-def _report(flags: Namespace, overrides: Overrides) -> Outcome:
+def _report(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.apps.report.page import write_report
     from mlmoe_jax.runs.folder import RunFolder
 
@@ -269,7 +269,7 @@ def _check_predict(flags: Namespace) -> None:
         raise UserError("--select and --count belong together, as in --select=both --count=100; give both or none")
 
 
-def _predict(flags: Namespace, overrides: Overrides) -> Outcome:
+def _predict(flags: Namespace, overrides: KeyValues) -> Outcome:
     folder = _open_folder(flags)
     _cache_programs()
     from mlmoe_jax.apps.tools.predict_files import choose_target, predict_files
@@ -297,7 +297,7 @@ def _predict(flags: Namespace, overrides: Overrides) -> Outcome:
     )
 
 
-def _serve(flags: Namespace, overrides: Overrides) -> int:
+def _serve(flags: Namespace, overrides: KeyValues) -> int:
     from mlmoe_jax.apps import serving
 
     serving.require_libraries()
@@ -308,7 +308,7 @@ def _serve(flags: Namespace, overrides: Overrides) -> int:
     return serve(folder, overrides, host=flags.host, port=flags.port, checkpoint=flags.checkpoint)
 
 
-def _export(flags: Namespace, overrides: Overrides) -> int:
+def _export(flags: Namespace, overrides: KeyValues) -> int:
     folder = _open_folder(flags)
     _cache_programs()
     from mlmoe_jax.apps.export.run import export_run
@@ -327,7 +327,7 @@ def _export(flags: Namespace, overrides: Overrides) -> int:
     )
 
 
-def _push(flags: Namespace, overrides: Overrides) -> int:
+def _push(flags: Namespace, overrides: KeyValues) -> int:
     from mlmoe_jax.apps.hub.push import push
 
     options = {"private": flags.private, "revision": flags.revision, "license_name": flags.license}
@@ -342,7 +342,7 @@ def _check_data(flags: Namespace) -> None:
         raise UserError("--mode=data writes files only with --audit; add it, or leave --output out")
 
 
-def _data(flags: Namespace, overrides: Overrides) -> Outcome:
+def _data(flags: Namespace, overrides: KeyValues) -> Outcome:
     config = _load_config(flags.config, overrides)
     if flags.audit:
         from mlmoe_jax.apps.audit.suggestions import audit_data
@@ -354,7 +354,7 @@ def _data(flags: Namespace, overrides: Overrides) -> Outcome:
     return report_outcome(check_data(config, flags.sample))
 
 
-def _pack(flags: Namespace, overrides: Overrides) -> Outcome | Table:
+def _pack(flags: Namespace, overrides: KeyValues) -> Outcome | Table:
     config = _load_config(flags.config, overrides)
     from mlmoe_jax.apps.tools.label_files import write_labels
     from mlmoe_jax.apps.tools.pack import pack
@@ -362,7 +362,7 @@ def _pack(flags: Namespace, overrides: Overrides) -> Outcome | Table:
     return write_labels(config, flags.format, flags.output) if flags.format else pack(config, flags.output)
 
 
-def _features(flags: Namespace, overrides: Overrides) -> Outcome:
+def _features(flags: Namespace, overrides: KeyValues) -> Outcome:
     config = _load_config(flags.config, overrides)
     from mlmoe_jax.apps.tools.feature_files import write_features
 
@@ -375,7 +375,7 @@ def _check_summary(flags: Namespace) -> None:
         raise UserError("--mode=summary needs either --config=FILE or --configs=FILE,FILE,…")
 
 
-def _summary(flags: Namespace, overrides: Overrides) -> Outcome:
+def _summary(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.apps.tools.preflight.cost import cost_outcome, count_cost
     from mlmoe_jax.config import split_references
 
@@ -384,7 +384,7 @@ def _summary(flags: Namespace, overrides: Overrides) -> Outcome:
     return Outcome(cost_outcome(costs).parts, document=costs if flags.configs else costs[flags.config])
 
 
-def _compile(flags: Namespace, overrides: Overrides) -> Outcome:
+def _compile(flags: Namespace, overrides: KeyValues) -> Outcome:
     config = _load_config(flags.config, overrides)
     from mlmoe_jax.apps.tools.preflight.compile_check import check_outcome, check_steps
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mlmoe_jax.apps.cli.commands import COMMANDS, SHARED, Command, Overrides, is_shared, sweeps_configs
+from mlmoe_jax.apps.cli.commands import COMMANDS, SHARED, Command, KeyValues, is_shared, sweeps_configs
 from mlmoe_jax.apps.export.targets import TEMPLATES
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.registry import nearest, suggestion
@@ -138,12 +139,10 @@ def named_mode(arguments: Sequence[str]) -> str | None:
 
     Raises UserError for an unknown mode, and for several modes.
     """
-    words = list(arguments[:1]) if arguments and not arguments[0].startswith("-") else []
-    for at, word in enumerate(arguments):
-        if word.startswith("--mode="):
-            words.append(word.removeprefix("--mode="))
-        elif word == "--mode":
-            words += arguments[at + 1 : at + 2]
+    words = [word.removeprefix("--mode=") for word in arguments if word.startswith("--mode=")]
+    words += [value for word, value in itertools.pairwise(arguments) if word == "--mode"]
+    if arguments and not arguments[0].startswith("-"):
+        words.insert(0, arguments[0])
     if len(words) > 1:
         raise UserError(f"the mode is given {len(words)} times ({', '.join(words)}); give it once")
     if words and words[0] not in COMMANDS:
@@ -151,7 +150,7 @@ def named_mode(arguments: Sequence[str]) -> str | None:
     return words[0] if words else None
 
 
-def parse_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, Overrides]:
+def parse_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, KeyValues]:
     """Return the flags and the overrides ("section.key", "text") of a command.
 
     Raises UserError for unknown, missing, repeated and misplaced flags.
@@ -177,7 +176,7 @@ def parse_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, Overrides
     return flags, overrides
 
 
-def _split_overrides(arguments: Sequence[str]) -> tuple[list[str], Overrides]:
+def _split_overrides(arguments: Sequence[str]) -> tuple[list[str], KeyValues]:
     """Return the arguments without `--config.KEY=VALUE` and `--config.KEY VALUE`, and these as pairs."""
     plain, overrides, waiting = [], [], list(arguments)
     while waiting:

@@ -31,15 +31,17 @@ def _list_key(name: str, key: Key) -> Iterator[str]:
     """Yield the lines of a key as items of a Markdown list: the key, and its choices below it."""
     default = key.format(key.default)
     choices = key.choices if isinstance(key, ChoiceKey) and isinstance(key.choices, dict) else {}
+    written = f"`{name}={default}`" if default else f"`{name}`"
+    if key.unit:
+        written += f" {key.unit}"
     notes = [] if default else ["empty"]
     if not choices and type(key) is not TextKey:
         notes.append(key.allowed)
-    written = f"`{name}={default}`" if default else f"`{name}`"
-    unit = f" {key.unit}" if key.unit else ""
-    limits = f" ({'; '.join(notes)})" if notes else ""
-    yield f"* {written}{unit}{limits}: {key.doc}"
+    if notes:
+        written += f" ({'; '.join(notes)})"
+    yield f"* {written}: {key.doc}"
     for choice, meaning in choices.items():
-        yield f"    * `{choice}`" + (f": {meaning}" if meaning != choice else "")
+        yield f"    * `{choice}`" if meaning == choice else f"    * `{choice}`: {meaning}"
 
 
 def _list_keys(name: str, section: ConfigSection) -> Iterator[str]:
@@ -53,7 +55,7 @@ def _list_keys(name: str, section: ConfigSection) -> Iterator[str]:
 
 
 # ------------------------------------------------------------------------------------------------------------ the help
-def describe(topic: str) -> str:
+def describe_config(topic: str) -> str:
     """Return the help text of a dotted section or key, or of `config`, the whole table.
 
     Raises UserError, with the nearest key, for an unknown section or key.

@@ -29,12 +29,12 @@ A CSV file per table, such as tables/mlvpt.1.csv, has a line per row:
 from __future__ import annotations
 
 import csv
+import fnmatch
 import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -280,19 +280,26 @@ def find_table(name: str, dataset: str = "") -> tuple[Paper, PublishedTable]:
 
 
 def filter_rows(rows: Sequence[PublishedRow], only: str) -> list[PublishedRow]:
-    """Return the rows that match all terms of `--only`, a list separated by commas; UserError if there are none.
+    """Return the rows that match all terms of `--only`, a list separated by commas; UserError if there are none."""
+    matches = list(rows)
+    for term in only.lower().split(","):
+        matches = _match_term(matches, term.strip())
+    if not matches:
+        known = dict.fromkeys(value for row in rows for value in row.settings.values())
+        raise UserError(f"no row of the table matches --only={only}; its rows have {', '.join(known)}")
+    return matches
+
+
+def _match_term(rows: Sequence[PublishedRow], term: str) -> list[PublishedRow]:
+    """Return the rows that match a term of `--only`.
 
     A term is compared with each setting of a row and with the name of its backbone in this package, without regard to
     case. If rows have an equal setting, only these rows match. Otherwise the term is a pattern such as `dinov2*`, or a
     part of a setting.
     """
-    matches = list(rows)
-    for term in filter(None, (text.strip().lower() for text in only.split(","))):
-        settings = [(row, [value.lower() for value in (*row.settings.values(), row.backbone)]) for row in matches]
-        equal = [row for row, values in settings if term in values]
-        pattern = term if set(term) & set("*?[") else f"*{term}*"
-        matches = equal or [row for row, values in settings if any(fnmatchcase(value, pattern) for value in values)]
-    if not matches:
-        known = dict.fromkeys(value for row in rows for value in row.settings.values())
-        raise UserError(f"no row of the table matches --only={only}; its rows have {', '.join(known)}")
-    return matches
+    if not term:
+        return list(rows)
+    names = [[value.lower() for value in (*row.settings.values(), row.backbone)] for row in rows]
+    equal = [row for row, values in zip(rows, names, strict=True) if term in values]
+    pattern = term if set(term) & set("*?[") else f"*{term}*"
+    return equal or [row for row, values in zip(rows, names, strict=True) if fnmatch.filter(values, pattern)]

@@ -46,22 +46,26 @@ def make_chart(marks: Sequence[Mark], *, x_label: str, y_label: str, title: str 
     numeric, x = x_axis(x_values, x_label)
     shown = [one for one in marks if math.isfinite(one.y)]
     base = alt.Chart().encode(x=x, color=_color([one.label for one in shown]))
-    y = alt.Y("y:Q", title=y_label, scale=alt.Scale(zero=False, padding=12))
-    layers = alt.layer(
-        base.mark_line(strokeWidth=1.4, strokeDash=[1, 0] if numeric else [2, 3]).encode(y=y),
-        base.mark_rule(strokeWidth=1).encode(y=alt.Y("low:Q", title=y_label), y2="high:Q"),
-        base.mark_point(filled=True, size=45, opacity=1).encode(y=y),
-        data=alt.Data(values=[_values(one, numeric=numeric) for one in shown]),
-    )
+    layers = _layers(base, y_label, solid=numeric)
+    layers.data = alt.Data(values=[_values(one, numeric=numeric) for one in shown])
     header = alt.Header(labels=any(panels), labelFontSize=12)
-    width = _PANEL if numeric else max(_PANEL, _NAME * len(x_values))
     return (
-        layers.properties(width=width, height=260)
+        layers.properties(width=_PANEL if numeric else max(_PANEL, _NAME * len(x_values)), height=260)
         .facet(column=alt.Column("panel:N", sort=panels, title=None, header=header))
         .resolve_scale(y="independent")
         .properties(title=alt.TitleParams(textwrap.wrap(title, _TITLE), anchor="start", fontWeight="normal"))
         .configure_view(stroke=None)
         .configure_legend(orient="right")
+    )
+
+
+def _layers(base: alt.Chart, title: str, *, solid: bool) -> alt.LayerChart:
+    """Return lines, error bars and points over the encodings of `base`."""
+    y = alt.Y("y:Q", title=title, scale=alt.Scale(zero=False, padding=12))
+    return alt.layer(
+        base.mark_line(strokeWidth=1.4, strokeDash=[1, 0] if solid else [2, 3]).encode(y=y),
+        base.mark_rule(strokeWidth=1).encode(y=alt.Y("low:Q", title=title), y2="high:Q"),
+        base.mark_point(filled=True, size=45, opacity=1).encode(y=y),
     )
 
 

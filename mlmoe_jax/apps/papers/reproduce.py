@@ -109,10 +109,9 @@ class Measurements:
         """Return the numbers of a row that can be computed now."""
         if row.recipe is None:
             return RowNumbers(row, state="this package does not have it")
-        runs = self._request.repeat(row.recipe)
-        measured = [self._measure_run(run, row) for run in runs]
+        measured = self._measure_runs(row.recipe, row)
         if row.subtracted is not None:
-            others = [self._measure_run(run, row) for run in self._request.repeat(row.subtracted)]
+            others = self._measure_runs(row.subtracted, row)
             measured = [_subtract(one, other) for one, other in zip(measured, others, strict=True)]
         ours, spread = {}, {}
         for column in row.numbers:
@@ -121,12 +120,15 @@ class Measurements:
                 ours[column] = float(np.mean(values))
             if len(values) > 1 and column not in COSTS:
                 spread[column] = sample_deviation(values)
-        finished = sum(map(self._is_finished, runs))
+        finished = sum(map(self._is_finished, self._request.repeat(row.recipe)))
         if row.numbers:
-            state = MISSING if row.numbers.keys() - ours.keys() else ""
+            state = "" if ours.keys() == row.numbers.keys() else MISSING
         else:
-            state = "trained" if finished == len(runs) else "not trained"
+            state = "trained" if finished == len(measured) else "not trained"
         return RowNumbers(row, ours, spread, state, finished)
+
+    def _measure_runs(self, recipe: Recipe, row: PublishedRow) -> list[dict[str, float]]:
+        return [self._measure_run(run, row) for run in self._request.repeat(recipe)]
 
     def _measure_run(self, run: Recipe, row: PublishedRow) -> dict[str, float]:
         """Return the columns of a row for one run; before it is finished, only columns that require no training."""

@@ -22,7 +22,7 @@ from mlmoe_jax.runtime.table import Column, Outcome, Table
 from mlmoe_jax.runtime.text import percent, quantity
 
 SWEEP_TABLE, PLOT = "sweep.csv", "sweep.png"
-SEED = "seed"
+SEED_KEY = "seed"
 _OVER_SEEDS, _ON_TEST = "mean ± sample standard deviation over seeds", "selected on test, as published"
 _WIDTH = 14  # of a column of scores
 
@@ -50,7 +50,7 @@ def sweep(points: Sequence[GridPoint], folder: RunFolder) -> Outcome:
             with folder.writing(wait=True):
                 folder.write_bytes(PLOT, plot(runs))
         tables = [runs_table(runs)]
-        if SEED in runs[0].values:
+        if SEED_KEY in runs[0].values:
             tables.append(seeds_table(runs))
         notes = [_ON_TEST] if _selected_on_test(runs) else []
         return Outcome([*tables, *notes], sweep_document(runs))
@@ -83,7 +83,7 @@ def sweep_document(runs: Sequence[GridRun]) -> dict[str, Any]:
         }
         for run in runs
     ]
-    if SEED not in runs[0].values:
+    if SEED_KEY not in runs[0].values:
         return {"runs": listed}
     means = [
         {"config": values, "mAP": {split: one._asdict() for split, one in statistics.items()}}
@@ -93,7 +93,7 @@ def sweep_document(runs: Sequence[GridRun]) -> dict[str, Any]:
 
 
 # ----------------------------------------------------------------------------------------------------------- tables
-def evaluated_splits(runs: Sequence[GridRun]) -> list[str]:
+def list_splits(runs: Sequence[GridRun]) -> list[str]:
     """Return the splits on which a run was evaluated."""
     return list(dict.fromkeys(split for run in runs for split in run.results or {}))
 
@@ -105,7 +105,7 @@ def average_seeds(runs: Sequence[GridRun]) -> list[tuple[dict[str, Any], dict[st
     """
     groups: dict[tuple, list[GridRun]] = {}
     for run in runs:
-        others = tuple((key, value) for key, value in run.values.items() if key != SEED)
+        others = tuple((key, value) for key, value in run.values.items() if key != SEED_KEY)
         groups.setdefault(others, []).append(run)
     return [(dict(others), _statistics(members)) for others, members in groups.items()]
 
@@ -113,7 +113,7 @@ def average_seeds(runs: Sequence[GridRun]) -> list[tuple[dict[str, Any], dict[st
 def _statistics(runs: Sequence[GridRun]) -> dict[str, SeedStatistics]:
     """Return the statistics of the finite mAPs of each split."""
     statistics = {}
-    for split in evaluated_splits(runs):
+    for split in list_splits(runs):
         measured = [run.results[split]["mAP"] for run in runs if split in (run.results or {})]
         if finite := [value for value in measured if math.isfinite(value)]:
             statistics[split] = SeedStatistics(float(np.mean(finite)), sample_deviation(finite), len(finite))
@@ -122,7 +122,7 @@ def _statistics(runs: Sequence[GridRun]) -> dict[str, SeedStatistics]:
 
 def runs_table(runs: Sequence[GridRun]) -> Table:
     """Return the mAP of each run in percent."""
-    splits, rows = evaluated_splits(runs), []
+    splits, rows = list_splits(runs), []
     for run in runs:
         if run.results is not None:
             measured = [run.results.get(split, {}).get("mAP", math.nan) for split in splits]
@@ -135,7 +135,7 @@ def runs_table(runs: Sequence[GridRun]) -> Table:
 
 def seeds_table(runs: Sequence[GridRun]) -> Table:
     """Return the mean and sample standard deviation of the mAP over seeds in percent."""
-    splits, short, rows = evaluated_splits(runs), short_names(runs[0].values, runs[0].config), []
+    splits, short, rows = list_splits(runs), short_names(runs[0].values, runs[0].config), []
     for values, statistics in average_seeds(runs):
         seeds = max((one.count for one in statistics.values()), default=0)
         rows.append([_label(values, short) or "all", *map(statistics.get, splits), quantity(seeds, "seed")])
@@ -158,16 +158,17 @@ def plot(runs: Sequence[GridRun]) -> bytes:
     One key: one line per split. Several keys: one panel per split, and one line per combination of the further keys.
     Seeds are averaged, with error bars of one sample standard deviation. If only seeds are swept, each is a point.
     """
-    keys = [key for key in runs[0].values if key != SEED]
-    short = short_names(runs[0].values, runs[0].config)
-    x_key, *further = keys or [SEED]
+    keys = [key for key in runs[0].values if key != SEED_KEY]
+    x_key, *further = keys or [SEED_KEY]
     points = average_seeds(runs) if keys else [(run.values, one) for run in runs for _, one in average_seeds([run])]
-    marks = []
-    for split in evaluated_splits(runs):
+    short, marks = short_names(runs[0].values, runs[0].config), []
+    for split in list_splits(runs):
         for values, statistics in points:
             label = _label({key: values[key] for key in further}, short) or split
-            x = value_text(values[x_key]) if x_key == SEED else values[x_key]  # seeds have no scale
+            x = value_text(values[x_key]) if x_key == SEED_KEY else values[x_key]  # seeds have no scale
             mean, std, count = statistics.get(split, (math.nan, 0.0, 0))
             marks.append(Mark(split if further else "", label, x, 100 * mean, 100 * std if count > 1 else 0.0))
-    notes = [_OVER_SEEDS] * (SEED in runs[0].values) + [_ON_TEST] * _selected_on_test(runs)
+    notes = [_OVER_SEEDS] if SEED_KEY in runs[0].values else []
+    if _selected_on_test(runs):
+        notes.append(_ON_TEST)
     return draw_plot(marks, x_label=x_key, y_label="mAP (%)", title="; ".join(notes))

@@ -6,7 +6,7 @@ import pytest
 from helpers.commands import succeeded
 from helpers.paths import REPOSITORY
 
-from mlmoe_jax.apps.cli.reference import describe, reference_page
+from mlmoe_jax.apps.cli.reference import describe_config, reference_page
 from mlmoe_jax.config.defaults import CONFIG, KEYS, SECTIONS
 from mlmoe_jax.config.keys import ANY, ChoiceKey, IntegerKey, Key, NumberKey
 from mlmoe_jax.main import main
@@ -57,7 +57,7 @@ def test_help_of_a_key(capsys):
     assert main(["--help=optim.learning_rate"]) == 0
     shown = capsys.readouterr().out
     assert shown == f"optim.learning_rate=0.001 (a number above 0): {KEYS['optim.learning_rate'].doc}\n"
-    assert describe("train.log_every").startswith("train.log_every=20 steps (an integer above 0): ")
+    assert describe_config("train.log_every").startswith("train.log_every=20 steps (an integer above 0): ")
 
 
 def test_help_of_a_section(capsys):
@@ -73,17 +73,17 @@ def test_help_of_a_section(capsys):
 
 
 def test_help_names_the_sections_below():
-    assert "\nmodel.head: " in describe("model")
-    assert "model.head.kind" not in describe("model")
-    whole = describe("config")
+    assert "\nmodel.head: " in describe_config("model")
+    assert "model.head.kind" not in describe_config("model")
+    whole = describe_config("config")
     assert all(f"\n{name}: " in whole for name, entry in CONFIG.entries.items() if not isinstance(entry, Key))
     assert "\nseed=0 (an integer from 0 to 4,294,967,295): " in whole
-    assert describe("config.optim") == describe("optim")
+    assert describe_config("config.optim") == describe_config("optim")
 
 
 def test_help_of_an_open_section_says_so():
-    assert "\nloss.terms.NAME=0.0 (any number): " in describe("loss.terms")
-    assert describe("loss.terms.mine").startswith("loss.terms.mine=0.0 (any number)")
+    assert "\nloss.terms.NAME=0.0 (any number): " in describe_config("loss.terms")
+    assert describe_config("loss.terms.mine").startswith("loss.terms.mine=0.0 (any number)")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_help_of_an_open_section_says_so():
     ],
 )
 def test_help_of_something_unknown(topic, says, refusal, capsys):
-    sentence = refusal(describe, topic)
+    sentence = refusal(describe_config, topic)
     assert sentence.startswith(f"config section or key '{topic}' {says}")
     assert main([f"--help={topic}"]) == 2
     assert capsys.readouterr().err == f"error: {sentence}\n"
