@@ -5,7 +5,6 @@ download from another server than the hub is resumed: until it is complete, the 
 and NAME.part.version, which identifies the file on the server.
 """
 
-import contextlib
 import http.client
 import os
 import shutil
@@ -20,7 +19,7 @@ from mlmoe_jax.errors import UserError, reason_of
 from mlmoe_jax.pretrained import hub
 from mlmoe_jax.pretrained.hub import NoAnswer, Refused
 from mlmoe_jax.runtime.files import disk_errors_explained, open_to_append, sha256_of
-from mlmoe_jax.runtime.progress import Meter, megabytes, status
+from mlmoe_jax.runtime.progress import DownloadBar, megabytes, status
 from mlmoe_jax.runtime.storage import Folder
 
 PIECE_BYTES = 1 << 20  # the most that is read at once
@@ -180,14 +179,15 @@ def _receive(address: str, part: Path) -> None:
         length = offset + response.length if response.length else 0
         size = f"{megabytes(length) if length else '? MB'}{f', resuming at {megabytes(offset)}' if offset else ''}"
         status(f"downloading {address} to {part.with_suffix('')} ({size})")
-        _append(response, part, Meter(part.stem, offset, length))
+        bar = DownloadBar(total=length or None, initial=offset, desc=part.stem, unit="B", unit_scale=True)
+        _append(response, part, bar)
     if length and _size(part) != length:
         raise NoAnswer(f"the connection was lost after {megabytes(_size(part))} of {megabytes(length)}")
 
 
-def _append(response: http.client.HTTPResponse, part: Path, meter: Meter) -> None:
+def _append(response: http.client.HTTPResponse, part: Path, bar: DownloadBar) -> None:
     """Append the content of a response to a part; NoAnswer if the connection is lost."""
-    with open_to_append(part) as file, contextlib.closing(meter):
+    with open_to_append(part) as file, bar:
         while True:
             try:
                 piece = response.read1(PIECE_BYTES)
@@ -196,7 +196,7 @@ def _append(response: http.client.HTTPResponse, part: Path, meter: Meter) -> Non
             if not piece:
                 return
             file.write(piece)
-            meter.add(len(piece))
+            bar.update(len(piece))
 
 
 def _version(response: http.client.HTTPResponse) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from mlmoe_jax.errors import UserError, reason_of
 from mlmoe_jax.runtime.files import HUB, cache_folder, disk_errors_explained, sha256_of
-from mlmoe_jax.runtime.progress import megabytes, status
+from mlmoe_jax.runtime.progress import DownloadBar, megabytes, status
 from mlmoe_jax.runtime.storage import Folder
 from mlmoe_jax.runtime.text import printable
 from mlmoe_jax.runtime.version import __version__
@@ -164,10 +164,20 @@ def _look_up(address: Address) -> tuple[str, dict[str, _HubFile]]:
 
 def _download(address: Address, commit: str, files: Iterable[_HubFile], folder: Path) -> None:
     """Download files of a commit, and compare their sizes and sha256 with those on the hub."""
+    from huggingface_hub import hf_hub_download
+
     status(f"downloading {address}, commit {commit[:12]}, to {folder}")
     for file in files:
         with _explained(address), disk_errors_explained(folder):
-            _hub().hf_hub_download(address.repository, file.name, revision=commit, local_dir=folder)
+            hf_hub_download(
+                address.repository,
+                file.name,
+                revision=commit,
+                local_dir=folder,
+                library_name="mlmoe_jax",
+                library_version=__version__,
+                tqdm_class=DownloadBar,
+            )
         path = folder / file.name
         if path.stat().st_size != file.size or (file.sha256 and sha256_of(path) != file.sha256):
             path.unlink()

@@ -18,27 +18,20 @@ from safetensors.numpy import load_file
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones.catalog import CATALOG
 from mlmoe_jax.models.params import named_variables
-from mlmoe_jax.pretrained.rules.base import BACKBONE, Rule, Source
-from mlmoe_jax.pretrained.rules.heads import refuse_unknown_backbone
+from mlmoe_jax.pretrained.rules.base import BACKBONE, Layout, Rule
+from mlmoe_jax.pretrained.rules.cnn_names import CNN_LAYOUTS
+from mlmoe_jax.pretrained.rules.head_names import HEAD_LAYOUTS, refuse_unknown_backbone
+from mlmoe_jax.pretrained.rules.prompt_names import PROMPT_LAYOUTS
+from mlmoe_jax.pretrained.rules.vit_names import VIT_LAYOUTS
 from mlmoe_jax.pretrained.torch_file import SUFFIXES as TORCH_SUFFIXES
 from mlmoe_jax.pretrained.torch_file import read_torch_file
 from mlmoe_jax.pretrained.torch_pickle import Unreadable
 from mlmoe_jax.pretrained.weights import find_weights
 from mlmoe_jax.runtime.files import damage_explained, open_regular
 from mlmoe_jax.runtime.formats import read_npz
-from mlmoe_jax.runtime.registry import Registry
 
 # The first layout that matches the names in a file is used, so whole models precede the backbones that they contain.
-RULES: Registry[tuple[Source, ...]] = Registry(
-    "rules file",
-    {
-        "mlvpt": "mlmoe_jax.pretrained.rules.mlvpt:SOURCES",
-        "heads": "mlmoe_jax.pretrained.rules.heads:SOURCES",
-        "vit": "mlmoe_jax.pretrained.rules.vit:SOURCES",
-        "cnn": "mlmoe_jax.pretrained.rules.cnn:SOURCES",
-    },
-)
-SOURCES = tuple(source for file in RULES for source in RULES[file])
+LAYOUTS: tuple[Layout, ...] = (*PROMPT_LAYOUTS, *HEAD_LAYOUTS, *VIT_LAYOUTS, *CNN_LAYOUTS)
 # Possible prefixes of all names of a model: its position in a training state, DataParallel, and the name of the
 # backbone in MoCo v3, in a classifier of Hugging Face, or in a model with a text tower.
 _WRAPPERS = re.compile(
@@ -59,14 +52,14 @@ class LoadReport:
     """The result of loading weights.
 
     Attributes:
-      source: the layout of the file.
+      layout: the name of the layout of the file.
       loaded: the paths of the values from the file.
       unused: the tensors of the file that were not used.
       missing: the paths of optional values that the file lacks. They have not changed.
-      sorted_labels: see Source.
+      sorted_labels: see Layout.
     """
 
-    source: str
+    layout: str
     loaded: tuple[str, ...]
     unused: tuple[str, ...]
     missing: tuple[str, ...]
@@ -74,12 +67,12 @@ class LoadReport:
 
 
 @dataclass(frozen=True)
-class Mapped:
+class MappedFile:
     """The values of a file by parameter path.
 
     Attributes:
       path: the file.
-      source: its layout.
+      layout: its layout.
       wrapper: the common prefix of all names in the file.
       values: the values by parameter path.
       may_reshape: the paths whose values may be reshaped.
@@ -87,16 +80,26 @@ class Mapped:
     """
 
     path: Path
-    source: Source
+    layout: Layout
     wrapper: str
     values: dict[str, np.ndarray]
     may_reshape: frozenset[str]
     unused: tuple[str, ...]
 
+    def __str__(self) -> str:
+        return f"{self.path} ({self.layout.name} layout)"
+
 
 @dataclass(frozen=True)
 class _Piece:
-    """The part of a value from one tensor, its places along the axes of its rule, and the name of the tensor."""
+    """The part of a value that comes from one tensor.
+
+    Attributes:
+      rule: the rule that matches the name of the tensor.
+      places: the places of the part along the axes of the rule.
+      name: the name of the tensor.
+      value: the part.
+    """
 
     rule: Rule
     places: tuple[int, ...]
@@ -146,7 +149,7 @@ def load_weights(module: nnx.Module, path_or_name: str | Path) -> LoadReport:
     return fill(module, map_file(path, whole=whole))
 
 
-def map_file(path: Path, *, whole: bool) -> Mapped:
+def map_file(path: Path, *, whole: bool) -> MappedFile:
     """Read a weights file and map its tensors to parameter paths, by the layout that the tensor names show.
 
     Args:
@@ -159,32 +162,36 @@ def map_file(path: Path, *, whole: bool) -> Mapped:
     """
     tensors = read_tensors(path)
     refuse_unknown_backbone(tensors)
-    if (source := recognize(tensors)) is None:
+    layout = recognize(tensors)
+    if layout is None:
         some = ", ".join(sorted(tensors)[:3]) or "none"
         raise UserError(f"{path} has an unknown layout; its first tensors are {some}")
-    if source.head_alone and not whole:
-        raise UserError(f"{path} ({source.name} layout) holds a head and no backbone; set config.init_from to it")
-    if whole and not (source.whole or source.head_alone):
-        raise UserError(
-            f"{path} ({source.name} layout) does not hold a whole model; set "
-            "config.model.backbone.weights to it if it is a backbone"
-        )
-    if source.whole and not whole:
-        source = source.backbone_only()
-    return apply_rules(path, tensors, source)
+    if problem := _misuse(layout, whole):
+        raise UserError(f"{path} ({layout.name} layout) {problem}")
+    return apply_rules(path, tensors, layout.backbone_only() if layout.whole and not whole else layout)
 
 
-def fill(module: nnx.Module, mapped: Mapped) -> LoadReport:
+def _misuse(layout: Layout, whole: bool) -> str:
+    """Return why a file in a layout cannot fill a whole model, or a backbone alone; "" if it can."""
+    if layout.head_alone and not whole:
+        return "holds a head and no backbone; set config.init_from to it"
+    if whole and not (layout.whole or layout.head_alone):
+        return "does not hold a whole model; set config.model.backbone.weights to it if it is a backbone"
+    return ""
+
+
+def fill(module: nnx.Module, mapped: MappedFile) -> LoadReport:
     """Fill a module with the values of a file; UserError lists mismatches, without changing the module."""
-    source, variables = mapped.source, named_variables(module, nnx.Param, nnx.BatchStat)
+    variables = named_variables(module, nnx.Param, nnx.BatchStat)
     shapes = {target: variable.shape for target, (_, variable) in variables.items()}
     values = dict(mapped.values)
     for target in mapped.may_reshape & set(shapes):
         if values[target].size == math.prod(shapes[target]):
             values[target] = values[target].reshape(shapes[target])
-    if wrong := _mistakes(values, shapes, mapped):
-        listed = "; ".join(wrong[:6]) + (f"; and {len(wrong) - 6} more" if len(wrong) > 6 else "")
-        raise UserError(f"{mapped.path} ({source.name} layout) does not fit the model: {listed}")
+    if mismatches := _find_mismatches(values, shapes, mapped):
+        listed = "; ".join(mismatches[:6])
+        more = f"; and {len(mismatches) - 6} more" if len(mismatches) > 6 else ""
+        raise UserError(f"{mapped} does not fit the model: {listed}{more}")
     filled = {
         # numpy converts the values, because JAX would compile a program for each shape
         place: variable.replace(jax.device_put(np.asarray(values[target], variable.dtype)))
@@ -193,84 +200,85 @@ def fill(module: nnx.Module, mapped: Mapped) -> LoadReport:
     }
     nnx.update(module, nnx.from_flat_state(filled))
     missing = tuple(sorted(set(shapes) - set(values)))
-    return LoadReport(source.name, tuple(sorted(values)), mapped.unused, missing, source.sorted_labels)
+    return LoadReport(mapped.layout.name, tuple(sorted(values)), mapped.unused, missing, mapped.layout.sorted_labels)
 
 
-def recognize(names: Collection[str]) -> Source | None:
+def recognize(names: Collection[str]) -> Layout | None:
     """Return the layout of tensor names, or None if it is unknown."""
-    return next((source for source in SOURCES if _wrapper(names, source) is not None), None)
+    return next((layout for layout in LAYOUTS if _find_wrapper(names, layout) is not None), None)
 
 
-def _wrapper(names: Collection[str], source: Source) -> str | None:
+def _find_wrapper(names: Collection[str], layout: Layout) -> str | None:
     """Return the common prefix of all names of a file in this layout; None for a file in another layout."""
-    wrappers = [name.removesuffix(source.marker) for name in names if name.endswith(source.marker)]
-    wrappers = [wrapper for wrapper in wrappers if all(f"{wrapper}{name}" in names for name in source.also)]
+    wrappers = [name.removesuffix(layout.marker) for name in names if name.endswith(layout.marker)]
+    wrappers = [wrapper for wrapper in wrappers if all(f"{wrapper}{name}" in names for name in layout.also)]
     return min((wrapper for wrapper in wrappers if _WRAPPERS.fullmatch(wrapper)), key=len, default=None)
 
 
-def _matches(patterns: tuple[str, ...], name: str) -> bool:
-    return any(re.fullmatch(pattern, name) for pattern in patterns)
-
-
-def apply_rules(path: Path, tensors: dict[str, np.ndarray], source: Source) -> Mapped:
+def apply_rules(path: Path, tensors: dict[str, np.ndarray], layout: Layout) -> MappedFile:
     """Convert the tensors of a file by the rules of a layout. Tensors without the common prefix are unused."""
     pieces: dict[str, list[_Piece]] = defaultdict(list)
-    wrapper, unused = _wrapper(tensors, source) or "", []
+    wrapper, unused = _find_wrapper(tensors, layout) or "", []
     for name, tensor in tensors.items():
-        for rule in source.rules if name.startswith(wrapper) else ():
-            if match := re.fullmatch(rule.pattern, name.removeprefix(wrapper)):
-                if jnp.issubdtype(tensor.dtype, jnp.floating) and not np.isfinite(tensor).all():
-                    raise UserError(f"tensor {name} in {path} has non-finite numbers; use an undamaged file")
-                places = tuple(int(match.expand(at)) if isinstance(at, str) else at for at in rule.at)
-                try:
-                    pieces[match.expand(rule.target)].append(_Piece(rule, places, name, rule.transform(tensor)))
-                except (ValueError, IndexError) as error:
-                    text = f"tensor {name} of shape {tensor.shape} does not fit the {source.name} layout"
-                    raise UserError(text) from error
-                break
-        else:
+        rules = layout.rules if name.startswith(wrapper) else ()
+        matches = ((rule, re.fullmatch(rule.pattern, name.removeprefix(wrapper))) for rule in rules)
+        rule, match = next(((rule, match) for rule, match in matches if match), (None, None))
+        if rule is None:
             unused.append(name)
+            continue
+        if jnp.issubdtype(tensor.dtype, jnp.floating) and not np.isfinite(tensor).all():
+            raise UserError(f"tensor {name} in {path} has non-finite numbers; use an undamaged file")
+        places = tuple(int(match.expand(at)) if isinstance(at, str) else at for at in rule.at)
+        try:
+            pieces[match.expand(rule.target)].append(_Piece(rule, places, name, rule.transform(tensor)))
+        except (ValueError, IndexError) as error:
+            text = f"tensor {name} of shape {tensor.shape} does not fit the {layout.name} layout"
+            raise UserError(text) from error
     values = {target: _join(target, parts) for target, parts in pieces.items()}
     may_reshape = frozenset(target for target, parts in pieces.items() if parts[0].rule.reshape)
-    return Mapped(path, source, wrapper, values, may_reshape, tuple(unused))
+    return MappedFile(path, layout, wrapper, values, may_reshape, tuple(unused))
 
 
 def _join(target: str, pieces: list[_Piece]) -> np.ndarray:
+    """Return the value of a parameter from its pieces; UserError if they do not fit together."""
     pieces.sort(key=lambda piece: piece.places)
     by_place = {piece.places: piece.value for piece in pieces}
     if len(by_place) < len(pieces):
         raise UserError(f"more than one tensor would become {target}: {', '.join(piece.name for piece in pieces)}")
     try:
-        return join(by_place, pieces[0].rule.axes)
+        return join_pieces(by_place, pieces[0].rule.axes)
     except ValueError as error:
         shapes = ", ".join(str(piece.value.shape) for piece in pieces)
         raise UserError(f"the tensors that make {target} have shapes that do not fit together: {shapes}") from error
 
 
-def join(pieces: dict[tuple[int, ...], np.ndarray], axes: tuple[int, ...]) -> np.ndarray:
+def join_pieces(pieces: dict[tuple[int, ...], np.ndarray], axes: tuple[int, ...]) -> np.ndarray:
     """Concatenate arrays by their places along `axes`; ValueError if their shapes do not fit together."""
     if not axes:
         return pieces[()]
     rows: dict[int, dict[tuple[int, ...], np.ndarray]] = defaultdict(dict)
     for places, value in pieces.items():
         rows[places[0]][places[1:]] = value
-    return np.concatenate([join(rows[place], axes[1:]) for place in sorted(rows)], axis=axes[0])
+    return np.concatenate([join_pieces(rows[place], axes[1:]) for place in sorted(rows)], axis=axes[0])
 
 
-def _mistakes(values: dict[str, np.ndarray], shapes: dict[str, tuple], mapped: Mapped) -> list[str]:
-    source = mapped.source
+def _find_mismatches(values: dict[str, np.ndarray], shapes: dict[str, tuple], mapped: MappedFile) -> list[str]:
+    """Return how the values of a file and the shapes of a model's values differ, one sentence part for each."""
+    layout = mapped.layout
     lacking = sorted(set(shapes) - set(values))
-    wrong = [f"no tensor for {target}" for target in lacking if not _matches(source.optional, target)]
-    wrong += [f"{target} is not a parameter of this model" for target in sorted(set(values) - set(shapes))]
-    wrong += [
-        f"tensor {name} is unknown"
-        for name in mapped.unused
-        if not _matches(source.ignored, name) and not _matches(source.ignored, name.removeprefix(mapped.wrapper))
-    ]
+    found = [f"no tensor for {target}" for target in lacking if not _matches(layout.optional, target)]
+    found += [f"{target} is not a parameter of this model" for target in sorted(set(values) - set(shapes))]
+    for name in mapped.unused:
+        if not _matches(layout.ignored, name) and not _matches(layout.ignored, name.removeprefix(mapped.wrapper)):
+            found.append(f"tensor {name} is unknown")
     for target in sorted(set(values) & set(shapes)):
         value = values[target]
         if value.shape != shapes[target]:
-            wrong.append(f"{target} has shape {value.shape} instead of {shapes[target]}")
+            found.append(f"{target} has shape {value.shape} instead of {shapes[target]}")
         elif not jnp.issubdtype(value.dtype, jnp.floating):
-            wrong.append(f"{target} is of type {value.dtype} instead of a floating-point type")
-    return wrong
+            found.append(f"{target} is of type {value.dtype} instead of a floating-point type")
+    return found
+
+
+def _matches(patterns: tuple[str, ...], name: str) -> bool:
+    return any(re.fullmatch(pattern, name) for pattern in patterns)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import getitem
@@ -31,8 +31,8 @@ from mlmoe_jax.models.layers.positions import sine_positions
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.models.partition import LABEL
 from mlmoe_jax.models.query_decoder import STYLES
-from mlmoe_jax.pretrained.load import SOURCES, LoadReport, fill, map_file, recognize
-from mlmoe_jax.pretrained.rules.base import INVERSES, Rule, Source
+from mlmoe_jax.pretrained.load import LAYOUTS, LoadReport, MappedFile, fill, map_file, recognize
+from mlmoe_jax.pretrained.rules.base import INVERSES, Layout, Rule
 from mlmoe_jax.pretrained.torch_file import SUFFIXES as TORCH_SUFFIXES
 from mlmoe_jax.runtime.storage import whole_file
 
@@ -82,31 +82,33 @@ def load_official(model: nnx.Module, path: Path, labels: int) -> LoadReport:
         than the model, or does not fit the model.
     """
     mapped = map_file(path, whole=True)
-    axes = ModelDef.split(model)[0].axes()
-    counts = [value.size for path, value in mapped.values.items() if axes.get(path) == (LABEL,)]
-    if counts and counts[0] != labels:
-        raise UserError(
-            f"{path} ({mapped.source.name} layout) is a model of {counts[0]} labels, but the data has {labels}; the "
-            "file has no label names, so the labels must agree in number and order"
-        )
+    if problem := _find_contradiction(model, mapped, labels):
+        raise UserError(f"{mapped} {problem}")
+    if mapped.layout.head_alone:
+        mapped = replace(mapped, layout=replace(mapped.layout, optional=(r"(?!head/).*",)))
     table = mapped.values.get(POSITION_TABLE)
-    pool = _pooling(mapped.source.name, table)
-    if pool is not None and pool != _pool_of(model):
-        raise UserError(
-            f"{path} ({mapped.source.name} layout) comes from code that classifies {_TOKENS[pool]}; set "
-            f"config.model.head.pool={pool}"
-        )
-    without = isinstance(model.head, QueryHead) and model.head.decoder.style == STYLES["q2l"]
-    if without and any(re.fullmatch(_SELF_ATTENTION, path) for path in mapped.values):
-        raise UserError(
-            f"{path} ({mapped.source.name} layout) has self-attention between labels; set "
-            f"config.model.head.decoder.style={_Q2L_WITH_SELF_ATTENTION}"
-        )
-    if mapped.source.head_alone:
-        mapped = replace(mapped, source=replace(mapped.source, optional=(r"(?!head/).*",)))
     if isinstance(model.backbone, ViT) and table is not None and _is_table(table, model.backbone.shape.width):
         model.backbone.pos_embed = nnx.Param(jnp.zeros(table.shape))
     return fill(model, mapped)
+
+
+def _find_contradiction(model: nnx.Module, mapped: MappedFile, labels: int) -> str:
+    """Return why a checkpoint is of another model although all shapes may fit, and the remedy; "" if it is not."""
+    axes = ModelDef.split(model)[0].axes()
+    counts = [value.size for path, value in mapped.values.items() if axes.get(path) == (LABEL,)]
+    if counts and counts[0] != labels:
+        return (
+            f"is a model of {counts[0]} labels, but the data has {labels}; the file has no label names, so the labels "
+            "must agree in number and order"
+        )
+    pool = _pooling(mapped.layout.name, mapped.values.get(POSITION_TABLE))
+    if pool not in (None, _pool_of(model)):
+        return f"comes from code that classifies {_TOKENS[pool]}; set config.model.head.pool={pool}"
+    of_q2l = isinstance(model.head, QueryHead) and model.head.decoder.style == STYLES["q2l"]
+    if of_q2l and any(re.fullmatch(_SELF_ATTENTION, path) for path in mapped.values):
+        style = _Q2L_WITH_SELF_ATTENTION
+        return f"has self-attention between labels; set config.model.head.decoder.style={style}"
+    return ""
 
 
 _TOKENS = {"cls": "the class token", "mean": "the mean of prompts and patches, as on MAE"}
@@ -143,19 +145,19 @@ def _is_table(value: np.ndarray, width: int) -> bool:
     )
 
 
-def export_official(model: nnx.Module, path: Path) -> Source:
+def export_official(model: nnx.Module, path: Path) -> Layout:
     """Write a whole model as a state dict of the authors' code, in float32, and return the layout.
 
     The file is .npz or .safetensors, see `require_writable`. Raises UserError for a model without a layout.
     """
-    source, tensors = official_tensors(model)
+    layout, tensors = official_tensors(model)
     with whole_file(path, alone=False) as partial:
         if path.suffix == ".npz":
             with open(partial, "wb") as file:
                 np.savez(file, **tensors)
         else:
             save_file(tensors, partial, {"format": "pt"})
-    return source
+    return layout
 
 
 def require_writable(path: Path) -> None:
@@ -172,10 +174,10 @@ def require_writable(path: Path) -> None:
         raise UserError(f"there is no folder {path.parent} to write {path.name} into")
 
 
-def official_tensors(model: nnx.Module) -> tuple[Source, dict[str, np.ndarray]]:
+def official_tensors(model: nnx.Module) -> tuple[Layout, dict[str, np.ndarray]]:
     """Return the layout of the authors' code for a whole model, and its values f32 by the names of the layout.
 
-    Importing these tensors restores the values.
+    Importing these tensors restores the values. E2VPT's prompt keys and values have no names that can be written.
 
     Raises:
       UserError: no layout has names for all parameters, the code of the layout classifies other tokens, or the model
@@ -185,18 +187,17 @@ def official_tensors(model: nnx.Module) -> tuple[Source, dict[str, np.ndarray]]:
         raise UserError("the authors' code has no ViT with rotary positions, so there is no layout for this model")
     _, params, stats = ModelDef.split(model)
     values = {path: np.asarray(value, np.float32) for path, value in {**params, **stats}.items()}
-    heads = model.backbone.shape.heads if isinstance(model.backbone, ViT) else 0
     close: list[tuple[int, bool, str, list[str]]] = []
     pools: dict[str, str] = {}
-    for source in (source for source in SOURCES if source.whole):
-        tensors, missing = _name_tensors(source, values, heads)
+    for layout in (layout for layout in LAYOUTS if layout.whole):
+        tensors, missing = _name_tensors(layout, values)
         # A layout with names for all parameters may belong to another class of models; its marker decides.
-        if not missing and recognize(tensors) is source:
-            pools[source.name] = pool = _pooling(source.name, values.get(POSITION_TABLE))
+        if not missing and recognize(tensors) is layout:
+            pools[layout.name] = pool = _pooling(layout.name, values.get(POSITION_TABLE))
             if pool in (None, _pool_of(model)):
-                return source, {name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}
+                return layout, {name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}
         if missing:
-            close.append((len(missing), source.marker not in tensors, source.name, missing))
+            close.append((len(missing), layout.marker not in tensors, layout.name, missing))
     if pools:
         name, pool = next(iter(pools.items()))
         raise UserError(
@@ -210,16 +211,13 @@ def official_tensors(model: nnx.Module) -> tuple[Source, dict[str, np.ndarray]]:
     )
 
 
-def _name_tensors(source: Source, values: dict[str, np.ndarray], heads: int) -> tuple[dict[str, np.ndarray], list[str]]:
+def _name_tensors(layout: Layout, values: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return the tensors of a layout by name, and the paths of the values without a name in the layout."""
     tensors, missing = {}, []
     for path, value in values.items():
         try:
-            makers = [rule for rule in source.rules if rule.transform in INVERSES and rule.makes(path)]
-            parts = {
-                rule.tensor_name(path, places): INVERSES[rule.transform](part, heads)
-                for rule, places, part in split_value(makers, value)
-            }
+            rules = [rule for rule in layout.rules if rule.transform in INVERSES and rule.makes(path)]
+            parts = {rule.tensor_name(path): INVERSES[rule.transform](part) for rule, part in split_value(rules, value)}
         except ValueError:  # the parameter has another shape in the layout, or the rule has no inverse
             parts = {}
         if not parts:
@@ -228,41 +226,38 @@ def _name_tensors(source: Source, values: dict[str, np.ndarray], heads: int) -> 
     return tensors, missing
 
 
-def split_value(
-    rules: Sequence[Rule], value: np.ndarray, depth: int = 0
-) -> Iterator[tuple[Rule, tuple[int, ...], np.ndarray]]:
-    """Split a value into the parts that `rules` join, the inverse of `load.join`: (rule, places, part).
+def split_value(rules: Sequence[Rule], value: np.ndarray) -> list[tuple[Rule, np.ndarray]]:
+    """Split a value into the parts that `rules` join along one axis, the inverse of `load.join_pieces`.
 
     Args:
-      rules: the rules of the parts.
+      rules: the rules of the parts. If two rules make the same part, the first is used.
       value: the value.
-      depth: the number of axes that are split already.
+
+    Returns:
+      (rule, part) in the order of the parts.
 
     Raises:
       ValueError: the value cannot be split by the rules.
     """
-    if not rules or depth == len(rules[0].axes):
-        yield from ((rule, (), value) for rule in rules[:1])
-        return
-    axis, length = rules[0].axes[depth], value.shape[rules[0].axes[depth]]
-    sizes = {rule.at[depth]: rule.size if depth == 0 else None for rule in rules}
-    if any(isinstance(at, str) for at in sizes):
-        owners, sizes = dict.fromkeys(range(length), rules), dict.fromkeys(range(length), 1)
-    else:
-        owners = {at: [rule for rule in rules if rule.at[depth] == at] for at in sorted(sizes)}
-        sizes = _fill_sizes(sizes, length)
-    parts = np.split(value, np.cumsum([sizes[place] for place in owners])[:-1], axis=axis)
-    for (place, members), part in zip(owners.items(), parts, strict=True):
-        yield from ((rule, (place, *rest), piece) for rule, rest, piece in split_value(members, part, depth + 1))
+    by_place = {rule.at: rule for rule in reversed(rules)}
+    if set(by_place) <= {()}:
+        return [(rule, value) for rule in by_place.values()]
+    if any(len(at) != 1 or isinstance(at[0], str) for at in by_place):
+        raise ValueError("a value is split along one axis, with one rule per part")
+    ordered = [by_place[at] for at in sorted(by_place)]
+    axis = ordered[0].axes[0]
+    sizes = _fill_sizes([rule.size for rule in ordered], value.shape[axis])
+    parts = np.split(value, np.cumsum(sizes)[:-1], axis=axis)
+    return list(zip(ordered, parts, strict=True))
 
 
-def _fill_sizes(sizes: dict[int, int | None], length: int) -> dict[int, int]:
-    """Divide the remaining entries equally over places without a size; ValueError if they do not divide evenly."""
-    unsized = [place for place, size in sizes.items() if size is None]
-    remaining = length - sum(size for size in sizes.values() if size)
-    if remaining < 0 or (remaining % len(unsized) if unsized else remaining):
+def _fill_sizes(sizes: Sequence[int | None], length: int) -> list[int]:
+    """Divide the remaining entries equally over parts without a size; ValueError if they do not divide evenly."""
+    unsized = sum(size is None for size in sizes)
+    remaining = length - sum(size for size in sizes if size)
+    if remaining < 0 or (remaining % unsized if unsized else remaining):
         raise ValueError(f"{length} entries do not divide into {sizes}")
-    return {place: remaining // len(unsized) if size is None else size for place, size in sizes.items()}
+    return [remaining // unsized if size is None else size for size in sizes]
 
 
 def departures(settings: ConfigDict, layout: str) -> list[str]:

@@ -99,17 +99,29 @@ def read_peft(path: Path) -> PeftAdapter:
     """
     options = _read_options(path)
     tensors, classifier = _by_layer(path, read_tensors(path / TENSORS))
-    rank, targets = int(options["r"]), tuple(layer for layer in _NAMES if f"{layer}/a" in tensors)
-    dora = bool(options.get("use_dora"))
-    expected = {f"{layer}/{part}" for layer in targets for part in ("a", "b", *(["magnitude"] if dora else []))}
+    targets = tuple(layer for layer in _NAMES if f"{layer}/a" in tensors)
+    if problem := _find_mismatch(options, targets, tensors):
+        raise UserError(f"{path / TENSORS} does not fit {CONFIG}: {problem}")
+    settings = {
+        "rank": int(options["r"]),
+        "alpha": float(options["lora_alpha"]),
+        "targets": targets,
+        "rank_stabilized": bool(options.get("use_rslora")),
+    }
+    return PeftAdapter(path, "dora" if options.get("use_dora") else "lora", settings, tensors, classifier)
+
+
+def _find_mismatch(options: Mapping[str, Any], targets: tuple[str, ...], tensors: Mapping[str, np.ndarray]) -> str:
+    """Return the first tensor that the options do not describe, in words; "" if there is none."""
+    parts = ("a", "b", "magnitude") if options.get("use_dora") else ("a", "b")
+    expected = {f"{layer}/{part}" for layer in targets for part in parts}
     if odd := sorted(tensors.keys() ^ expected):
-        raise UserError(f"{path / TENSORS} does not fit {CONFIG}: {odd[0]} is missing or unexpected")
-    for name, value in tensors.items():
-        if not name.endswith("magnitude") and value.shape[2 if name.endswith("/a") else 1] != rank:
-            raise UserError(f"{path / TENSORS} does not fit {CONFIG}: {name} has not the rank r={rank}")
-    settings = {"rank": rank, "alpha": float(options["lora_alpha"]), "targets": targets}
-    settings["rank_stabilized"] = bool(options.get("use_rslora"))
-    return PeftAdapter(path, "dora" if dora else "lora", settings, tensors, classifier)
+        return f"{odd[0]} is missing or unexpected"
+    for layer in targets:
+        for name, axis in ((f"{layer}/a", 2), (f"{layer}/b", 1)):
+            if tensors[name].shape[axis] != options["r"]:
+                return f"{name} has not the rank r={options['r']}"
+    return ""
 
 
 def _read_options(path: Path) -> dict[str, Any]:
@@ -138,12 +150,12 @@ def _by_layer(path: Path, stored: Mapping[str, np.ndarray]) -> tuple[dict, dict]
     for name, tensor in stored.items():
         if not np.isfinite(tensor).all():
             raise UserError(f"tensor {name} in {path / TENSORS} has non-finite numbers; use an undamaged file")
-        match, ours = _TENSOR.fullmatch(name), _CLASSIFIER.fullmatch(name)
+        value = tensor.T.astype(np.float32)
+        match = _TENSOR.fullmatch(name)
         if match and match["layer"] in _LAYERS:
-            place = f"{_LAYERS[match['layer']]}/{_PARTS[match['part']]}"
-            rows[place][int(match["block"])] = tensor.T.astype(np.float32)
-        elif ours:
-            classifier["kernel" if ours["part"] == "weight" else "bias"] = tensor.T.astype(np.float32)
+            rows[f"{_LAYERS[match['layer']]}/{_PARTS[match['part']]}"][int(match["block"])] = value
+        elif match := _CLASSIFIER.fullmatch(name):
+            classifier["kernel" if match["part"] == "weight" else "bias"] = value
         else:
             raise UserError(f"tensor {name} in {path / TENSORS} belongs to no layer that our adapters change")
     depth = 1 + max((block for values in rows.values() for block in values), default=-1)
@@ -173,8 +185,8 @@ def fill_from_peft(model: Classifier, adapter: PeftAdapter, labels: int) -> list
     for name, value in adapter.tensors.items():
         layer, part = name.split("/")
         if part == "magnitude":
-            lengths = [_lengths(model.backbone, index, layer) for index in range(model.backbone.shape.depth)]
-            value = value - np.stack(lengths) if value.shape == np.shape(lengths) else value
+            lengths = _all_lengths(model.backbone, layer)
+            value = value - lengths if value.shape == lengths.shape else value
         variable = getattr(getattr(own, layer), part)
         if variable.shape != value.shape:
             raise UserError(
@@ -189,19 +201,24 @@ def fill_from_peft(model: Classifier, adapter: PeftAdapter, labels: int) -> list
 
 
 def _fill_classifier(model: Classifier, adapter: PeftAdapter, labels: int) -> list[str]:
-    width, (kernel, bias) = model.backbone.shape.width, (adapter.classifier.get(name) for name in ("kernel", "bias"))
-    if kernel is None or bias is None or bias.shape != (kernel.shape[-1],) or len(kernel) not in (width, 2 * width):
-        raise UserError(f"the classifier in {adapter.path / TENSORS} does not fit the backbone")
-    if len(bias) != labels:
-        raise UserError(f"{adapter.path / TENSORS} classifies {len(bias)} labels, but the data has {labels}")
-    if kernel[width:].any():
-        raise UserError(
-            f"the classifier in {adapter.path / TENSORS} reads the mean of the patches too; remove it from the file, "
-            "and a new one is trained"
-        )
-    model.head.classifier.kernel.set_value(jnp.asarray(kernel[:width]))
-    model.head.classifier.bias.set_value(jnp.asarray(bias))
+    """Fill the classifier on the class token, and return the paths of the filled values."""
+    width, classifier = model.backbone.shape.width, adapter.classifier
+    if problem := _classifier_problem(width, classifier.get("kernel"), classifier.get("bias"), labels):
+        raise UserError(f"the classifier in {adapter.path / TENSORS} {problem}")
+    model.head.classifier.kernel.set_value(jnp.asarray(classifier["kernel"][:width]))
+    model.head.classifier.bias.set_value(jnp.asarray(classifier["bias"]))
     return ["head/classifier/kernel", "head/classifier/bias"]
+
+
+def _classifier_problem(width: int, kernel: np.ndarray | None, bias: np.ndarray | None, labels: int) -> str:
+    """Return why a classifier cannot read class tokens f32[width] of a model with `labels`, "" if it can."""
+    if kernel is None or bias is None or bias.shape != (kernel.shape[-1],) or len(kernel) not in (width, 2 * width):
+        return "does not fit the backbone"
+    if len(bias) != labels:
+        return f"has {len(bias)} labels, but the data has {labels}"
+    if kernel[width:].any():
+        return "reads the mean of the patches too; remove it from the file, and a new one is trained"
+    return ""
 
 
 def _reads_class_token(model: Classifier) -> bool:
@@ -209,11 +226,34 @@ def _reads_class_token(model: Classifier) -> bool:
 
 
 def _lengths(vit: ViT, index: int, layer: str) -> np.ndarray:
+    """Return the lengths f32[out] of the columns of a kernel in block `index`."""
     kernel, _ = layer_weights(vit, layer_path(index, layer))
     return np.linalg.norm(np.asarray(kernel, np.float32), axis=0)
 
 
+def _all_lengths(vit: ViT, layer: str) -> np.ndarray:
+    """Return the lengths f32[L,out] of the columns of a kernel in every block."""
+    return np.stack([_lengths(vit, index, layer) for index in range(vit.shape.depth)])
+
+
 # ---------------------------------------------------------------------------------------------------------- writing
+@dataclass(frozen=True)
+class _Names:
+    """The names of a backbone in transformers 5.
+
+    Attributes:
+      module: the backbone in a model with a classifier.
+      blocks: the list of blocks.
+      fc2: the second layer of the MLP.
+      classifier_inputs: number of inputs of its classifier.
+    """
+
+    module: str
+    blocks: str
+    fc2: str
+    classifier_inputs: int
+
+
 def peft_files(model: Classifier, config: ConfigDict) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return the content of `adapter_config.json`, and the tensors f32 of `adapter_model.safetensors`.
 
@@ -223,31 +263,17 @@ def peft_files(model: Classifier, config: ConfigDict) -> tuple[dict[str, Any], d
     Raises:
       UserError: the model has prompts, another adapter than one LoRA or DoRA, or a backbone without such names.
     """
-    [*names], shape = model.adapters, model.backbone.shape
-    if len(names) != 1 or names[0] not in ("lora", "dora") or config.model.prompts.kind != "none":
-        raise UserError("PEFT's files hold one LoRA or DoRA and no prompts; choose another --format")
-    kind = _kind(shape)
-    name, settings = names[0], config.model.adapters[names[0]]
-    targets = tuple(settings.targets)
-    if shape.mlp == "swiglu" and "fc1" in targets:
-        raise UserError("transformers has two layers for fc1 of this backbone; PEFT's files cannot hold its update")
-    spelled = {layer: _NAMES[layer][0] for layer in targets} | ({"fc2": "mlp.down_proj"} if shape.mlp != "gelu" else {})
-    classified = _reads_class_token(model)
-    start = f"{_PREFIX}{kind.module}." if classified else _PREFIX
-    tensors: dict[str, np.ndarray] = {}
-    for layer in targets:
-        update = getattr(model.adapters[name], layer)
+    if problem := _why_unwritable(model, config):
+        raise UserError(problem)
+    [name], shape = model.adapters, model.backbone.shape
+    settings, names = config.model.adapters[name], _names_of(shape)
+    layers = {layer: names.fc2 if layer == "fc2" else _NAMES[layer][0] for layer in settings.targets}
+    tensors = _classifier_tensors(model, names) if _reads_class_token(model) else {}
+    prefix = f"{_PREFIX}{names.module}." if tensors else _PREFIX
+    for layer, layer_name in layers.items():
         for index in range(shape.depth):
-            values = {"lora_A.weight": update.a[index], "lora_B.weight": update.b[index]}
-            if name == "dora":
-                values["lora_magnitude_vector"] = update.magnitude[index] + _lengths(model.backbone, index, layer)
-            key = f"{start}{kind.layers}.{index}.{spelled[layer]}"
-            tensors |= {f"{key}.{part}": _tensor(value) for part, value in values.items()}
-    if classified:
-        kernel = np.asarray(model.head.classifier.kernel[...], np.float32)
-        kernel = np.pad(kernel, ((0, kind.classified - len(kernel)), (0, 0)))  # zeros for the mean of the patches
-        tensors |= {f"{_PREFIX}classifier.weight": _tensor(kernel)}
-        tensors |= {f"{_PREFIX}classifier.bias": _tensor(model.head.classifier.bias[...])}
+            for part, value in _update_parts(model, name, layer, index).items():
+                tensors[f"{prefix}{names.blocks}.{index}.{layer_name}.{part}"] = _tensor(value)
     address = re.match(r"https://huggingface\.co/([\w.-]+/[\w.-]+)/", catalog.entry(config.model.backbone.name).address)
     options = {
         "peft_type": "LORA",
@@ -259,31 +285,50 @@ def peft_files(model: Classifier, config: ConfigDict) -> tuple[dict[str, Any], d
         "lora_dropout": settings.dropout,
         "use_rslora": settings.rank_stabilized,
         "use_dora": name == "dora",
-        "target_modules": sorted(spelled[layer] for layer in targets),
-        "modules_to_save": ["classifier"] if classified else None,
+        "target_modules": sorted(layers.values()),
+        "modules_to_save": ["classifier"] if _reads_class_token(model) else None,
         "bias": "none",
         "fan_in_fan_out": False,
     }
     return options, tensors
 
 
-@dataclass(frozen=True)
-class _Kind:
-    module: str
-    layers: str
-    classified: int
-
-
-def _kind(shape: ViTShape) -> _Kind:
-    """Return the names of a backbone in transformers, and the number of inputs of its classifier."""
+def _why_unwritable(model: Classifier, config: ConfigDict) -> str:
+    """Return why PEFT's files cannot hold a model; "" if they can."""
+    adapters, shape = list(model.adapters), model.backbone.shape
+    if adapters not in (["lora"], ["dora"]) or config.model.prompts.kind != "none":
+        return "PEFT's files hold one LoRA or DoRA and no prompts; choose another --format"
     if shape.rotary_base is not None or shape.pre_norm or not shape.class_token or shape.mlp not in ("gelu", "swiglu"):
-        raise UserError(
-            "PEFT's files are written for DINOv2 and for ViTs of transformers, and this is another backbone"
-        )
+        return "PEFT's files are written for DINOv2 and for ViTs of transformers, and this is another backbone"
+    if shape.mlp == "swiglu" and "fc1" in config.model.adapters[adapters[0]].targets:
+        return "transformers has two layers for fc1 of this backbone; PEFT's files cannot hold its update"
+    return ""
+
+
+def _names_of(shape: ViTShape) -> _Names:
+    fc2 = _NAMES["fc2"][0] if shape.mlp == "gelu" else "mlp.down_proj"
     if shape.layer_scale is None and not shape.registers:
-        return _Kind("vit", "layers", shape.width)
-    return _Kind("dinov2_with_registers" if shape.registers else "dinov2", "encoder.layer", 2 * shape.width)
+        return _Names("vit", "layers", fc2, shape.width)
+    return _Names("dinov2_with_registers" if shape.registers else "dinov2", "encoder.layer", fc2, 2 * shape.width)
+
+
+def _update_parts(model: Classifier, name: str, layer: str, index: int) -> dict[str, jax.Array | np.ndarray]:
+    """Return the values of an adapter for a layer of block `index`, by PEFT's name of the part."""
+    update = getattr(model.adapters[name], layer)
+    parts = {"lora_A.weight": update.a[index], "lora_B.weight": update.b[index]}
+    if name == "dora":
+        parts["lora_magnitude_vector"] = update.magnitude[index] + _lengths(model.backbone, index, layer)
+    return parts
+
+
+def _classifier_tensors(model: Classifier, names: _Names) -> dict[str, np.ndarray]:
+    """Return the classifier of transformers; its weights for the mean of the patches, if it reads it, are 0."""
+    kernel = np.asarray(model.head.classifier.kernel[...], np.float32)
+    kernel = np.pad(kernel, ((0, names.classifier_inputs - len(kernel)), (0, 0)))
+    bias = model.head.classifier.bias[...]
+    return {f"{_PREFIX}classifier.weight": _tensor(kernel), f"{_PREFIX}classifier.bias": _tensor(bias)}
 
 
 def _tensor(value: jax.Array | np.ndarray) -> np.ndarray:
+    """Return a value as a tensor f32 in PyTorch's orientation."""
     return np.ascontiguousarray(np.asarray(value, np.float32).T)

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from mlmoe_jax.pretrained.torch_pickle import Storage, Tensor, Unreadable, load
+from mlmoe_jax.pretrained.torch_pickle import Storage, Tensor, Unreadable, read_pickle
 
 SUFFIXES = (".pth", ".pth.tar", ".pt", ".bin")
 # Keys under which training scripts store the state dict; the first key with tensors is used.
@@ -52,9 +52,7 @@ def _open_zip(file: BinaryIO, size: int) -> tuple[Any, Read]:
     root = roots[0]
     if any(name == f"{root}constants.pkl" or name.startswith(f"{root}code/") for name in sizes):
         raise Unreadable("it is a TorchScript archive, a program and not only weights: save its state_dict() instead")
-    # Compressed and overlapping records can be much larger than the file.
-    stored = all(not record.compress_type and record.compress_size == record.file_size for record in records)
-    if not stored or sum(record.file_size for record in records) > size:
+    if not _are_stored(records, size):
         raise Unreadable("its records are compressed or overlap, unlike the records of torch.save")
     if f"{root}byteorder" in sizes and archive.read(f"{root}byteorder") != b"little":
         raise Unreadable("it was written on a big-endian machine: save it again on a little-endian machine")
@@ -65,7 +63,13 @@ def _open_zip(file: BinaryIO, size: int) -> tuple[Any, Read]:
             raise Unreadable(f"it has no storage {key[:100]!r} with the {nbytes} bytes that its tensors need")
         return archive.read(name)
 
-    return load(io.BytesIO(archive.read(f"{root}data.pkl")), {}), read
+    return read_pickle(io.BytesIO(archive.read(f"{root}data.pkl")), {}), read
+
+
+def _are_stored(records: list[zipfile.ZipInfo], size: int) -> bool:
+    """Return whether records are neither compressed nor overlap; otherwise they can be much larger than the file."""
+    stored = all(not record.compress_type and record.compress_size == record.file_size for record in records)
+    return stored and sum(record.file_size for record in records) <= size
 
 
 def _open_legacy(data: mmap.mmap) -> tuple[Any, Read]:
@@ -74,7 +78,7 @@ def _open_legacy(data: mmap.mmap) -> tuple[Any, Read]:
     if data[:1] != b"\x80" or _MAGIC not in data[:32]:
         raise Unreadable(_other_kind(data[:1024]))
     storages: dict[str, Storage] = {}
-    _, protocol, system, content, keys = (load(data, storages) for _ in range(5))
+    _, protocol, system, content, keys = (read_pickle(data, storages) for _ in range(5))
     if protocol != _PROTOCOL or not system["little_endian"]:
         raise Unreadable("it is of an unknown version of PyTorch's legacy layout, or from a big-endian machine")
     places, position = {}, data.tell()

@@ -161,7 +161,7 @@ class _Unpickler(pickle.Unpickler):
         return storage
 
 
-def load(data: Any, storages: dict[str, Storage]) -> Any:
+def read_pickle(data: Any, storages: dict[str, Storage]) -> Any:
     """Return the content of the next pickle of a file object, and move its position behind the pickle.
 
     Args:
@@ -185,32 +185,52 @@ def _check(data: Any) -> None:
     A small pickle can request a memo of 2**32 entries, or the hash of a tuple that contains one tuple in 2**n ways.
     Therefore, an index of the memo must not exceed the length of the pickle, and the size of nested tuples is limited.
     """
-    start, marks, memo = data.tell(), [0], {}
-    stack: list[tuple[int, int]] = []  # per value, the number of items and the depth of its tuples
+    start, stack = data.tell(), _StackOfSizes()
     for opcode, argument, place in pickletools.genops(data):
-        name, before = opcode.name, opcode.stack_before
-        if name.startswith("EXT"):  # the unpickler would look it up in a cache of the process, without find_class
-            raise Unreadable(f"its pickle has the instruction {name} {argument}, which no file of tensors needs")
-        if place - start > _MOST or (name in _PUTS and argument > place - start):
+        if opcode.name.startswith("EXT"):  # the unpickler would look it up in a cache of the process
+            raise Unreadable(f"its pickle has the instruction {opcode.name} {argument}, which no file of tensors needs")
+        if place - start > _MOST or (opcode.name in _PUTS and argument > place - start):
             raise ValueError("the pickle is too large")
+        stack.apply(opcode, argument)
+
+
+class _StackOfSizes:
+    """The stack of the unpickler. It has the number of items and the depth of tuples of each value, not the value."""
+
+    def __init__(self):
+        self.values: list[tuple[int, int]] = []
+        self.marks = [0]
+        self.memo: dict[int, tuple[int, int]] = {}
+
+    def apply(self, opcode: pickletools.OpcodeInfo, argument: Any) -> None:
+        """Change the stack as an instruction does; ValueError for one that takes too many values."""
+        name = opcode.name
         if name == "MARK":
-            marks.append(len(stack))
+            self.marks.append(len(self.values))
         elif name in _PUTS or name == "MEMOIZE":
-            memo[len(memo) if argument is None else argument] = stack[-1]
+            self.memo[len(self.memo) if argument is None else argument] = self.values[-1]
         elif name in _GETS:
-            stack.append(memo[argument])
+            self.values.append(self.memo[argument])
         elif name == "DUP":
-            stack.append(stack[-1])
+            self.values.append(self.values[-1])
         else:
-            marked = pickletools.markobject in before
-            first = marks.pop() - before.index(pickletools.markobject) if marked else len(stack) - len(before)
-            if first < marks[-1]:
-                raise ValueError("an instruction of the pickle takes too many values")
-            result = _tuple_size(stack[first:]) if name in _TUPLES else (1, 0)
-            stack[first:] = [result] * len(opcode.stack_after)
+            first = self._first_taken(opcode.stack_before)
+            result = _tuple_size(self.values[first:]) if name in _TUPLES else (1, 0)
+            self.values[first:] = [result] * len(opcode.stack_after)
+
+    def _first_taken(self, before: list[pickletools.StackObject]) -> int:
+        """Return the index of the first value that an instruction takes; `before`: what it expects on the stack."""
+        if pickletools.markobject in before:
+            first = self.marks.pop() - before.index(pickletools.markobject)
+        else:
+            first = len(self.values) - len(before)
+        if first < self.marks[-1]:
+            raise ValueError("an instruction of the pickle takes too many values")
+        return first
 
 
 def _tuple_size(items: list[tuple[int, int]]) -> tuple[int, int]:
+    """Return the number of items and the depth of a tuple with these items; ValueError if it is too large."""
     size, depth = 1 + sum(size for size, _ in items), 1 + max((depth for _, depth in items), default=0)
     if size > _MOST_ITEMS or depth > _MOST_DEPTH:
         raise ValueError("a tuple of the pickle is too large")

@@ -122,7 +122,7 @@ def load_pretrained(backbone: nnx.Module, name: str, weights: str) -> None:
     unused = () if weights == "auto" else report.unused  # of a published file, only expected tensors are unused
     for what, names in (("tensors were not used", unused), ("values were missing", report.missing)):
         if names:
-            status(f"backbone weights ({report.source}): {len(names)} {what}, such as {names[0]}")
+            status(f"backbone weights ({report.layout}): {len(names)} {what}, such as {names[0]}")
 
 
 def require_weights(config: ConfigDict) -> None:

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
+from typing import Any
 
 from tqdm import tqdm
 
@@ -131,36 +132,15 @@ class Progress:
         status(f"{', '.join(parts)} {self.note}".rstrip())
 
 
-class Meter:
-    """The progress of a download in bytes: a bar on a terminal; if stderr is a file, one line per 15 s."""
+class DownloadBar(tqdm):
+    """The progress of a download in bytes, on a terminal only. Every update is a heartbeat."""
 
-    def __init__(self, name: str, first: int, length: int):
-        self.name, self.first, self.received, self.length = name, first, first, length
-        self.started = self.last_line = time.perf_counter()
-        self.bar = tqdm(
-            total=length or None,
-            initial=first,
-            desc=name,
-            unit="B",
-            unit_scale=True,
-            leave=False,
-            disable=not sys.stderr.isatty(),
-        )
+    def __init__(self, **options: Any):
+        super().__init__(**options, leave=False, disable=not sys.stderr.isatty())
 
-    def add(self, count: int) -> None:
-        self.received += count
+    def update(self, n: float | None = 1) -> bool | None:
         heartbeat()
-        self.bar.update(count)
-        now = time.perf_counter()
-        if self.bar.disable and now - self.last_line > LINE_EVERY:
-            self.last_line = now
-            rate = (self.received - self.first) / max(1e-9, now - self.started)
-            rest = timedelta(seconds=round((self.length - self.received) / rate)) if self.length else "? s"
-            total = f" of {megabytes(self.length)}" if self.length else ""
-            status(f"{self.name} {megabytes(self.received)}{total}, {megabytes(rate)}/s, {rest} left")
-
-    def close(self) -> None:
-        self.bar.close()
+        return super().update(n)
 
 
 def heartbeat() -> None:

@@ -149,7 +149,7 @@ class OfficialFile(Origin):
     def _report(self, report: LoadReport, only_head: bool) -> None:
         """Print what the checkpoint has, and where the authors' code differs from the config."""
         path, missing = self.path, report.missing
-        status(f"init_from {path}: {len(report.loaded)} parameters from the {report.source} layout")
+        status(f"init_from {path}: {len(report.loaded)} parameters from the {report.layout} layout")
         if only_head:
             status(f"init_from {path}: only a head; the backbone is the pretrained {self.config.model.backbone.name}")
             missing = ()
@@ -157,7 +157,7 @@ class OfficialFile(Origin):
             status(f"init_from {path}: not used: {', '.join(report.unused)}")
         if missing:
             status(f"init_from {path}: missing, initial value kept: {', '.join(missing)}")
-        for difference in departures(self.config.model, report.source):
+        for difference in departures(self.config.model, report.layout):
             status(f"the authors' code computes something else: {difference}")
 
 

@@ -30,7 +30,7 @@ from mlmoe_jax.models.macs import count_macs
 from mlmoe_jax.models.outputs import Prompts
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.load import apply_rules, load_weights, read_tensors
-from mlmoe_jax.pretrained.rules.cnn import EFFICIENTNET, TORCHVISION_CONVNEXT, TORCHVISION_RESNET
+from mlmoe_jax.pretrained.rules.cnn_names import EFFICIENTNET, TORCHVISION_CONVNEXT, TORCHVISION_RESNET
 from mlmoe_jax.pretrained.weights import find_weights
 
 TOLERANCE = 2e-5

@@ -13,7 +13,7 @@ from mlmoe_jax.models.layers.initializers import Constant
 from mlmoe_jax.models.macs import count_macs
 from mlmoe_jax.models.outputs import Features
 from mlmoe_jax.models.params import ModelDef
-from mlmoe_jax.pretrained.rules.heads import own_classifier, pointwise_matrix
+from mlmoe_jax.pretrained.rules.head_names import own_classifier, pointwise_matrix
 
 TWIN = np.load(PARITY / "graph_heads.npz")
 LABELS, WIDTH, HIDDEN = 6, 32, 24

@@ -18,7 +18,7 @@ def golden(request):
 
 
 def test_every_tensor_of_the_authors_file_is_used(golden):
-    assert golden.report.source == "ml_vpt_dinov2"
+    assert golden.report.layout == "ml_vpt_dinov2"
     assert golden.report.unused == ()
     assert len(golden.report.loaded) == len(golden.case["weights"]) - 1  # two prompt tensors become one
 

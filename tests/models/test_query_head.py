@@ -19,14 +19,16 @@ from mlmoe_jax.models.heads.query import GroupedClassifier, QueryHead
 from mlmoe_jax.models.outputs import PATCHES, Features
 from mlmoe_jax.models.params import ModelDef, split_trainable
 from mlmoe_jax.models.query_decoder import FIXED_QUERIES, QueryDecoder
-from mlmoe_jax.pretrained.rules.heads import ML_DECODER, Q2L
+from mlmoe_jax.pretrained.rules.head_names import ML_DECODER_HEAD, Q2L_LAYOUT
 
 D, HIDDEN, K, GRID = 16, 24, 6, (3, 5)
 ARRAYS = np.load(PARITY / "query.npz")
 
 
 # The twins have no backbone.
-HEAD_ALONE = dataclasses.replace(Q2L, rules=tuple(rule for rule in Q2L.rules if rule.target.startswith("head/")))
+HEAD_ALONE = dataclasses.replace(
+    Q2L_LAYOUT, rules=tuple(rule for rule in Q2L_LAYOUT.rules if rule.target.startswith("head/"))
+)
 
 
 class Whole(nnx.Module):
@@ -65,7 +67,7 @@ def loaded(case, folder, **options):
     tensors = {n.removeprefix(prefix): ARRAYS[n].astype(np.float32) for n in ARRAYS.files if n.startswith(prefix)}
     save_file(tensors, folder / "twin.safetensors")
     whole = nnx.eval_shape(lambda: Whole(HEADS[case](**options)))
-    load_as(ML_DECODER if "ml_decoder" in case else HEAD_ALONE, whole, folder / "twin.safetensors")
+    load_as(ML_DECODER_HEAD if "ml_decoder" in case else HEAD_ALONE, whole, folder / "twin.safetensors")
     return whole.head
 
 

@@ -51,7 +51,7 @@ BESIDE = ("pooler.", "decoder.", "text_model.", "logit_", "text_projection.", "v
 
 @pytest.mark.variants("twin")
 def test_every_tensor_of_the_published_file_is_accounted_for(twin):
-    assert twin.report.source == f"hugging_face_{LAYOUTS[twin.name.partition('_')[0]]}"
+    assert twin.report.layout == f"hugging_face_{LAYOUTS[twin.name.partition('_')[0]]}"
     assert twin.report.missing == ()
     assert all(name.startswith(BESIDE) for name in twin.report.unused)
 

@@ -14,7 +14,7 @@ from mlmoe_jax.models.backbones.convnext import ConvNeXt, ConvNeXtShape
 from mlmoe_jax.models.backbones.efficientnet import EfficientNetLiteShape
 from mlmoe_jax.models.backbones.resnet import ResNet, ResNetShape
 from mlmoe_jax.pretrained.load import load_weights, recognize
-from mlmoe_jax.pretrained.rules.cnn import SOURCES, TORCHVISION_CONVNEXT, TORCHVISION_RESNET
+from mlmoe_jax.pretrained.rules.cnn_names import CNN_LAYOUTS, TORCHVISION_CONVNEXT, TORCHVISION_RESNET
 
 TORCHVISION = {"resnet": TORCHVISION_RESNET, "convnext": TORCHVISION_CONVNEXT}
 
@@ -145,7 +145,7 @@ def test_each_layout_fills_every_value(reference, tmp_path, layout):
     kind, tensors = LAYOUTS[layout]
     module = empty(kind)
     report = load_weights(module, write(tmp_path / "w.safetensors", tensors))
-    assert report.source == layout.removesuffix(" alone")
+    assert report.layout == layout.removesuffix(" alone")
     loaded = values_of(module)
     assert set(loaded) == set(reference[kind]) == set(report.loaded)
     for path, value in loaded.items():
@@ -175,7 +175,7 @@ def test_values_come_from_the_right_tensors(reference):
 @pytest.mark.parametrize("kind", ["resnet", "convnext"])
 def test_our_own_layout(reference, tmp_path, kind):
     module = empty(kind)
-    assert load_weights(module, write(tmp_path / "w.safetensors", reference[kind])).source == "own_cnn"
+    assert load_weights(module, write(tmp_path / "w.safetensors", reference[kind])).layout == "own_cnn"
     for path, value in values_of(module).items():
         np.testing.assert_array_equal(value, reference[kind][path], err_msg=path)
 
@@ -185,7 +185,7 @@ def test_every_value_of_efficientnet_is_filled_from_its_tensor(tmp_path):
     module = empty("efficientnet")
     report = load_weights(module, write(tmp_path / "w.safetensors", tensors))
     values = values_of(module)
-    assert (report.source, set(report.loaded), report.missing) == ("efficientnet_pytorch", set(values), ())
+    assert (report.layout, set(report.loaded), report.missing) == ("efficientnet_pytorch", set(values), ())
     assert {name for name in report.unused if not name.endswith(".num_batches_tracked")} == {"_fc.weight", "_fc.bias"}
     assert len(values) + len(report.unused) == len(tensors)
     for path, name in {
@@ -212,6 +212,6 @@ def test_other_networks_of_the_layout_are_refused(refusal, tmp_path):
 def test_each_layout_is_recognized(reference):
     files = {layout: tensors for layout, (_, tensors) in LAYOUTS.items()} | {"own_cnn": reference["resnet"]}
     names = {layout: layout.removesuffix(" alone") for layout in files}
-    assert {*names.values(), "efficientnet_pytorch"} == {source.name for source in SOURCES}
+    assert {*names.values(), "efficientnet_pytorch"} == {layout.name for layout in CNN_LAYOUTS}
     for layout, tensors in files.items():
         assert recognize(tensors).name == names[layout]

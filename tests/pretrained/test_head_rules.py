@@ -14,15 +14,14 @@ from helpers.twins import below
 from mlmoe_jax.models.backbones.resnet import ResNet, ResNetShape
 from mlmoe_jax.models.heads.gcn import ADDGCNHead, MLGCNHead
 from mlmoe_jax.models.layers.initializers import Constant
-from mlmoe_jax.pretrained.load import SOURCES as EVERY
-from mlmoe_jax.pretrained.load import load_weights
+from mlmoe_jax.pretrained.load import LAYOUTS, load_weights
 from mlmoe_jax.pretrained.official import load_official
 from mlmoe_jax.pretrained.rules.base import INVERSES
-from mlmoe_jax.pretrained.rules.cnn import torchvision_resnet_rules
-from mlmoe_jax.pretrained.rules.heads import (
-    ML_DECODER,
-    Q2L,
-    SOURCES,
+from mlmoe_jax.pretrained.rules.cnn_names import torchvision_resnet_rules
+from mlmoe_jax.pretrained.rules.head_names import (
+    HEAD_LAYOUTS,
+    ML_DECODER_HEAD,
+    Q2L_LAYOUT,
     label_bias,
     label_kernel,
     pointwise,
@@ -152,7 +151,7 @@ def test_every_tensor_of_a_whole_checkpoint_is_used(layout, wrapper, tmp_path):
     tensors, model = checkpoint(layout)
     report = load_weights(model, write(tmp_path / "w.safetensors", prefixed(wrapper, tensors)))
     values = values_of(model)
-    assert (report.source, report.missing, set(report.loaded)) == (layout, (), set(values))
+    assert (report.layout, report.missing, set(report.loaded)) == (layout, (), set(values))
     assert all(name.removeprefix(wrapper).endswith(UNUSED) for name in report.unused)
     for path, expected in EXPECTED[layout].items():
         np.testing.assert_array_equal(values[path], expected(tensors), err_msg=path)
@@ -193,11 +192,11 @@ def test_modules_may_have_the_names_of_torchvision(layout, tmp_path):
         np.testing.assert_array_equal(values_of(again)[path], value, err_msg=path)
 
 
-def mapped(source, keys):
-    """Return {our path: shape} for the [name, shape] pairs of a source, and the names that match no rule."""
+def mapped(layout, keys):
+    """Return {our path: shape} for the [name, shape] pairs of a layout, and the names that match no rule."""
     shapes, left = {}, []
     for name, shape in keys:
-        rules = [rule for rule in source.rules if re.fullmatch(rule.pattern, name)]
+        rules = [rule for rule in layout.rules if re.fullmatch(rule.pattern, name)]
         assert len(rules) <= 1, name
         if rules:
             path = re.fullmatch(rules[0].pattern, name).expand(rules[0].target)
@@ -211,25 +210,25 @@ def mapped(source, keys):
 
 @pytest.mark.parametrize("listed", KEYS)
 def test_every_published_key_is_consumed(listed):
-    settings, source = KEYS[listed]["config"], ML_DECODER if "ML-Decoder" in listed else Q2L
-    make = ml_decoder_head if source is ML_DECODER else q2l_head
+    settings, layout = KEYS[listed]["config"], ML_DECODER_HEAD if "ML-Decoder" in listed else Q2L_LAYOUT
+    make = ml_decoder_head if layout is ML_DECODER_HEAD else q2l_head
     channels, options = settings["featmap"][1], {"width": settings["d"], "hidden": settings["ffn"]}
     head = nnx.eval_shape(lambda: Whole(make(channels, settings["K"], **options, rngs=nnx.Rngs(0))))
     ours = {"/".join(map(str, path)): tuple(v.shape) for path, v in nnx.to_flat_state(nnx.state(head))}
-    shapes, left = mapped(source, KEYS[listed]["keys"])
+    shapes, left = mapped(layout, KEYS[listed]["keys"])
     assert shapes == ours
-    assert all(any(re.fullmatch(pattern, name) for pattern in source.ignored) for name in left)
+    assert all(any(re.fullmatch(pattern, name) for pattern in layout.ignored) for name in left)
 
 
 def test_one_marker_recognizes_each_layout():
     files = {layout: checkpoint(layout)[0] for layout in EXPECTED} | {"ml_decoder": query_tensors("ml_decoder")}
-    assert set(files) == {source.name for source in SOURCES}
-    for layout, tensors in files.items():
-        assert [source.name for source in SOURCES if source.marker in tensors] == [layout]
-    for source in EVERY:
-        if source not in SOURCES:
+    assert set(files) == {layout.name for layout in HEAD_LAYOUTS}
+    for name, tensors in files.items():
+        assert [layout.name for layout in HEAD_LAYOUTS if layout.marker in tensors] == [name]
+    for layout in LAYOUTS:
+        if layout not in HEAD_LAYOUTS:
             # ML-Decoder's ResNet has torchvision's layout, which is tried after ML-Decoder's
-            assert source.marker not in files["q2l"] | files["ml_decoder"]
+            assert layout.marker not in files["q2l"] | files["ml_decoder"]
 
 
 def test_transforms_and_their_inverses():
@@ -241,7 +240,7 @@ def test_transforms_and_their_inverses():
     ):
         tensor = random.randn(*shape)
         assert transform(tensor)[place] == tensor[same]
-        np.testing.assert_array_equal(INVERSES[transform](transform(tensor), 1), tensor)
+        np.testing.assert_array_equal(INVERSES[transform](transform(tensor)), tensor)
         with pytest.raises(ValueError, match=r"axis|axes|size"):
             transform(np.ones((2, 3, 3, 3)[: len(shape)]))
 

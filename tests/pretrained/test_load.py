@@ -16,7 +16,7 @@ from mlmoe_jax.models.backbones.entry import Entry
 from mlmoe_jax.models.backbones.vit import ViTShape
 from mlmoe_jax.pretrained import weights
 from mlmoe_jax.pretrained.load import load_weights, read_tensors
-from mlmoe_jax.pretrained.rules.base import Rule, Source
+from mlmoe_jax.pretrained.rules.base import Layout, Rule
 from mlmoe_jax.pretrained.torch_file import SUFFIXES as TORCH_SUFFIXES
 from mlmoe_jax.runs.assemble import load_pretrained
 
@@ -62,7 +62,7 @@ def test_a_layout_can_be_given_and_may_reshape(tmp_path):
     linear = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     rules = (Rule("w", "kernel", reshape=True), Rule("b", "bias"))
     path = write(tmp_path / "w.npz", {"w": np.arange(6, dtype=np.float32), "b": np.arange(3, dtype=np.float32)})
-    load_as(Source("toy", "w", rules), linear, path)
+    load_as(Layout("toy", "w", rules), linear, path)
     assert np.asarray(linear.kernel[...]).tolist() == [[0, 1, 2], [3, 4, 5]]
     assert np.asarray(linear.bias[...]).tolist() == [0, 1, 2]
 
@@ -115,7 +115,7 @@ def test_parts_that_do_not_fit_together_are_named(refusal, tmp_path):
     rules = tuple(Rule(name, "kernel", at=(place,), axes=(-1,)) for place, name in enumerate("ab"))
     path = write(tmp_path / "w.npz", {"a": np.ones((2, 3), np.float32), "b": np.ones((4, 3), np.float32)})
     linear = nnx.Linear(2, 6, rngs=nnx.Rngs(0))
-    source = Source("toy", "a", rules, optional=("bias",))
+    source = Layout("toy", "a", rules, optional=("bias",))
     assert refusal(load_as, source, linear, path) == (
         "the tensors that make kernel have shapes that do not fit together: (2, 3), (4, 3)"
     )

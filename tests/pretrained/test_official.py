@@ -60,7 +60,9 @@ def test_prompt_tuned_models_equal_pytorch(tmp_path, name):
 
 # ------------------------------------------------------------------------------------------------ import and export
 @pytest.mark.variants("name")
-@pytest.mark.parametrize(("name", "suffix"), [*((name, ".safetensors") for name in LAYOUTS), ("E2VPT", ".npz")])
+@pytest.mark.parametrize(
+    ("name", "suffix"), [*((name, ".safetensors") for name in LAYOUTS if name != "E2VPT"), ("GateVPT", ".npz")]
+)
 def test_a_model_is_exported_with_the_names_and_shapes_of_its_code_and_imported_again(tmp_path, name, suffix):
     source, target, path = make_model(name, 1), make_model(name, 2), tmp_path / f"out{suffix}"
     assert export_official(source, path).name == LAYOUTS[name]
@@ -69,7 +71,7 @@ def test_a_model_is_exported_with_the_names_and_shapes_of_its_code_and_imported_
     assert {key: list(tensor.shape) for key, tensor in stored.items()} == listed(name)["keys"]
     assert {tensor.dtype for tensor in stored.values()} == {np.dtype(np.float32)}
     report = load_official(target, path, listed(name)["config"]["K"])
-    assert report.source == LAYOUTS[name]
+    assert report.layout == LAYOUTS[name]
     assert report.unused == report.missing == ()
     wanted, loaded = params_of(source), params_of(target)
     assert set(report.loaded) == set(wanted)
@@ -78,16 +80,16 @@ def test_a_model_is_exported_with_the_names_and_shapes_of_its_code_and_imported_
 
 
 @pytest.mark.variants("name")
-@pytest.mark.parametrize("name", family.CASES)
+@pytest.mark.parametrize("name", [name for name in family.CASES if not name.startswith("e2vpt")])
 def test_every_variant_is_exported_as_it_was_imported(tmp_path, name):
     tensors, model = family.state_dict(name), make_model(name)
     load_official(model, write(tmp_path / "in.npz", tensors), family.LABELS)
-    source, out = official_tensors(model)
+    layout, out = official_tensors(model)
     # the class of a ViT cannot be recognized from deep prompts, and the supervised class is the first
     if not name.endswith("_timm"):
         assert {key: value.tobytes() for key, value in out.items()} == {k: v.tobytes() for k, v in tensors.items()}
-    others = {"vpt_deep_projected": "vpt_deep", "e2vpt_projected": "e2vpt", "gate_vpt_mae": "gate_vpt"}
-    assert source.name == others.get(name, name.removesuffix("_timm"))
+    others = {"vpt_deep_projected": "vpt_deep", "gate_vpt_mae": "gate_vpt"}
+    assert layout.name == others.get(name, name.removesuffix("_timm"))
 
 
 @pytest.mark.parametrize(
@@ -149,6 +151,14 @@ def test_linear_probing_has_the_layout_of_the_vpt_code():
     assert not any("prompt" in key for key in tensors)
 
 
+def test_e2vpt_is_read_but_not_written(refusal, tmp_path):
+    report = load_official(make_model("E2VPT"), write(tmp_path / "in.npz", random_tensors("E2VPT")), 7)
+    assert report.unused == report.missing == ()
+    assert refusal(export_official, make_model("E2VPT"), tmp_path / "out.npz").endswith(
+        "has none for prompts/key_value"
+    )
+
+
 # ----------------------------------------------------------------------------------------------------- wrapped files
 def in_a_classifier(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return tensors with the names of the VPT code for an encoder inside its classifier."""
@@ -158,11 +168,12 @@ def in_a_classifier(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(
     ("name", "wrapper"),
-    [("VPT deep", "model."), ("VPT shallow", "module."), ("E2VPT", "model.module."), ("GateVPT", "")],
+    [("VPT deep", "model."), ("VPT shallow", "module."), ("ML-VPT on MAE", "model.module."), ("GateVPT", "")],
 )
 def test_wrapped_files_are_read(tmp_path, name, wrapper):
     tensors, model = random_tensors(name), make_model(name)
-    inside = {wrapper + key: tensor for key, tensor in in_a_classifier(tensors).items()}
+    named = tensors if name.startswith("ML-VPT") else in_a_classifier(tensors)
+    inside = {wrapper + key: tensor for key, tensor in named.items()}
     report = load_official(model, write(tmp_path / "weights.safetensors", inside), 7)
     assert report.unused == report.missing == ()
     for key, value in official_tensors(model)[1].items():
@@ -273,8 +284,6 @@ def test_written_names_match_their_patterns():
     assert rule.makes("blocks/11/mlp/bias")
     assert not rule.makes("blocks/11/mlp/gamma")
     assert rule.tensor_name("blocks/11/mlp/bias") == "blocks.11.fc1.bias"
-    each = Rule(r"layer\.(\d+)\.extra", "extra", at=(r"\1", 0), axes=(0, 1))
-    assert each.tensor_name("extra", (4, 0)) == "layer.4.extra"
     with pytest.raises(ValueError, match="cannot be read backwards"):
         Rule(r"(?:.*\.)?head\..*", "head").makes("head")
 
@@ -283,17 +292,18 @@ def test_cut_is_the_inverse_of_join():
     value = np.arange(24).reshape(4, 6)
     first = Rule("first", "x", at=(0,), axes=(0,), size=1)
     rest = Rule("rest", "x", at=(1,), axes=(0,))
-    parts = {rule.pattern: part for rule, _, part in split_value([rest, first], value)}
+    parts = {rule.pattern: part for rule, part in split_value([rest, first], value)}
     np.testing.assert_array_equal(parts["first"], value[:1])
     np.testing.assert_array_equal(parts["rest"], value[1:])
     thirds = [Rule(name, "x", at=(place,), axes=(-1,)) for place, name in enumerate("abc")]
     expected = [value[:, i : i + 2].tolist() for i in (0, 2, 4)]
-    assert [part.tolist() for _, _, part in split_value(thirds, value)] == expected
+    assert [part.tolist() for _, part in split_value(thirds, value)] == expected
     grid = [Rule(rf"(\d)\.{name}", "x", at=(r"\1", place), axes=(0, 1)) for place, name in enumerate("ab")]
-    assert [places for _, places, _ in split_value(grid, value)] == [(i, j) for i in range(4) for j in range(2)]
+    with pytest.raises(ValueError, match="along one axis"):
+        split_value(grid, value)
     for wrong in ([*thirds[:1], replace(first, axes=(-1,), at=(1,), size=9)], [*thirds, replace(thirds[0], at=(3,))]):
         with pytest.raises(ValueError, match="do not divide"):
-            list(split_value(wrong, value))
+            split_value(wrong, value)
 
 
 # ------------------------------------------------------------------------------- differences from the authors' code

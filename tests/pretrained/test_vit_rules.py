@@ -186,7 +186,7 @@ def test_each_layout_fills_every_parameter(tmp_path, name):
     loaded = params_of(vit)
     for path, value in wanted.items():
         np.testing.assert_array_equal(loaded[path], value, err_msg=path)
-    assert (report.source, report.loaded) == (source, tuple(sorted(wanted)))
+    assert (report.layout, report.loaded) == (source, tuple(sorted(wanted)))
     assert report.missing == ()
     assert unused is None or set(report.unused) == set(unused)
 
@@ -199,7 +199,7 @@ def test_registers_in_timms_layout(tmp_path):
     tensors |= {"cls_token": p["cls_token"] + p["pos_embed"][:, :1], "pos_embed": p["pos_embed"][:, 1:]}
     del tensors["mask_token"]
     report = load_weights(vit, write(tmp_path / "weights.safetensors", tensors))
-    assert (report.source, report.missing) == ("timm_registers", ("mask_token",))
+    assert (report.layout, report.missing) == ("timm_registers", ("mask_token",))
     np.testing.assert_array_equal(params_of(vit)["mask_token"], before)
     for size in (8, 12):
         image = jax.random.normal(jax.random.key(0), (2, size, size, 3))
@@ -230,7 +230,7 @@ def test_torch_suffixes_use_the_torch_reader(tmp_path, monkeypatch, suffix):
     (path := tmp_path / f"weights{suffix}").touch()
     asked = []
     monkeypatch.setattr(load, "read_torch_file", lambda file: asked.append(file.name) or moco_linear(wanted))
-    assert load_weights(vit, path).source == "timm"
+    assert load_weights(vit, path).layout == "timm"
     assert len(asked) == 1
 
 

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from mlmoe_jax.runtime import progress as progress_module
-from mlmoe_jax.runtime.progress import RECENT, Meter, Progress, status
+from mlmoe_jax.runtime.progress import RECENT, DownloadBar, Progress, status
 
 
 class Clock:
@@ -129,9 +129,9 @@ def test_a_bar_on_a_terminal(monkeypatch):
 def test_steps_and_downloads_touch_the_heartbeat(monkeypatch, tmp_path):
     file = tmp_path / "heartbeat"
     monkeypatch.setenv("MLMOE_HEARTBEAT", str(file))
-    progress, meter = Progress("train", 9, 4), Meter("weights", 0, 4_000_000)
+    progress, bar = Progress("train", 9, 4), DownloadBar(total=4_000_000)
     assert not file.exists(), "only the supervisor makes it"
-    for sign in (progress.advance, lambda: meter.add(1), progress.close, lambda: Progress("evaluate", 1, 1)):
+    for sign in (progress.advance, lambda: bar.update(1), progress.close, lambda: Progress("evaluate", 1, 1)):
         file.touch()
         os.utime(file, (1, 1))
         sign()

@@ -14,7 +14,7 @@ from mlmoe_jax.models.backbones.resnet import ResNetShape
 from mlmoe_jax.models.build import build_model
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.pretrained.official import _name_tensors
-from mlmoe_jax.pretrained.rules import heads
+from mlmoe_jax.pretrained.rules.head_names import ML_DECODER_HEAD, Q2L_LAYOUT
 from mlmoe_jax.runs.assemble import assemble
 from mlmoe_jax.training import initialization
 from mlmoe_jax.training.initialization import origin_of
@@ -44,7 +44,7 @@ def test_a_head_of_ml_decoder_fits_any_backbone(tmp_path, drawn_parts, capsys):
     config = config_of("ml_decoder_resnet101:dataset=digits")
     values = values_of(drawn_parts(config, SPACE))
     head = {path: value for path, value in values.items() if path.startswith("head/")}
-    tensors, missing = _name_tensors(heads.ML_DECODER, head, heads=0)
+    tensors, missing = _name_tensors(ML_DECODER_HEAD, head)
     assert not missing
     assert "decoder.duplicate_pooling" in tensors
     np.savez(tmp_path / "head.npz", **tensors)
@@ -68,7 +68,7 @@ def test_a_checkpoint_with_only_a_head_is_not_a_backbone(tmp_path, refusal):
 def test_a_complete_q2l_fills_backbone_and_head(tmp_path, drawn_parts):
     config = config_of("q2l_resnet101")
     values = values_of(drawn_parts(config, SPACE))
-    tensors, missing = _name_tensors(heads.Q2L, values, heads=0)
+    tensors, missing = _name_tensors(Q2L_LAYOUT, values)
     assert not missing
     assert {"backbone.0.body.conv1.weight", "transformer.decoder.layers.1.norm3.bias", "fc.W"} <= set(tensors)
     tensors["backbone.1.pe"] = np.zeros((1, 16, 2, 2), np.float32)

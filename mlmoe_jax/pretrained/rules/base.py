@@ -19,7 +19,8 @@ Rules that join tensors: of P prompts per block in L = 12 blocks, the authors' c
 
 so [1,P,D] and [11,P,D] become f32[1,1,P,D] and f32[11,1,P,D] at places 0 and 1 along axis 0, together f32[12,1,P,D].
 Backwards, place 0 has `size` = 1 entry of the axis, and place 1 all other entries (`official.split_value`). With
-at=(r"\1",) the place is the number in the name, one entry per tensor: `layer.4.extra` is entry 4.
+at=(r"\1",) the place is the number in the name, one entry per tensor: `layer.4.extra` is entry 4. Such rules, and
+rules along two axes, cannot be read backwards.
 """
 
 import functools
@@ -31,49 +32,47 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 Transform = Callable[[np.ndarray], np.ndarray]
-# The inverse of a transform. The second argument is the number of attention heads, which our matrices do not show.
-Inverse = Callable[[np.ndarray, int], np.ndarray]
-INVERSES: dict[Transform, Inverse] = {}
+INVERSES: dict[Transform, Transform] = {}
 
 BACKBONE, HEAD = "backbone/", "head/"  # prefixes of the paths of a whole model
 
 
-def invertible(transform: Transform, inverse: Inverse) -> Transform:
+def invertible(transform: Transform, inverse: Transform) -> Transform:
     """Register the inverse of a transform, and return the transform."""
     INVERSES[transform] = inverse
     return transform
 
 
 # ------------------------------------------------------------------------------------------------------- transforms
-# Functions of a tensor, and their inverses, functions of our value and the number of attention heads.
-same = invertible(lambda tensor: tensor, lambda value, heads: value)
+# Functions of a tensor, and their inverses, functions of a value of the model.
+identity = invertible(lambda tensor: tensor, lambda value: value)
 # [out, in] as PyTorch stores a linear weight -> [in, out].
-transpose = invertible(lambda tensor: tensor.T, lambda value, heads: value.T)
+transpose = invertible(lambda tensor: tensor.T, lambda value: value.T)
 # A patch convolution [D,3,p,p] -> the matrix [p·p·3, D] over a patch's rows, columns and channels.
 patch_kernel = invertible(
     lambda tensor: tensor.transpose(2, 3, 1, 0).reshape(-1, tensor.shape[0]),
-    lambda value, heads: value.reshape(*[math.isqrt(value.shape[0] // 3)] * 2, 3, -1).transpose(3, 2, 0, 1),
+    lambda value: value.reshape(*[math.isqrt(value.shape[0] // 3)] * 2, 3, -1).transpose(3, 2, 0, 1),
 )
 # [L,P,D] -> [L,1,P,D], the batch axis of our prompt tokens.
-token_set = invertible(lambda tensor: tensor[:, None], lambda value, heads: value.squeeze(1))
+token_set = invertible(lambda tensor: tensor[:, None], lambda value: value.squeeze(1))
 
 
-def flat_columns(tensor: np.ndarray) -> np.ndarray:
+def flatten_columns(tensor: np.ndarray) -> np.ndarray:
     """[D, heads, D/heads] as Flax stores an input projection -> [D, D]."""
     return tensor.reshape(tensor.shape[0], -1)
 
 
-def flat_rows(tensor: np.ndarray) -> np.ndarray:
+def flatten_rows(tensor: np.ndarray) -> np.ndarray:
     """[heads, D/heads, D] as Flax stores an output projection, or a patch kernel [p,p,3,D] -> [·, D]."""
     return tensor.reshape(-1, tensor.shape[-1])
 
 
-def flat(tensor: np.ndarray) -> np.ndarray:
+def flatten(tensor: np.ndarray) -> np.ndarray:
     """[heads, D/heads] -> [D]."""
     return tensor.reshape(-1)
 
 
-def without_class_position(tensor: np.ndarray) -> np.ndarray:
+def pad_class_position(tensor: np.ndarray) -> np.ndarray:
     """Positions of patches, [1,S·S,D] -> [1,1+S·S,D]. The position of the class token is part of the token."""
     return np.pad(tensor, ((0, 0), (1, 0), (0, 0)))
 
@@ -83,8 +82,9 @@ def without_class_position(tensor: np.ndarray) -> np.ndarray:
 class Rule:
     """A rule from tensor names to parameter paths.
 
-    A rule can be read backwards if its transform has an inverse and its pattern consists of names, dots, groups that
-    are not nested, and non-capturing groups. `(?:a|b)` is written as a, and `(?:…)?` is omitted.
+    A rule can be read backwards if its transform has an inverse, its target has all groups of its pattern, and the
+    pattern consists of names, dots, groups that are not nested, and non-capturing groups. `(?:a|b)` is written as a,
+    and `(?:…)?` is omitted.
 
     Attributes:
       pattern: a regex that matches the whole name of a tensor.
@@ -99,7 +99,7 @@ class Rule:
 
     pattern: str
     target: str
-    transform: Transform = same
+    transform: Transform = identity
     at: tuple[int | str, ...] = ()
     axes: tuple[int, ...] = ()
     size: int | None = None
@@ -109,13 +109,9 @@ class Rule:
         """Return whether this rule makes a path; ValueError if the rule cannot be read backwards."""
         return self._match(path) is not None
 
-    def tensor_name(self, path: str, places: tuple[int, ...] = ()) -> str:
-        """Return the name of the tensor at `places` along the axes of `path`, a path that the rule makes."""
-        groups = self._match(path).groupdict()
-        for at, place in zip(self.at, places, strict=True):
-            if isinstance(at, str):
-                groups[f"g{at[1:]}"] = str(place)
-        return _template(self.pattern)[0].format(**groups)
+    def tensor_name(self, path: str) -> str:
+        """Return the name of the tensor for `path`, a path that the rule makes."""
+        return _template(self.pattern)[0].format(**self._match(path).groupdict())
 
     def _match(self, path: str) -> re.Match[str] | None:
         return re.fullmatch(_path_pattern(self.target, _template(self.pattern)[1]), path)
@@ -152,7 +148,7 @@ def _path_pattern(target: str, groups: tuple[str, ...]) -> str:
 
 
 @dataclass(frozen=True)
-class Source:
+class Layout:
     """A layout of tensor names.
 
     Attributes:
@@ -185,7 +181,7 @@ class Source:
         """Whether the layout has a head without its backbone."""
         return all(rule.target.startswith(HEAD) for rule in self.rules)
 
-    def backbone_only(self) -> "Source":
+    def backbone_only(self) -> "Layout":
         """Return the layout for reading only the backbone of a whole model."""
         backbone = tuple(rule for rule in self.rules if rule.target.startswith(BACKBONE))
         others = tuple(rule.pattern for rule in self.rules if not rule.target.startswith(BACKBONE))
@@ -195,17 +191,17 @@ class Source:
         return replace(self, rules=rules, ignored=ignored, optional=optional, beside=())
 
 
-def nested(rules: tuple[Rule, ...], prefix: str, under: str) -> tuple[Rule, ...]:
-    """Return the rules below `prefix` (a regex) in the file and below `under` in our model."""
+def nest(rules: tuple[Rule, ...], prefix: str, under: str) -> tuple[Rule, ...]:
+    """Return the rules for tensors below `prefix` (a regex), and for parameters below `under`."""
     return tuple(replace(rule, pattern=prefix + rule.pattern, target=under + rule.target) for rule in rules)
 
 
-def linear(theirs: str, ours: str, *, kernel: Transform = transpose, bias: bool = True) -> tuple[Rule, ...]:
+def linear_rules(pattern: str, target: str, *, kernel: Transform = transpose, bias: bool = True) -> tuple[Rule, ...]:
     """Return the rules of a PyTorch layer with a weight and perhaps a bias, by default of a linear layer."""
-    weight = Rule(rf"{theirs}\.weight", f"{ours}/kernel", kernel)
-    return (weight, Rule(rf"{theirs}\.bias", f"{ours}/bias")) if bias else (weight,)
+    weight = Rule(rf"{pattern}\.weight", f"{target}/kernel", kernel)
+    return (weight, Rule(rf"{pattern}\.bias", f"{target}/bias")) if bias else (weight,)
 
 
-def norm(theirs: str, ours: str) -> tuple[Rule, Rule]:
+def norm_rules(pattern: str, target: str) -> tuple[Rule, Rule]:
     """Return the rules of scale and bias of a PyTorch normalization."""
-    return Rule(rf"{theirs}\.weight", f"{ours}/scale"), Rule(rf"{theirs}\.bias", f"{ours}/bias")
+    return Rule(rf"{pattern}\.weight", f"{target}/scale"), Rule(rf"{pattern}\.bias", f"{target}/bias")

@@ -4,54 +4,54 @@ towers of CLIP (Hugging Face and OpenCLIP) and SigLIP."""
 import numpy as np
 
 from mlmoe_jax.pretrained.rules.base import (
+    Layout,
     Rule,
-    Source,
     Transform,
-    flat,
-    flat_columns,
-    flat_rows,
-    linear,
-    nested,
-    norm,
+    flatten,
+    flatten_columns,
+    flatten_rows,
+    identity,
+    linear_rules,
+    nest,
+    norm_rules,
+    pad_class_position,
     patch_kernel,
-    same,
     transpose,
-    without_class_position,
 )
-from mlmoe_jax.pretrained.rules.heads import attention
+from mlmoe_jax.pretrained.rules.head_names import attention_rules
 
 # `blocks.3`, or `blocks.0.3` in files of a model with blocks in chunks.
 BLOCK, CHUNKED_BLOCK = r"blocks\.(?:\d+\.)?(\d+)", r"blocks\.0\.(\d+)"
 
 
-def patches(theirs: str) -> tuple[Rule, Rule]:
+def patch_rules(pattern: str) -> tuple[Rule, Rule]:
     """Return the rules of a PyTorch patch convolution."""
     return (
-        Rule(rf"{theirs}\.weight", "patch_embed/kernel", patch_kernel),
-        Rule(rf"{theirs}\.bias", "patch_embed/bias"),
+        Rule(rf"{pattern}\.weight", "patch_embed/kernel", patch_kernel),
+        Rule(rf"{pattern}\.bias", "patch_embed/bias"),
     )
 
 
-def fused(
-    theirs: str,
+def fuse_rules(
+    pattern: str,
     kernel: str = "weight",
     to_matrix: Transform = transpose,
-    to_vector: Transform = same,
+    to_vector: Transform = identity,
     *,
     names: tuple[str, ...] = ("query", "key", "value"),
-    ours: str = r"blocks/\1/attn/qkv",
+    target: str = r"blocks/\1/attn/qkv",
 ) -> tuple[Rule, ...]:
-    """Return the rules that fuse layers, such as queries, keys and values. PART in `theirs` stands for each name."""
+    """Return the rules that fuse layers, such as queries, keys and values. PART in `pattern` stands for each name."""
     rules = []
     for part, name in enumerate(names):
-        layer, place = theirs.replace("PART", name), {"at": (part,), "axes": (-1,)}
-        rules.append(Rule(f"{layer}{kernel}", f"{ours}/kernel", to_matrix, **place))
-        rules.append(Rule(f"{layer}bias", f"{ours}/bias", to_vector, **place))
+        layer, place = pattern.replace("PART", name), {"at": (part,), "axes": (-1,)}
+        rules.append(Rule(f"{layer}{kernel}", f"{target}/kernel", to_matrix, **place))
+        rules.append(Rule(f"{layer}bias", f"{target}/bias", to_vector, **place))
     return tuple(rules)
 
 
 def timm_rules(
-    mask_token: bool = True, positions: Transform = same, block: str = BLOCK, norm_name: str = "norm"
+    mask_token: bool = True, positions: Transform = identity, block: str = BLOCK, norm_name: str = "norm"
 ) -> tuple[Rule, ...]:
     """Return the rules of the layout of timm and of the repositories of DINOv2, MAE and MoCo v3.
 
@@ -66,13 +66,13 @@ def timm_rules(
         *((Rule(r"mask_token", "mask_token"),) if mask_token else ()),
         Rule(r"(?:register_tokens|reg_token)", "register_tokens"),
         Rule(r"pos_embed", "pos_embed", positions),
-        *patches(r"patch_embed\.proj"),
-        *norm(rf"{block}\.norm([12])", r"blocks/\1/norm\2"),
-        *linear(rf"{block}\.attn\.(qkv|proj)", r"blocks/\1/attn/\2"),
-        *linear(rf"{block}\.mlp\.(?:fc1|w12)", r"blocks/\1/mlp/fc1"),
-        *linear(rf"{block}\.mlp\.(?:fc2|w3)", r"blocks/\1/mlp/fc2"),
+        *patch_rules(r"patch_embed\.proj"),
+        *norm_rules(rf"{block}\.norm([12])", r"blocks/\1/norm\2"),
+        *linear_rules(rf"{block}\.attn\.(qkv|proj)", r"blocks/\1/attn/\2"),
+        *linear_rules(rf"{block}\.mlp\.(?:fc1|w12)", r"blocks/\1/mlp/fc1"),
+        *linear_rules(rf"{block}\.mlp\.(?:fc2|w3)", r"blocks/\1/mlp/fc2"),
         Rule(rf"{block}\.ls([12])\.gamma", r"blocks/\1/ls\2/gamma"),
-        *norm(norm_name, "norm"),
+        *norm_rules(norm_name, "norm"),
     )
 
 
@@ -82,16 +82,16 @@ def _hugging_face() -> tuple[Rule, ...]:
     return (
         Rule(r"embeddings\.(cls_token|mask_token|register_tokens)", r"\1"),
         Rule(r"embeddings\.position_embeddings", "pos_embed"),
-        *patches(r"embeddings\.patch_embeddings\.projection"),
-        *norm(rf"{layer}\.norm([12])", r"blocks/\1/norm\2"),
-        *norm(rf"{layer}\.layernorm_before", r"blocks/\1/norm1"),
-        *norm(rf"{layer}\.layernorm_after", r"blocks/\1/norm2"),
-        *fused(rf"{layer}\.attention\.attention\.PART\."),
-        *linear(rf"{layer}\.attention\.output\.dense", r"blocks/\1/attn/proj"),
-        *linear(rf"{layer}\.(?:mlp\.fc1|mlp\.weights_in|intermediate\.dense)", r"blocks/\1/mlp/fc1"),
-        *linear(rf"{layer}\.(?:mlp\.fc2|mlp\.weights_out|output\.dense)", r"blocks/\1/mlp/fc2"),
+        *patch_rules(r"embeddings\.patch_embeddings\.projection"),
+        *norm_rules(rf"{layer}\.norm([12])", r"blocks/\1/norm\2"),
+        *norm_rules(rf"{layer}\.layernorm_before", r"blocks/\1/norm1"),
+        *norm_rules(rf"{layer}\.layernorm_after", r"blocks/\1/norm2"),
+        *fuse_rules(rf"{layer}\.attention\.attention\.PART\."),
+        *linear_rules(rf"{layer}\.attention\.output\.dense", r"blocks/\1/attn/proj"),
+        *linear_rules(rf"{layer}\.(?:mlp\.fc1|mlp\.weights_in|intermediate\.dense)", r"blocks/\1/mlp/fc1"),
+        *linear_rules(rf"{layer}\.(?:mlp\.fc2|mlp\.weights_out|output\.dense)", r"blocks/\1/mlp/fc2"),
         Rule(rf"{layer}\.layer_scale([12])\.lambda1", r"blocks/\1/ls\2/gamma"),
-        *norm("layernorm", "norm"),
+        *norm_rules("layernorm", "norm"),
     )
 
 
@@ -101,12 +101,12 @@ def _augreg() -> tuple[Rule, ...]:
     return (
         Rule("cls", "cls_token"),
         Rule("Transformer/posembed_input/pos_embedding", "pos_embed"),
-        Rule("embedding/kernel", "patch_embed/kernel", flat_rows),
+        Rule("embedding/kernel", "patch_embed/kernel", flatten_rows),
         Rule("embedding/bias", "patch_embed/bias"),
         Rule(f"{block}/LayerNorm_0/(scale|bias)", r"blocks/\1/norm1/\2"),
         Rule(f"{block}/LayerNorm_2/(scale|bias)", r"blocks/\1/norm2/\2"),
-        *fused(f"{attention}/PART/", "kernel", flat_columns, flat),
-        Rule(f"{attention}/out/kernel", r"blocks/\1/attn/proj/kernel", flat_rows),
+        *fuse_rules(f"{attention}/PART/", "kernel", flatten_columns, flatten),
+        Rule(f"{attention}/out/kernel", r"blocks/\1/attn/proj/kernel", flatten_rows),
         Rule(f"{attention}/out/bias", r"blocks/\1/attn/proj/bias"),
         Rule(f"{block}/MlpBlock_3/Dense_0/(kernel|bias)", r"blocks/\1/mlp/fc1/\2"),
         Rule(f"{block}/MlpBlock_3/Dense_1/(kernel|bias)", r"blocks/\1/mlp/fc2/\2"),
@@ -114,30 +114,30 @@ def _augreg() -> tuple[Rule, ...]:
     )
 
 
-OWN = Source("own", "patch_embed/kernel", (Rule(r"([^.]+)", r"\1"),))
+OWN = Layout("own", "patch_embed/kernel", (Rule(r"([^.]+)", r"\1"),))
 # The classifier, and networks of MoCo v3 in addition to its encoder.
 _BESIDE = (r"head\..*", r"fc_norm\..*", r"pre_logits\..*", r"(?:.*\.)?(?:momentum_encoder|predictor)\..*")
-TIMM = Source("timm", "patch_embed.proj.weight", timm_rules(), _BESIDE, optional=("mask_token",))
+TIMM = Layout("timm", "patch_embed.proj.weight", timm_rules(), _BESIDE, optional=("mask_token",))
 # With registers, timm adds the position of the class token to the token, and has no mask token.
-TIMM_REGISTERS = Source(
-    "timm_registers", "reg_token", timm_rules(positions=without_class_position), _BESIDE, optional=("mask_token",)
+TIMM_REGISTERS = Layout(
+    "timm_registers", "reg_token", timm_rules(positions=pad_class_position), _BESIDE, optional=("mask_token",)
 )
 # The whole autoencoder. Its mask token belongs to the decoder.
-MAE = Source("mae", "decoder_embed.weight", timm_rules(mask_token=False), ("mask_token", r"decoder_.*"))
-HUGGING_FACE_DINOV2 = Source(
+MAE = Layout("mae", "decoder_embed.weight", timm_rules(mask_token=False), ("mask_token", r"decoder_.*"))
+HUGGING_FACE_DINOV2 = Layout(
     "hugging_face_dinov2", "encoder.layer.0.norm1.weight", _hugging_face(), (r"classifier\..*",)
 )
-HUGGING_FACE_VIT = Source(
+HUGGING_FACE_VIT = Layout(
     "hugging_face_vit",
     "encoder.layer.0.layernorm_before.weight",
     _hugging_face(),
     (r"pooler\..*", r"classifier\..*", r"decoder\..*"),
 )
-AUGREG = Source("augreg", "Transformer/encoder_norm/scale", _augreg(), (r"head/.*", r"pre_logits/.*", r"opt/state/.*"))
+AUGREG = Layout("augreg", "Transformer/encoder_norm/scale", _augreg(), (r"head/.*", r"pre_logits/.*", r"opt/state/.*"))
 
 
 # ------------------------------------------------------------------------------------------------------------- DINOv3
-def without_keys(tensor: np.ndarray) -> np.ndarray:
+def drop_key_bias(tensor: np.ndarray) -> np.ndarray:
     """[3D], the biases of queries, keys and values -> [2D]; the authors' code multiplies the keys' bias by 0."""
     query, _, value = np.split(tensor, 3)
     return np.concatenate([query, value])
@@ -152,36 +152,36 @@ def _tokens(prefix: str, registers: str, to_mask: Transform) -> tuple[Rule, ...]
 
 
 _LAYER, _BLOCK = r"layer\.(\d+)", r"blocks\.(\d+)"
-HUGGING_FACE_DINOV3 = Source(
+HUGGING_FACE_DINOV3 = Layout(
     "hugging_face_dinov3",
     "layer.0.attention.q_proj.weight",
     (
-        *_tokens(r"embeddings\.", "register_tokens", flat_rows),
-        *patches(r"embeddings\.patch_embeddings"),
-        *norm(rf"{_LAYER}\.norm([12])", r"blocks/\1/norm\2"),
-        *fused(rf"{_LAYER}\.attention\.PART_proj\.", names=("q", "k", "v")),
-        *linear(rf"{_LAYER}\.attention\.o_proj", r"blocks/\1/attn/proj"),
-        *fused(rf"{_LAYER}\.mlp\.PART\.", names=("gate_proj", "up_proj"), ours=r"blocks/\1/mlp/fc1"),
-        *linear(rf"{_LAYER}\.mlp\.down_proj", r"blocks/\1/mlp/fc2"),
+        *_tokens(r"embeddings\.", "register_tokens", flatten_rows),
+        *patch_rules(r"embeddings\.patch_embeddings"),
+        *norm_rules(rf"{_LAYER}\.norm([12])", r"blocks/\1/norm\2"),
+        *fuse_rules(rf"{_LAYER}\.attention\.PART_proj\.", names=("q", "k", "v")),
+        *linear_rules(rf"{_LAYER}\.attention\.o_proj", r"blocks/\1/attn/proj"),
+        *fuse_rules(rf"{_LAYER}\.mlp\.PART\.", names=("gate_proj", "up_proj"), target=r"blocks/\1/mlp/fc1"),
+        *linear_rules(rf"{_LAYER}\.mlp\.down_proj", r"blocks/\1/mlp/fc2"),
         Rule(rf"{_LAYER}\.layer_scale([12])\.lambda1", r"blocks/\1/ls\2/gamma"),
-        *norm("norm", "norm"),
+        *norm_rules("norm", "norm"),
     ),
     ignored=(r"classifier\..*",),
 )
-ORIGINAL_DINOV3 = Source(
+ORIGINAL_DINOV3 = Layout(
     "dinov3",
     "storage_tokens",
     (
-        *_tokens("", "storage_tokens", same),
-        *patches(r"patch_embed\.proj"),
-        *norm(rf"{_BLOCK}\.norm([12])", r"blocks/\1/norm\2"),
+        *_tokens("", "storage_tokens", identity),
+        *patch_rules(r"patch_embed\.proj"),
+        *norm_rules(rf"{_BLOCK}\.norm([12])", r"blocks/\1/norm\2"),
         Rule(rf"{_BLOCK}\.attn\.qkv\.weight", r"blocks/\1/attn/qkv/kernel", transpose),
-        Rule(rf"{_BLOCK}\.attn\.qkv\.bias", r"blocks/\1/attn/qkv/bias", without_keys),
-        *linear(rf"{_BLOCK}\.attn\.proj", r"blocks/\1/attn/proj"),
-        *fused(rf"{_BLOCK}\.mlp\.PART\.", names=("w1", "(?:fc1|w2)"), ours=r"blocks/\1/mlp/fc1"),
-        *linear(rf"{_BLOCK}\.mlp\.(?:fc2|w3)", r"blocks/\1/mlp/fc2"),
+        Rule(rf"{_BLOCK}\.attn\.qkv\.bias", r"blocks/\1/attn/qkv/bias", drop_key_bias),
+        *linear_rules(rf"{_BLOCK}\.attn\.proj", r"blocks/\1/attn/proj"),
+        *fuse_rules(rf"{_BLOCK}\.mlp\.PART\.", names=("w1", "(?:fc1|w2)"), target=r"blocks/\1/mlp/fc1"),
+        *linear_rules(rf"{_BLOCK}\.mlp\.(?:fc2|w3)", r"blocks/\1/mlp/fc2"),
         Rule(rf"{_BLOCK}\.ls([12])\.gamma", r"blocks/\1/ls\2/gamma"),
-        *norm("norm", "norm"),
+        *norm_rules("norm", "norm"),
     ),
     # The mask of the keys' bias, and the frequencies of the rotary positions, which the architecture determines.
     ignored=(rf"{_BLOCK}\.attn\.qkv\.bias_mask", r"rope_embed\.periods"),
@@ -189,12 +189,12 @@ ORIGINAL_DINOV3 = Source(
 
 
 # ---------------------------------------------------------------------------------------------------- CLIP and SigLIP
-def token(tensor: np.ndarray) -> np.ndarray:
+def as_class_token(tensor: np.ndarray) -> np.ndarray:
     """[D] -> [1,1,D]."""
     return tensor.reshape(1, 1, -1)
 
 
-def table(tensor: np.ndarray) -> np.ndarray:
+def as_position_table(tensor: np.ndarray) -> np.ndarray:
     """[T,D] -> [1,T,D]."""
     return tensor[None]
 
@@ -205,43 +205,43 @@ def _hugging_face_tower() -> tuple[Rule, ...]:
     return (
         Rule(r"embeddings\.patch_embedding\.weight", "patch_embed/kernel", patch_kernel),
         Rule(r"embeddings\.patch_embedding\.bias", "patch_embed/bias"),
-        Rule(r"embeddings\.position_embedding\.weight", "pos_embed", table),
-        *norm(rf"{layer}\.layer_norm([12])", r"blocks/\1/norm\2"),
-        *fused(rf"{layer}\.self_attn\.PART_proj\.", names=("q", "k", "v")),
-        *linear(rf"{layer}\.self_attn\.out_proj", r"blocks/\1/attn/proj"),
-        *linear(rf"{layer}\.mlp\.(fc[12])", r"blocks/\1/mlp/\2"),
-        *norm("post_layernorm", "norm"),
+        Rule(r"embeddings\.position_embedding\.weight", "pos_embed", as_position_table),
+        *norm_rules(rf"{layer}\.layer_norm([12])", r"blocks/\1/norm\2"),
+        *fuse_rules(rf"{layer}\.self_attn\.PART_proj\.", names=("q", "k", "v")),
+        *linear_rules(rf"{layer}\.self_attn\.out_proj", r"blocks/\1/attn/proj"),
+        *linear_rules(rf"{layer}\.mlp\.(fc[12])", r"blocks/\1/mlp/\2"),
+        *norm_rules("post_layernorm", "norm"),
     )
 
 
 # The text tower, the scale of similarities, a classifier, and the indices of positions in older files.
 _TOWER_BESIDE = (r"text_model\..*", r"logit_(?:scale|bias)", r"classifier\..*", r"embeddings\.position_ids")
-HUGGING_FACE_CLIP = Source(
+HUGGING_FACE_CLIP = Layout(
     "hugging_face_clip",
     "pre_layrnorm.weight",
     (
-        Rule(r"embeddings\.class_embedding", "cls_token", token),
+        Rule(r"embeddings\.class_embedding", "cls_token", as_class_token),
         *_hugging_face_tower(),
-        *norm("pre_layrnorm", "norm_pre"),
+        *norm_rules("pre_layrnorm", "norm_pre"),
     ),
     ignored=(*_TOWER_BESIDE, r"(?:visual|text)_projection\.weight"),
 )
 
 _RESBLOCK = r"transformer\.resblocks\.(\d+)"
-OPENCLIP = Source(
+OPENCLIP = Layout(
     "openclip",
     "visual.ln_pre.weight",
-    nested(
+    nest(
         (
-            Rule("class_embedding", "cls_token", token),
-            Rule("positional_embedding", "pos_embed", table),
+            Rule("class_embedding", "cls_token", as_class_token),
+            Rule("positional_embedding", "pos_embed", as_position_table),
             Rule(r"conv1\.weight", "patch_embed/kernel", patch_kernel),
-            *norm("ln_pre", "norm_pre"),
-            *norm(rf"{_RESBLOCK}\.ln_([12])", r"blocks/\1/norm\2"),
-            *attention(rf"{_RESBLOCK}\.attn", r"blocks/\1/attn"),
-            *linear(rf"{_RESBLOCK}\.mlp\.c_fc", r"blocks/\1/mlp/fc1"),
-            *linear(rf"{_RESBLOCK}\.mlp\.c_proj", r"blocks/\1/mlp/fc2"),
-            *norm("ln_post", "norm"),
+            *norm_rules("ln_pre", "norm_pre"),
+            *norm_rules(rf"{_RESBLOCK}\.ln_([12])", r"blocks/\1/norm\2"),
+            *attention_rules(rf"{_RESBLOCK}\.attn", r"blocks/\1/attn"),
+            *linear_rules(rf"{_RESBLOCK}\.mlp\.c_fc", r"blocks/\1/mlp/fc1"),
+            *linear_rules(rf"{_RESBLOCK}\.mlp\.c_proj", r"blocks/\1/mlp/fc2"),
+            *norm_rules("ln_post", "norm"),
         ),
         r"visual\.",
         "",
@@ -253,20 +253,20 @@ OPENCLIP = Source(
         r"input_resolution|context_length|vocab_size",
     ),
 )
-SIGLIP = Source(
+SIGLIP = Layout(
     "hugging_face_siglip",
     "head.probe",
     (
         *_hugging_face_tower(),
         Rule(r"head\.probe", "pool/query"),
-        *attention(r"head\.attention", "pool/attn"),
-        *norm(r"head\.layernorm", "pool/norm"),
-        *linear(r"head\.mlp\.(fc[12])", r"pool/mlp/\1"),
+        *attention_rules(r"head\.attention", "pool/attn"),
+        *norm_rules(r"head\.layernorm", "pool/norm"),
+        *linear_rules(r"head\.mlp\.(fc[12])", r"pool/mlp/\1"),
     ),
     ignored=_TOWER_BESIDE,
 )
 
-SOURCES = (
+VIT_LAYOUTS = (
     *(HUGGING_FACE_DINOV3, ORIGINAL_DINOV3, SIGLIP, HUGGING_FACE_CLIP, OPENCLIP),
     *(OWN, MAE, TIMM_REGISTERS, TIMM, HUGGING_FACE_DINOV2, HUGGING_FACE_VIT, AUGREG),
 )

@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.pretrained.rules.base import Rule, Source, invertible, linear, nested, norm, transpose
-from mlmoe_jax.pretrained.rules.cnn import COUNTERS, batch_norm, torchvision_resnet_rules
+from mlmoe_jax.pretrained.rules.base import Layout, Rule, invertible, linear_rules, nest, norm_rules, transpose
+from mlmoe_jax.pretrained.rules.cnn_names import COUNTERS, batch_norm_rules, torchvision_resnet_rules
 
 # Tensor names of unsupported backbones of published query decoders.
 _UNSUPPORTED = {
@@ -20,74 +20,74 @@ _UNSUPPORTED = {
 
 
 # [out, in, 1, 1] as PyTorch stores a 1×1 convolution -> [in, out].
-pointwise = invertible(lambda tensor: tensor.squeeze((2, 3)).T, lambda value, heads: value.T[:, :, None, None])
+pointwise = invertible(lambda tensor: tensor.squeeze((2, 3)).T, lambda value: value.T[:, :, None, None])
 # [1,K,D] as Q2L stores one weight vector per label -> [K,D,1], K queries with one label each.
-label_kernel = invertible(lambda tensor: tensor.squeeze(0)[..., None], lambda value, heads: value.squeeze(-1)[None])
+label_kernel = invertible(lambda tensor: tensor.squeeze(0)[..., None], lambda value: value.squeeze(-1)[None])
 # [1,K] -> [K].
-label_bias = invertible(lambda tensor: tensor.squeeze(0), lambda value, heads: value[None])
+label_bias = invertible(lambda tensor: tensor.squeeze(0), lambda value: value[None])
 
 
-def attention(theirs: str, ours: str) -> tuple[Rule, ...]:
+def attention_rules(pattern: str, target: str) -> tuple[Rule, ...]:
     """Return the rules of torch.nn.MultiheadAttention, where one matrix has queries, keys and values, as here."""
     return (
-        Rule(rf"{theirs}\.in_proj_weight", f"{ours}/qkv/kernel", transpose),
-        Rule(rf"{theirs}\.in_proj_bias", f"{ours}/qkv/bias"),
-        *linear(rf"{theirs}\.out_proj", f"{ours}/proj"),
+        Rule(rf"{pattern}\.in_proj_weight", f"{target}/qkv/kernel", transpose),
+        Rule(rf"{pattern}\.in_proj_bias", f"{target}/qkv/bias"),
+        *linear_rules(rf"{pattern}\.out_proj", f"{target}/proj"),
     )
 
 
-def encoder_rules(theirs: str, ours: str) -> tuple[Rule, ...]:
-    """Return the rules of the layers of a torch.nn.TransformerEncoder, with the prefixes `theirs` and `ours`."""
-    theirs, ours = rf"{theirs}\.layers\.(\d+)", rf"{ours}/\1"
+def encoder_rules(pattern: str, target: str) -> tuple[Rule, ...]:
+    """Return the rules of the layers of a torch.nn.TransformerEncoder, with the prefixes `pattern` and `target`."""
+    pattern, target = rf"{pattern}\.layers\.(\d+)", rf"{target}/\1"
     return (
-        *attention(rf"{theirs}\.self_attn", f"{ours}/attn"),
-        *linear(rf"{theirs}\.linear([12])", rf"{ours}/mlp/fc\2"),
-        *norm(rf"{theirs}\.norm([12])", rf"{ours}/norm\2"),
+        *attention_rules(rf"{pattern}\.self_attn", f"{target}/attn"),
+        *linear_rules(rf"{pattern}\.linear([12])", rf"{target}/mlp/fc\2"),
+        *norm_rules(rf"{pattern}\.norm([12])", rf"{target}/norm\2"),
     )
 
 
-def decoder_rules(theirs: str, ours: str) -> tuple[Rule, ...]:
-    """Return the rules of the layers of a torch.nn.TransformerDecoder, with the prefixes `theirs` and `ours`."""
-    theirs, ours = rf"{theirs}\.layers\.(\d+)", rf"{ours}/\1"
+def decoder_rules(pattern: str, target: str) -> tuple[Rule, ...]:
+    """Return the rules of the layers of a torch.nn.TransformerDecoder, with the prefixes `pattern` and `target`."""
+    pattern, target = rf"{pattern}\.layers\.(\d+)", rf"{target}/\1"
     return (
-        *attention(rf"{theirs}\.self_attn", f"{ours}/self_attn"),
-        *attention(rf"{theirs}\.multihead_attn", f"{ours}/cross_attn"),
-        *linear(rf"{theirs}\.linear([12])", rf"{ours}/mlp/fc\2"),
-        *norm(rf"{theirs}\.norm([123])", rf"{ours}/norm\2"),
+        *attention_rules(rf"{pattern}\.self_attn", f"{target}/self_attn"),
+        *attention_rules(rf"{pattern}\.multihead_attn", f"{target}/cross_attn"),
+        *linear_rules(rf"{pattern}\.linear([12])", rf"{target}/mlp/fc\2"),
+        *norm_rules(rf"{pattern}\.norm([123])", rf"{target}/norm\2"),
     )
 
 
-_Q2L_HEAD = (
-    *linear("input_proj", "head/decoder/project", kernel=pointwise),
+_Q2L_RULES = (
+    *linear_rules("input_proj", "head/decoder/project", kernel=pointwise),
     Rule(r"query_embed\.weight", "head/decoder/queries"),
     *encoder_rules(r"transformer\.encoder", "head/decoder/encoder"),
     *decoder_rules(r"transformer\.decoder", "head/decoder/layers"),
-    *norm(r"transformer\.decoder\.norm", "head/decoder/norm"),
+    *norm_rules(r"transformer\.decoder\.norm", "head/decoder/norm"),
     Rule(r"fc\.W", "head/classifier/kernel", label_kernel),
     Rule(r"fc\.b", "head/classifier/bias", label_bias),
 )
-_ML_DECODER_HEAD = (
-    *linear(r"decoder\.embed_standart", "head/decoder/project"),
+_ML_DECODER_RULES = (
+    *linear_rules(r"decoder\.embed_standart", "head/decoder/project"),
     Rule(r"decoder\.query_embed\.weight", "head/decoder/queries"),
     *decoder_rules("decoder", "head/decoder/layers"),
     Rule(r"decoder\.duplicate_pooling", "head/classifier/kernel"),
     Rule(r"decoder\.duplicate_pooling_bias", "head/classifier/bias"),
 )
 
-Q2L = Source(
+Q2L_LAYOUT = Layout(
     "q2l",
     "fc.W",
-    (*nested(torchvision_resnet_rules(), r"backbone\.0\.body\.", "backbone/"), *_Q2L_HEAD),
+    (*nest(torchvision_resnet_rules(), r"backbone\.0\.body\.", "backbone/"), *_Q2L_RULES),
     # The table of sines for the authors' map size; this package computes the sines for each map size.
     ignored=(COUNTERS, r"backbone\.(?:1|pe)\.pe"),
 )
-ML_DECODER_RESNET = Source(
+ML_DECODER_RESNET = Layout(
     "ml_decoder_resnet",
     "fc.decoder.duplicate_pooling",
-    (*nested(torchvision_resnet_rules(), "", "backbone/"), *nested(_ML_DECODER_HEAD, r"fc\.", "")),
+    (*nest(torchvision_resnet_rules(), "", "backbone/"), *nest(_ML_DECODER_RULES, r"fc\.", "")),
     ignored=(COUNTERS,),
 )
-ML_DECODER = Source("ml_decoder", "decoder.duplicate_pooling", _ML_DECODER_HEAD)
+ML_DECODER_HEAD = Layout("ml_decoder", "decoder.duplicate_pooling", _ML_DECODER_RULES)
 
 
 def refuse_unknown_backbone(names: Iterable[str]) -> None:
@@ -128,14 +128,14 @@ def sequential_resnet_rules() -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-_pointwise = partial(linear, kernel=pointwise_matrix)
-_BACKBONE = nested(sequential_resnet_rules(), r"features\.", "backbone/")
+_pointwise = partial(linear_rules, kernel=pointwise_matrix)
+_BACKBONE = nest(sequential_resnet_rules(), r"features\.", "backbone/")
 
 # `A` is the adjacency matrix before normalization; the model computes it from the label counts.
-ML_GCN = Source(
+ML_GCN = Layout(
     "ml_gcn", "gc1.weight", (*_BACKBONE, Rule(r"gc([12])\.weight", r"head/gc\1/kernel")), ignored=(COUNTERS, "A")
 )
-ADD_GCN = Source(
+ADD_GCN = Layout(
     "add_gcn",
     "conv_transform.weight",
     (
@@ -145,7 +145,7 @@ ADD_GCN = Source(
         *_pointwise(r"gcn\.static_adj\.0", "head/graph/static_graph", bias=False),
         *_pointwise(r"gcn\.static_weight\.0", "head/graph/static"),
         *_pointwise(r"gcn\.conv_global", "head/graph/context"),
-        *batch_norm(r"gcn\.bn_global", "head/graph/context_norm"),
+        *batch_norm_rules(r"gcn\.bn_global", "head/graph/context_norm"),
         *_pointwise(r"gcn\.conv_create_co_mat", "head/graph/relation"),
         *_pointwise(r"gcn\.dynamic_weight", "head/graph/dynamic"),
         Rule(r"last_linear\.weight", "head/classifier/kernel", own_classifier),
@@ -154,4 +154,4 @@ ADD_GCN = Source(
     ignored=(COUNTERS, "mask_mat"),
     sorted_labels=True,
 )
-SOURCES = (Q2L, ML_DECODER_RESNET, ML_DECODER, ML_GCN, ADD_GCN)
+HEAD_LAYOUTS = (Q2L_LAYOUT, ML_DECODER_RESNET, ML_DECODER_HEAD, ML_GCN, ADD_GCN)

@@ -4,15 +4,14 @@ from functools import partial
 
 import numpy as np
 
-from mlmoe_jax.pretrained.rules.base import Rule, Source, invertible, linear
-from mlmoe_jax.pretrained.rules.base import norm as affine
+from mlmoe_jax.pretrained.rules.base import Layout, Rule, invertible, linear_rules, norm_rules
 
 COUNTERS = r".*\.num_batches_tracked"  # of BatchNorm, unused here
 
 
 # [out, in/groups, rows, columns] as PyTorch stores a convolution -> [rows, columns, in/groups, out].
-conv_kernel = invertible(lambda tensor: tensor.transpose(2, 3, 1, 0), lambda value, heads: value.transpose(3, 2, 0, 1))
-_conv = partial(linear, kernel=conv_kernel)
+conv_kernel = invertible(lambda tensor: tensor.transpose(2, 3, 1, 0), lambda value: value.transpose(3, 2, 0, 1))
+_conv = partial(linear_rules, kernel=conv_kernel)
 
 
 def channels(tensor: np.ndarray) -> np.ndarray:
@@ -20,10 +19,10 @@ def channels(tensor: np.ndarray) -> np.ndarray:
     return tensor.squeeze((1, 2))
 
 
-def batch_norm(pattern: str, target: str) -> tuple[Rule, ...]:
+def batch_norm_rules(pattern: str, target: str) -> tuple[Rule, ...]:
     """Return the rules of a batch normalization: scale, bias and running statistics."""
     return (
-        *affine(pattern, target),
+        *norm_rules(pattern, target),
         Rule(rf"{pattern}\.running_mean", f"{target}/mean"),
         Rule(rf"{pattern}\.running_var", f"{target}/var"),
     )
@@ -31,29 +30,29 @@ def batch_norm(pattern: str, target: str) -> tuple[Rule, ...]:
 
 def torchvision_resnet_rules() -> tuple[Rule, ...]:
     """Return the rules of the layout of torchvision and timm, which counts stages from 1."""
-    rules = [*_conv("conv1", "stem/conv", bias=False), *batch_norm("bn1", "stem/norm")]
+    rules = [*_conv("conv1", "stem/conv", bias=False), *batch_norm_rules("bn1", "stem/norm")]
     for stage in range(4):
-        theirs, ours = rf"layer{stage + 1}\.(\d+)", rf"stages/{stage}/\1"
-        rules += _conv(rf"{theirs}\.conv([123])", rf"{ours}/conv\2", bias=False)
-        rules += batch_norm(rf"{theirs}\.bn([123])", rf"{ours}/norm\2")
-        rules += _conv(rf"{theirs}\.downsample\.0", rf"{ours}/shortcut/conv", bias=False)
-        rules += batch_norm(rf"{theirs}\.downsample\.1", rf"{ours}/shortcut/norm")
+        pattern, target = rf"layer{stage + 1}\.(\d+)", rf"stages/{stage}/\1"
+        rules += _conv(rf"{pattern}\.conv([123])", rf"{target}/conv\2", bias=False)
+        rules += batch_norm_rules(rf"{pattern}\.bn([123])", rf"{target}/norm\2")
+        rules += _conv(rf"{pattern}\.downsample\.0", rf"{target}/shortcut/conv", bias=False)
+        rules += batch_norm_rules(rf"{pattern}\.downsample\.1", rf"{target}/shortcut/norm")
     return tuple(rules)
 
 
 def _hugging_face_resnet() -> tuple[Rule, ...]:
-    theirs, ours = r"encoder\.stages\.(\d+)\.layers\.(\d+)", r"stages/\1/\2"
+    pattern, target = r"encoder\.stages\.(\d+)\.layers\.(\d+)", r"stages/\1/\2"
     places = {
         r"embedder\.embedder": ("stem/conv", "stem/norm"),
-        rf"{theirs}\.shortcut": (f"{ours}/shortcut/conv", f"{ours}/shortcut/norm"),
-        **{rf"{theirs}\.layer\.{i}": (f"{ours}/conv{i + 1}", f"{ours}/norm{i + 1}") for i in range(3)},
+        rf"{pattern}\.shortcut": (f"{target}/shortcut/conv", f"{target}/shortcut/norm"),
+        **{rf"{pattern}\.layer\.{i}": (f"{target}/conv{i + 1}", f"{target}/norm{i + 1}") for i in range(3)},
     }
     return tuple(
         rule
         for pattern, (conv, norm) in places.items()
         for rule in (
             *_conv(rf"{pattern}\.convolution", conv, bias=False),
-            *batch_norm(rf"{pattern}\.normalization", norm),
+            *batch_norm_rules(rf"{pattern}\.normalization", norm),
         )
     )
 
@@ -63,23 +62,23 @@ def _convnext_block(pattern: str, target: str, names: tuple[str, str, str, str])
     depthwise, norm, first, second = (rf"{pattern}\.{name}" for name in names)
     return (
         *_conv(depthwise, f"{target}/depthwise"),
-        *affine(norm, f"{target}/norm"),
-        *linear(first, f"{target}/mlp/fc1"),
-        *linear(second, f"{target}/mlp/fc2"),
+        *norm_rules(norm, f"{target}/norm"),
+        *linear_rules(first, f"{target}/mlp/fc1"),
+        *linear_rules(second, f"{target}/mlp/fc2"),
     )
 
 
 def torchvision_convnext_rules() -> tuple[Rule, ...]:
     """Return the rules of torchvision's layout: one list of alternating downsampling layers and stages."""
-    rules = [*_conv(r"features\.0\.0", "stem/conv"), *affine(r"features\.0\.1", "stem/norm")]
+    rules = [*_conv(r"features\.0\.0", "stem/conv"), *norm_rules(r"features\.0\.1", "stem/norm")]
     for stage in range(4):
-        theirs, ours = rf"features\.{2 * stage + 1}\.(\d+)", rf"stages/{stage}/blocks/\1"
-        rules += _convnext_block(rf"{theirs}\.block", ours, ("0", "2", "3", "5"))
-        rules.append(Rule(rf"{theirs}\.layer_scale", f"{ours}/layer_scale/gamma", channels))
+        pattern, target = rf"features\.{2 * stage + 1}\.(\d+)", rf"stages/{stage}/blocks/\1"
+        rules += _convnext_block(rf"{pattern}\.block", target, ("0", "2", "3", "5"))
+        rules.append(Rule(rf"{pattern}\.layer_scale", f"{target}/layer_scale/gamma", channels))
         if stage:
-            theirs, ours = rf"features\.{2 * stage}", f"stages/{stage}/downsample"
-            rules += [*affine(rf"{theirs}\.0", f"{ours}/norm"), *_conv(rf"{theirs}\.1", f"{ours}/conv")]
-    return (*rules, *affine(r"classifier\.0", "norm"))
+            pattern, target = rf"features\.{2 * stage}", f"stages/{stage}/downsample"
+            rules += [*norm_rules(rf"{pattern}\.0", f"{target}/norm"), *_conv(rf"{pattern}\.1", f"{target}/conv")]
+    return (*rules, *norm_rules(r"classifier\.0", "norm"))
 
 
 def _convnext(
@@ -88,12 +87,12 @@ def _convnext(
     """Return the rules of a layout that counts stages from 0; `down` and `block` match the stage, `block` the block."""
     return (
         *_conv(stem[0], "stem/conv"),
-        *affine(stem[1], "stem/norm"),
-        *affine(rf"{down}\.0", r"stages/\1/downsample/norm"),
+        *norm_rules(stem[1], "stem/norm"),
+        *norm_rules(rf"{down}\.0", r"stages/\1/downsample/norm"),
         *_conv(rf"{down}\.1", r"stages/\1/downsample/conv"),
         *_convnext_block(block, r"stages/\1/blocks/\2", layers),
         Rule(rf"{block}\.{scale}", r"stages/\1/blocks/\2/layer_scale/gamma"),
-        *affine(norm, "norm"),
+        *norm_rules(norm, "norm"),
     )
 
 
@@ -122,30 +121,30 @@ _HUGGING_FACE_CONVNEXT = _convnext(
     norm="layernorm",
 )
 
-OWN_CNN = Source("own_cnn", "stem/conv/kernel", (Rule(r"([^.]+)", r"\1"),))
-TORCHVISION_RESNET = Source(
+OWN_CNN = Layout("own_cnn", "stem/conv/kernel", (Rule(r"([^.]+)", r"\1"),))
+TORCHVISION_RESNET = Layout(
     "torchvision_resnet", "layer1.0.conv1.weight", torchvision_resnet_rules(), ignored=(COUNTERS, r"fc\..*")
 )
-HUGGING_FACE_RESNET = Source(
+HUGGING_FACE_RESNET = Layout(
     "hugging_face_resnet",
     "embedder.embedder.convolution.weight",
     _hugging_face_resnet(),
     ignored=(COUNTERS, r"classifier\..*"),
 )
-TORCHVISION_CONVNEXT = Source(
+TORCHVISION_CONVNEXT = Layout(
     "torchvision_convnext", "features.1.0.layer_scale", torchvision_convnext_rules(), ignored=(r"classifier\.2\..*",)
 )
-ORIGINAL_CONVNEXT = Source(
+ORIGINAL_CONVNEXT = Layout(
     "original_convnext", "downsample_layers.0.0.weight", _ORIGINAL_CONVNEXT, ignored=(r"head\..*",)
 )
-TIMM_CONVNEXT = Source("timm_convnext", "stages.0.blocks.0.conv_dw.weight", _TIMM_CONVNEXT, ignored=(r"head\.fc\..*",))
-HUGGING_FACE_CONVNEXT = Source(
+TIMM_CONVNEXT = Layout("timm_convnext", "stages.0.blocks.0.conv_dw.weight", _TIMM_CONVNEXT, ignored=(r"head\.fc\..*",))
+HUGGING_FACE_CONVNEXT = Layout(
     "hugging_face_convnext", "embeddings.patch_embeddings.weight", _HUGGING_FACE_CONVNEXT, ignored=(r"classifier\..*",)
 )
 
 # EfficientNet and EfficientNet-Lite in PyTorch (`efficientnet_pytorch`, `efficientnet_lite_pytorch`).
 _MBCONV, _OUR_MBCONV = r"_blocks\.(\d+)\.", r"blocks/\1/"
-# (convolution, its batch normalization, ours)
+# (convolution, its batch normalization, target path)
 _EFFICIENTNET_LAYERS = (
     ("_conv_stem", "_bn0", "stem"),
     (f"{_MBCONV}_expand_conv", f"{_MBCONV}_bn0", f"{_OUR_MBCONV}expand"),
@@ -154,18 +153,18 @@ _EFFICIENTNET_LAYERS = (
     ("_conv_head", "_bn1", "top"),
 )
 
-EFFICIENTNET = Source(
+EFFICIENTNET = Layout(
     "efficientnet_pytorch",
     "_conv_stem.weight",
     tuple(
         rule
-        for conv, norm, ours in _EFFICIENTNET_LAYERS
-        for rule in (*_conv(conv, f"{ours}/conv", bias=False), *batch_norm(norm, f"{ours}/norm"))
+        for conv, norm, target in _EFFICIENTNET_LAYERS
+        for rule in (*_conv(conv, f"{target}/conv", bias=False), *batch_norm_rules(norm, f"{target}/norm"))
     ),
     ignored=(COUNTERS, r"_fc\..*"),
 )
 
-SOURCES = (
+CNN_LAYOUTS = (
     OWN_CNN,
     TORCHVISION_RESNET,
     HUGGING_FACE_RESNET,
