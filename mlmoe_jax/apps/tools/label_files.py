@@ -39,60 +39,59 @@ def write_labels(config: ConfigDict, name: str, output: str) -> Table:
     if len(splits) > 1 and "{split}" not in output:
         names = " and ".join(split.name for split in splits)
         raise UserError(f"there are the splits {names}; write {{split}} in --output, or clear data.test_splits")
-    files = []
-    for split in splits:
-        path = output_path(output.replace("{split}", split.name), name)
-        files.append(LabelFile(path, split.classes, *_paths(split, config.data)))
-        form.require(files[-1])
+    files = [_label_file(split, config.data, name, output) for split in splits]
+    for file in files:
+        form.require(file)
     rows, notes = [], []
     for split, file in zip(splits, files, strict=True):
-        difficult = _difficult(form, difficult_of(config.data, split.name))
-        steps = math.ceil(len(split) / IMAGES_PER_STEP)
-        with contextlib.closing(Progress(split.name, steps, IMAGES_PER_STEP)) as progress:
-            note = form.write(file, _entries(split, file.images, difficult, progress))
+        difficult = _difficult_code(form, difficult_of(config.data, split.name))
+        note = form.write(file, _entries(split, file.images, difficult))
         rows.append([split.name, len(split), np.count_nonzero(split.labels == POSITIVE), str(file.path)])
         notes += filter(None, (_losses(split, form, difficult), note))
-    counts = [Column(name, "{:,}".format) for name in ("images", "positive labels")]
+    counts = [Column(title, "{:,}".format) for title in ("images", "positive labels")]
     return Table(["split", *counts, Column("written to", align="<")], rows, notes=notes)
 
 
-def _difficult(form: Format, treatment: str) -> int:
+def _label_file(split: Split, data_config: ConfigDict, name: str, output: str) -> LabelFile:
+    """Return the file of a split. Paths of images are relative to the folder of the data set if they are in it."""
+    images, root = split.images, root_of(data_config)
+    if not isinstance(images, ImageFiles):
+        raise UserError(f"the images of {data_config.name} are not files, which a labeling tool could show")
+    folder = os.path.relpath(images.folder, root)
+    if folder.startswith(".."):
+        folder = os.path.abspath(images.folder)
+    below = "" if folder == "." else f"{folder}/"
+    path = output_path(output.replace("{split}", split.name), name)
+    return LabelFile(path, split.classes, [f"{below}{image}" for image in images.names], root)
+
+
+def _difficult_code(form: Format, treatment: str) -> int:
     """Return the code that a difficult label gets in a format."""
     if form.holds_difficult:
         return DIFFICULT
     return POSITIVE if treatment == "positive" else NEGATIVE
 
 
-def _paths(split: Split, data_config: ConfigDict) -> tuple[list[str], str]:
-    """Return the paths of the images of a split, and the folder of the data set.
-
-    Paths are relative to the folder if they are in it.
-    """
-    images, root = split.images, root_of(data_config)
-    if not isinstance(images, ImageFiles):
-        raise UserError(f"the images of {data_config.name} are not files, which a labeling tool could show")
-    inside = os.path.relpath(images.folder, root)
-    below = "" if inside == "." else f"{inside}/"
-    if inside.startswith(".."):
-        below = f"{os.path.abspath(images.folder)}/"
-    return [f"{below}{name}" for name in images.names], root
-
-
-def _entries(split: Split, images: Sequence[str], difficult: int, progress: Progress) -> Iterator[Entry]:
-    """Yield the entries of a split; `difficult` is the code that a difficult label gets."""
-    for row, (image, codes) in enumerate(zip(images, split.labels, strict=True)):
-        if row % IMAGES_PER_STEP == 0:
-            progress.advance()
-        present = np.flatnonzero((codes == POSITIVE) | ((codes == DIFFICULT) & (difficult != NEGATIVE)))
-        labels = {split.classes[k]: POSITIVE if codes[k] == POSITIVE else difficult for k in present}
-        yield Entry(image, None if (codes == UNKNOWN).all() else labels)
+def _entries(split: Split, images: Sequence[str], difficult: int) -> Iterator[Entry]:
+    """Yield the entries of a split with a progress bar; `difficult` is the code that a difficult label gets."""
+    steps = math.ceil(len(split) / IMAGES_PER_STEP)
+    codes = np.where(split.labels == DIFFICULT, difficult, split.labels)
+    is_unlabeled = (codes == UNKNOWN).all(axis=1)
+    with contextlib.closing(Progress(split.name, steps, IMAGES_PER_STEP)) as progress:
+        for row, image in enumerate(images):
+            if row % IMAGES_PER_STEP == 0:
+                progress.advance()
+            present = np.flatnonzero(codes[row] > NEGATIVE)
+            labels = {split.classes[k]: int(codes[row, k]) for k in present}
+            yield Entry(image, None if is_unlabeled[row] else labels)
 
 
 def _losses(split: Split, form: Format, difficult: int) -> str:
     """Return a sentence about the labels that the format cannot hold; "" if there are none."""
-    is_labeled = ~(split.labels == UNKNOWN).all(axis=1)  # an image without known labels stays unlabeled
+    is_unknown = split.labels == UNKNOWN
+    is_unknown[is_unknown.all(axis=1)] = False  # an image without known labels stays unlabeled
     parts = []
-    if unknown := np.count_nonzero(split.labels[is_labeled] == UNKNOWN):
+    if unknown := np.count_nonzero(is_unknown):
         parts.append(f"{unknown:,} unknown labels are written as absent")
     if not form.holds_difficult and (count := np.count_nonzero(split.labels == DIFFICULT)):
         parts.append(f"{count:,} difficult labels are written as {'present' if difficult == POSITIVE else 'absent'}")
