@@ -108,13 +108,12 @@ class RunFolder(Folder):
 
 
 def _parse_row(line: bytes) -> dict[str, Any] | None:
-    """Return a line of metrics.jsonl as a row, which has a step and numbers; None if it is damaged."""
+    """Return a line of metrics.jsonl as a row; None if it is damaged."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    numbers = isinstance(row, dict) and all(v is None or isinstance(v, int | float) for v in row.values())
-    return row if numbers and isinstance(row.get("step"), int) else None
+    return row if isinstance(row, dict) and "step" in row else None
 
 
 class EnclosedRunFolder(RunFolder):
@@ -148,5 +147,4 @@ def training_finished(folder: RunFolder) -> bool:
 
 def read_label_space(folder: RunFolder) -> LabelSpace:
     """Return the label space of a run; UserError if it is damaged."""
-    with folder.reading(LABEL_SPACE):
-        return LabelSpace.of(folder.read_npz(LABEL_SPACE))
+    return folder.read_npz(LABEL_SPACE, LabelSpace.of)

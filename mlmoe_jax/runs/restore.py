@@ -112,9 +112,8 @@ def require_same_frozen(folder: RunFolder, parts: Parts) -> None:
 
 
 def _require_fingerprint(folder: RunFolder, parts: Parts) -> None:
-    with folder.reading(BACKBONE):
-        stored = folder.read_json(BACKBONE)
-        name, weights, expected = (str(stored[key]) for key in ("name", "weights", "fingerprint"))
+    keys = ("name", "weights", "fingerprint")
+    name, weights, expected = folder.read_json(BACKBONE, lambda stored: [str(stored[key]) for key in keys])
     if parts.fingerprint != expected:
         raise UserError(
             f"the frozen weights of {name} ({weights}) differ from the weights that {folder} was trained with; put the "
@@ -124,10 +123,12 @@ def _require_fingerprint(folder: RunFolder, parts: Parts) -> None:
 
 def read_preprocess(folder: RunFolder, image_size: int) -> Preprocess:
     """Return the stored mean and standard deviation with the image size of the config, which may differ."""
-    with folder.reading(PREPROCESS):
-        stored = folder.read_json(PREPROCESS)
+
+    def convert(stored: dict[str, Any]) -> Preprocess:
         (red, green, blue), (r, g, b) = (map(float, stored[name]) for name in ("mean", "std"))
         return Preprocess(image_size, (red, green, blue), (r, g, b))
+
+    return folder.read_json(PREPROCESS, convert)
 
 
 def write_run_metadata(
@@ -214,10 +215,12 @@ def read_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> tu
             )
     configuration.apply_overrides(config, list(overrides))
     configuration.validate(config)
-    space, groups = read_label_space(folder), max(1, config.model.prompts.num_groups)
-    with folder.reading(LABEL_SPACE):
-        if max(*space.co_group, *space.dc_group) >= groups:
-            raise ValueError(f"its groups should be below {groups}, the number in {CONFIG}")
+    space = read_label_space(folder)
+    groups = max(1, config.model.prompts.num_groups)
+    if max(*space.co_group, *space.dc_group) >= groups:
+        raise UserError(
+            f"{folder / LABEL_SPACE} is damaged: its groups should be below {groups}, the number in {CONFIG}"
+        )
     return config, space
 
 

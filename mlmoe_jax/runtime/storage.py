@@ -11,10 +11,10 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 import numpy as np
 from etils import epath
@@ -31,6 +31,8 @@ from mlmoe_jax.runtime.files import (
 )
 from mlmoe_jax.runtime.formats import read_npz, to_json
 from mlmoe_jax.runtime.table import Table
+
+Converted = TypeVar("Converted")
 
 STANDARD_OUTPUT = "-"
 LOCK = ".lock"  # the file in a folder that its writer locks
@@ -193,16 +195,20 @@ class Folder:
         with self.reading(name):
             return self.read_bytes(name).decode()
 
-    def read_npz(self, name: str, **limits: int) -> dict[str, np.ndarray]:
+    def read_npz(
+        self, name: str, convert: Callable[[dict[str, np.ndarray]], Converted] = dict, **limits: int
+    ) -> Converted:
+        """Return the arrays of an npz file, converted; UserError if it is damaged or `convert` raises an error."""
         with self.reading(name):
-            return read_npz(io.BytesIO(self.read_bytes(name, MOST_DATA)), **limits)
+            return convert(read_npz(io.BytesIO(self.read_bytes(name, MOST_DATA)), **limits))
 
-    def read_json(self, name: str) -> dict[str, Any]:
+    def read_json(self, name: str, convert: Callable[[dict[str, Any]], Converted] = dict) -> Converted:
+        """Return the object in a JSON file, converted; UserError if it is damaged or `convert` raises an error."""
         with self.reading(name):
             content = json.loads(self.read_text(name))
             if not isinstance(content, dict):
                 raise ValueError("it should hold an object")
-            return content
+            return convert(content)
 
 
 @contextlib.contextmanager
