@@ -12,16 +12,16 @@ tune: train the backbone, yes | no | auto; auto trains a CNN, as published, but 
 selection=held_out, or preset=held_out: select weights and fit thresholds on a tenth of the training images, not test.
 """
 
-from mlmoe_jax.config.recipes.feature_map import feature_map, small
-from mlmoe_jax.config.recipes.shared import evaluate_like
+from mlmoe_jax.config.recipes.benchmarks import evaluate_like
+from mlmoe_jax.config.recipes.feature_map import feature_map_config, shrink_for_digits
 
 
 def get_config(arg=""):
-    config, options = feature_map(arg, tune="no")
+    config, options = feature_map_config(arg, tune="no")
     config.model.head.kind = "cnn_rnn"
     config.loss.terms.logits = 0.0  # the head computes the loss of the sequence
     if options.dataset == "digits":
-        return small(config, rate=1e-2)
+        return shrink_for_digits(config, rate=1e-2)
     evaluate_like(config, "drmoe")
     config.augment.geometry, config.augment.flip = "random_resized_crop", True
     config.optim.name, config.optim.b1, config.optim.weight_decay = "sgd", 0.9, 1e-4

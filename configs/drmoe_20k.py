@@ -15,11 +15,11 @@ have no dropout, and a batch is computed in 4 parts, whose size must divide over
 asymmetric loss keeps a few positives from being outweighed by 20,000 negatives.
 """
 
-from mlmoe_jax.config.recipes.feature_map import feature_map, use_routed_experts
+from mlmoe_jax.config.recipes.feature_map import feature_map_config, use_routed_experts
 
 
 def get_config(arg=""):
-    config, _ = feature_map(arg, dataset="synthetic", backbone="dinov2_vitb14", resolution=224)
+    config, _ = feature_map_config(arg, dataset="synthetic", backbone="dinov2_vitb14", resolution=224)
     use_routed_experts(config, "recommended")
     decoder, routing = config.model.head.decoder, config.model.head.routing
     decoder.width, decoder.hidden, decoder.style = 256, 1024, "independent"

@@ -16,16 +16,21 @@ jitter: 0.4, and 0.1 for the hue, in random order, are our choice. Contrast is s
 torchvision, about the mean gray.
 """
 
-from mlmoe_jax.config.recipes.feature_map import feature_map, small, train_batch_norm, use_routed_experts
-from mlmoe_jax.config.recipes.shared import evaluate_like
+from mlmoe_jax.config.recipes.benchmarks import evaluate_like
+from mlmoe_jax.config.recipes.feature_map import (
+    feature_map_config,
+    shrink_for_digits,
+    train_batch_norm,
+    use_routed_experts,
+)
 from mlmoe_jax.models.heads.dr_moe import SETTINGS
 
 
 def get_config(arg=""):
-    config, options = feature_map(arg, presets=tuple(SETTINGS))
+    config, options = feature_map_config(arg, presets=tuple(SETTINGS))
     use_routed_experts(config, options.preset)
     if options.dataset == "digits":
-        return small(config, rate=1e-3)
+        return shrink_for_digits(config, rate=1e-3)
     evaluate_like(config, "drmoe")
     config.augment.geometry, config.augment.flip = "random_resized_crop", True
     config.augment.brightness = config.augment.contrast = config.augment.saturation = 0.4

@@ -18,11 +18,11 @@ selection=held_out, or preset=held_out: select weights and fit thresholds on a t
 precision: auto (the default: float32 on a CPU, else bfloat16) | float32 | authors (bfloat16, evaluation in float16).
 """
 
-from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning
+from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning_config
 
 
 def get_config(arg=""):
-    config, options = prompt_tuning(
+    config, options = prompt_tuning_config(
         arg, digits_rate=1e-2, prompts=0, key_values=10, shared=True, dropout=0.0, pool="cls"
     )
     prompts = config.model.prompts

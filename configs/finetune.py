@@ -10,11 +10,11 @@ precision: auto (the default: float32 on a CPU, else bfloat16) | float32 | autho
 """
 
 from mlmoe_jax.config.recipes.feature_map import train_batch_norm
-from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning
+from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning_config
 
 
 def get_config(arg=""):
-    config, _ = prompt_tuning(arg, digits_rate=1e-3)
+    config, _ = prompt_tuning_config(arg, digits_rate=1e-3)
     config.trainable = ((r"", True),)
     train_batch_norm(config, "yes")
     return config

@@ -13,18 +13,24 @@ tune: train the backbone, yes | no | auto; auto trains a CNN, as published, but 
 selection=held_out, or preset=held_out: select weights and fit thresholds on a tenth of the training images, not test.
 """
 
-from mlmoe_jax.config.recipes.feature_map import feature_map, q2l_recipe, small, use_q2l, use_routed_experts
-from mlmoe_jax.config.recipes.shared import evaluate_like
+from mlmoe_jax.config.recipes.benchmarks import evaluate_like
+from mlmoe_jax.config.recipes.feature_map import (
+    feature_map_config,
+    set_q2l_training,
+    shrink_for_digits,
+    use_q2l,
+    use_routed_experts,
+)
 
 
 def get_config(arg=""):
-    config, options = feature_map(arg, task=2, shared=4)
+    config, options = feature_map_config(arg, task=2, shared=4)
     use_q2l(config)
     config.model.head.decoder.width, config.model.head.decoder.hidden = 512, 2048
     use_routed_experts(config, "hsq")
     config.model.head.routing.task_experts, config.model.head.routing.shared_experts = options.task, options.shared
     if options.dataset == "digits":
-        return small(config, rate=1e-3)
+        return shrink_for_digits(config, rate=1e-3)
     evaluate_like(config, "drmoe")  # HSQ's evaluator is not public; DR-MoE quotes HSQ's numbers
-    q2l_recipe(config, options.tune)
+    set_q2l_training(config, options.tune)
     return config

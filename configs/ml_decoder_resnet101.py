@@ -14,19 +14,20 @@ the asymmetric loss with 4, 0 and 0.05 summed over images and labels, cutout, an
 authors' code imports. A trained backbone gets pixels in 0 … 1 without normalization, as the authors' TResNet.
 """
 
-from mlmoe_jax.config.recipes.feature_map import feature_map, is_tuned, small, train_batch_norm
-from mlmoe_jax.config.recipes.shared import evaluate_like, follow
+from mlmoe_jax.config.recipes.benchmarks import evaluate_like
+from mlmoe_jax.config.recipes.feature_map import feature_map_config, is_tuned, shrink_for_digits, train_batch_norm
+from mlmoe_jax.config.recipes.following import follow
 from mlmoe_jax.models.heads.query import ML_DECODER_SETTINGS
 
 
 def get_config(arg=""):
-    config, options = feature_map(arg, groups=100)
+    config, options = feature_map_config(arg, groups=100)
     config.model.head.kind = "query"
     config.model.head.decoder.update({"queries": options.groups, **ML_DECODER_SETTINGS})
     config.loss.kind, config.loss.reduce, config.loss.scale = "asymmetric", "sum", 1.0
     config.loss.gamma_neg, config.loss.clip, config.loss.eps = 4.0, 0.05, 1e-8
     if options.dataset == "digits":
-        return small(config, rate=1e-3)
+        return shrink_for_digits(config, rate=1e-3)
 
     def normalization(backbone):
         return "unit" if is_tuned(options.tune, backbone) else "auto"

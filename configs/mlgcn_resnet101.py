@@ -16,19 +16,19 @@ training and left out of metrics. The authors' code, and metrics.preset=mlgcn, l
 them as negative in precision, recall and F1.
 """
 
-from mlmoe_jax.config.recipes.feature_map import feature_map, gcn_recipe, small
+from mlmoe_jax.config.recipes.feature_map import feature_map_config, set_gcn_training, shrink_for_digits
 from mlmoe_jax.errors import UserError
 
 
 def get_config(arg=""):
-    config, options = feature_map(arg, vectors="", schedule="code")
+    config, options = feature_map_config(arg, vectors="", schedule="code")
     if options.schedule not in ("code", "paper"):
         raise UserError(f"schedule={options.schedule} is not one of code, paper")
     config.model.head.kind = "ml_gcn"
     config.model.head.graph.word_vectors = options.vectors
     if options.dataset == "digits":
-        return small(config, rate=1e-2)
-    gcn_recipe(config, options.tune, rate=0.1, epochs=20)
+        return shrink_for_digits(config, rate=1e-2)
+    set_gcn_training(config, options.tune, rate=0.1, epochs=20)
     config.optim.schedule = "constant"
     if options.schedule == "paper":
         config.train.epochs, config.optim.schedule, config.optim.milestones = 100, "multi_step", (0.4, 0.8)

@@ -13,13 +13,13 @@ dataset, root, resolution, backbone and recipe: as in configs/mlvpt_dinov2.py.
 selection=held_out, or preset=held_out: select weights and fit thresholds on a tenth of the training images, not test.
 """
 
-from mlmoe_jax.config.recipes.feature_map import small, use_mlmoe
-from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning
+from mlmoe_jax.config.recipes.feature_map import shrink_for_digits, use_mlmoe
+from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning_config
 
 
 def get_config(arg=""):
-    config, options = prompt_tuning(arg, digits_rate=1e-3, prompts=True, gates="mlp")
+    config, options = prompt_tuning_config(arg, digits_rate=1e-3, prompts=True, gates="mlp")
     use_mlmoe(config, gates=options.gates, prompts=options.prompts)
     if options.dataset == "digits":
-        small(config, rate=1e-3)
+        shrink_for_digits(config, rate=1e-3)
     return config

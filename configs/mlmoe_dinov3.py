@@ -6,13 +6,13 @@ For the method and the options see configs/mlmoe_dinov2.py. The default backbone
 DINOv3 on the page of its weights first (see configs/mlvpt_dinov3.py).
 """
 
-from mlmoe_jax.config.recipes.feature_map import small, use_mlmoe
-from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning
+from mlmoe_jax.config.recipes.feature_map import shrink_for_digits, use_mlmoe
+from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning_config
 
 
 def get_config(arg=""):
-    config, options = prompt_tuning(arg, digits_rate=1e-3, backbone="dinov3_vitb16", prompts=True, gates="mlp")
+    config, options = prompt_tuning_config(arg, digits_rate=1e-3, backbone="dinov3_vitb16", prompts=True, gates="mlp")
     use_mlmoe(config, gates=options.gates, prompts=options.prompts)
     if options.dataset == "digits":
-        small(config, rate=1e-3)
+        shrink_for_digits(config, rate=1e-3)
     return config

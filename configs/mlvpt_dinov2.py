@@ -15,10 +15,10 @@ EMA weights after each epoch, selection on test. Images are resized to squares, 
 published.
 """
 
-from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning, use_ml_vpt
+from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning_config, use_ml_vpt
 
 
 def get_config(arg=""):
-    config, options = prompt_tuning(arg, digits_rate=1e-2)
+    config, options = prompt_tuning_config(arg, digits_rate=1e-2)
     use_ml_vpt(config, preset=options.preset)
     return config

@@ -12,10 +12,10 @@ dinov3_vitb16, on digits vit_digits.
 preset: code (the authors' code; the default) | paper (the text of the paper).
 """
 
-from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning, use_ml_vpt
+from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning_config, use_ml_vpt
 
 
 def get_config(arg=""):
-    config, options = prompt_tuning(arg, digits_rate=1e-2, backbone="dinov3_vitb16")
+    config, options = prompt_tuning_config(arg, digits_rate=1e-2, backbone="dinov3_vitb16")
     use_ml_vpt(config, preset=options.preset)
     return config

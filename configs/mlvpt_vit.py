@@ -11,12 +11,12 @@ selection=held_out, or preset=held_out: select weights and fit thresholds on a t
 precision: auto (the default: float32 on a CPU, else bfloat16) | float32 | authors (bfloat16, evaluation in float16).
 """
 
-from mlmoe_jax.config.recipes.prompt_tuning import VIT_B16, prompt_tuning, use_ml_vpt
+from mlmoe_jax.config.recipes.prompt_tuning import VIT_B16, prompt_tuning_config, use_ml_vpt
 from mlmoe_jax.errors import UserError
 
 
 def get_config(arg=""):
-    config, options = prompt_tuning(arg, digits_rate=1e-2, backbone="in1k")
+    config, options = prompt_tuning_config(arg, digits_rate=1e-2, backbone="in1k")
     use_ml_vpt(config, preset=options.preset)
     if options.dataset != "digits":
         if options.backbone not in VIT_B16:

@@ -13,15 +13,15 @@ normalization, stem and first stage frozen; images without labels are kept. The 
 although their paper says so. Here it is applied.
 """
 
-from mlmoe_jax.config.recipes.feature_map import feature_map, q2l_recipe, small, use_q2l
-from mlmoe_jax.config.recipes.shared import evaluate_like
+from mlmoe_jax.config.recipes.benchmarks import evaluate_like
+from mlmoe_jax.config.recipes.feature_map import feature_map_config, set_q2l_training, shrink_for_digits, use_q2l
 
 
 def get_config(arg=""):
-    config, options = feature_map(arg)
+    config, options = feature_map_config(arg)
     use_q2l(config)
     if options.dataset == "digits":
-        return small(config, rate=1e-3)
+        return shrink_for_digits(config, rate=1e-3)
     evaluate_like(config, "q2l", metric="mAP_envelope")
-    q2l_recipe(config, options.tune)
+    set_q2l_training(config, options.tune)
     return config

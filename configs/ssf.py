@@ -12,8 +12,8 @@ selection=held_out, or preset=held_out: select weights and fit thresholds on a t
 precision: auto (the default: float32 on a CPU, else bfloat16) | float32 | authors (bfloat16, evaluation in float16).
 """
 
-from mlmoe_jax.config.recipes.prompt_tuning import adapter_tuning
+from mlmoe_jax.config.recipes.prompt_tuning import adapter_config
 
 
 def get_config(arg=""):
-    return adapter_tuning(arg, "ssf", digits_rate=1e-2)
+    return adapter_config(arg, "ssf", digits_rate=1e-2)

@@ -7,7 +7,7 @@ from helpers.methods import abstract, assert_frozen_values_stay_and_others_move,
 import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.tools.preflight import cost
 from mlmoe_jax.config import load_config
-from mlmoe_jax.config.recipes.shared import ema_decay
+from mlmoe_jax.config.recipes.benchmarks import ema_decay
 from mlmoe_jax.models.backbones.catalog import CATALOG
 from mlmoe_jax.runs.assemble import preprocess_for
 

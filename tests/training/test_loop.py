@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from safetensors.numpy import save_file
 
 from mlmoe_jax.apps.tools.fit_thresholds import fit_run
-from mlmoe_jax.config.recipes.shared import apply_selection
+from mlmoe_jax.config.recipes.benchmarks import apply_selection
 from mlmoe_jax.data.label_codes import few_positives
 from mlmoe_jax.data.sources import digits
 from mlmoe_jax.data.sources.open import open_split

@@ -9,7 +9,14 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.config.loading import parse_arg
-from mlmoe_jax.config.recipes.shared import OPTION, apply_selection, evaluate_like, follow, train_on_digits, use_dataset
+from mlmoe_jax.config.recipes.benchmarks import (
+    SELECTION_OPTION,
+    apply_selection,
+    evaluate_like,
+    train_on_digits,
+    use_dataset,
+)
+from mlmoe_jax.config.recipes.following import follow
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViTShape
@@ -17,7 +24,7 @@ from mlmoe_jax.models.heads.dr_moe import SETTINGS
 from mlmoe_jax.models.heads.query import Q2L_SETTINGS
 
 
-def feature_map(
+def feature_map_config(
     arg: str,
     *,
     dataset: str = "coco2014",
@@ -41,7 +48,7 @@ def feature_map(
     Raises:
       UserError: an option or a value is unknown.
     """
-    others = {"tune": tune, "preset": presets[0], **OPTION, **further}
+    others = {"tune": tune, "preset": presets[0], **SELECTION_OPTION, **further}
     options = parse_arg(arg, dataset=dataset, root="", resolution=0, backbone="", **others)
     if options.tune not in ("auto", "yes", "no"):
         raise UserError(f"tune={options.tune} is not one of auto, yes, no")
@@ -86,7 +93,7 @@ def is_tuned(tune: str, backbone: str) -> bool:
     return tune == "yes" or (tune == "auto" and not isinstance(catalog.entry(backbone).shape, ViTShape))
 
 
-def small(config: ConfigDict, *, rate: float) -> ConfigDict:
+def shrink_for_digits(config: ConfigDict, *, rate: float) -> ConfigDict:
     """Return the config with a small head for `digits`, and with the training that all methods share on `digits`."""
     head = config.model.head
     head.decoder.width, head.decoder.heads, head.decoder.hidden = 0, 4, 256
@@ -121,7 +128,7 @@ def use_mlmoe(config: ConfigDict, *, gates: str, prompts: bool) -> None:
         config.model.prompts.kind = "group"
 
 
-def q2l_recipe(config: ConfigDict, tune: str) -> None:
+def set_q2l_training(config: ConfigDict, tune: str) -> None:
     """Set the training of Query2Label on a ResNet: AdamW, one-cycle, 80 epochs, stem and first stage frozen.
 
     Images without labels are kept, except in VG256, whose split is drawn from the images with labels. `tune` is
@@ -136,7 +143,7 @@ def q2l_recipe(config: ConfigDict, tune: str) -> None:
     config.ema.decay = 0.9997
 
 
-def gcn_recipe(config: ConfigDict, tune: str, *, rate: float, epochs: int) -> None:
+def set_gcn_training(config: ConfigDict, tune: str, *, rate: float, epochs: int) -> None:
     """Set the training of ML-GCN and ADD-GCN: SGD, a tenth of the rate for the backbone, gradients clipped at 10.
 
     Difficult labels, which only VOC has, are positive in training and left out of the AP. `tune` is described in

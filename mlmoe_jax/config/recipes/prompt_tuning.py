@@ -11,10 +11,17 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.config.defaults import adapter_section, default_config, use_adapter
 from mlmoe_jax.config.loading import parse_arg
-from mlmoe_jax.config.recipes.shared import OPTION, apply_selection, evaluate_like, follow, train_on_digits, use_dataset
+from mlmoe_jax.config.recipes.benchmarks import (
+    SELECTION_OPTION,
+    apply_selection,
+    evaluate_like,
+    train_on_digits,
+    use_dataset,
+)
+from mlmoe_jax.config.recipes.following import follow
 from mlmoe_jax.errors import UserError
 
-PRESETS = ("code", "paper")
+ML_VPT_PRESETS = ("code", "paper")
 VIT_B16 = ("in1k", "in21k", "mae", "mocov3")  # the weights of ViT-B/16 in the papers
 
 # Types of the matmuls in training and in evaluation. The authors use PyTorch's autocast, with bfloat16 in training and
@@ -24,7 +31,7 @@ PRECISIONS = {"auto": ("auto", "same"), "float32": ("float32", "same"), "authors
 GATE_BIAS = r"^head/(co|dc)/gate/bias$"
 
 
-def prompt_tuning(
+def prompt_tuning_config(
     arg: str, *, digits_rate: float, backbone: str = "dinov2_vitb14", **further: Any
 ) -> tuple[ConfigDict, ConfigDict]:
     """Return a config with the common recipe of the ML-VPT paper's comparison, and the options read from `arg`.
@@ -35,7 +42,7 @@ def prompt_tuning(
     rate and the normalization follow the backbone and the image size, even if they change later.
 
     Args:
-      arg: options: dataset, root, resolution, backbone, preset, selection (see `recipes.shared`), precision (a name
+      arg: options: dataset, root, resolution, backbone, preset, selection (see `recipes.benchmarks`), precision (a name
         in PRECISIONS), and the options in `further`.
       digits_rate: learning rate on `digits`.
       backbone: default backbone on other data sets.
@@ -45,7 +52,7 @@ def prompt_tuning(
       UserError: an option or a value is unknown.
     """
     common = {"dataset": "coco2014", "root": "", "resolution": 0, "backbone": "", "preset": "code"}
-    options = parse_arg(arg, **common, precision="auto", **OPTION, **further)
+    options = parse_arg(arg, **common, precision="auto", **SELECTION_OPTION, **further)
     if options.precision not in PRECISIONS:
         raise UserError(f"precision={options.precision} is not one of {', '.join(PRECISIONS)}")
     digits = options.dataset == "digits"
@@ -53,12 +60,18 @@ def prompt_tuning(
     config = default_config()
     use_dataset(config, options.dataset, options.root, options.resolution or (64 if digits else 224))
     config.model.backbone.name = options.backbone
-    apply_selection(config, options, PRESETS)
+    apply_selection(config, options, ML_VPT_PRESETS)
     config.model.dtype, config.eval.dtype = PRECISIONS[options.precision]
     if digits:
         train_on_digits(config, rate=digits_rate)
         config.model.prompts.count = 18  # equals 3 groups of 3 on both sides
-        return config, options
+    else:
+        _set_published_training(config, options)
+    return config, options
+
+
+def _set_published_training(config: ConfigDict, options: ConfigDict) -> None:
+    """Set the training and the evaluation of the ML-VPT paper's comparison."""
     evaluate_like(config, "mlvpt", metric="mAP_envelope")
     config.data.truncated, config.data.exif = "read", "ignore"  # as the authors' code opens images
     config.augment.cutout, config.augment.randaugment = 0.5, "uda"
@@ -66,23 +79,22 @@ def prompt_tuning(
     if options.preset == "paper":
         config.optim.learning_rate, config.ema.decay = 5e-4, 0.9997
     else:
-        follow(config, "model.backbone.normalization", normalization_of_the_code, "model.backbone.name")
-        rate = functools.partial(rate_of_the_code, options.dataset)
+        follow(config, "model.backbone.normalization", published_normalization, "model.backbone.name")
+        rate = functools.partial(published_rate, options.dataset)
         follow(config, "optim.learning_rate", rate, "model.backbone.name", "data.image_size")
-    return config, options
 
 
-def adapter_tuning(arg: str, name: str, *, digits_rate: float) -> ConfigDict:
-    """Return a config with an adapter and a linear classifier, with the recipe of `prompt_tuning`.
+def adapter_config(arg: str, name: str, *, digits_rate: float) -> ConfigDict:
+    """Return a config with an adapter and a linear classifier, with the recipe of `prompt_tuning_config`.
 
     Args:
-      arg: options of `prompt_tuning`, `pool`, `prompts` (the number of deep prompts beside the adapter), and the
+      arg: options of `prompt_tuning_config`, `pool`, `prompts` (the number of deep prompts beside the adapter), and the
         settings of the adapter. Its targets are separated by `,` or `+`.
       name: the adapter.
       digits_rate: learning rate on `digits`.
     """
     own = {setting: key.default for setting, key in adapter_section(name).entries.items()}
-    config, options = prompt_tuning(arg, digits_rate=digits_rate, prompts=0, pool="cls", **own)
+    config, options = prompt_tuning_config(arg, digits_rate=digits_rate, prompts=0, pool="cls", **own)
     settings = {key: options[key] for key in own}
     if "targets" in own:
         settings["targets"] = tuple(target for part in options.targets for target in part.split("+"))
@@ -93,7 +105,7 @@ def adapter_tuning(arg: str, name: str, *, digits_rate: float) -> ConfigDict:
     return config
 
 
-def normalization_of_the_code(backbone: str) -> str:
+def published_normalization(backbone: str) -> str:
     """Return "imagenet" for the backbones of the authors' code, which normalizes all images with ImageNet's values.
 
     Other backbones, and preset `paper`, use the mean and standard deviation that the weights were trained with.
@@ -102,7 +114,7 @@ def normalization_of_the_code(backbone: str) -> str:
     return "imagenet" if known else "auto"
 
 
-def rate_of_the_code(dataset: str, backbone: str, resolution: int) -> float:
+def published_rate(dataset: str, backbone: str, resolution: int) -> float:
     """Return the learning rate of the authors' config for a data set, backbone and resolution. The paper says 5e-4.
 
     DINOv3-B is trained like DINOv2-B.
@@ -123,8 +135,8 @@ def use_ml_vpt(config: ConfigDict, *, preset: str = "code") -> None:
     used; four loss terms / two; mean logit / mean probability. One classifier for both sides is printed (ML-VPT,
     eq. 16), but the text and the parameter count say two. Both presets have two.
     """
-    if preset not in PRESETS:
-        raise UserError(f"preset={preset} is not one of {', '.join(PRESETS)}")
+    if preset not in ML_VPT_PRESETS:
+        raise UserError(f"preset={preset} is not one of {', '.join(ML_VPT_PRESETS)}")
     code = preset == "code"
     config.model.prompts.kind = "group"
     config.model.prompts.attention_mask = "all_prompts" if code else "cross_group"

@@ -1,9 +1,8 @@
-"""What the recipes share: the benchmarks as the papers use them, selection, and settings that follow others."""
+"""Data sets as the papers use them, and the splits and metrics that select weights."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
-from ml_collections import ConfigDict, FieldReference
+from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
 
@@ -68,7 +67,7 @@ def train_on_digits(config: ConfigDict, *, rate: float) -> None:
 # Every config of a method takes `selection=published`, the default, or `selection=held_out`: the test split and metric
 # of a paper, or held-out training images. `preset=held_out` is short for the default preset with `selection=held_out`.
 PUBLISHED, HELD_OUT = SELECTIONS = ("published", "held_out")
-OPTION = {"selection": ""}  # for `parse_arg`; "" = published, or held_out if the preset says so
+SELECTION_OPTION = {"selection": ""}  # for `parse_arg`; "" = published, or held_out if the preset says so
 
 
 def apply_selection(config: ConfigDict, options: ConfigDict, presets: Sequence[str]) -> None:
@@ -105,37 +104,3 @@ def apply_selection(config: ConfigDict, options: ConfigDict, presets: Sequence[s
 def evaluate_like(config: ConfigDict, evaluator: str, *, metric: str = "mAP") -> None:
     """Select by the metric of a paper, and add the metrics of its own evaluator, a choice of `metrics.preset`."""
     config.metrics.preset, config.eval.select_metric = evaluator, metric
-
-
-# ----------------------------------------------------------------------------------------------------------- following
-class _Computation(NamedTuple):
-    """An operation for FieldReference, which calls `fn` with its own value and the values of `args`."""
-
-    fn: Callable[..., Any]
-    args: list[FieldReference]
-
-
-def follow(config: ConfigDict, key: str, compute: Callable[..., Any], *sources: str) -> None:
-    """Compute the value of a key from the values of other keys, until the key is set.
-
-    A published setting may depend on another setting, such as the learning rate on the backbone. The key becomes a lazy
-    reference of ml_collections. It is computed at each reading, so it follows later changes by a flag, a sweep or a
-    line of Python. Run folders store the value.
-
-    Args:
-      config: a whole config, which changes.
-      key: the dotted key to set.
-      compute: function of the values of `sources`.
-      *sources: dotted keys.
-    """
-    references = [section.get_ref(leaf) for section, leaf in (_place(config, source) for source in sources)]
-    value = compute(*(reference.get() for reference in references))
-    section, leaf = _place(config, key)
-    section[leaf] = FieldReference(value, op=_Computation(lambda _, *values: compute(*values), references))
-
-
-def _place(config: ConfigDict, key: str) -> tuple[ConfigDict, str]:
-    *parents, leaf = key.split(".")
-    for name in parents:
-        config = config[name]
-    return config, leaf
