@@ -19,7 +19,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
-from mlmoe_jax.models.layers.initializers import Dtype, torch_linear
+from mlmoe_jax.models.layers.initializers import Dtype, torch_linear, torch_uniform
 from mlmoe_jax.models.layers.recompute import gelu
 from mlmoe_jax.models.losses import as_float
 from mlmoe_jax.models.partition import LABEL, PROMPT, axes
@@ -37,9 +37,8 @@ class BottleneckExpert(nnx.Module):
 
     def __init__(self, width: int, hidden: int, *, activation: str = "gelu", dtype: Dtype = None, rngs: nnx.Rngs):
         self.activation = activation
-        into, out_of = torch_linear(width), torch_linear(hidden)
-        self.up = nnx.Linear(width, hidden, kernel_init=into, bias_init=into, dtype=dtype, rngs=rngs)
-        self.down = nnx.Linear(hidden, width, kernel_init=out_of, bias_init=out_of, dtype=dtype, rngs=rngs)
+        self.up = torch_linear(width, hidden, dtype=dtype, rngs=rngs)
+        self.down = torch_linear(hidden, width, dtype=dtype, rngs=rngs)
 
     def __call__(self, token: Float[ArrayLike, "... d"]) -> Float[Array, "... d"]:
         return token + self.down(ACTIVATIONS[self.activation](self.up(token)))
@@ -79,7 +78,7 @@ class LabelGates(nnx.Module):
     def __init__(
         self, width: int, labels: int, per_group: int, *, bias: str = "unused", owner: str = LABEL, rngs: nnx.Rngs
     ):
-        draw = torch_linear(width)
+        draw = torch_uniform(width)
         self.kernel = nnx.Param(draw(rngs.params(), (per_group, labels, width)), **axes(PROMPT, owner, None))
         self.bias = nnx.Param(draw(rngs.params(), (per_group, labels)), **axes(PROMPT, owner))
         self.adds_bias = bias == "used"
@@ -101,8 +100,7 @@ class ReluLinearExpert(nnx.Module):
     """E(h) = ReLU(Wᵀh + b) with a narrower output, as printed (DR-MoE, eq. 3–4)."""
 
     def __init__(self, width: int, hidden: int, *, dtype: Dtype = None, rngs: nnx.Rngs):
-        draw = torch_linear(width)
-        self.linear = nnx.Linear(width, hidden, kernel_init=draw, bias_init=draw, dtype=dtype, rngs=rngs)
+        self.linear = torch_linear(width, hidden, dtype=dtype, rngs=rngs)
 
     def __call__(self, feature: Float[ArrayLike, "... d"]) -> Float[Array, "... o"]:
         return jax.nn.relu(self.linear(feature))
@@ -113,9 +111,8 @@ class FeedForwardExpert(nnx.Module):
 
     def __init__(self, width: int, hidden: int, *, relu_output: bool = False, dtype: Dtype = None, rngs: nnx.Rngs):
         self.relu_output = relu_output
-        into, out_of = torch_linear(width), torch_linear(hidden)
-        self.up = nnx.Linear(width, hidden, kernel_init=into, bias_init=into, dtype=dtype, rngs=rngs)
-        self.down = nnx.Linear(hidden, width, kernel_init=out_of, bias_init=out_of, dtype=dtype, rngs=rngs)
+        self.up = torch_linear(width, hidden, dtype=dtype, rngs=rngs)
+        self.down = torch_linear(hidden, width, dtype=dtype, rngs=rngs)
 
     def __call__(self, feature: Float[ArrayLike, "... d"]) -> Float[Array, "... d"]:
         output = self.down(jax.nn.relu(self.up(feature)))
@@ -197,12 +194,8 @@ class Gate(nnx.Module):
     """
 
     def __init__(self, width: int, entries: int, *, hidden: int | None = None, dtype: Dtype = None, rngs: nnx.Rngs):
-        def linear(into: int, out: int, dtype: Dtype) -> nnx.Linear:
-            draw = torch_linear(into)
-            return nnx.Linear(into, out, kernel_init=draw, bias_init=draw, dtype=dtype, rngs=rngs)
-
-        self.hidden = linear(width, hidden, dtype) if hidden else None
-        self.logits = linear(hidden or width, entries, jnp.float32)
+        self.hidden = torch_linear(width, hidden, dtype=dtype, rngs=rngs) if hidden else None
+        self.logits = torch_linear(hidden or width, entries, dtype=jnp.float32, rngs=rngs)
 
     def __call__(self, feature: Float[ArrayLike, "... d"]) -> Float[Array, "... e"]:
         if self.hidden is not None:

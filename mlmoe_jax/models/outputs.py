@@ -63,6 +63,29 @@ class Prompts:
     carry: jax.Array | None = None
     temperature: jax.Array | None = None
 
+    @classmethod
+    def none(cls, blocks: int, width: int) -> Self:
+        """Return P = 0 prompts for L = `blocks` blocks and D = `width`."""
+        return cls(np.zeros((blocks, 1, 0, width), np.float32))
+
+    @property
+    def count(self) -> int:
+        """P."""
+        return self.tokens.shape[2]
+
+    def entering(self, block: int, entered: jax.Array, left: jax.Array | None) -> jax.Array:
+        """Return the prompts [1 or B, P, D] that enter a block after the first.
+
+        Args:
+          block: number of the block, from 1.
+          entered: the prompts that entered the block before it.
+          left: the prompts that left the block before it; deep prompts don't need them.
+        """
+        if self.carry is None:
+            return self.tokens[block]
+        gate = self.carry[block - 1]
+        return gate * left + (1 - gate) * entered
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)

@@ -127,21 +127,14 @@ class QueryDecoder(nnx.Module):
         self.style = STYLES[style]
         _check_sizes(width, heads, self.style.positions)
         self.width, self.hidden, self.num_queries = width, hidden, num_queries
-        into = torch_linear(channels)
-        self.project = (
-            nnx.Linear(channels, width, kernel_init=into, bias_init=into, dtype=dtype, rngs=rngs)
-            if self.style.relu_projection or channels != width
-            else None
-        )
-        queries = nnx.initializers.normal(1.0)(rngs.params(), (num_queries, width))
-        self.queries = nnx.Param(queries, **partition.axes(owner, None))
+        projects = self.style.relu_projection or channels != width
+        self.project = torch_linear(channels, width, dtype=dtype, rngs=rngs) if projects else None
+        self.queries = _draw_queries(num_queries, width, owner, rngs)
         rates = {"dropout": dropout, "attention_dropout": dropout if attention_dropout else 0.0}
-        shared = {**rates, "init": self.style.init, "dtype": dtype, "rngs": rngs}
-        self.encoder = nnx.List(EncoderLayer(width, heads, hidden, **shared) for _ in range(encoder_layers))
-        self.layers = nnx.List(
-            DecoderLayer(width, heads, hidden, self_attention=self.style.self_attention, **shared)
-            for _ in range(decoder_layers)
-        )
+        settings = {**rates, "init": self.style.init, "dtype": dtype, "rngs": rngs}
+        self.encoder = nnx.List(EncoderLayer(width, heads, hidden, **settings) for _ in range(encoder_layers))
+        settings["self_attention"] = self.style.self_attention
+        self.layers = nnx.List(DecoderLayer(width, heads, hidden, **settings) for _ in range(decoder_layers))
         self.norm = LayerNorm(width, epsilon=TORCH_EPSILON, rngs=rngs) if self.style.norm else None
 
     def __call__(
@@ -277,6 +270,12 @@ class QueryDecoder(nnx.Module):
             tokens = self.project(tokens)
         tokens = tokens.astype(jnp.float32)
         return jax.nn.relu(tokens) if self.style.relu_projection else tokens
+
+
+def _draw_queries(count: int, width: int, owner: str, rngs: nnx.Rngs) -> nnx.Param:
+    """Return f32[Q,D] from N(0, 1); `owner` is the name of the axis of the queries."""
+    values = nnx.initializers.normal(1.0)(rngs.params(), (count, width))
+    return nnx.Param(values, **partition.axes(owner, None))
 
 
 def _check_sizes(width: int, heads: int, positions: str) -> None:

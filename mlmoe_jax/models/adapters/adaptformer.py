@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.models.contracts import Adapter, BackboneShape, Setting
 from mlmoe_jax.models.layers.deltas import layer_path
-from mlmoe_jax.models.layers.initializers import Dtype, torch_linear
+from mlmoe_jax.models.layers.initializers import Dtype, torch_uniform
 from mlmoe_jax.models.layers.transformer import BRANCH, MLP
 from mlmoe_jax.models.outputs import Deltas, LayerCall
 
@@ -38,7 +38,7 @@ class AdaptFormer(Adapter):
         depth, width, hidden = shape.depth, shape.width, settings.bottleneck
         self.depth, self.dtype, self.scale, self.layer = depth, dtype, settings.scale, INPUTS[settings.input]
         self.dropout = nnx.Dropout(settings.dropout, deterministic=True)
-        self.down = nnx.Param(torch_linear(width)(rngs.params(), (depth, width, hidden)))
+        self.down = nnx.Param(torch_uniform(width)(rngs.params(), (depth, width, hidden)))
         self.down_bias = nnx.Param(jnp.zeros((depth, hidden)))
         self.up = nnx.Param(jnp.zeros((depth, hidden, width)))
         self.up_bias = nnx.Param(jnp.zeros((depth, width)))

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.contracts import Adapter, BackboneShape, Setting
 from mlmoe_jax.models.layers.deltas import layer_path
-from mlmoe_jax.models.layers.initializers import Dtype, torch_linear
+from mlmoe_jax.models.layers.initializers import Dtype, torch_uniform
 from mlmoe_jax.models.outputs import Delta, Deltas, LayerCall
 from mlmoe_jax.models.params import named_variables
 
@@ -103,7 +103,7 @@ class LowRank(nnx.Module):
     """The matrices of the updates of one layer in all blocks."""
 
     def __init__(self, depth: int, inputs: int, outputs: int, rank: int, *, rngs: nnx.Rngs):
-        self.a = nnx.Param(torch_linear(inputs)(rngs.params(), (depth, inputs, rank)))
+        self.a = nnx.Param(torch_uniform(inputs)(rngs.params(), (depth, inputs, rank)))
         self.b = nnx.Param(jnp.zeros((depth, rank, outputs)))
 
 

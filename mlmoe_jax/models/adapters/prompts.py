@@ -52,9 +52,8 @@ class _PromptTokens(Adapter):
 
     def __init__(self, width: int, *, learned: int, project: int, dropout: float, rngs: nnx.Rngs):
         self.learned, self.learned_width = learned, project or width
-        kernel, bias = nnx.initializers.variance_scaling(2.0, "fan_out", "normal"), torch_linear(self.learned_width)
-        layer = nnx.Linear(project, width, kernel_init=kernel, bias_init=bias, rngs=rngs) if project else None
-        self.projection = layer
+        draw = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
+        self.projection = torch_linear(project, width, kernel_init=draw, rngs=rngs) if project else None
         self.dropout = nnx.Dropout(dropout, deterministic=True)
 
     @classmethod

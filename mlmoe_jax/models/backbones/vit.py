@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -25,6 +24,7 @@ from mlmoe_jax.models.layers.detr import AttentionPool
 from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.layers.positions import resample_positions, rotary_angles, sine_positions
 from mlmoe_jax.models.layers.recompute import LayerNorm
+from mlmoe_jax.models.layers.softmax_attention import concatenate_tokens
 from mlmoe_jax.models.layers.transformer import Block, hidden_width
 from mlmoe_jax.models.outputs import CLS, MEAN, PATCHES, PROMPTS, Deltas, Features, Prompts
 
@@ -98,6 +98,33 @@ class ViTShape(BackboneShape):
     def build(self, *, dtype: Dtype = None, remat: bool = False, batch_norm: str = "frozen", rngs: nnx.Rngs) -> ViT:
         return ViT(self, dtype=dtype, remat=remat, rngs=rngs)
 
+    def initial_positions(self) -> jax.Array:
+        """Return f32[1,C+N,D]: a zero for the class token, and sines of the patch positions.
+
+        With this initial table, training from scratch is several times faster than with random values.
+        """
+        table = sine_positions(self.native // self.patch, self.width)
+        return jnp.pad(table, ((0, 0), (int(self.class_token), 0), (0, 0)))
+
+    def build_block(self, *, dtype: Dtype, rngs: nnx.Rngs) -> Block:
+        """Build one block with random weights."""
+        return Block(
+            self.width,
+            self.heads,
+            self.hidden,
+            mlp=self.mlp,
+            eps=self.eps,
+            layer_scale=self.layer_scale,
+            key_bias=self.key_bias,
+            dtype=dtype,
+            rngs=rngs,
+        )
+
+    def build_pool(self, *, dtype: Dtype, rngs: nnx.Rngs) -> AttentionPool:
+        """Build the attention pool of a shape without class token, with random weights."""
+        sizes = self.width, self.heads, self.hidden
+        return AttentionPool(*sizes, mlp=self.mlp, eps=self.eps, dtype=dtype, rngs=rngs)
+
     def published_macs(self, side: int, prompts: nnx.Module | None) -> tuple[int, int, int]:
         """Return the count of linear layers with 4·tokens·D per LayerNorm, the count of attention matmuls, and N.
 
@@ -138,29 +165,21 @@ class ViT(nnx.Module):
 
     def __init__(self, shape: ViTShape, *, dtype: Dtype = None, remat: bool = False, rngs: nnx.Rngs):
         self.shape, self.remat = shape, remat
-        normal = nnx.initializers.truncated_normal(0.02)
-        self.patch_embed = nnx.Linear(
-            3 * shape.patch**2, shape.width, use_bias=shape.patch_bias, dtype=dtype, rngs=rngs
-        )
+        width, normal = shape.width, nnx.initializers.truncated_normal(0.02)
+        self.patch_embed = nnx.Linear(3 * shape.patch**2, width, use_bias=shape.patch_bias, dtype=dtype, rngs=rngs)
         if shape.class_token:
-            self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, shape.width)))
+            self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
         if shape.rotary_base is None:
-            # With this initial table, training from scratch is several times faster than with random values.
-            table = sine_positions(shape.native // shape.patch, shape.width)
-            self.pos_embed = nnx.Param(jnp.pad(table, ((0, 0), (int(shape.class_token), 0), (0, 0))))
+            self.pos_embed = nnx.Param(shape.initial_positions())
         if shape.mask_token:
-            self.mask_token = nnx.Param(jnp.zeros((1, shape.width)))
+            self.mask_token = nnx.Param(jnp.zeros((1, width)))
         if shape.registers:
-            self.register_tokens = nnx.Param(normal(rngs.params(), (1, shape.registers, shape.width)))
+            self.register_tokens = nnx.Param(normal(rngs.params(), (1, shape.registers, width)))
         if shape.pre_norm:
-            self.norm_pre = LayerNorm(shape.width, epsilon=shape.eps, rngs=rngs)
-        shared = {"mlp": shape.mlp, "eps": shape.eps, "dtype": dtype, "rngs": rngs}
-        sizes = (shape.width, shape.heads, shape.hidden)
-        self.blocks = nnx.List(
-            Block(*sizes, layer_scale=shape.layer_scale, key_bias=shape.key_bias, **shared) for _ in range(shape.depth)
-        )
-        self.norm = LayerNorm(shape.width, epsilon=shape.eps, rngs=rngs)
-        self.pool = None if shape.class_token else AttentionPool(*sizes, **shared)
+            self.norm_pre = LayerNorm(width, epsilon=shape.eps, rngs=rngs)
+        self.blocks = nnx.List(shape.build_block(dtype=dtype, rngs=rngs) for _ in range(shape.depth))
+        self.norm = LayerNorm(width, epsilon=shape.eps, rngs=rngs)
+        self.pool = None if shape.class_token else shape.build_pool(dtype=dtype, rngs=rngs)
 
     def embed(self, image: jax.Array, deltas: Deltas = NO_DELTAS) -> tuple[jax.Array, tuple[int, int]]:
         """Split f32[B,H,W,3] into patches; return the tokens and the patch grid.
@@ -168,13 +187,9 @@ class ViT(nnx.Module):
         Tokens are f32[B,C+R+N,D]: C = 1 or 0 class tokens, R registers, N patches. `deltas` are described in
         `__call__`. Raises ValueError if the sides of the image are not multiples of the patch size.
         """
-        shape, patch = self.shape, self.shape.patch
-        batch, height, width, _ = image.shape
-        if height % patch or width % patch:
-            raise ValueError(f"images of {height}×{width} pixels are not a multiple of the patch size {patch}")
-        grid = height // patch, width // patch
-        pieces = image.reshape(batch, grid[0], patch, grid[1], patch, 3).swapaxes(2, 3)
-        tokens = call_layer(self.patch_embed, pieces.reshape(batch, grid[0] * grid[1], -1), "patch_embed", deltas)
+        shape = self.shape
+        pixels, grid = _cut_patches(image, shape.patch)
+        tokens = call_layer(self.patch_embed, pixels, "patch_embed", deltas)
         leading = [self.cls_token[...]] if shape.class_token else []
         if shape.rotary_base is None:
             class_position, table = jnp.split(self.pos_embed[...], [int(shape.class_token)], axis=1)
@@ -184,8 +199,7 @@ class ViT(nnx.Module):
             leading = [token + class_position for token in leading]
         if shape.registers:
             leading.append(self.register_tokens[...])
-        leading = [jnp.broadcast_to(part, (batch, *part.shape[1:])) for part in leading]
-        tokens = jnp.concatenate([*leading, tokens], axis=1)
+        tokens = concatenate_tokens([*leading, tokens])
         return call_layer(self.norm_pre, tokens, "norm_pre", deltas) if shape.pre_norm else tokens, grid
 
     def rotary(self, grid: tuple[int, int]) -> jax.Array | None:
@@ -211,135 +225,176 @@ class ViT(nnx.Module):
         `deltas` are by layer path, see `BackboneShape.layer_paths`; an attention pool takes none. Raises ValueError if
         the sides of the image are not multiples of the patch size, or if prompts are read without prompts.
         """
-        unknown = set(read) - {CLS, PROMPTS, PATCHES, MEAN}
-        if unknown or not read or (PROMPTS in read and prompts is None):
-            raise ValueError(f"cannot read {sorted(read)} {'without prompts' if prompts is None else ''}")
+        _check_read(read, prompts)
         tokens, grid = self.embed(image, deltas)
-        rotary = self.rotary(grid)
-        options = {"prompts": prompts, "rotary": rotary, "deltas": deltas}
-        run = partial(self._block, **options)
-        parts = {IMAGE: tokens} | ({} if prompts is None else {PROMPTS: prompts.tokens[0]})
-        for index in range(self.shape.depth - 1):
-            if prompts is None or prompts.carry is None:
-                parts |= run(index, parts, (IMAGE,))
-                parts |= {} if prompts is None else {PROMPTS: prompts.tokens[index + 1]}
-            else:
-                outputs = run(index, parts, (PROMPTS, IMAGE))
-                gate = prompts.carry[index]
-                parts = outputs | {PROMPTS: gate * outputs[PROMPTS] + (1 - gate) * parts[PROMPTS]}
-        tokens = parts.pop(IMAGE)
-        ends = int(self.shape.class_token), self.shape.leading
-        parts |= dict(zip((CLS, REGISTERS, PATCHES), jnp.split(tokens, ends, axis=1), strict=True))
-        # An attention pool reads the patches instead of a class token.
-        needed = set(read) if self.pool is None else {PATCHES if name == CLS else name for name in read}
-        requested = [name for name in parts if name in needed]
-        queries = [name for name in parts if name in requested or (MEAN in read and name in (PROMPTS, PATCHES))]
-        attention = self._attention(parts, requested, **options) if return_attention else {}
-        parts = run(self.shape.depth - 1, parts, queries)
-        parts |= {MEAN: _mean(parts, prompts)} if MEAN in read else {}
+        prompts = prompts or Prompts.none(self.shape.depth, self.shape.width)
+        common = _Common(prompts, self.rotary(grid), deltas)
+        parts = self._run_first_blocks(tokens, common)
+        attention = self._attend_to_patches(parts, read, common) if return_attention else {}
+        parts = self._run_last_block(parts, read, common)
         normed = {name: call_layer(self.norm, part, "norm", deltas) for name, part in parts.items()}
-        parts = normed if norm else parts
-        if self.pool is not None and CLS in read:
-            parts = parts | {CLS: self.pool(normed[PATCHES])[:, None]}
-            attention |= {CLS: self.pool.weights(normed[PATCHES])} if return_attention else {}
-        values = {name: parts[name] for name in read}
-        cls = None if CLS not in values else values[CLS][:, 0]
+        pools = self.pool is not None and CLS in read
+        if pools and return_attention:
+            attention[CLS] = self.pool.weights(normed[PATCHES])
+        values = {name: part for name, part in (normed if norm else parts).items() if name in read}
+        cls = self.pool(normed[PATCHES]) if pools else None
+        if CLS in values:
+            cls = values[CLS][:, 0]
         return Features(cls, values.get(PROMPTS), values.get(PATCHES), grid, attention, values.get(MEAN))
 
-    def _block(
-        self, index: int, parts: dict[str, jax.Array], queries: Sequence[str], **options: Any
+    def _run_first_blocks(self, tokens: jax.Array, common: _Common) -> dict[str, jax.Array]:
+        """Apply all blocks but the last to tokens of `embed`; return the tokens by part: prompts, cls, …"""
+        prompts = common.prompts
+        parts = {IMAGE: tokens, PROMPTS: prompts.tokens[0]}
+        queries = (IMAGE,) if prompts.carry is None else (PROMPTS, IMAGE)
+        for block in range(self.shape.depth - 1):
+            outputs = self._run_block(block, parts, queries, common)
+            entering = prompts.entering(block + 1, parts[PROMPTS], outputs.get(PROMPTS))
+            parts = {PROMPTS: entering, IMAGE: outputs[IMAGE]}
+        ends = int(self.shape.class_token), self.shape.leading
+        cls, registers, patches = jnp.split(parts[IMAGE], ends, axis=1)
+        return {PROMPTS: parts[PROMPTS], CLS: cls, REGISTERS: registers, PATCHES: patches}
+
+    def _run_last_block(
+        self, parts: dict[str, jax.Array], read: Collection[str], common: _Common
+    ) -> dict[str, jax.Array]:
+        """Apply the last block; return the tokens that are read, pooled or averaged, and their mean if it is read."""
+        needed = set(read)
+        if MEAN in read:
+            needed |= {PROMPTS, PATCHES}
+        if self.pool is not None and CLS in read:
+            needed.add(PATCHES)
+        queries = [name for name, part in parts.items() if name in needed and part.shape[1]]
+        parts = self._run_block(self.shape.depth - 1, parts, queries, common)
+        return parts | {MEAN: _mean(parts, common.prompts)} if MEAN in read else parts
+
+    def _run_block(
+        self, index: int, parts: dict[str, jax.Array], queries: Sequence[str], common: _Common
     ) -> dict[str, jax.Array]:
         """Apply a block to the parts in `queries`. All other parts are context. Each part is f32[B or 1, T, D]."""
-        joined, context, settings = _block_arguments(index, parts, queries, **options)
+        sequence = _Sequence(parts, queries)
+        settings = common.settings(index, sequence)
 
         def run(tokens: jax.Array, context: list[jax.Array]) -> jax.Array:
             return self.blocks[index](tokens, context, **settings)
 
-        outputs = (jax.checkpoint(run) if self.remat else run)(joined, context)
+        outputs = (jax.checkpoint(run) if self.remat else run)(sequence.tokens(), sequence.context())
         ends = np.cumsum([parts[name].shape[1] for name in queries])[:-1]
         return dict(zip(queries, jnp.split(outputs, ends, axis=1), strict=True))
 
-    def _attention(self, parts: dict[str, jax.Array], queries: Sequence[str], **options: Any) -> dict[str, jax.Array]:
-        """Return the attention of `cls` and `prompts`, if in `queries`, over patches in the last block: f32[B,Q,N]."""
-        names = [name for name in queries if name != PATCHES]
+    def _attend_to_patches(
+        self, parts: dict[str, jax.Array], read: Collection[str], common: _Common
+    ) -> dict[str, jax.Array]:
+        """Return the attention of `cls` and `prompts`, if they are read, over patches in the last block: f32[B,Q,N]."""
+        names = [name for name in (PROMPTS, CLS) if name in read and parts[name].shape[1]]
         if not names:
             return {}
-        last = self.shape.depth - 1
-        tokens, context, settings = _block_arguments(last, parts, names, **options)
-        weights = self.blocks[last].weights(tokens, context, **settings).mean(axis=1)
-        places = _places(parts, names)
-        return {name: weights[:, places[name], places[PATCHES]] for name in names}
+        last, sequence = self.shape.depth - 1, _Sequence(parts, names)
+        settings = common.settings(last, sequence)
+        weights = self.blocks[last].weights(sequence.tokens(), sequence.context(), **settings).mean(axis=1)
+        slices = sequence.slices()
+        return {name: weights[:, slices[name], slices[PATCHES]] for name in names}
 
 
-def _mean(parts: dict[str, jax.Array], prompts: Prompts | None) -> jax.Array:
+def _check_read(read: Collection[str], prompts: Prompts | None) -> None:
+    """Raise ValueError for features that a ViT lacks, with these prompts or without."""
+    if not read or set(read) - {CLS, PROMPTS, PATCHES, MEAN} or (PROMPTS in read and prompts is None):
+        raise ValueError(f"cannot read {sorted(read)} {'without prompts' if prompts is None else ''}")
+
+
+def _cut_patches(image: jax.Array, patch: int) -> tuple[jax.Array, tuple[int, int]]:
+    """f32[B,H,W,3] -> f32[B,N,3·patch²], row-major over the grid, and the grid (H/patch, W/patch)."""
+    batch, height, width, _ = image.shape
+    if height % patch or width % patch:
+        raise ValueError(f"images of {height}×{width} pixels are not a multiple of the patch size {patch}")
+    rows, columns = height // patch, width // patch
+    pieces = image.reshape(batch, rows, patch, columns, patch, 3).swapaxes(2, 3)
+    return pieces.reshape(batch, rows * columns, -1), (rows, columns)
+
+
+def _mean(parts: dict[str, jax.Array], prompts: Prompts) -> jax.Array:
     """Return the mean f32[B,D] over the present prompts, if any, and the patches."""
     patches = parts[PATCHES]
-    if prompts is None:
+    if not prompts.count:
         return patches.mean(axis=1)
     tokens = parts[PROMPTS]
-    present = jnp.ones(tokens.shape[1], bool) if prompts.present is None else prompts.present
+    present = jnp.ones(prompts.count, bool) if prompts.present is None else prompts.present
     total = tokens.sum(axis=1, where=present[:, None]) + patches.sum(axis=1)
     return total / (present.sum() + patches.shape[1])
 
 
-def _block_arguments(
-    index: int,
-    parts: dict[str, jax.Array],
-    queries: Sequence[str],
-    *,
-    prompts: Prompts | None,
-    rotary: jax.Array | None,
-    deltas: Deltas,
-) -> tuple[jax.Array, list[jax.Array], dict[str, Any]]:
-    """Return the arguments of block `index`: tokens from the parts in `queries`, context, and settings."""
-    context = [part for name, part in parts.items() if name not in queries and part.shape[1]]
-    (batch,) = jnp.broadcast_shapes(*(parts[name].shape[:1] for name in queries))
-    joined = jnp.concatenate(
-        [jnp.broadcast_to(parts[name], (batch, *parts[name].shape[1:])) for name in queries], axis=1
-    )
-    settings: dict[str, Any] = {"deltas": block_deltas(deltas, index)} if deltas else {}
-    if prompts is not None:
-        settings["mask"] = _mask(parts, queries, prompts)
-        settings["key_value"] = None if prompts.key_value is None else prompts.key_value[index]
-        settings["temperature"] = None if prompts.temperature is None else prompts.temperature[index]
-    if rotary is not None:
-        settings["rotary"] = _angles(parts, queries, prompts, rotary)
-    return joined, context, settings
+@dataclasses.dataclass(frozen=True)
+class _Sequence:
+    """The tokens of a block by part, f32[B or 1, T, D] each.
 
-
-def _angles(
-    parts: dict[str, jax.Array], queries: Sequence[str], prompts: Prompts | None, rotary: jax.Array
-) -> jax.Array:
-    """Return the angles f32[T,d/2] of all tokens in the order of `_places`. Only patches are rotated.
-
-    `rotary` has the angles of the tokens of the image, see ViT.rotary.
+    The parts in `queries` come first and provide queries, keys and values. All other parts provide keys and values.
     """
-    places = _places(parts, queries)
-    angles = jnp.zeros((_length(parts, prompts), rotary.shape[1]))
-    name = IMAGE if IMAGE in parts else PATCHES
-    return angles.at[places[name]].set(rotary[-parts[name].shape[1] :])
+
+    parts: dict[str, jax.Array]
+    queries: Sequence[str]
+
+    def tokens(self) -> jax.Array:
+        """Return the tokens of the parts in `queries`."""
+        return concatenate_tokens([self.parts[name] for name in self.queries])
+
+    def context(self) -> list[jax.Array]:
+        """Return all other parts that are not empty."""
+        return [part for name, part in self.parts.items() if name not in self.queries and part.shape[1]]
+
+    def slices(self) -> dict[str, slice]:
+        """Return the slice of each part among all tokens."""
+        order = [*self.queries, *(name for name in self.parts if name not in self.queries)]
+        ends = np.cumsum([self.parts[name].shape[1] for name in order]).tolist()
+        return {name: slice(end - self.parts[name].shape[1], end) for name, end in zip(order, ends, strict=True)}
 
 
-def _length(parts: dict[str, jax.Array], prompts: Prompts | None) -> int:
-    """Return T, the number of keys: all tokens, and the additional keys of the prompts."""
-    extra = 0 if prompts is None or prompts.key_value is None else prompts.key_value.shape[2]
-    return sum(part.shape[1] for part in parts.values()) + extra
+@dataclasses.dataclass(frozen=True)
+class _Common:
+    """The inputs of all blocks besides tokens.
 
+    Attributes:
+      prompts: the prompts, possibly none.
+      rotary: the angles of the tokens of the image, see ViT.rotary.
+      deltas: by layer path.
+    """
 
-def _places(parts: dict[str, jax.Array], queries: Sequence[str]) -> dict[str, slice]:
-    """Return the slice of each part in the sequence of a block: first the parts in `queries`, then all other parts."""
-    order = [*queries, *(name for name in parts if name not in queries)]
-    ends = np.cumsum([parts[name].shape[1] for name in order]).tolist()
-    return {name: slice(end - parts[name].shape[1], end) for name, end in zip(order, ends, strict=True)}
+    prompts: Prompts
+    rotary: jax.Array | None
+    deltas: Deltas
 
+    def settings(self, index: int, sequence: _Sequence) -> dict[str, Any]:
+        """Return the keyword arguments of block `index`."""
+        prompts = self.prompts
+        return {
+            "deltas": block_deltas(self.deltas, index),
+            "mask": self._mask(sequence),
+            "key_value": None if prompts.key_value is None else prompts.key_value[index],
+            "temperature": None if prompts.temperature is None else prompts.temperature[index],
+            "rotary": None if self.rotary is None else self._angles(sequence),
+        }
 
-def _mask(parts: dict[str, jax.Array], queries: Sequence[str], prompts: Prompts) -> np.ndarray | jax.Array | None:
-    """Return bool[Q,T] over queries and all tokens in the order of `_places`, or None if no attention is masked."""
-    among = prompts.mask if PROMPTS in queries else None
-    if among is None and prompts.present is None:
-        return None
-    mask = np.ones((sum(parts[name].shape[1] for name in queries), _length(parts, prompts)), bool)
-    columns = _places(parts, queries)[PROMPTS]
-    if among is not None:
-        mask[columns, columns] = among
-    return mask if prompts.present is None else jnp.asarray(mask).at[:, columns].set(mask[:, columns] & prompts.present)
+    def _num_keys(self, sequence: _Sequence) -> int:
+        """Return T: all tokens, and the additional keys of the prompts."""
+        extra = 0 if self.prompts.key_value is None else self.prompts.key_value.shape[2]
+        return sum(part.shape[1] for part in sequence.parts.values()) + extra
+
+    def _mask(self, sequence: _Sequence) -> np.ndarray | jax.Array | None:
+        """Return bool[Q,T] over queries and keys, or None if no attention is masked."""
+        prompts = self.prompts
+        mask_among_prompts = prompts.mask if PROMPTS in sequence.queries else None
+        if mask_among_prompts is None and prompts.present is None:
+            return None
+        num_queries = sum(sequence.parts[name].shape[1] for name in sequence.queries)
+        mask = np.ones((num_queries, self._num_keys(sequence)), bool)
+        columns = sequence.slices()[PROMPTS]
+        if mask_among_prompts is not None:
+            mask[columns, columns] = mask_among_prompts
+        if prompts.present is None:
+            return mask
+        return jnp.asarray(mask).at[:, columns].set(mask[:, columns] & prompts.present)
+
+    def _angles(self, sequence: _Sequence) -> jax.Array:
+        """Return the angles f32[T,d/2] of all keys. Only patches are rotated."""
+        angles = jnp.zeros((self._num_keys(sequence), self.rotary.shape[1]))
+        name = IMAGE if IMAGE in sequence.parts else PATCHES
+        return angles.at[sequence.slices()[name]].set(self.rotary[-sequence.parts[name].shape[1] :])

@@ -109,8 +109,8 @@ def _pointwise(
     rngs: nnx.Rngs,
 ) -> nnx.Linear:
     """Return a convolution with kernel size 1 and PyTorch's initial values. `names` are the axes of its kernel."""
-    init, metadata = torch_linear(into), {"kernel_metadata": axes(*names), "bias_metadata": axes(names[1])}
-    return nnx.Linear(into, out, use_bias=bias, kernel_init=init, bias_init=init, **metadata, dtype=dtype, rngs=rngs)
+    metadata = {"kernel_metadata": axes(*names), "bias_metadata": axes(names[1])}
+    return torch_linear(into, out, use_bias=bias, **metadata, dtype=dtype, rngs=rngs)
 
 
 class DynamicGraph(nnx.Module):

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import Head
-from mlmoe_jax.models.layers.initializers import Dtype, torch_linear
+from mlmoe_jax.models.layers.initializers import Dtype, torch_linear, torch_uniform
 from mlmoe_jax.models.outputs import CLS, MEAN, PATCHES, Features, Prediction
 from mlmoe_jax.models.partition import LABEL, axes
 
@@ -41,16 +41,11 @@ class LinearHead(Head):
 
     def __init__(self, width: int, labels: int, *, pool: str = "cls", rngs: nnx.Rngs):
         self.pool, self.read, self.width, self.labels = pool, POOLS[pool], width, labels
-        draw = torch_linear(width)
-
-        def linear() -> nnx.Linear:
-            metadata = {"kernel_metadata": axes(None, LABEL), "bias_metadata": axes(LABEL)}
-            return nnx.Linear(width, labels, kernel_init=draw, bias_init=draw, **metadata, rngs=rngs)
-
+        metadata = {"kernel_metadata": axes(None, LABEL), "bias_metadata": axes(LABEL)}
         if pool != "patches":
-            self.classifier = linear()
+            self.classifier = torch_linear(width, labels, **metadata, rngs=rngs)
         if PATCHES in self.read:
-            self.patch_classifier = linear()
+            self.patch_classifier = torch_linear(width, labels, **metadata, rngs=rngs)
 
     @classmethod
     def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
@@ -84,7 +79,7 @@ class LabelClassifier(nnx.Module):
 
     def __init__(self, width: int, labels: int, *, share: str = "per_label", rngs: nnx.Rngs):
         rows, owner = (labels, LABEL) if share == "per_label" else (1, None)
-        self.per_label, draw = share == "per_label", torch_linear(width)
+        self.per_label, draw = share == "per_label", torch_uniform(width)
         self.kernel = nnx.Param(draw(rngs.params(), (rows, width)), **axes(owner, None))
         self.bias = nnx.Param(draw(rngs.params(), (rows,)), **axes(owner))
 

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.contracts import Head
-from mlmoe_jax.models.layers.initializers import Dtype, torch_linear
+from mlmoe_jax.models.layers.initializers import Dtype, torch_uniform
 from mlmoe_jax.models.outputs import LABELS, Features, Prediction
 from mlmoe_jax.models.partition import LABEL, LABEL_GROUP, axes
 from mlmoe_jax.models.query_decoder import QueryDecoder, decoder_settings, fixed_queries
@@ -53,7 +53,7 @@ class GroupedClassifier(nnx.Module):
     def __init__(self, width: int, queries: int, labels: int, *, init: str = "uniform", rngs: nnx.Rngs):
         each = math.ceil(labels / queries)
         if init == "uniform":
-            draw, bias = torch_linear(width), torch_linear(width)
+            draw, bias = torch_uniform(width), torch_uniform(width)
         else:
             # torch's fan-in is the middle axis and its fan-out the first axis, both times the last axis.
             draw = nnx.initializers.normal(math.sqrt(2 / ((width + queries) * each)))

@@ -204,7 +204,7 @@ class CNNRNNHead(Head):
         self.end, self.start = self.labels, self.labels + 1
 
         def projection(into: int) -> nnx.Linear:
-            return nnx.Linear(into, embedding, use_bias=False, kernel_init=torch_linear(into), dtype=dtype, rngs=rngs)
+            return torch_linear(into, embedding, use_bias=False, dtype=dtype, rngs=rngs)
 
         # Embeddings have length 1 on average, so that the first scores have the scale of x.
         draw = nnx.initializers.normal(embedding**-0.5)

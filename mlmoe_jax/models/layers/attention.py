@@ -11,7 +11,7 @@ from flax import nnx
 
 from mlmoe_jax.models.layers.deltas import NO_DELTAS, add_delta, call_layer
 from mlmoe_jax.models.layers.initializers import Dtype
-from mlmoe_jax.models.layers.softmax_attention import attend, attention_weights
+from mlmoe_jax.models.layers.softmax_attention import attend, attention_weights, concatenate_tokens
 from mlmoe_jax.models.outputs import Deltas
 
 PARTS = ("query", "key", "value")  # the columns of a FusedProjection
@@ -130,32 +130,41 @@ class Attention(nnx.Module):
         context: Sequence[jax.Array],
         *,
         rotary: jax.Array | None = None,
-        key_value: jax.Array | None = None,
         temperature: jax.Array | float | None = None,
-        deltas: Deltas = NO_DELTAS,
+        **settings: Any,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Return queries f32[B,Q,h,d], keys and values f32[B,T,h,d]."""
-        query, *pair = jnp.split(self.qkv(tokens), 3, axis=-1)
-
-        def changed(output: jax.Array, name: str, part: jax.Array) -> jax.Array:
-            return add_delta(output, name, part, deltas, partial(self.qkv.part, name))
-
-        query = changed(query, "query", tokens)
-        parts = [(tokens, pair), *((part, jnp.split(self.qkv.key_value(part), 2, axis=-1)) for part in context)]
-        pairs = [(changed(key, "key", part), changed(value, "value", part)) for part, (key, value) in parts]
-        if key_value is not None:
-            pairs.append((key_value[:1].astype(query.dtype), key_value[-1:].astype(query.dtype)))
-        (batch,) = jnp.broadcast_shapes(*(key.shape[:1] for key, _ in pairs))
-        key, value = (
-            jnp.concatenate([jnp.broadcast_to(part, (batch, *part.shape[1:])) for part in parts], axis=1)
-            for parts in zip(*pairs, strict=True)
-        )
+        """Return queries f32[B,Q,h,d], keys and values f32[B,T,h,d], divided by the temperature and rotated."""
+        query, key, value = self._project_parts(tokens, context, **settings)
         if temperature is not None:  # in float32, because bfloat16 would lose changes of a temperature below 0.4 %
             query = (query.astype(jnp.float32) / temperature).astype(query.dtype)
-        query = jnp.broadcast_to(query, (batch, *query.shape[1:]))
-        query, key, value = (
-            part.reshape(*part.shape[:2], self.heads, part.shape[-1] // self.heads) for part in (query, key, value)
-        )
+        query = jnp.broadcast_to(query, (key.shape[0], *query.shape[1:]))
+        query, key, value = (self._split_heads(part) for part in (query, key, value))
         if rotary is not None:
             query, key = apply_rotary(query, rotary[: query.shape[1]]), apply_rotary(key, rotary)
         return query, key, value
+
+    def _project_parts(
+        self,
+        tokens: jax.Array,
+        context: Sequence[jax.Array],
+        *,
+        key_value: jax.Array | None = None,
+        deltas: Deltas = NO_DELTAS,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Return queries f32[b,Q,D] of `tokens`, and all keys and values f32[B,T,D]."""
+        query, *own = jnp.split(self.qkv(tokens), 3, axis=-1)
+        query = self._add_delta(query, "query", tokens, deltas)
+        pairs = [(tokens, own), *((part, jnp.split(self.qkv.key_value(part), 2, axis=-1)) for part in context)]
+        keys = [self._add_delta(key, "key", part, deltas) for part, (key, _) in pairs]
+        values = [self._add_delta(value, "value", part, deltas) for part, (_, value) in pairs]
+        if key_value is not None:
+            keys.append(key_value[:1].astype(query.dtype))
+            values.append(key_value[-1:].astype(query.dtype))
+        return query, concatenate_tokens(keys), concatenate_tokens(values)
+
+    def _add_delta(self, output: jax.Array, name: str, tokens: jax.Array, deltas: Deltas) -> jax.Array:
+        return add_delta(output, name, tokens, deltas, partial(self.qkv.part, name))
+
+    def _split_heads(self, part: jax.Array) -> jax.Array:
+        """f32[B,T,D] -> f32[B,T,h,d]."""
+        return part.reshape(*part.shape[:2], self.heads, part.shape[-1] // self.heads)

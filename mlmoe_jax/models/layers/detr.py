@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Bool, Float
 
 from mlmoe_jax.models.layers.attention import FusedProjection
-from mlmoe_jax.models.layers.initializers import Dtype, torch_linear
+from mlmoe_jax.models.layers.initializers import Dtype, torch_linear, torch_uniform
 from mlmoe_jax.models.layers.recompute import LayerNorm
 from mlmoe_jax.models.layers.softmax_attention import attend, attention_weights
 from mlmoe_jax.models.layers.transformer import MLPS
@@ -99,8 +99,7 @@ class FeedForward(nnx.Module):
         rngs: nnx.Rngs,
     ):
         def linear(into: int, out: int) -> nnx.Linear:
-            kernel, bias = _matrix(init, into), torch_linear(into)
-            return nnx.Linear(into, out, kernel_init=kernel, bias_init=bias, dtype=dtype, rngs=rngs)
+            return torch_linear(into, out, kernel_init=_matrix(init, into), dtype=dtype, rngs=rngs)
 
         self.fc1, self.fc2 = linear(width, hidden), linear(hidden, width)
         self.dropout = nnx.Dropout(dropout, deterministic=True)
@@ -110,7 +109,7 @@ class FeedForward(nnx.Module):
 
 
 def _matrix(init: str, fan_in: int) -> Initializer:
-    return nnx.initializers.xavier_uniform() if init == "xavier" else torch_linear(fan_in)
+    return nnx.initializers.xavier_uniform() if init == "xavier" else torch_uniform(fan_in)
 
 
 class EncoderLayer(nnx.Module):

@@ -1,10 +1,12 @@
-"""Initial values, as in PyTorch's layers and the visual-prompt-tuning code, and constants of a model."""
+"""Initial values as in PyTorch's layers and in the visual-prompt-tuning code, and constants of a model."""
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from flax.nnx import Initializer
 
 Dtype = jnp.dtype | None  # the type of matmuls; None = float32
@@ -15,9 +17,15 @@ def uniform(bound: float) -> Initializer:
     return lambda key, shape, dtype=None, **_: jax.random.uniform(key, shape, dtype or float, -bound, bound)
 
 
-def torch_linear(fan_in: int) -> Initializer:
+def torch_uniform(fan_in: int) -> Initializer:
     """Return an initializer that draws from U(±1/√fan_in), as torch.nn.Linear does for weight and bias."""
     return uniform(1 / math.sqrt(fan_in))
+
+
+def torch_linear(into: int, out: int, **settings: Any) -> nnx.Linear:
+    """Return a linear layer with the initial values of torch.nn.Linear; `settings` are arguments of nnx.Linear."""
+    draw = torch_uniform(into)
+    return nnx.Linear(into, out, **{"kernel_init": draw, "bias_init": draw, **settings})
 
 
 class Constant:

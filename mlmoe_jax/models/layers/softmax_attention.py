@@ -3,6 +3,8 @@
 Shape letters: B batch, Q queries, T keys and values, h heads of width d. Each leading size b is B or 1.
 """
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +16,7 @@ Mask = np.ndarray | jax.Array  # bool[Q,T], True if a query may attend to a key;
 
 def attention_weights(query: jax.Array, key: jax.Array, mask: Mask | None) -> jax.Array:
     """Return softmax(QKᵀ/√d), in float32: queries [b,Q,h,d] and keys [b,T,h,d] -> f32[B,h,Q,T]."""
-    query, key = (part.swapaxes(1, 2) for part in _broadcast(query, key))
+    query, key = (part.swapaxes(1, 2) for part in broadcast_batch(query, key))
     return _weights(query, key, mask)
 
 
@@ -23,7 +25,7 @@ def attend(query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask | None
 
     Only reverse-mode differentiation is possible.
     """
-    query, key, value = _broadcast(query, key, value)
+    query, key, value = broadcast_batch(query, key, value)
     if uses_cudnn(query, mask):
         return _attend_by_cudnn(query, key, value)
     query, key, value = (part.swapaxes(1, 2) for part in (query, key, value))
@@ -126,7 +128,12 @@ def _scale(query: jax.Array) -> jax.Array:
     return jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
 
 
-def _broadcast(*parts: jax.Array) -> list[jax.Array]:
+def broadcast_batch(*parts: jax.Array) -> list[jax.Array]:
     """Broadcast the leading sizes of arrays, which are 1 or B."""
     (batch,) = jnp.broadcast_shapes(*(part.shape[:1] for part in parts))
     return [jnp.broadcast_to(part, (batch, *part.shape[1:])) for part in parts]
+
+
+def concatenate_tokens(parts: Sequence[jax.Array]) -> jax.Array:
+    """Concatenate arrays [b,T,D] along T, where each b is 1 or B."""
+    return jnp.concatenate(broadcast_batch(*parts), axis=1)
