@@ -58,7 +58,7 @@ class FeatureExtractor:
         return {
             "version": __version__,
             "platform": jax.default_backend(),
-            "backbone": [model.backbone.name, fingerprint(fixed), model.backbone.final_norm],
+            "backbone": [model.backbone.name, fingerprint(fixed)],
             "numbers": [model.dtype, model.matmul_precision],
             "preprocess": [preprocess, data.resize, data.crop_fraction],
             "decoding": [data.reduced_decoding, data.bad_images, data.truncated, data.exif],

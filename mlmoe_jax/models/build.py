@@ -128,18 +128,17 @@ def backbone_shape(config: ConfigDict) -> BackboneShape:
     return catalog.entry(config.model.backbone.name).shape
 
 
-def reads_final_norm(settings: ConfigDict, *, prompts: bool) -> bool:
-    """Return whether the head reads features after the final norm of the backbone.
+def reads_final_norm(backbone: str, *, prompts: bool) -> bool:
+    """Return whether a head reads features after the final norm of the backbone with this name.
 
     ML-VPT's code reads the prompts of some backbones before the final norm. VPT's code reads the class token after the
     final norm for all backbones.
 
     Args:
-      settings: `config.model.backbone`.
+      backbone: `config.model.backbone.name`.
       prompts: whether the head reads prompts.
     """
-    values = {"yes": True, "no": False}
-    return values.get(settings.final_norm, not prompts or catalog.entry(settings.name).final_norm)
+    return not prompts or catalog.entry(backbone).final_norm
 
 
 def build_model(config: ConfigDict, label_space: LabelSpace, *, rngs: nnx.Rngs) -> Classifier:
@@ -159,7 +158,7 @@ def build_model(config: ConfigDict, label_space: LabelSpace, *, rngs: nnx.Rngs) 
     head = head_class(config).from_config(config, shape.width, label_space, dtype=dtype, rngs=rngs)
     adapters = {name: ADAPTERS[name].from_config(keys, shape, **options) for name, keys in settings.adapters.items()}
     adapters = {name: adapter for name, adapter in adapters.items() if adapter is not None}
-    final_norm = reads_final_norm(settings.backbone, prompts=PROMPTS in head.read)
+    final_norm = reads_final_norm(settings.backbone.name, prompts=PROMPTS in head.read)
     return Classifier(
         backbone, prompts, head, final_norm=final_norm, precision=settings.matmul_precision, adapters=adapters
     )

@@ -211,7 +211,7 @@ class Asymmetric(Loss):
     """The asymmetric loss."""
 
     def __call__(self, logits, examples):
-        names = ("gamma_neg", "gamma_pos", "clip", "eps", "detach")
+        names = ("gamma_neg", "gamma_pos", "clip", "eps")
         return asymmetric_loss(logits, examples.labels, **{name: self.settings[name] for name in names})
 
 
@@ -232,7 +232,7 @@ class Focal(Loss):
     """The focal loss with equal weights of positives and negatives."""
 
     def __call__(self, logits, examples):
-        return focal_loss(logits, examples.labels, gamma=self.settings.gamma, detach=self.settings.detach)
+        return focal_loss(logits, examples.labels, gamma=self.settings.gamma, detach=True)
 
 
 class Softmax(Loss):

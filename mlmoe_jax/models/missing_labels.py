@@ -83,11 +83,14 @@ class FocalMargin(Loss):
 
 
 class SPLC(FocalMargin):
-    """Self-paced loss correction (RL): from an epoch on, absent labels with a high score count as present."""
+    """Self-paced loss correction (RL): after the first epoch, absent labels with a high score count as present."""
+
+    min_probability = 0.6
+    first_epoch = 1
 
     def corrected(self, logits, examples):
-        confident = jax.nn.sigmoid(logits) > self.settings.correct_above
-        return confident & (examples.labels != 1) & (examples.epoch >= self.settings.correct_from)
+        confident = jax.nn.sigmoid(logits) > self.min_probability
+        return confident & (examples.labels != 1) & (examples.epoch >= self.first_epoch)
 
 
 def _needs_unknown(config: ConfigDict) -> list[str]:
@@ -214,10 +217,10 @@ class SmoothedAssumeNegative(Loss):
     """AN-LS: AN with the labels 1 − smoothing and smoothing."""
 
     assumes_negatives = True
+    smoothing = 0.1
 
     def __call__(self, logits, examples):
-        smoothing = self.settings.smoothing
-        return assume_negative(logits, examples.labels * (1 - 2 * smoothing) + smoothing)
+        return assume_negative(logits, examples.labels * (1 - 2 * self.smoothing) + self.smoothing)
 
 
 class ExpectedPositives(Loss):
@@ -259,6 +262,8 @@ def distribution_balanced_loss(
 ) -> Float[Array, "b k"]:
     """Return the distribution-balanced loss (DB), per element: balance · (1 − e^−b)^gamma w b.
 
+    The defaults are the authors' values for COCO. For VOC, mu is 0.3 and negative_scale 5.
+
     With n_k positives of label k in N images and r = (1 / n_k) / Σ_j y_j / n_j:
     w = alpha + σ(beta (r − mu)) and s = x + bias / negative_scale · log(n_k / (N − n_k)); b is the binary cross-entropy
     of s. Negatives have the logit negative_scale · s and the weight w / negative_scale.
@@ -278,12 +283,14 @@ def distribution_balanced_loss(
 
 
 class DistributionBalanced(Loss):
-    """The distribution-balanced loss. The number of positives of each label is the number in training."""
+    """The distribution-balanced loss, with the number of positives of each label in training."""
 
     assumes_negatives = True
 
     def __call__(self, logits, examples):
         training, gamma = self.training_labels(), self.settings.gamma
         positives = jnp.asarray(training.positives, jnp.float32)
-        options = {**self.settings.balanced, "gamma": gamma, "balance": 2.0 if gamma else 1.0}  # as the authors' code
-        return distribution_balanced_loss(logits, examples.labels, positives, len(training.codes), **options)
+        balance = 2.0 if gamma else 1.0  # as in the authors' code
+        return distribution_balanced_loss(
+            logits, examples.labels, positives, len(training.codes), gamma=gamma, balance=balance
+        )

@@ -24,7 +24,6 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN
 from mlmoe_jax.models.backbones.vit import ViT
-from mlmoe_jax.models.build import reads_final_norm
 from mlmoe_jax.models.heads.linear import LinearHead
 from mlmoe_jax.models.heads.query import ML_DECODER_SETTINGS, Q2L_SETTINGS, QueryHead
 from mlmoe_jax.models.layers.positions import sine_positions
@@ -274,9 +273,6 @@ def departures(settings: ConfigDict, layout: str) -> list[str]:
     differences = [
         f"model.{key} is {value} instead of {expected[key]}" for key, value in values.items() if value != expected[key]
     ]
-    # ML-VPT reads some backbones before the final norm; its tensors do not show it.
-    if not layout.startswith("ml_vpt") and not reads_final_norm(settings.backbone, prompts=False):
-        differences.append("model.backbone.final_norm is no instead of yes")
     return differences
 
 

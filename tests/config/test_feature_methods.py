@@ -132,12 +132,9 @@ def test_fixed_queries_do_not_learn_in_any_head_or_under_any_rules():
 
 
 def test_only_prompts_are_read_before_the_last_norm():
-    settings = load_config("vpt:backbone=vit_b16_in21k", []).model.backbone
-    assert reads_final_norm(settings, prompts=False)
-    assert not reads_final_norm(settings, prompts=True)
-    settings.final_norm = "no"
-    assert not reads_final_norm(settings, prompts=False)
-    assert reads_final_norm(load_config("mlvpt_dinov2", []).model.backbone, prompts=True)
+    assert reads_final_norm("vit_b16_in21k", prompts=False)
+    assert not reads_final_norm("vit_b16_in21k", prompts=True)
+    assert reads_final_norm("dinov2_vitb14", prompts=True)
 
 
 def test_the_printed_sign_warns():

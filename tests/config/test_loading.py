@@ -23,8 +23,8 @@ CONFIGS = sorted((REPOSITORY / "configs").glob("*.py"))
 @pytest.mark.parametrize(
     ("key", "text", "value"),
     [
-        ("loss.detach", "False", False),
-        ("loss.detach", "0", False),
+        ("augment.flip", "False", False),
+        ("augment.flip", "0", False),
         ("data.keep_empty", "true", True),
         ("data.keep_empty", "1", True),
         ("train.epochs", "7", 7),
@@ -52,7 +52,7 @@ def test_an_override_is_read_as_its_key_says(key, text, value):
 @pytest.mark.parametrize(
     ("key", "text", "kind"),
     [
-        ("loss.detach", "maybe", "true or false such as true"),
+        ("augment.flip", "maybe", "true or false such as false"),
         ("train.epochs", "1.5", "an integer above 0 such as 40"),
         ("optim.learning_rate", "fast", "a number above 0 such as 0.001"),
         ("optim.milestones", "half", "one or more numbers from 0 to below 1 such as 0.6,0.8"),

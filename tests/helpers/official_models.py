@@ -87,7 +87,7 @@ def listed_config(name: str):
 
 def family_config(name: str):
     case, config = family.CASES[name], default_config()
-    config.model.backbone.name, config.model.backbone.final_norm = "tiny", "yes"
+    config.model.backbone.name = "tiny"
     prompts = config.model.prompts
     prompts.kind = "e2vpt" if case.key_values else "deep" if case.deep else "shallow"
     prompts.count, prompts.project = family.PROMPTS, case.project

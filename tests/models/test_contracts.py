@@ -28,7 +28,6 @@ CASES = {
     "linear": ("linear", {"pool": "both"}),
     "experts": ("group_experts", {}),
     "gates of groups": ("group_experts", {"gates_of": "group"}),
-    "one classifier": ("group_experts", {"shared_classifier": True}),
     "group_linear": ("group_linear", {}),
     "q2l": ("query", {}),
     "ml_decoder": ("query", {"decoder.style": "ml_decoder"}),

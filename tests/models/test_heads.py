@@ -48,17 +48,16 @@ def head_by_loops(head, tokens):
                 hidden = np.maximum(hidden, 0)
                 worked.append(z[:, r] + hidden @ np.asarray(down.kernel)[r] + np.asarray(down.bias)[r])
             feature = sum(weight[:, e : e + 1] * worked[e] for e in range(M))
-            classifier = part.classifier or head.classifier
+            classifier = part.classifier
             logits[side, k] = feature @ np.asarray(classifier.kernel)[k] + np.asarray(classifier.bias)[k]
             logits[f"{side}_gate", k] = (weight * gate).sum(1)
     return {name: np.stack([logits[name, k] for k in range(K)], 1) for name in ("co", "dc", "co_gate", "dc_gate")}
 
 
-@pytest.mark.variants("gate_bias", "shared")
+@pytest.mark.variants("gate_bias")
 @pytest.mark.parametrize("gate_bias", ["used", "unused"])
-@pytest.mark.parametrize("shared", [False, True])
-def test_head_is_its_equations(tokens, gate_bias, shared):
-    head = make_head(activation="relu", gate_bias=gate_bias, shared_classifier=shared)
+def test_head_is_its_equations(tokens, gate_bias):
+    head = make_head(activation="relu", gate_bias=gate_bias)
     prediction = head(Features(None, tokens, None, (1, 1)))
     expected = head_by_loops(head, tokens)
     assert set(prediction.terms) == set(expected)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from helpers.paths import REPOSITORY
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.labels.counts import TrainingLabels
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models import label_estimates
+from mlmoe_jax.models import label_estimates, missing_labels
 from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.training.objective import Objective
 
@@ -66,8 +67,8 @@ def initial(loss, training):
 
 
 # ----------------------------------------------------------------------------------------------- the authors' numbers
-ARGUMENTS = {"lambda": "peak", "tau": "correct_above", "change_epoch": "correct_from", "delta_rel": "large_loss_rate"}
-ARGUMENTS |= dict.fromkeys(("margin", "gamma", "smoothing", "expected_positives"))
+ARGUMENTS = {"lambda": "peak", "delta_rel": "large_loss_rate"}
+ARGUMENTS |= dict.fromkeys(("margin", "gamma", "expected_positives"))
 BALANCED = {"alpha": "alpha", "beta": "beta", "mu": "mu", "neg_scale": "negative_scale", "kappa": "bias"}
 SUMS = ("hill", "focal_margin", "splc")
 
@@ -82,22 +83,20 @@ def golden():
 
 @pytest.mark.parametrize("number", [*(pytest.param(number, marks=pytest.mark.slow) for number in (1, 2)), 3])
 @pytest.mark.parametrize("kind", [*KINDS, "iu"])
-def test_value_and_gradient_of_the_authors_code(golden, kind, number):
+def test_value_and_gradient_of_the_authors_code(golden, kind, number, monkeypatch):
     cases, arrays, _ = golden
     name = f"{kind.replace('distribution_balanced', 'db')}_{number}"
     case, args = cases[name], cases[name]["args"]
     read = {key: arrays[f"{name}/{key}"] for key in ("logits", "y", "grad_f64", *case["arrays"])}
     reduce = args.get("reduction", "sum" if kind == "iu" else "mean")
     loss = settings("an" if kind == "iu" else kind, reduce=reduce, unknown="ignore" if kind == "iu" else "auto")
-    loss.update(
-        {
-            ARGUMENTS[key] or key: float(value)
-            for key, value in args.items()
-            if key in ARGUMENTS and key != "change_epoch"
-        }
-    )
-    loss.correct_from = args.get("change_epoch", 1)
-    loss.balanced.update({BALANCED[key]: value for key, value in args.items() if key in BALANCED})
+    loss.update({ARGUMENTS[key] or key: float(value) for key, value in args.items() if key in ARGUMENTS})
+    monkeypatch.setattr(missing_labels.SPLC, "min_probability", args.get("tau", 0.6))
+    monkeypatch.setattr(missing_labels.SPLC, "first_epoch", args.get("change_epoch", 1))
+    monkeypatch.setattr(missing_labels.SmoothedAssumeNegative, "smoothing", args.get("smoothing", 0.1))
+    constants = {BALANCED[key]: value for key, value in args.items() if key in BALANCED}
+    balanced_loss = partial(missing_labels.distribution_balanced_loss, **constants)
+    monkeypatch.setattr(missing_labels, "distribution_balanced_loss", balanced_loss)
     loss.gamma = loss.gamma if args.get("focal", True) else 0.0
     training = (
         frequencies(read["class_freq"], args["images"])

@@ -327,9 +327,7 @@ def test_settings_that_differ_from_the_code_are_reported():
     ]
     config.model.backbone.name = "vit_b16_in21k"
     assert departures(config.model, "vpt_deep") == []
-    config.model.backbone.final_norm = "no"
-    assert departures(config.model, "vpt_deep") == ["model.backbone.final_norm is no instead of yes"]
-    config.model.backbone.final_norm, config.model.prompts.pruning = "yes", "fixed"
+    config.model.prompts.pruning = "fixed"
     assert departures(config.model, "e2vpt") == ["model.prompts.pruned is absent instead of zeroed"]
     config.model.prompts.pruning = "none"
     assert departures(config.model, "e2vpt") == []

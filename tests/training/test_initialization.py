@@ -153,9 +153,9 @@ def test_a_checkpoint_does_not_need_a_published_backbone(config, refusal, tmp_pa
     same(all_values(parts), {path: np.asarray(x) for path, x in ModelDef.split(model)[1].items()})
     told = capsys.readouterr().err
     assert f"init_from {tmp_path / 'in.npz'}: {len(all_values(parts))} parameters from the vpt_deep layout" in told
-    config.model.backbone.final_norm = "no"
+    config.model.backbone.normalization = "unit"
     initial_parts(config, space)
-    assert "the authors' code computes something else: model.backbone.final_norm is no" in capsys.readouterr().err
+    assert "the authors' code computes something else: model.backbone.normalization is unit" in capsys.readouterr().err
 
     assert "is a model of 3 labels, but the data has 2" in refusal(initial_parts, config, space_of("a", "b"))
 

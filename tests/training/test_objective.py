@@ -39,7 +39,7 @@ def value_and_gradient(settings, prediction, batch, training=None):
     return jax.value_and_grad(loss)(prediction.logits)
 
 
-ASYMMETRIC = {"gamma_neg": 3.0, "gamma_pos": 1.5, "clip": 0.05, "eps": 0.2, "detach": False}
+ASYMMETRIC = {"gamma_neg": 3.0, "gamma_pos": 1.5, "clip": 0.05, "eps": 0.2}
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,9 @@ ASYMMETRIC = {"gamma_neg": 3.0, "gamma_pos": 1.5, "clip": 0.05, "eps": 0.2, "det
         ),
         ({"kind": "focal"}, None, lambda z, y: losses.focal_loss(z, y, gamma=2, detach=True)),
         (
-            {"kind": "focal", "gamma": 1.0, "gamma_neg": 3.0, "detach": False},
+            {"kind": "focal", "gamma": 1.0, "gamma_neg": 3.0},
             None,
-            lambda z, y: losses.focal_loss(z, y, gamma=1, detach=False),
+            lambda z, y: losses.focal_loss(z, y, gamma=1, detach=True),
         ),
         ({"kind": "softmax"}, None, lambda z, y: y * (jax.nn.logsumexp(z, axis=1, keepdims=True) - z)),
     ],

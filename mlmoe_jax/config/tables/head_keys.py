@@ -69,13 +69,11 @@ ROUTING_KEYS = section(
             "off": "no penalty",
         },
     ),
-    entropy_weight=NumberKey(0.01, "Weight of the penalty in the loss.", least=0),
 )
 
 GRAPH_KEYS = section(
     "For ml_gcn and add_gcn: a graph of the labels.",
     hidden=IntegerKey(1024, "Hidden width of the graph network.", above=0, most=65_536),
-    transpose=FlagKey(True, "For ml_gcn: transpose the graph, as the code does, unlike the paper."),
     word_vectors=TextKey(
         "",
         "For ml_gcn: text file of word vectors such as GloVe's; if empty, computed from the training labels.",
@@ -134,7 +132,6 @@ HEAD_KEYS = section(
         "For query and routed_experts: what is added to the logits.",
         choices={"none": "nothing", "pooled": "a linear classifier of the mean patch, which starts at 0"},
     ),
-    shared_classifier=FlagKey(False, "For group_experts: one classifier for both sides, as printed (ML-VPT, eq. 16)."),
     decoder=DECODER_KEYS,
     routing=ROUTING_KEYS,
     graph=GRAPH_KEYS,

@@ -25,11 +25,6 @@ BACKBONE_KEYS = section(
         "Mean and standard deviation of the channels of an image.",
         choices={"auto": "as the weights were trained", "imagenet": "ImageNet's", "unit": "0 and 1: pixels in 0 … 1"},
     ),
-    final_norm=ChoiceKey(
-        "auto",
-        "Whether the head reads a ViT or ConvNeXt after the last LayerNorm.",
-        choices={"auto": "as the papers' code does", "yes": "after it", "no": "before it"},
-    ),
 )
 
 PROMPT_KEYS = section(

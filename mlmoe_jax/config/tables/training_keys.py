@@ -10,15 +10,6 @@ TERM_KEYS = section(
     logits=NumberKey(1.0, "Weight of the loss of the final logits.", least=ANY),
 )
 
-BALANCED_KEYS = section(
-    "Settings of distribution_balanced.",
-    alpha=NumberKey(0.1, "Least weight.", least=0),
-    beta=NumberKey(10.0, "Slope of the weight.", least=0),
-    mu=NumberKey(0.2, "Middle of the weight; 0.3 for VOC.", least=0),
-    negative_scale=NumberKey(2.0, "Factor of the logits of negatives; 5 for VOC.", above=0),
-    bias=NumberKey(0.05, "Strength of the shift of logits by label frequency.", least=0),
-)
-
 LOSS_KEYS = section(
     "A loss per image and label, reduced to one number and summed over weighted terms.",
     kind=ChoiceKey(
@@ -43,25 +34,20 @@ LOSS_KEYS = section(
     gamma=NumberKey(
         2.0, "For focal, focal_margin, splc, distribution_balanced: focusing exponent; for hill, of positives.", least=0
     ),
-    detach=FlagKey(True, "For asymmetric, focal: no gradient through the focusing weight."),
     positive_weight=NumberKey(
         1.0, "For bce: factor of positive labels; 0 takes negatives / positives of the training label.", least=0
     ),
     margin=NumberKey(1.0, "For hill, focal_margin, splc: margin of positive labels.", least=0),
     peak=NumberKey(1.5, "For hill: λ in the loss (λ − p) p² of negatives.", least=1),
-    correct_above=NumberKey(0.6, "For splc: probability above which absent labels count as present.", above=0, below=1),
-    correct_from=IntegerKey(1, "For splc: the first such epoch, counted from 0.", least=0),
     large_loss_rate=NumberKey(
         0.002,
         "For ll_r, ll_ct: growth per epoch of the share of changed losses; for ll_cp: this share.",
         above=0,
         below=1,
     ),
-    smoothing=NumberKey(0.1, "For an_ls: target of negative labels.", least=0, below=0.5),
     expected_positives=NumberKey(
         0.0, "For epr, role: mean number of labels per image, 2.9 for COCO; 0 is unset.", least=0
     ),
-    balanced=BALANCED_KEYS,
     reduce=ChoiceKey("mean", "How losses become one number.", choices=("mean", "sum")),
     scale=NumberKey(1000.0, "Factor of the reduced loss.", above=0),
     terms=TERM_KEYS,

@@ -42,7 +42,6 @@ _DR_MOE = {
     "gate_share": "per_label",
     "classifier": "per_label",
     "entropy": "maximize",
-    "entropy_weight": 0.01,
 }
 # Settings of RoutedExpertsHead by name:
 #   recommended  DR-MoE with one classifier per label (a shared bias cannot fit the frequencies of all labels) and an
@@ -94,7 +93,7 @@ class RoutedExpertsHead(DecoderHead):
       gate_share: see `share` of Gates.
       classifier: `per_label` or `shared`, see LabelClassifier.
       entropy: sign of the penalty `entropy`, see entropy_penalty; `off` = no penalty.
-      entropy_weight: λ.
+      entropy_weight: λ, 0.01 in every config.
       pooled: see DecoderHead.
       dtype: type of the matmuls; None = float32.
       rngs: for the weights.
@@ -173,7 +172,7 @@ class RoutedExpertsHead(DecoderHead):
     @classmethod
     def warnings(cls, config: ConfigDict) -> list[str]:
         routing = config.model.head.routing
-        if routing.entropy == "paper" and routing.entropy_weight > 0:
+        if routing.entropy == "paper":
             return [
                 "model.head.routing.entropy=paper adds the entropy of the gates to the loss as printed in DR-MoE, "
                 "which drives each gate to one expert, the opposite of its stated purpose; maximize raises the entropy"

@@ -74,7 +74,7 @@ class MLGCNHead(Head):
     @classmethod
     def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
         graph = config.model.head.graph
-        adjacency = label_graph(space.counts, space.positives, transpose=graph.transpose)
+        adjacency = label_graph(space.counts, space.positives)
         vectors = space.vectors
         if vectors is None:  # for synthetic labels
             vectors = np.zeros((len(space.names), graph.vector_width), np.float32)

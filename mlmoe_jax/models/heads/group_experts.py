@@ -26,7 +26,7 @@ from mlmoe_jax.models.partition import LABEL, PROMPT
 
 
 class Side(nnx.Module):
-    """The gates, and the classifier unless both sides share one, of one side (CO or DC)."""
+    """The gates and the classifier of one side (CO or DC)."""
 
     def __init__(
         self,
@@ -37,13 +37,12 @@ class Side(nnx.Module):
         *,
         gate_bias: str,
         gates: str,
-        own_classifier: bool,
         rngs: nnx.Rngs,
     ):
         self.group_of, self.groups, self.gates_of = tuple(int(group) for group in group_of), groups, gates
         owners, owner = (len(self.group_of), LABEL) if gates == "label" else (groups, PROMPT)
         self.gate = LabelGates(width, owners, per_group, owner=owner, bias=gate_bias, rngs=rngs)
-        self.classifier = LabelClassifier(width, len(self.group_of), rngs=rngs) if own_classifier else None
+        self.classifier = LabelClassifier(width, len(self.group_of), rngs=rngs)
 
     def gate_logits(self, tokens: Float[ArrayLike, "b m g d"]) -> Float[Array, "b m k"]:
         """Return the gate logits per label, from the prompts of its group."""
@@ -122,7 +121,6 @@ class GroupExpertsHead(_GroupHead):
       hidden: width of the hidden layer of an expert.
       activation: activation of the experts, see BottleneckExpert.
       gate_bias: see LabelGates.
-      shared_classifier: use one classifier for both sides.
       dtype: type of the matmuls; None = float32.
       rngs: for the weights.
     """
@@ -139,7 +137,6 @@ class GroupExpertsHead(_GroupHead):
         activation: str = "gelu",
         gate_bias: str = "unused",
         combine: str = "mean_logit",
-        shared_classifier: bool = False,
         dtype: Dtype = None,
         rngs: nnx.Rngs,
     ):
@@ -149,10 +146,9 @@ class GroupExpertsHead(_GroupHead):
             return BottleneckExpert(width, hidden, activation=activation, dtype=dtype, rngs=rngs)
 
         self.bank = make_bank(expert, len(self.sides) * groups * per_group, rngs, PROMPT)
-        options = {"gate_bias": gate_bias, "gates": gates_of, "own_classifier": not shared_classifier, "rngs": rngs}
+        options = {"gate_bias": gate_bias, "gates": gates_of, "rngs": rngs}
         sides = {name: Side(width, labels, groups, per_group, **options) for name, labels in group_of.items()}
         self.co, self.dc = sides.get("co"), sides.get("dc")
-        self.classifier = LabelClassifier(width, self.labels, rngs=rngs) if shared_classifier else None
 
     @classmethod
     def options(cls, head: ConfigDict, dtype: Dtype) -> dict[str, Any]:
@@ -161,7 +157,6 @@ class GroupExpertsHead(_GroupHead):
             "hidden": head.expert_hidden,
             "activation": head.activation,
             "gate_bias": head.gate_bias,
-            "shared_classifier": head.shared_classifier,
             "dtype": dtype,
         }
 
@@ -188,7 +183,7 @@ class GroupExpertsHead(_GroupHead):
         outputs = self._by_side(self.experts(tokens).astype(jnp.float32))
         terms = {}
         for name, side in self._sides().items():
-            classifier = side.classifier or self.classifier
+            classifier = side.classifier
             # V·Σₑ wₑEₑ = Σₑ wₑ(V·Eₑ). The second form needs no label features [B,K,D].
             votes = pick(jnp.einsum("bmgd,kd->bmgk", outputs[name], classifier.kernel[...]), side.group_of)
             weights = jnp.moveaxis(gates[name], 2, 1)
@@ -249,10 +244,6 @@ class GroupLinearHead(_GroupHead):
         self.group_of = tuple((name, tuple(int(group) for group in labels)) for name, labels in group_of.items())
         classifiers = {name: LabelClassifier(width, len(labels), rngs=rngs) for name, labels in group_of.items()}
         self.co, self.dc = classifiers.get("co"), classifiers.get("dc")
-
-    @classmethod
-    def mistakes(cls, config: ConfigDict) -> list[str]:
-        return ["model.head.shared_classifier is for group_experts"] if config.model.head.shared_classifier else []
 
     @classmethod
     def terms(cls, config: ConfigDict) -> tuple[str, ...]:
