@@ -244,7 +244,7 @@ def _compare(flags: Namespace, overrides: KeyValues) -> int:
     from mlmoe_jax.runs.folder import RunFolder
 
     first, second = map(RunFolder, flags.workdir)
-    return compare_folders(first, second, split=flags.split, output=flags.output, as_json=flags.json)
+    return compare_folders(first, second, split=flags.split, output=flags.output)
 
 
 def _report(flags: Namespace, overrides: KeyValues) -> Outcome:

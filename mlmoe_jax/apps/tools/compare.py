@@ -1,19 +1,20 @@
-"""Compare two runs on the images for which both have scores, and print or write the comparison (`--mode=compare`).
+"""Compare two runs on the images for which both have scores (`--mode=compare`).
 
 Shape letters: N images, K labels, R resamples.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, TextIO
+from collections.abc import Sequence
+from dataclasses import asdict, astuple, dataclass
+from typing import Any
 
 import numpy as np
 from etils import epath
 
-from mlmoe_jax.errors import DONE, UserError
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.bootstrap import CHUNK, WeightedMetrics, draw, percentile_interval
 from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.evaluation.results import (
@@ -26,31 +27,32 @@ from mlmoe_jax.evaluation.results import (
     require_split,
 )
 from mlmoe_jax.runs.folder import CONFIG, LABEL_SPACE, RunFolder, read_config, read_label_space
-from mlmoe_jax.runtime.formats import row_writer, to_json
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.storage import Target, open_target
-from mlmoe_jax.runtime.text import percent, text_table
+from mlmoe_jax.runtime.table import Column, Outcome, Table
+from mlmoe_jax.runtime.text import percent
 
 RESAMPLES, SEED = 1000, 0
-LISTED = 100  # images per split that changed most
-_MOVES = 3  # labels per listed image
+CHANGED_IMAGES = 100  # images per split that changed most
+_MOVES = 3  # labels per image
 _SHOWN = 10  # rows of a printed table
-# The columns of the CSV. For images, a and b are as in ChangedImage.
-_COLUMNS = ("split", "kind", "name", "positives", "a", "b", "difference", "low", "high", "moves")
 
 
 @dataclass(frozen=True)
-class Change:
-    """A metric of both runs as fractions, and the 95 % interval of its difference b − a over resampled images."""
+class MetricChange:
+    """A metric of both runs as fractions.
+
+    Attributes:
+      a, b: the values of the runs.
+      difference: b − a.
+      low, high: the 95 % interval of the difference over resampled images.
+    """
 
     a: float
     b: float
+    difference: float
     low: float
     high: float
-
-    @property
-    def difference(self) -> float:
-        return self.b - self.a
 
     @property
     def clear(self) -> bool:
@@ -59,8 +61,8 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Move:
-    """The probabilities of one label of one image, and whether the label is present."""
+class ScoreChange:
+    """The probabilities of one label of one image, and whether the image has the label."""
 
     label: str
     positive: bool
@@ -68,8 +70,8 @@ class Move:
     b: float
 
     def __str__(self) -> str:
-        closer = (self.b > self.a) == self.positive  # b is closer to the truth
-        return f"{'+' if closer else '−'} {self.label} {100 * self.a:.0f} → {100 * self.b:.0f} %"
+        is_closer = (self.b > self.a) == self.positive  # b is closer to the truth
+        return f"{'+' if is_closer else '−'} {self.label} {100 * self.a:.0f} → {100 * self.b:.0f} %"
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class ChangedImage:
     """An image whose probabilities differ between the runs.
 
     Attributes:
+      id: its id in the data set.
       change: mean |b − a| of the probabilities of its known labels.
       a, b: mean probability of the truth, present or absent, over the known labels.
       labels: the present labels.
@@ -88,7 +91,7 @@ class ChangedImage:
     a: float
     b: float
     labels: tuple[str, ...]
-    moves: tuple[Move, ...]
+    moves: tuple[ScoreChange, ...]
 
 
 @dataclass(frozen=True)
@@ -97,20 +100,22 @@ class Comparison:
 
     Attributes:
       a, b: the folders of the runs.
+      split: the name of the split.
       counts: the number of images with scores in both runs (images), in only one run (only_a, only_b), and unreadable
         in a run (unread).
       metrics: changes of the metrics by name.
       ap: changes of the average precision of each label.
       positives: number of images of each label.
       changed: the images that changed most, the largest change first.
+      resamples: number of resamples for the intervals.
     """
 
     a: str
     b: str
     split: str
     counts: dict[str, int]
-    metrics: dict[str, Change]
-    ap: dict[str, Change]
+    metrics: dict[str, MetricChange]
+    ap: dict[str, MetricChange]
     positives: dict[str, int]
     changed: tuple[ChangedImage, ...]
     resamples: int
@@ -118,7 +123,15 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run of a comparison. `settings` maps splits to the settings of their metrics."""
+    """A run of a comparison.
+
+    Attributes:
+      folder: the run folder.
+      labels: the names of the labels.
+      splits: the scores of each split.
+      settings: the settings of each split's metrics.
+      reported: the names of the splits that the run reports.
+    """
 
     folder: RunFolder
     labels: tuple[str, ...]
@@ -155,10 +168,11 @@ def compare_runs(
 ) -> Comparison:
     """Compare two runs on one split.
 
-    The config of the first run defines the threshold of predictions and the treatment of difficult labels for both
+    The settings of the first run define the threshold of predictions and the treatment of difficult labels for both
     runs.
 
     Args:
+      first, second: the runs a and b.
       split: name of the split; by default the first of `shared_splits`.
       resamples: number of resamples of the images, for intervals.
       seed: seed of the resamples.
@@ -167,13 +181,12 @@ def compare_runs(
       UserError: a run has no scores, the labels or the truth differ, or no image is in both.
     """
     split = split or shared_splits(first, second)[0]
-    one, other, counts = _match(first, second, split)
+    a, b, counts = _match_images(first, second, split)
     settings = first.settings[split]
-    entries = one.entries(settings.difficult)
-    measures = [
-        WeightedMetrics(table.scores, entries.positive, entries.valid, settings.threshold) for table in (one, other)
-    ]
-    names, changes = _changes(measures, split, len(one), resamples, seed)
+    truth = a.entries(settings.difficult)
+    measures = [WeightedMetrics(scored.scores, truth.positive, truth.valid, settings.threshold) for scored in (a, b)]
+    names, changes = _measure_changes(measures, split, len(a), resamples, seed)
+    positives = (truth.positive & truth.valid).sum(axis=0).tolist()
     return Comparison(
         a=str(first.folder),
         b=str(second.folder),
@@ -181,41 +194,51 @@ def compare_runs(
         counts=counts,
         metrics=dict(zip(names, changes, strict=False)),
         ap=dict(zip(first.labels, changes[len(names) :], strict=True)),
-        positives=dict(zip(first.labels, (entries.positive & entries.valid).sum(axis=0).tolist(), strict=True)),
-        changed=changed_images(one, other, entries, first.labels),
+        positives=dict(zip(first.labels, positives, strict=True)),
+        changed=changed_images(a, b, truth, first.labels),
         resamples=resamples,
     )
 
 
 # ------------------------------------------------------------------------------------------------- matching the images
-def _match(first: ComparedRun, second: ComparedRun, split: str) -> tuple[SplitScores, SplitScores, dict[str, int]]:
-    """Return the scores of both runs for the images that both have read, in the order of the first run."""
-    whole, other = (require_split(run.folder, run.splits, split) for run in (first, second))
+def _match_images(
+    first: ComparedRun, second: ComparedRun, split: str
+) -> tuple[SplitScores, SplitScores, dict[str, int]]:
+    """Return the scores of both runs for the images that both have read, and `Comparison.counts`.
+
+    Images and labels are in the order of the first run.
+    """
+    a, b = (require_split(run.folder, run.splits, split) for run in (first, second))
     if different := sorted(set(first.labels) ^ set(second.labels)):
         raise UserError(f"the runs have different labels, such as {different[0]}; compare runs on the same labels")
-    other = other.with_labels(np.array([second.labels.index(name) for name in first.labels]))
-    only_a, only_b = np.setdiff1d(whole.ids, other.ids).size, np.setdiff1d(other.ids, whole.ids).size
-    _, rows, others = np.intersect1d(whole.ids, other.ids, return_indices=True)  # the first of repeated images
-    order = np.argsort(rows)
-    one, other = whole.take(rows[order]), other.take(others[order])
-    differs = np.argwhere(one.codes != other.codes)
-    if len(differs):
-        where = f"such as {one.ids[differs[0, 0]]} at label {first.labels[differs[0, 1]]}"
-        raise UserError(
-            f"{len(np.unique(differs[:, 0])):,} of {len(one):,} images of {split} have other labels in {second.folder} "
-            f"than in {first.folder}, {where}; evaluate both on the same data"
-        )
-    read = one.read & other.read
-    if not read.any():
+    b = b.with_labels(np.array([second.labels.index(name) for name in first.labels]))
+    only_a, only_b = np.setdiff1d(a.ids, b.ids).size, np.setdiff1d(b.ids, a.ids).size
+    _, rows_a, rows_b = np.intersect1d(a.ids, b.ids, return_indices=True)  # the first of repeated images
+    order = np.argsort(rows_a)
+    a, b = a.take(rows_a[order]), b.take(rows_b[order])
+    _require_same_truth(first, second, a, b)
+    is_read = a.read & b.read
+    if not is_read.any():
         raise UserError(f"no image of {split} has scores in both runs; evaluate both on the same data")
-    counts = {"images": int(read.sum()), "only_a": only_a, "only_b": only_b, "unread": int((~read).sum())}
-    return one.take(read), other.take(read), counts
+    counts = {"images": int(is_read.sum()), "only_a": only_a, "only_b": only_b, "unread": int((~is_read).sum())}
+    return a.take(is_read), b.take(is_read), counts
+
+
+def _require_same_truth(first: ComparedRun, second: ComparedRun, a: SplitScores, b: SplitScores) -> None:
+    """Raise UserError if labels of equal images differ between the runs."""
+    differs = np.argwhere(a.codes != b.codes)
+    if len(differs):
+        row, k = differs[0]
+        raise UserError(
+            f"{len(np.unique(differs[:, 0])):,} of {len(a):,} images of {a.name} have other labels in {second.folder} "
+            f"than in {first.folder}, such as {a.ids[row]} at label {first.labels[k]}; evaluate both on the same data"
+        )
 
 
 # ------------------------------------------------------------------------------------------------------ the differences
-def _changes(
+def _measure_changes(
     measures: Sequence[WeightedMetrics], split: str, images: int, resamples: int, seed: int
-) -> tuple[list[str], list[Change]]:
+) -> tuple[list[str], list[MetricChange]]:
     """Return the names of the metrics, and the changes of the metrics and then of the AP per label."""
     names: list[str] = []
 
@@ -225,62 +248,64 @@ def _changes(
         return np.column_stack([*metrics.values(), ap])
 
     differences = []
-    progress = Progress(f"compare {split}", math.ceil(resamples / CHUNK), CHUNK * images)
-    for weights in draw(images, resamples, seed):
-        a, b = (values(measure, weights) for measure in measures)
-        differences.append(b - a)
-        progress.advance()
-    progress.close()
+    with contextlib.closing(Progress(f"compare {split}", math.ceil(resamples / CHUNK), CHUNK * images)) as progress:
+        for weights in draw(images, resamples, seed):
+            a, b = (values(measure, weights) for measure in measures)
+            differences.append(b - a)
+            progress.advance()
     a, b = (values(measure, np.ones((images, 1), np.float32))[0] for measure in measures)
-    ends = percentile_interval(np.concatenate(differences))
-    return names, [Change(*row) for row in np.column_stack([a, b, *ends]).tolist()]
+    low, high = percentile_interval(np.concatenate(differences))
+    return names, [MetricChange(*row) for row in np.column_stack([a, b, b - a, low, high]).tolist()]
 
 
-def changed_images(
-    one: SplitScores, other: SplitScores, truth: Entries, labels: Sequence[str]
-) -> tuple[ChangedImage, ...]:
-    """Return at most LISTED images with the largest mean change over their known labels.
+def changed_images(a: SplitScores, b: SplitScores, truth: Entries, labels: Sequence[str]) -> tuple[ChangedImage, ...]:
+    """Return at most CHANGED_IMAGES images with the largest mean change over their known labels.
 
-    Images without a change are left out; of equal changes the earlier image comes first.
+    Images without a change are left out. Of equal changes, the earlier image comes first.
 
     Args:
-      one, other: N equal images, all with scores.
+      a, b: the scores of N equal images, all readable.
       truth: the truth about the images.
       labels: names of the K labels.
     """
-    known, positive = truth.valid, truth.positive
-    distance = np.where(known, np.abs(other.scores - one.scores), 0.0)
-    change = distance.sum(axis=1) / np.maximum(known.sum(axis=1), 1)
-    changed = []
-    for row in [row for row in np.argsort(-change, kind="stable")[:LISTED] if change[row] > 0]:
-        right = [np.where(positive[row], t.scores[row], 1 - t.scores[row])[known[row]].mean() for t in (one, other)]
-        most = np.argsort(-distance[row], kind="stable")[:_MOVES]
-        moves = tuple(
-            Move(labels[k], bool(positive[row, k]), float(one.scores[row, k]), float(other.scores[row, k]))
-            for k in most[distance[row, most] > 0]
+    known = truth.valid
+    distances = np.where(known, np.abs(b.scores - a.scores), 0.0)
+    changes = distances.sum(axis=1) / np.maximum(known.sum(axis=1), 1)
+    largest = np.argsort(-changes, kind="stable")[:CHANGED_IMAGES]
+    true_a, true_b = (np.where(truth.positive, scored.scores, 1 - scored.scores) for scored in (a, b))
+    return tuple(
+        ChangedImage(
+            id=str(a.ids[row]),
+            change=float(changes[row]),
+            a=float(true_a[row][known[row]].mean()),
+            b=float(true_b[row][known[row]].mean()),
+            labels=tuple(labels[k] for k in np.flatnonzero(truth.positive[row] & known[row])),
+            moves=_score_changes(a.scores[row], b.scores[row], distances[row], truth.positive[row], labels),
         )
-        present = tuple(labels[k] for k in np.flatnonzero(positive[row] & known[row]))
-        changed.append(ChangedImage(str(one.ids[row]), float(change[row]), *map(float, right), present, moves))
-    return tuple(changed)
+        for row in largest[changes[largest] > 0]
+    )
 
 
-# -------------------------------------------------------------------------------------------------- the command line
+def _score_changes(
+    a: np.ndarray, b: np.ndarray, distances: np.ndarray, positive: np.ndarray, labels: Sequence[str]
+) -> tuple[ScoreChange, ...]:
+    """Return the labels of one image that changed most, from its scores and their distances, each of shape [K]."""
+    largest = np.argsort(-distances, kind="stable")[:_MOVES]
+    return tuple(
+        ScoreChange(labels[k], bool(positive[k]), float(a[k]), float(b[k])) for k in largest if distances[k] > 0
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- the command
 def compare_folders(
-    a: RunFolder,
-    b: RunFolder,
-    *,
-    split: str | None = None,
-    output: str | None = None,
-    as_json: bool = False,
-    resamples: int = RESAMPLES,
-) -> int:
-    """Compare two runs, print tables or JSON, and return the exit code.
+    a: RunFolder, b: RunFolder, *, split: str | None = None, output: str | None = None, resamples: int = RESAMPLES
+) -> Outcome:
+    """Compare two runs; return tables per split, and write a file.
 
     Args:
       a, b: the run folders.
       split: a split; by default all of `shared_splits`.
       output: path of a .csv or .json file.
-      as_json: print JSON.
       resamples: as in `compare_runs`.
 
     Raises:
@@ -290,88 +315,111 @@ def compare_folders(
         raise UserError(f"both --workdir are {a}; give the folders of two runs")
     if output and not output.endswith((".csv", ".json")):
         raise UserError(f"--output={output} should end in .csv or .json")
-    first, second = ComparedRun.of(a), ComparedRun.of(b)
-    comparisons, names = [], [split] if split else shared_splits(first, second)
-    for name in names:
+    comparisons = _compare_splits(ComparedRun.of(a), ComparedRun.of(b), split, resamples)
+    tables = [part for comparison in comparisons for part in comparison_parts(comparison)]
+    outcome = Outcome(tables, {comparison.split: comparison_document(comparison) for comparison in comparisons})
+    if output:
+        text = _csv_table(comparisons).csv() if output.endswith(".csv") else f"{outcome.json()}\n"
+        with open_target(Target(epath.Path(output), "")) as file:
+            file.write(text)
+        status(f"written to {output}")
+    return outcome
+
+
+def _compare_splits(first: ComparedRun, second: ComparedRun, split: str | None, resamples: int) -> list[Comparison]:
+    """Compare all splits that can be compared, or one split; UserError if there are none."""
+    comparisons: list[Comparison] = []
+    splits = [split] if split else shared_splits(first, second)
+    for name in splits:
         try:
             comparisons.append(compare_runs(first, second, split=name, resamples=resamples))
         except UserError as error:
-            if not comparisons and name == names[-1]:
+            if not comparisons and name == splits[-1]:
                 raise
             status(f"{name} is left out: {error}")
-    for name in (one.split for one in comparisons):
+            continue
         used, other = (run.settings[name].difficult for run in (first, second))
         if used != other:
-            status(f"difficult labels of {name} count as {used} for both runs, according to data.difficult_eval of {a}")
-    report = to_json({one.split: as_dict(one) for one in comparisons}, indent=2)
-    if output:
-        with open_target(Target(epath.Path(output), "")) as file:
-            _write_table(file, comparisons) if output.endswith(".csv") else file.write(report + "\n")
-        status(f"written to {output}")
-    print(report if as_json else "\n\n".join(map(format_comparison, comparisons)))
-    return DONE
+            status(
+                f"difficult labels of {name} count as {used} for both runs, according to data.difficult_eval of "
+                f"{first.folder}"
+            )
+    return comparisons
 
 
-def as_dict(comparison: Comparison) -> dict[str, Any]:
+def comparison_document(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison as values for JSON."""
     values = asdict(comparison)
-    values |= values.pop("counts")
-    for changes in (values["metrics"], values["ap"]):
-        for change in changes.values():
-            change["difference"] = change["b"] - change["a"]
-    return values
+    counts = values.pop("counts")
+    return values | counts
 
 
-def _write_table(file: TextIO, comparisons: Sequence[Comparison]) -> None:
-    """Write a CSV: fractions with all digits. A cell is empty if a kind of row lacks the column."""
-    write = row_writer(file)
-    write(_COLUMNS)
-    for one in comparisons:
-        for row in _rows(one):
-            write(row.get(column, "") for column in _COLUMNS)
-
-
-def _rows(one: Comparison) -> Iterator[dict[str, Any]]:
-    for kind, changes in (("metric", one.metrics), ("AP", one.ap)):
-        for name, item in changes.items():
-            row = {"split": one.split, "kind": kind, "name": name, **vars(item), "difference": item.difference}
-            yield row | ({"positives": one.positives[name]} if kind == "AP" else {})
-    for image in one.changed:
-        row = {"split": one.split, "kind": "image", "name": image.id, "positives": len(image.labels)}
-        row |= {"a": image.a, "b": image.b, "difference": image.b - image.a}
-        yield row | {"moves": "; ".join(map(str, image.moves))}
-
-
-def format_comparison(comparison: Comparison) -> str:
-    """Return a comparison as tables in percent."""
-    one, counts = comparison, comparison.counts
-    others = {"only_a": "only in a", "only_b": "only in b", "unread": "without scores"}
-    beside = ", ".join(f"{counts[kind]:,} {what}" for kind, what in others.items() if counts[kind])
-    labels = sorted(one.ap, key=lambda name: -np.nan_to_num(abs(one.ap[name].difference), nan=-1))[:_SHOWN]
-    title = f", the {len(labels)} of {len(one.ap)} labels that changed most" if len(one.ap) > _SHOWN else ""
-    lines = [
-        f"{one.split}: {counts['images']:,} images in both runs" + (f" ({beside})" if beside else ""),
-        f"a = {one.a}",
-        f"b = {one.b}",
-        f"[95 % interval of b − a over {one.resamples:,} resamples of the images], * if it excludes 0",
-        *_table("metric, %", one.metrics),
-        "",
-        *_table(f"AP, %{title}", {name: one.ap[name] for name in labels}),
-        "",
-        "images that changed most: mean change of a probability, (present labels), label a → b, + closer to the truth",
+def comparison_parts(comparison: Comparison) -> list[str | Table]:
+    """Return a comparison as a heading and tables: of metrics, of labels, and of the images that changed most."""
+    counts = comparison.counts
+    kinds = {"only_a": "only in a", "only_b": "only in b", "unread": "without scores"}
+    further = ", ".join(f"{counts[kind]:,} {text}" for kind, text in kinds.items() if counts[kind])
+    heading = [
+        f"{comparison.split}: {counts['images']:,} images in both runs" + (f" ({further})" if further else ""),
+        f"a = {comparison.a}",
+        f"b = {comparison.b}",
+        f"[95 % interval of b − a over {comparison.resamples:,} resamples of the images], * if it excludes 0",
     ]
-    for image in one.changed[:_SHOWN]:
-        name = image.id.encode(errors="surrogateescape").decode(errors="replace")
-        lines.append(
-            f"{100 * image.change:6.2f}  {name} ({', '.join(image.labels)})  {'; '.join(map(str, image.moves))}"
-        )
-    return "\n".join(lines)
+    shown = sorted(comparison.ap.items(), key=lambda item: -np.nan_to_num(abs(item[1].difference), nan=-1))[:_SHOWN]
+    hidden = len(comparison.ap) - len(shown)
+    title = f", the {len(shown)} of {len(comparison.ap)} labels that changed most" if hidden else ""
+    return [
+        "\n".join(heading),
+        _change_table("metric, %", comparison.metrics),
+        _change_table(f"AP, %{title}", dict(shown)),
+        _image_table(comparison.changed[:_SHOWN]),
+    ]
 
 
-def _table(title: str, changes: dict[str, Change]) -> list[str]:
-    rows = [["", "a", "b", "b − a", ""]]
+def _change_table(title: str, changes: dict[str, MetricChange]) -> Table:
+    columns = [
+        Column("", align="<"),
+        *(Column(run, percent, width=6) for run in ("a", "b")),
+        Column("b − a", _signed_percent, width=6),
+        Column("", align="<"),
+    ]
+    rows = []
     for name, item in changes.items():
-        low, high = percent(item.low, sign="+"), percent(item.high, sign="+")
-        interval = f"[{low}, {high}]{' *' if item.clear else ''}"
-        rows.append([name, percent(item.a), percent(item.b), percent(item.difference, sign="+"), interval])
-    return [title, text_table(rows, align="<>>><", least=(0, 6, 6, 6, 0))]
+        interval = f"[{_signed_percent(item.low)}, {_signed_percent(item.high)}]"
+        rows.append([name, item.a, item.b, item.difference, f"{interval} *" if item.clear else interval])
+    return Table(columns, rows, title=title)
+
+
+def _signed_percent(value: float) -> str:
+    return percent(value, sign="+")
+
+
+def _image_table(images: Sequence[ChangedImage]) -> Table:
+    names = ("image", "present labels", "label a → b, + closer to the truth")
+    rows = [
+        [
+            image.change,
+            image.id.encode(errors="surrogateescape").decode(errors="replace"),
+            ", ".join(image.labels),
+            "; ".join(map(str, image.moves)),
+        ]
+        for image in images
+    ]
+    columns = [Column("%", percent), *(Column(name, align="<") for name in names)]
+    return Table(columns, rows, title="images that changed most: mean change of a probability")
+
+
+def _csv_table(comparisons: Sequence[Comparison]) -> Table:
+    """Return all metrics, labels and images of all splits, as fractions. For images, a and b are as in ChangedImage."""
+    columns = ("split", "kind", "name", "positives", "a", "b", "difference", "low", "high", "moves")
+    rows: list[list[Any]] = []
+    for comparison in comparisons:
+        for name, item in comparison.metrics.items():
+            rows.append([comparison.split, "metric", name, None, *astuple(item), None])
+        for name, item in comparison.ap.items():
+            rows.append([comparison.split, "AP", name, comparison.positives[name], *astuple(item), None])
+        for image in comparison.changed:
+            moves = "; ".join(map(str, image.moves))
+            numbers = [len(image.labels), image.a, image.b, image.b - image.a]
+            rows.append([comparison.split, "image", image.id, *numbers, None, None, moves])
+    return Table(columns, rows)

@@ -10,13 +10,12 @@ from helpers.scored_run import drawn_split, write_run
 
 from mlmoe_jax.apps.tools import compare as module
 from mlmoe_jax.apps.tools.compare import (
-    Change,
     ComparedRun,
-    Move,
-    as_dict,
+    MetricChange,
+    ScoreChange,
     changed_images,
     compare_folders,
-    format_comparison,
+    comparison_document,
 )
 from mlmoe_jax.data.label_tree import LabelTree
 from mlmoe_jax.data.labels.space import synthetic_label_space
@@ -106,14 +105,15 @@ def test_only_images_with_scores_in_both_count(tmp_path):
     assert found.metrics["mAP"].a == pytest.approx(
         np.nanmean(multilabel.average_precision(first.scores[both], first.codes[both] == 1))
     )
-    assert "11 images in both runs (4 only in a, 3 only in b, 2 without scores)" in format_comparison(found)
+    text = compare_folders(*runs, resamples=10).text()
+    assert "11 images in both runs (4 only in a, 3 only in b, 2 without scores)" in text
 
 
 def test_a_clear_difference_and_a_move_towards_the_truth():
     for low, high, clear in ((0.1, 0.2, True), (-0.2, -0.1, True), (-0.1, 0.1, False), (math.nan, math.nan, False)):
-        assert Change(0.5, 0.6, low, high).clear is clear
-    assert str(Move("a", True, 0.25, 0.75)) == "+ a 25 → 75 %"
-    assert str(Move("a", False, 0.75, 0.25)) == "+ a 75 → 25 %"
+        assert MetricChange(0.5, 0.6, 0.1, low, high).clear is clear
+    assert str(ScoreChange("a", True, 0.25, 0.75)) == "+ a 25 → 75 %"
+    assert str(ScoreChange("a", False, 0.75, 0.25)) == "+ a 75 → 25 %"
 
 
 def test_images_that_changed_most_by_hand(monkeypatch):
@@ -126,19 +126,20 @@ def test_images_that_changed_most_by_hand(monkeypatch):
     assert (first.id, first.labels) == ("w", ("a",))
     assert first.change == pytest.approx((0.6 + 0.3) / 3), "the unknown label is ignored"
     assert (first.a, first.b) == pytest.approx(((0.2 + 0.9 + 0.5) / 3, (0.8 + 0.9 + 0.2) / 3))
-    assert first.moves == (Move("a", True, 0.2, 0.8), Move("c", False, 0.5, 0.8))
-    assert (second.id, second.labels, second.moves) == ("x", ("b", "c"), (Move("d", False, 0.5, 0.6),))
+    assert first.moves == (ScoreChange("a", True, 0.2, 0.8), ScoreChange("c", False, 0.5, 0.8))
+    assert (second.id, second.labels, second.moves) == ("x", ("b", "c"), (ScoreChange("d", False, 0.5, 0.6),))
     assert changed_images(one, one, one.entries("negative"), "abcd") == ()
-    monkeypatch.setattr(module, "LISTED", 1)
+    monkeypatch.setattr(module, "CHANGED_IMAGES", 1)
     assert changed_images(one, other, one.entries("negative"), "abcd") == (first,)
 
 
 # -------------------------------------------------------------------------------------------------- the command line
-def test_tables_json_and_files_of_all_shared_splits(two, capsys, tmp_path):
+def test_tables_json_and_files_of_all_shared_splits(two, tmp_path):
     a, b = two
     found = compare_runs(a, b, resamples=40)
-    assert compare_folders(a, b, resamples=40, output=str(tmp_path / "c.json")) == 0
-    out = capsys.readouterr().out
+    outcome = compare_folders(a, b, resamples=40, output=str(tmp_path / "c.json"))
+    assert outcome.exit_code == 0
+    out = outcome.text()
     assert out.index("test: 40 images in both runs") < out.index("val: 12 images in both runs"), "reported ones first"
     change = found.metrics["mAP"]
     row = next(line for line in out.splitlines() if line.startswith("mAP "))
@@ -147,10 +148,10 @@ def test_tables_json_and_files_of_all_shared_splits(two, capsys, tmp_path):
     assert "*" in row
     written = json.loads((tmp_path / "c.json").read_text())
     assert list(written) == ["test", "val"]
-    assert written["test"] == json.loads(json.dumps(as_dict(found)))
+    assert written["test"] == json.loads(json.dumps(comparison_document(found)))
     assert written["test"]["ap"]["a"]["difference"] == found.ap["a"].difference
-    compare_folders(a, b, split="test", output=str(tmp_path / "c.csv"), as_json=True, resamples=40)
-    assert json.loads(capsys.readouterr().out) == {"test": written["test"]}
+    outcome = compare_folders(a, b, split="test", output=str(tmp_path / "c.csv"), resamples=40)
+    assert json.loads(outcome.json()) == {"test": written["test"]}
     rows = list(csv.DictReader(io.StringIO((tmp_path / "c.csv").read_text())))
     kinds = [row["kind"] for row in rows]
     assert (kinds.count("metric"), kinds.count("AP"), kinds.count("image")) == (13, 3, len(found.changed))
@@ -191,9 +192,8 @@ def test_a_split_that_cannot_be_matched_is_left_out(two, tmp_path, capsys, refus
     other = replace(val, codes=1 - val.codes)
     names = {"test": drawn_split("test", 40, codes=4), "val": other}
     b = write_run(tmp_path / "c", *names.values())
-    compare_folders(a, b, resamples=5, as_json=True)
+    assert list(compare_folders(a, b, resamples=5).document) == ["test"]
     printed = capsys.readouterr()
-    assert list(json.loads(printed.out)) == ["test"]
     assert "val is left out: 12 of 12 images of val have other labels" in printed.err
     assert "have other labels" in refusal(compare_folders, a, b, split="val")
     assert "have other labels" in refusal(compare_folders, a, write_run(tmp_path / "d", other))
