@@ -33,9 +33,9 @@ from mlmoe_jax.models.layers import softmax_attention
 from mlmoe_jax.models.layers.transformer import Block
 from mlmoe_jax.models.macs import count_macs
 from mlmoe_jax.runs.assemble import evaluated_definition, label_axes_for, preprocess_for
-from mlmoe_jax.runtime.memory import capacity_here, memory_parts
+from mlmoe_jax.runtime.memory import device_capacity, memory_parts
 from mlmoe_jax.runtime.setup import setup_jax
-from mlmoe_jax.runtime.sharding import place, shard_batch
+from mlmoe_jax.runtime.sharding import shard_batch, shard_tree
 from mlmoe_jax.training.build_steps import ANY_LENGTH, build_steps
 
 PACKAGES = ("jax", "jaxlib", "flax", "numpy", "pillow", "libtpu")
@@ -51,7 +51,7 @@ def facts() -> dict[str, Any]:
     return {
         "platform": devices[0].platform,
         "devices": [device.device_kind for device in devices],
-        "memory": capacity_here(devices[0])[0],
+        "memory": device_capacity(devices[0])[0],
         "runtime": " ".join(devices[0].client.platform_version.split()),
         "packages": packages,
     }
@@ -135,7 +135,7 @@ def _prediction(case: dict[str, Any]) -> protocol.Program:
     space, mesh = synthetic_label_space(case["labels"], config.model.prompts.num_groups), setup_jax(config)
     parts = parts_of(config, space)
     axes = label_axes_for(parts.definition, case["labels"], mesh)
-    values, frozen = place(({**parts.trainable, **parts.stats}, parts.frozen), mesh, axes)
+    values, frozen = shard_tree(({**parts.trainable, **parts.stats}, parts.frozen), mesh, axes)
     definition = evaluated_definition(config, parts, space)
     run = Run(config, space, preprocess_for(config), definition, values, frozen, mesh, axes, {"step": 0})
     predictor, content = Predictor(run, dict.fromkeys(space.names, 0.5)), encoded_image()

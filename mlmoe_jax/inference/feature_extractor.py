@@ -25,7 +25,7 @@ from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.batches import run_batches
 from mlmoe_jax.runtime.progress import Progress, megabytes, status
 from mlmoe_jax.runtime.setup import setup_jax
-from mlmoe_jax.runtime.sharding import place
+from mlmoe_jax.runtime.sharding import shard_tree
 from mlmoe_jax.runtime.version import __version__
 
 
@@ -37,7 +37,7 @@ class FeatureExtractor:
         self.config, self.preprocess, self.mesh = config, preprocess, mesh
         values = {**parts.trainable, **parts.frozen, **parts.stats}
         backbone = {path: value for path, value in values.items() if path.startswith("backbone/")}
-        self.values = place(backbone, mesh)
+        self.values = shard_tree(backbone, mesh)
         self.step = make_feature_step(parts.definition, preprocess, mesh)
         self.batch_size = config.eval.batch_size * mesh.size
         self.settings = self._settings({path: v for path, v in backbone.items() if path not in parts.trainable})

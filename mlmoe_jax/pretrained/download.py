@@ -22,7 +22,7 @@ from mlmoe_jax.runtime.files import disk_errors_explained, open_to_append, sha25
 from mlmoe_jax.runtime.progress import DownloadBar, megabytes, status
 from mlmoe_jax.runtime.storage import Folder
 
-PIECE_BYTES = 1 << 20  # the most that is read at once
+READ_BYTES = 1 << 20  # the most that is read at once
 TIMEOUT = 30.0  # seconds, for connecting and for every read
 PAUSES = (1.0, 3.0, 10.0)  # seconds before each retry; starts again after each piece
 _TEMPORARY = (408, 425, 429, 500, 502, 503, 504)  # HTTP status codes
@@ -151,7 +151,7 @@ def _receive_with_retries(address: str, part: Path) -> None:
         except NoAnswer as lost:
             if isinstance(lost, _Changed):
                 _remove(part)
-            if _size(part) >= before + PIECE_BYTES:
+            if _size(part) >= before + READ_BYTES:
                 tries = 0
             if tries == len(PAUSES):
                 raise NoAnswer(f"{lost}, and retrying did not help") from lost
@@ -190,7 +190,7 @@ def _append(response: http.client.HTTPResponse, part: Path, bar: DownloadBar) ->
     with open_to_append(part) as file, bar:
         while True:
             try:
-                piece = response.read1(PIECE_BYTES)
+                piece = response.read1(READ_BYTES)
             except (OSError, http.client.HTTPException) as error:
                 raise NoAnswer(f"the connection was lost ({reason_of(error)})") from error
             if not piece:

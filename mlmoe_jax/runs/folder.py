@@ -15,7 +15,6 @@ import json
 import os
 from typing import Any
 
-from etils import epath
 from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
@@ -114,13 +113,6 @@ def _parse_row(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return row if isinstance(row, dict) and "step" in row else None
-
-
-class EnclosedRunFolder(RunFolder):
-    """A run folder that reads no file through a link out of it, for outputs that are passed on, such as a report."""
-
-    def __truediv__(self, name: str) -> epath.Path:
-        return self.inside(name)
 
 
 def read_config(folder: RunFolder, name: str = CONFIG) -> ConfigDict:

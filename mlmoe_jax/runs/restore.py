@@ -51,10 +51,9 @@ from mlmoe_jax.runs.folder import (
 from mlmoe_jax.runs.shared_model import restore_adapter
 from mlmoe_jax.runs.thresholds import write_fixed
 from mlmoe_jax.runtime import distributed
-from mlmoe_jax.runtime.files import MOST_DATA
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import setup_jax
-from mlmoe_jax.runtime.sharding import LabelAxes, abstract, place, without_padding
+from mlmoe_jax.runtime.sharding import LabelAxes, abstract_shards, shard_tree, unpad
 
 _logger = logging.getLogger(__name__)
 
@@ -73,7 +72,7 @@ class Run:
       definition: the structure of the model for evaluation.
       values: the trained parameters and statistics.
       frozen: the frozen parameters.
-      label_axes: as in `place`.
+      label_axes: as in `shard_tree`.
       notes: the notes of the checkpoint; `outdated` if the newest one is damaged.
       scores: from logits to reported probabilities.
     """
@@ -101,7 +100,7 @@ class Run:
 
     def model(self) -> Classifier:
         """Return the model with its values as a Flax NNX module, in evaluation mode."""
-        values = without_padding({**self.values, **self.frozen}, self.mesh, self.label_axes)
+        values = unpad({**self.values, **self.frozen}, self.mesh, self.label_axes)
         return cast(Classifier, self.definition.merge(values))
 
 
@@ -193,8 +192,8 @@ def open_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, wh
         label_space=label_space,
         preprocess=preprocess,
         definition=evaluated_definition(config, parts, label_space),
-        values=place(restored.selected, mesh, label_axes),
-        frozen=place(parts.frozen, mesh, label_axes),
+        values=shard_tree(restored.selected, mesh, label_axes),
+        frozen=shard_tree(parts.frozen, mesh, label_axes),
         mesh=mesh,
         label_axes=label_axes,
         notes={**restored.notes, "outdated": outdated},
@@ -242,7 +241,7 @@ def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace)
     stored: Params = {}
     if (folder / FROZEN).exists():
         with folder.reading(FROZEN):
-            stored = cast_frozen(load(folder.read_bytes(FROZEN, MOST_DATA)), config)
+            stored = cast_frozen(load(folder.read_bytes(FROZEN)), config)
     build = model_builder(config, label_space)
     model = nnx.eval_shape(build)
     parts = split_model(model, config)
@@ -262,8 +261,8 @@ def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace)
 def _latest(folder: RunFolder, parts: Parts, mesh: Mesh) -> checkpoint.Averages | checkpoint.Raw:
     config = stored_config(folder)
     if config is None or config.ema.decay:
-        return checkpoint.Averages(abstract({**parts.trainable, **parts.stats}, mesh))
-    return checkpoint.Raw(abstract(parts.trainable, mesh), abstract(parts.stats, mesh))
+        return checkpoint.Averages(abstract_shards({**parts.trainable, **parts.stats}, mesh))
+    return checkpoint.Raw(abstract_shards(parts.trainable, mesh), abstract_shards(parts.stats, mesh))
 
 
 def restored_values(folder: RunFolder, parts: Parts, mesh: Mesh, which: str = BEST) -> checkpoint.Restored:
@@ -272,7 +271,7 @@ def restored_values(folder: RunFolder, parts: Parts, mesh: Mesh, which: str = BE
         if which != BEST:
             raise UserError(f"{folder} is a shared model, which has the selected values only; leave --checkpoint out")
         return restore_adapter(folder, {**parts.trainable, **parts.stats}, mesh)
-    values = abstract({**parts.trainable, **parts.stats}, mesh)
+    values = abstract_shards({**parts.trainable, **parts.stats}, mesh)
     targets = {"latest": _latest(folder, parts, mesh)} if which == LATEST else {"selected": values}
     step = int(which) if which not in (BEST, LATEST) else None
     with checkpoint.open_manager(folder, writing=False) as manager:

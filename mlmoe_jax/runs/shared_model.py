@@ -36,7 +36,7 @@ from mlmoe_jax.runs.folder import (
     RunFolder,
 )
 from mlmoe_jax.runtime.files import DEMO, HUB, MIB, MOST_DATA
-from mlmoe_jax.runtime.sharding import place
+from mlmoe_jax.runtime.sharding import shard_tree
 from mlmoe_jax.runtime.text import printable
 from mlmoe_jax.runtime.version import __version__
 
@@ -104,7 +104,7 @@ def restore_adapter(folder: RunFolder, like: Params, mesh: Mesh) -> Restored:
       UserError: the file is damaged, has another layout, or holds other tensors than the model.
     """
     with folder.reading(ADAPTER):
-        content = folder.read_bytes(ADAPTER, MOST_DATA)
+        content = folder.read_bytes(ADAPTER)
         tensors = load(content)
         length = int.from_bytes(content[:8], "little")
         about = json.loads(json.loads(content[8 : 8 + length]).get("__metadata__", {})[_ABOUT])
@@ -119,4 +119,4 @@ def restore_adapter(folder: RunFolder, like: Params, mesh: Mesh) -> Restored:
         if unfit := sorted(path for path in shapes | expected if shapes.get(path) != expected.get(path)):
             raise ValueError(f"{len(unfit)} tensors do not fit its config, such as {printable(unfit[0], 100)}")
     values = {path: tensors[path].astype(value.dtype) for path, value in like.items()}
-    return Restored(notes["step"], notes["step"], place(values, mesh), notes)
+    return Restored(notes["step"], notes["step"], shard_tree(values, mesh), notes)

@@ -73,7 +73,7 @@ def open_text(path: str | os.PathLike) -> TextIO:
     return io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="")
 
 
-def read_bytes(path: str | os.PathLike, most: int) -> bytes:
+def read_bytes(path: str | os.PathLike, most: int = MOST_DATA) -> bytes:
     """Return a file of at most `most` bytes, local or at an address such as gs://; OSError if it cannot be read."""
     if "://" in os.fspath(path):
         return _read_remote(path, most)

@@ -23,8 +23,9 @@ import numpy as np
 
 from mlmoe_jax.runtime.files import MIB
 
-USUAL = 256 * MIB  # unpacked bytes that any file may have; the labels of a data set, mostly zeros, compress far
-PACKED = 100  # a larger array file may unpack to this many times its size
+# Any array file may unpack to this many bytes, because labels, mostly zeros, compress far.
+UNPACKED_BYTES = 256 * MIB
+UNPACK_RATIO = 100  # a larger array file may unpack to this many times its size
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")  # a text that begins with apostrophes gets one more
 _ESCAPED = re.compile(r"'+[=+\-@\t\r]")
 
@@ -42,17 +43,17 @@ def to_json(value: Any, *, indent: int | None = None) -> str:
     return json.dumps(strict(value), indent=indent, allow_nan=False)
 
 
-def read_npz(file: BinaryIO, *, usual: int = USUAL) -> dict[str, np.ndarray]:
+def read_npz(file: BinaryIO, *, usual: int = UNPACKED_BYTES) -> dict[str, np.ndarray]:
     """Return all arrays of an open npz file. Nothing is unpickled.
 
     Args:
       file: the file, open for reading.
-      usual: the number of bytes to which any file may unpack; beyond it, at most PACKED times the size of the file.
+      usual: the number of bytes to which any file may unpack. A larger file may unpack to UNPACK_RATIO times its size.
 
     Raises:
       Exception: any type, see `files.damage_explained`.
     """
-    most = max(usual, PACKED * file.seek(0, os.SEEK_END))
+    most = max(usual, UNPACK_RATIO * file.seek(0, os.SEEK_END))
     with zipfile.ZipFile(file) as archive:
         if (unpacked := sum(member.file_size for member in archive.infolist())) > most:
             raise ValueError(f"it would unpack to {unpacked:,} bytes, more than {most:,}")

@@ -11,7 +11,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import GIB
 
 # Advice for a training run that does not fit.
-FOR_TRAINING = (
+TRAINING_ADVICE = (
     "lower train.batch_size, raise train.accumulate, set model.remat=true, or model.dtype and model.frozen_dtype to "
     "bfloat16"
 )
@@ -23,7 +23,7 @@ def device_bytes(tree: Any) -> int:
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
-def capacity_here(device: jax.Device) -> tuple[int | None, str]:
+def device_capacity(device: jax.Device) -> tuple[int | None, str]:
     """Return the memory of a device in bytes (None if the device does not report it), and the source of the number."""
     limit = (device.memory_stats() or {}).get("bytes_limit")
     return (limit, "what this process may allocate") if limit else (None, f"not reported by a {device.platform} device")
@@ -51,12 +51,12 @@ def required_bytes(memory: dict[str, int]) -> int:
     return max(parts, memory["peak"])
 
 
-def describe(what: str, compiled: jax.stages.Compiled) -> str:
+def describe_memory(name: str, compiled: jax.stages.Compiled) -> str:
     """Return a line about the memory per device of a program that is compiled for the devices of this process."""
-    parts, (capacity, _) = memory_parts(compiled), capacity_here(jax.local_devices()[0])
+    parts, (capacity, _) = memory_parts(compiled), device_capacity(jax.local_devices()[0])
     of = "" if capacity is None else f" of {capacity / GIB:.2f}"
     shares = ", ".join(f"{kind} {parts[kind] / GIB:.2f}" for kind in ("arguments", "temporaries"))
-    return f"{what} needs {required_bytes(parts) / GIB:.2f}{of} GiB per device ({shares})"
+    return f"{name} needs {required_bytes(parts) / GIB:.2f}{of} GiB per device ({shares})"
 
 
 @contextlib.contextmanager

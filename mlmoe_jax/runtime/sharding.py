@@ -61,13 +61,13 @@ def make_mesh(sizes, devices: Sequence[jax.Device] | None = None) -> Mesh:
     return Mesh(devices.reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def place(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
+def shard_tree(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
     """Put a tree of arrays on the mesh; pad the label axis if it does not divide over `expert`."""
     padded = jax.tree_util.tree_map_with_path(lambda path, leaf: _pad(leaf, _axis(path, label_axes), mesh), tree)
-    return jax.tree.map(jax.device_put, padded, placements(padded, mesh, label_axes))
+    return jax.tree.map(jax.device_put, padded, tree_shardings(padded, mesh, label_axes))
 
 
-def placements(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
+def tree_shardings(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
     """Return the NamedSharding of each leaf of `tree` between steps. Leaves may be ShapeDtypeStructs."""
 
     def placement(path: tuple, leaf: Any) -> NamedSharding:
@@ -77,11 +77,11 @@ def placements(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> An
 
 
 def remove_padding(tree: Any, label_axes: LabelAxes | None) -> Any:
-    """Remove the padding of `place` from the label axis; for use inside jit and grad."""
+    """Remove the padding of `shard_tree` from the label axis; for use inside jit and grad."""
     return jax.tree_util.tree_map_with_path(lambda path, leaf: _slice(leaf, _axis(path, label_axes), label_axes), tree)
 
 
-def without_padding(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
+def unpad(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
     """Return placed arrays as in checkpoints: padded arrays are sliced and replicated, other arrays are unchanged.
 
     A leaf may be a ShapeDtypeStruct. The result then is one, with a sharding.
@@ -111,8 +111,8 @@ def _slicer(axes: tuple[int, ...], size: int, sharding: NamedSharding) -> Callab
     return jax.jit(slices, out_shardings=sharding)
 
 
-def abstract(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
-    """Return the result of `place` as ShapeDtypeStructs with shardings. Nothing is allocated."""
+def abstract_shards(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
+    """Return the result of `shard_tree` as ShapeDtypeStructs with shardings. Nothing is allocated."""
 
     def shape_of(path: tuple, leaf: Any) -> jax.ShapeDtypeStruct:
         axis = _axis(path, label_axes)

@@ -22,8 +22,6 @@ from filelock import FileLock, Timeout
 
 from mlmoe_jax.errors import DiskError, UserError
 from mlmoe_jax.runtime.files import (
-    MOST_DATA,
-    MOST_TEXT,
     damage_explained,
     disk_errors_explained,
     is_file_name,
@@ -186,21 +184,19 @@ class Folder:
         """Return `damage_explained` for a file of this folder."""
         return damage_explained(self / name)
 
-    def read_bytes(self, name: str, most: int = MOST_TEXT) -> bytes:
-        """Return a file of at most `most` bytes; UserError if it cannot be read or is not a regular file."""
+    def read_bytes(self, name: str) -> bytes:
+        """Return the content of a file; UserError if it cannot be read or is not a regular file."""
         with self.reading(name):
-            return read_bytes(self / name, most)
+            return read_bytes(self / name)
 
     def read_text(self, name: str) -> str:
         with self.reading(name):
             return self.read_bytes(name).decode()
 
-    def read_npz(
-        self, name: str, convert: Callable[[dict[str, np.ndarray]], Converted] = dict, **limits: int
-    ) -> Converted:
+    def read_npz(self, name: str, convert: Callable[[dict[str, np.ndarray]], Converted] = dict) -> Converted:
         """Return the arrays of an npz file, converted; UserError if it is damaged or `convert` raises an error."""
         with self.reading(name):
-            return convert(read_npz(io.BytesIO(self.read_bytes(name, MOST_DATA)), **limits))
+            return convert(read_npz(io.BytesIO(self.read_bytes(name))))
 
     def read_json(self, name: str, convert: Callable[[dict[str, Any]], Converted] = dict) -> Converted:
         """Return the object in a JSON file, converted; UserError if it is damaged or `convert` raises an error."""

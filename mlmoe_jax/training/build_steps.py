@@ -63,16 +63,16 @@ class Steps:
         state = jax.eval_shape(self.initial_state, parts) if resumes else self.initial_state(parts)
         if not resumes:
             return self.place(state)
-        awaited = sharding.abstract(state.replace(frozen={}), self.mesh, self.label_axes)
+        awaited = sharding.abstract_shards(state.replace(frozen={}), self.mesh, self.label_axes)
         return awaited.replace(frozen=self.place(parts.frozen))
 
     def place(self, tree: Any) -> Any:
         """Place a tree of values on the mesh as the steps expect them."""
-        return sharding.place(tree, self.mesh, self.label_axes)
+        return sharding.shard_tree(tree, self.mesh, self.label_axes)
 
     def stored_form(self, placed: Any) -> Any:
         """Return placed values as checkpoints store them, which does not depend on the mesh."""
-        return sharding.without_padding(placed, self.mesh, self.label_axes)
+        return sharding.unpad(placed, self.mesh, self.label_axes)
 
 
 def build_steps(

@@ -100,7 +100,7 @@ class Device(Hook):
 
     def before_step(self, step, state, batch):
         if not (self._described or jax.config.jax_disable_jit):
-            status(memory.describe("a training step", self._step.compile(state, batch)))
+            status(memory.describe_memory("a training step", self._step.compile(state, batch)))
         self._described = True
 
     def after_step(self, step, metrics):

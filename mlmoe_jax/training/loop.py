@@ -84,7 +84,7 @@ def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = Non
     experiment = make_experiment(config, folder, data, parts, preprocess, mesh, **options)
 
     precision = jax.default_matmul_precision(config.model.matmul_precision)  # of what the optimizer computes
-    with precision, memory.shortage_explained(memory.FOR_TRAINING), folder.writing_by_first():
+    with precision, memory.shortage_explained(memory.TRAINING_ADVICE), folder.writing_by_first():
         if distributed.is_first():
             write_run_metadata(folder, config, data.label_space, preprocess, parts)
         state = experiment.steps.start(parts, resumes=origin.resumes)

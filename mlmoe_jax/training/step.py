@@ -18,7 +18,7 @@ from mlmoe_jax.models.adapters.prompts import clip_to_bounds
 from mlmoe_jax.models.apply import apply_model
 from mlmoe_jax.models.losses import LOSS_VALUES
 from mlmoe_jax.models.params import ModelDef, Params
-from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, copy_tree, interleave, placements
+from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, copy_tree, interleave, tree_shardings
 from mlmoe_jax.training.mixing import Mixing
 from mlmoe_jax.training.objective import Objective, StepMetrics
 from mlmoe_jax.training.optim import ema_update, updates_made
@@ -90,7 +90,7 @@ class TrainStep:
     def lower(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
         """Lower the step for these arguments, which may be ShapeDtypeStructs with shardings."""
         moving = state.replace(frozen={})
-        out = placements(moving, self._mesh, self._label_axes), NamedSharding(self._mesh, REPLICATED)
+        out = tree_shardings(moving, self._mesh, self._label_axes), NamedSharding(self._mesh, REPLICATED)
         return jax.jit(self._step, donate_argnums=0, out_shardings=out).lower(moving, state.frozen, batch)
 
     def compile(self, state: TrainState, batch: Batch) -> jax.stages.Compiled:
@@ -127,7 +127,7 @@ def make_train_step(
       objective: the loss.
       optimizer: the optimizer.
       ema_decay: the decay of the moving averages.
-      label_axes: as in `sharding.place` of the state.
+      label_axes: as in `sharding.shard_tree` of the state.
       accumulate: number of parts into which a batch is split. Only the activations of one part are in memory at a time
         (see `_accumulated`).
       mixing: a change of the whole batch, see `training.mixing`.

@@ -19,7 +19,7 @@ def work(folder: str) -> int:
     from mlmoe_jax.config import default_config
     from mlmoe_jax.runs import checkpoint, digests
     from mlmoe_jax.runs.folder import RunFolder
-    from mlmoe_jax.runtime.sharding import make_mesh, place
+    from mlmoe_jax.runtime.sharding import make_mesh, shard_tree
     from mlmoe_jax.training.label_transfer import Counterparts, transfer_parameters
     from mlmoe_jax.training.loop import _backbone_file
 
@@ -43,13 +43,13 @@ def work(folder: str) -> int:
     parts = jax.make_array_from_callback(
         whole.shape, NamedSharding(mesh, PartitionSpec("data")), lambda piece: whole[piece]
     )
-    tree = {"parts": parts, "everywhere": place({"x": whole}, mesh)["x"]}
+    tree = {"parts": parts, "everywhere": shard_tree({"x": whole}, mesh)["x"]}
     found["addressable"] = parts.is_fully_addressable
     found["whole"] = {name: np.array_equal(value, whole) for name, value in distributed.to_host(tree).items()}
 
     wide = make_mesh({"data": 1, "fsdp": count, "expert": 1})
     kernel = np.arange(64 * 192, dtype=np.float32).reshape(64, 192) / 64
-    sharded = place({"backbone/kernel": kernel}, wide)
+    sharded = shard_tree({"backbone/kernel": kernel}, wide)
     found["sharded"] = sharded["backbone/kernel"].is_fully_addressable
     found["exported"] = np.array_equal(safetensors.numpy.load(_backbone_file(sharded))["kernel"], kernel.astype("f2"))
     match = Counterparts(("a",), ("a",))

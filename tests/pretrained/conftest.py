@@ -16,7 +16,7 @@ def pauses(monkeypatch):
     """The requested pauses, which are skipped; environment variables for proxies and tokens are removed."""
     asked = []
     monkeypatch.setattr(download, "pause", asked.append)
-    monkeypatch.setattr(download, "PIECE_BYTES", CHUNK)
+    monkeypatch.setattr(download, "READ_BYTES", CHUNK)
     for name in ("MLMOE_OFFLINE", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "HF_TOKEN"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)

@@ -18,7 +18,7 @@ from mlmoe_jax.runs.checkpoint import (
     save,
 )
 from mlmoe_jax.runs.folder import CHECKPOINTS, RunFolder
-from mlmoe_jax.runtime.sharding import make_mesh, place
+from mlmoe_jax.runtime.sharding import make_mesh, shard_tree
 from mlmoe_jax.training.step import initial_state
 
 
@@ -35,9 +35,9 @@ def test_a_checkpoint_restores_bit_for_bit(folder):
     selected = {"head/kernel": state.ema["head/kernel"] * 3}
     with open_manager(folder) as manager:
         save(manager, 7, state, selected, notes)
-    like = place(jax.tree.map(jnp.zeros_like, state), mesh)
+    like = shard_tree(jax.tree.map(jnp.zeros_like, state), mesh)
     with open_manager(folder) as manager:
-        restored = restore(manager, selected=place(selected, mesh), state=like)
+        restored = restore(manager, selected=shard_tree(selected, mesh), state=like)
     assert restored.step == 7
     assert restored.notes == notes
     identical(restored.state, state)

@@ -90,7 +90,7 @@ def test_a_member_that_is_no_array_is_refused():
 def test_a_file_that_unpacks_to_far_more_than_its_size_is_refused(monkeypatch):
     bomb = stored(a=np.zeros(1_000_000, np.int8))
     assert read_npz(bomb)["a"].nbytes == 1_000_000
-    monkeypatch.setattr(formats, "USUAL", 0)
+    monkeypatch.setattr(formats, "UNPACKED_BYTES", 0)
     with pytest.raises(ValueError, match="would unpack to 1,000,128 bytes"):
         read_npz(bomb, usual=0)
     noise = np.random.default_rng(0).bytes(5000)

@@ -25,11 +25,11 @@ def test_parts_are_those_of_the_compiler(program):
 def test_the_description_is_in_gib_and_includes_the_capacity(program, monkeypatch):
     sizes = {"arguments": 3072 * MIB, "outputs": 0, "aliased": 0, "temporaries": 1536 * MIB, "code": 0, "peak": 0}
     monkeypatch.setattr(memory, "memory_parts", lambda compiled: sizes)
-    monkeypatch.setattr(memory, "capacity_here", lambda device: (None, "not reported"))
+    monkeypatch.setattr(memory, "device_capacity", lambda device: (None, "not reported"))
     shares = "GiB per device (arguments 3.00, temporaries 1.50)"
-    assert memory.describe("a step", program) == f"a step needs 4.50 {shares}"
-    monkeypatch.setattr(memory, "capacity_here", lambda device: (80 * 1024 * MIB, "the test"))
-    assert memory.describe("a step", program) == f"a step needs 4.50 of 80.00 {shares}"
+    assert memory.describe_memory("a step", program) == f"a step needs 4.50 {shares}"
+    monkeypatch.setattr(memory, "device_capacity", lambda device: (80 * 1024 * MIB, "the test"))
+    assert memory.describe_memory("a step", program) == f"a step needs 4.50 of 80.00 {shares}"
 
 
 def test_donated_arguments_count_once():

@@ -13,13 +13,13 @@ from mlmoe_jax.runtime.batches import RunAhead
 from mlmoe_jax.runtime.sharding import (
     AXES,
     LabelAxes,
-    abstract,
+    abstract_shards,
     make_mesh,
-    place,
-    placements,
     remove_padding,
     shard_batch,
-    without_padding,
+    shard_tree,
+    tree_shardings,
+    unpad,
 )
 from mlmoe_jax.training.step import initial_state
 
@@ -91,7 +91,7 @@ def test_a_batch_is_sharded_over_the_whole_mesh(mesh):
 
 def test_on_one_device_everything_is_replicated(mesh):
     state = initial_state({"head/kernel": jnp.ones((4, 2))}, {"backbone/f": jnp.ones(3)}, {}, ())
-    placed = place(state, mesh)
+    placed = shard_tree(state, mesh)
     assert jax.tree.structure(placed) == jax.tree.structure(state)
     for value in jax.tree.leaves(placed):
         assert value.sharding == NamedSharding(mesh, PartitionSpec())
@@ -107,7 +107,7 @@ LABELS = LabelAxes(10, {"head/kernel": 1, "head/bias": 0})
 
 def specs_of(tree, mesh, labels=None):
     return jax.tree.map(
-        lambda s: s.spec, placements(tree, mesh, labels), is_leaf=lambda x: isinstance(x, NamedSharding)
+        lambda s: s.spec, tree_shardings(tree, mesh, labels), is_leaf=lambda x: isinstance(x, NamedSharding)
     )
 
 
@@ -143,11 +143,11 @@ def test_large_arrays_are_sharded_over_fsdp_along_the_longest_axis_that_divides(
 
 def test_labels_that_do_not_divide_are_padded_between_steps():
     tree = {"head/kernel": jax.ShapeDtypeStruct((4, 10), jnp.float32), "other": jax.ShapeDtypeStruct((10,), jnp.int32)}
-    placed = abstract(tree, mesh_of(1, 1, 3), LABELS)
+    placed = abstract_shards(tree, mesh_of(1, 1, 3), LABELS)
     assert (placed["head/kernel"].shape, placed["other"].shape) == ((4, 12), (10,))
     assert placed["head/kernel"].sharding.spec == PartitionSpec(None, "expert")
-    assert abstract(tree, mesh_of(1, 1, 5), LABELS)["head/kernel"].shape == (4, 10)
-    stored = without_padding(placed, mesh_of(1, 1, 3), LABELS)
+    assert abstract_shards(tree, mesh_of(1, 1, 5), LABELS)["head/kernel"].shape == (4, 10)
+    stored = unpad(placed, mesh_of(1, 1, 3), LABELS)
     assert (stored["head/kernel"].shape, stored["head/kernel"].sharding.spec) == ((4, 10), PartitionSpec())
     assert stored["other"] is placed["other"]
 
@@ -158,10 +158,10 @@ def test_padding_is_cut_by_one_program_per_shape(caplog):
     padded = {"head/kernel": jnp.arange(48.0).reshape(4, 12), "head/bias": jnp.arange(12.0)}
     later = jax.tree.map(lambda x: x + 1, padded)
     with jax.log_compiles():
-        without_padding(padded, mesh, LABELS)
+        unpad(padded, mesh, LABELS)
         assert "Compiling" in caplog.text
         caplog.clear()
-        stored = without_padding(later, mesh, LABELS)
+        stored = unpad(later, mesh, LABELS)
         assert "Compiling" not in caplog.text
     np.testing.assert_array_equal(stored["head/kernel"], np.arange(48.0).reshape(4, 12)[:, :10] + 1)
 

@@ -16,7 +16,7 @@ from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.runs.assemble import abstract_parts, evaluated_definition
 from mlmoe_jax.runs.restore import Run
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.sharding import place, remove_padding
+from mlmoe_jax.runtime.sharding import remove_padding, shard_tree
 
 
 def merge_run(run: Run) -> Run:
@@ -35,7 +35,7 @@ def merge_run(run: Run) -> Run:
     _, params, stats = ModelDef.split(model)
     parts, everything = abstract_parts(config, run.label_space), {**params, **stats}
     trained, frozen = (
-        place({path: everything[path] for path in paths}, run.mesh, run.label_axes)
+        shard_tree({path: everything[path] for path in paths}, run.mesh, run.label_axes)
         for paths in ({**parts.trainable, **parts.stats}, parts.frozen)
     )
     definition = evaluated_definition(config, parts, run.label_space)

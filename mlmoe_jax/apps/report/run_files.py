@@ -28,7 +28,7 @@ from mlmoe_jax.evaluation.results import (
     read_split_results,
 )
 from mlmoe_jax.runs import folder as files
-from mlmoe_jax.runs.folder import EnclosedRunFolder, RunFolder, read_config, read_label_space
+from mlmoe_jax.runs.folder import RunFolder, read_config, read_label_space
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
 from mlmoe_jax.runtime.formats import read_rows
 
@@ -90,7 +90,7 @@ class RunFiles:
     """
 
     def __init__(self, folder: RunFolder):
-        self.folder = EnclosedRunFolder(folder.path)
+        self.folder = folder
         self.folder.require(files.CONFIG)
         self.name = (folder.path.resolve() if folder.is_local else folder.path).name
 

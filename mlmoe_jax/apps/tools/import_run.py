@@ -14,7 +14,7 @@ from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import has_checkpoint, write_run_metadata
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.setup import setup_jax
-from mlmoe_jax.runtime.sharding import place
+from mlmoe_jax.runtime.sharding import shard_tree
 from mlmoe_jax.training.build_steps import build_steps
 from mlmoe_jax.training.initialization import origin_of
 from mlmoe_jax.training.selection import Selection
@@ -44,7 +44,8 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
     parts = origin.parts(label_space)
     total_steps = config.train.epochs * steps_per_epoch(len(split), config.train.batch_size)
     steps = build_steps(config, parts, preprocess, mesh, split.labels, total_steps=total_steps)
-    state = place(steps.initial_state(parts), mesh)  # without padding, so the checkpoint does not depend on the mesh
+    # Without padding, so the checkpoint does not depend on the mesh.
+    state = shard_tree(steps.initial_state(parts), mesh)
     selection = Selection(state.latest(), config.eval.select_metric, kind="imported")
     with folder.writing_by_first():
         if distributed.is_first():

@@ -25,7 +25,6 @@ from mlmoe_jax.data.sources.open import open_splits
 from mlmoe_jax.data.sources.packed import FORMAT, MANIFEST
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import INTERRUPTED, UserError
-from mlmoe_jax.runtime.files import MOST_DATA
 from mlmoe_jax.runtime.machine import cores
 from mlmoe_jax.runtime.preemption import stop_requests
 from mlmoe_jax.runtime.progress import Progress, status
@@ -154,7 +153,7 @@ def _finish_split(folder: Folder, split: Split, entries: Sequence[dict[str, Any]
     coded = {key: np.array([names[row].encode(errors="surrogatepass") for row in rows]) for key, names in texts.items()}
     file = f"{_stem(split.name)}.npz"
     folder.write_npz(file, labels=split.labels[stored].astype(np.int8), **coded)
-    content = folder.read_bytes(file, MOST_DATA)
+    content = folder.read_bytes(file)
     labels = {"file": file, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     return {"images": len(rows), "labels": labels, "shards": list(entries)}
 

@@ -44,7 +44,7 @@ from mlmoe_jax.runtime.files import (
     is_file_name,
     read_bytes,
 )
-from mlmoe_jax.runtime.formats import USUAL, read_npz
+from mlmoe_jax.runtime.formats import UNPACKED_BYTES, read_npz
 from mlmoe_jax.runtime.progress import heartbeat, megabytes
 from mlmoe_jax.runtime.storage import whole_file
 
@@ -137,7 +137,7 @@ def open_packed(root: str | os.PathLike, split: str) -> Split:
         if hashlib.sha256(content).hexdigest() != table.sha256:
             raise UserError(_changed(folder / table.file))
         # Labels are mostly zeros, so the file may be much smaller. Every image has at least a byte in a shard.
-        stored = read_npz(io.BytesIO(content), usual=max(USUAL, 2 * len(images) * len(classes)))
+        stored = read_npz(io.BytesIO(content), usual=max(UNPACKED_BYTES, 2 * len(images) * len(classes)))
         keys = [key for key in ("ids", "groups") if key == "ids" or key in stored]
         images.ids, *groups = ([name.decode(errors="surrogatepass") for name in stored[key].tolist()] for key in keys)
         return Split(split, classes, stored["labels"].astype(np.int8), images.ids, images, *groups)

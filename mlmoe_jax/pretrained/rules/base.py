@@ -67,7 +67,7 @@ def flatten_rows(tensor: np.ndarray) -> np.ndarray:
     return tensor.reshape(-1, tensor.shape[-1])
 
 
-def flatten(tensor: np.ndarray) -> np.ndarray:
+def flatten_vector(tensor: np.ndarray) -> np.ndarray:
     """[heads, D/heads] -> [D]."""
     return tensor.reshape(-1)
 

@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.apps.tools.preflight import hlo
 from mlmoe_jax.errors import DONE, FOUND_PROBLEMS, UserError
 from mlmoe_jax.runtime import sharding
-from mlmoe_jax.runtime.memory import GIB, capacity_here, device_bytes, memory_parts, required_bytes
+from mlmoe_jax.runtime.memory import GIB, device_bytes, device_capacity, memory_parts, required_bytes
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.table import Column, Outcome, Table
@@ -72,7 +72,7 @@ class Programs:
         parts, self._steps = abstract_steps(config, mesh, num_labels)
         self.num_labels = self._steps.num_labels
         state = jax.eval_shape(self._steps.initial_state, parts)
-        self.state = sharding.abstract(state, mesh, self._steps.label_axes)
+        self.state = sharding.abstract_shards(state, mesh, self._steps.label_axes)
 
     def training(self, size: int) -> StepProgram:
         """Return the training step. A device also holds the selected values and the next batch."""
@@ -233,7 +233,7 @@ def check_steps(
     """
     devices = tpu_devices(topology) if topology else jax.devices()
     mesh = setup_jax(config, devices, training=not find_batch)
-    capacity, source = capacity_elsewhere(devices[0]) if topology else capacity_here(devices[0])
+    capacity, source = capacity_elsewhere(devices[0]) if topology else device_capacity(devices[0])
     if find_batch and capacity is None:
         raise UserError(f"--find-batch needs the memory of a device, which is {source}; name a --topology")
     programs = Programs(config, mesh, num_labels)

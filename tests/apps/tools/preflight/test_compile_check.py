@@ -70,7 +70,7 @@ def _tiny_config(patch=None):
 def report_of_both_steps() -> dict:
     import jax
 
-    from mlmoe_jax.runtime.sharding import abstract, make_mesh
+    from mlmoe_jax.runtime.sharding import abstract_shards, make_mesh
 
     config = _tiny_config()
     report, steps = compile_check.check_steps(config), compile_check.Programs(config, make_mesh(config.mesh))
@@ -80,7 +80,7 @@ def report_of_both_steps() -> dict:
     sizes["moving"] = compile_check.device_bytes(state.replace(frozen={}))
     sizes["state"], sizes["batch"] = compile_check.device_bytes(state), compile_check.device_bytes(steps.batch(BATCH))
     over_two = make_mesh({"data": -1, "fsdp": 2, "expert": 1})
-    sizes["halved"] = compile_check.device_bytes(abstract(state, over_two))
+    sizes["halved"] = compile_check.device_bytes(abstract_shards(state, over_two))
     return {"report": report, "sizes": sizes, "text": check_outcome(report).text()}
 
 
