@@ -161,7 +161,7 @@ def read_images(root: str, splits: tuple[str, ...] = ("train", "val")) -> list[I
         "linear probe", Benchmark(root, "frozen", Path(), (1e-2,), (0,), (1,), {}, 0.0), rate=1e-2, epochs=1, seed=0
     )
     opened = [open_split(config.data, name) for name in splits]
-    extractor = FeatureExtractor.of(config, len(opened[0].classes))
+    extractor = FeatureExtractor.from_config(config, len(opened[0].classes))
     return [Images(read_features(extractor.cached(split).features)[0], split.labels) for split in opened]
 
 

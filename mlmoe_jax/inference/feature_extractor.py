@@ -43,7 +43,7 @@ class FeatureExtractor:
         self.settings = self._settings({path: v for path, v in backbone.items() if path not in parts.trainable})
 
     @classmethod
-    def of(cls, config: ConfigDict, labels: int) -> FeatureExtractor:
+    def from_config(cls, config: ConfigDict, labels: int) -> FeatureExtractor:
         """Return the extractor of a config for a number of labels, with its pretrained backbone; the head is not used.
 
         Raises UserError if the weights of the backbone cannot be read.
@@ -86,8 +86,8 @@ class FeatureExtractor:
             advice="lower eval.batch_size",
             progress=Progress(f"features of {split.name}", -(-len(split) // size), size),
         ):
-            whole = output.pop("id") >= 0
-            yield {kind: values[whole] for kind, values in output.items()}
+            real = output.pop("id") >= 0  # not padding
+            yield {kind: values[real] for kind, values in output.items()}
 
     def cached(self, split: Split) -> Split:
         """Return a split whose batches hold features instead of images; features missing in the cache are computed.
@@ -111,16 +111,18 @@ class FeatureExtractor:
         return table.parts_of([row for row in table.unread() if not split.images.problem(row, decoding)])
 
     def _fill(self, table: FeatureTable, missing: list[int], split: Split) -> None:
+        """Compute the missing parts of a table; a batch may hold images of several parts."""
         rows = {part: table.rows_of(part) for part in missing}
-        batches, waiting = self.batches(split.take(np.concatenate(list(rows.values())), split.name)), []
-        for part, its_rows in rows.items():
-            size = len(its_rows)
-            while sum(len(one["mask"]) for one in waiting) < size:
-                waiting.append(next(batches))
-            together = {kind: np.concatenate([one[kind] for one in waiting]) for kind in waiting[0]}
-            waiting = [{kind: values[size:] for kind, values in together.items()}]
-            read = together.pop("mask")[:size] > 0
-            table.write(part, {kind: values[:size] for kind, values in together.items()}, read)
+        batches = self.batches(split.take(np.concatenate(list(rows.values())), split.name))
+        pending: list[dict[str, np.ndarray]] = []
+        for part, part_rows in rows.items():
+            size = len(part_rows)
+            while sum(len(batch["mask"]) for batch in pending) < size:
+                pending.append(next(batches))
+            joined = {kind: np.concatenate([batch[kind] for batch in pending]) for kind in pending[0]}
+            pending = [{kind: values[size:] for kind, values in joined.items()}]
+            readable = joined.pop("mask")[:size] > 0
+            table.write(part, {kind: values[:size] for kind, values in joined.items()}, readable)
         batches.close()
 
 

@@ -119,10 +119,11 @@ def load_pretrained(backbone: nnx.Module, name: str, weights: str) -> None:
     if weights == "none":
         return
     report = load_weights(backbone, name if weights == "auto" else weights)
-    unused = () if weights == "auto" else report.unused  # of a published file, only expected tensors are unused
-    for what, names in (("tensors were not used", unused), ("values were missing", report.missing)):
-        if names:
-            status(f"backbone weights ({report.layout}): {len(names)} {what}, such as {names[0]}")
+    source = f"backbone weights ({report.layout})"
+    if report.unused and weights != "auto":  # of a published file, only expected tensors are unused
+        status(f"{source}: {len(report.unused)} tensors were not used, such as {report.unused[0]}")
+    if report.missing:
+        status(f"{source}: {len(report.missing)} values were missing, such as {report.missing[0]}")
 
 
 def require_weights(config: ConfigDict) -> None:

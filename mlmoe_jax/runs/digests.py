@@ -116,16 +116,21 @@ def damage(trees: Mapping[str, Any], stored: Mapping[str, Digests]) -> str:
 
 
 def _is_intact(array: Any, stored: str | dict[str, str] | None) -> bool:
+    """Return whether an array has the stored digest, or all stored digests of its shards."""
     expected = {_WHOLE: stored} if isinstance(stored, str) else stored or {}
-    if isinstance(array, jax.Array):
-        indices = array.sharding.devices_indices_map(array.shape).values()
-        if expected.keys() == {_name(index, array.shape) for index in indices}:
-            shards = {_name(shard.index, array.shape): shard.data for shard in array.addressable_shards}
-            return all(expected[name] == _sha256(np.asarray(values)) for name, values in shards.items())
-    whole = np.asarray(distributed.to_host(array))
-    parts = {name: whole[_index(name)] for name in expected}
-    complete = sum(part.size for part in parts.values()) == whole.size
+    if isinstance(array, jax.Array) and expected.keys() == _shard_names(array):
+        shards = {_name(shard.index, array.shape): shard.data for shard in array.addressable_shards}
+        return all(expected[name] == _sha256(np.asarray(values)) for name, values in shards.items())
+    gathered = np.asarray(distributed.to_host(array))
+    parts = {name: gathered[_index(name)] for name in expected}
+    complete = sum(part.size for part in parts.values()) == gathered.size
     return complete and all(expected[name] == _sha256(part) for name, part in parts.items())
+
+
+def _shard_names(array: jax.Array) -> set[str]:
+    """Return the names of the shards of an array on the devices of all processes."""
+    indices = array.sharding.devices_indices_map(array.shape).values()
+    return {_name(index, array.shape) for index in indices}
 
 
 def _name(index: tuple[slice, ...], shape: tuple[int, ...]) -> str:

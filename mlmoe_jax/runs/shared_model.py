@@ -70,7 +70,7 @@ def run_folder(location: str | os.PathLike) -> RunFolder:
     if text.startswith(DEMO):
         name, demos = text.removeprefix(DEMO), sorted(path.name for path in _DEMOS.iterdir() if path.is_dir())
         if name not in demos:
-            known = ", ".join(DEMO + one for one in demos)
+            known = ", ".join(DEMO + demo for demo in demos)
             raise UserError(f"no model {DEMO}{printable(name, 100)} comes with the package; there is {known}")
         return RunFolder(_DEMOS / name)
     if text.startswith(HUB):

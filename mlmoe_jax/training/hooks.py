@@ -200,8 +200,8 @@ class Checks(Hook):
 
     def before_save(self, step, state):
         self.require_finite(self._last)
-        norm, (saved, before) = float(_norm(state.trainable)), self._saved
-        growth = norm / max(1.0, before)
+        norm, (saved, saved_norm) = float(_norm(state.trainable)), self._saved
+        growth = norm / max(1.0, saved_norm)
         if not growth <= DIVERGENCE_LIMIT:
             raise UserError(
                 f"the norm of the parameters has grown {growth:.3g} times between steps {saved} and {step}; this state "
@@ -219,21 +219,29 @@ class Checks(Hook):
         if skipped <= allowed and (allowed or _is_finite(metrics)):
             self._unseen.clear()
             return
-        step, first = next(((s, m) for s, m in self._unseen if not _is_finite(m)), self._unseen[-1])
+        step, diverged = next(((s, m) for s, m in self._unseen if not _is_finite(m)), self._unseen[-1])
+        count = f"{skipped} steps are not finite, and train.skip_nonfinite={allowed} allows fewer; " if allowed else ""
+        raise UserError(
+            f"{self._describe(step, diverged)}; {count}{self._newest_checkpoint()}; lower config.optim.learning_rate "
+            "and start in a new --workdir, or let the same command skip such steps with --config.train.skip_nonfinite=N"
+        )
+
+    def _describe(self, step: int, metrics: Mapping[str, Any]) -> str:
+        """Describe a step that is not finite: its loss or gradient, its learning rate and its images."""
         config, split = self._experiment.config, self._experiment.data.train_split
         rows = rows_of_step(split, batch_size=config.train.batch_size, seed=config.seed, step=step)
-        listed = ", ".join(str(split.ids[row]) for row in rows[:_LISTED])
-        more = f" and {len(rows) - _LISTED} more" if len(rows) > _LISTED else ""
+        images = ", ".join(str(split.ids[row]) for row in rows[:_LISTED])
+        if len(rows) > _LISTED:
+            images += f" and {len(rows) - _LISTED} more"
         rate = float(self._experiment.steps.learning_rate(step - 1))
-        name, what = ("gradient_norm", "norm of the gradient") if _is_finite(first, "loss") else ("loss", "loss")
-        count = f"{skipped} steps are not finite, and train.skip_nonfinite={allowed} allows fewer; " if allowed else ""
+        value = f"the loss is {float(metrics['loss']):g}"
+        if _is_finite(metrics, "loss"):
+            value = f"the norm of the gradient is {float(metrics['gradient_norm']):g}"
+        return f"{value} at step {step} (learning rate {rate:g}, images {images})"
+
+    def _newest_checkpoint(self) -> str:
         newest = self._manager.latest_step()
-        state = "no checkpoint was written before it" if newest is None else f"the checkpoint of step {newest} is kept"
-        raise UserError(
-            f"the {what} is {float(first[name]):g} at step {step} (learning rate {rate:g}, images {listed}{more}); "
-            f"{count}{state}; lower config.optim.learning_rate and start in a new --workdir, or let the same command "
-            "skip such steps with --config.train.skip_nonfinite=N"
-        )
+        return "no checkpoint was written before it" if newest is None else f"the checkpoint of step {newest} is kept"
 
 
 def _is_finite(metrics: Mapping[str, Any], *names: str) -> bool:

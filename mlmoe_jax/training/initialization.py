@@ -44,7 +44,7 @@ from mlmoe_jax.training.label_transfer import counterparts, report_labels, trans
 
 
 # ---------------------------------------------------------------------------------------------------------- origins
-def origin_of(config: ConfigDict, folder: RunFolder | None = None) -> Origin:
+def find_origin(config: ConfigDict, folder: RunFolder | None = None) -> Origin:
     """Return the origin of a training's initial values. It is checked before anything that takes time.
 
     It is the first of (1) the newest undamaged checkpoint in the folder, (2) `config.init_from`, (3) the
@@ -71,7 +71,7 @@ def origin_of(config: ConfigDict, folder: RunFolder | None = None) -> Origin:
 
 @dataclass(frozen=True)
 class Origin:
-    """The pretrained backbone of a config, or its seed: (3) and (4) of `origin_of`.
+    """The pretrained backbone of a config, or its seed: (3) and (4) of `find_origin`.
 
     `resumes` means that a training continues, with the label space and progress in its folder.
     """

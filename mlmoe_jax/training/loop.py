@@ -35,7 +35,7 @@ from mlmoe_jax.runtime.sharding import copy_tree
 from mlmoe_jax.training.classifier import fit_classifier, require_only_classifier
 from mlmoe_jax.training.experiment import Experiment, fits_by_steps, make_experiment
 from mlmoe_jax.training.hooks import training_hooks
-from mlmoe_jax.training.initialization import origin_of
+from mlmoe_jax.training.initialization import find_origin
 from mlmoe_jax.training.profiling import Window
 from mlmoe_jax.training.resume import config_of_run, restore_progress, save_progress
 from mlmoe_jax.training.selection import Selection, require_metric, selection_split
@@ -48,7 +48,7 @@ class Stopped(Exception):
 
 
 def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = None) -> Results:
-    """Train, or resume training, in a run folder. The initial values are from `origin_of`.
+    """Train, or resume training, in a run folder. The initial values are from `find_origin`.
 
     Args:
       config: the config. It is not changed.
@@ -69,7 +69,7 @@ def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = Non
     folder.require_place()
     config = config_of_run(config, folder)
     root_of(config.data)  # before weights, which may have to be downloaded
-    origin = origin_of(config, folder)
+    origin = find_origin(config, folder)
 
     by_steps = fits_by_steps(config)
     preprocess, mesh = preprocess_for(config), setup_jax(config, training=by_steps)

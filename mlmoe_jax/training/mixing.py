@@ -27,15 +27,16 @@ def make_mixing(augment: ConfigDict) -> Mixing | None:
         return None
 
     def mixing(batch: Batch, key: jax.Array) -> Batch:
-        draw, choose, place = jax.random.split(key, 3)
+        share_key, choice_key, center_key = jax.random.split(key, 3)
         # An image is not mixed with an image that could not be read.
         partner = jnp.roll(batch["mask"], 1) != 0
-        share = jnp.where(partner, jax.random.beta(draw, alpha, alpha, partner.shape), 1.0)
+        share = jnp.where(partner, jax.random.beta(share_key, alpha, alpha, partner.shape), 1.0)
         if kind == "mixup":
             return mixup(batch, share)
         if kind == "cutmix":
-            return cutmix(batch, share, place)
-        return jax.lax.cond(jax.random.bernoulli(choose), mixup, lambda b, s: cutmix(b, s, place), batch, share)
+            return cutmix(batch, share, center_key)
+        choose_mixup = jax.random.bernoulli(choice_key)
+        return jax.lax.cond(choose_mixup, mixup, lambda b, s: cutmix(b, s, center_key), batch, share)
 
     return mixing
 
@@ -81,8 +82,8 @@ def _covered(key: jax.Array, size: int, share: jax.Array) -> Bool[Array, "b size
     """Return which of `size` rows or columns are inside the rectangle of each image."""
     center = jax.random.randint(key, share.shape, 0, size)[:, None]
     half = (size * jnp.sqrt(1 - share)).astype(jnp.int32)[:, None] // 2
-    at = jnp.arange(size)
-    return (at >= center - half) & (at < center + half)
+    index = jnp.arange(size)
+    return (index >= center - half) & (index < center + half)
 
 
 def _targets(batch: Batch, share: jax.Array) -> Batch:

@@ -37,15 +37,15 @@ def one_cycle(peak: float, total_steps: int) -> tuple[Schedule, Schedule]:
     last = float(total_steps - 1)
     top = 0.2 * total_steps - 1
 
-    def cycle(first: float, middle: float, end: float) -> Schedule:
+    def cycle(initial: float, middle: float, final: float) -> Schedule:
         def value(step: ArrayLike) -> Array:
             step = jnp.minimum(jnp.asarray(step, jnp.float32), last)
             rising = step < top
             start, stop = jnp.where(rising, 0.0, top), jnp.where(rising, top, last)
-            before, after = jnp.where(rising, first, middle), jnp.where(rising, middle, end)
+            falling, growing = jnp.where(rising, initial, middle), jnp.where(rising, middle, final)
             # (1 ± cos πx)/2 as squared sines: both terms are positive, so nothing cancels in float32.
             quarter = 0.5 * jnp.pi / (stop - start)
-            return before * jnp.sin(quarter * (stop - step)) ** 2 + after * jnp.sin(quarter * (step - start)) ** 2
+            return falling * jnp.sin(quarter * (stop - step)) ** 2 + growing * jnp.sin(quarter * (step - start)) ** 2
 
         return value
 
@@ -103,7 +103,7 @@ def make_optimizer(optim: Any, total_steps: int, paths: Iterable[str]) -> optax.
     core = {
         "adamw": (adam, add_decay),
         "adam": (add_decay, adam),
-        "muon": (_divide(_is_backbone_matrix, _scale_by_muon(), adam), add_decay),
+        "muon": (_choose(_is_backbone_matrix, _scale_by_muon(), adam), add_decay),
         "sgd": (add_decay, momentum),
     }[optim.name]
     return optax.chain(
@@ -169,22 +169,26 @@ def _is_backbone_matrix(path: str, value: Array) -> bool:
     return value.ndim == 2 and re.fullmatch("backbone/.*/kernel", path) is not None
 
 
-def _divide(
-    belongs_to_first: Callable[[str, Array], bool],
-    first: optax.GradientTransformation,
-    second: optax.GradientTransformation,
+def _choose(
+    matches: Callable[[str, Array], bool], matching: optax.GradientTransformation, other: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-    """Apply `first` to the values for which `belongs_to_first(path, value)`, and `second` to all further values."""
+    """Return a transformation: `matching` for the values with `matches(path, value)`, `other` for further values."""
 
-    def parts(tree):
-        chosen = {path: value for path, value in tree.items() if belongs_to_first(path, value)}
+    def split(tree: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+        chosen = {path: value for path, value in tree.items() if matches(path, value)}
         return chosen, {path: value for path, value in tree.items() if path not in chosen}
 
-    def init(params):
-        return tuple(t.init(part) for t, part in zip((first, second), parts(params), strict=True))
+    def init(params: Mapping[str, Array]) -> tuple[Any, Any]:
+        chosen, further = split(params)
+        return matching.init(chosen), other.init(further)
 
-    def update(grads, states, params):
-        results = [t.update(*of) for t, *of in zip((first, second), parts(grads), states, parts(params), strict=True)]
-        return {path: u for updates, _ in results for path, u in updates.items()}, tuple(state for _, state in results)
+    def update(
+        grads: Mapping[str, Array], state: tuple[Any, Any], params: Mapping[str, Array]
+    ) -> tuple[dict[str, Array], tuple[Any, Any]]:
+        chosen, further = split(grads)
+        chosen_params, further_params = split(params)
+        chosen, chosen_state = matching.update(chosen, state[0], chosen_params)
+        further, further_state = other.update(further, state[1], further_params)
+        return {**chosen, **further}, (chosen_state, further_state)
 
     return optax.GradientTransformation(init, update)

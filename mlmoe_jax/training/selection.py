@@ -90,8 +90,8 @@ class Selection:
             if result > self.best.get(kind, -math.inf):
                 self.best[kind], self.best_step[kind] = result, step
         waited = step - max(self.step, self.best_step.get("raw", 0))
-        below = "ema" not in candidates or candidates["ema"][0] < self.best.get("ema", -math.inf)
-        self.finished = bool(patience and self.best) and waited > patience and below
+        averages_fell = "ema" not in candidates or candidates["ema"][0] < self.best.get("ema", -math.inf)
+        self.finished = bool(patience and self.best) and waited > patience and averages_fell
 
     def keep(self, step: int, kind: str, split: str, values: Params) -> None:
         """Select `values` regardless of their metrics."""

@@ -21,7 +21,7 @@ from mlmoe_jax.models.params import ModelDef, named_variables
 from mlmoe_jax.models.registries import ADAPTERS
 from mlmoe_jax.pretrained.load import load_weights
 from mlmoe_jax.pretrained.peft import CONFIG, TENSORS, fill_from_peft, is_peft, peft_files, read_peft
-from mlmoe_jax.training.initialization import origin_of
+from mlmoe_jax.training.initialization import find_origin
 
 TOLERANCE = 2e-5
 make_peft = parity_script("make_peft")
@@ -185,9 +185,9 @@ def test_a_training_starts_from_a_folder_of_peft(stored, tmp_path, refusal):
     assert is_peft(folder)
     assert not is_peft(tmp_path)
     keys = [("init_from", str(folder)), ("model.backbone.weights", "none")]
-    sentence = refusal(origin_of, load_config("lora:dataset=digits", keys))
+    sentence = refusal(find_origin, load_config("lora:dataset=digits", keys))
     assert sentence.endswith("add --config.model.adapters.lora.rank=3 --config.model.adapters.lora.alpha=5.0")
     config = load_config("lora:dataset=digits,rank=3,alpha=5", keys)
     assert "query/a has shape (2, 16, 3) instead of (5, 128, 3)" in refusal(
-        origin_of(config).parts, synthetic_label_space(3, 1)
+        find_origin(config).parts, synthetic_label_space(3, 1)
     )

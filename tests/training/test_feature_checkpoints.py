@@ -17,7 +17,7 @@ from mlmoe_jax.pretrained.official import _name_tensors
 from mlmoe_jax.pretrained.rules.head_names import ML_DECODER_HEAD, Q2L_LAYOUT
 from mlmoe_jax.runs.assemble import assemble
 from mlmoe_jax.training import initialization
-from mlmoe_jax.training.initialization import origin_of
+from mlmoe_jax.training.initialization import find_origin
 
 SPACE = synthetic_label_space(4, 2)
 
@@ -49,7 +49,7 @@ def test_a_head_of_ml_decoder_fits_any_backbone(tmp_path, drawn_parts, capsys):
     assert "decoder.duplicate_pooling" in tensors
     np.savez(tmp_path / "head.npz", **tensors)
     config.init_from = str(tmp_path / "head.npz")
-    parts = origin_of(config).parts(SPACE)
+    parts = find_origin(config).parts(SPACE)
     taken = values_of(parts)
     for path, value in head.items():
         np.testing.assert_array_equal(taken[path], value, err_msg=path)
@@ -74,7 +74,7 @@ def test_a_complete_q2l_fills_backbone_and_head(tmp_path, drawn_parts):
     tensors["backbone.1.pe"] = np.zeros((1, 16, 2, 2), np.float32)
     np.savez(tmp_path / "q2l.npz", **{f"module.{name}": tensor for name, tensor in tensors.items()})
     config.init_from = str(tmp_path / "q2l.npz")
-    for path, value in values_of(origin_of(config).parts(SPACE)).items():
+    for path, value in values_of(find_origin(config).parts(SPACE)).items():
         np.testing.assert_array_equal(value, values[path], err_msg=path)
 
 
@@ -83,7 +83,7 @@ def test_other_backbones_are_refused_by_name(tmp_path, refusal):
     np.savez(tmp_path / "tresnet.npz", **{"body.conv1.0.weight": np.zeros(3, np.float32), "fc.W": np.zeros(3)})
     config = config_of("q2l_resnet101")
     config.init_from = str(tmp_path / "tresnet.npz")
-    assert "TResNet" in refusal(origin_of, config)
+    assert "TResNet" in refusal(find_origin, config)
 
 
 @pytest.mark.slow
@@ -112,8 +112,10 @@ def test_alphabetical_labels_of_add_gcn_are_matched_by_name():
 
 def test_a_published_file_needs_the_word_vectors_that_it_was_trained_with(refusal, tmp_path):
     config = load_config("mlgcn_resnet101", [("init_from", str(tmp_path / "coco.pth.tar"))])
-    assert refusal(origin_of, config) == f"there is no weights file {tmp_path / 'coco.pth.tar'}"
+    assert refusal(find_origin, config) == f"there is no weights file {tmp_path / 'coco.pth.tar'}"
     (tmp_path / "coco.pth.tar").touch()
-    assert "trained with GloVe vectors; name the file with model.head.graph.word_vectors" in refusal(origin_of, config)
+    assert "trained with GloVe vectors; name the file with model.head.graph.word_vectors" in refusal(
+        find_origin, config
+    )
     config.model.head.graph.word_vectors = "glove.txt"
-    assert "coco.pth.tar is damaged" in refusal(origin_of, config)  # as it is empty
+    assert "coco.pth.tar is damaged" in refusal(find_origin, config)  # as it is empty

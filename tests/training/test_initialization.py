@@ -32,7 +32,7 @@ from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import open_run, parts_of_run, write_run_metadata
-from mlmoe_jax.training.initialization import origin_of
+from mlmoe_jax.training.initialization import find_origin
 from mlmoe_jax.training.loop import train
 
 TINY = ViTShape(width=16, depth=1, heads=2, patch=4, native=8, mlp_ratio=1)
@@ -86,7 +86,7 @@ def published(tmp_path):
 
 
 def initial_parts(config, space: LabelSpace):
-    return origin_of(config).parts(space)
+    return find_origin(config).parts(space)
 
 
 def space_of(*names: str, groups: int = 1) -> LabelSpace:

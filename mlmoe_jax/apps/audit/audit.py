@@ -155,5 +155,5 @@ def fold_units(split: Split) -> str:
 
 def extract_features(split: Split, config: ConfigDict) -> tuple[Split, Float[np.ndarray, "n d"]]:
     """Return the images of a split that can be read, and their features by the backbone of a `probe_config`."""
-    features, read = read_features(FeatureExtractor.of(config, len(split.classes)).cached(split).features)
+    features, read = read_features(FeatureExtractor.from_config(config, len(split.classes)).cached(split).features)
     return split.take(np.flatnonzero(read), split.name), features

@@ -32,7 +32,7 @@ def write_features(config: ConfigDict, output: str) -> Outcome:
     folder.require_place()
     splits = open_splits(data, [data.val_split, *data.test_splits], seed=config.seed)
     classes = splits[data.train_split].classes
-    extractor = FeatureExtractor.of(config, len(classes))
+    extractor = FeatureExtractor.from_config(config, len(classes))
     _write_lines(folder, "classes.txt", classes)
     for split in splits.values():
         _write_split(folder, split, extractor)

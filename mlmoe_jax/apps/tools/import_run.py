@@ -16,7 +16,7 @@ from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.sharding import shard_tree
 from mlmoe_jax.training.build_steps import build_steps
-from mlmoe_jax.training.initialization import origin_of
+from mlmoe_jax.training.initialization import find_origin
 from mlmoe_jax.training.selection import Selection
 from mlmoe_jax.training.training_data import label_space_for
 
@@ -26,7 +26,7 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
 
     Labels, their order and their groups are from the training split; no image is read. The folder gets a checkpoint of
     step 0, from which training can resume. Raises UserError if `init_from` is empty or the folder already holds a run,
-    and as `origin_of` does.
+    and as `find_origin` does.
     """
     configuration.validate(config)
     if not config.init_from:
@@ -35,7 +35,7 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
         )
     if has_checkpoint(folder):
         raise UserError(f"{folder} already holds a run; choose another --workdir")
-    origin = origin_of(config)
+    origin = find_origin(config)
     folder.require_place()
     preprocess = preprocess_for(config)
     split = open_split(config.data, config.data.train_split, seed=config.seed)

@@ -23,7 +23,7 @@ from mlmoe_jax.main import main
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.shared_model import FILES, LAYOUT, origin_of_values, run_folder
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds, write_thresholds
-from mlmoe_jax.training.initialization import origin_of
+from mlmoe_jax.training.initialization import find_origin
 from mlmoe_jax.training.selection import Selection
 
 CUTS = {"a": 0.25, "b": float("inf"), "c": 0.5}
@@ -214,7 +214,7 @@ def test_a_run_starts_from_a_shared_model(made, pushed):
     started = config.copy_and_resolve_references()
     started.init_from = "hf:user/name"
     space = Predictor.from_run(run.path).run.label_space
-    parts = origin_of(started).parts(space)
+    parts = find_origin(started).parts(space)
     expected = load_file(run_folder("hf:user/name") / "adapter.safetensors")
     for path, value in parts.trainable.items():
         np.testing.assert_array_equal(value, expected[path])
