@@ -26,7 +26,7 @@ from benchmarks.fuzz_cases.hostile import (
     write,
 )
 from mlmoe_jax.apps.tools.image_list import find_images
-from mlmoe_jax.data.images import FORMATS, Decoding, read_image
+from mlmoe_jax.data.images import IMAGE_FORMATS, Decoding, read_image
 from mlmoe_jax.inference.inputs import MixedImages
 from mlmoe_jax.pretrained.load import read_tensors
 
@@ -85,7 +85,7 @@ def png(width: int, height: int, mode: int, depth: int, *chunks: bytes) -> bytes
 
 
 ZIPPED = zlib.compress(bytes(50_000_000), 9)
-KINDS_OF_IMAGES = [(kind, mode) for kind in FORMATS for mode in ("RGB", "L", "RGBA", "P", "CMYK")]
+KINDS_OF_IMAGES = [(kind, mode) for kind in IMAGE_FORMATS for mode in ("RGB", "L", "RGBA", "P", "CMYK")]
 
 
 def prepare_images(base: Path) -> None:

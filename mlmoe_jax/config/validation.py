@@ -108,7 +108,7 @@ def _data_mistakes(config: ConfigDict) -> list[str]:
 def _loss_mistakes(config: ConfigDict) -> list[str]:
     """Return the settings of loss and labels that do not fit together."""
     data, settings = config.data, config.loss
-    if wrong := hidden.mistake(data.known_positives):
+    if wrong := hidden.find_mistake(data.known_positives):
         return [wrong]
     if settings.kind not in LOSSES or not any(settings.terms.values()):
         return []

@@ -33,7 +33,7 @@ _STRIP = 1 << 20  # pixels per conversion
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 # An explicit list, because some of Pillow's formats run external programs on untrusted files (EPS runs Ghostscript).
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
+IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
 
 JPEG_START, JPEG_END = b"\xff\xd8", b"\xff\xd9"
 _HEIC = tuple(b"ftyp" + brand for brand in (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"))
@@ -92,8 +92,8 @@ def read_image(source: str | os.PathLike | bytes, *, name: str = "", decoding: D
       decoding: how the file is decoded.
 
     Raises:
-      BadImage: the file is missing, not regular, empty, cut short, damaged, in none of FORMATS, larger than MAX_FILE
-      bytes, or needs more than MAX_DECODED bytes of memory.
+      BadImage: the file is missing, not regular, empty, cut short, damaged, in none of IMAGE_FORMATS, larger than
+      MAX_FILE bytes, or needs more than MAX_DECODED bytes of memory.
     """
     return pixels_of(open_image(source, name=name, decoding=decoding))
 
@@ -189,7 +189,7 @@ def _why_unknown(data: bytes) -> str:
 @functools.cache
 def _formats() -> tuple[str, ...]:
     Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN)  # Pillow reads AVIF since 11.3
+    return tuple(name for name in IMAGE_FORMATS if name in Image.OPEN)  # Pillow reads AVIF since 11.3
 
 
 def _bytes_per_pixel(image: Image.Image) -> int:

@@ -66,24 +66,33 @@ class LabelTree:
                 below[parent].append(label)
         return below
 
-    def problem(self, names: Sequence[str]) -> str:
-        """Return why no image could have one of the labels `names`, or why a group says nothing; "" if neither."""
+    def find_contradiction(self, names: Sequence[str]) -> str:
+        """Explain the first cycle, impossible label or useless group; "" if there is none.
+
+        A label is impossible if it implies two exclusive labels.
+        """
         try:
-            below: dict[int, set[int]] = {}  # the labels that imply a label, and the label itself
-            for label, children in self.children.items():
-                below[label] = {label}.union(*map(below.__getitem__, children))
+            implying = self._implying()
         except CycleError as error:
             return f"{' implies '.join(names[k] for k in reversed(error.args[1]))}, which is a cycle"
         for group in self.exclusive:
             if len(set(group)) < max(2, len(group)):
                 return f"the exclusive labels {', '.join(names[k] for k in group)} are not two or more different labels"
-            owner: dict[int, int] = {}
-            for rival in group:
-                for label in below.get(rival, {rival}):
-                    if (other := owner.setdefault(label, rival)) != rival:
-                        implied = " and ".join(names[k] for k in (other, rival) if k != label)
-                        return f"{names[other]} and {names[rival]} are exclusive, but {names[label]} implies {implied}"
+            implied: dict[int, int] = {}  # label -> the label of the group that it is or implies
+            for member in group:
+                for label in implying.get(member, {member}):
+                    other = implied.setdefault(label, member)
+                    if other != member:
+                        both = " and ".join(names[k] for k in (other, member) if k != label)
+                        return f"{names[other]} and {names[member]} are exclusive, but {names[label]} implies {both}"
         return ""
+
+    def _implying(self) -> dict[int, set[int]]:
+        """Return label -> itself and all labels that imply it; CycleError if labels imply one another."""
+        implying: dict[int, set[int]] = {}
+        for label, children in self.children.items():
+            implying[label] = {label}.union(*(implying[child] for child in children))
+        return implying
 
     def close(self, codes: NDArray[np.int8]) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
         """Return label codes i8[N,K] with all that they imply, and where they contradict the tree, bool[N,2].
@@ -95,18 +104,10 @@ class LabelTree:
         """
         if not self:
             return codes, np.zeros((len(codes), 2), bool)
-        closed = codes.copy()
-        for label, children in self.children.items():
-            for code in (DIFFICULT, POSITIVE) if children else ():
-                present = (closed[:, children] == code).any(axis=1)
-                closed[present & (closed[:, label] != POSITIVE), label] = code
+        closed = self._raise_implied(codes)
         raised = ((codes == NEGATIVE) & (closed != NEGATIVE)).any(axis=1)
         present = (closed == POSITIVE) | (closed == DIFFICULT)
-        excluded, doubtful = np.zeros((2, *closed.shape), bool)
-        for group in map(list, self.exclusive):
-            count = present[:, group].sum(axis=1, keepdims=True)
-            excluded[:, group] |= count > 0
-            doubtful[:, group] |= (count > 1) & present[:, group]
+        excluded, doubtful = self._exclude(present)
         closed[excluded & ~present] = NEGATIVE
         for label, parents in self.parents.items():
             doubtful[:, label] |= present[:, label] & doubtful[:, parents].any(axis=1)
@@ -115,7 +116,26 @@ class LabelTree:
         closed[doubtful] = UNKNOWN
         return closed, np.stack([raised, doubtful.any(axis=1)], axis=1)
 
-    def augmented(self, present: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def _raise_implied(self, codes: NDArray[np.int8]) -> NDArray[np.int8]:
+        """Return label codes i8[N,K] in which every label that a present label implies is present, too."""
+        closed = codes.copy()
+        for label, children in self.children.items():
+            if children:
+                for code in (DIFFICULT, POSITIVE):
+                    present = (closed[:, children] == code).any(axis=1)
+                    closed[present & (closed[:, label] != POSITIVE), label] = code
+        return closed
+
+    def _exclude(self, present: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return where a group has a present label, and where a present label has a present rival, both bool[N,K]."""
+        excluded, doubtful = np.zeros((2, *present.shape), bool)
+        for group in map(list, self.exclusive):
+            count = present[:, group].sum(axis=1, keepdims=True)
+            excluded[:, group] |= count > 0
+            doubtful[:, group] |= (count > 1) & present[:, group]
+        return excluded, doubtful
+
+    def add_implied(self, present: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return sets of labels bool[N,K] with the labels that they imply."""
         present = present.copy()
         for label, children in self.children.items():
@@ -139,7 +159,7 @@ class LabelTree:
         labels = itertools.chain(*tree.implies, *tree.exclusive)
         if not all(isinstance(label, int) and 0 <= label < len(names) for label in labels):
             raise ValueError(f"its tree has other labels than its {len(names)} names")
-        if problem := tree.problem(names):
+        if problem := tree.find_contradiction(names):
             raise ValueError(problem)
         return tree
 
@@ -153,37 +173,58 @@ def read_tree(path: str | os.PathLike, names: Sequence[str]) -> LabelTree:
     Raises:
       UserError: the file is missing or has another form, a label is unknown or contradicts itself, or there is a cycle.
     """
-    place = {name: k for k, name in enumerate(names)}
-
-    def label(node: yaml.Node) -> int:
-        if node.value not in place:
-            close = difflib.get_close_matches(node.value, names, n=1)
-            hint = f"did you mean '{close[0]}'" if close else "correct it, or add it to the file of data.classes"
-            raise _wrong(path, node, f"names '{node.value}', which is not one of the {len(names):,} labels; {hint}")
-        return place[node.value]
-
-    def labels(node: yaml.Node) -> list[int]:
-        listed = node.value if isinstance(node, yaml.SequenceNode) else [node]
-        if odd := [item for item in listed if not isinstance(item, yaml.ScalarNode)]:
-            raise _wrong(path, odd[0], f"has no name of a label; {_FORM}")
-        return [label(item) for item in listed]
-
-    implies: list[tuple[int, int]] = []
-    exclusive: list[tuple[int, ...]] = []
+    reader = _TreeReader(path, names)
     for key, value in _sections(path):
-        if key.value == "implies" and isinstance(value, yaml.MappingNode):
-            for name, parents in value.value:  # a repeated label adds to what it implies
-                implies += [(child, parent) for child in labels(name) for parent in labels(parents)]
-        elif key.value == "exclusive" and isinstance(value, yaml.SequenceNode):
-            exclusive += [tuple(labels(group)) for group in value.value]
-        else:
-            raise _wrong(path, key, f"has neither labels that imply others nor groups of exclusive labels; {_FORM}")
-    tree = LabelTree(tuple(implies), tuple(exclusive))
+        reader.read_section(key, value)
+    tree = LabelTree(tuple(reader.implies), tuple(reader.exclusive))
     if not tree:
         raise UserError(f"{path} has no labels; {_FORM}")
-    if problem := tree.problem(names):
+    if problem := tree.find_contradiction(names):
         raise UserError(f"{path} cannot hold: {problem}; correct it")
     return tree
+
+
+class _TreeReader:
+    """Collects the pairs and the groups of a file.
+
+    Attributes:
+      implies: as in `LabelTree`.
+      exclusive: as in `LabelTree`.
+    """
+
+    def __init__(self, path: str | os.PathLike, names: Sequence[str]):
+        self.path, self.names = path, names
+        self.number = {name: k for k, name in enumerate(names)}
+        self.implies: list[tuple[int, int]] = []
+        self.exclusive: list[tuple[int, ...]] = []
+
+    def read_section(self, key: yaml.Node, value: yaml.Node) -> None:
+        """Read one key of the file and its value."""
+        if key.value == "implies" and isinstance(value, yaml.MappingNode):
+            for name, parents in value.value:  # a repeated label adds to what it implies
+                self.implies += itertools.product(self._read_labels(name), self._read_labels(parents))
+        elif key.value == "exclusive" and isinstance(value, yaml.SequenceNode):
+            self.exclusive += [tuple(self._read_labels(group)) for group in value.value]
+        else:
+            raise self._error(key, f"has neither labels that imply others nor groups of exclusive labels; {_FORM}")
+
+    def _read_labels(self, node: yaml.Node) -> list[int]:
+        """Return the numbers of one label, or of a sequence of labels."""
+        nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        return [self._read_label(item) for item in nodes]
+
+    def _read_label(self, node: yaml.Node) -> int:
+        if not isinstance(node, yaml.ScalarNode):
+            raise self._error(node, f"has no name of a label; {_FORM}")
+        if node.value not in self.number:
+            close = difflib.get_close_matches(node.value, self.names, n=1)
+            hint = f"did you mean '{close[0]}'" if close else "correct it, or add it to the file of data.classes"
+            count = len(self.names)
+            raise self._error(node, f"names '{node.value}', which is not one of the {count:,} labels; {hint}")
+        return self.number[node.value]
+
+    def _error(self, node: yaml.Node, problem: str) -> UserError:
+        return UserError(f"{self.path} line {node.start_mark.line + 1} {problem}")
 
 
 def _sections(path: str | os.PathLike) -> Iterable[tuple[yaml.Node, yaml.Node]]:
@@ -198,7 +239,3 @@ def _sections(path: str | os.PathLike) -> Iterable[tuple[yaml.Node, yaml.Node]]:
     if not isinstance(root, yaml.MappingNode):
         raise UserError(f"{path} has no labels; {_FORM}")
     return root.value
-
-
-def _wrong(path: str | os.PathLike, node: yaml.Node, what: str) -> UserError:
-    return UserError(f"{path} line {node.start_mark.line + 1} {what}")

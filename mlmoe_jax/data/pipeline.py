@@ -27,7 +27,7 @@ from mlmoe_jax.data.readers import FOR_FEATURES, Readers, choose
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime import distributed
 
-Batch = dict[str, np.ndarray]
+HostBatch = dict[str, np.ndarray]
 
 
 class _Examples(grain.transforms.MapWithIndex):
@@ -44,7 +44,7 @@ class _Examples(grain.transforms.MapWithIndex):
         self.no_labels = np.full(len(split.classes), UNKNOWN, np.int8)
         self.reader = ImageReader.of(data_config, augment)
 
-    def map_with_index(self, index: int, element: np.ndarray) -> Batch:
+    def map_with_index(self, index: int, element: np.ndarray) -> HostBatch:
         share, count = self.process
         size = len(element) // count
         places = range(share * size, (share + 1) * size)
@@ -63,7 +63,7 @@ class _Examples(grain.transforms.MapWithIndex):
             example["label"], example["label_mask"] = positive.astype(np.float32), valid.astype(np.float32)
         return example
 
-    def _input(self, row: int, random: np.random.Generator) -> Batch | None:
+    def _input(self, row: int, random: np.random.Generator) -> HostBatch | None:
         """Return the model input; None for an image that cannot be read and is left out."""
         if self.split.features is not None:
             if (features := self.split.features[row]) is None and not self.reader.skip:
@@ -92,7 +92,7 @@ def build_loader(
     first_step: int = 0,
     labels: bool = True,
     process: tuple[int, int] = (0, 1),
-) -> Iterator[Batch]:
+) -> Iterator[HostBatch]:
     """Return the part of this process of every global batch.
 
     For training, images are shuffled, repeated without end, and augmented unless the split has features. For
@@ -162,7 +162,7 @@ class SkippedImages:
     def __init__(self, split: Split, rows: Iterable[int] = ()):
         self.split, self.rows = split, set(rows)
 
-    def watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+    def watch(self, batches: Iterator[HostBatch]) -> Iterator[HostBatch]:
         """Yield the batches and record their skipped images."""
         for batch in batches:
             skipped = (batch["mask"] == 0) & (batch["id"] >= 0)

@@ -113,7 +113,7 @@ def shared_groups(splits: Sequence[Split]) -> list[str]:
 
 def label_warnings(train: Split) -> list[str]:
     """Return a warning about the classes without a positive image; [] if there are none."""
-    without = [name for name, count in zip(train.classes, count_labels(train, POSITIVE), strict=True) if not count]
+    without = [name for name, count in zip(train.classes, count_codes(train, POSITIVE), strict=True) if not count]
     if not without:
         return []
     return [
@@ -144,7 +144,7 @@ def examples(items: Iterable[object], separator: str = ", ") -> str:
     return separator.join(first[:EXAMPLES] + ["…"] * (len(first) > EXAMPLES))
 
 
-def count_labels(split: Split, value: int) -> list[int]:
+def count_codes(split: Split, value: int) -> list[int]:
     """Return the number of images with a label code, per class."""
     return (split.labels == value).sum(axis=0).tolist()
 

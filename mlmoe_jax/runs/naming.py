@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from ml_collections import ConfigDict
 
 from mlmoe_jax.config.loading import CONFIG_FOLDER, find_config
-from mlmoe_jax.data.sources.open import SOURCES
+from mlmoe_jax.data.sources.open import DATA_SETS
 
 # Keys and sections (with a dot at the end) that may differ when a run resumes: they do not change its results.
 FREE_KEYS = (
@@ -56,7 +56,7 @@ def default_folder(
       mode: see `run_name`.
       sweep: `config.KEY=VALUE,…` as on the command line.
     """
-    own_root = SOURCES[config.data.name].published is None
+    own_root = DATA_SETS[config.data.name].published is None
     swept = [text.partition("=")[0].strip().removeprefix("config.") for text in sweep]
     return f"{RUNS}/{run_name(reference, overrides, mode=mode, swept=swept, own_root=own_root)}"
 

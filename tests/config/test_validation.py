@@ -4,7 +4,7 @@ from mlmoe_jax.apps.cli.reference import describe_config
 from mlmoe_jax.config import apply_overrides, default_config, from_json, to_json, validate, warnings
 from mlmoe_jax.config.defaults import KEYS
 from mlmoe_jax.config.keys import ANY, AutoIntegerKey, ChoiceKey, NumberKey
-from mlmoe_jax.data.sources.open import SOURCES
+from mlmoe_jax.data.sources.open import DATA_SETS
 from mlmoe_jax.evaluation.metrics.published import PRESETS
 from mlmoe_jax.models.adapters.group_prompts import PROMPT_MASKS, SIDES
 from mlmoe_jax.models.experts import ACTIVATIONS, EXPERTS, GATES
@@ -70,7 +70,7 @@ def test_a_misspelt_choice_gets_the_nearest(refusal):
 @pytest.mark.parametrize(("name", "nearest"), [("digit", "digits"), ("coco14", "coco2014"), ("tfds:", "tfds:NAME")])
 def test_an_unknown_data_set_is_refused(refusal, name, nearest):
     sentence, *rest = listed_for(refusal, "data.name", name)
-    assert sentence == f"data.name is '{name}' and must be one of {', '.join(SOURCES)}"
+    assert sentence == f"data.name is '{name}' and must be one of {', '.join(DATA_SETS)}"
     assert rest == [f"did you mean '{nearest}'?"]
 
 
@@ -92,7 +92,7 @@ def test_known_data_sets_and_members_of_a_family_are_allowed(name):
         "model.head.routing.gate": GATES,
         "model.head.routing.entropy": ENTROPY,
         "loss.kind": LOSSES,
-        "data.name": SOURCES,
+        "data.name": DATA_SETS,
         "metrics.preset": ("none", *PRESETS),
     }.items(),
 )

@@ -3,7 +3,7 @@ import pytest
 from helpers.tables import data_settings
 from PIL import Image
 
-from mlmoe_jax.data.images import FORMATS
+from mlmoe_jax.data.images import IMAGE_FORMATS
 from mlmoe_jax.data.sources.folders import IMAGE_SUFFIXES
 from mlmoe_jax.data.sources.open import open_split
 
@@ -71,7 +71,7 @@ def test_classes_directly_below_the_root(tmp_path):
 
 def test_images_of_every_format_that_is_read_are_found(photos):
     formats = {Image.registered_extensions().get(suffix) for suffix in IMAGE_SUFFIXES}
-    assert formats >= set(FORMATS)
+    assert formats >= set(IMAGE_FORMATS)
     write(photos, "test/dog/e.avif", "test/dog/f.JP2")
     split = open_split(settings(photos), "test")
     assert split.ids == ["test/dog/d.jpg", "test/dog/e.avif", "test/dog/f.JP2"]

@@ -121,7 +121,7 @@ def test_closed_labels_agree_with_the_tree_and_stay(seed):
 def test_sets_of_labels_are_augmented():
     present = np.zeros((1, 7), bool)
     present[0, POODLE] = True
-    assert np.flatnonzero(BOTH.augmented(present)).tolist() == [ANIMAL, DOG, NO, POODLE]
+    assert np.flatnonzero(BOTH.add_implied(present)).tolist() == [ANIMAL, DOG, NO, POODLE]
 
 
 def test_a_tree_is_stored_and_checked():

@@ -12,7 +12,7 @@ from PIL import Image
 from mlmoe_jax.apps.tools.pack import pack
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.pipeline import SkippedImages
-from mlmoe_jax.data.sources.open import SOURCES, count_labels, open_split, open_splits, original_name, root_of
+from mlmoe_jax.data.sources.open import DATA_SETS, count_labels, open_split, open_splits, original_name, root_of
 from mlmoe_jax.data.sources.source import Published
 
 PUBLISHED = ("voc2007", "voc2012", "coco2014", "nuswide", "vg256", "vg500", "chestxray14", "chexpert")
@@ -41,8 +41,8 @@ def test_a_packed_data_set_has_the_name_and_labels_of_its_source(tmp_path, monke
     config.data.update({"name": "synthetic", "labels": 16, "train_split": "val", "val_split": "", "test_splits": ()})
     pack(config, str(tmp_path / "packed"))
     packed = settings("packed", tmp_path / "packed", train_split="val")
-    others = {name: place for name, place in SOURCES.entries.items() if name != "synthetic"}
-    monkeypatch.setattr(SOURCES, "entries", others)  # as if it was the source of another program
+    others = {name: place for name, place in DATA_SETS.entries.items() if name != "synthetic"}
+    monkeypatch.setattr(DATA_SETS, "entries", others)  # as if it was the source of another program
     assert (original_name(packed), count_labels(packed)) == ("synthetic", 16)
 
 
@@ -59,7 +59,7 @@ def test_an_unknown_split_is_refused(name, refusal, tmp_path):
 
 
 def test_errors_for_unknown_names_list_known_ones(refusal):
-    assert ", ".join(SOURCES) == KNOWN
+    assert ", ".join(DATA_SETS) == KNOWN
     sentence = refusal(open_split, settings("coco14"), "train")
     assert sentence == "there is no data set 'coco14'; did you mean 'coco2014'?"
     sentence = refusal(open_split, settings("zzz"), "train")
@@ -196,7 +196,7 @@ def test_the_root_of_a_config(place):
 
 
 def test_the_published_data_sets_say_where_they_are_explained():
-    published_of = {name: found for name in SOURCES if (found := SOURCES[name].published)}
+    published_of = {name: found for name in DATA_SETS if (found := DATA_SETS[name].published)}
     assert tuple(published_of) == PUBLISHED
     page = (REPOSITORY / "docs" / "datasets.md").read_text()
     sections = {re.sub(r"[^a-z0-9]+", "-", title.lower()) for title in re.findall(r"^## (.+)$", page, re.MULTILINE)}

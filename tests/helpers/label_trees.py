@@ -18,7 +18,7 @@ def draw_tree(seed: int, labels: int = 12) -> LabelTree:
     for size in (2, 3, 2, 4):
         group = tuple(draw.choice(labels, size, replace=False).tolist())
         grown = LabelTree(tree.implies, (*tree.exclusive, group))
-        tree = tree if grown.problem(names) else grown
+        tree = tree if grown.find_contradiction(names) else grown
     return tree
 
 

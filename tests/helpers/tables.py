@@ -5,7 +5,7 @@ import json
 from PIL import Image
 
 from mlmoe_jax.config import default_config
-from mlmoe_jax.data.sources.open import SOURCES
+from mlmoe_jax.data.sources.open import DATA_SETS
 
 
 def data_settings(name, root="", **keys):
@@ -17,7 +17,7 @@ def data_settings(name, root="", **keys):
 
 def open_source(data, split, classes=None):
     """Open a split of a source, without the checks of `open_split`."""
-    return SOURCES[data.name].open(data, split, classes)
+    return DATA_SETS[data.name].open(data, split, classes)
 
 
 def settings(root, **keys):

@@ -143,7 +143,7 @@ def _find_similar(split: Split, config: ConfigDict) -> list[tuple[int, int]]:
 
 def _find_together(split: Split) -> list[Pair]:
     """Return the labels that are nearly always with another label, unless the tree says that they are."""
-    implied = split.tree.augmented(np.eye(len(split.classes), dtype=bool))
+    implied = split.tree.add_implied(np.eye(len(split.classes), dtype=bool))
     pairs = training_pairs(*cooccurrence(split.labels), len(split), level=TOGETHER, support=SUPPORT)
     return [pair for pair in pairs if not implied[pair.a, pair.b]]
 

@@ -24,7 +24,7 @@ from fastapi import FastAPI, HTTPException, Request
 
 from mlmoe_jax.apps.serving.service import Options, Service
 from mlmoe_jax.data.images import BadImage
-from mlmoe_jax.data.sources.label_studio import LOCAL_FILES, Control, prediction, read_address, read_controls
+from mlmoe_jax.data.sources.label_studio_export import LOCAL_FILES, Control, prediction, read_address, read_controls
 from mlmoe_jax.errors import UserError, reason_of
 from mlmoe_jax.runtime.files import open_regular, read_stream
 from mlmoe_jax.runtime.storage import Folder

@@ -18,7 +18,7 @@ from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.split_checks import (
     check_splits,
     contradictions,
-    count_labels,
+    count_codes,
     examples,
     label_warnings,
     shared_groups,
@@ -116,9 +116,9 @@ def _describe(split: Split, inspection: Inspection) -> dict[str, Any]:
         "height": _range(images.height),
         "mean_labels": float(labels_per_image.mean()),
         "images_by_labels": np.bincount(labels_per_image).tolist(),
-        "positive": count_labels(split, POSITIVE),
-        "difficult": count_labels(split, DIFFICULT),
-        "unknown": count_labels(split, UNKNOWN),
+        "positive": count_codes(split, POSITIVE),
+        "difficult": count_codes(split, DIFFICULT),
+        "unknown": count_codes(split, UNKNOWN),
     }
 
 

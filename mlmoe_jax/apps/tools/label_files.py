@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.apps.tools.pack import open_whole
 from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
-from mlmoe_jax.data.sources.labeling_formats import FORMATS, Entry, Format, LabelFile, output_path
+from mlmoe_jax.data.sources.labeling_formats import FORMATS, Format, LabelEntry, LabelFile, output_path
 from mlmoe_jax.data.sources.open import root_of
 from mlmoe_jax.data.sources.source import difficult_of
 from mlmoe_jax.data.split import Split
@@ -72,7 +72,7 @@ def _difficult_code(form: Format, treatment: str) -> int:
     return POSITIVE if treatment == "positive" else NEGATIVE
 
 
-def _entries(split: Split, images: Sequence[str], difficult: int) -> Iterator[Entry]:
+def _entries(split: Split, images: Sequence[str], difficult: int) -> Iterator[LabelEntry]:
     """Yield the entries of a split with a progress bar; `difficult` is the code that a difficult label gets."""
     steps = math.ceil(len(split) / IMAGES_PER_STEP)
     codes = np.where(split.labels == DIFFICULT, difficult, split.labels)
@@ -83,7 +83,7 @@ def _entries(split: Split, images: Sequence[str], difficult: int) -> Iterator[En
                 progress.advance()
             present = np.flatnonzero(codes[row] > NEGATIVE)
             labels = {split.classes[k]: int(codes[row, k]) for k in present}
-            yield Entry(image, None if is_unlabeled[row] else labels)
+            yield LabelEntry(image, None if is_unlabeled[row] else labels)
 
 
 def _losses(split: Split, form: Format, difficult: int) -> str:

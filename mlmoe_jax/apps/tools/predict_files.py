@@ -18,7 +18,7 @@ from mlmoe_jax.apps.tools.image_list import find_images
 from mlmoe_jax.apps.tools.select_images import SELECTION_COLUMNS, select_images
 from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.data.label_codes import POSITIVE
-from mlmoe_jax.data.sources.labeling_formats import FORMATS, Entry, LabelFile, output_path
+from mlmoe_jax.data.sources.labeling_formats import FORMATS, LabelEntry, LabelFile, output_path
 from mlmoe_jax.errors import DONE, OUTDATED, USER_ERROR, UserError
 from mlmoe_jax.inference.predictor import LARGEST_BATCH, LabeledImage, Predictor, weights_by_label
 from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder
@@ -266,7 +266,7 @@ class ResultRows:
 def _write_label_file(file: LabelFile, form: str, results: Iterable[LabeledImage]) -> None:
     """Write the images that could be read to the file of a labeling tool."""
     entries = (
-        Entry(result.image, dict.fromkeys(result.labels, POSITIVE), result.scores)
+        LabelEntry(result.image, dict.fromkeys(result.labels, POSITIVE), result.scores)
         for result in results
         if not result.error
     )

@@ -11,13 +11,13 @@ from mlmoe_jax.config.keys import (
     TextsKey,
     section,
 )
-from mlmoe_jax.data.sources.open import SOURCES
+from mlmoe_jax.data.sources.open import DATA_SETS
 
 _DIFFICULT = {"negative": "as absent", "ignore": "not at all", "positive": "as present"}
 
 DATA_KEYS = section(
     "The data set, and how its images are read.",
-    name=ChoiceKey("digits", "Data set; tfds:NAME is a data set of TFDS, such as tfds:coco/2014.", choices=SOURCES),
+    name=ChoiceKey("digits", "Data set; tfds:NAME is a data set of TFDS, such as tfds:coco/2014.", choices=DATA_SETS),
     root=TextKey("", "Folder of the data set; if empty, $MLMOE_DATA/NAME or data/NAME for a published data set."),
     table=TextKey(
         "{split}.csv",

@@ -27,7 +27,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_DATA, damage_explained, read_bytes
 
 ALL, RANDOM = "all", "random:"
-SEED = 1200  # of the known positives, as in the code of E. Cole et al.
+KNOWN_SEED = 1200  # of the known positives, as in the code of E. Cole et al.
 
 
 def hide_positives(split: Split, data_config: ConfigDict) -> Split:
@@ -44,9 +44,9 @@ def hide_positives(split: Split, data_config: ConfigDict) -> Split:
     if rule == ALL:
         return split
     positive, _ = targets(split.labels, data_config.difficult_train)
-    random = RandomState(SEED)
-    if rule in RULES:
-        known = RULES[rule](positive, random)
+    random = RandomState(KNOWN_SEED)
+    if rule in HIDING_RULES:
+        known = HIDING_RULES[rule](positive, random)
     elif rule.startswith(RANDOM):
         known = draw_share(positive, random, _share(rule))
     else:
@@ -55,13 +55,13 @@ def hide_positives(split: Split, data_config: ConfigDict) -> Split:
     return replace(split, labels=split.tree.close(labels)[0])
 
 
-def mistake(rule: str) -> str:
+def find_mistake(rule: str) -> str:
     """Return what is wrong with the value of `data.known_positives`, or "". A list is read by training only."""
-    if rule in (ALL, *RULES) or 0 < _share(rule) < 1 or rule.endswith(".txt"):
+    if rule in (ALL, *HIDING_RULES) or 0 < _share(rule) < 1 or rule.endswith(".txt"):
         return ""
     return (
-        f"data.known_positives is '{rule}' and must be {ALL}, {', '.join(RULES)}, {RANDOM}SHARE with a share between 0 "
-        "and 1, or a .txt file"
+        f"data.known_positives is '{rule}' and must be {ALL}, {', '.join(HIDING_RULES)}, {RANDOM}SHARE with a share "
+        "between 0 and 1, or a .txt file"
     )
 
 
@@ -96,7 +96,7 @@ def draw_share(positive: Bool[np.ndarray, "n k"], random: RandomState, share: fl
     return known.reshape(positive.shape)
 
 
-RULES: Mapping[str, Callable[[np.ndarray, RandomState], np.ndarray]] = {
+HIDING_RULES: Mapping[str, Callable[[np.ndarray, RandomState], np.ndarray]] = {
     "one": draw_one,
     "0.75": lambda positive, random: draw_fraction(positive, random, 2),
     "0.4": lambda positive, random: draw_fraction(positive, random, 5),

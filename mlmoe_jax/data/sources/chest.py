@@ -24,8 +24,8 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE, UNKNOWN
-from mlmoe_jax.data.sources.rows import Listing, Row, validated
-from mlmoe_jax.data.sources.source import Published, Source
+from mlmoe_jax.data.sources.rows import ImageRow, Listing, validated
+from mlmoe_jax.data.sources.source import DataSource, Published
 from mlmoe_jax.data.sources.tables import read_columns
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.files import damage_explained
@@ -77,11 +77,11 @@ def open_chestxray14(data_config: ConfigDict, split: str, classes: Sequence[str]
     return Split(split, FINDINGS, listed.labels, listed.images, images, groups=listed.groups)
 
 
-def _nih_rows(table: Path) -> Iterator[Row]:
+def _nih_rows(table: Path) -> Iterator[ImageRow]:
     columns = ("Image Index", "Finding Labels", "Patient ID")
     for line, (name, findings, patient) in read_columns(NIH.lines(table), columns, table):
         labels = findings.split("|") if findings != NO_FINDING else ()
-        yield Row(name, dict.fromkeys(labels, POSITIVE), group=patient, line=line)
+        yield ImageRow(name, dict.fromkeys(labels, POSITIVE), group=patient, line=line)
 
 
 def _read_list(path: Path) -> set[str]:
@@ -111,13 +111,13 @@ def open_chexpert(data_config: ConfigDict, split: str, classes: Sequence[str] | 
     return Split(split, OBSERVATIONS, labels, listed.images, ImageFiles(folder, listed.images), groups=listed.groups)
 
 
-def _chexpert_rows(table: Path) -> Iterator[Row]:
+def _chexpert_rows(table: Path) -> Iterator[ImageRow]:
     for line, (path, *cells) in read_columns(STANFORD.lines(table), ("Path", *OBSERVATIONS), table):
         if unknown := set(cells) - CODE_OF_OBSERVATION.keys():
             raise ValueError(f"an observation is {min(unknown)!r} and should be 1.0, 0.0, -1.0 or empty")
         file = path.split("/", 1)[1]
         codes = map(CODE_OF_OBSERVATION.__getitem__, cells)
-        yield Row(file, dict(zip(OBSERVATIONS, codes, strict=True)), group=file.split("/")[1], line=line)
+        yield ImageRow(file, dict(zip(OBSERVATIONS, codes, strict=True)), group=file.split("/")[1], line=line)
 
 
 def _apply_no_finding(labels: np.ndarray) -> np.ndarray:
@@ -132,7 +132,7 @@ def _apply_no_finding(labels: np.ndarray) -> np.ndarray:
     return labels
 
 
-CHESTXRAY14 = Source(open_chestxray14, splits=tuple(LISTS), labels=lambda data_config: len(FINDINGS), published=NIH)
-CHEXPERT = Source(
+CHESTXRAY14 = DataSource(open_chestxray14, splits=tuple(LISTS), labels=lambda data_config: len(FINDINGS), published=NIH)
+CHEXPERT = DataSource(
     open_chexpert, splits=("train", "valid"), labels=lambda data_config: len(OBSERVATIONS), published=STANFORD
 )

@@ -31,8 +31,8 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.own_images import open_own_images
-from mlmoe_jax.data.sources.rows import Listing, Row, first_repeated, validated
-from mlmoe_jax.data.sources.source import Published, Source
+from mlmoe_jax.data.sources.rows import ImageRow, Listing, first_repeated, validated
+from mlmoe_jax.data.sources.source import DataSource, Published
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.files import MOST_DATA, damage_explained, read_bytes
 
@@ -54,7 +54,7 @@ def open_coco2014(data_config: ConfigDict, split: str, classes: Sequence[str] | 
     return Split(split, listed.classes, listed.labels, ids, ImageFiles(folder, ids))
 
 
-def read_instances(path: Path) -> tuple[list[Row], list[str]]:
+def read_instances(path: Path) -> tuple[list[ImageRow], list[str]]:
     """Return the rows and the categories of an instances file. Images are sorted by their id as text."""
     content = json.loads(read_bytes(path, MOST_DATA))
     names = _by_id(content["categories"], "category", "name")
@@ -65,7 +65,7 @@ def read_instances(path: Path) -> tuple[list[Row], list[str]]:
         if image not in files or category not in names:
             raise ValueError(f"it annotates image {image} with category {category}, and lists only one of them")
         labels[image][names[category]] = POSITIVE
-    return [Row(files[image], labels[image]) for image in sorted(files, key=str)], list(names.values())
+    return [ImageRow(files[image], labels[image]) for image in sorted(files, key=str)], list(names.values())
 
 
 def _by_id(items: list[dict], kind: str, key: str) -> dict[Any, Any]:
@@ -78,11 +78,11 @@ def _by_id(items: list[dict], kind: str, key: str) -> dict[Any, Any]:
 
 def _read_own_instances(
     path: Path, data_config: ConfigDict, folder: Path, classes: Sequence[str] | None
-) -> tuple[list[Row], list[str]]:
+) -> tuple[list[ImageRow], list[str]]:
     return read_instances(path)
 
 
-COCO2014 = Source(
+COCO2014 = DataSource(
     open_coco2014, splits=("train", "val"), drops_empty=True, labels=lambda data_config: 80, published=COCO_FILES
 )
-COCO_JSON = Source(functools.partial(open_own_images, _read_own_instances), drops_empty=True)
+COCO_JSON = DataSource(functools.partial(open_own_images, _read_own_instances), drops_empty=True)

@@ -20,8 +20,8 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import size_of
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
-from mlmoe_jax.data.sources.labeling_formats import Entry, Format, LabelFile
-from mlmoe_jax.data.sources.rows import Row
+from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
+from mlmoe_jax.data.sources.rows import ImageRow
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import open_regular
 from mlmoe_jax.runtime.formats import XmlBuilder, parse_xml
@@ -40,7 +40,7 @@ class _Annotations(XmlBuilder):
 
     def __init__(self):
         super().__init__()
-        self.rows: list[Row] = []
+        self.rows: list[ImageRow] = []
         self.names: list[str] = []
 
     def end(self, tag: str) -> ElementTree.Element:
@@ -49,14 +49,14 @@ class _Annotations(XmlBuilder):
         if tag == "labels":
             self.names += [label.findtext("name", "") for label in element.iter("label")]
         elif tag == "image":
-            self.rows.append(Row(element.attrib["name"], _read_labels(element), split=element.get("subset")))
+            self.rows.append(ImageRow(element.attrib["name"], _read_labels(element), split=element.get("subset")))
             element.clear()
         return element
 
 
 def _read(
     path: Path, data_config: ConfigDict, folder: Path, known_classes: Sequence[str] | None
-) -> tuple[list[Row], list[str] | None]:
+) -> tuple[list[ImageRow], list[str] | None]:
     annotations = _Annotations()
     with open_regular(path) as file:
         parse_xml(file, annotations)
@@ -82,7 +82,7 @@ def _require(file: LabelFile) -> None:
         raise UserError(f"XML cannot name the image {bad!r}; rename it")
 
 
-def _write(file: LabelFile, entries: Iterable[Entry]) -> str:
+def _write(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
     attributes = _SCORE if file.version else _DIFFICULT
     labels = "\n".join(
         f"<label><name>{escape(name)}</name><attributes>{attributes}</attributes></label>" for name in file.names

@@ -37,7 +37,7 @@ from etils import epath
 from PIL import Image
 
 from mlmoe_jax.data.images import STRICT, ArrayImages, Decoding, Images
-from mlmoe_jax.data.sources.source import Source
+from mlmoe_jax.data.sources.source import DataSource
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import cache_folder
@@ -339,12 +339,12 @@ def write_files(out: Path) -> None:
         status(f"{out / name}.csv: {len(split)} images")
 
 
-SCENES_SOURCE = Source(
+SCENES_SOURCE = DataSource(
     lambda data_config, split, classes: open_scenes(split),
     splits=tuple(SCENES),
     labels=lambda data_config: len(DIGITS),
 )
-SINGLES_SOURCE = Source(
+SINGLES_SOURCE = DataSource(
     lambda data_config, split, classes: open_single(split),
     splits=tuple(SINGLES),
     labels=lambda data_config: len(DIGITS),

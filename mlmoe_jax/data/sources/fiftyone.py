@@ -17,8 +17,8 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
 from mlmoe_jax.data.sources.folders import image_names
-from mlmoe_jax.data.sources.labeling_formats import Entry, Format, LabelFile
-from mlmoe_jax.data.sources.rows import Row
+from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
+from mlmoe_jax.data.sources.rows import ImageRow
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_DATA, read_bytes
 from mlmoe_jax.runtime.storage import Target, open_target
@@ -26,7 +26,7 @@ from mlmoe_jax.runtime.storage import Target, open_target
 
 def _read(
     path: Path, data_config: ConfigDict, folder: Path, known_classes: Sequence[str] | None
-) -> tuple[Iterator[Row], Sequence[str] | None]:
+) -> tuple[Iterator[ImageRow], Sequence[str] | None]:
     content = json.loads(read_bytes(path, MOST_DATA))
     classes, labels = content.get("classes"), content["labels"]
     files: dict[str, str] = {}
@@ -37,17 +37,17 @@ def _read(
     return (_row(files.get(image, image), target, names) for image, target in labels.items()), classes
 
 
-def _row(image: str, target: Any, names: dict[int, str]) -> Row:
+def _row(image: str, target: Any, names: dict[int, str]) -> ImageRow:
     if target is None:
-        return Row(image, None)
+        return ImageRow(image, None)
     codes = {}
     for item in target if isinstance(target, list) else [target]:
         label, attributes = (item["label"], item.get("attributes", {})) if isinstance(item, dict) else (item, {})
         codes[names.get(label, label)] = DIFFICULT if attributes.get("difficult") is True else POSITIVE
-    return Row(image, codes)
+    return ImageRow(image, codes)
 
 
-def _write(file: LabelFile, entries: Iterable[Entry]) -> str:
+def _write(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
     place = {name: k for k, name in enumerate(file.names)}
     with open_target(Target(file.path, "json")) as labels:
         before = f'{{"classes": {json.dumps(list(file.names))}, "labels": {{\n'
@@ -60,7 +60,7 @@ def _write(file: LabelFile, entries: Iterable[Entry]) -> str:
     return ""
 
 
-def _target(entry: Entry, place: dict[str, int]) -> list | None:
+def _target(entry: LabelEntry, place: dict[str, int]) -> list | None:
     if entry.labels is None:
         return None
     if entry.scores is not None:

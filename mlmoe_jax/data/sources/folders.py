@@ -15,12 +15,12 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import POSITIVE
-from mlmoe_jax.data.sources.rows import Listing, Row, validated
-from mlmoe_jax.data.sources.source import Source, data_folder
+from mlmoe_jax.data.sources.rows import ImageRow, Listing, validated
+from mlmoe_jax.data.sources.source import DataSource, data_folder
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 
-# Of images.FORMATS, and of HEIC, which cannot be read, so that an error names these files.
+# Of images.IMAGE_FORMATS, and of HEIC, which cannot be read, so that an error names these files.
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".avif", ".tif", ".tiff", ".jp2", ".j2k"),
     *(".ppm", ".pgm", ".heic", ".heif"),
@@ -36,7 +36,7 @@ def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | N
     top = _folder_of_split(root, split, data_config)
     names = _subfolders(top)
     below = "" if top == root else f"{split}/"
-    rows = [Row(f"{below}{name}/{file}", {name: POSITIVE}) for name in names for file in image_names(top / name)]
+    rows = [ImageRow(f"{below}{name}/{file}", {name: POSITIVE}) for name in names for file in image_names(top / name)]
     if not rows:
         raise UserError(
             f"{top} holds no folders with images ({', '.join(IMAGE_SUFFIXES)}); sort the images into one folder per "
@@ -84,4 +84,4 @@ def _is_cycle(folder: Path) -> bool:
     return folder.is_symlink() and any(folder.samefile(above) for above in folder.absolute().parents)
 
 
-FOLDERS = Source(open_folders)
+FOLDERS = DataSource(open_folders)

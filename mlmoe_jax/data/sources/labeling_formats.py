@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from etils import epath
     from ml_collections import ConfigDict
 
-    from mlmoe_jax.data.sources.rows import Row
+    from mlmoe_jax.data.sources.rows import ImageRow
 
 
-class Entry(NamedTuple):
+class LabelEntry(NamedTuple):
     """One image to write.
 
     Attributes:
@@ -75,8 +75,8 @@ class Format:
     """
 
     suffix: str
-    read: Callable[[Path, ConfigDict, Path, Sequence[str] | None], tuple[Iterable[Row], Sequence[str] | None]]
-    write: Callable[[LabelFile, Iterable[Entry]], str]
+    read: Callable[[Path, ConfigDict, Path, Sequence[str] | None], tuple[Iterable[ImageRow], Sequence[str] | None]]
+    write: Callable[[LabelFile, Iterable[LabelEntry]], str]
     require: Callable[[LabelFile], None] = lambda file: None
     read_classes: Callable[[Path, ConfigDict], tuple[str, ...]] | None = None
     holds_difficult: bool = False
@@ -102,7 +102,7 @@ def output_path(output: str | None, name: str) -> epath.Path:
 FORMATS: Registry[Format] = Registry(
     "format of a labeling tool",
     {
-        "label_studio": "mlmoe_jax.data.sources.label_studio:LABEL_STUDIO",
+        "label_studio": "mlmoe_jax.data.sources.label_studio_export:LABEL_STUDIO",
         "fiftyone": "mlmoe_jax.data.sources.fiftyone:FIFTYONE",
         "cvat": "mlmoe_jax.data.sources.cvat:CVAT",
         "sidecar": "mlmoe_jax.data.sources.sidecar:SIDECAR",

@@ -16,7 +16,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import ImageFiles
-from mlmoe_jax.data.sources.source import Published, Source
+from mlmoe_jax.data.sources.source import DataSource, Published
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.files import damage_explained
 
@@ -65,7 +65,7 @@ def _read_marks(path: Path, count: int, images: int, list_path: Path) -> np.ndar
         return (np.frombuffer(marks, np.int8) - ord("0")).reshape(images, count)
 
 
-NUSWIDE = Source(
+NUSWIDE = DataSource(
     open_nuswide,
     splits=("train", "test"),
     drops_empty=True,

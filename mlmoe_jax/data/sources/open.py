@@ -1,4 +1,4 @@
-"""Open splits of any data set by its name. A new data set needs one file and one line in `SOURCES`."""
+"""Open splits of any data set by its name. A new data set needs one file and one line in `DATA_SETS`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.label_codes import has_positive
 from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree, read_tree
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
-from mlmoe_jax.data.sources.source import Source, difficult_of, require_known_split
+from mlmoe_jax.data.sources.source import DataSource, difficult_of, require_known_split
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.registry import Registry
 from mlmoe_jax.runtime.text import some
 
 # name -> source; the names are the choices of the config key data.name.
-SOURCES: Registry[Source] = Registry(
+DATA_SETS: Registry[DataSource] = Registry(
     "data set",
     {
         "digits": "mlmoe_jax.data.sources.digits:SCENES_SOURCE",
@@ -37,7 +37,7 @@ SOURCES: Registry[Source] = Registry(
         "folders": "mlmoe_jax.data.sources.folders:FOLDERS",
         "coco_json": "mlmoe_jax.data.sources.coco:COCO_JSON",
         **dict.fromkeys(FORMATS, "mlmoe_jax.data.sources.own_images:LABELING_TOOL"),
-        "packed": "mlmoe_jax.data.sources.packed:PACKED",
+        "packed": "mlmoe_jax.data.sources.packed:PACKED_DATA",
         "tfds:NAME": "mlmoe_jax.data.sources.tfds:TFDS",
     },
 )
@@ -45,7 +45,7 @@ SOURCES: Registry[Source] = Registry(
 
 def root_of(data_config: ConfigDict) -> str:
     """Return the folder of the data set of `config.data`; UserError if a published data set has no folder."""
-    published = SOURCES[data_config.name].published
+    published = DATA_SETS[data_config.name].published
     return str(published.folder(data_config.root)) if published else os.path.expanduser(data_config.root)
 
 
@@ -88,7 +88,7 @@ def open_split(
       keep_missing: whether images without a file stay in the split.
 
     Raises:
-      UserError: the name is not in SOURCES, the classes differ, an image has no file with data.bad_images=error, or the
+      UserError: there is no such data set, the classes differ, an image has no file with data.bad_images=error, or the
         source raises it.
     """
     holds_out = data_config.val_fraction and split in (data_config.train_split, data_config.val_split)
@@ -108,7 +108,7 @@ def open_split(
 
 def _open_source(data_config: ConfigDict, split: str, classes: Sequence[str] | None) -> Split:
     """Open a split as its source has it; UserError if it does not have the classes or the groups that it should."""
-    name, source = data_config.name, SOURCES[data_config.name]
+    name, source = data_config.name, DATA_SETS[data_config.name]
     if source.splits:
         require_known_split(name, split, source.splits)
     opened = source.open(data_config, split, classes)
@@ -170,14 +170,14 @@ def open_splits(
 
 def original_name(data_config: ConfigDict) -> str:
     """Return the name of the data set: `data.name`, or for packed data the name of its source."""
-    original = SOURCES[data_config.name].original
+    original = DATA_SETS[data_config.name].original
     return original(data_config) if original else data_config.name
 
 
 def count_labels(data_config: ConfigDict) -> int:
     """Return the number of labels of the data set, which is opened only if necessary."""
     name = original_name(data_config)  # may be unknown, because packed data does not need its original source
-    labels = SOURCES[name].labels if name in SOURCES else None
+    labels = DATA_SETS[name].labels if name in DATA_SETS else None
     return labels(data_config) if labels else len(open_split(data_config, data_config.train_split).classes)
 
 

@@ -18,8 +18,8 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.sources.folders import image_names
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
-from mlmoe_jax.data.sources.rows import ListedImages, Listing, Row, read_classes, validated
-from mlmoe_jax.data.sources.source import Source, data_folder
+from mlmoe_jax.data.sources.rows import ImageRow, ListedImages, Listing, read_classes, validated
+from mlmoe_jax.data.sources.source import DataSource, data_folder
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
@@ -29,7 +29,7 @@ SPREADSHEETS = (".xlsx", ".xls", ".ods")
 _SAVE_AS = "save it as CSV UTF-8, comma delimited, and name it {}"
 
 # (file, `config.data`, folder of the images, known classes) -> the rows, and the classes if the file lists them
-ReadRows = Callable[[Path, ConfigDict, Path, Sequence[str] | None], tuple[Iterable[Row], Sequence[str] | None]]
+ReadRows = Callable[[Path, ConfigDict, Path, Sequence[str] | None], tuple[Iterable[ImageRow], Sequence[str] | None]]
 
 
 def open_own_images(
@@ -129,4 +129,4 @@ def _open_labels(data_config: ConfigDict, split: str, classes: Sequence[str] | N
     return open_own_images(FORMATS[data_config.name].read, data_config, split, classes)
 
 
-LABELING_TOOL = Source(_open_labels)
+LABELING_TOOL = DataSource(_open_labels)

@@ -31,7 +31,7 @@ from etils import epath
 from filelock import FileLock, Timeout
 
 from mlmoe_jax.data.images import BadImage, EncodedImages
-from mlmoe_jax.data.sources.source import Source, require_known_split
+from mlmoe_jax.data.sources.source import DataSource, require_known_split
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import DiskError, UserError
 from mlmoe_jax.runtime import files
@@ -53,7 +53,7 @@ MANIFEST, FORMAT = "manifest.json", 1
 # Each open shard needs a file descriptor, often limited to 1,024 per process; opening a shard takes 0.15 ms.
 OPEN_SHARDS = 256
 STREAMS = 16  # concurrent requests to an object store
-PIECE_BYTES = 8 * MIB  # read at once from an object store
+COPY_BYTES = 8 * MIB  # read at once from an object store
 LOCK_SECONDS = 0.2  # between two attempts to take the lock of a shard
 HEARTBEAT_SECONDS = 1.0  # between two heartbeats while the lock is taken
 
@@ -264,7 +264,7 @@ def _fetch(source: epath.Path, local: Path, shard: PackedFile) -> None:
         source.open("rb") as remote,
         open(partial, "wb") as copy,
     ):
-        while piece := remote.read(PIECE_BYTES):
+        while piece := remote.read(COPY_BYTES):
             copy.write(piece)
             digest.update(piece)
             heartbeat()
@@ -272,7 +272,7 @@ def _fetch(source: epath.Path, local: Path, shard: PackedFile) -> None:
             raise UserError(_changed(source))
 
 
-PACKED = Source(
+PACKED_DATA = DataSource(
     lambda data_config, split, classes: open_packed(data_config.root, split),
     original=lambda data_config: read_manifest(data_config.root).source,
 )

@@ -23,7 +23,7 @@ _Name = TypeVar("_Name", bound=Hashable)
 SPLIT_COLUMN = "split"  # the column or key that names the split of an image
 
 
-class Row(NamedTuple):
+class ImageRow(NamedTuple):
     """One image that a source lists.
 
     Attributes:
@@ -88,7 +88,7 @@ class ListedImages:
     lines: Sequence[int]
 
 
-def validated(rows: Iterable[Row], listing: Listing, classes: Sequence[str] | None = None) -> ListedImages:
+def validated(rows: Iterable[ImageRow], listing: Listing, classes: Sequence[str] | None = None) -> ListedImages:
     """Return the images of a split from the rows of a source.
 
     Args:
@@ -131,7 +131,7 @@ class _Selection:
         self.lines, self.other_labels = array("q"), array("b")
         self.label_counts, self.label_columns, self.label_codes = array("i"), array("i"), array("b")
 
-    def add(self, row: Row) -> None:
+    def add(self, row: ImageRow) -> None:
         """Store a row of the split, or note why it is not used."""
         self.splits.add(row.split)
         included = self.listing.includes(row.split)
@@ -149,7 +149,7 @@ class _Selection:
                 self.columns[_text(name)] = len(self.columns)
                 self.first_unknown = self.first_unknown or (line, name)
 
-    def _store(self, row: Row, labels: Mapping[str, int]) -> None:
+    def _store(self, row: ImageRow, labels: Mapping[str, int]) -> None:
         if not row.image:
             raise UserError(f"{self.listing.line(row.line)} has no image path")
         if row.image in self.images:

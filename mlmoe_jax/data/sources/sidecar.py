@@ -19,8 +19,8 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.folders import image_names
-from mlmoe_jax.data.sources.labeling_formats import Entry, Format, LabelFile
-from mlmoe_jax.data.sources.rows import Row
+from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
+from mlmoe_jax.data.sources.rows import ImageRow
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MIB, MOST_TEXT, damage_explained, read_bytes
 from mlmoe_jax.runtime.formats import read_rows
@@ -33,21 +33,21 @@ _SHORTEST = 3  # in tags with at most this many letters, such as ^_^, the tagger
 
 def _read(
     path: Path, data_config: ConfigDict, folder: Path, known_classes: Sequence[str] | None, *, listed: bool
-) -> tuple[Iterator[Row], Sequence[str] | None]:
+) -> tuple[Iterator[ImageRow], Sequence[str] | None]:
     names = _read_tags(path / TAGS) if listed else None
     spelled = {spelling: name for name in reversed(names or ()) for spelling in _spellings(name)}
     spelled |= {name: name for name in names or ()}
     return (_row(path, image, spelled) for image in image_names(folder)), names
 
 
-def _row(folder: Path, image: str, spelled: dict[str, str]) -> Row:
+def _row(folder: Path, image: str, spelled: dict[str, str]) -> ImageRow:
     path = folder / Path(image).with_suffix(".txt")
     if not path.exists():
-        return Row(image, None)
+        return ImageRow(image, None)
     with damage_explained(path):
         text = read_bytes(path, MOST_TAGS).decode("utf-8-sig")
     tags = filter(None, map(str.strip, re.split("[,\n]", text)))
-    return Row(image, {spelled.get(tag, tag): POSITIVE for tag in tags})
+    return ImageRow(image, {spelled.get(tag, tag): POSITIVE for tag in tags})
 
 
 def _spellings(name: str) -> list[str]:
@@ -68,7 +68,7 @@ def _require(file: LabelFile) -> None:
     require_new(file.path)
 
 
-def _write(file: LabelFile, entries: Iterable[Entry], *, listed: bool) -> str:
+def _write(file: LabelFile, entries: Iterable[LabelEntry], *, listed: bool) -> str:
     outside = any(os.path.isabs(image) or ".." in Path(image).parts for image in file.images)
     common = os.path.commonpath([os.path.dirname(os.path.abspath(image)) for image in file.images]) if outside else ""
     counts: Counter[str] = Counter()

@@ -18,7 +18,7 @@ DEFAULT_FOLDER = Path("data")  # a folder with one folder per data set, in the w
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """One data set, or one file layout for your own images.
 
     Attributes:

@@ -10,7 +10,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import STRICT, Decoding, Images
-from mlmoe_jax.data.sources.source import Source
+from mlmoe_jax.data.sources.source import DataSource
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 
@@ -67,4 +67,4 @@ def _color(number: np.ndarray, count: int) -> np.ndarray:
     return 32 + place * (191 // max(1, levels - 1))
 
 
-SYNTHETIC = Source(open_synthetic, splits=tuple(SPLIT_SIZES), labels=lambda data_config: data_config.labels)
+SYNTHETIC = DataSource(open_synthetic, splits=tuple(SPLIT_SIZES), labels=lambda data_config: data_config.labels)

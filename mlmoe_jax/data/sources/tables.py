@@ -47,8 +47,8 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.data.sources.own_images import open_own_images
-from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, Row, first_repeated
-from mlmoe_jax.data.sources.source import Source
+from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, first_repeated
+from mlmoe_jax.data.sources.source import DataSource
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import formats
 from mlmoe_jax.runtime.files import open_text, read_lines
@@ -62,12 +62,12 @@ ReadLabels = Callable[[list[str], int], dict[str, int]]  # (cells of a row, its 
 # --------------------------------------------------------------------------------------------------------------- JSONL
 def read_jsonl(
     path: Path, data_config: ConfigDict, folder: Path, classes: Sequence[str] | None
-) -> tuple[Iterator[Row], None]:
+) -> tuple[Iterator[ImageRow], None]:
     """Return the rows of a JSONL file, which raise UserError for a line of another form."""
     return _jsonl_rows(path, data_config), None
 
 
-def _jsonl_rows(path: Path, data_config: ConfigDict) -> Iterator[Row]:
+def _jsonl_rows(path: Path, data_config: ConfigDict) -> Iterator[ImageRow]:
     image_key, label_key, group_key = data_config.image_column, data_config.label_column, data_config.group_column
     with open_text(path) as file:
         for line, text in enumerate(read_lines(file), 1):
@@ -81,7 +81,7 @@ def _jsonl_rows(path: Path, data_config: ConfigDict) -> Iterator[Row]:
                 _require_types(image, split, group)
                 other_labels = NEGATIVE if isinstance(labels, list) else UNKNOWN
                 group = "" if group is None else str(group).strip()
-                yield Row(image, _read_json_labels(labels), other_labels, split, group, line)
+                yield ImageRow(image, _read_json_labels(labels), other_labels, split, group, line)
             except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
                 grouped = f"a name or nothing under '{group_key}', " if group_key else ""
                 raise UserError(
@@ -109,7 +109,7 @@ def _read_json_labels(labels: Any) -> dict[str, int]:
 # ----------------------------------------------------------------------------------------------------------------- CSV
 def read_csv(
     path: Path, data_config: ConfigDict, folder: Path, classes: Sequence[str] | None
-) -> tuple[Iterator[Row], Sequence[str] | None]:
+) -> tuple[Iterator[ImageRow], Sequence[str] | None]:
     """Return the rows of a CSV, and the classes of one with a column per class.
 
     Raises UserError, also while rows are read, if a column is missing or a cell is invalid.
@@ -143,7 +143,7 @@ class _Columns(NamedTuple):
         return cls(image, split, group)
 
 
-def _csv_rows(path: Path, header: list[str], columns: _Columns, read_labels: ReadLabels) -> Iterator[Row]:
+def _csv_rows(path: Path, header: list[str], columns: _Columns, read_labels: ReadLabels) -> Iterator[ImageRow]:
     with open_text(path) as file:
         reader = csv.reader(read_lines(file), skipinitialspace=True)
         _read_header(reader, path)
@@ -151,7 +151,7 @@ def _csv_rows(path: Path, header: list[str], columns: _Columns, read_labels: Rea
             image = formats.unescape_cell(cells[columns.image])
             split = None if columns.split is None else cells[columns.split]
             group = "" if columns.group is None else formats.unescape_cell(cells[columns.group].strip())
-            yield Row(image, read_labels(cells, line), NEGATIVE, split, _NUMBER.sub(r"\1", group), line)
+            yield ImageRow(image, read_labels(cells, line), NEGATIVE, split, _NUMBER.sub(r"\1", group), line)
 
 
 def _read_header(reader: Iterator[list[str]], path: Path) -> list[str]:
@@ -260,5 +260,5 @@ def _column_advice(header: Sequence[str], name: str, named_by: str) -> str:
     return f"correct one of the two, or clear {named_by if named_by == 'data.group_column' else unset}"
 
 
-CSV = Source(functools.partial(open_own_images, read_csv))
-JSONL = Source(functools.partial(open_own_images, read_jsonl))
+CSV = DataSource(functools.partial(open_own_images, read_csv))
+JSONL = DataSource(functools.partial(open_own_images, read_jsonl))

@@ -24,7 +24,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import EncodedImages
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
-from mlmoe_jax.data.sources.source import Source
+from mlmoe_jax.data.sources.source import DataSource
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
@@ -165,4 +165,4 @@ def _present(value) -> np.ndarray:
     return np.atleast_1d(np.asarray(value, np.int64))
 
 
-TFDS = Source(open_tfds, drops_empty=True)
+TFDS = DataSource(open_tfds, drops_empty=True)

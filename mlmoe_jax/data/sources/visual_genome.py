@@ -28,7 +28,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.rows import read_classes
-from mlmoe_jax.data.sources.source import Published, Source
+from mlmoe_jax.data.sources.source import DataSource, Published
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
@@ -147,8 +147,8 @@ def _split(split: str, classes: tuple[str, ...], labels: np.ndarray, files: list
     return Split(split, classes, labels, [f"{first}/{file}" for file in files], images)
 
 
-VG256 = Source(open_vg256, splits=("train", "test"), labels=lambda data_config: 256, published=PUBLISHED_256)
-VG500 = Source(
+VG256 = DataSource(open_vg256, splits=("train", "test"), labels=lambda data_config: 256, published=PUBLISHED_256)
+VG500 = DataSource(
     open_vg500,
     splits=("train", "test"),
     drops_empty=True,

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE
-from mlmoe_jax.data.sources.source import Published, Source
+from mlmoe_jax.data.sources.source import DataSource, Published
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.files import damage_explained
 
@@ -72,8 +72,8 @@ def _find(root: Path, year: int) -> Path:
     raise VOC_FILES[year].missing(f"ImageSets/Main is not in {', '.join(map(str, folders[:-1]))} or {folders[-1]}")
 
 
-def _make_source(year: int) -> Source:
-    return Source(
+def _make_source(year: int) -> DataSource:
+    return DataSource(
         functools.partial(open_voc, year),
         splits=("train", "val", "trainval", "test"),
         drops_empty=True,

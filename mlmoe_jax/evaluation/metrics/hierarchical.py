@@ -24,9 +24,9 @@ def measure(entries: Entries) -> dict[str, float]:
     """Return the metrics of MEANINGS for each of `Entries.predictions`; {} without a tree."""
     if not entries.tree:
         return {}
-    positive, metrics = entries.tree.augmented(entries.positive & entries.valid), {}
+    positive, metrics = entries.tree.add_implied(entries.positive & entries.valid), {}
     for name, predicted in entries.predictions.items():
-        values = precision_recall_f1(entries.tree.augmented(predicted), positive, mask=entries.valid)
+        values = precision_recall_f1(entries.tree.add_implied(predicted), positive, mask=entries.valid)
         metrics |= {f"{metric}@{name}": values[overall] for metric, overall in NAMES.items()}
     return metrics
 

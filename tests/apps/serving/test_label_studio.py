@@ -13,7 +13,7 @@ from helpers.color_server import make_labeler, png, with_client
 from mlmoe_jax.apps.serving.label_studio import TaskImages
 from mlmoe_jax.apps.serving.labeler import RequestLimits
 from mlmoe_jax.apps.serving.service import Service
-from mlmoe_jax.data.sources.label_studio import labeling_config
+from mlmoe_jax.data.sources.label_studio_export import labeling_config
 
 CONFIG = labeling_config(["red", "green", "blue"])  # without the label dark
 RED = png(color(200))

@@ -21,7 +21,7 @@ from helpers.ports import free_port
 from helpers.tables import data_settings
 
 from mlmoe_jax.data.label_codes import POSITIVE
-from mlmoe_jax.data.sources.labeling_formats import FORMATS, Entry, LabelFile
+from mlmoe_jax.data.sources.labeling_formats import FORMATS, LabelEntry, LabelFile
 from mlmoe_jax.data.sources.open import open_split
 
 TOKEN = "0123456789abcdef0123456789abcdef01234567"
@@ -101,7 +101,7 @@ def test_label_studio_takes_our_tasks_exports_labels_that_we_read_and_asks_our_s
     (tmp_path / "photos").mkdir()
     for name, image in COLORS.items():
         (tmp_path / name).write_bytes(png(image))
-    entries = [Entry(name, {"blue": POSITIVE, "dark": POSITIVE}, dict.fromkeys(NAMES, 0.75)) for name in COLORS]
+    entries = [LabelEntry(name, {"blue": POSITIVE, "dark": POSITIVE}, dict.fromkeys(NAMES, 0.75)) for name in COLORS]
     file = LabelFile(epath.Path(tmp_path / "tasks.json"), NAMES, list(COLORS), str(tmp_path), "a version")
     FORMATS["label_studio"].write(file, entries)
     ours = json.loads((tmp_path / "tasks.json").read_text())

@@ -10,7 +10,7 @@ from numpy.random import RandomState
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import ArrayImages
-from mlmoe_jax.data.labels.hidden import draw_fraction, draw_one, draw_share, hide_positives, mistake
+from mlmoe_jax.data.labels.hidden import draw_fraction, draw_one, draw_share, find_mistake, hide_positives
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 
@@ -73,8 +73,8 @@ def test_a_list(tmp_path):
 
 def test_mistakes():
     """The config of a run with a list is valid where the list is not."""
-    assert not any(map(mistake, ("all", "one", "0.75", "0.4", "random:0.4", "absent.txt")))
-    assert all(map(mistake, ("two", "0.5", "random:", "random:0", "random:1", "list")))
+    assert not any(map(find_mistake, ("all", "one", "0.75", "0.4", "random:0.4", "absent.txt")))
+    assert all(map(find_mistake, ("two", "0.5", "random:", "random:0", "random:1", "list")))
     with pytest.raises(UserError, match=r"absent\.txt"):
         hidden([[1, 1, 0]], "absent.txt")
 

@@ -32,8 +32,8 @@ def test_predictions_agree_with_the_tree_at_each_threshold():
     labels, _ = drawn()
     raw = np.random.default_rng(1).random((40, 7))
     limits = {"0.5": 0.5, "fitted": np.linspace(0.2, 0.8, 7)}
-    metrics = evaluate_scores(raw, TREE.augmented(labels), None, limits, tree=TREE, raw=raw)
-    independent = evaluate_scores(raw, TREE.augmented(labels), None, limits, tree=TREE)
+    metrics = evaluate_scores(raw, TREE.add_implied(labels), None, limits, tree=TREE, raw=raw)
+    independent = evaluate_scores(raw, TREE.add_implied(labels), None, limits, tree=TREE)
     for name in limits:
         assert metrics[f"hF1@{name}"] == pytest.approx(metrics[f"OF1@{name}"]), "closed sets stay as they are"
         assert independent[f"hF1@{name}"] != pytest.approx(independent[f"OF1@{name}"])

@@ -19,8 +19,8 @@ from xml.etree import ElementTree
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_codes import POSITIVE, UNKNOWN
-from mlmoe_jax.data.sources.labeling_formats import Entry, Format, LabelFile
-from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, Row, read_classes
+from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
+from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, read_classes
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_DATA, MOST_TEXT, damage_explained, read_bytes
 from mlmoe_jax.runtime.formats import parse_xml
@@ -71,7 +71,7 @@ class _Image(NamedTuple):
 
 def _read(
     path: Path, data_config: ConfigDict, folder: Path, known_classes: Sequence[str] | None
-) -> tuple[Iterator[Row], None]:
+) -> tuple[Iterator[ImageRow], None]:
     tasks = json.loads(read_bytes(path, MOST_DATA))
     if not isinstance(tasks, list):
         raise ValueError("it should hold a list of tasks")
@@ -118,7 +118,7 @@ def _read_names(value: Any) -> set[str]:
     return set().union(*map(_read_names, value)) if isinstance(value, list) else {value} - {None, ""}
 
 
-def _make_row(name: str, image: _Image, control: str) -> Row:
+def _make_row(name: str, image: _Image, control: str) -> ImageRow:
     """Return the row of an image: a label is positive if all annotations that count have it, and unknown if some have.
 
     Annotations marked as ground truth count if there are any, otherwise all.
@@ -126,10 +126,10 @@ def _make_row(name: str, image: _Image, control: str) -> Row:
     truths = [annotation for annotation in image.annotations if annotation.is_truth]
     chosen = [annotation.choices.get(control, set()) for annotation in truths or image.annotations]
     if not chosen:
-        return Row(name, None, split=image.split)
+        return ImageRow(name, None, split=image.split)
     everywhere = set.intersection(*chosen)
     labels = {label: POSITIVE if label in everywhere else UNKNOWN for label in sorted(set.union(*chosen))}
-    return Row(name, labels, split=image.split)
+    return ImageRow(name, labels, split=image.split)
 
 
 class Control(NamedTuple):
@@ -216,7 +216,7 @@ def labeling_config(names: Iterable[str]) -> str:
     return ElementTree.tostring(view, encoding="unicode") + "\n"
 
 
-def _write(file: LabelFile, entries: Iterable[Entry]) -> str:
+def _write(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
     with open_target(Target(file.path, "json")) as tasks:
         before = "[\n"
         for entry in entries:
