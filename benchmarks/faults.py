@@ -300,9 +300,8 @@ def writers(program: Program, whole: Path, *, quick: bool) -> Iterator[Case]:
 
 
 def hostile(program: Program, whole: Path, *, quick: bool) -> Iterator[Case]:
-    """Use a run folder from an attacker, with links to a file of the user, and with its name."""
+    """Use a run folder with links to a file of the user, which no command may change or show."""
     secret = program.place / "secret" / "notes.txt"
-    index = {"split": "val", "samples": [{"file": str(secret), "id": "0", "labels": [], "scores": [0.0] * 10}]}
 
     def link(name: str) -> Callable[[Path], None]:
         def replace(run: Path) -> None:
@@ -313,17 +312,12 @@ def hostile(program: Program, whole: Path, *, quick: bool) -> Iterator[Case]:
 
         return replace
 
-    def samples(run: Path) -> None:
-        (run / "samples").mkdir(exist_ok=True)
-        (run / "samples" / "index.json").write_text(json.dumps(index))
-
     cases: list[tuple[str, Callable[[Path], None], tuple[str, ...]]] = [
         ("report.html is a link", link("report.html"), ("--mode=report",)),
         (".lock is a link", link(".lock"), ("--mode=thresholds",)),
         ("metrics.jsonl is a link", link("metrics.jsonl"), COMMAND),
         ("checkpoints is a link", link("checkpoints"), COMMAND),
         ("results.json is a link", link("results.json"), ("--mode=report",)),
-        ("samples name a file outside", samples, ("--mode=report",)),
     ]
     for name, prepare, command in cases[:1] if quick else cases:
         run = program.place / "hostile"

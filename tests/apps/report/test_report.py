@@ -9,7 +9,6 @@ import sys
 import types
 
 import numpy as np
-import pytest
 from helpers.made_run import NAMES, SECTIONS, data_block, make_run, section
 from helpers.scored_run import stored_metrics
 
@@ -88,17 +87,6 @@ def test_missing_runs_and_runs_without_scores(tmp_path, run, refusal, no_bundle)
     assert "it has no config" in refusal(RunFiles, bare)
     bare.write_text("config.json", run.read_text("config.json"))
     assert "has no results.json" in refusal(page.write_report, run, against=bare)
-
-
-@pytest.mark.parametrize("link", ["samples/0000.jpg", "metrics.jsonl", "scores/test.npz"])
-def test_no_file_outside_the_run_folder_is_embedded(tmp_path, run, refusal, no_bundle, link):
-    folder, outside = RunFolder(tmp_path / "run"), tmp_path / "outside"
-    folder.adopt(run)
-    (tmp_path / "run" / link).rename(outside)
-    (tmp_path / "run" / link).symlink_to(outside)
-    sentence = refusal(page.write_report, folder, output=tmp_path / "a.html")
-    assert f"{link} is a link out of the run folder {folder}, to {outside}" in sentence
-    assert not (tmp_path / "a.html").exists()
 
 
 def test_a_page_is_not_written_through_a_link(tmp_path, run, precious, no_bundle):
