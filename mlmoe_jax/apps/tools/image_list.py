@@ -45,13 +45,22 @@ def find_images(items: Sequence[str], once: bool = False) -> list[str]:
     Raises:
       UserError: an item has no images.
     """
-    paths = [path for item in items for path in _images_of_item(item)]
+    paths = []
+    for item in items:
+        images = _images_of_item(item)
+        if not images:
+            suffixes = ", ".join(IMAGE_SUFFIXES)
+            raise UserError(
+                f"--images={item} contains no images; give image files, folders with images ({suffixes}), quoted "
+                "patterns, or @FILE with one path per line"
+            )
+        paths += images
     return list(dict.fromkeys(paths)) if once else paths
 
 
 def _images_of_item(item: str) -> list[str]:
     if not item:  # the working directory for Path, and perhaps an unset variable of a shell
-        raise UserError("--images has an empty name; give image files or folders")
+        return []
     if item.startswith(DEMO):
         return _photographs(item)
     if item == "-" or item.startswith("@"):
@@ -60,27 +69,17 @@ def _images_of_item(item: str) -> list[str]:
         path = epath.Path(item) if "://" in item else Path(item).expanduser()
         is_folder = path.is_dir()
     if is_folder:
-        return _images_in_folder(item, path)
+        return [os.fspath(entry) for entry in _entries(path) if _is_image_name(entry.name)]
     if "://" in item or os.path.lexists(path):
         return [os.fspath(path)]
-    return _files_of_pattern(item, os.fspath(path))
-
-
-def _images_in_folder(item: str, folder: Path | epath.Path) -> list[str]:
-    images = [os.fspath(entry) for entry in _entries(folder) if _is_image_name(entry.name)]
-    if not images:
-        raise UserError(f"folder {item} contains no images ({', '.join(IMAGE_SUFFIXES)})")
-    return images
-
-
-def _files_of_pattern(item: str, pattern: str) -> list[str]:
     if not any(character in item for character in "*?["):
         raise UserError(f"image or folder {item} does not exist")
+    return _files_of_pattern(os.fspath(path))
+
+
+def _files_of_pattern(pattern: str) -> list[str]:
     matches = sorted(set(_matches(pattern)), key=lambda match: match.split(os.sep))
-    files = [match for match in matches if _is_image_name(match) or not os.path.isdir(match)]
-    if not files:
-        raise UserError(f"no file matches the pattern {item}")
-    return files
+    return [match for match in matches if _is_image_name(match) or not os.path.isdir(match)]
 
 
 def _photographs(item: str) -> list[str]:
@@ -105,10 +104,7 @@ def _read_list(item: str) -> list[str]:
     separator = b"\0" if b"\0" in content else b"\n"
     lines = [os.fsdecode(line.removesuffix(b"\r")) for line in content.split(separator)]
     folder = os.path.dirname(item[1:])
-    paths = [line if "://" in line else os.path.join(folder, line) for line in lines if line.strip()]
-    if not paths:
-        raise UserError(f"{name} contains no images; write one path per line")
-    return paths
+    return [line if "://" in line else os.path.join(folder, line) for line in lines if line.strip()]
 
 
 def _read_standard_input() -> bytes:

@@ -172,27 +172,26 @@ def choose_target(
       UserError: the suffix is another one, the file cannot be written, or the format holds no gates.
     """
     if form:
-        if gates:
-            raise UserError(f"--gates needs JSON lines; leave out --format={form}")
-        return Target(output_path(output, form), form)
-    if output == STANDARD_OUTPUT or (json_lines and not output):
+        target = Target(output_path(output, form), form)
+    elif output == STANDARD_OUTPUT or (json_lines and not output):
         target = Target(None, "jsonl" if json_lines else "csv")
     elif output:
         target = _file_target(output)
     else:
         kind = "jsonl" if gates else "csv"
         target = Target(folder / f"{'selected' if select else 'predictions'}.{kind}", kind)
-    if gates and target.kind == "csv":
+    if gates and target.kind != "jsonl":
         raise UserError("--gates needs JSON lines; give --output=FILE.jsonl, or --output=- with --json")
     return target
 
 
 def _file_target(output: str) -> Target:
     path = epath.Path(output)
-    if path.suffix not in (".csv", ".jsonl"):
-        raise UserError(f"--output={path} should end in .csv or .jsonl, or be - for standard output")
-    if path.is_dir() or ("://" not in output and not path.parent.is_dir()):
-        raise UserError(f"--output={path} should be a file in a folder that exists")
+    is_possible = not path.is_dir() and ("://" in output or path.parent.is_dir())
+    if path.suffix not in (".csv", ".jsonl") or not is_possible:
+        raise UserError(
+            f"--output={path} should be a .csv or .jsonl file in a folder that exists, or - for standard output"
+        )
     return Target(path, path.suffix[1:])
 
 

@@ -59,7 +59,7 @@ def test_folders_and_patterns_follow_links_but_no_cycles(tree):
 
 def test_a_closed_standard_input_has_no_images(monkeypatch, refusal):
     monkeypatch.setattr(image_list.sys, "stdin", None)
-    assert "standard input contains no images" in refusal(find_images, ["-"])
+    assert "--images=- contains no images" in refusal(find_images, ["-"])
 
 
 def test_patterns(tree):
@@ -88,14 +88,17 @@ def test_paths_on_standard_input_are_relative_to_the_working_directory(tree, mon
     ("item", "part"),
     [
         ("photos/missing.jpg", "image or folder photos/missing.jpg does not exist"),
-        ("photos/*.gif", "no file matches the pattern photos/*.gif"),
+        ("photos/*.gif", "--images=photos/*.gif contains no images"),
         ("photos/.thumbs/e", "image or folder photos/.thumbs/e does not exist"),
-        ("photos/folder.jpg", "folder photos/folder.jpg contains no images (.jpg, "),
+        (
+            "photos/folder.jpg",
+            "--images=photos/folder.jpg contains no images; give image files, folders with images (.jpg, ",
+        ),
         ("@missing.txt", "cannot read the list missing.txt: No such file"),
         ("@photos/c/e", "cannot read the list photos/c/e: Is a directory"),
-        ("@empty.txt", "the list empty.txt contains no images"),
-        ("-", "standard input contains no images"),
-        ("", "--images has an empty name"),
+        ("@empty.txt", "--images=@empty.txt contains no images"),
+        ("-", "--images=- contains no images"),
+        ("", "--images= contains no images"),
     ],
 )
 def test_items_without_images_are_user_errors(tree, monkeypatch, refusal, item, part):

@@ -142,7 +142,7 @@ def test_tags_of_images_elsewhere_are_below_their_common_folder(command, tmp_pat
     [
         ({"form": "cvat"}, "--format=cvat needs --output=FILE.xml"),
         ({"form": "cvat", "output": "a.json"}, "should end in .xml for --format=cvat"),
-        ({"form": "cvat", "output": "a.xml", "gates": True}, "leave out --format=cvat"),
+        ({"form": "cvat", "output": "a.xml", "gates": True}, "--gates needs JSON lines"),
         ({"form": "sidecar", "output": "run"}, "run already exists"),
     ],
 )
@@ -238,9 +238,9 @@ def test_thresholds_are_logged_unless_they_are_the_default(command, capsys, pred
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        ({"output": "p.txt"}, "--output=p.txt should end in .csv or .jsonl, or be -"),
-        ({"output": "none/p.csv"}, "--output=none/p.csv should be a file in a folder that exists"),
-        ({"output": "folder.csv"}, "--output=folder.csv should be a file"),
+        ({"output": "p.txt"}, "--output=p.txt should be a .csv or .jsonl file"),
+        ({"output": "none/p.csv"}, "--output=none/p.csv should be a .csv or .jsonl file in a folder that exists"),
+        ({"output": "folder.csv"}, "--output=folder.csv should be a .csv or .jsonl file"),
         ({"output": "p.csv", "gates": True}, "--gates needs JSON lines"),
         ({"output": "-", "gates": True}, "--gates needs JSON lines"),
         ({"top_k": 9}, "top_k is 9"),
