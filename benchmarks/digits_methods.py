@@ -35,7 +35,7 @@ from scipy.stats import t
 
 from benchmarks.page import write_between
 from mlmoe_jax.apps.cli.large_pages import use_large_pages
-from mlmoe_jax.apps.papers.grid import GridPoint, GridRun, execute, folder_name, plan_runs
+from mlmoe_jax.apps.papers.grid import GridPoint, GridRun, execute, plan_runs, point_name
 from mlmoe_jax.apps.tools.preflight.cost import count_cost
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.pipeline import build_loader
@@ -131,7 +131,7 @@ def point(method: str, epochs: int, rate: float, seed: int) -> GridPoint:
     config.optim.learning_rate, config.seed = rate, seed
     if _CACHED.search(method):
         config.data.cache_features = "float32"
-    return GridPoint(folder_name({"method": method, "rate": rate, "seed": seed}), {}, config)
+    return GridPoint(point_name({"method": method, "rate": rate, "seed": seed}), {}, config)
 
 
 def train(points: Sequence[GridPoint], out: Path) -> list[GridRun]:

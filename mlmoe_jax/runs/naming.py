@@ -89,9 +89,14 @@ def run_name(
         parts.append(("mode", mode))
     if swept := sorted(swept):
         parts.append(("sweep", "+".join(swept)))
-    config = _config_name(config)
-    exact = ",".join([config, *(f"{key}={value}" for key, value in parts)])
-    name = ",".join([_readable(config), *(f"{key}={_readable(value)}" for key, value in parts)])
+    return folder_name(parts, config=_config_name(config))
+
+
+def folder_name(settings: Sequence[tuple[str, str]], *, config: str = "") -> str:
+    """Return `config,key=value,…` as the name of a folder, with a digest if it is long or has unsafe characters."""
+    first = [config] if config else []
+    exact = ",".join([*first, *(f"{key}={value}" for key, value in settings)])
+    name = ",".join([*map(_readable, first), *(f"{key}={_readable(value)}" for key, value in settings)])
     return name if name == exact and len(name) <= _LONGEST else _with_digest(name, exact)
 
 
@@ -124,4 +129,5 @@ def is_free(key: str) -> bool:
 
 def _readable(value: str) -> str:
     """Return a value without unsafe characters; of a path only the last part."""
-    return _UNSAFE.sub("-", os.path.basename(value.rstrip("/"))).strip("-")
+    last = os.path.basename(value.rstrip("/"))
+    return _UNSAFE.sub("-", last).strip("-") if _UNSAFE.search(last) else last

@@ -7,11 +7,14 @@ people, and CSV and JSON have the values themselves.
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mlmoe_jax.runtime.formats import row_writer, to_json
+
+NOTE_WIDTH = 120  # letters in a line of the notes below a table
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Table:
       columns: columns, or only their names; the first column of a name is left-aligned, and others right-aligned.
       rows: one value per column.
       title: lines above the table.
-      notes: lines below it.
+      notes: sentences below it.
       document: the value that `json` writes instead of the rows, if the rows are only a part or an excerpt of it.
     """
 
@@ -71,8 +74,8 @@ class Table:
     def text(self) -> str:
         """Return title, aligned table and notes for a terminal. A heading without names is left out."""
         columns, (names, *rows) = self.heading(), self.cells()
-        lines = aligned([names, *rows] if any(names) else rows, columns)
-        return "\n".join([*([self.title] if self.title else []), *lines, *self.notes])
+        lines = [*aligned([names, *rows] if any(names) else rows, columns), *map(_wrapped, self.notes)]
+        return "\n".join([self.title, *lines] if self.title else lines)
 
     def markdown(self) -> str:
         """Return title, table and notes as Markdown; the title is a heading, and the notes are a list."""
@@ -126,9 +129,11 @@ class Outcome:
         return "\n\n".join(part.text() if isinstance(part, Table) else part for part in self.parts)
 
     def json(self) -> str:
-        """Return the document as strict JSON with all digits."""
-        tables = (part for part in self.parts if isinstance(part, Table))
-        return to_json(next(tables).values() if self.document is None else self.document, indent=2)
+        """Return the document as strict JSON with all digits; the text, if there is no document and no table."""
+        if self.document is not None:
+            return to_json(self.document, indent=2)
+        tables = [part for part in self.parts if isinstance(part, Table)]
+        return tables[0].json() if tables else self.text()
 
 
 def aligned(rows: Sequence[Sequence[str]], columns: Sequence[Column]) -> Iterator[str]:
@@ -140,6 +145,10 @@ def aligned(rows: Sequence[Sequence[str]], columns: Sequence[Column]) -> Iterato
     for row, cells in zip(rows, complete, strict=True):
         padded = [f"{cell:{column.align}{width}}" for cell, column, width in zip(cells, columns, widths, strict=False)]
         yield "  ".join([*padded, *row[len(cells) :]]).rstrip()
+
+
+def _wrapped(note: str) -> str:
+    return textwrap.fill(note, NOTE_WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _markdown_row(cells: Iterable[str]) -> str:

@@ -35,6 +35,12 @@ def test_text_is_aligned_and_a_short_row_ends_in_free_text(table):
     ]
 
 
+def test_long_notes_are_wrapped():
+    lines = Table(["a"], [["b"]], notes=["word " * 50]).text().splitlines()
+    assert max(map(len, lines)) <= 120
+    assert [line.startswith("  ") for line in lines[2:]] == [False, True, True]
+
+
 def test_columns_without_names_have_no_heading():
     assert Table(["", ""], [["seen", 3], ["b", 12]]).text() == "seen   3\nb     12"
     assert Table([], []).text() == ""
@@ -78,3 +84,4 @@ def test_an_outcome_is_its_parts_as_text_and_one_document_as_json(table):
     assert Outcome().text() == ""
     assert Outcome(["begin", other, table]).json() == other.json()
     assert Outcome([other], document=[]).json() == "[]"
+    assert Outcome(["only a sentence"]).json() == "only a sentence"

@@ -345,8 +345,8 @@ def test_a_checkpoint_becomes_a_run_that_is_evaluated_exported_and_trained(own_i
     np.testing.assert_allclose(scores, 1 / (1 + np.exp(-logits)), atol=1e-5)
     assert Predictor.from_run(tmp_path / "run").names == ("a", "b", "c")
 
-    assert export_run(folder, str(tmp_path / "out.safetensors"), None) == 0
-    assert "imported weights of step 0 as official; in the vpt_deep layout; written to" in capsys.readouterr().out
+    outcome = export_run(folder, str(tmp_path / "out.safetensors"), None)
+    assert "imported weights of step 0 as official; in the vpt_deep layout; written to" in outcome.text()
     same(load_file(tmp_path / "out.safetensors"), load_file(tmp_path / "kept.safetensors"))
     assert "needs PyTorch" in refusal(export_run, folder, str(tmp_path / "out.pth"), "official")
 

@@ -126,7 +126,7 @@ def _check_train(flags: Namespace) -> None:
         raise UserError("--profile traces one training; leave it out of a --sweep")
 
 
-def _train(flags: Namespace, overrides: KeyValues) -> Outcome | int:
+def _train(flags: Namespace, overrides: KeyValues) -> Outcome:
     if flags.sweep:
         return _sweep(flags, overrides)
     config, folder = _start_run(flags, overrides)
@@ -137,16 +137,14 @@ def _train(flags: Namespace, overrides: KeyValues) -> Outcome | int:
     return _finish_training(lambda: train(config, folder, profile=window), config, folder, flags)
 
 
-def _prune(flags: Namespace, overrides: KeyValues) -> Outcome | int:
+def _prune(flags: Namespace, overrides: KeyValues) -> Outcome:
     config, folder = _start_run(flags, overrides)
     from mlmoe_jax.apps.tools.prune import prune
 
     return _finish_training(lambda: prune(config, folder), config, folder, flags)
 
 
-def _finish_training(
-    run: Callable[[], Results], config: ConfigDict, folder: RunFolder, flags: Namespace
-) -> Outcome | int:
+def _finish_training(run: Callable[[], Results], config: ConfigDict, folder: RunFolder, flags: Namespace) -> Outcome:
     """Train, write the requested samples and return the results; or say that training was stopped."""
     from mlmoe_jax.inference.explain import write_requested_samples
     from mlmoe_jax.training.loop import Stopped
@@ -155,7 +153,7 @@ def _finish_training(
         results = run()
     except Stopped as stopped:
         print(stopped, file=sys.stderr)
-        return INTERRUPTED
+        return Outcome(exit_code=INTERRUPTED)
     write_requested_samples(folder, config)
     if config.eval.select_on == "test":
         print("selected on test, as published", file=sys.stderr)
@@ -297,7 +295,7 @@ def _predict(flags: Namespace, overrides: KeyValues) -> Outcome:
     )
 
 
-def _serve(flags: Namespace, overrides: KeyValues) -> int:
+def _serve(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.apps import serving
 
     serving.require_libraries()
@@ -308,7 +306,7 @@ def _serve(flags: Namespace, overrides: KeyValues) -> int:
     return serve(folder, overrides, host=flags.host, port=flags.port, checkpoint=flags.checkpoint)
 
 
-def _export(flags: Namespace, overrides: KeyValues) -> int:
+def _export(flags: Namespace, overrides: KeyValues) -> Outcome:
     folder = _open_folder(flags)
     _cache_programs()
     from mlmoe_jax.apps.export.run import export_run
@@ -327,7 +325,7 @@ def _export(flags: Namespace, overrides: KeyValues) -> int:
     )
 
 
-def _push(flags: Namespace, overrides: KeyValues) -> int:
+def _push(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.apps.hub.push import push
 
     options = {"private": flags.private, "revision": flags.revision, "license_name": flags.license}

@@ -27,6 +27,7 @@ from mlmoe_jax.runs.restore import BEST
 from mlmoe_jax.runtime.formats import to_json
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import whole_folder
+from mlmoe_jax.runtime.table import Outcome
 from mlmoe_jax.runtime.version import __version__
 
 ExportedProgram = Callable[[np.ndarray], np.ndarray]  # images u8[B,H,W,3] -> probabilities f32[B,K]
@@ -74,8 +75,8 @@ def export_run(
     template: str | None = None,
     images: Sequence[str] = (),
     count: int | None = None,
-) -> int:
-    """Export a run and print a line. A program is compared with the run before the folder gets its name.
+) -> Outcome:
+    """Export a run and return a line to print. A program is compared with the run before the folder gets its name.
 
     Args:
       folder, overrides, checkpoint: as in `Predictor.from_run`.
@@ -88,7 +89,7 @@ def export_run(
       count: the number of images for a calibrated format. On a fifth of them, the program is only compared.
 
     Returns:
-      The exit code, 3 if the newest checkpoint is damaged.
+      The line, with exit code 3 if the newest checkpoint is damaged.
 
     Raises:
       UserError: the output exists or cannot be written, a package is missing, the run cannot be opened, or the format
@@ -109,8 +110,8 @@ def export_run(
     except OSError as error:
         raise UserError(f"cannot write {path}: {reason_of(error)}") from error
     trained = export.description["trained"]
-    print(f"{trained['kind']} weights of step {trained['step']} as {kind}; {about}; written to {path}")
-    return OUTDATED if predictor.run.outdated else DONE
+    line = f"{trained['kind']} weights of step {trained['step']} as {kind}; {about}; written to {path}"
+    return Outcome([line], exit_code=OUTDATED if predictor.run.outdated else DONE)
 
 
 def _default_format(output: str) -> str:

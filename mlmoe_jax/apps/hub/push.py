@@ -24,6 +24,7 @@ from mlmoe_jax.runs.thresholds import read_thresholds, write_thresholds
 from mlmoe_jax.runtime.progress import megabytes
 from mlmoe_jax.runtime.sharding import make_mesh
 from mlmoe_jax.runtime.storage import require_new, whole_folder
+from mlmoe_jax.runtime.table import Outcome
 
 # Keys with local paths, except the weights of the backbone, whose file name is shared.
 _PLACES = (
@@ -40,7 +41,7 @@ def push(
     private: bool = False,
     license_name: str = "",
     output: str | None = None,
-) -> int:
+) -> Outcome:
     """Upload a run to the hub as user/name, or only write its files to the new folder `output`.
 
     Args:
@@ -51,7 +52,7 @@ def push(
       output: a folder that does not exist.
 
     Returns:
-      The exit code, 3 if the newest checkpoint is damaged and an older checkpoint was used.
+      A line to print, with exit code 3 if the newest checkpoint is damaged and an older checkpoint was used.
 
     Raises:
       UserError: the name is not user/name, the run has no results or values, the output exists, the token is missing,
@@ -71,11 +72,10 @@ def push(
         sizes = {name: (place / name).stat().st_size for name in FILES if (place / name).exists()}
         values = f"adapter {megabytes(sizes[ADAPTER])}, all {len(sizes)} files {megabytes(sum(sizes.values()))}"
         if target is None:
-            where = hub.upload_model(place, address, list(FILES), private=private)
-            print(f"{address}: {values}; {where}")
+            line = f"{address}: {values}; {hub.upload_model(place, address, list(FILES), private=private)}"
         else:
-            print(f"{values}; written to {target}, and nothing was uploaded; leave --output out to upload it")
-    return OUTDATED if outdated else DONE
+            line = f"{values}; written to {target}, and nothing was uploaded; leave --output out to upload it"
+    return Outcome([line], exit_code=OUTDATED if outdated else DONE)
 
 
 def write_shared(folder: RunFolder, target: RunFolder, address: hub.Address, license_name: str = "") -> bool:

@@ -8,9 +8,7 @@ common file system that has locks, can work on one grid. Object stores have no l
 from __future__ import annotations
 
 import copy
-import hashlib
 import itertools
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,6 +27,7 @@ from mlmoe_jax.models.registries import prompts_class
 from mlmoe_jax.runs.assemble import preprocess_for
 from mlmoe_jax.runs.checkpoint import newest_notes
 from mlmoe_jax.runs.folder import CONFIG, RunFolder
+from mlmoe_jax.runs.naming import folder_name
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import InUse
@@ -72,19 +71,19 @@ def parse_sweep(texts: Sequence[str], config: ConfigDict) -> dict[str, tuple]:
         if key == METHOD:
             values = configuration.split_references(listed)
         else:
-            values = (_typed(config, key, item) for item in _split(listed))
+            values = (_read_value(config, key, item) for item in _split_values(listed))
         axes[key] = tuple(dict.fromkeys(values))
     return axes
 
 
-def _typed(config: ConfigDict, key: str, text: str) -> Any:
+def _read_value(config: ConfigDict, key: str, text: str) -> Any:
     """Return the value of a key after setting it to a text."""
     trial = copy.deepcopy(config)
     configuration.set_key(trial, key, text, what="--sweep key")
     return configuration.flatten(trial)[key]
 
 
-def _split(text: str) -> list[str]:
+def _split_values(text: str) -> list[str]:
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in "([{") - (letter in ")]}")
@@ -104,7 +103,7 @@ def combine_axes(bases: Iterable[GridPoint], axes: Mapping[str, tuple]) -> list[
             values = dict(zip(axes, combination, strict=True))
             config = copy.deepcopy(base.config)
             config.update_from_flattened_dict(values)
-            name = folder_name({short[key]: value for key, value in values.items()})
+            name = point_name({short[key]: value for key, value in values.items()})
             points.append(GridPoint(",".join(filter(None, (base.name, name))), {**base.values, **values}, config))
     return points
 
@@ -112,7 +111,7 @@ def combine_axes(bases: Iterable[GridPoint], axes: Mapping[str, tuple]) -> list[
 def method_points(references: Sequence[str], overrides: list[tuple[str, str]]) -> list[GridPoint]:
     """Return one point per config, with overrides of keys; UserError as in `load_config`."""
     return [
-        GridPoint(folder_name({METHOD: one}), {METHOD: one}, configuration.load_config(one, overrides))
+        GridPoint(point_name({METHOD: one}), {METHOD: one}, configuration.load_config(one, overrides))
         for one in references
     ]
 
@@ -135,26 +134,9 @@ def value_text(value: Any) -> str:
     return str(value) if isinstance(value, tuple) else keys.format_value(value)
 
 
-def folder_name(values: dict[str, Any]) -> str:
-    """Return `key=value,…` sorted by key, so that the order of the flags does not matter.
-
-    The name is safe on every file system: a value that is long, or has characters other than letters, digits and
-    "._+-", is truncated and gets a digest.
-    """
-    return ",".join(f"{key}={_safe(values[key])}" for key in sorted(values))
-
-
-def _safe(value: Any) -> str:
-    if isinstance(value, tuple) and all(isinstance(item, str) for item in value):
-        text = "+".join(value)
-        plain = bool(value) and all(re.fullmatch(r"[A-Za-z0-9._-]+", item) for item in value)
-    else:
-        text = value_text(value)
-        plain = re.fullmatch(r"[A-Za-z0-9._+-]*", text) is not None
-    if plain and len(text) <= 60:
-        return text
-    digest = hashlib.sha256(repr(value).encode()).hexdigest()[:8]
-    return f"{re.sub(r'[^A-Za-z0-9._+-]+', '_', text)[:40]}-{digest}"
+def point_name(values: dict[str, Any]) -> str:
+    """Return the name of a folder, `key=value,…` sorted by key, so that the order of the flags does not matter."""
+    return folder_name([(key, value_text(values[key])) for key in sorted(values)])
 
 
 # ------------------------------------------------------------------------------------------------------------- runs

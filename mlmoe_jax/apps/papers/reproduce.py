@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import math
 import re
-import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
@@ -34,7 +33,6 @@ from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.table import Column, Outcome, Table
 from mlmoe_jax.training.resume import changed_keys
 
-_WIDTH = 120
 # Columns that require no training -> part of `count_cost`, key, unit.
 COSTS = {
     "total, M": ("params", "total", 1e6),
@@ -68,7 +66,8 @@ def reproduce(request: Request, folder: RunFolder) -> Outcome:
         measured = [measurements.measure_row(row) for row in request.rows]
         for command in commands_after(request, str(folder)):
             status(f"the figure itself: {command}")
-        return Outcome([comparison_text(request, measured)], document=numbers_table(request, measured).values())
+        document = numbers_table(request, measured).values()
+        return Outcome([comparison_table(request, measured)], document)
 
     return execute(runs, folder, lambda: write_tables(request, measure_all(), folder), report)
 
@@ -198,13 +197,6 @@ def comparison_table(request: Request, measured: Sequence[RowNumbers]) -> Table:
     texts = Column("", align="<")
     heading = [texts, texts, *map(Column, columns), Column("caveats", align="<")]
     return Table(heading, rows, _heading(request), _notes(request, measured))
-
-
-def comparison_text(request: Request, measured: Sequence[RowNumbers]) -> str:
-    """Return the table of comparison for a terminal, with lines of at most 120 letters around it."""
-    table = comparison_table(request, measured)
-    notes = [textwrap.fill(note, _WIDTH, subsequent_indent="  ", break_on_hyphens=False) for note in table.notes]
-    return replace(table, title=f"{table.title}\n", notes=["", *notes]).text()
 
 
 def _heading(request: Request) -> str:

@@ -158,12 +158,10 @@ def plot(runs: Sequence[GridRun]) -> bytes:
     One key: one line per split. Several keys: one panel per split, and one line per combination of the further keys.
     Seeds are averaged, with error bars of one sample standard deviation. If only seeds are swept, each is a point.
     """
-    keys = [key for key in runs[0].values if key != SEED_KEY]
-    x_key, *further = keys or [SEED_KEY]
-    points = average_seeds(runs) if keys else [(run.values, one) for run in runs for _, one in average_seeds([run])]
+    x_key, *further = [key for key in runs[0].values if key != SEED_KEY] or [SEED_KEY]
     short, marks = short_names(runs[0].values, runs[0].config), []
     for split in list_splits(runs):
-        for values, statistics in points:
+        for values, statistics in _points(runs):
             label = _label({key: values[key] for key in further}, short) or split
             x = value_text(values[x_key]) if x_key == SEED_KEY else values[x_key]  # seeds have no scale
             mean, std, count = statistics.get(split, (math.nan, 0.0, 0))
@@ -172,3 +170,10 @@ def plot(runs: Sequence[GridRun]) -> bytes:
     if _selected_on_test(runs):
         notes.append(_ON_TEST)
     return draw_plot(marks, x_label=x_key, y_label="mAP (%)", title="; ".join(notes))
+
+
+def _points(runs: Sequence[GridRun]) -> list[tuple[dict[str, Any], dict[str, SeedStatistics]]]:
+    """Return (values, statistics of the mAP per split) for the points of the plot."""
+    if runs[0].values.keys() != {SEED_KEY}:
+        return average_seeds(runs)
+    return [(run.values, _statistics([run])) for run in runs]

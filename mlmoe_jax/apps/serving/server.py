@@ -32,6 +32,7 @@ from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import BEST
 from mlmoe_jax.runtime.progress import status
+from mlmoe_jax.runtime.table import Outcome
 from mlmoe_jax.runtime.text import printable
 from mlmoe_jax.runtime.version import __version__
 
@@ -182,10 +183,10 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8000,
     checkpoint: str = BEST,
-) -> int:
+) -> Outcome:
     """Serve the model of a run folder until SIGTERM or Ctrl-C, and then answer the requests in progress.
 
-    Returns the exit code: 0 after SIGTERM, 3 if the newest checkpoint is damaged and an older checkpoint was used.
+    Its exit code is 0 after SIGTERM, 3 if the newest checkpoint is damaged and an older checkpoint was used.
 
     Raises:
       KeyboardInterrupt: after Ctrl-C.
@@ -218,7 +219,7 @@ def serve(
     if failures:
         raise failures[0]
     status("stopped; all requests are answered")
-    return OUTDATED if predictor.run.outdated else DONE
+    return Outcome(exit_code=OUTDATED if predictor.run.outdated else DONE)
 
 
 def _listening(host: str, port: int) -> socket.socket:

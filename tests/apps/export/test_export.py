@@ -62,7 +62,7 @@ def made(tmp_path_factory):
         config.model.head.graph.word_vectors = f"{folder}/vectors.txt"
         published_run.write_run(RunFolder(folder / RUN), config)
         write_thresholds(RunFolder(folder / RUN), Thresholds(LIMITS, calibration=published_run.CALIBRATION))
-        assert export.export_run(RunFolder(folder / RUN), str(folder / "out"), "stablehlo") == 0
+        assert export.export_run(RunFolder(folder / RUN), str(folder / "out"), "stablehlo").exit_code == 0
         yield folder
 
 
@@ -159,17 +159,17 @@ def test_the_loader_resizes_as_in_evaluation(resize, tmp_path):
 
 
 @pytest.mark.slow
-def test_tensors_have_our_parameter_paths(made, tmp_path, monkeypatch, capsys):
+def test_tensors_have_our_parameter_paths(made, tmp_path, monkeypatch):
     folder = RunFolder(made / RUN)
     sizes = {}
     for frozen in ("always", "auto", "never"):
         file = tmp_path / f"{frozen}.safetensors"
-        assert export.export_run(folder, str(file), "safetensors", include_frozen=frozen) == 0
+        outcome = export.export_run(folder, str(file), "safetensors", include_frozen=frozen)
         sizes[frozen] = set(load_file(file))
     run = Predictor.from_run(made / RUN).run
     assert sizes["always"] == {*run.values, *run.frozen}
     assert sizes["auto"] == sizes["never"] == set(run.values), "the backbone is published"
-    assert f"; {len(run.values)} tensors, " in capsys.readouterr().out
+    assert f"; {len(run.values)} tensors, " in outcome.text()
     with safe_open(tmp_path / "always.safetensors", "np") as opened:
         described = json.loads(opened.metadata()["description"])
     assert described["labels"] == list(published_run.CLASSES)
@@ -278,10 +278,10 @@ def test_onnx_runtime_gives_the_same_probabilities(reference, changes, runtime, 
 
 
 def test_a_run_is_exported_to_onnx_and_the_documented_program_runs(made, runtime, monkeypatch, capsys):
-    assert export.export_run(RunFolder(made / RUN), str(made / "onnx"), "onnx", template="space") == 0
+    outcome = export.export_run(RunFolder(made / RUN), str(made / "onnx"), "onnx", template="space")
     assert (made / "onnx" / "app.py").exists()
     assert (made / "onnx" / "requirements.txt").read_text() == "onnxruntime>=1.17\nnumpy\npillow\n"
-    assert "raw weights of step 20 as onnx; " in capsys.readouterr().out
+    assert "raw weights of step 20 as onnx; " in outcome.text()
     pixels = np.random.default_rng(2).integers(0, 256, (3, 8, 8, 3)).astype(np.uint8)
     np.testing.assert_allclose(model_of(made / "onnx")(pixels), model_of(made / "out")(pixels), atol=1e-6)
     monkeypatch.chdir(made / "onnx")

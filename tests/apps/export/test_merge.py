@@ -37,7 +37,7 @@ def pixels():
 
 @pytest.mark.slow
 def test_a_merged_program_gives_the_scores_of_the_run(runs, tmp_path, capsys):
-    assert export_run(RunFolder(runs / "linear"), str(tmp_path / "out"), "stablehlo", merge=True) == 0
+    assert export_run(RunFolder(runs / "linear"), str(tmp_path / "out"), "stablehlo", merge=True).exit_code == 0
     scores = runpy.run_path(str(tmp_path / "out" / "load.py"))["Model"](tmp_path / "out")(pixels())
     expected = [list(result.scores.values()) for result in Predictor.from_run(runs / "linear")(list(pixels()))]
     np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-6)
@@ -52,7 +52,10 @@ def test_merged_tensors_have_the_backbone_and_no_adapter(runs, tmp_path):
     sets = {}
     for name, merge in (("merged", True), ("unmerged", False)):
         file = tmp_path / f"{name}.safetensors"
-        assert export_run(RunFolder(runs / "lora"), str(file), "safetensors", include_frozen="auto", merge=merge) == 0
+        assert (
+            export_run(RunFolder(runs / "lora"), str(file), "safetensors", include_frozen="auto", merge=merge).exit_code
+            == 0
+        )
         sets[name] = set(load_file(file))
     assert "adapters/lora/query/a" in sets["unmerged"] - sets["merged"]
     assert "backbone/blocks/0/attn/qkv/kernel" in sets["merged"] - sets["unmerged"]
@@ -69,9 +72,9 @@ def test_what_cannot_be_merged_leaves_nothing(runs, tmp_path, refusal):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_lora_becomes_a_folder_of_peft(runs, tmp_path, capsys):
-    assert export_run(RunFolder(runs / "lora"), str(tmp_path / "out"), "peft") == 0
-    assert "; 6 tensors, with its classifier; " in capsys.readouterr().out
+def test_a_lora_becomes_a_folder_of_peft(runs, tmp_path):
+    outcome = export_run(RunFolder(runs / "lora"), str(tmp_path / "out"), "peft")
+    assert "; 6 tensors, with its classifier; " in outcome.text()
     adapter, values = read_peft(tmp_path / "out"), Predictor.from_run(runs / "lora").run.values
     assert dict(adapter.settings) == {"rank": 2, "alpha": 8.0, "targets": ("query", "value"), "rank_stabilized": False}
     for name, tensor in adapter.tensors.items():

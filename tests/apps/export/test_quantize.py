@@ -119,8 +119,7 @@ def test_a_layer_has_the_numbers_of_float32_in_fewer_bits(kind, kept, error, lib
 def test_a_run_is_exported_as_integers(made, library, capsys):
     pytest.importorskip("jax2onnx", reason="the extra onnx is not installed")
     how = {"images": [str(made / "images")], "count": 20}
-    assert export.export_run(RunFolder(made / "run"), str(made / "int8"), "onnx_int8", **how) == 0
-    printed = capsys.readouterr().out
+    printed = export.export_run(RunFolder(made / "run"), str(made / "int8"), "onnx_int8", **how).text()
     assert "raw weights of step 20 as onnx_int8; integers of 8 bits, from 16 images; " in printed
     assert re.search(
         r"; 0.0 MB, on 4 other images, probabilities have a correlation of (0.99|1.00)\d\d and differ", printed

@@ -165,7 +165,7 @@ def test_frozen_weights_that_are_not_published_are_shared(made, hub, tmp_path, r
     run = RunFolder(tmp_path / "run")
     published_run.write_run(run, own)
     write_results(run, {"test": METRICS}, read_scores(made[0])["test"])
-    assert share.push(run, "user/own") == 0
+    assert share.push(run, "user/own").exit_code == 0
     files = hub.repositories["user/own"]["main"]
     assert json.loads(files["config.json"])["model"]["backbone"]["weights"] == "mine.safetensors"
     Path(own.model.backbone.weights).unlink()
@@ -227,7 +227,7 @@ def test_a_revision_is_kept_apart(made, pushed, hub):
     assert "license: mit" in run_folder("hf:user/name@v2").read_text("README.md")
     assert "apache-2.0" in run_folder("hf:user/name").read_text("README.md")
     pushed |= {"frozen.safetensors": b"old", "notes.txt": b"of the user"}
-    assert share.push(made[0], "user/name") == 0
+    assert share.push(made[0], "user/name").exit_code == 0
     assert set(pushed) == set(FILES) - {"frozen.safetensors"} | {"notes.txt"}, "files of other names stay"
 
 
@@ -295,7 +295,7 @@ def test_a_public_model_is_not_taken_for_a_private_one(made, pushed, hub, refusa
     before = dict(pushed)
     assert "exists and is public" in refusal(share.push, made[0], "user/name", private=True)
     assert pushed == before
-    assert share.push(made[0], "user/secret", private=True) == 0
+    assert share.push(made[0], "user/secret", private=True).exit_code == 0
     assert hub.private == {"user/secret"}
 
 

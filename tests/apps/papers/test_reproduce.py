@@ -10,7 +10,7 @@ from helpers.scored_run import write_results
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.papers import grid, reproduce
-from mlmoe_jax.apps.papers.reproduce import Measurements, comparison_text, write_tables
+from mlmoe_jax.apps.papers.reproduce import Measurements, comparison_table, write_tables
 from mlmoe_jax.apps.papers.request import Request, parse_request
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.evaluation.metrics.published import preset
@@ -131,10 +131,10 @@ def two(tmp_path):
 
 def test_the_text_has_three_lines_per_row_and_every_caveat(two):
     request, outcomes, _ = two
-    text, ours = comparison_text(request, outcomes), outcomes[-1]
+    text, ours = comparison_table(request, outcomes).text(), outcomes[-1]
     lines = text.splitlines()
     assert lines[0] == "ML-VPT, table 2: Prompt tuning of six frozen backbones on VOC 2007"
-    assert "not reproduced here" in lines[4]
+    assert "not reproduced here" in lines[3]
     at = next(k for k, line in enumerate(lines) if line.startswith("ML-VPT, DINOv2-B"))
     assert lines[at].split()[-4:] == ["published", "96.4", "91.0", "92.3"]
     assert lines[at + 1].split() == ["ours", *(f"{ours.ours[c]:.2f}" for c in ("mAP", "CF1", "OF1"))]
@@ -146,10 +146,8 @@ def test_the_text_has_three_lines_per_row_and_every_caveat(two):
 
 def test_numbers_that_were_not_simply_read_are_marked(tmp_path):
     request = parse_request("mlvpt.1", only="GateVPT,in1k,224")
-    text, note = (
-        comparison_text(request, outcomes_of(request, RunFolder(tmp_path))),
-        request.paper.numbers["one_of_two"],
-    )
+    text = comparison_table(request, outcomes_of(request, RunFolder(tmp_path))).text()
+    note = request.paper.numbers["one_of_two"]
     (line,) = (line for line in text.splitlines() if "75.6?" in line)
     assert f" {note}, " in line
     assert f"[{note}] {request.paper.readings['one_of_two']}" in " ".join(text.split())
@@ -158,14 +156,14 @@ def test_numbers_that_were_not_simply_read_are_marked(tmp_path):
 def test_a_figure_of_images_says_which_runs_are_there(tmp_path):
     request, folder = parse_request("mlvpt.7"), RunFolder(tmp_path)
     finish(parse_request("mlvpt.7", only="VPT"), folder)
-    lines = comparison_text(request, outcomes_of(request, folder)).splitlines()
-    assert [line.partition(" 224 ")[2].strip() for line in lines[3:5]] == ["trained", "not trained"]
+    lines = comparison_table(request, outcomes_of(request, folder)).text().splitlines()
+    assert [line.partition(" 224 ")[2].strip() for line in lines[2:4]] == ["trained", "not trained"]
 
 
 def test_on_other_data_there_is_no_difference(tmp_path):
     request, folder = parse_request("mlvpt.2", dataset="digits", only="VPT,dinov2-b,224"), RunFolder(tmp_path)
     finish(request, folder)
-    text = comparison_text(request, outcomes_of(request, folder))
+    text = comparison_table(request, outcomes_of(request, folder)).text()
     assert "on digits instead of the published data" in text
     assert "difference" not in text
 
