@@ -175,9 +175,8 @@ class Adapter(nnx.Module):
     an affine function of the output."""
 
     @classmethod
-    @abc.abstractmethod
     def from_config(cls, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype, rngs: nnx.Rngs) -> Self | None:
-        """Build the adapter for a backbone, with initial values.
+        """Build the adapter for a backbone, with initial values. By default, the constructor has these arguments, too.
 
         Args:
           settings: the section of the adapter in a config, `model.prompts` or `model.adapters.NAME`.
@@ -188,6 +187,7 @@ class Adapter(nnx.Module):
         Returns:
           The adapter; None if it changes nothing.
         """
+        return cls(settings, shape, dtype=dtype, rngs=rngs)
 
     def __call__(self, batch: int, *, rngs: nnx.Rngs | None = None) -> Prompts | None:
         """Return the prompts for `batch` images, or None. Only one adapter of a model returns prompts.

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from mlmoe_jax.data.label_codes import targets
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.losses import Loss
-from mlmoe_jax.models.missing_labels import ExpectedPositives, LargeLossCorrection, minus_logs, refuses_mixing
+from mlmoe_jax.models.missing_labels import ExpectedPositives, LargeLossCorrection, mixing_mistakes, negative_logs
 
 MOST_VALUES = 2**28  # per training; ROLE needs three times as many, with the moments of Adam
 KNOWN, SPREAD = (math.log(p / (1 - p)) for p in (0.995, 0.6))  # initial logits of known labels, limit of unknown ones
@@ -28,15 +28,15 @@ def role_loss(
     cross-entropies of p with the target q and of q with the target p. Targets have no gradient.
     """
     probabilities = [jax.lax.stop_gradient(jax.nn.sigmoid(x)) for x in (estimates, logits)]
-    total = labels * (minus_logs(logits)[0] + minus_logs(estimates)[0])
+    total = labels * (negative_logs(logits)[0] + negative_logs(estimates)[0])
     for x, target in zip((logits, estimates), probabilities, strict=True):
-        present, absent = minus_logs(x)
+        present, absent = negative_logs(x)
         total += target * present + (1 - target) * absent
     return total / 2
 
 
-def table_shape(loss: Loss) -> tuple[int, int]:
-    """Return the shape [N,K] of a table of values; UserError if it is too large."""
+def estimates_shape(loss: Loss) -> tuple[int, int]:
+    """Return [N,K], the shape of values per training image and label; UserError if they are too many."""
     images, labels = loss.training_labels().codes.shape
     if images * labels > MOST_VALUES:
         raise UserError(
@@ -53,14 +53,14 @@ class ROLE(ExpectedPositives):
     updates them, at ten times its learning rate and without weight decay.
     """
 
-    keeps_values, learns = True, ("estimates",)
+    keeps_values, trained_names = True, ("estimates",)
 
     @classmethod
     def mistakes(cls, config):
-        return [*super().mistakes(config), *refuses_mixing(config)]
+        return [*super().mistakes(config), *mixing_mistakes(config)]
 
-    def learned(self):
-        shape, training = table_shape(self), self.training_labels()
+    def trained_values(self):
+        shape, training = estimates_shape(self), self.training_labels()
         uniform = np.random.default_rng(training.seed).uniform(-SPREAD, SPREAD, shape).astype(np.float32)
         positive, known = targets(training.codes, training.difficult)
         return {"estimates": np.where(known, np.where(positive, KNOWN, -KNOWN), uniform).astype(np.float32)}
@@ -80,18 +80,18 @@ class LargeLossPermanentCorrection(LargeLossCorrection):
 
     keeps_values = True
 
-    def rates(self, epoch):
+    def num_corrections(self, epoch):
         return epoch > 0
 
-    def observed(self, examples):
-        labels, unknown = super().observed(examples)
+    def current_labels(self, examples):
+        labels, unknown = super().current_labels(examples)
         corrected = examples.values["corrected"] > 0
         return jnp.maximum(labels, corrected), unknown & ~corrected
 
-    def noted(self):
-        return {"corrected": np.zeros(table_shape(self), np.int8)}
+    def tracked_values(self):
+        return {"corrected": np.zeros(estimates_shape(self), np.int8)}
 
-    def note(self, logits, examples):
+    def track(self, logits, examples):
         candidates = self.candidates(logits, examples)
         above = (candidates > self.threshold(candidates, examples)) & examples.mask[:, None]
         return {"corrected": jnp.maximum(examples.values["corrected"], above.astype(jnp.int8))}

@@ -37,7 +37,7 @@ class Examples(NamedTuple):
       known: bool[B,K], whether each label is known.
       mask: bool[B], False for padding.
       epoch: i32[], the number of whole epochs before the step.
-      values: the values of the loss for these images, f32[B,K] each (`Loss.learned` and `Loss.noted`).
+      values: the values of the loss for these images, f32[B,K] each (`Loss.trained_values` and `Loss.tracked_values`).
     """
 
     labels: Array
@@ -59,10 +59,10 @@ class Loss(abc.ABC):
     """Whether unknown labels count as absent with `loss.unknown=auto`. Otherwise they have no loss."""
 
     keeps_values: ClassVar[bool] = False
-    """Whether the loss has values with a row per training image, `learned` or `noted`."""
+    """Whether the loss has values with a row per training image, `trained_values` or `tracked_values`."""
 
-    learns: ClassVar[tuple[str, ...]] = ()
-    """The names of the values of `learned`, which are large."""
+    trained_names: ClassVar[tuple[str, ...]] = ()
+    """The names of the values of `trained_values`, which are large."""
 
     def __init__(self, settings: ConfigDict, training: TrainingLabels | None = None):
         self.settings, self.training = settings, training
@@ -99,16 +99,16 @@ class Loss(abc.ABC):
             )
         return self.training
 
-    def learned(self) -> dict[str, np.ndarray]:
+    def trained_values(self) -> dict[str, np.ndarray]:
         """Return initial values, f32[N,K], that the optimizer updates; {} by default."""
         return {}
 
-    def noted(self) -> dict[str, np.ndarray]:
-        """Return initial values, at least 0, [N,K], that `note` updates; {} by default."""
+    def tracked_values(self) -> dict[str, np.ndarray]:
+        """Return initial values, at least 0, [N,K], that `track` updates; {} by default."""
         return {}
 
-    def note(self, logits: Float[Array, "b k"], examples: Examples) -> dict[str, Array]:
-        """Return the values of `noted` for the images of a step after the step. They never fall."""
+    def track(self, logits: Float[Array, "b k"], examples: Examples) -> dict[str, Array]:
+        """Return the values of `tracked_values` for the images of a step after the step. They never fall."""
         return {}
 
 

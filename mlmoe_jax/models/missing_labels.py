@@ -99,7 +99,7 @@ def _needs_unknown(config: ConfigDict) -> list[str]:
     return [f"loss.kind={config.loss.kind} learns from unknown labels: set loss.unknown=auto"]
 
 
-def refuses_mixing(config: ConfigDict) -> list[str]:
+def mixing_mistakes(config: ConfigDict) -> list[str]:
     """Return the mistake of mixing images for a loss that follows which labels of an image are unknown."""
     if config.augment.mix == "none":
         return []
@@ -107,7 +107,7 @@ def refuses_mixing(config: ConfigDict) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------------ LL: large loss
-def threshold_of_largest(losses: Float[Array, "*shape"], count: Integer[Array, ""]) -> Float[Array, ""]:
+def largest_loss_threshold(losses: Float[Array, "*shape"], count: Integer[Array, ""]) -> Float[Array, ""]:
     """Return the `count`-th largest loss, +∞ for a count of 0."""
     ordered = jnp.sort(jax.lax.stop_gradient(losses), axis=None, descending=True)
     return jnp.where(count > 0, ordered[jnp.clip(count, 1, losses.size) - 1], jnp.inf)
@@ -123,37 +123,37 @@ class LargeLossRejection(Loss):
     assumes_negatives = True
 
     def __call__(self, logits, examples):
-        labels, unknown = self.observed(examples)
+        labels, unknown = self.current_labels(examples)
         candidates = self.candidates(logits, examples)
         large = unknown & (candidates >= self.threshold(candidates, examples))
-        return jnp.where(large, self.instead(logits), binary_cross_entropy(logits, labels))
+        return jnp.where(large, self.replacement(logits), binary_cross_entropy(logits, labels))
 
     def candidates(self, logits: Array, examples: Examples) -> Array:
-        """Return the losses of unknown labels, 0 for known labels."""
-        labels, unknown = self.observed(examples)
+        """Return the losses of unknown labels, and 0 for known labels."""
+        labels, unknown = self.current_labels(examples)
         return jnp.where(unknown, binary_cross_entropy(logits, labels), 0.0)
 
-    def observed(self, examples: Examples) -> tuple[Array, Array]:
-        """Return the labels, and which of them are unknown."""
+    def current_labels(self, examples: Examples) -> tuple[Array, Array]:
+        """Return the labels of this step, and which of them are unknown."""
         return examples.labels, ~examples.known & examples.mask[:, None]
 
     def threshold(self, candidates: Array, examples: Examples) -> Array:
-        """Return the least loss of an unknown label that is changed."""
+        """Return the threshold: labels with a loss at or above it change."""
         entries = jnp.sum(examples.mask) * candidates.shape[1]
-        exact = entries * (self.settings.large_loss_rate * self.rates(jnp.asarray(examples.epoch)))
-        return threshold_of_largest(candidates, jnp.ceil(exact * (1 - 1e-6)).astype(jnp.int32))
+        exact = entries * (self.settings.large_loss_rate * self.num_corrections(jnp.asarray(examples.epoch)))
+        return largest_loss_threshold(candidates, jnp.ceil(exact * (1 - 1e-6)).astype(jnp.int32))
 
-    def rates(self, epoch: Array) -> Array:
-        """Return the number of rates to change in an epoch."""
+    def num_corrections(self, epoch: Array) -> Array:
+        """Return by which multiple of `large_loss_rate` labels change in an epoch."""
         return epoch
 
-    def instead(self, logits: Array) -> Array:
+    def replacement(self, logits: Array) -> Array:
         """Return the losses that replace large losses."""
         return jnp.zeros_like(logits)
 
     @classmethod
     def mistakes(cls, config):
-        return [*_needs_unknown(config), *refuses_mixing(config)]
+        return [*_needs_unknown(config), *mixing_mistakes(config)]
 
     @classmethod
     def label_mistakes(cls, config, training):
@@ -170,7 +170,7 @@ class LargeLossRejection(Loss):
 class LargeLossCorrection(LargeLossRejection):
     """LL-Ct: as LL-R, but the labels with the largest losses count as present for the step."""
 
-    def instead(self, logits):
+    def replacement(self, logits):
         return binary_cross_entropy(logits, jnp.ones_like(logits))
 
 
@@ -179,7 +179,7 @@ def assume_negative(
     logits: Float[Array, "*shape"], labels: Float[Array, "*shape"], *, negative_weight: float = 1.0
 ) -> Float[Array, "*shape"]:
     """Return y n(p) + w (1 − y) n(1 − p), per element, with n(x) = −log(x + 1e-5) and w = negative_weight (SP)."""
-    present, absent = minus_logs(logits)
+    present, absent = negative_logs(logits)
     return labels * present + negative_weight * (1 - labels) * absent
 
 
@@ -190,7 +190,7 @@ def count_penalty(probabilities: Float[Array, "b k"], mask: Bool[Array, " b"], e
     return jnp.square((mean - expected) / probabilities.shape[1])
 
 
-def minus_logs(logits: Array) -> tuple[Array, Array]:
+def negative_logs(logits: Array) -> tuple[Array, Array]:
     """Return n(p) and n(1 − p)."""
     return -jnp.log(jax.nn.sigmoid(logits) + LOG_OFFSET), -jnp.log(jax.nn.sigmoid(-logits) + LOG_OFFSET)
 
@@ -229,7 +229,7 @@ class ExpectedPositives(Loss):
     assumes_negatives = True
 
     def __call__(self, logits, examples):
-        return examples.labels * minus_logs(logits)[0] + self.penalty(jax.nn.sigmoid(logits), examples)
+        return examples.labels * negative_logs(logits)[0] + self.penalty(jax.nn.sigmoid(logits), examples)
 
     def penalty(self, probabilities: Array, examples: Examples) -> Array:
         """Return R(p)."""

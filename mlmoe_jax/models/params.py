@@ -16,6 +16,7 @@ from flax import nnx
 from jax.extend.core import ClosedJaxpr, Var, jaxpr_as_fun
 
 from mlmoe_jax.models import partition, rules
+from mlmoe_jax.runtime.table import Column, Table
 
 Params = dict[str, jax.Array]
 
@@ -98,15 +99,14 @@ def module_rows(trainable: Params, frozen: Params) -> dict[str, tuple[int, int]]
     return rows
 
 
-def parameter_table(trainable: Params, frozen: Params) -> str:
-    """Return a table of modules with their total and trainable parameters, and a line with the sums."""
+def parameter_table(trainable: Params, frozen: Params) -> Table:
+    """Return a table of modules with their total and trainable parameters, and a note with the sums."""
     rows = module_rows(trainable, frozen)
-    total, learned = (sum(row[i] for row in rows.values()) for i in (0, 1))
-    width = max(len(name) for name in rows)
-    lines = [f"{'module':<{width}}  {'parameters':>13}  {'trainable':>13}"]
-    lines += [f"{name:<{width}}  {row[0]:>13,}  {row[1]:>13,}" for name, row in rows.items()]
-    lines.append(f"{learned:,} of {total:,} parameters trainable ({100 * learned / total:.2f} %)")
-    return "\n".join(lines)
+    total = sum(count for count, _ in rows.values())
+    learned = sum(count for _, count in rows.values())
+    columns = ["module", Column("parameters", "{:,}".format, width=13), Column("trainable", "{:,}".format, width=13)]
+    note = f"{learned:,} of {total:,} parameters trainable ({100 * learned / total:.2f} %)"
+    return Table(columns, [[name, *counts] for name, counts in rows.items()], notes=[note])
 
 
 # ---------------------------------------------------------------------------------------------------- initial values

@@ -4,7 +4,7 @@ import importlib.util
 from pathlib import Path
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.backbones.catalog import Entry, entry
+from mlmoe_jax.models.backbones.catalog import BackboneEntry, entry
 from mlmoe_jax.pretrained.download import Unreachable, fetch
 from mlmoe_jax.runtime.files import cache_folder
 
@@ -49,7 +49,7 @@ def has_weights(name: str) -> bool:
     return bool(backbone.file) and any((folder / backbone.file).is_file() for folder in folders)
 
 
-def _packages(backbone: Entry) -> list[Path]:
+def _packages(backbone: BackboneEntry) -> list[Path]:
     """Return the folders for weights in this package and in the package of the backbone, which is not imported."""
     package, _, folder = backbone.package.partition("/")
     spec = importlib.util.find_spec(package) if package else None

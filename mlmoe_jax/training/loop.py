@@ -78,7 +78,7 @@ def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = Non
     parts = origin.parts(data.label_space)
     if not by_steps:
         require_only_classifier(parts.trainable, profile)
-    status(parameter_table(parts.trainable, parts.frozen))
+    status(parameter_table(parts.trainable, parts.frozen).text())
     require_same_frozen(folder, parts)
     options = {"resumes": origin.resumes, "profile": profile}
     experiment = make_experiment(config, folder, data, parts, preprocess, mesh, **options)

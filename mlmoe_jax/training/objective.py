@@ -37,15 +37,15 @@ class Objective:
 
     def learned_paths(self) -> list[str]:
         """Return the paths of `learned`."""
-        return [LOSS_VALUES + name for name in self.loss.learns]
+        return [LOSS_VALUES + name for name in self.loss.trained_names]
 
     def learned(self) -> dict[str, np.ndarray]:
         """Return the initial values that the optimizer updates."""
-        return {LOSS_VALUES + name: values for name, values in self.loss.learned().items()}
+        return {LOSS_VALUES + name: values for name, values in self.loss.trained_values().items()}
 
     def noted(self) -> dict[str, np.ndarray]:
         """Return the initial values that `note` updates."""
-        return {LOSS_VALUES + name: values for name, values in self.loss.noted().items()}
+        return {LOSS_VALUES + name: values for name, values in self.loss.tracked_values().items()}
 
     def __call__(
         self,
@@ -90,7 +90,7 @@ class Objective:
 
     def note(self, prediction: Prediction, batch: Batch, step: jax.Array, values: Params) -> Params:
         """Return the noted values after a step on `batch`."""
-        noted = self.loss.note(losses.as_float(prediction.logits), self._examples(batch, step, values))
+        noted = self.loss.track(losses.as_float(prediction.logits), self._examples(batch, step, values))
         # A batch that begins an epoch can have an image twice, so the maximum of both rows counts.
         return {
             (path := LOSS_VALUES + name): values[path].at[batch["id"]].max(after * (batch["mask"] != 0)[:, None])

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.sources import digits
 from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.models.backbones.catalog import Entry
+from mlmoe_jax.models.backbones.catalog import BackboneEntry
 from mlmoe_jax.models.backbones.vit import ViT
 
 NAME = "vit_digits"
@@ -20,7 +20,7 @@ SCENES = {"train": 200, "val": 60, "test": 70, "test_shift": 70}
 _PUBLISHED = catalog.CATALOG[NAME]
 
 
-def entry(*, file: str = _PUBLISHED.file, **shape) -> Entry:
+def entry(*, file: str = _PUBLISHED.file, **shape) -> BackboneEntry:
     """Return the catalogue's `vit_digits` with two blocks of width 16, or as `shape` says, its weights in `file`."""
     narrow = {"width": 16, "depth": 2, "heads": 2, **shape}
     return replace(_PUBLISHED, shape=replace(_PUBLISHED.shape, **narrow), file=file)
@@ -50,7 +50,7 @@ def small_training(monkeypatch: pytest.MonkeyPatch) -> ConfigDict:
     return config
 
 
-def write_weights(path: Path, entry: Entry, seed: int = 0) -> None:
+def write_weights(path: Path, entry: BackboneEntry, seed: int = 0) -> None:
     """Write a file of weights drawn in numpy for a ViT, as those in the package are written."""
     vit, draw = nnx.eval_shape(lambda: ViT(entry.shape, rngs=nnx.Rngs(0))), np.random.default_rng(seed)
     shapes = {"/".join(map(str, path)): value.shape for path, value in nnx.to_flat_state(nnx.state(vit))}

@@ -33,7 +33,7 @@ def lora(shape=SHAPE, **settings):
     """Return a LoRA with random values in all matrices."""
     config = default_config()
     use_adapter(config, "lora", **settings)
-    module = LoRA(shape, config.model.adapters.lora, rngs=nnx.Rngs(0))
+    module = LoRA(config.model.adapters.lora, shape, rngs=nnx.Rngs(0))
     draw = np.random.default_rng(3)
     nnx.update(module, jax.tree.map(lambda x: jnp.asarray(0.3 * draw.normal(size=x.shape), x.dtype), nnx.state(module)))
     return module
@@ -123,7 +123,7 @@ def test_a_new_update_changes_nothing_bit_for_bit(image):
     vit, prompts = vit_of(SHAPE), prompts_of(vit_of(SHAPE))
     config = default_config()
     use_adapter(config, "lora", targets=LINEAR_LAYERS)
-    new = LoRA(SHAPE, config.model.adapters.lora, rngs=nnx.Rngs(7))
+    new = LoRA(config.model.adapters.lora, SHAPE, rngs=nnx.Rngs(7))
     assert not np.asarray(new.query.b[...]).any()
     spread = np.asarray(new.query.a[...])
     assert 0.95 / np.sqrt(32) < np.abs(spread).max() <= 1 / np.sqrt(32), "uniform, as in the authors' code"

@@ -120,7 +120,7 @@ def test_the_first_rule_that_matches_anywhere_in_a_path_wins(refusal):
 def test_parameter_table_sums_up(parts):
     _, params, _ = parts
     trainable, frozen = split_trainable(params, ((r"blocks/1/", True), (r"^backbone/", False), (r"", True)))
-    head, *rows, last = parameter_table(trainable, frozen).splitlines()
+    head, *rows, last = parameter_table(trainable, frozen).text().splitlines()
     assert head.split() == ["module", "parameters", "trainable"]
     split = [row.replace(",", "").split() for row in rows]
     counts = {name: (int(total), int(learned)) for name, total, learned in split}

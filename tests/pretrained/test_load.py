@@ -12,7 +12,7 @@ from helpers.paths import REPOSITORY
 from helpers.tensor_files import make_vit, params_of, timm, write
 
 from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.models.backbones.entry import Entry
+from mlmoe_jax.models.backbones.entry import BackboneEntry
 from mlmoe_jax.models.backbones.vit import ViTShape
 from mlmoe_jax.pretrained import weights
 from mlmoe_jax.pretrained.load import load_weights, read_tensors
@@ -231,7 +231,7 @@ def test_weights_with_a_gate_name_the_licence_and_the_place_for_the_file(refusal
 
 
 def test_a_backbone_without_published_weights_is_reported(refusal, monkeypatch):
-    monkeypatch.setitem(catalog.CATALOG, "mine", Entry(SHAPE, (0.5,) * 3, (0.5,) * 3, image_size=8))
+    monkeypatch.setitem(catalog.CATALOG, "mine", BackboneEntry(SHAPE, (0.5,) * 3, (0.5,) * 3, image_size=8))
     assert refusal(weights.find_weights, "mine") == (
         "no weights of mine are published; start on random weights with --config.model.backbone.weights=none or name a "
         "file there"

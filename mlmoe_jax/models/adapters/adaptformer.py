@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ class AdaptFormer(Adapter):
         "input": Setting("normed", f"What the bottleneck reads, {' (the paper) or '.join(INPUTS)} (the code)."),
     }
 
-    def __init__(self, shape: BackboneShape, settings: ConfigDict, *, dtype: Dtype = None, rngs: nnx.Rngs):
+    def __init__(self, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype = None, rngs: nnx.Rngs):
         depth, width, hidden = shape.depth, shape.width, settings.bottleneck
         self.depth, self.dtype, self.scale, self.layer = depth, dtype, settings.scale, INPUTS[settings.input]
         self.dropout = nnx.Dropout(settings.dropout, deterministic=True)
@@ -42,10 +42,6 @@ class AdaptFormer(Adapter):
         self.down_bias = nnx.Param(jnp.zeros((depth, hidden)))
         self.up = nnx.Param(jnp.zeros((depth, hidden, width)))
         self.up_bias = nnx.Param(jnp.zeros((depth, width)))
-
-    @classmethod
-    def from_config(cls, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
-        return cls(shape, settings, dtype=dtype, rngs=rngs)
 
     def deltas(self, *, rngs: nnx.Rngs | None = None) -> Deltas:
         drops = not self.dropout.deterministic and self.dropout.rate > 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,7 @@ class LoRA(Adapter):
 
     merges = True
 
-    def __init__(self, shape: BackboneShape, settings: ConfigDict, *, dtype: Dtype = None, rngs: nnx.Rngs):
+    def __init__(self, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype = None, rngs: nnx.Rngs):
         self.depth, self.targets, self.dtype = shape.depth, tuple(settings.targets), dtype
         self.scale = settings.alpha / (math.sqrt(settings.rank) if settings.rank_stabilized else settings.rank)
         self.dropout = nnx.Dropout(settings.dropout, deterministic=True)
@@ -56,10 +56,6 @@ class LoRA(Adapter):
                     f"{target}; take a smaller rank"
                 )
             setattr(self, target, LowRank(shape.depth, inputs, outputs, settings.rank, rngs=rngs))
-
-    @classmethod
-    def from_config(cls, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
-        return cls(shape, settings, dtype=dtype, rngs=rngs)
 
     def deltas(self, *, rngs: nnx.Rngs | None = None) -> Deltas:
         return {
@@ -121,8 +117,8 @@ class DoRA(LoRA):
     gradient of m. With dropout, x·W is computed again from the dropped inputs, as in the authors' code.
     """
 
-    def __init__(self, shape: BackboneShape, settings: ConfigDict, *, dtype: Dtype = None, rngs: nnx.Rngs):
-        super().__init__(shape, settings, dtype=dtype, rngs=rngs)
+    def __init__(self, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype = None, rngs: nnx.Rngs):
+        super().__init__(settings, shape, dtype=dtype, rngs=rngs)
         for target in self.targets:
             getattr(self, target).magnitude = nnx.Param(jnp.zeros((shape.depth, shape.layers[target].outputs)))
 

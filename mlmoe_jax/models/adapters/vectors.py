@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 from functools import partial
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -34,17 +34,13 @@ class _Vectors(Adapter):
     }
     merges = True
 
-    def __init__(self, shape: BackboneShape, settings: ConfigDict, *, rngs: nnx.Rngs):
+    def __init__(self, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype = None, rngs: nnx.Rngs):
         self.shape = shape
         names = TUNED_LAYERS if ALL in settings.targets else settings.targets
         self.targets = tuple(name for name in shape.layers if name in names and self.tunes(shape.layers[name]))
         for target in self.targets:
             size = len(shape.layer_paths(target)), shape.layers[target].outputs
             setattr(self, target, self.vectors(size, rngs))
-
-    @classmethod
-    def from_config(cls, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
-        return cls(shape, settings, rngs=rngs)
 
     def deltas(self, *, rngs: nnx.Rngs | None = None) -> Deltas:
         return {

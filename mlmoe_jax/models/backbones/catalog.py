@@ -1,10 +1,10 @@
 """The named backbones of all families. A new family is a module with a table of entries, and a line here."""
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.backbones.entry import Entry
+from mlmoe_jax.models.backbones.entry import BackboneEntry
 from mlmoe_jax.runtime.registry import Registry, suggestion
 
-FAMILIES: Registry[dict[str, Entry]] = Registry(
+FAMILIES: Registry[dict[str, BackboneEntry]] = Registry(
     "backbone family",
     {
         "vit": "mlmoe_jax.models.backbones.vit_entries:VITS",
@@ -13,10 +13,10 @@ FAMILIES: Registry[dict[str, Entry]] = Registry(
         "efficientnet": "mlmoe_jax.models.backbones.efficientnet:EFFICIENTNETS",
     },
 )
-CATALOG: dict[str, Entry] = {name: entry for family in FAMILIES for name, entry in FAMILIES[family].items()}
+CATALOG: dict[str, BackboneEntry] = {name: entry for family in FAMILIES for name, entry in FAMILIES[family].items()}
 
 
-def entry(name: str) -> Entry:
+def entry(name: str) -> BackboneEntry:
     """Return the entry of a backbone; for an unknown name, UserError with the nearest name or with all names."""
     if name not in CATALOG:
         raise UserError(f"there is no backbone '{name}' for model.backbone.name{suggestion(name, CATALOG)}")

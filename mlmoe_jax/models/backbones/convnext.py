@@ -6,21 +6,19 @@ Stochastic depth regularizes long trainings from scratch and does not affect eva
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
 
 from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
-from mlmoe_jax.models.backbones.convolutional import check_read, read_map
-from mlmoe_jax.models.backbones.entry import Entry, torchvision_entry
+from mlmoe_jax.models.backbones.convolutional import ConvolutionalBackbone
+from mlmoe_jax.models.backbones.entry import BackboneEntry, torchvision_entry
 from mlmoe_jax.models.contracts import BackboneShape
 from mlmoe_jax.models.layers.convolution import convolve
 from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.layers.recompute import LayerNorm
 from mlmoe_jax.models.layers.transformer import LayerScale, Mlp
-from mlmoe_jax.models.outputs import CLS, Features, Prompts
 
 NORM_EPSILON = 1e-6
 
@@ -129,7 +127,7 @@ class Stage(nnx.Module):
         return x
 
 
-class ConvNeXt(nnx.Module):
+class ConvNeXt(ConvolutionalBackbone):
     """A ConvNeXt body. Stages and blocks count from 0 (`stages/2/blocks/5/mlp/fc1/kernel`, `stages/1/downsample/…`).
 
     With `remat`, only the input of each block is stored, and its activations are recomputed in the backward pass.
@@ -148,28 +146,19 @@ class ConvNeXt(nnx.Module):
             maps.append(stage(maps[-1], self.remat))
         return maps
 
-    def __call__(
-        self,
-        image: Float[ArrayLike, "b h w 3"],
-        prompts: Prompts | None = None,
-        *,
-        read: Collection[str] = (CLS,),
-        norm: bool = True,
-        return_attention: bool = False,
-    ) -> Features:
-        """Encode images of any size from 32 up. The grid is (⌊H/32⌋, ⌊W/32⌋) for four stages.
+    def last_map(self, image: Float[ArrayLike, "b h w 3"]) -> Float[Array, "b _ _ d"]:
+        """Return the map after the last stage, (⌊H/32⌋, ⌊W/32⌋) for four stages, of images from 32 pixels up.
 
-        `patches` is the last map, and `cls` its mean. The published model applies the final norm only to the mean. This
-        package also normalizes single cells, so that heads on the map have inputs of a suitable scale.
+        The published model applies the final norm only to the mean. This package also normalizes single cells, so that
+        heads on the map have inputs of a suitable scale.
         """
-        check_read(prompts, read)
         height, width = image.shape[1:3]
         if min(height, width) < self.shape.patch:
             raise ValueError(f"images of {height}×{width} pixels are smaller than the stride {self.shape.patch}")
-        return read_map(self.maps(image)[-1], read, self.norm if norm else None)
+        return self.maps(image)[-1]
 
 
-CONVNEXTS: dict[str, Entry] = {
+CONVNEXTS: dict[str, BackboneEntry] = {
     f"convnext_{size}": torchvision_entry(ConvNeXtShape(blocks, widths), f"convnext_{size}-{digest}.pth")
     for size, blocks, widths, digest in (
         ("tiny", (3, 3, 9, 3), (96, 192, 384, 768), "983f1562"),

@@ -1,7 +1,8 @@
-"""What the convolutional backbones share: a convolution with its batch normalization, and the features of a map."""
+"""What all convolutional backbones share: their features, and a convolution with its batch normalization."""
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Collection
 
 import jax.numpy as jnp
@@ -24,27 +25,41 @@ class ConvNorm(nnx.Module):
         return self.norm(self.conv(x))
 
 
-def check_read(prompts: Prompts | None, read: Collection[str]) -> None:
-    """Raise ValueError for prompts, and for features that convolutional backbones do not have."""
-    if prompts is not None or not read or set(read) - {CLS, PATCHES, MEAN}:
-        problem = "takes no prompts" if prompts is not None else f"cannot read {sorted(read)}"
-        raise ValueError(f"a convolutional backbone has cls, patches and mean; {problem}")
+class ConvolutionalBackbone(nnx.Module):
+    """The base class of convolutional backbones, whose features are the cells and the mean of the last map."""
 
+    norm: Callable[[Array], Array] | None = None
+    """The final norm, if there is one, which is applied to the mean and to each cell."""
 
-def read_map(
-    feature_map: Float[ArrayLike, "b h w d"], read: Collection[str], norm: Callable[[Array], Array] | None = None
-) -> Features:
-    """Return the mean of a map as `cls` and `mean`, and its cells as `patches`; `norm` normalizes all of them.
+    @abc.abstractmethod
+    def last_map(self, image: Float[ArrayLike, "b h w 3"]) -> Float[Array, "b _ _ d"]:
+        """Return the map whose mean is the input of the published classifier."""
 
-    The mean is computed and returned in float32 for every type of the map.
-    """
-    batch, *grid, width = feature_map.shape
-    parts = {}
-    for name in (CLS, MEAN):
-        if name in read:
-            parts[name] = feature_map.mean((1, 2), dtype=jnp.float32)
-    if PATCHES in read:
-        parts[PATCHES] = feature_map.reshape(batch, -1, width)
-    if norm is not None:
-        parts = {name: norm(part) for name, part in parts.items()}
-    return Features(parts.get(CLS), None, parts.get(PATCHES), tuple(grid), mean=parts.get(MEAN))
+    def __call__(
+        self,
+        image: Float[ArrayLike, "b h w 3"],
+        prompts: Prompts | None = None,
+        *,
+        read: Collection[str] = (CLS,),
+        norm: bool = True,
+        return_attention: bool = False,
+    ) -> Features:
+        """Encode images; see contracts.Backbone. `patches` are the cells of the last map, `cls` and `mean` its mean.
+
+        The mean is computed and returned in float32 for every type of the map. There is no attention. Raises ValueError
+        for prompts, and for features that a convolutional backbone lacks.
+        """
+        if prompts is not None or not read or set(read) - {CLS, PATCHES, MEAN}:
+            problem = "takes no prompts" if prompts is not None else f"cannot read {sorted(read)}"
+            raise ValueError(f"a convolutional backbone has cls, patches and mean; {problem}")
+        last_map = self.last_map(image)
+        batch, rows, columns, width = last_map.shape
+        parts = {}
+        for name in (CLS, MEAN):
+            if name in read:
+                parts[name] = last_map.mean((1, 2), dtype=jnp.float32)
+        if PATCHES in read:
+            parts[PATCHES] = last_map.reshape(batch, -1, width)
+        if norm and self.norm is not None:
+            parts = {name: self.norm(part) for name, part in parts.items()}
+        return Features(parts.get(CLS), None, parts.get(PATCHES), (rows, columns), mean=parts.get(MEAN))

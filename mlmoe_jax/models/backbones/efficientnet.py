@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection
 
 import jax
 from flax import nnx
@@ -16,13 +15,12 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
-from mlmoe_jax.models.backbones.convolutional import ConvNorm, check_read, read_map
-from mlmoe_jax.models.backbones.entry import Entry
+from mlmoe_jax.models.backbones.convolutional import ConvNorm, ConvolutionalBackbone
+from mlmoe_jax.models.backbones.entry import BackboneEntry
 from mlmoe_jax.models.contracts import BackboneShape
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
 from mlmoe_jax.models.layers.convolution import convolve
 from mlmoe_jax.models.layers.initializers import Dtype
-from mlmoe_jax.models.outputs import CLS, Features, Prompts
 
 # Depthwise kernel size, stride, and expansion of the channels, per stage (EfficientNet, table 1).
 KERNELS, STRIDES, EXPANSIONS = (3, 3, 5, 3, 5, 5, 3), (1, 2, 2, 2, 1, 2, 1), (1, 6, 6, 6, 6, 6, 6)
@@ -110,7 +108,7 @@ class MBConv(nnx.Module):
         return x + y if self.residual else y
 
 
-class EfficientNetLite(nnx.Module):
+class EfficientNetLite(ConvolutionalBackbone):
     """An EfficientNet-Lite body. Blocks count from 0 through all stages (`blocks/5/expand/conv/kernel`, `top/norm/…`).
 
     `batch_norm` is a mode of `BatchNorm`. With `remat`, only the input of each block is stored, and its activations are
@@ -139,28 +137,16 @@ class EfficientNetLite(nnx.Module):
         self.blocks = nnx.List(blocks)
         self.top = _conv_norm(into, shape.width, **options)
 
-    def __call__(
-        self,
-        image: Float[ArrayLike, "b h w 3"],
-        prompts: Prompts | None = None,
-        *,
-        read: Collection[str] = (CLS,),
-        norm: bool = True,
-        return_attention: bool = False,
-    ) -> Features:
-        """Encode images of any size. The grid is (⌈H/32⌉, ⌈W/32⌉).
-
-        `patches` is the map after the last 1×1 convolution, and `cls` its mean, the input of the source's classifier.
-        """
-        check_read(prompts, read)
+    def last_map(self, image: Float[ArrayLike, "b h w 3"]) -> Float[Array, "b _ _ d"]:
+        """Return the map after the last 1×1 convolution, (⌈H/32⌉, ⌈W/32⌉). Images may have any size."""
         x = jax.nn.relu6(self.stem(image))
         for block in self.blocks:
             x = nnx.remat(MBConv.__call__)(block, x) if self.remat else block(x)
-        return read_map(jax.nn.relu6(self.top(x)), read)
+        return jax.nn.relu6(self.top(x))
 
 
-def _entry(variant: int, digest: str, side: int, shape: EfficientNetLiteShape) -> Entry:
-    return Entry(
+def _entry(variant: int, digest: str, side: int, shape: EfficientNetLiteShape) -> BackboneEntry:
+    return BackboneEntry(
         shape,
         # (x − 127)/128 for pixel values in 0…255
         mean=(127 / 255,) * 3,
@@ -174,7 +160,7 @@ def _entry(variant: int, digest: str, side: int, shape: EfficientNetLiteShape) -
 
 
 _CHANNELS = (16, 24, 40, 80, 112, 192, 320)
-EFFICIENTNETS: dict[str, Entry] = {
+EFFICIENTNETS: dict[str, BackboneEntry] = {
     "efficientnet_lite0": _entry(0, "57934424", 224, EfficientNetLiteShape((1, 2, 2, 3, 3, 4, 1), _CHANNELS)),
     "efficientnet_lite1": _entry(1, "77cc7160", 240, EfficientNetLiteShape((1, 3, 3, 4, 4, 5, 1), _CHANNELS)),
     "efficientnet_lite2": _entry(

@@ -13,7 +13,7 @@ GATED = (DINOV3_LICENSE,)  # licenses that have to be accepted on the page of th
 
 
 @dataclass(frozen=True)
-class Entry:
+class BackboneEntry:
     """A named backbone.
 
     Attributes:
@@ -54,7 +54,7 @@ def sha256_in(file: str) -> str:
     return match[1] if match else ""
 
 
-def torchvision_entry(shape: BackboneShape, file: str) -> Entry:
+def torchvision_entry(shape: BackboneShape, file: str) -> BackboneEntry:
     """Return the entry of a backbone published by torchvision."""
     address = f"https://download.pytorch.org/models/{file}"
-    return Entry(shape, IMAGENET_MEAN, IMAGENET_STD, 224, file, address, "BSD-3-Clause", sha256=sha256_in(file))
+    return BackboneEntry(shape, IMAGENET_MEAN, IMAGENET_STD, 224, file, address, "BSD-3-Clause", sha256=sha256_in(file))

@@ -7,7 +7,6 @@ As in torchvision, the stride of a stage is in the 3×3 convolution ("v1.5"), an
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
 
 import jax
 from flax import nnx
@@ -15,13 +14,12 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
-from mlmoe_jax.models.backbones.convolutional import ConvNorm, check_read, read_map
-from mlmoe_jax.models.backbones.entry import Entry, torchvision_entry
+from mlmoe_jax.models.backbones.convolutional import ConvNorm, ConvolutionalBackbone
+from mlmoe_jax.models.backbones.entry import BackboneEntry, torchvision_entry
 from mlmoe_jax.models.contracts import BackboneShape
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
 from mlmoe_jax.models.layers.convolution import convolve
 from mlmoe_jax.models.layers.initializers import Dtype
-from mlmoe_jax.models.outputs import CLS, Features, Prompts
 
 EXPANSION = 4
 
@@ -90,7 +88,7 @@ class Bottleneck(nnx.Module):
         return jax.nn.relu(y + (x if self.shortcut is None else self.shortcut(x)))
 
 
-class ResNet(nnx.Module):
+class ResNet(ConvolutionalBackbone):
     """A ResNet body. Stages and blocks count from 0 (`stages/2/5/conv1/kernel`, `stages/0/0/shortcut/norm/scale`).
 
     `batch_norm` is a mode of `BatchNorm`. With `remat`, only the input of each block is stored, and its activations are
@@ -130,25 +128,12 @@ class ResNet(nnx.Module):
             maps.append(x)
         return maps
 
-    def __call__(
-        self,
-        image: Float[ArrayLike, "b h w 3"],
-        prompts: Prompts | None = None,
-        *,
-        read: Collection[str] = (CLS,),
-        norm: bool = True,
-        return_attention: bool = False,
-    ) -> Features:
-        """Encode images of any size. The grid is (⌈H/32⌉, ⌈W/32⌉) for four stages.
-
-        `patches` is the last map, and `cls` its mean, the input of the published classifier. A ResNet has no final norm
-        and no attention.
-        """
-        check_read(prompts, read)
-        return read_map(self.maps(image)[-1], read)
+    def last_map(self, image: Float[ArrayLike, "b h w 3"]) -> Float[Array, "b _ _ d"]:
+        """Return the map after the last stage, (⌈H/32⌉, ⌈W/32⌉) for four stages. Images may have any size."""
+        return self.maps(image)[-1]
 
 
-RESNETS: dict[str, Entry] = {
+RESNETS: dict[str, BackboneEntry] = {
     "resnet50": torchvision_entry(ResNetShape((3, 4, 6, 3)), "resnet50-0676ba61.pth"),
     "resnet101": torchvision_entry(ResNetShape((3, 4, 23, 3)), "resnet101-5d3b4d8f.pth"),
 }

@@ -2,29 +2,31 @@
 
 from typing import Any
 
-from mlmoe_jax.models.backbones.entry import DINOV3_LICENSE, IMAGENET_MEAN, IMAGENET_STD, Entry, sha256_in
+from mlmoe_jax.models.backbones.entry import DINOV3_LICENSE, IMAGENET_MEAN, IMAGENET_STD, BackboneEntry, sha256_in
 from mlmoe_jax.models.backbones.vit import ViTShape
 
 _HALF = (0.5,) * 3
 
 
-def _vit_b16(address: str, license: str, *, half: bool, final_norm: bool) -> Entry:
+def _vit_b16(address: str, license: str, *, half: bool, final_norm: bool) -> BackboneEntry:
     shape = ViTShape(width=768, depth=12, heads=12, patch=16, native=224)
     mean, std = (_HALF, _HALF) if half else (IMAGENET_MEAN, IMAGENET_STD)
     file = address.rpartition("/")[2]
-    return Entry(shape, mean, std, 224, file, address, license, final_norm, sha256=sha256_in(file))
+    return BackboneEntry(shape, mean, std, 224, file, address, license, final_norm, sha256=sha256_in(file))
 
 
 def _on_hub(
     repository: str, shape: ViTShape, license: str, *, file: str = "model.safetensors", **settings: Any
-) -> Entry:
+) -> BackboneEntry:
     """Return the entry of a file on the Hugging Face hub, with ImageNet's mean and std and images of 224 px."""
     address = f"https://huggingface.co/{repository}/resolve/main/{file}"
     settings = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, "image_size": 224} | settings
-    return Entry(shape, file=f"{repository.partition('/')[2]}/{file}", address=address, license=license, **settings)
+    return BackboneEntry(
+        shape, file=f"{repository.partition('/')[2]}/{file}", address=address, license=license, **settings
+    )
 
 
-def _dinov2(width: int, depth: int, heads: int, size: str, *, mlp: str = "gelu", registers: int = 0) -> Entry:
+def _dinov2(width: int, depth: int, heads: int, size: str, *, mlp: str = "gelu", registers: int = 0) -> BackboneEntry:
     """DINOv2 (Oquab et al., 2023), also with registers (Darcet et al., 2024)."""
     # Models with registers were trained with another resampling of the position table.
     positions = {"position_offset": 0.0 if registers else 0.1, "position_antialias": bool(registers)}
@@ -34,7 +36,7 @@ def _dinov2(width: int, depth: int, heads: int, size: str, *, mlp: str = "gelu",
     return _on_hub(f"facebook/{name}", shape, "Apache-2.0")
 
 
-def _dinov3(width: int, depth: int, heads: int, size: str, *, plus: bool = False) -> Entry:
+def _dinov3(width: int, depth: int, heads: int, size: str, *, plus: bool = False) -> BackboneEntry:
     """DINOv3 (Siméoni et al., 2025), distilled on LVD-1689M: rotary positions, registers, and keys without a bias."""
     common = {"patch": 16, "native": 224, "eps": 1e-5, "layer_scale": 1e-5, "mask_token": True, "registers": 4}
     mlp = {"mlp": "swiglu", "mlp_ratio": 6.0} if plus else {}
@@ -50,7 +52,7 @@ _SIGLIP_SIZES = {
 }
 
 
-def _siglip2(size: str, side: int) -> Entry:
+def _siglip2(size: str, side: int) -> BackboneEntry:
     """The vision tower of SigLIP 2 (Tschannen et al., 2025), without a class token but with an attention pool."""
     width, depth, heads, hidden, patch = _SIGLIP_SIZES[size]
     # As in the authors' code: 384 is 6 pixels more than a multiple of 14, and these pixels are ignored.
@@ -65,7 +67,7 @@ _BASE, _LARGE = (768, 12, 12, 16), (1024, 24, 16, 14)  # width, blocks, heads, p
 
 def _clip(
     size: tuple[int, int, int, int], repository: str, *, side: int = 224, mlp: str = "gelu", half: bool = False
-) -> Entry:
+) -> BackboneEntry:
     """The vision tower of CLIP (Radford et al., ICML 2021) or OpenCLIP (Cherti et al., CVPR 2023), without projection.
 
     `cls` is the class token after the last norm, the input of the omitted projection. The file is OpenCLIP's.
@@ -75,8 +77,8 @@ def _clip(
     return _on_hub(repository, shape, "MIT", file="open_clip_model.safetensors", image_size=side, **colors)
 
 
-VITS: dict[str, Entry] = {
-    "vit_digits": Entry(
+VITS: dict[str, BackboneEntry] = {
+    "vit_digits": BackboneEntry(
         ViTShape(width=128, depth=5, heads=4, patch=8, native=64),
         _HALF,
         (0.25, 0.25, 0.25),

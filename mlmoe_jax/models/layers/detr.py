@@ -57,7 +57,7 @@ class QueryAttention(nnx.Module):
           mask: True if a query may attend to a key; None = all True.
           rngs: for dropout in training.
         """
-        query, key, value = (self._project(tokens, part) for part, tokens in enumerate((query, key, value)))
+        query, key, value = self._project(query, "query"), self._project(key, "key"), self._project(value, "value")
         if self.dropout.deterministic or not self.dropout.rate:
             mixed = attend(query, key, value, mask)
         else:
@@ -73,16 +73,14 @@ class QueryAttention(nnx.Module):
         mask: Bool[np.ndarray, "q t"] | None = None,
     ) -> Float[Array, "#b h q t"]:
         """Return the attention weights of queries over keys, without dropout."""
-        return attention_weights(self._project(query, 0), self._project(key, 1), mask)
+        return attention_weights(self._project(query, "query"), self._project(key, "key"), mask)
 
-    def _project(self, tokens: jax.Array, part: int) -> jax.Array:
-        """f32[b,T,D] -> f32[b,T,h,d]; part: 0 for queries, 1 for keys, 2 for values."""
-        width = self.qkv.in_features
-        columns = slice(part * width, (part + 1) * width)
+    def _project(self, tokens: jax.Array, part: str) -> jax.Array:
+        """f32[b,T,D] -> f32[b,T,h,d], for a part of the FusedProjection."""
+        kernel, bias = self.qkv.part(part)
         dtype = self.qkv.dtype or jnp.float32
-        kernel, bias = self.qkv.kernel[:, columns].astype(dtype), self.qkv.bias[columns].astype(dtype)
-        result = jnp.dot(tokens.astype(dtype), kernel) + bias
-        return result.reshape(*tokens.shape[:2], self.heads, width // self.heads)
+        result = jnp.dot(tokens.astype(dtype), kernel.astype(dtype)) + bias.astype(dtype)
+        return result.reshape(*tokens.shape[:2], self.heads, -1)
 
 
 class FeedForward(nnx.Module):
