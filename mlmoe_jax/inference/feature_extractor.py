@@ -44,7 +44,7 @@ class FeatureExtractor:
 
     @classmethod
     def from_config(cls, config: ConfigDict, labels: int) -> FeatureExtractor:
-        """Return the extractor of a config for a number of labels, with its pretrained backbone; the head is not used.
+        """Return the extractor of a config with its pretrained backbone. `labels` is the number of labels.
 
         Raises UserError if the weights of the backbone cannot be read.
         """
@@ -52,7 +52,7 @@ class FeatureExtractor:
         return cls(config, parts, preprocess_for(config), setup_jax(config, training=False))
 
     def _settings(self, fixed: Params) -> dict[str, Any]:
-        """Return everything except the images on which features depend."""
+        """Return what features depend on besides the images, as JSON. `fixed` has the frozen values of the backbone."""
         data, model = self.config.data, self.config.model
         preprocess = [self.preprocess.image_size, *self.preprocess.mean, *self.preprocess.std]
         return {

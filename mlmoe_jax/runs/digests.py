@@ -89,7 +89,10 @@ def of_shards(shards: Mapping[str, Mapping[str, np.ndarray]]) -> Digests:
 
 
 def host_shards(tree: Any) -> dict[str, dict[str, np.ndarray]]:
-    """Return leaf -> shard -> values on the host, for the shards of which this process has the first copy."""
+    """Copy a tree of arrays to the host, as {leaf: {shard: values}}.
+
+    A process copies the shards on its own devices. Of equal shards on several devices, only the first is copied.
+    """
     leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
     shards = {
         leaf: {
@@ -102,7 +105,7 @@ def host_shards(tree: Any) -> dict[str, dict[str, np.ndarray]]:
 
 
 def damage(trees: Mapping[str, Any], stored: Mapping[str, Digests]) -> str:
-    """Return how restored arrays differ from the saved ones, "" if they do not; every process calls it.
+    """Describe how restored arrays differ from the saved ones; "" if they are equal. Every process calls it.
 
     Each process verifies its shards if the array is sharded as it was saved, and otherwise the whole array.
     """

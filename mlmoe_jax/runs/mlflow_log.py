@@ -39,21 +39,24 @@ class MLflowRun:
 
     Args:
       folder: the run folder.
-      where: the address of a server or a database, or a local folder.
+      address: the address of a server or a database, or a local folder.
       config: the config of the run.
 
     Raises:
       UserError: the server, or the run on it, cannot be used.
     """
 
-    def __init__(self, folder: RunFolder, where: str, config: ConfigDict):
+    def __init__(self, folder: RunFolder, address: str, config: ConfigDict):
         from mlflow import MlflowClient
 
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # the default waits for minutes
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # which has results only
-        self._folder, self._where = folder, where
-        self._thread, self._running, self._warned = ThreadPoolExecutor(1, "mlflow"), None, False
-        uri, artifacts = _address(where)
+        self._folder = folder
+        self._address = address
+        self._thread = ThreadPoolExecutor(1, "mlflow")
+        self._running: Future | None = None
+        self._warned = False
+        uri, artifacts = _store(address)
         with self._explained():
             self._client = MlflowClient(uri)
             stored = folder.read_json(MLFLOW) if (folder / MLFLOW).exists() else {}
@@ -104,8 +107,8 @@ class MLflowRun:
         tags = {"mlmoe_jax": __version__, **{key: str(values[key]) for key in _TAGGED}}
         created = client.create_run(experiment, tags=tags, run_name=self._folder.path.name).info.run_id
         parameters = [Param(key, str(value)[:_LONGEST]) for key, value in values.items()]
-        for at in range(0, len(parameters), _MOST_PARAMETERS):
-            client.log_batch(created, params=parameters[at : at + _MOST_PARAMETERS])
+        for start in range(0, len(parameters), _MOST_PARAMETERS):
+            client.log_batch(created, params=parameters[start : start + _MOST_PARAMETERS])
         return created
 
     def _add(self, row: Mapping[str, Any]) -> None:
@@ -121,7 +124,8 @@ class MLflowRun:
                 added = _metrics(row, row["step"], row["time"])
                 if metrics and len(metrics) + len(added) > _MOST_METRICS:
                     break
-                metrics, count = metrics + added, count + 1
+                metrics += added
+                count += 1
             self._client.log_batch(self._id, metrics=metrics)
             del self._waiting[:count]
 
@@ -137,7 +141,7 @@ class MLflowRun:
         """Return whether a call has ended. The first failure is a warning, and the next call sends the rows again."""
         if sending.done() and (error := sending.exception()) and not self._warned:
             self._warned = True
-            _logger.warning(f"log.mlflow={self._where}: {reason_of(error)}; it will be tried again")
+            _logger.warning(f"log.mlflow={self._address}: {reason_of(error)}; it will be tried again")
         return sending.done()
 
     @contextlib.contextmanager
@@ -146,7 +150,7 @@ class MLflowRun:
             yield
         except Exception as error:  # MLflow and the libraries of its stores raise their own types
             raise UserError(
-                f"log.mlflow={self._where} cannot be used ({reason_of(error)}); with a working address, or after "
+                f"log.mlflow={self._address} cannot be used ({reason_of(error)}); with a working address, or after "
                 f"removing {self._folder / MLFLOW} for a new run there, the same command sends everything"
             ) from error
 
@@ -166,11 +170,11 @@ def _warning() -> Iterator[None]:
         _logger.warning(error)
 
 
-def _address(where: str) -> tuple[str, str | None]:
+def _store(address: str) -> tuple[str, str | None]:
     """Return the address of a store and, for a local folder, the address of its files."""
-    if "://" in where or where.startswith("databricks"):
-        return where, None
-    path = Path(where).expanduser().resolve()
+    if "://" in address or address.startswith("databricks"):
+        return address, None
+    path = Path(address).expanduser().resolve()
     with contextlib.suppress(OSError):  # the database reports it
         path.mkdir(parents=True, exist_ok=True)
     return f"sqlite:///{path / 'mlflow.db'}", (path / "artifacts").as_uri()
@@ -180,8 +184,12 @@ def _metrics(row: Mapping[str, Any], step: int, seconds: float) -> Sequence[Any]
     """Return the numbers of a row as entities of MLflow. An undefined number is nan."""
     from mlflow.entities import Metric
 
-    values = {_name(name): value for name, value in row.items() if name not in ("step", "time")}
-    return [Metric(n, math.nan if v is None else float(v), int(1000 * seconds), step) for n, v in values.items()]
+    metrics = []
+    for name, value in row.items():
+        if name not in ("step", "time"):
+            number = math.nan if value is None else float(value)
+            metrics.append(Metric(_name(name), number, int(1000 * seconds), step))
+    return metrics
 
 
 def _name(metric: str) -> str:

@@ -15,7 +15,7 @@ from mlmoe_jax.runtime.memory import shortage_explained
 from mlmoe_jax.runtime.progress import Progress
 from mlmoe_jax.runtime.sharding import shard_batch
 
-BEHIND = 1  # steps between the dispatch of a step and the transfer of its output, so that the device is never idle
+STEPS_IN_FLIGHT = 1  # steps dispatched after the step whose output is transferred, so that the device is never idle
 
 
 def device_batches(
@@ -25,14 +25,14 @@ def device_batches(
 
     The next batch is transferred while the current one is used.
     """
-    present = None
+    current = None
     for batch in loader if progress is None else progress.waiting(loader):
         following = shard_batch(batch, mesh)
-        if present is not None:
-            yield present
-        present = following
-    if present is not None:
-        yield present
+        if current is not None:
+            yield current
+        current = following
+    if current is not None:
+        yield current
 
 
 class RunAhead:
@@ -78,6 +78,6 @@ def run_batches(
             outputs.append(step(batch))
             if progress:
                 progress.advance()
-            if len(outputs) > BEHIND:
+            if len(outputs) > STEPS_IN_FLIGHT:
                 yield jax.device_get(outputs.popleft())
         yield from map(jax.device_get, outputs)

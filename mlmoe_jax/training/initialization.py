@@ -83,20 +83,6 @@ class Origin:
         """Return the model of the config with the values of the origin; UserError if they do not fit."""
         return assemble(self.config, label_space)
 
-    def _complete(self, parts: Parts, native: tuple[int, ...] | None) -> Parts:
-        """Return the parts of `init_from`. `native` is the shape of the backbone's own position table.
-
-        Raises UserError if a table for another grid is trainable.
-        """
-        table = parts.trainable.get(POSITION_TABLE)
-        if table is not None and table.shape != native:
-            raise UserError(
-                f"the position table of config.init_from has {table.shape[1]} entries, and the table of the backbone "
-                f"has {native[1]}, so it cannot be trained; put (r'^backbone/pos_embed$', False) first in "
-                "config.trainable"
-            )
-        return parts
-
 
 @dataclass(frozen=True)
 class Resumed(Origin):
@@ -144,7 +130,8 @@ class OfficialFile(Origin):
         parts = split_model(model, config)
         if not only_head:
             parts = replace(parts, unpublished=frozenset(parts.frozen))
-        return self._complete(parts, None if table is None else table.shape)
+        _require_same_table(parts, table)
+        return parts
 
     def _report(self, report: LoadReport, only_head: bool) -> None:
         """Print what the checkpoint has, and where the authors' code differs from the config."""
@@ -227,7 +214,8 @@ class OtherRun(Origin):
             unpublished=frozenset(base.frozen) - published,
         )
         table = base.trainable.get(POSITION_TABLE)
-        return self._complete(parts, None if table is None else table.shape)
+        _require_same_table(parts, table)
+        return parts
 
     def _published_paths(self, source: Parts, source_config: ConfigDict) -> set[str]:
         """Return the paths of the frozen parameters that both runs have from one published file."""
@@ -238,6 +226,16 @@ class OtherRun(Origin):
 
 
 # ----------------------------------------------------------------------------------------------------------- values
+def _require_same_table(parts: Parts, table: Any) -> None:
+    """Raise UserError if the position table is trainable and has another shape than the backbone's own `table`."""
+    trained = parts.trainable.get(POSITION_TABLE)
+    if trained is not None and trained.shape != table.shape:
+        raise UserError(
+            f"the position table of config.init_from has {trained.shape[1]} entries, and the table of the backbone has "
+            f"{table.shape[1]}, so it cannot be trained; put (r'^backbone/pos_embed$', False) first in config.trainable"
+        )
+
+
 def _is_same_setting(key: str, value: Any, adapter_value: Any) -> bool:
     """Return whether an adapter has the value of the config; the order of `targets` does not matter."""
     if key == "targets":
@@ -259,10 +257,10 @@ def _reorder(model: Classifier, names: tuple[str, ...]) -> None:
     status("the labels of this checkpoint are in alphabetical order; they are matched by name")
     state = nnx.state(model, nnx.Param)
     moved = {}
-    for where, variable in nnx.to_flat_state(state):
+    for path, variable in nnx.to_flat_state(state):
         if rows := label_axes(axis_names(variable)):
             value = functools.reduce(lambda v, axis: jnp.take(v, order, axis=axis), rows, variable.get_value())
-            moved[where] = variable.replace(value)
+            moved[path] = variable.replace(value)
     nnx.update(model, nnx.from_flat_state(moved))
 
 

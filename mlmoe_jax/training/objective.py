@@ -36,7 +36,7 @@ class Objective:
         self.weights = {name: weight for name, weight in settings.terms.items() if weight}
 
     def learned_paths(self) -> list[str]:
-        """Return the paths of `learned`."""
+        """Return the paths of the values that the optimizer updates."""
         return [LOSS_VALUES + name for name in self.loss.trained_names]
 
     def learned(self) -> dict[str, np.ndarray]:
@@ -98,7 +98,7 @@ class Objective:
         }
 
     def _counted(self, batch: Batch) -> jax.Array:
-        """Return the labels that count, 0 for labels that are left out."""
+        """Return 1 for each label that counts in the loss and 0 for each label that is left out, [B,K]."""
         return jnp.ones_like(batch["label_mask"]) if self.assumes_negatives else batch["label_mask"]
 
     def _examples(self, batch: Batch, step: Any, values: Mapping[str, jax.Array] | None) -> losses.Examples:

@@ -52,7 +52,7 @@ class TrainState:
         return split_loss_values({**self.trainable, **self.stats})[0]
 
     def latest(self) -> Params:
-        """Return the moving averages, or trainable and stats without them."""
+        """Return the moving averages if the state has any, otherwise `raw()`."""
         return self.ema or self.raw()
 
 
@@ -88,7 +88,7 @@ class TrainStep:
         self._compiled: jax.stages.Compiled | None = None
 
     def lower(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
-        """Lower the step for these arguments, which may be ShapeDtypeStructs with shardings."""
+        """Lower the step for arguments, or for their ShapeDtypeStructs with shardings."""
         moving = state.replace(frozen={})
         out = tree_shardings(moving, self._mesh, self._label_axes), NamedSharding(self._mesh, REPLICATED)
         return jax.jit(self._step, donate_argnums=0, out_shardings=out).lower(moving, state.frozen, batch)
@@ -100,7 +100,7 @@ class TrainStep:
         return self._compiled
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        """Take one step; operation by operation under JAX_DISABLE_JIT=1, so that modules see values."""
+        """Take one step. Under JAX_DISABLE_JIT=1 it runs operation by operation, so that a debugger sees the values."""
         step = self._step if jax.config.jax_disable_jit else self.compile(state, batch)
         moving, metrics = step(state.replace(frozen={}), state.frozen, batch)
         return moving.replace(frozen=state.frozen), metrics
