@@ -167,22 +167,33 @@ def _receive(address: str, part: Path) -> None:
     headers = {"Range": f"bytes={offset}-", "If-Range": version} if version else {}
     with _open(address, headers) as response:
         if response.status == http.client.PARTIAL_CONTENT:
-            begins = (response.headers.get("Content-Range") or "").startswith(f"bytes {offset}-")
-            if not begins or _version(response) not in ("", version):  # a server may ignore If-Range
-                raise _Changed("the file has changed")
+            _require_continuation(response, offset, version)
         else:
-            if response.headers.get_content_type() == "text/html":
-                raise Refused("the response is a web page and not a file (perhaps the login page of a network)")
             offset = 0
-            _remove(part)  # first, so that old bytes never stand beside a new version
-            Folder(part.parent).write_text(_version_file(part).name, _version(response))
+            _start(part, response)
         length = offset + response.length if response.length else 0
-        size = f"{megabytes(length) if length else '? MB'}{f', resuming at {megabytes(offset)}' if offset else ''}"
-        status(f"downloading {address} to {part.with_suffix('')} ({size})")
+        size = megabytes(length) if length else "? MB"
+        resuming = f", resuming at {megabytes(offset)}" if offset else ""
+        status(f"downloading {address} to {part.with_suffix('')} ({size}{resuming})")
         bar = DownloadBar(total=length or None, initial=offset, desc=part.stem, unit="B", unit_scale=True)
         _append(response, part, bar)
     if length and _size(part) != length:
         raise NoAnswer(f"the connection was lost after {megabytes(_size(part))} of {megabytes(length)}")
+
+
+def _require_continuation(response: http.client.HTTPResponse, offset: int, version: str) -> None:
+    """Raise _Changed unless a response continues at `offset` and has the same version; servers may ignore If-Range."""
+    begins = (response.headers.get("Content-Range") or "").startswith(f"bytes {offset}-")
+    if not begins or _version(response) not in ("", version):
+        raise _Changed("the file has changed")
+
+
+def _start(part: Path, response: http.client.HTTPResponse) -> None:
+    """Remove what a part has, and store the version of the file; Refused if the response is a web page."""
+    if response.headers.get_content_type() == "text/html":
+        raise Refused("the response is a web page and not a file (perhaps the login page of a network)")
+    _remove(part)  # first, so that old bytes never stand beside a new version
+    Folder(part.parent).write_text(_version_file(part).name, _version(response))
 
 
 def _append(response: http.client.HTTPResponse, part: Path, bar: DownloadBar) -> None:

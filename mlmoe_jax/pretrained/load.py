@@ -220,12 +220,11 @@ def apply_rules(path: Path, tensors: dict[str, np.ndarray], layout: Layout) -> M
     pieces: dict[str, list[_Piece]] = defaultdict(list)
     wrapper, unused = _find_wrapper(tensors, layout) or "", []
     for name, tensor in tensors.items():
-        rules = layout.rules if name.startswith(wrapper) else ()
-        matches = ((rule, re.fullmatch(rule.pattern, name.removeprefix(wrapper))) for rule in rules)
-        rule, match = next(((rule, match) for rule, match in matches if match), (None, None))
-        if rule is None:
+        found = _find_rule(layout, name.removeprefix(wrapper)) if name.startswith(wrapper) else None
+        if found is None:
             unused.append(name)
             continue
+        rule, match = found
         if jnp.issubdtype(tensor.dtype, jnp.floating) and not np.isfinite(tensor).all():
             raise UserError(f"tensor {name} in {path} has non-finite numbers; use an undamaged file")
         places = tuple(int(match.expand(at)) if isinstance(at, str) else at for at in rule.at)
@@ -237,6 +236,14 @@ def apply_rules(path: Path, tensors: dict[str, np.ndarray], layout: Layout) -> M
     values = {target: _join(target, parts) for target, parts in pieces.items()}
     may_reshape = frozenset(target for target, parts in pieces.items() if parts[0].rule.reshape)
     return MappedFile(path, layout, wrapper, values, may_reshape, tuple(unused))
+
+
+def _find_rule(layout: Layout, name: str) -> tuple[Rule, re.Match[str]] | None:
+    """Return the first rule of a layout for a tensor name, and its match; None if there is no such rule."""
+    for rule in layout.rules:
+        if match := re.fullmatch(rule.pattern, name):
+            return rule, match
+    return None
 
 
 def _join(target: str, pieces: list[_Piece]) -> np.ndarray:

@@ -161,16 +161,23 @@ def export_official(model: nnx.Module, path: Path) -> Layout:
 
 def require_writable(path: Path) -> None:
     """Raise UserError for a path with an unsupported suffix or a missing folder."""
+    if problem := _why_unwritable(path):
+        raise UserError(problem)
+
+
+def _why_unwritable(path: Path) -> str:
+    """Return why a state dict cannot be written to a path, and the remedy; "" if it can."""
     if torch_suffix := next((suffix for suffix in TORCH_SUFFIXES if path.name.endswith(suffix)), ""):
         file = f"{path.name.removesuffix(torch_suffix)}.safetensors"
-        raise UserError(
+        return (
             f"writing {path.name} needs PyTorch; export to {file} and, if it must be a .pth, run python -c "
             f"\"import torch, safetensors.torch as s; torch.save(s.load_file('{file}'), '{path.name}')\""
         )
     if path.suffix not in (".npz", ".safetensors"):
-        raise UserError(f"a state dict is written to .safetensors and .npz files, not to '{path.name}'")
+        return f"a state dict is written to .safetensors and .npz files, not to '{path.name}'"
     if not path.parent.is_dir():
-        raise UserError(f"there is no folder {path.parent} to write {path.name} into")
+        return f"there is no folder {path.parent} to write {path.name} into"
+    return ""
 
 
 def official_tensors(model: nnx.Module) -> tuple[Layout, dict[str, np.ndarray]]:
@@ -186,27 +193,23 @@ def official_tensors(model: nnx.Module) -> tuple[Layout, dict[str, np.ndarray]]:
         raise UserError("the authors' code has no ViT with rotary positions, so there is no layout for this model")
     _, params, stats = ModelDef.split(model)
     values = {path: np.asarray(value, np.float32) for path, value in {**params, **stats}.items()}
-    close: list[tuple[int, bool, str, list[str]]] = []
-    pools: dict[str, str] = {}
-    for layout in (layout for layout in LAYOUTS if layout.whole):
-        tensors, missing = _name_tensors(layout, values)
-        # A layout with names for all parameters may belong to another class of models; its marker decides.
-        if not missing and recognize(tensors) is layout:
-            pools[layout.name] = pool = _pooling(layout.name, values.get(POSITION_TABLE))
-            if pool in (None, _pool_of(model)):
-                return layout, {name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}
-        if missing:
-            close.append((len(missing), layout.marker not in tensors, layout.name, missing))
-    if pools:
-        name, pool = next(iter(pools.items()))
+    named = [(layout, *_name_tensors(layout, values)) for layout in LAYOUTS if layout.whole]
+    # A layout with names for all parameters may belong to another class of models; its marker decides.
+    complete = [(layout, tensors) for layout, tensors, missing in named if not missing and recognize(tensors) is layout]
+    pools = [_pooling(layout.name, values.get(POSITION_TABLE)) for layout, _ in complete]
+    for (layout, tensors), pool in zip(complete, pools, strict=True):
+        if pool in (None, _pool_of(model)):
+            return layout, {name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}
+    if complete:
         raise UserError(
-            f"the authors' code that reads the {name} layout classifies {_TOKENS[pool]} (model.head.pool={pool}), "
-            f"but this model has model.head.pool={_pool_of(model)}"
+            f"the authors' code that reads the {complete[0][0].name} layout classifies {_TOKENS[pools[0]]} "
+            f"(model.head.pool={pools[0]}), but this model has model.head.pool={_pool_of(model)}"
         )
-    *_, closest, missing = min(close)
-    some = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
+    close = [(len(missing), layout.marker not in tensors, layout.name, missing) for layout, tensors, missing in named]
+    *_, closest, missing = min(entry for entry in close if entry[-1])
+    shown = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
     raise UserError(
-        f"no layout has names for all parameters of this model; the closest layout, {closest}, has none for {some}"
+        f"no layout has names for all parameters of this model; the closest layout, {closest}, has none for {shown}"
     )
 
 

@@ -158,13 +158,18 @@ def _by_layer(path: Path, stored: Mapping[str, np.ndarray]) -> tuple[dict, dict]
             classifier["kernel" if match["part"] == "weight" else "bias"] = value
         else:
             raise UserError(f"tensor {name} in {path / TENSORS} belongs to no layer that our adapters change")
+    return _stack_blocks(path, rows), classifier
+
+
+def _stack_blocks(path: Path, rows: Mapping[str, Mapping[int, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Return tensors with a row per block; UserError if a block lacks a row or has another shape."""
     depth = 1 + max((block for values in rows.values() for block in values), default=-1)
     tensors = {}
     for name, values in rows.items():
         if len(values) < depth or len({value.shape for value in values.values()}) > 1:
             raise UserError(f"{path / TENSORS} adapts {name} not in all {depth} blocks alike, as our adapters do")
         tensors[name] = np.stack([values[block] for block in range(depth)])
-    return tensors, classifier
+    return tensors
 
 
 def fill_from_peft(model: Classifier, adapter: PeftAdapter, labels: int) -> list[str]:

@@ -44,18 +44,13 @@ def read_torch_file(file: BinaryIO) -> dict[str, np.ndarray]:
 def _open_zip(file: BinaryIO, size: int) -> tuple[Any, Read]:
     """Return the content of the archive's pickle, and the function that reads storages. `size` is the file size."""
     archive = zipfile.ZipFile(file)
-    records = archive.infolist()
-    sizes = {record.filename: record.file_size for record in records}
+    sizes = {record.filename: record.file_size for record in archive.infolist()}
     roots = [name.removesuffix("data.pkl") for name in sizes if re.fullmatch("[^/]+/data\\.pkl", name)]
     if len(roots) != 1:
         raise Unreadable("it is a zip archive without the data.pkl of torch.save")
     root = roots[0]
-    if any(name == f"{root}constants.pkl" or name.startswith(f"{root}code/") for name in sizes):
-        raise Unreadable("it is a TorchScript archive, a program and not only weights: save its state_dict() instead")
-    if not _are_stored(records, size):
-        raise Unreadable("its records are compressed or overlap, unlike the records of torch.save")
-    if f"{root}byteorder" in sizes and archive.read(f"{root}byteorder") != b"little":
-        raise Unreadable("it was written on a big-endian machine: save it again on a little-endian machine")
+    if problem := _find_zip_problem(archive, root, size):
+        raise Unreadable(problem)
 
     def read(key: str, nbytes: int) -> bytes:
         name = f"{root}data/{key}"
@@ -66,10 +61,19 @@ def _open_zip(file: BinaryIO, size: int) -> tuple[Any, Read]:
     return read_pickle(io.BytesIO(archive.read(f"{root}data.pkl")), {}), read
 
 
-def _are_stored(records: list[zipfile.ZipInfo], size: int) -> bool:
-    """Return whether records are neither compressed nor overlap; otherwise they can be much larger than the file."""
+def _find_zip_problem(archive: zipfile.ZipFile, root: str, size: int) -> str:
+    """Return why an archive of `size` bytes with the folder `root` is not read, and the remedy; "" if it is."""
+    records = archive.infolist()
+    names = {record.filename for record in records}
+    if f"{root}constants.pkl" in names or any(name.startswith(f"{root}code/") for name in names):
+        return "it is a TorchScript archive, a program and not only weights: save its state_dict() instead"
+    # Compressed and overlapping records can be much larger than the file.
     stored = all(not record.compress_type and record.compress_size == record.file_size for record in records)
-    return stored and sum(record.file_size for record in records) <= size
+    if not stored or sum(record.file_size for record in records) > size:
+        return "its records are compressed or overlap, unlike the records of torch.save"
+    if f"{root}byteorder" in names and archive.read(f"{root}byteorder") != b"little":
+        return "it was written on a big-endian machine: save it again on a little-endian machine"
+    return ""
 
 
 def _open_legacy(data: mmap.mmap) -> tuple[Any, Read]:
@@ -103,19 +107,23 @@ def _other_kind(head: bytes) -> str:
 
 # ------------------------------------------------------------------------------------------------- state dict, arrays
 def _state_dict(content: Any) -> dict[str, Tensor]:
+    """Return the tensors of the first of STATE_KEYS that has some, or those of the content itself, by name."""
     content = content if isinstance(content, dict) else {}
-    for candidate in (*(content.get(key) for key in STATE_KEYS), content):
-        if isinstance(candidate, dict):
-            tensors = {name: x for name, x in candidate.items() if type(name) is str and type(x) is Tensor}
-            if tensors:
-                break
-    else:
+    found = (_named_tensors(value) for value in (*map(content.get, STATE_KEYS), content))
+    tensors = next(filter(None, found), None)
+    if tensors is None:
         keys = ", ".join(repr(key)[:60] for key in content if type(key) is str)[:200]
         places = ", ".join(STATE_KEYS)
         raise Unreadable(f"it has no tensors, neither directly nor under {places}; its keys are {keys or 'none'}")
     while all(name.startswith("module.") for name in tensors):
         tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
     return tensors
+
+
+def _named_tensors(value: Any) -> dict[str, Tensor]:
+    """Return the entries of a dict that are tensors with a name; {} for another value."""
+    items = value.items() if isinstance(value, dict) else ()
+    return {name: item for name, item in items if type(name) is str and type(item) is Tensor}
 
 
 def _array(name: str, tensor: Tensor, read: Read, file_size: int) -> np.ndarray:

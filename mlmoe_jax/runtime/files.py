@@ -91,14 +91,6 @@ def read_stream(file: BinaryIO, most: int) -> bytes:
     return bytes(content)
 
 
-def read_lines(file: TextIO) -> Iterator[str]:
-    """Yield the lines of a text file; ValueError at one with more than MOST_LINE letters."""
-    while line := file.readline(MOST_LINE):
-        if len(line) == MOST_LINE and not line.endswith("\n"):
-            raise ValueError(f"a line has more than {MOST_LINE:,} letters")
-        yield line
-
-
 def _read_remote(path: str | os.PathLike, most: int) -> bytes:
     from etils import epath  # here, because --help does without it
 

@@ -1,7 +1,6 @@
 """Files that have no end or are none, the cache folder, and full, read-only and failing disks."""
 
 import errno
-import io
 import os
 import socket
 import subprocess
@@ -12,7 +11,7 @@ import pytest
 
 from mlmoe_jax.errors import DISK_ERROR, DiskError, UserError
 from mlmoe_jax.runtime import files
-from mlmoe_jax.runtime.files import cache_folder, open_regular, read_bytes, read_lines, read_stream
+from mlmoe_jax.runtime.files import cache_folder, open_regular, read_bytes, read_stream
 from mlmoe_jax.runtime.storage import Folder
 
 
@@ -50,13 +49,6 @@ def test_a_file_has_a_limit_of_bytes(tmp_path):
         read_bytes(path, files.MOST_TEXT)
     with open_regular("/proc/self/maps") as file, pytest.raises(OSError, match="more than 4 bytes"):
         read_stream(file, 4)  # its size is stated as 0
-
-
-def test_a_line_has_a_limit(monkeypatch):
-    monkeypatch.setattr(files, "MOST_LINE", 4)
-    assert list(read_lines(io.StringIO("abc\nde"))) == ["abc\n", "de"]
-    with pytest.raises(ValueError, match="more than 4 letters"):
-        list(read_lines(io.StringIO("abc\nabcde\n")))
 
 
 def test_the_cache_folder_is_chosen_by_the_environment(monkeypatch, tmp_path):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
@@ -47,43 +48,56 @@ def write_card(
       space: the labels.
       license_name: an identifier of the hub; "" = not chosen.
     """
-    files, model, results = RunFiles(run), config.model, read_results(run)
-    main, scored, (_, ends) = files.main_split.name, files.scored, intervals(files)
-    measured_on = _plain(main) if scored is None else f"{_plain(main)}, {quantity(len(scored), 'image')}"
-    entry = catalog.entry(model.backbone.name)
-    label_table = _label_table(space, files.thresholds.outside(main), files.corrected, config.data.difficult_eval)
+    files, results = RunFiles(run), read_results(run)
     card = ModelCard.from_template(
-        _metadata(address, config, results, main, license_name),
+        _metadata(address, config, results, files.main_split.name, license_name),
         template_path=str(_TEMPLATE),
-        name=_plain(address.repository.partition("/")[2]),
         version=__version__,
-        labels=quantity(len(space.names), "label"),
-        head=model.head.kind,
-        adapters=describe_adapters(config),
-        backbone=model.backbone.name,
-        source=entry.address or entry.package or "part of mlmoe_jax",
-        backbone_license=_plain(entry.license),
-        published=not (folder / FROZEN).exists(),
-        data=_plain(_data_set(config)),
-        images=quantity(space.images, "image"),
-        size=config.data.image_size,
+        name=_plain(address.repository.partition("/")[2]),
         address=address,
-        fingerprint=folder.read_json("backbone.json")["fingerprint"],
-        threshold=f"{config.eval.threshold:g}",
-        out_of_fold=OUT_OF_FOLD in results,
-        on_test=config.eval.select_on == "test",
-        splits=[_plain(split) for split in results],
-        metrics_table=_metrics_table(results, main, ends),
-        ranges=bool(ends),
-        rough=_plain(why_rough(files)),
-        fitted=_plain(files.thresholds.source.get("split", "")),
-        calibrated=_plain(files.thresholds.calibration.get("split", "")),
-        main=measured_on,
-        label_table=label_table[:_MOST_LABELS],
-        more=len(space.names) > _MOST_LABELS,
         license=license_name,
+        published=not (folder / FROZEN).exists(),
+        fingerprint=folder.read_json("backbone.json")["fingerprint"],
+        **_describe_model(config, space),
+        **_describe_results(files, results, config, space),
     )
     return f"{card}\n"
+
+
+def _describe_model(config: ConfigDict, space: LabelSpace) -> dict[str, Any]:
+    """Return the fields of the card about the model and its training data."""
+    backbone = catalog.entry(config.model.backbone.name)
+    return {
+        "labels": quantity(len(space.names), "label"),
+        "head": config.model.head.kind,
+        "adapters": describe_adapters(config),
+        "backbone": config.model.backbone.name,
+        "source": backbone.address or backbone.package or "part of mlmoe_jax",
+        "backbone_license": _plain(backbone.license),
+        "data": _plain(_data_set(config)),
+        "images": quantity(space.images, "image"),
+        "size": config.data.image_size,
+    }
+
+
+def _describe_results(files: RunFiles, results: Results, config: ConfigDict, space: LabelSpace) -> dict[str, Any]:
+    """Return the fields of the card about the results, thresholds and calibration."""
+    main, scored, (_, ends) = files.main_split.name, files.scored, intervals(files)
+    label_table = _label_table(space, files.thresholds.outside(main), files.corrected, config.data.difficult_eval)
+    return {
+        "threshold": f"{config.eval.threshold:g}",
+        "out_of_fold": OUT_OF_FOLD in results,
+        "on_test": config.eval.select_on == "test",
+        "splits": [_plain(split) for split in results],
+        "metrics_table": _metrics_table(results, main, ends),
+        "ranges": bool(ends),
+        "rough": _plain(why_rough(files)),
+        "fitted": _plain(files.thresholds.source.get("split", "")),
+        "calibrated": _plain(files.thresholds.calibration.get("split", "")),
+        "main": _plain(main) if scored is None else f"{_plain(main)}, {quantity(len(scored), 'image')}",
+        "label_table": label_table[:_MOST_LABELS],
+        "more": len(space.names) > _MOST_LABELS,
+    }
 
 
 def _data_set(config: ConfigDict) -> str:

@@ -15,7 +15,7 @@ from jaxtyping import Int8
 
 from mlmoe_jax.data.label_codes import NEGATIVE
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import damage_explained, open_text, read_lines
+from mlmoe_jax.runtime.files import damage_explained, open_text
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.text import quantity
 
@@ -231,7 +231,7 @@ def first_repeated(names: Iterable[_Name]) -> _Name | None:
 def read_classes(path: Path) -> tuple[str, ...]:
     """Read a file with one class name per line; UserError if it is missing, empty or repeats a name."""
     with damage_explained(path), open_text(path) as file:
-        names = [line.strip() for line in read_lines(file) if line.strip()]
+        names = [line.strip() for line in file if line.strip()]
     if not names or (repeated := first_repeated(names)):
         wrong = f"names the class '{repeated}' twice" if names else "contains no class names"
         raise UserError(f"{path} {wrong}; write one class name per line")

@@ -51,7 +51,7 @@ from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, first_repeated
 from mlmoe_jax.data.sources.source import DataSource
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import formats
-from mlmoe_jax.runtime.files import open_text, read_lines
+from mlmoe_jax.runtime.files import open_text
 from mlmoe_jax.runtime.text import some
 
 CODE_OF_CELL = {"1": POSITIVE, "0": NEGATIVE, "": UNKNOWN, "1.0": POSITIVE, "0.0": NEGATIVE}
@@ -70,7 +70,7 @@ def read_jsonl(
 def _jsonl_rows(path: Path, data_config: ConfigDict) -> Iterator[ImageRow]:
     image_key, label_key, group_key = data_config.image_column, data_config.label_column, data_config.group_column
     with open_text(path) as file:
-        for line, text in enumerate(read_lines(file), 1):
+        for line, text in enumerate(file, 1):
             if not text.strip():
                 continue
             try:
@@ -115,7 +115,7 @@ def read_csv(
     Raises UserError, also while rows are read, if a column is missing or a cell is invalid.
     """
     with open_text(path) as file:
-        header = _read_header(csv.reader(read_lines(file), skipinitialspace=True), path)
+        header = _read_header(csv.reader(file, skipinitialspace=True), path)
     columns = _Columns.find(header, data_config, path)
     if data_config.label_column:
         own_classes, read_labels = None, _names_reader(header, data_config, path)
@@ -145,7 +145,7 @@ class _Columns(NamedTuple):
 
 def _csv_rows(path: Path, header: list[str], columns: _Columns, read_labels: ReadLabels) -> Iterator[ImageRow]:
     with open_text(path) as file:
-        reader = csv.reader(read_lines(file), skipinitialspace=True)
+        reader = csv.reader(file, skipinitialspace=True)
         _read_header(reader, path)
         for line, cells in whole_rows(reader, header, path):
             image = formats.unescape_cell(cells[columns.image])
