@@ -59,31 +59,42 @@ def _card(audit: Audit, row: int, labels: Iterable[tuple[int, str]]) -> dict[str
 
 
 def _suggestions(audit: Audit, worst: list[int], images: dict[str, bytes]) -> Section:
-    split, by_image = audit.split, defaultdict(list)
-    rows = []
-    for line, (row, k) in enumerate(audit.suggestions.tolist(), 2):
-        outcome = "missed" if audit.is_missing(row, k) else "false"
-        by_image[row].append((k, outcome))
-        word = f"{_WORDS[outcome]}{', was unknown' if split.labels[row, k] == UNKNOWN else ''}"
-        rows.append([line, str(split.ids[row]), split.classes[k], word, float(audit.scores[row, k])])
+    split, outcomes = audit.split, defaultdict(list)  # row -> (label, outcome)
+    for row, k in audit.suggestions.tolist():
+        outcomes[row].append((k, _outcome(audit, row, k)))
     note = (
-        f"Of {quantity(len(split), 'image')} of split {split.name}, {len(by_image):,} have labels that the images "
+        f"Of {quantity(len(split), 'image')} of split {split.name}, {len(outcomes):,} have labels that the images "
         "contradict: a missing label is probable and not given, a superfluous label is given and improbable. The "
         "percentages are probabilities of the labels by a classifier that has not seen the image. Images with the most "
         "doubtful labels come first."
     )
     parts: list[Any] = [Note(note)]
-    cards = [_card(audit, row, by_image[row]) for row in worst if str(split.ids[row]) in images]
+    cards = [_card(audit, row, outcomes[row]) for row in worst if str(split.ids[row]) in images]
     if cards:
         data = {"title": "", "cards": cards, "filter": True, "words": _WORDS, "kinds": _KINDS}
         parts.append(Widget("cards-suggestions", "cards", data, "Images with suggested corrections"))
-    if rows:
-        columns = [("line", "count"), ("image", "text"), ("label", "text"), ("it is", "text")]
-        caption = "Suggestions by their line in suggestions.csv; probabilities of the labels in percent."
-        if len(rows) > MOST_ROWS:
-            caption += f" Of {len(rows):,} suggestions, the first {MOST_ROWS:,} are listed."
-        parts.append(Table("suggestions", [*columns, ("probability", "fraction")], rows[:MOST_ROWS], caption))
+    if outcomes:
+        parts.append(_suggestion_list(audit))
     return Section("suggestions", "Suggested corrections", parts)
+
+
+def _outcome(audit: Audit, row: int, label: int) -> str:
+    return "missed" if audit.is_missing(row, label) else "false"
+
+
+def _suggestion_list(audit: Audit) -> Table:
+    """Return the suggestions with their lines in suggestions.csv."""
+    split, rows = audit.split, []
+    for line, (row, k) in enumerate(audit.suggestions[:MOST_ROWS].tolist(), start=2):
+        word = _WORDS[_outcome(audit, row, k)]
+        if split.labels[row, k] == UNKNOWN:
+            word += ", was unknown"
+        rows.append([line, str(split.ids[row]), split.classes[k], word, float(audit.scores[row, k])])
+    columns = [("line", "count"), ("image", "text"), ("label", "text"), ("it is", "text"), ("probability", "fraction")]
+    caption = "Suggestions by their line in suggestions.csv; probabilities of the labels in percent."
+    if len(audit.suggestions) > MOST_ROWS:
+        caption += f" Of {len(audit.suggestions):,} suggestions, the first {MOST_ROWS:,} are listed."
+    return Table("suggestions", columns, rows, caption)
 
 
 def _labels(audit: Audit) -> Section:

@@ -34,7 +34,7 @@ def _chart(name: str) -> alt.Chart:
     return alt.Chart(alt.NamedData(name=name))
 
 
-def curves(rows: Rows, *, y_title: str, y_format: str = _NUMBER, from_zero: bool = True) -> dict[str, Any]:
+def line_chart(rows: Rows, *, y_title: str, y_format: str = _NUMBER, from_zero: bool = True) -> dict[str, Any]:
     """Return lines over the training step. Each row has step, value and series."""
     series = list(dict.fromkeys(row["series"] for row in rows))
     few = len(rows) < 40 * len(series)
@@ -57,23 +57,34 @@ def difference_bars(rows: Rows, *, title: str) -> dict[str, Any]:
 
     A bar is pale if its interval contains 0.
     """
-    formats = {"value": (title, "+.2%"), "low": ("interval from", "+.2%"), "high": ("to", "+.2%")}
-    formats |= {"here": ("this run", ".2%"), "there": ("other run", ".2%")}
-    tooltip = [alt.Tooltip(f"{name}:Q", title=text, format=number) for name, (text, number) in formats.items()]
-    y = alt.Y("label:N", sort=None, title=None, axis=alt.Axis(labelLimit=LABEL_WIDTH))
-    bar = _chart("rows").mark_bar(height={"band": 0.72})
-    bar = bar.encode(
-        x=alt.X("value:Q", title=title, axis=alt.Axis(format="+~%", orient="top", tickCount=6)),
-        y=y,
-        tooltip=[alt.Tooltip("label:N"), *tooltip],
-        color=alt.condition("datum.value >= 0", alt.value(_ACCENT), alt.value(_AGAINST)),
-        opacity=alt.condition("datum.low > 0 || datum.high < 0", alt.value(0.8), alt.value(0.3)),
+    tooltip = [
+        alt.Tooltip("label:N"),
+        alt.Tooltip("value:Q", title=title, format="+.2%"),
+        alt.Tooltip("low:Q", title="interval from", format="+.2%"),
+        alt.Tooltip("high:Q", title="to", format="+.2%"),
+        alt.Tooltip("here:Q", title="this run", format=".2%"),
+        alt.Tooltip("there:Q", title="other run", format=".2%"),
+    ]
+    label = alt.Y("label:N", sort=None, title=None, axis=alt.Axis(labelLimit=LABEL_WIDTH))
+    layers = alt.layer(
+        _bars(title).encode(y=label, tooltip=tooltip),
+        _chart("rows").mark_rule(color=_INK, strokeWidth=1.3).encode(x="low:Q", x2="high:Q", y=label, tooltip=tooltip),
+        _chart("zero").mark_rule(color=_INK).encode(x=alt.datum(0)),
     )
-    interval = _chart("rows").mark_rule(color=_INK, strokeWidth=1.3)
-    interval = interval.encode(x="low:Q", x2="high:Q", y=y, tooltip=tooltip)
-    zero = _chart("zero").mark_rule(color=_INK).encode(x=alt.datum(0))
-    layers = alt.layer(bar, interval, zero).properties(width="container", height=BAR * len(rows))
-    return _spec(layers, rows=rows, zero=[{}])
+    return _spec(layers.properties(width="container", height=BAR * len(rows)), rows=rows, zero=[{}])
+
+
+def _bars(title: str) -> alt.Chart:
+    """Return bars in the color of their sign, pale if their interval contains 0."""
+    return (
+        _chart("rows")
+        .mark_bar(height={"band": 0.72})
+        .encode(
+            x=alt.X("value:Q", title=title, axis=alt.Axis(format="+~%", orient="top", tickCount=6)),
+            color=alt.condition("datum.value >= 0", alt.value(_ACCENT), alt.value(_AGAINST)),
+            opacity=alt.condition("datum.low > 0 || datum.high < 0", alt.value(0.8), alt.value(0.3)),
+        )
+    )
 
 
 def heat_map(rows: Rows, *, names: Sequence[str], x_title: str, y_title: str) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def sections(files: RunFiles, other: RunFiles | None, judged: mistakes.Judged | 
         results.metrics(files),
         results.per_class(files),
         results.thresholds(files),
-        training.curves(files),
+        training.training_curves(files),
         results.differences(files, other),
         labels.groups(files),
         samples.gates(files),

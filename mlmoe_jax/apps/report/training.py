@@ -154,35 +154,46 @@ def _selection(files: RunFiles) -> Selection | None:
 
 
 # ---------------------------------------------------------------------------------------------------------- curves
-def curves(files: RunFiles) -> Section:
+def training_curves(files: RunFiles) -> Section:
     """Return loss and its terms, mAP, learning rate, speed and waiting for data over the steps."""
     rows = files.rows
     if not rows:
         none = "A fit to convergence has no steps." if files.config.train.fit == "logistic" else _NO_ROWS
         return Section("curves", "Training curves", missing=none)
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    terms = [name for name in names if name.startswith("loss/")]
-    metrics = tuple(dict.fromkeys(("mAP", files.config.eval.select_metric)))
-    measured = [name for name in names if name.endswith(tuple(f"/{metric}" for metric in metrics))]
-    options = {"y_title": metrics[0], "y_format": ".1%", "from_zero": False}
-    panels = [
-        ("loss", "Loss", ["loss"], {"y_title": "loss", "from_zero": False}),
-        ("terms", "Terms of the loss", terms, {"y_title": "loss", "from_zero": False}),
-        ("map", f"{' and '.join(metrics)} during training", measured, options),
-        ("rate", "Learning rate", ["learning_rate"], {"y_title": "rate", "y_format": "~e"}),
-        ("gradient", "Norm of the gradient", ["gradient_norm"], {"y_title": "norm"}),
-        ("speed", "Speed", ["images_per_second"], {"y_title": "images/s", "y_format": "~s"}),
-        ("wait", "Waiting for data", ["data_wait"], {"y_title": "share of the time", "y_format": ".2~%"}),
+    terms = list(dict.fromkeys(name for row in rows for name in row if name.startswith("loss/")))
+    plots = [
+        _plot(rows, "loss", "Loss", ["loss"], y_title="loss", from_zero=False),
+        _plot(rows, "terms", "Terms of the loss", terms, y_title="loss", from_zero=False),
+        _plot_metrics(files),
+        _plot(rows, "rate", "Learning rate", ["learning_rate"], y_title="rate", y_format="~e"),
+        _plot(rows, "gradient", "Norm of the gradient", ["gradient_norm"], y_title="norm"),
+        _plot(rows, "speed", "Speed", ["images_per_second"], y_title="images/s", y_format="~s"),
+        _plot(rows, "wait", "Waiting for data", ["data_wait"], y_title="share of the time", y_format=".2~%"),
     ]
-    plots = []
-    for name, title, keys, options in panels:
-        if points := [point for key in keys for point in thin_curve(rows, key)]:
-            alt = f"{title} over {rows[-1]['step']:,} steps, at the end {points[-1]['value']:.4g}"
-            plots.append(Chart(f"curve-{name}", title, charts.curves(points, **options), alt))
-    parts: list[Any] = [Charts(plots)]
+    parts: list[Any] = [Charts([plot for plot in plots if plot is not None])]
     if len(rows) > MOST_POINTS:
         parts.append(Note(f"{len(rows):,} logged steps are averaged to {MOST_POINTS} points per curve."))
     return Section("curves", "Training curves", parts)
+
+
+def _plot_metrics(files: RunFiles) -> Chart | None:
+    """Return a chart of the mAP, and of the metric of the selection, on all splits."""
+    metrics = list(dict.fromkeys(("mAP", files.config.eval.select_metric)))
+    endings = tuple(f"/{metric}" for metric in metrics)
+    names = list(dict.fromkeys(name for row in files.rows for name in row if name.endswith(endings)))
+    title = f"{' and '.join(metrics)} during training"
+    return _plot(files.rows, "map", title, names, y_title=metrics[0], y_format=".1%", from_zero=False)
+
+
+def _plot(
+    rows: Sequence[Mapping[str, Any]], name: str, title: str, keys: Sequence[str], **options: Any
+) -> Chart | None:
+    """Return a chart of the values of keys over the steps; None if no step has one of them."""
+    points = [point for key in keys for point in thin_curve(rows, key)]
+    if not points:
+        return None
+    alt = f"{title} over {rows[-1]['step']:,} steps, at the end {points[-1]['value']:.4g}"
+    return Chart(f"curve-{name}", title, charts.line_chart(points, **options), alt)
 
 
 def thin_curve(rows: Sequence[Mapping[str, Any]], key: str) -> list[dict[str, Any]]:

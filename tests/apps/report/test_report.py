@@ -126,7 +126,7 @@ def test_how_the_weights_were_selected(tmp_path):
     files = RunFiles(folder)
     assert training.selection_text(files) == "raw weights of step 80 (best mAP_envelope on test, 70.00 %)"
     assert "80 steps" in repr(training.header(files)), "a last row without an epoch"
-    assert "mAP and mAP_envelope during training" in repr(training.curves(files))
+    assert "mAP and mAP_envelope during training" in repr(training.training_curves(files))
     last = RunFiles(make_run(tmp_path / "b", samples=0, eval__select_on="none"))
     assert training.selection_text(last).startswith("the last ema")
     (folder / "metrics.jsonl").unlink()
