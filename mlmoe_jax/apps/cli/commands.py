@@ -90,7 +90,7 @@ def _cache_programs() -> None:
     cache_programs()
 
 
-def _start_run(flags: Namespace, overrides: KeyValues, *, validate: bool = True) -> tuple[ConfigDict, RunFolder]:
+def _start_run(flags: Namespace, overrides: KeyValues) -> tuple[ConfigDict, RunFolder]:
     """Return the config and the folder of a run that starts or resumes: --workdir, or a name from the command."""
     import mlmoe_jax.config as configuration
     from mlmoe_jax.runs.folder import RunFolder, stored_config
@@ -106,8 +106,6 @@ def _start_run(flags: Namespace, overrides: KeyValues, *, validate: bool = True)
         return stored_config(folder)
 
     config = configuration.load_config(flags.config, overrides, run=read_resumed)
-    if validate:
-        configuration.validate(config)
     if flags.workdir is None:
         flags.workdir = default_folder(flags.config, overrides, config, mode=flags.mode, sweep=flags.sweep)
         status(f"run folder: {flags.workdir}")
@@ -180,7 +178,7 @@ def _sweep(flags: Namespace, overrides: KeyValues) -> Outcome:
         raise UserError(f"{min(both)} is set by --sweep and by --config.{min(both)}; leave one out")
     methods = axes.pop(METHOD, None)
     if methods is None:  # the config without the swept values may be invalid
-        config, folder = _start_run(flags, overrides, validate=False)
+        config, folder = _start_run(flags, overrides)
         bases = [GridPoint("", {}, config)]
     else:
         bases, folder = method_points(methods, overrides), _open_folder(flags)
