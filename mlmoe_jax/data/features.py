@@ -23,7 +23,7 @@ from mlmoe_jax.data.images import Images
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import cache_folder, damage_explained
 from mlmoe_jax.runtime.progress import megabytes
-from mlmoe_jax.runtime.storage import whole_file
+from mlmoe_jax.runtime.storage import atomic_file
 
 PART_BYTES = 2**27  # limits the memory of a part, and what is computed again after an interruption
 READ = "read"
@@ -136,7 +136,7 @@ class FeatureTable:
         return self.folder / f"{part:05d}.{kind}.npy"
 
     def _save(self, part: int, kind: str, values: np.ndarray) -> None:
-        with whole_file(epath.Path(self._file(part, kind)), alone=False) as partial, open(partial, "wb") as file:
+        with atomic_file(epath.Path(self._file(part, kind)), alone=False) as partial, open(partial, "wb") as file:
             np.save(file, values, allow_pickle=False)
 
     def _open(self, part: int, kind: str) -> np.ndarray:

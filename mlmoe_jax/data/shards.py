@@ -20,7 +20,7 @@ from PIL import Image
 from mlmoe_jax.data.images import STRICT, BadImage, Decoding, Images, read_image
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import sha256_of
-from mlmoe_jax.runtime.storage import Folder, whole_file
+from mlmoe_jax.runtime.storage import Folder, atomic_file
 
 JPEG_QUALITY = 95  # for images that are stored smaller
 # One record per group gives random access to each image; compressing already compressed images only costs time.
@@ -70,7 +70,7 @@ class ShardWriter:
     def __call__(self, shard: Shard) -> dict[str, Any]:
         """Write a shard and its sidecar, and return its entry for the manifest."""
         folder, left_out = Folder(self.folder), []
-        with whole_file(folder / shard.file) as partial:
+        with atomic_file(folder / shard.file) as partial:
             with contextlib.closing(ArrayRecordWriter(str(partial), RECORD_OPTIONS)) as records:
                 for position, name in enumerate(shard.ids):
                     try:

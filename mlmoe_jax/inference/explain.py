@@ -41,7 +41,7 @@ from mlmoe_jax.runs.folder import SAMPLE_ARRAYS, SAMPLE_INDEX, SAMPLES, RunFolde
 from mlmoe_jax.runs.restore import Run, open_run
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.batches import run_batches
-from mlmoe_jax.runtime.formats import to_json
+from mlmoe_jax.runtime.formats import dump_json
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes
 
@@ -206,7 +206,7 @@ def write_samples(folder: RunFolder, run: Run, split: Split, *, count: int) -> N
         "entries": head_class(run.config).gate_entries(run.config),
         "samples": listed,
     }
-    folder.write_text(SAMPLE_INDEX, to_json(index) + "\n")  # last: readers ignore samples without an index
+    folder.write_text(SAMPLE_INDEX, dump_json(index) + "\n")  # last: readers ignore samples without an index
 
 
 def _remove_samples(folder: RunFolder) -> None:

@@ -33,7 +33,7 @@ from mlmoe_jax.models.query_decoder import STYLES
 from mlmoe_jax.pretrained.load import LAYOUTS, LoadReport, MappedFile, fill, map_file, recognize
 from mlmoe_jax.pretrained.rules.base import INVERSES, Layout, Rule
 from mlmoe_jax.pretrained.torch_file import SUFFIXES as TORCH_SUFFIXES
-from mlmoe_jax.runtime.storage import whole_file
+from mlmoe_jax.runtime.storage import atomic_file
 
 CHECKPOINT_SUFFIXES = (".npz", ".safetensors", *TORCH_SUFFIXES)
 POSITION_TABLE = "backbone/pos_embed"
@@ -150,7 +150,7 @@ def export_official(model: nnx.Module, path: Path) -> Layout:
     The file is .npz or .safetensors, see `require_writable`. Raises UserError for a model without a layout.
     """
     layout, tensors = official_tensors(model)
-    with whole_file(path, alone=False) as partial:
+    with atomic_file(path, alone=False) as partial:
         if path.suffix == ".npz":
             with open(partial, "wb") as file:
                 np.savez(file, **tensors)

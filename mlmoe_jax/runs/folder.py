@@ -23,7 +23,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.uploads import Uploads
 from mlmoe_jax.runtime import distributed, files
 from mlmoe_jax.runtime.files import open_to_append
-from mlmoe_jax.runtime.formats import to_json
+from mlmoe_jax.runtime.formats import dump_json
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import LOCK, Folder
 from mlmoe_jax.runtime.text import quantity
@@ -75,7 +75,7 @@ class RunFolder(Folder):
     # ------------------------------------------------------------------------------------------------ metric rows
     def append_row(self, row: dict[str, Any]) -> None:
         """Append a row to metrics.jsonl; in an object store, `uploads` writes it later."""
-        line = f"{to_json(row)}\n".encode()
+        line = f"{dump_json(row)}\n".encode()
         path = self / METRICS
         if self.is_local:
             with files.disk_errors_explained(path), open_to_append(path) as file:

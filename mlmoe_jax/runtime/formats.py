@@ -30,7 +30,7 @@ _FORMULA = re.compile(r"'*[=+\-@\t\r]")  # a text that begins with apostrophes g
 _ESCAPED = re.compile(r"'+[=+\-@\t\r]")
 
 
-def to_json(value: Any, *, indent: int | None = None) -> str:
+def dump_json(value: Any, *, indent: int | None = None) -> str:
     """Return strict JSON: a number that is not finite, such as the mAP of a split without positives, becomes null."""
 
     def strict(item: Any) -> Any:

@@ -22,8 +22,8 @@ from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.preemption import stop_if_requested
 
 # Seconds between lines if stderr is not a terminal, during the first minute and afterwards.
-SOON, LINE_EVERY = 5.0, 15.0
-RECENT = 100  # number of steps over which the speed is measured
+EARLY_LINE_SECONDS, LINE_SECONDS = 5.0, 15.0
+SPEED_STEPS = 100  # number of steps over which the speed is measured
 
 
 class AboveBars(logging.Handler):
@@ -45,7 +45,7 @@ if _PACKAGE.level == logging.NOTSET:
 class Progress:
     """A bar on a terminal; if stderr is a file, one line per 5 s, and per 15 s after a minute.
 
-    Speed, remaining time and the share of waiting are measured over the last RECENT steps, without the first step,
+    Speed, remaining time and the share of waiting are measured over the last SPEED_STEPS steps, without the first step,
     which compiles, and without pauses.
 
     Args:
@@ -60,10 +60,12 @@ class Progress:
         self.step, self.note, self.waited = first, "", 0.0
         self.started = self.last_line = time.perf_counter()
         self._paused = 0.0  # seconds
-        self._steps: deque[tuple[float, float]] = deque(maxlen=RECENT + 1)  # time and `waited` after each step
+        self._steps: deque[tuple[float, float]] = deque(maxlen=SPEED_STEPS + 1)  # time and `waited` after each step
         terminal = sys.stderr.isatty() and distributed.is_first()
         self.bar = tqdm(total=total, initial=first, desc=what, unit="step", leave=False, disable=not terminal)
-        self._silence = threading.Timer(SOON, status, (f"{what}: compiling and reading the first batches",))
+        self._silence = threading.Timer(
+            EARLY_LINE_SECONDS, status, (f"{what}: compiling and reading the first batches",)
+        )
         self._silence.daemon = True
         self._silence.start()
         heartbeat()
@@ -92,7 +94,8 @@ class Progress:
         self.note = note or self.note
         self.bar.set_postfix_str(f"{self.speed_text()} {self.note}".strip(), refresh=False)
         self.bar.update()
-        if self.bar.disable and now - self.last_line > (SOON if now - self.started < 60 else LINE_EVERY):
+        pause = EARLY_LINE_SECONDS if now - self.started < 60 else LINE_SECONDS
+        if self.bar.disable and now - self.last_line > pause:
             self.last_line = now
             self._line()
 

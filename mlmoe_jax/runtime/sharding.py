@@ -37,7 +37,7 @@ class LabelAxes:
     num_labels: int
     axis: Mapping[str, int]
 
-    def of(self, path: tuple) -> int | None:
+    def find(self, path: tuple) -> int | None:
         """Return the label axis of the leaf at a tree path. One key of the tree path is the path of the parameter."""
         keys = (getattr(key, "key", None) for key in path)
         return next((self.axis[key] for key in keys if key in self.axis), None)
@@ -123,7 +123,7 @@ def abstract_shards(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) 
 
 
 def _axis(path: tuple, label_axes: LabelAxes | None) -> int | None:
-    return None if label_axes is None else label_axes.of(path)
+    return None if label_axes is None else label_axes.find(path)
 
 
 def _spec(shape: tuple[int, ...], label_axis: int | None, mesh: Mesh) -> PartitionSpec:

@@ -27,7 +27,7 @@ from mlmoe_jax.runtime.files import (
     is_file_name,
     read_bytes,
 )
-from mlmoe_jax.runtime.formats import read_npz, to_json
+from mlmoe_jax.runtime.formats import dump_json, read_npz
 from mlmoe_jax.runtime.table import Table
 
 Converted = TypeVar("Converted")
@@ -76,7 +76,7 @@ class Folder:
         return path
 
     # ------------------------------------------------------------------------------------------------ opening
-    def require_place(self) -> None:
+    def require_creatable(self) -> None:
         """Raise UserError if the folder could not be created; called before long computations."""
         self._require_library()
         if self.is_local:
@@ -150,14 +150,14 @@ class Folder:
             path.write_bytes(content)
             return
         place.mkdir(parents=True, exist_ok=True)
-        with whole_file(path) as partial:
+        with atomic_file(path) as partial:
             partial.write_bytes(content)
 
     def write_text(self, name: str, text: str) -> None:
         self.write_bytes(name, text.encode(errors="backslashreplace"))  # characters that only paths can have
 
     def write_json(self, name: str, value: Any) -> None:
-        self.write_text(name, to_json(value, indent=2) + "\n")
+        self.write_text(name, dump_json(value, indent=2) + "\n")
 
     def write_npz(self, name: str, **arrays: np.ndarray) -> None:
         buffer = io.BytesIO()
@@ -208,7 +208,7 @@ class Folder:
 
 
 @contextlib.contextmanager
-def whole_file(path: epath.Path, *, alone: bool = True) -> Iterator[Path]:
+def atomic_file(path: epath.Path, *, alone: bool = True) -> Iterator[Path]:
     """Yield the path of a local file to write. It becomes `path` if the block succeeds and is removed otherwise.
 
     The file is hidden and in the folder of `path`, so that renaming is atomic. For an object store, whose uploads
@@ -256,7 +256,7 @@ def require_new(path: str | os.PathLike) -> Path:
 
 
 @contextlib.contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
+def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield a new local folder to fill. It becomes `path`, which must not exist, if the block succeeds.
 
     Until then it is a hidden folder beside `path`, so that renaming is atomic. It is removed if the block fails.
@@ -275,7 +275,7 @@ def whole_folder(path: Path) -> Iterator[Path]:
 
 
 @dataclass(frozen=True)
-class Target:
+class OutputTarget:
     """The target of an output: a file, or standard output if `path` is None. `kind` is its format, such as csv."""
 
     path: epath.Path | None
@@ -286,10 +286,10 @@ class Target:
 
 
 @contextlib.contextmanager
-def open_target(target: Target) -> Iterator[TextIO]:
+def open_output(target: OutputTarget) -> Iterator[TextIO]:
     """Open a target for writing; paths in other encodings than UTF-8 keep their bytes.
 
-    A file gets its name only if the block succeeds, see `whole_file`. Standard output is written line by line. If its
+    A file gets its name only if the block succeeds, see `atomic_file`. Standard output is written line by line. If its
     reader closes it, as in `… | head`, BrokenPipeError ends the command. Raises UserError if writing fails.
     """
     encoding: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
@@ -302,7 +302,7 @@ def open_target(target: Target) -> Iterator[TextIO]:
             file.detach()
         return
     try:
-        with whole_file(target.path, alone=False) as partial, open(partial, "w", **encoding) as file:
+        with atomic_file(target.path, alone=False) as partial, open(partial, "w", **encoding) as file:
             yield file
     except OSError as error:  # a full disk is explained already
         raise UserError(f"cannot write {target}: {error.strerror or error}") from error

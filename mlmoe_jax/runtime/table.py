@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mlmoe_jax.runtime.formats import row_writer, to_json
+from mlmoe_jax.runtime.formats import dump_json, row_writer
 
 NOTE_WIDTH = 120  # letters in a line of the notes below a table
 
@@ -105,7 +105,7 @@ class Table:
 
     def json(self) -> str:
         """Return `values` as strict JSON with all digits."""
-        return to_json(self.values(), indent=2)
+        return dump_json(self.values(), indent=2)
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Outcome:
     def json(self) -> str:
         """Return the document as strict JSON with all digits; the text, if there is no document and no table."""
         if self.document is not None:
-            return to_json(self.document, indent=2)
+            return dump_json(self.document, indent=2)
         tables = [part for part in self.parts if isinstance(part, Table)]
         return tables[0].json() if tables else self.text()
 

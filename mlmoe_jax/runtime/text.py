@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def some(names: Sequence[str], most: int = 8) -> str:
+def abbreviate(names: Sequence[str], most: int = 8) -> str:
     """Return up to `most` names of a list, and the total number if there are more."""
     return ", ".join(names[:most]) + (f", … ({len(names)})" if len(names) > most else "")
 

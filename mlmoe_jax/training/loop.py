@@ -66,7 +66,7 @@ def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = Non
     configuration.validate(config)
     require_metric(config)
     require_trackers(config)
-    folder.require_place()
+    folder.require_creatable()
     config = config_of_run(config, folder)
     root_of(config.data)  # before weights, which may have to be downloaded
     origin = find_origin(config, folder)

@@ -13,7 +13,7 @@ from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.sources.rows import read_classes
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.predictor import LabeledImage
-from mlmoe_jax.runtime.storage import Target
+from mlmoe_jax.runtime.storage import OutputTarget
 
 
 # -------------------------------------------------------------------------------------------------------- CSV, by name
@@ -49,7 +49,7 @@ def test_rows_of_a_prediction_are_read_as_labels(tmp_path):
         LabeledImage("=1+1.png", names, dict.fromkeys(names, 0.9)),
         LabeledImage("b.png", ("a;b",), dict.fromkeys(names, 0.1)),
     ]
-    ResultRows(names).write(Target(tmp_path / "train.csv", "csv"), results)
+    ResultRows(names).write(OutputTarget(tmp_path / "train.csv", "csv"), results)
     with open(tmp_path / "train.csv", newline="") as file:
         assert not any(cell.startswith(("=", "+", "-", "@")) for row in csv.reader(file) for cell in row)
     split = open_source(settings(tmp_path), "train")

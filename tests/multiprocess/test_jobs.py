@@ -20,7 +20,7 @@ from mlmoe_jax.evaluation.results import read_scores
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.metric_log import TIMING
 from mlmoe_jax.runs.restore import open_run
-from mlmoe_jax.runtime.formats import to_json
+from mlmoe_jax.runtime.formats import dump_json
 from mlmoe_jax.training.loop import train
 
 STEPS = 4  # of the config
@@ -95,7 +95,7 @@ def test_two_processes_train_and_evaluate_as_one_does(start_job, config_file, ba
 
     # 11 and 13 images on two processes, and the same weights in one: equal to the last digit.
     alone = evaluate_run(RunFolder(tmp_path / "two"), [("data.test_splits", "val,test")])
-    assert to_json(alone) == to_json(results(tmp_path / "two"))
+    assert dump_json(alone) == dump_json(results(tmp_path / "two"))
     assert np.array_equal(scores(tmp_path / "two"), scores(tmp_path / "two" / "eval"), equal_nan=True)
 
     with open(tmp_path / "two" / "skipped_images.csv") as file:

@@ -72,14 +72,14 @@ def test_a_path_that_cannot_become_a_folder_is_refused(tmp_path, refusal, monkey
     (tmp_path / "file").write_text("")
     for below, reason in (("file", "File exists"), ("file/a/run", "Not a directory")):
         folder = RunFolder(tmp_path / below)
-        assert refusal(folder.require_place) == f"cannot make the run folder {folder}: {tmp_path}/file is a file"
+        assert refusal(folder.require_creatable) == f"cannot make the run folder {folder}: {tmp_path}/file is a file"
         assert refusal(folder.writing().__enter__) == f"cannot make the run folder {folder}: {reason}"
     for path in (tmp_path, tmp_path / "new" / "run", "relative/run"):
-        RunFolder(path).require_place()
+        RunFolder(path).require_creatable()
     assert [path.name for path in tmp_path.iterdir()] == ["file"], "no folder is made yet"
     monkeypatch.setattr("os.access", lambda path, how: False)
     place = tmp_path / "new" / "run"
-    sentence = refusal(RunFolder(place).require_place)
+    sentence = refusal(RunFolder(place).require_creatable)
     assert sentence == f"cannot make the run folder {place}: {tmp_path} is not writable"
 
 
@@ -87,10 +87,10 @@ def test_an_object_store_needs_its_library(refusal, monkeypatch):
     there = {"gcsfs": False}
     monkeypatch.setattr("importlib.util.find_spec", lambda name: there[name] or None)
     sentence = "run folders at gs:// need the package gcsfs: pip install gcsfs"
-    assert refusal(RunFolder("gs://bucket/run").require_place) == sentence
+    assert refusal(RunFolder("gs://bucket/run").require_creatable) == sentence
     assert refusal(RunFolder("gs://bucket/run").require, "config.json") == sentence
     there["gcsfs"] = True
-    RunFolder("gs://bucket/run").require_place()
+    RunFolder("gs://bucket/run").require_creatable()
 
 
 def test_require_names_the_missing_file(folder, tmp_path, refusal):

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from mlmoe_jax.runtime import progress as progress_module
-from mlmoe_jax.runtime.progress import RECENT, DownloadBar, Progress, status
+from mlmoe_jax.runtime.progress import SPEED_STEPS, DownloadBar, Progress, status
 
 
 class Clock:
@@ -44,10 +44,10 @@ def test_figures_of_speed_and_waiting(clock):
 
 def test_figures_are_those_of_recent_steps(clock):
     progress = Progress("train", 1000, 10, first=90)
-    for seconds in (*[10.0] * 50, *[0.5] * RECENT):
+    for seconds in (*[10.0] * 50, *[0.5] * SPEED_STEPS):
         clock.wait(seconds)
         progress.advance()
-    assert progress.step == 90 + 50 + RECENT
+    assert progress.step == 90 + 50 + SPEED_STEPS
     assert progress.speed()["images_per_second"] == 20.0
     assert progress.speed_text() == "20 images/s, 0 % data wait"
 
@@ -83,7 +83,7 @@ def test_the_first_line_has_no_figures(clock, capsys):
 
 
 def test_a_long_first_step_is_announced(monkeypatch, capsys):
-    monkeypatch.setattr(progress_module, "SOON", 0.01)
+    monkeypatch.setattr(progress_module, "EARLY_LINE_SECONDS", 0.01)
     progress = Progress("evaluate val", 4, 1)
     time.sleep(0.2)
     progress.advance()

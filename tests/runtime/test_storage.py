@@ -4,18 +4,18 @@ import pytest
 from etils import epath
 
 from mlmoe_jax.runtime.files import is_file_name, open_to_append
-from mlmoe_jax.runtime.storage import Folder, Target, open_target, require_new, whole_file, whole_folder
+from mlmoe_jax.runtime.storage import Folder, OutputTarget, atomic_file, atomic_folder, open_output, require_new
 
 
 def test_a_file_is_replaced_whole_or_the_old_one_stays(tmp_path):
     path = epath.Path(tmp_path / "a.bin")
-    with whole_file(path) as partial:
+    with atomic_file(path) as partial:
         partial.write_bytes(b"old")
         assert [name.name for name in tmp_path.iterdir()] == [".a.bin.tmp"]
     assert path.read_bytes() == b"old"
 
     def fail():
-        with whole_file(path) as partial:
+        with atomic_file(path) as partial:
             partial.write_bytes(b"ne")
             raise RuntimeError("disk")
 
@@ -28,7 +28,7 @@ def test_a_file_is_replaced_whole_or_the_old_one_stays(tmp_path):
 def test_two_processes_do_not_share_a_temporary_file(tmp_path):
     """Not even if they have the same number, as the first processes of two containers."""
     path = epath.Path(tmp_path / "a.csv")
-    with whole_file(path, alone=False) as one, whole_file(path, alone=False) as other:
+    with atomic_file(path, alone=False) as one, atomic_file(path, alone=False) as other:
         assert one != other
         one.write_text("one")
         other.write_text("other")
@@ -38,7 +38,7 @@ def test_two_processes_do_not_share_a_temporary_file(tmp_path):
 
 def test_a_file_that_a_library_puts_in_place_keeps_the_usual_mode(tmp_path):
     (tmp_path / "plain").touch()
-    with whole_file(epath.Path(tmp_path / "a.bin")) as partial:
+    with atomic_file(epath.Path(tmp_path / "a.bin")) as partial:
         partial.unlink()
         partial.touch(mode=0o600)
     assert (tmp_path / "a.bin").stat().st_mode == (tmp_path / "plain").stat().st_mode
@@ -47,7 +47,7 @@ def test_a_file_that_a_library_puts_in_place_keeps_the_usual_mode(tmp_path):
 def test_a_folder_appears_whole_or_not_at_all(tmp_path):
     (tmp_path / ".a.tmp").mkdir()
     (tmp_path / ".a.tmp" / "of a process that was killed").touch()
-    with whole_folder(tmp_path / "a") as partial:
+    with atomic_folder(tmp_path / "a") as partial:
         assert [path.name for path in tmp_path.iterdir()] == [".a.tmp"]
         (partial / "file").write_text("x")
         (partial / "file").chmod(0o600)
@@ -57,7 +57,7 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
     (tmp_path / "plain").unlink()
 
     def fail():
-        with whole_folder(tmp_path / "b") as partial:
+        with atomic_folder(tmp_path / "b") as partial:
             (partial / "file").write_text("x")
             raise RuntimeError("disk")
 
@@ -71,7 +71,7 @@ def test_a_folder_does_not_replace_another_or_follow_a_link(tmp_path, precious):
     (tmp_path / "a" / "file").touch()
 
     def write(name):
-        with whole_folder(tmp_path / name) as partial:
+        with atomic_folder(tmp_path / name) as partial:
             (partial / "notes.txt").write_text("x")
 
     with pytest.raises(OSError, match="not empty"):
@@ -96,7 +96,7 @@ def test_an_output_that_exists_is_refused(tmp_path, refusal):
 
 def test_an_output_that_cannot_be_written(tmp_path, refusal):
     def write(path):
-        with open_target(Target(epath.Path(path), "csv")) as file:
+        with open_output(OutputTarget(epath.Path(path), "csv")) as file:
             file.write("x\n")
 
     write(tmp_path / "a.csv")
@@ -117,13 +117,13 @@ def test_values_that_are_not_names_of_files(name):
 
 def test_a_link_under_a_temporary_name_is_replaced(tmp_path, precious, monkeypatch):
     (tmp_path / ".a.bin.tmp").symlink_to(precious)
-    with whole_file(epath.Path(tmp_path / "a.bin")) as partial:
+    with atomic_file(epath.Path(tmp_path / "a.bin")) as partial:
         assert not partial.is_symlink()
         partial.write_bytes(b"new")
     assert (tmp_path / "a.bin").read_bytes() == b"new"
     monkeypatch.setattr("pathlib.Path.unlink", lambda path, missing_ok: None)  # another process makes it in between
     (tmp_path / ".a.bin.tmp").symlink_to(precious)
-    with pytest.raises(FileExistsError), whole_file(epath.Path(tmp_path / "a.bin")):
+    with pytest.raises(FileExistsError), atomic_file(epath.Path(tmp_path / "a.bin")):
         pass
 
 
@@ -131,7 +131,7 @@ def test_output_does_not_follow_links(tmp_path, precious, monkeypatch):
     monkeypatch.setattr("secrets.randbits", lambda bits: 1)
     (tmp_path / ".p.csv.1.tmp").symlink_to(precious)
     (tmp_path / "p.csv").symlink_to(precious)
-    with open_target(Target(epath.Path(tmp_path / "p.csv"), "csv")) as file:
+    with open_output(OutputTarget(epath.Path(tmp_path / "p.csv"), "csv")) as file:
         file.write("x\n")
     assert (tmp_path / "p.csv").read_text() == "x\n"
     assert not (tmp_path / "p.csv").is_symlink()

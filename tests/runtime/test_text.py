@@ -1,11 +1,11 @@
 import math
 
-from mlmoe_jax.runtime.text import percent, printable, some
+from mlmoe_jax.runtime.text import abbreviate, percent, printable
 
 
 def test_some_names():
-    assert some(["a", "b"]) == "a, b"
-    assert some(list("abcde"), 3) == "a, b, c, … (5)"
+    assert abbreviate(["a", "b"]) == "a, b"
+    assert abbreviate(list("abcde"), 3) == "a, b, c, … (5)"
 
 
 def test_percent():

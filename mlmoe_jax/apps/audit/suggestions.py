@@ -31,7 +31,7 @@ def audit_data(config: ConfigDict, output: str) -> Outcome:
       UserError: the data cannot be opened, no label can be judged, or the folder has suggestions that are accepted.
     """
     folder = Folder(output or AUDIT_FOLDER)
-    folder.require_place()
+    folder.require_creatable()
     path = folder / SUGGESTIONS
     if path.exists() and (accepted := read_corrections(path)):
         raise UserError(

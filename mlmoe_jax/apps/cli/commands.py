@@ -102,7 +102,7 @@ def _start_run(flags: Namespace, overrides: KeyValues) -> tuple[ConfigDict, RunF
             return None
         name = run_name(flags.config, overrides, mode=flags.mode)  # configs that read the data are for own data
         folder = RunFolder(f"{RUNS}/{name}" if flags.workdir is None else flags.workdir)
-        folder.require_place()
+        folder.require_creatable()
         return stored_config(folder)
 
     config = configuration.load_config(flags.config, overrides, run=read_resumed)

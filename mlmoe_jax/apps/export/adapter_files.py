@@ -8,12 +8,12 @@ from safetensors.numpy import save_file
 
 from mlmoe_jax.apps.export.targets import Export, ExportTarget
 from mlmoe_jax.pretrained.peft import CONFIG, TENSORS, peft_files
-from mlmoe_jax.runtime.storage import whole_folder
+from mlmoe_jax.runtime.storage import atomic_folder
 
 
 def _write(job: Export) -> str:
     options, tensors = peft_files(job.run.model(), job.run.config)
-    with whole_folder(job.path) as partial:
+    with atomic_folder(job.path) as partial:
         (partial / CONFIG).write_text(json.dumps(options, indent=2) + "\n")
         save_file(tensors, partial / TENSORS, {"format": "pt"})
     what = "with its classifier" if options["modules_to_save"] else "without the head, which transformers lacks"

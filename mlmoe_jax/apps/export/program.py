@@ -21,10 +21,10 @@ from mlmoe_jax.models.params import Params
 from mlmoe_jax.pretrained.official import departures, export_official, require_writable
 from mlmoe_jax.runs.assemble import abstract_parts
 from mlmoe_jax.runs.restore import Run
-from mlmoe_jax.runtime.formats import to_json
+from mlmoe_jax.runtime.formats import dump_json
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import remove_padding
-from mlmoe_jax.runtime.storage import require_new, whole_file
+from mlmoe_jax.runtime.storage import atomic_file, require_new
 
 _PLATFORMS = ("cpu", "cuda", "tpu")
 # A larger difference of a probability means that a program is wrong; rounding to 16 bits differs by less.
@@ -96,7 +96,7 @@ def _write(job: Export) -> str:
     with jax.default_device("cpu"):  # without calls of cuDNN, which other platforms lack
         program = export.export(jax.jit(program_of(job.run)), platforms=_PLATFORMS)(shapes, image_shape(job.run))
     (job.path / "model.stablehlo").write_bytes(program.serialize())
-    with whole_file(job.path / "weights.safetensors") as partial:
+    with atomic_file(job.path / "weights.safetensors") as partial:
         save_file(weights, partial)
     return f"for {', '.join(_PLATFORMS)}"
 
@@ -135,8 +135,8 @@ def _write_safetensors(job: Export) -> str:
     if job.include_frozen == AUTO:
         frozen = abstract_parts(run.config, run.label_space).unpublished
     weights = weights_of(run, frozen=frozen)
-    with whole_file(job.path, alone=False) as partial:  # another process may hold the lock of this folder
-        save_file(weights, partial, {"format": "mlmoe_jax", "description": to_json(job.description)})
+    with atomic_file(job.path, alone=False) as partial:  # another process may hold the lock of this folder
+        save_file(weights, partial, {"format": "mlmoe_jax", "description": dump_json(job.description)})
     return f"{len(weights):,} tensors, {sum(value.nbytes for value in weights.values()) / 1e6:,.1f} MB"
 
 

@@ -24,9 +24,9 @@ from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.pretrained.official import CHECKPOINT_SUFFIXES
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import BEST
-from mlmoe_jax.runtime.formats import to_json
+from mlmoe_jax.runtime.formats import dump_json
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.storage import whole_folder
+from mlmoe_jax.runtime.storage import atomic_folder
 from mlmoe_jax.runtime.table import Outcome
 from mlmoe_jax.runtime.version import __version__
 
@@ -150,9 +150,9 @@ def _target(kind: str, *, include_frozen: str, merge: bool, template: str | None
 
 def _write_program(export: Export, target: ExportTarget, predictor: Predictor, template: str | None) -> str:
     status("tracing and converting")
-    with whole_folder(export.path) as partial:
+    with atomic_folder(export.path) as partial:
         about = target.write(replace(export, path=partial))
-        description = to_json(export.description, indent=2) + "\n"
+        description = dump_json(export.description, indent=2) + "\n"
         texts = {"model.json": description, "load.py": loader(target), "README.md": readme(export.description, target)}
         if template:
             packages = shlex.split(target.install)[2:]  # after `pip install`

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlmoe_jax.runtime.formats import to_json
+from mlmoe_jax.runtime.formats import dump_json
 
 GRADIO = "6.31.0"  # the version of the tests
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -54,7 +54,7 @@ def mlflow_files(description: Mapping[str, Any], packages: Sequence[str], readme
     }
     environment = {"python": loading["python_version"], "dependencies": ["-r requirements.txt"]}
     return {
-        "MLmodel": to_json(model, indent=2) + "\n",
+        "MLmodel": dump_json(model, indent=2) + "\n",
         "mlmoe_pyfunc.py": _source("mlmoe_pyfunc.py"),
         "python_env.yaml": json.dumps(environment, indent=2) + "\n",
         "requirements.txt": "\n".join(["mlflow", "pandas", *packages]) + "\n",

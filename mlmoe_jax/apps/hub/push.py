@@ -23,7 +23,7 @@ from mlmoe_jax.runs.shared_model import CARD, FILES, write_adapter
 from mlmoe_jax.runs.thresholds import read_thresholds, write_thresholds
 from mlmoe_jax.runtime.progress import megabytes
 from mlmoe_jax.runtime.sharding import make_mesh
-from mlmoe_jax.runtime.storage import require_new, whole_folder
+from mlmoe_jax.runtime.storage import atomic_folder, require_new
 from mlmoe_jax.runtime.table import Outcome
 
 # Keys with local paths, except the weights of the backbone, whose file name is shared.
@@ -67,7 +67,7 @@ def push(
     read_results(folder)  # checked before anything that takes time
     with tempfile.TemporaryDirectory() as temporary:
         place = target or Path(temporary) / "model"
-        with whole_folder(place) as partial:
+        with atomic_folder(place) as partial:
             outdated = write_shared(folder, RunFolder(partial), address, license_name)
         sizes = {name: (place / name).stat().st_size for name in FILES if (place / name).exists()}
         values = f"adapter {megabytes(sizes[ADAPTER])}, all {len(sizes)} files {megabytes(sum(sizes.values()))}"

@@ -18,7 +18,7 @@ from mlmoe_jax.apps.report.run_files import COST, RunFiles
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.files import damage_explained
-from mlmoe_jax.runtime.formats import to_json
+from mlmoe_jax.runtime.formats import dump_json
 from mlmoe_jax.runtime.version import __version__
 
 REPORT = "report.html"
@@ -126,7 +126,7 @@ def render_page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.policies |= {"json.dumps_function": to_json, "json.dumps_kwargs": {}}
+    environment.policies |= {"json.dumps_function": dump_json, "json.dumps_kwargs": {}}
     scripts = [_inline(bundle), _inline("\n".join((_HERE / name).read_text() for name in _SCRIPTS))]
     return environment.get_template("page.html").render(
         title=title,

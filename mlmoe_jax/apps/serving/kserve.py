@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from mlmoe_jax.apps.serving.service import RAW, READY, Images, Service
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.formats import join_names, to_json
+from mlmoe_jax.runtime.formats import dump_json, join_names
 from mlmoe_jax.runtime.version import __version__
 
 HEADER_LENGTH = "Inference-Header-Content-Length"  # bytes of the JSON text before binary tensors
@@ -229,7 +229,7 @@ async def _answer(service: Service, call: _Call) -> Response:
     head = {"model_name": service.labeler.name, **({"id": message.id} if message.id else {}), "outputs": entries}
     if not contents:
         return JSONResponse(head)
-    text = to_json(head).encode()
+    text = dump_json(head).encode()
     return Response(b"".join([text, *contents]), headers={HEADER_LENGTH: str(len(text))}, media_type=RAW)
 
 

@@ -10,7 +10,7 @@ from mlmoe_jax.errors import DONE, UserError
 from mlmoe_jax.evaluation.fit_calibration import FOLDS, fit_split
 from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder
 from mlmoe_jax.runs.thresholds import Thresholds, stored_thresholds, write_thresholds
-from mlmoe_jax.runtime.formats import to_json
+from mlmoe_jax.runtime.formats import dump_json
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.text import percent, quantity, text_table
 
@@ -29,7 +29,7 @@ def calibrate_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), 
     calibration = fit_split(table, names, config)
     with folder.writing():
         write_thresholds(folder, replace(present, calibration=calibration))
-    print(to_json(calibration, indent=2) if as_json else format_calibration(calibration))
+    print(dump_json(calibration, indent=2) if as_json else format_calibration(calibration))
     status(
         f"written to {folder / THRESHOLDS}, which --mode=predict, serve and export use; stored scores stay as they are"
     )

@@ -28,7 +28,7 @@ from mlmoe_jax.evaluation.results import (
 )
 from mlmoe_jax.runs.folder import CONFIG, LABEL_SPACE, RunFolder, read_config, read_label_space
 from mlmoe_jax.runtime.progress import Progress, status
-from mlmoe_jax.runtime.storage import Target, open_target
+from mlmoe_jax.runtime.storage import OutputTarget, open_output
 from mlmoe_jax.runtime.table import Column, Outcome, Table
 from mlmoe_jax.runtime.text import percent
 
@@ -320,7 +320,7 @@ def compare_folders(
     outcome = Outcome(tables, {comparison.split: comparison_document(comparison) for comparison in comparisons})
     if output:
         text = _csv_table(comparisons).csv() if output.endswith(".csv") else f"{outcome.json()}\n"
-        with open_target(Target(epath.Path(output), "")) as file:
+        with open_output(OutputTarget(epath.Path(output), "")) as file:
             file.write(text)
         status(f"written to {output}")
     return outcome

@@ -14,7 +14,7 @@ from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.feature_extractor import FeatureExtractor
 from mlmoe_jax.models.registries import describe_adapters
-from mlmoe_jax.runtime.storage import Folder, whole_file
+from mlmoe_jax.runtime.storage import Folder, atomic_file
 from mlmoe_jax.runtime.table import Outcome
 
 
@@ -29,7 +29,7 @@ def write_features(config: ConfigDict, output: str) -> Outcome:
     if adapters := describe_adapters(config):
         raise UserError(f"--mode=features needs a backbone without {adapters}; take a config such as linear_probe")
     folder, data = Folder(output), config.data
-    folder.require_place()
+    folder.require_creatable()
     splits = open_splits(data, [data.val_split, *data.test_splits], seed=config.seed)
     classes = splits[data.train_split].classes
     extractor = FeatureExtractor.from_config(config, len(classes))
@@ -47,7 +47,7 @@ def _write_split(folder: Folder, split: Split, extractor: FeatureExtractor) -> N
     with contextlib.ExitStack() as stack:
         files = {}
         for kind, (shape, _) in extractor.kinds().items():
-            partial = stack.enter_context(whole_file(folder / f"{split.name}.{kind}.npy"))
+            partial = stack.enter_context(atomic_file(folder / f"{split.name}.{kind}.npy"))
             files[kind] = stack.enter_context(open(partial, "wb"))
             header = {"descr": "<f4", "fortran_order": False, "shape": (len(split), *shape)}
             np.lib.format.write_array_header_1_0(files[kind], header)

@@ -14,9 +14,9 @@ from mlmoe_jax.evaluation.fit_thresholds import fit_split, split_to_fit
 from mlmoe_jax.evaluation.results import SplitScores, read_labels, read_scores, require_split
 from mlmoe_jax.runs.folder import CONFIG, THRESHOLDS, RunFolder, read_config
 from mlmoe_jax.runs.thresholds import Thresholds, stored_thresholds, write_thresholds
-from mlmoe_jax.runtime.formats import to_json
+from mlmoe_jax.runtime.formats import dump_json
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.text import percent, quantity, some, text_table
+from mlmoe_jax.runtime.text import abbreviate, percent, quantity, text_table
 
 _SHOWN = 10  # names in a sentence
 
@@ -38,7 +38,7 @@ def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, as_
     with folder.writing():
         write_thresholds(folder, thresholds)
     report = {**thresholds.source, "thresholds": thresholds.values}
-    print(to_json(report, indent=2) if as_json else format_fitted(thresholds))
+    print(dump_json(report, indent=2) if as_json else format_fitted(thresholds))
     status(f"written to {folder / THRESHOLDS}, which --mode=predict uses")
     return DONE
 
@@ -88,5 +88,5 @@ def fitted_lines(thresholds: Thresholds) -> list[str]:
     ):
         if source.get(key):
             count = quantity(len(thresholds.values), "label")
-            lines.append(f"{len(source[key])} of {count} {what}: {some(source[key], _SHOWN)}")
+            lines.append(f"{len(source[key])} of {count} {what}: {abbreviate(source[key], _SHOWN)}")
     return lines

@@ -36,7 +36,7 @@ def import_run(config: ConfigDict, folder: RunFolder) -> None:
     if has_checkpoint(folder):
         raise UserError(f"{folder} already holds a run; choose another --workdir")
     origin = find_origin(config)
-    folder.require_place()
+    folder.require_creatable()
     preprocess = preprocess_for(config)
     split = open_split(config.data, config.data.train_split, seed=config.seed)
     label_space = label_space_for(config, split)

@@ -42,7 +42,7 @@ def pack(config: ConfigDict, output: str | os.PathLike) -> Outcome:
     """
     splits = open_whole(config)
     folder = Folder(epath.Path(output).expanduser())
-    folder.require_place()
+    folder.require_creatable()
     with folder.writing(), stop_requests() as stop:
         manifest = _start_manifest(folder, config, splits)
         shards = {split.name: _plan_shards(split) for split in splits}

@@ -26,7 +26,7 @@ from mlmoe_jax.runs.restore import BEST
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.formats import join_names, row_writer
 from mlmoe_jax.runtime.progress import Progress, status
-from mlmoe_jax.runtime.storage import STANDARD_OUTPUT, Target, open_target
+from mlmoe_jax.runtime.storage import STANDARD_OUTPUT, OutputTarget, open_output
 from mlmoe_jax.runtime.table import Column, Outcome, Table
 from mlmoe_jax.runtime.text import printable, quantity
 
@@ -36,7 +36,7 @@ PRINTED_IMAGES = 20  # maximum number of images in the printed table, and of pri
 def predict_files(
     folder: RunFolder,
     items: Sequence[str],
-    target: Target,
+    target: OutputTarget,
     overrides: Sequence[tuple[str, str]],
     *,
     checkpoint: str = BEST,
@@ -80,7 +80,7 @@ def predict_files(
     return summary.outcome(target, outdated=predictor.run.outdated)
 
 
-def _shared_image_list(items: Sequence[str], target: Target) -> list[str]:
+def _shared_image_list(items: Sequence[str], target: OutputTarget) -> list[str]:
     """Return the images that the first process finds; without repeated images for a labeling tool.
 
     Only the first process has a standard input. If it finds no image, it fails with the reason, which ends the job.
@@ -90,7 +90,7 @@ def _shared_image_list(items: Sequence[str], target: Target) -> list[str]:
 
 
 def _write(
-    target: Target, predictor: Predictor, paths: Sequence[str], rows: ResultRows, results: Iterable[LabeledImage]
+    target: OutputTarget, predictor: Predictor, paths: Sequence[str], rows: ResultRows, results: Iterable[LabeledImage]
 ) -> None:
     """Write the results in the first process; other processes take part in computing them."""
     if not distributed.is_first():
@@ -102,7 +102,7 @@ def _write(
 
 
 def _require_names(
-    target: Target, predictor: Predictor, paths: Sequence[str], rows: ResultRows, select: str | None
+    target: OutputTarget, predictor: Predictor, paths: Sequence[str], rows: ResultRows, select: str | None
 ) -> None:
     """Raise UserError if the target cannot name the images or labels."""
     if target.kind in FORMATS:
@@ -115,7 +115,7 @@ def _require_names(
             )
 
 
-def _label_file(target: Target, predictor: Predictor, paths: Sequence[str]) -> LabelFile:
+def _label_file(target: OutputTarget, predictor: Predictor, paths: Sequence[str]) -> LabelFile:
     return LabelFile(target.path, predictor.names, paths, version=predictor.version)
 
 
@@ -156,7 +156,7 @@ def choose_target(
     gates: bool = False,
     form: str | None = None,
     select: bool = False,
-) -> Target:
+) -> OutputTarget:
     """Return the target of `--output`: a .csv or .jsonl file, standard output, or the file of a labeling tool.
 
     Args:
@@ -172,27 +172,27 @@ def choose_target(
       UserError: the suffix is another one, the file cannot be written, or the format holds no gates.
     """
     if form:
-        target = Target(output_path(output, form), form)
+        target = OutputTarget(output_path(output, form), form)
     elif output == STANDARD_OUTPUT or (json_lines and not output):
-        target = Target(None, "jsonl" if json_lines else "csv")
+        target = OutputTarget(None, "jsonl" if json_lines else "csv")
     elif output:
         target = _file_target(output)
     else:
         kind = "jsonl" if gates else "csv"
-        target = Target(folder / f"{'selected' if select else 'predictions'}.{kind}", kind)
+        target = OutputTarget(folder / f"{'selected' if select else 'predictions'}.{kind}", kind)
     if gates and target.kind != "jsonl":
         raise UserError("--gates needs JSON lines; give --output=FILE.jsonl, or --output=- with --json")
     return target
 
 
-def _file_target(output: str) -> Target:
+def _file_target(output: str) -> OutputTarget:
     path = epath.Path(output)
     is_possible = not path.is_dir() and ("://" in output or path.parent.is_dir())
     if path.suffix not in (".csv", ".jsonl") or not is_possible:
         raise UserError(
             f"--output={path} should be a .csv or .jsonl file in a folder that exists, or - for standard output"
         )
-    return Target(path, path.suffix[1:])
+    return OutputTarget(path, path.suffix[1:])
 
 
 # --------------------------------------------------------------------------------------------------------------- rows
@@ -219,9 +219,9 @@ class ResultRows:
     top_k: int | None = None
     selection: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
 
-    def write(self, target: Target, results: Iterable[LabeledImage]) -> None:
+    def write(self, target: OutputTarget, results: Iterable[LabeledImage]) -> None:
         """Write the results to a target of the kind csv or jsonl."""
-        with open_target(target) as file:
+        with open_output(target) as file:
             if target.kind == "jsonl":
                 for result in results:
                     print(json.dumps(self.document(result), allow_nan=False), file=file)
@@ -298,7 +298,7 @@ class _Summary:
             if self.unread <= PRINTED_IMAGES:
                 status(f"error: {printable(result.error)}")
 
-    def outcome(self, target: Target, *, outdated: bool) -> Outcome:
+    def outcome(self, target: OutputTarget, *, outdated: bool) -> Outcome:
         """Return the table and the numbers to print; log one line if standard output has the rows.
 
         Args:

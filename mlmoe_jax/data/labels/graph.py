@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_LINE, damage_explained, open_regular
-from mlmoe_jax.runtime.text import some
+from mlmoe_jax.runtime.text import abbreviate
 
 # Names that VOC writes as one word.
 COMPOUNDS = {"diningtable": ("dining", "table"), "pottedplant": ("potted", "plant"), "tvmonitor": ("tv", "monitor")}
@@ -100,7 +100,7 @@ def read_glove(path: str | Path, names: Sequence[str]) -> Float32[np.ndarray, "k
             unknown.append(name)
     if unknown:
         raise UserError(
-            f"{path} has no word of the labels {some(unknown)}; name labels in the language of the file or set "
+            f"{path} has no word of the labels {abbreviate(unknown)}; name labels in the language of the file or set "
             "model.head.graph.word_vectors='' to use the co-occurrence counts"
         )
     return np.asarray(vectors, np.float32)

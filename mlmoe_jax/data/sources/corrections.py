@@ -26,7 +26,7 @@ from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_TEXT, damage_explained, read_bytes
 from mlmoe_jax.runtime.formats import unescape_cell
-from mlmoe_jax.runtime.text import some
+from mlmoe_jax.runtime.text import abbreviate
 
 COLUMNS = ("image", "label", "given", "suggested", "score", "accept")
 CELL_OF = {code: cell for cell, code in reversed(CODE_OF_CELL.items())}  # of the spellings of a code, the first
@@ -93,7 +93,7 @@ def _accepted(reader, path: str | os.PathLike) -> Iterator[Correction]:
     header = [name.strip() for name in next(filter(None, reader), [])]
     if missing := [name for name in _NEEDED if name not in header]:
         raise UserError(
-            f"{path} has no column '{missing[0]}' (columns: {some(header)}); --mode=data --audit writes a file "
+            f"{path} has no column '{missing[0]}' (columns: {abbreviate(header)}); --mode=data --audit writes a file "
             f"with the columns {', '.join(COLUMNS)}, separated by commas"
         )
     image, label, suggested, accept = map(header.index, _NEEDED)

@@ -25,7 +25,7 @@ from mlmoe_jax.data.sources.rows import ImageRow
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import open_regular
 from mlmoe_jax.runtime.formats import XmlBuilder, parse_xml
-from mlmoe_jax.runtime.storage import Target, open_target
+from mlmoe_jax.runtime.storage import OutputTarget, open_output
 
 # A specification of an attribute: its name and kind, and its default value.
 _ATTRIBUTE = """<attribute><name>{}</name><mutable>False</mutable><input_type>{}</input_type>\
@@ -87,7 +87,7 @@ def _write(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
     labels = "\n".join(
         f"<label><name>{escape(name)}</name><attributes>{attributes}</attributes></label>" for name in file.names
     )
-    with open_target(Target(file.path, "xml")) as xml:
+    with open_output(OutputTarget(file.path, "xml")) as xml:
         xml.write('<?xml version="1.0" encoding="utf-8"?>\n<annotations>\n<version>1.1</version>\n')
         xml.write(f"<meta><task><labels>\n{labels}\n</labels></task></meta>\n")
         for number, entry in enumerate(entry for entry in entries if entry.labels is not None):

@@ -42,7 +42,7 @@ from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import cache_folder
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.storage import whole_file
+from mlmoe_jax.runtime.storage import atomic_file
 
 NAME = "digits-v1"
 CANVAS = 64
@@ -296,7 +296,7 @@ def _cached(name: str, render: Callable[[], np.ndarray]) -> np.ndarray:
     images = render()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with whole_file(epath.Path(folder / name), alone=False) as partial, open(partial, "wb") as file:
+        with atomic_file(epath.Path(folder / name), alone=False) as partial, open(partial, "wb") as file:
             np.save(file, images)
     except (OSError, UserError) as error:
         status(f"the scenes {name} cannot be stored in {folder} ({error}) and will be rendered again")

@@ -21,7 +21,7 @@ from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFil
 from mlmoe_jax.data.sources.rows import ImageRow
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_DATA, read_bytes
-from mlmoe_jax.runtime.storage import Target, open_target
+from mlmoe_jax.runtime.storage import OutputTarget, open_output
 
 
 def _read(
@@ -49,7 +49,7 @@ def _row(image: str, target: Any, names: dict[int, str]) -> ImageRow:
 
 def _write(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
     place = {name: k for k, name in enumerate(file.names)}
-    with open_target(Target(file.path, "json")) as labels:
+    with open_output(OutputTarget(file.path, "json")) as labels:
         before = f'{{"classes": {json.dumps(list(file.names))}, "labels": {{\n'
         for entry in entries:
             absolute = os.path.isabs(entry.image)

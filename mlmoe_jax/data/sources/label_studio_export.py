@@ -24,8 +24,8 @@ from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, read_classes
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_DATA, MOST_TEXT, damage_explained, read_bytes
 from mlmoe_jax.runtime.formats import parse_xml
-from mlmoe_jax.runtime.storage import Target, open_target
-from mlmoe_jax.runtime.text import some
+from mlmoe_jax.runtime.storage import OutputTarget, open_output
+from mlmoe_jax.runtime.text import abbreviate
 
 LOCAL_FILES, UPLOADS = "/data/local-files", "/data/upload/"
 IMAGE, CHOICES = "image", "labels"  # the names in our labeling configuration, and defaults of the config keys
@@ -80,7 +80,9 @@ def _read(
     for task in tasks:
         data = task.get("data", task)  # in JSON-MIN, the annotation is beside the data
         if key not in data:
-            raise UserError(f"a task of {path} has {some(sorted(data))}, not {key}; set data.image_column to its image")
+            raise UserError(
+                f"a task of {path} has {abbreviate(sorted(data))}, not {key}; set data.image_column to its image"
+            )
         image = images.setdefault(read_address(data[key]), _Image(data.get(SPLIT_COLUMN), []))
         image.annotations.extend(_read_annotations(task) if "data" in task else _read_small_task(task, control))
     controls = {name for image in images.values() for annotation in image.annotations for name in annotation.choices}
@@ -166,7 +168,8 @@ def read_controls(labeling_config: bytes) -> dict[str, Control]:
 def _require_control(path: Path, control: str, controls: Iterable[str]) -> None:
     if control not in controls:
         raise UserError(
-            f"the choices of {path} are named {some(sorted(controls))}, not {control}; set data.label_column to a name"
+            f"the choices of {path} are named {abbreviate(sorted(controls))}, not {control}; set data.label_column to "
+            "a name"
         )
 
 
@@ -217,7 +220,7 @@ def labeling_config(names: Iterable[str]) -> str:
 
 
 def _write(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
-    with open_target(Target(file.path, "json")) as tasks:
+    with open_output(OutputTarget(file.path, "json")) as tasks:
         before = "[\n"
         for entry in entries:
             task: dict[str, Any] = {"data": {IMAGE: make_address(entry.image)}}
@@ -229,7 +232,7 @@ def _write(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
             before = ",\n"
         tasks.write("[]\n" if before == "[\n" else "\n]\n")
     configuration = file.path.with_name(f"{file.path.stem}_config.xml")
-    with open_target(Target(configuration, "xml")) as text:
+    with open_output(OutputTarget(configuration, "xml")) as text:
         text.write(labeling_config(file.names))
     return f"the labeling configuration for the project is {configuration}"
 

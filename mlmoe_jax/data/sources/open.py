@@ -15,7 +15,7 @@ from mlmoe_jax.data.sources.source import DataSource, difficult_of, require_know
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.registry import Registry
-from mlmoe_jax.runtime.text import some
+from mlmoe_jax.runtime.text import abbreviate
 
 # name -> source; the names are the choices of the config key data.name.
 DATA_SETS: Registry[DataSource] = Registry(
@@ -116,8 +116,8 @@ def _open_source(data_config: ConfigDict, split: str, classes: Sequence[str] | N
         opened = _drop_empty(opened, data_config)
     if classes is not None and tuple(classes) != opened.classes:
         raise UserError(
-            f"split {split} of {name} has the labels {some(opened.classes, 4)}, but the model was trained on "
-            f"{some(classes, 4)}"
+            f"split {split} of {name} has the labels {abbreviate(opened.classes, 4)}, but the model was trained on "
+            f"{abbreviate(classes, 4)}"
         )
     if data_config.group_column and opened.groups is None:
         raise UserError(

@@ -23,7 +23,7 @@ from mlmoe_jax.data.sources.source import DataSource, data_folder
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
-from mlmoe_jax.runtime.text import some
+from mlmoe_jax.runtime.text import abbreviate
 
 SPREADSHEETS = (".xlsx", ".xls", ".ods")
 _SAVE_AS = "save it as CSV UTF-8, comma delimited, and name it {}"
@@ -117,10 +117,10 @@ def _advise_on_missing(path: Path, table: str) -> str:
     if tables and all(Path(name).suffix.lower() in SPREADSHEETS for name in tables):
         return f"{tables[0]} is a spreadsheet: {_SAVE_AS.format(path.name)}"
     if tables:
-        return f"correct data.table, which is {table} (found {some(tables, 5)})"
+        return f"correct data.table, which is {table} (found {abbreviate(tables, 5)})"
     folders = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
     if any(image_names(entry) for entry in folders):
-        names = some([entry.name for entry in folders], 3)
+        names = abbreviate([entry.name for entry in folders], 3)
         return f"write it, or, if the folders there are the classes ({names}), set data.name=folders"
     return f"correct data.table, which is {table}"
 

@@ -46,7 +46,7 @@ from mlmoe_jax.runtime.files import (
 )
 from mlmoe_jax.runtime.formats import UNPACKED_BYTES, read_npz
 from mlmoe_jax.runtime.progress import heartbeat, megabytes
-from mlmoe_jax.runtime.storage import whole_file
+from mlmoe_jax.runtime.storage import atomic_file
 
 MANIFEST, FORMAT = "manifest.json", 1
 
@@ -260,7 +260,7 @@ def _fetch(source: epath.Path, local: Path, shard: PackedFile) -> None:
         )
     digest = hashlib.sha256()
     with (
-        whole_file(epath.Path(local), alone=False) as partial,
+        atomic_file(epath.Path(local), alone=False) as partial,
         source.open("rb") as remote,
         open(partial, "wb") as copy,
     ):

@@ -24,7 +24,7 @@ from mlmoe_jax.data.sources.rows import ImageRow
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MIB, MOST_TEXT, damage_explained, read_bytes
 from mlmoe_jax.runtime.formats import read_rows
-from mlmoe_jax.runtime.storage import Folder, require_new, whole_folder
+from mlmoe_jax.runtime.storage import Folder, atomic_folder, require_new
 
 TAGS = "selected_tags.csv"
 MOST_TAGS = MIB  # bytes of a text file
@@ -72,7 +72,7 @@ def _write(file: LabelFile, entries: Iterable[LabelEntry], *, listed: bool) -> s
     outside = any(os.path.isabs(image) or ".." in Path(image).parts for image in file.images)
     common = os.path.commonpath([os.path.dirname(os.path.abspath(image)) for image in file.images]) if outside else ""
     counts: Counter[str] = Counter()
-    with whole_folder(Path(file.path)) as folder:
+    with atomic_folder(Path(file.path)) as folder:
         for entry in entries:
             if entry.labels is None:
                 continue

@@ -52,7 +52,7 @@ from mlmoe_jax.data.sources.source import DataSource
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import formats
 from mlmoe_jax.runtime.files import open_text
-from mlmoe_jax.runtime.text import some
+from mlmoe_jax.runtime.text import abbreviate
 
 CODE_OF_CELL = {"1": POSITIVE, "0": NEGATIVE, "": UNKNOWN, "1.0": POSITIVE, "0.0": NEGATIVE}
 _NUMBER = re.compile(r"^(\d+)\.0$")  # a number of a group, as other programs write it in a column with empty cells
@@ -239,7 +239,7 @@ def find_column(header: Sequence[str], name: str, named_by: str, path: str | os.
     """Return the position of a column; UserError without it, which states that `named_by` names the column."""
     if name not in header:
         raise UserError(
-            f"{path} has no column '{name}', which {named_by} names (columns: {some(header)}); "
+            f"{path} has no column '{name}', which {named_by} names (columns: {abbreviate(header)}); "
             f"{_column_advice(header, name, named_by)}"
         )
     return header.index(name)

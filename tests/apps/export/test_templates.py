@@ -15,7 +15,7 @@ from PIL import Image
 from mlmoe_jax.apps.export import templates
 from mlmoe_jax.apps.export.run import loader
 from mlmoe_jax.apps.export.targets import ExportTarget
-from mlmoe_jax.runtime.formats import to_json
+from mlmoe_jax.runtime.formats import dump_json
 
 SIDE, LABELS = 8, ["red", "green", "blue"]
 DESCRIPTION = {
@@ -38,7 +38,7 @@ def exported(tmp_path):
         folder, texts = tmp_path / "out", files(DESCRIPTION, ["numpy", "pillow"], "# A model\n")
         folder.mkdir()
         (folder / "load.py").write_text(loader(ExportTarget(None, shares)))
-        (folder / "model.json").write_text(to_json(DESCRIPTION))
+        (folder / "model.json").write_text(dump_json(DESCRIPTION))
         for name, text in texts.items():
             (folder / name).write_text(text)
         colors = {"red": (255, 0, 0), "gray": (128, 128, 128), "blue": (0, 0, 255)}
