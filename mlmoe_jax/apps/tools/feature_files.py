@@ -1,4 +1,4 @@
-"""Write the features of a data set to files, for own probes."""
+"""`--mode=features`: write the features of a data set to files, for classifiers outside this package."""
 
 from __future__ import annotations
 
@@ -21,10 +21,17 @@ from mlmoe_jax.runtime.table import Outcome
 def write_features(config: ConfigDict, output: str) -> Outcome:
     """Write the features, names and labels of all splits of a config to the folder `output`.
 
-    `classes.txt` lists the K classes. For each split with N images there are `SPLIT.ids.txt`, `SPLIT.labels.npy`, label
-    codes i8[N,K] (see data.split), and, as the head of the config reads them, `SPLIT.cls.npy` f32[N,D] and
-    `SPLIT.patches.npy` f32[N,h,w,D]. With `data.bad_images=skip`, features of images that cannot be read are nan.
-    Raises UserError if the config has prompts or other adapters, which are not trained here.
+    `classes.txt` lists the K classes. Each split with N images has these files:
+
+        SPLIT.ids.txt        the ids of the images
+        SPLIT.labels.npy     label codes i8[N,K], see data.label_codes
+        SPLIT.cls.npy        f32[N,D], if the head of the config reads them
+        SPLIT.patches.npy    f32[N,h,w,D], if the head of the config reads them
+
+    With `data.bad_images=skip`, features of images that cannot be read are nan.
+
+    Raises:
+      UserError: the config has prompts or other adapters, which are not trained here.
     """
     if adapters := describe_adapters(config):
         raise UserError(f"--mode=features needs a backbone without {adapters}; take a config such as linear_probe")

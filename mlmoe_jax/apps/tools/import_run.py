@@ -24,9 +24,11 @@ from mlmoe_jax.training.training_data import label_space_for
 def import_run(config: ConfigDict, folder: RunFolder) -> None:
     """Convert `config.init_from` into a run folder without training, for evaluation, prediction and export.
 
-    Labels, their order and their groups are from the training split; no image is read. The folder gets a checkpoint of
-    step 0, from which training can resume. Raises UserError if `init_from` is empty or the folder already holds a run,
-    and as `find_origin` does.
+    Labels, their order and their groups are from the training split. No image is read. The folder gets a checkpoint of
+    step 0, from which training can resume.
+
+    Raises:
+      UserError: `init_from` is empty or cannot be read, or the folder already holds a run.
     """
     configuration.validate(config)
     if not config.init_from:

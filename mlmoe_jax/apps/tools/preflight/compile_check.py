@@ -1,8 +1,8 @@
 """Compile the training and evaluation steps of a config for a device topology, and report memory and collectives.
 
-Nothing is allocated or executed: model, state and batches are shapes only. For a TPU topology, the compiler in libtpu
-runs on any host; without a topology, the local devices are used. Sizes are bytes per device. A device is one chip, or
-half a chip on TPU v2, v3, v4 and 7x, whose chips are two devices in a topology.
+Nothing is allocated or executed: model, state and batches are shapes only. The compiler in libtpu compiles for a TPU
+topology on any host. Without a topology, the steps are compiled for the local devices. Sizes are bytes per device. A
+device is one chip. On TPU v2, v3, v4 and 7x, a chip is two devices.
 """
 
 from __future__ import annotations
@@ -65,7 +65,13 @@ class StepProgram:
 
 
 class Programs:
-    """The training and the evaluation step of a config on a mesh. `num_labels` is by default as in its data."""
+    """The training and the evaluation step of a config on a mesh.
+
+    Args:
+      config: the config.
+      mesh: the mesh.
+      num_labels: number of labels; 0 for the number of labels of the data set.
+    """
 
     def __init__(self, config: ConfigDict, mesh: Mesh, num_labels: int = 0):
         self.config, self.devices = config, mesh.size
@@ -75,22 +81,30 @@ class Programs:
         self.state = sharding.abstract_shards(state, mesh, self._steps.label_axes)
 
     def training(self, size: int) -> StepProgram:
-        """Return the training step. A device also holds the selected values and the next batch."""
+        """Return the training step for batches of `size` images.
+
+        Beside its arguments, a device holds the values of the best step and the next batch.
+        """
         batch = self.batch(size)
         extra = device_bytes((self.state.latest(), batch))
         return StepProgram(self._steps.train_step, {"state": self.state, "batch": batch}, size, extra)
 
     def evaluation(self, size: int, training_size: int) -> StepProgram:
-        """Return the evaluation step. A device also holds the rest of the training state, and batches."""
-        batch, state, waiting = self.batch(size), self.state, self.batch(training_size)
+        """Return the evaluation step for batches of `size` images, as it runs during a training.
+
+        Beside its arguments, a device holds the rest of the training state, the next batch, and two batches of
+        `training_size` images.
+        """
+        batch, state, training_batch = self.batch(size), self.state, self.batch(training_size)
         arguments = {"values": state.latest(), "frozen": state.frozen, "batch": batch}
-        extra = device_bytes((state.trainable, state.stats, state.opt, state.ema, batch, waiting, waiting))
+        rest = (state.trainable, state.stats, state.opt, state.ema)
+        extra = device_bytes((*rest, batch, training_batch, training_batch))
         return StepProgram(self._steps.eval_step, arguments, size, extra)
 
     def batch(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Return the shapes of a global batch of the pipeline; see data/pipeline.py."""
         side, labels = self._steps.preprocess.image_size, self.num_labels
-        where = NamedSharding(self._steps.mesh, sharding.BATCH)
+        batch_sharding = NamedSharding(self._steps.mesh, sharding.BATCH)
         shapes = {
             "image": ((size, side, side, 3), jnp.uint8),
             "label": ((size, labels), jnp.float32),
@@ -98,7 +112,7 @@ class Programs:
             "mask": ((size,), jnp.float32),
             "id": ((size,), jnp.int32),
         }
-        return {name: jax.ShapeDtypeStruct(*shape, sharding=where) for name, shape in shapes.items()}
+        return {name: jax.ShapeDtypeStruct(*shape, sharding=batch_sharding) for name, shape in shapes.items()}
 
 
 # --------------------------------------------------------------------------------------------------- devices
@@ -130,13 +144,14 @@ def capacity_elsewhere(device: Any) -> tuple[int | None, str]:
 
     The number is in the compiler's error for a program that is too large for any device.
     """
-    where, shortage = NamedSharding(Mesh(np.asarray([device]), ("all",)), PartitionSpec()), None
-    too_large = jax.ShapeDtypeStruct((2**40,), jnp.int8, sharding=where)
+    on_device = NamedSharding(Mesh(np.asarray([device]), ("all",)), PartitionSpec())
+    too_large = jax.ShapeDtypeStruct((2**40,), jnp.int8, sharding=on_device)
     try:
         jax.jit(lambda x: x).lower(too_large).compile()
     except jax.errors.JaxRuntimeError as error:
-        shortage = memory_shortage(str(error))
-    return (shortage[1], "the compiler's limit") if shortage else (None, "not reported by the compiler")
+        if shortage := memory_shortage(str(error)):
+            return shortage[1], "the compiler's limit"
+    return None, "not reported by the compiler"
 
 
 def memory_shortage(message: str) -> tuple[int, int] | None:
@@ -145,16 +160,27 @@ def memory_shortage(message: str) -> tuple[int, int] | None:
     match = re.search(rf"Used {size} of {size} hbm|\({size}\) exceeds available HBM \({size}\)", message)
     if match is None:
         return None
-    texts = [text for text in match.groups() if text is not None]
-    needed, available = (round(float(n) * 1024 ** " KMGT".index(unit or " ")) for n, unit in (texts[:2], texts[2:]))
-    return needed, available
+    needed, needed_unit, available, available_unit = (text for text in match.groups() if text is not None)
+    return _parse_size(needed, needed_unit), _parse_size(available, available_unit)
+
+
+def _parse_size(number: str, unit: str) -> int:
+    """Return a size such as 20.5, "G" in bytes."""
+    return round(float(number) * 1024 ** " KMGT".index(unit or " "))
 
 
 # --------------------------------------------------------------------------------------------------- compiling
 def examine(program: StepProgram, devices: int, capacity: int | None, *, quick: bool = False) -> dict[str, Any]:
-    """Compile a step; return memory, FLOPs and collectives per device, and `fits` (None if the capacity is unknown).
+    """Compile a step; return its memory, FLOPs and collectives per device.
 
-    If the compiler itself runs out of memory, only `needed` is known, as a lower bound. For `quick` see QUICK.
+    `fits` of the report is None if the capacity is unknown. If the compiler finds that the program is too large, only
+    `needed` is known, as a lower bound.
+
+    Args:
+      program: the step.
+      devices: number of devices.
+      capacity: bytes of a device; None if unknown.
+      quick: see QUICK.
     """
     report = {
         "batch_size": program.batch_size,
@@ -198,9 +224,13 @@ def _largest_arrays(arguments: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def largest_fitting(fits: Callable[[int], bool], start: int) -> int:
-    """Return the largest size that fits, to an eighth of the power of two below it; 0 if even 1 does not fit.
+    """Return the largest size that fits, or 0 if even 1 does not fit.
 
-    All sizes below a fitting size are assumed to fit. `start` is the first size to try, at least 1.
+    The result is at most an eighth of a power of two too small. All sizes below a fitting size are assumed to fit.
+
+    Args:
+      fits: returns whether a size fits.
+      start: the first size to try, at least 1.
     """
     size = 2 ** (start.bit_length() - 1)
     if fits(size):

@@ -1,8 +1,8 @@
 """The cost of a config before training: parameters, multiply-adds per image, bytes of state.
 
-There are four counts of multiply-adds (_NOTES): publications use `layers` and `products`, and devices execute
-`executed`. `layers` has convolutions, linear layers, 4·tokens·D per LayerNorm and K·D for the classifier, with all
-tokens in every block, as the profiler of the prompt-tuning papers counts.
+There are four counts of multiply-adds, see _NOTES. Publications use `layers` and `products`, and devices execute
+`executed`. `layers` is the count of the profiler that the prompt-tuning papers used: convolutions, linear layers,
+4·tokens·D per LayerNorm and K·D for the classifier, with all tokens in every block.
 """
 
 from __future__ import annotations
@@ -30,10 +30,16 @@ _NOTES = (
 
 
 def count_cost(config: ConfigDict) -> dict[str, Any]:
-    """Return params.{total,trainable,backbone}, macs.{layers,full,products,executed}, memory in bytes, and `modules`.
+    """Return the numbers of parameters and multiply-adds, and the bytes of the state.
 
-    `modules` has one row per module. The number of labels is from the published data set, or else from the training
-    labels of `config.data`. Raises UserError if neither is available.
+    The number of labels is from the published data set, or else from the training labels of `config.data`.
+
+    Returns:
+      `params` with total, trainable and backbone; `macs` with layers, full, products and executed; `memory` with the
+      bytes of each part of the state; `modules` with the numbers of all and of trainable parameters of each module.
+
+    Raises:
+      UserError: the number of labels is unknown.
     """
     parts, steps = abstract_steps(config, make_mesh({"data": 1, "fsdp": 1, "expert": 1}, jax.devices()[:1]))
     trainable, frozen = parts.trainable, parts.frozen
@@ -82,9 +88,9 @@ def _executed_macs(steps: Steps, learned: Params, frozen: Params, batch_size: in
 
 
 def published_macs(config: ConfigDict, model: Classifier) -> tuple[int, int, int]:
-    """Return `layers`, the difference of `full` and `layers`, and the norms in `layers`, for one image.
+    """Return the multiply-adds of one image: `layers`, `full` − `layers`, and the part of `layers` in norms.
 
-    The image has the size of the config, and `model` may be abstract.
+    The image has the size in the config. The parameters of `model` may be ShapeDtypeStructs.
     """
     shape, side = backbone_shape(config), config.data.image_size
     layers, extra, patches = shape.published_macs(side, model.prompts)

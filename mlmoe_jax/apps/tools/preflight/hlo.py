@@ -1,4 +1,4 @@
-"""Read the collectives of a compiled program from its text (`compiled.as_text()`).
+"""Read the collective operations of a compiled program from its HLO text, `compiled.as_text()`.
 
 The text is the program of one device, so every size is per device.
 """
@@ -21,7 +21,7 @@ class Collective(NamedTuple):
 
     Attributes:
       kind: the operation, such as all-reduce.
-      bytes: the bytes of the whole array on a device, which is the result, or the operand of a reduce-scatter.
+      bytes: the bytes of its largest array on a device: the operand of a reduce-scatter, otherwise the result.
       group: the number of devices that communicate with one another.
     """
 
@@ -48,10 +48,14 @@ def shape_bytes(shape: str) -> int:
 
 
 def collectives(text: str, devices: int) -> list[Collective]:
-    """Return the collectives among several devices in the text of a program for `devices` devices, in order.
+    """Return the collectives among several devices, in their order in the text.
 
     A collective counts once, also in a loop. `-start` and `-done` are one operation. The TPU compiler may distribute a
     collective over several fusions with one channel, which are one operation too.
+
+    Args:
+      text: the program.
+      devices: the number of devices for which it is compiled.
     """
     results = {name: shape for shape, name in _DONE.findall(text)}
     computation, rows = "", {}
@@ -66,11 +70,11 @@ def collectives(text: str, devices: int) -> list[Collective]:
             if computation.startswith("all-reduce-scatter"):  # the TPU compiler's form of a reduce-scatter
                 kind = "reduce-scatter"
             rows.setdefault(channel[1] if channel else result, Collective(kind, size, group))
-    return [one for one in rows.values() if one.group > 1]
+    return [collective for collective in rows.values() if collective.group > 1]
 
 
 def _group(attributes: str, devices: int) -> int:
-    """Return the size of a group from any of the printed forms of `replica_groups`."""
+    """Return the number of devices in a group. Compilers print `replica_groups` in several forms."""
     if "source_target_pairs=" in attributes:
         return devices if "source_target_pairs={}" not in attributes else 1
     if mesh := re.search(r"replica_groups=@?\w*mesh\w*\[(.*?)\][^{]*\{(.*?)\}", attributes):
@@ -84,12 +88,12 @@ def _group(attributes: str, devices: int) -> int:
     return devices  # no groups, or an empty list: all devices
 
 
-def totals(rows: Iterable[Collective]) -> dict[str, dict[str, float]]:
-    """Return number, bytes and bytes on the wire of the collectives of each kind, for one device."""
+def totals(collectives: Iterable[Collective]) -> dict[str, dict[str, float]]:
+    """Return count, bytes and sent bytes (wire_bytes) of all collectives of each kind, for one device."""
     summed: dict[str, dict[str, float]] = {}
-    for one in rows:
-        row = summed.setdefault(one.kind, {"count": 0, "bytes": 0, "wire_bytes": 0.0})
+    for collective in collectives:
+        row = summed.setdefault(collective.kind, {"count": 0, "bytes": 0, "wire_bytes": 0.0})
         row["count"] += 1
-        row["bytes"] += one.bytes
-        row["wire_bytes"] += one.wire_bytes
+        row["bytes"] += collective.bytes
+        row["wire_bytes"] += collective.wire_bytes
     return dict(sorted(summed.items()))
