@@ -51,8 +51,8 @@ def pack(config: ConfigDict, output: str | os.PathLike) -> Outcome:
             status(f"packing into {folder} was stopped; the same command resumes it")
             return Outcome(exit_code=INTERRUPTED)
         for split in splits:
-            of_split = [entries[shard.file] for shard in shards[split.name]]
-            manifest["splits"][split.name] = _finish_split(folder, split, of_split)
+            split_entries = [entries[shard.file] for shard in shards[split.name]]
+            manifest["splits"][split.name] = _finish_split(folder, split, split_entries)
         folder.write_json(MANIFEST, manifest)
     return Outcome([_summary_table(folder, manifest, splits)])
 
@@ -70,7 +70,8 @@ def open_whole(config: ConfigDict) -> list[Split]:
 
 # ---------------------------------------------------------------------------------------------------------- the shards
 def _plan_shards(split: Split) -> list[Shard]:
-    starts, stem, fingerprint = range(0, len(split), SHARD_IMAGES), _stem(split.name), split.fingerprint
+    """Return the shards of a split, of SHARD_IMAGES images each."""
+    starts, stem, fingerprint = range(0, len(split), SHARD_IMAGES), _file_stem(split.name), split.fingerprint
     shards = []
     for number, start in enumerate(starts):
         rows = np.arange(start, min(start + SHARD_IMAGES, len(split)))
@@ -82,11 +83,15 @@ def _plan_shards(split: Split) -> list[Shard]:
 def _write_missing(
     folder: Folder, shards: Sequence[Shard], config: ConfigDict, stop: threading.Event
 ) -> dict[str, dict[str, Any]]:
-    """Write the shards that are not in the folder, and return file -> entry of all; fewer after a request to stop."""
-    skips = config.data.bad_images == "skip"
-    entries = {shard.file: entry for shard in shards if (entry := _read_entry(folder, shard, skips))}
+    """Write the shards that are not in the folder; return file -> entry of all shards, or of some after a stop."""
+    skip_bad = config.data.bad_images == "skip"
+    entries = {}
+    for shard in shards:
+        entry = _read_entry(folder, shard)
+        if entry and (skip_bad or not entry["left_out"]):
+            entries[shard.file] = entry
     missing = [shard for shard in shards if shard.file not in entries]
-    writer = ShardWriter(str(folder), config.pack.short_side, skips, Decoding.of(config.data))
+    writer = ShardWriter(str(folder), config.pack.short_side, skip_bad, Decoding.of(config.data))
     workers = config.data.workers if config.data.workers >= 0 else cores()
     progress, written = Progress("pack", len(missing), SHARD_IMAGES), write_shards(writer, missing, workers)
     with contextlib.closing(progress), contextlib.closing(written):
@@ -98,11 +103,8 @@ def _write_missing(
     return entries
 
 
-def _read_entry(folder: Folder, shard: Shard, skips: bool) -> dict[str, Any] | None:
-    """Return the entry of a shard that is complete in the folder, otherwise None.
-
-    A shard that left images out is written again unless `skips`. Raises UserError for a shard of other images.
-    """
+def _read_entry(folder: Folder, shard: Shard) -> dict[str, Any] | None:
+    """Return the entry of a shard if it is complete in the folder; UserError if it has other images."""
     if not (folder / shard.sidecar).exists():
         return None
     sidecar = folder.read_json(shard.sidecar)
@@ -113,8 +115,8 @@ def _read_entry(folder: Folder, shard: Shard, skips: bool) -> dict[str, Any] | N
                 f"{folder} was packed with other images, labels or groups ({shard.file}); set another --output"
             )
         path = folder / shard.file
-        complete = path.exists() and path.stat().length == entry["bytes"]
-        return entry if complete and (skips or not entry["left_out"]) else None
+        is_complete = path.exists() and path.stat().length == entry["bytes"]
+        return entry if is_complete else None
 
 
 # -------------------------------------------------------------------------------------------------------- the manifest
@@ -125,34 +127,40 @@ def _start_manifest(folder: Folder, config: ConfigDict, splits: Sequence[Split])
         "source": config.data.name,
         "settings": {"shard_images": SHARD_IMAGES, "short_side": config.pack.short_side, "quality": JPEG_QUALITY},
         "classes": list(splits[0].classes),
+        "splits": {},
     }
     if (folder / MANIFEST).exists():
         before = folder.read_json(MANIFEST)
-        with folder.reading(MANIFEST):
-            changed = [key for key, value in manifest.items() if key != "settings" and before[key] != value]
-            settings = manifest["settings"].items()
-            changed += [f"pack.{key}" for key, value in settings if before["settings"].get(key) != value]
-            if changed:
-                raise UserError(f"{folder} was packed with other {', '.join(changed)}; set another --output")
-            return manifest | {"splits": before["splits"]}
+        _require_same(folder, before, manifest)
+        return manifest | {"splits": before["splits"]}
     files = folder.path.iterdir() if folder.path.is_dir() else ()  # an object store has no empty folders
     if names := sorted(path.name for path in files if not path.name.startswith(".")):
         raise UserError(f"{folder} contains other files, such as {names[0]}; set --output to a new or empty folder")
-    folder.write_json(MANIFEST, manifest | {"splits": {}})
-    return manifest | {"splits": {}}
+    folder.write_json(MANIFEST, manifest)
+    return manifest
+
+
+def _require_same(folder: Folder, before: dict[str, Any], manifest: dict[str, Any]) -> None:
+    """Raise UserError if the folder was packed from another data set or with other settings."""
+    with folder.reading(MANIFEST):
+        changed = [key for key in ("format", "source", "classes") if before[key] != manifest[key]]
+        settings = manifest["settings"].items()
+        changed += [f"pack.{key}" for key, value in settings if before["settings"].get(key) != value]
+    if changed:
+        raise UserError(f"{folder} was packed with other {', '.join(changed)}; set another --output")
 
 
 def _finish_split(folder: Folder, split: Split, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Write the labels of a split whose shards are complete, and return its entry for the manifest."""
-    stored = np.ones(len(split), bool)
-    stored[[item["row"] for shard in entries for item in shard["left_out"]]] = False
-    if not stored.any():
+    left_out = [item["row"] for shard in entries for item in shard["left_out"]]
+    rows = np.delete(np.arange(len(split)), left_out)
+    if not len(rows):
         raise UserError(f"no image of split {split.name} can be read; the reasons are beside the shards in {folder}")
-    rows = np.flatnonzero(stored)
-    texts = {"ids": split.ids} if split.groups is None else {"ids": split.ids, "groups": split.groups}
-    coded = {key: np.array([names[row].encode(errors="surrogatepass") for row in rows]) for key, names in texts.items()}
-    file = f"{_stem(split.name)}.npz"
-    folder.write_npz(file, labels=split.labels[stored].astype(np.int8), **coded)
+    arrays = {"labels": split.labels[rows].astype(np.int8), "ids": _encode_texts(split.ids, rows)}
+    if split.groups is not None:
+        arrays["groups"] = _encode_texts(split.groups, rows)
+    file = f"{_file_stem(split.name)}.npz"
+    folder.write_npz(file, **arrays)
     content = folder.read_bytes(file)
     labels = {"file": file, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     return {"images": len(rows), "labels": labels, "shards": list(entries)}
@@ -171,5 +179,9 @@ def _summary_table(folder: Folder, manifest: dict[str, Any], splits: Sequence[Sp
     return Table(columns, rows, notes=notes)
 
 
-def _stem(split: str) -> str:
+def _encode_texts(texts: Sequence[str], rows: np.ndarray) -> np.ndarray:
+    return np.array([texts[row].encode(errors="surrogatepass") for row in rows])
+
+
+def _file_stem(split: str) -> str:
     return quote(split, safe="")  # not all file systems accept names such as train[:50%]/a
