@@ -233,7 +233,13 @@ def _from_deep(gray: np.ndarray) -> Image.Image:
 
 
 class Images(abc.ABC):
-    """The images of a split, by row. A subclass defines `__len__` and `read`, and is picklable for worker processes."""
+    """The images of a split, by row. A subclass defines `__len__` and `read`, and is picklable for worker processes.
+
+    Attributes:
+      are_decoded: whether an image is decoded or rendered each time that it is read, which takes a core a millisecond.
+    """
+
+    are_decoded = False
 
     @abc.abstractmethod
     def __len__(self) -> int: ...
@@ -295,6 +301,10 @@ class _Subset(Images):
     whole: Images
     rows: np.ndarray
 
+    @property
+    def are_decoded(self) -> bool:
+        return self.whole.are_decoded
+
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -338,6 +348,8 @@ class ArrayImages(Images):
 
 class EncodedImages(Images):
     """Images stored as the bytes of image files; a subclass defines `__len__` and `encoded`, and perhaps `name`."""
+
+    are_decoded = True
 
     def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
         return pixels_of(self.open(row, decoding))

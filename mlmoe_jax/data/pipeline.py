@@ -23,7 +23,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.image_reader import ImageReader
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.label_codes import UNKNOWN, targets
-from mlmoe_jax.data.readers import FOR_FEATURES, Readers, choose
+from mlmoe_jax.data.readers import FEATURE_THREADS, Readers, plan_readers
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime import distributed
 
@@ -71,10 +71,6 @@ class _Examples(grain.transforms.MapWithIndex):
             return features
         image = self.reader(self.split.images, row, random)
         return None if image is None else {"image": image}
-
-    def read_one(self, row: int) -> None:
-        """Read and transform an image as for a batch, to measure the time."""
-        self._input(row, np.random.default_rng(row))
 
 
 def steps_per_epoch(images: int, batch_size: int) -> int:
@@ -124,7 +120,7 @@ def build_loader(
         rows = grain.MapDataset.range(batch_size * math.ceil(len(split) / batch_size))
     examples = _Examples(split, data_config, augment, seed, labels, process)
     batches = rows.batch(batch_size, drop_remainder=True).map_with_index(examples)[first_step:]
-    readers = _readers(examples, split, data_config, batch_size // process[1])
+    readers = _choose_readers(split, data_config, batch_size // process[1])
     threads = grain.ReadOptions(num_threads=readers.threads, prefetch_buffer_size=2 * readers.threads)
     loader = batches.to_iter_dataset(threads)
     if readers.workers:
@@ -133,18 +129,19 @@ def build_loader(
     return iter(loader)
 
 
-def _readers(examples: _Examples, split: Split, data_config: ConfigDict, share: int) -> Readers:
+def _choose_readers(split: Split, data_config: ConfigDict, share: int) -> Readers:
     """Return the threads and processes that read a split. This process reads `share` images of each batch.
 
     Features are in the memory of this process, so only its threads read them.
     """
-    threads, workers = data_config.threads, data_config.workers
     if split.features is not None:
-        return Readers(threads if threads > 0 else FOR_FEATURES, 0)
+        return Readers(data_config.threads if data_config.threads > 0 else FEATURE_THREADS, 0)
     if not len(split):
         return Readers(1, 0)
-    key = (split.classes, str(examples.reader))
-    return choose(examples.read_one, len(split), key, share * 3 * data_config.image_size**2, threads, workers)
+    batch_bytes = share * 3 * data_config.image_size**2
+    return plan_readers(
+        data_config.threads, data_config.workers, batch_bytes=batch_bytes, decodes=split.images.are_decoded
+    )
 
 
 def rows_of_step(split: Split, *, batch_size: int, seed: int, step: int) -> list[int]:

@@ -115,7 +115,7 @@ DATA_KEYS = section(
     ),
     threads=AutoIntegerKey(
         AutoIntegerKey.AUTO,
-        "Reading threads per process; auto depends on the cores, the batch size and a few timed images.",
+        "Reading threads per process; auto depends on the cores and the batch size.",
         above=0,
     ),
 )

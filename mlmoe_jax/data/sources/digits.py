@@ -306,6 +306,8 @@ def _cached(name: str, render: Callable[[], np.ndarray]) -> np.ndarray:
 class SingleImages(Images):
     """Single digits, rendered on access: row -> u8[64,64,3]."""
 
+    are_decoded = True
+
     def __init__(self, split: str):
         self.split, self.scans = split, source_scans()[split]
 
