@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import itertools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -18,9 +19,11 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from mlmoe_jax.apps.serving.service import RAW, READY, Images, Service
+from mlmoe_jax.apps.serving.request_images import RAW, EncodedImages
+from mlmoe_jax.apps.serving.service import READY, Service
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.inference.predictor import LabeledImage
 from mlmoe_jax.runtime.formats import dump_json, join_names
 from mlmoe_jax.runtime.version import __version__
 
@@ -82,114 +85,157 @@ class _Call:
     """A request: encoded images or pixels u8[N,H,W,3]."""
 
     message: _Message
-    images: Images | np.ndarray
+    images: EncodedImages | np.ndarray
 
     def __len__(self) -> int:
         return len(self.images)
 
 
 # -------------------------------------------------------------------------------------------------------------- routes
-def add_routes(app: FastAPI, service: Service) -> None:
-    """Add the routes below /v2 of a service to an application; UserError if no address can have the model's name."""
-    name, side = service.labeler.name, service.labeler.describe()["image_size"]
-    if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
-        raise UserError(f"serve.name={name} is part of an address; write it with letters from a to z, digits and ._-")
-    model_url = f"/v2/models/{name}"
+class InferenceProtocol:
+    """The routes below /v2.
 
-    @app.get("/v2")
-    async def server() -> dict[str, Any]:
+    Raises:
+      UserError: no address can have the name of the model.
+    """
+
+    def __init__(self, service: Service):
+        self._service, self._name = service, service.labeler.name
+        self._side: int = service.labeler.describe()["image_size"]
+        if not re.fullmatch(r"[\w.-]+", self._name, re.ASCII):
+            raise UserError(
+                f"serve.name={self._name} is part of an address; write it with letters from a to z, digits and ._-"
+            )
+
+    def add_to(self, app: FastAPI) -> None:
+        """Add the routes to an application."""
+        model_url = f"/v2/models/{self._name}"
+        unready = {503: {"description": "It is starting or stopping."}}
+        body = {"requestBody": {"content": {kind: {} for kind in ("application/json", RAW)}, "required": True}}
+        app.add_api_route("/v2", self.server)
+        app.add_api_route("/v2/health/live", self.live)
+        app.add_api_route("/v2/health/ready", self.ready, responses=unready)
+        app.add_api_route(f"{model_url}/ready", self.ready, responses=unready)
+        app.add_api_route(model_url, self.model)
+        app.add_api_route(f"{model_url}/infer", self.infer, methods=["POST"], openapi_extra=body)
+        anything = {"methods": ["GET", "POST"], "include_in_schema": False}
+        app.add_api_route("/v2/models/{path:path}", self.refuse_model, **anything)
+
+    async def server(self) -> dict[str, Any]:
         """Return the name and the extensions of the server."""
         return {"name": "mlmoe_jax", "version": __version__, "extensions": ["binary_tensor_data"]}
 
-    @app.get("/v2/health/live")
-    async def live() -> dict[str, bool]:
+    async def live(self) -> dict[str, bool]:
         """Return the status 200."""
         return {"live": True}
 
-    @app.get("/v2/health/ready", responses={503: {"description": "It is starting or stopping."}})
-    @app.get(f"{model_url}/ready", responses={503: {"description": "It is starting or stopping."}})
-    async def ready(response: Response) -> dict[str, bool]:
+    async def ready(self, response: Response) -> dict[str, bool]:
         """Return the status 200 if the model is ready."""
-        response.status_code = 200 if service.state == READY else 503
-        return {"ready": service.state == READY}
+        response.status_code = 200 if self._service.state == READY else 503
+        return {"ready": self._service.state == READY}
 
-    @app.get(model_url)
-    async def model() -> dict[str, Any]:
+    async def model(self) -> dict[str, Any]:
         """Return the tensors of the model, and its labels with thresholds."""
-        labels = service.describe()["labels"]
-        inputs = (IMAGE, BYTES, [-1]), (PIXELS, UINT8, [-1, side, side, 3])
-        outputs = (PROBABILITY, FP32, [-1, len(labels)]), (LABELS, BYTES, [-1])
-        tensors = {"inputs": list(map(_described, inputs)), "outputs": list(map(_described, outputs))}
-        return {"name": name, "platform": "mlmoe_jax", **tensors, "labels": labels}
+        labels = self._service.describe()["labels"]
+        image = _describe_tensor(IMAGE, BYTES, [-1])
+        pixels = _describe_tensor(PIXELS, UINT8, [-1, self._side, self._side, 3])
+        probability = _describe_tensor(PROBABILITY, FP32, [-1, len(labels)])
+        names = _describe_tensor(LABELS, BYTES, [-1])
+        tensors = {"inputs": [image, pixels], "outputs": [probability, names]}
+        return {"name": self._name, "platform": "mlmoe_jax", **tensors, "labels": labels}
 
-    schema = {"requestBody": {"content": {kind: {} for kind in ("application/json", RAW)}, "required": True}}
-
-    @app.post(f"{model_url}/infer", openapi_extra=schema)
-    async def infer(request: Request) -> Response:
+    async def infer(self, request: Request) -> Response:
         """Label the images of one tensor."""
-        return await service.admit(partial(_read, service, request, side), partial(_answer, service))
+        return await self._service.admit(partial(self._read_call, request), partial(_answer, self._service))
 
-    @app.api_route("/v2/models/{path:path}", methods=["GET", "POST"], include_in_schema=False)
-    async def other(path: str) -> None:
-        raise HTTPException(404, f"the only model of this server is {name}, without versions")
+    async def refuse_model(self, path: str) -> None:
+        raise HTTPException(404, f"the only model of this server is {self._name}, without versions")
+
+    async def _read_call(self, request: Request) -> _Call:
+        if request.headers.get("content-encoding", "identity") != "identity":
+            raise HTTPException(415, "the body should not be compressed")
+        body = b"".join([part async for part in self._service.parts(request)])
+        length = request.headers.get(HEADER_LENGTH)
+        return await self._service.in_reader(_parse_call, body, length, self._side, self._service.most_images)
 
 
-def _described(tensor: tuple[str, str, list[int]]) -> dict[str, Any]:
-    return dict(zip(("name", "datatype", "shape"), tensor, strict=True))
+def _describe_tensor(name: str, datatype: str, shape: list[int]) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": shape}
 
 
 # ------------------------------------------------------------------------------------------------------------- request
-async def _read(service: Service, request: Request, side: int) -> _Call:
-    if request.headers.get("content-encoding", "identity") != "identity":
-        raise HTTPException(415, "the body should not be compressed")
-    body = b"".join([part async for part in service.parts(request)])
-    length = request.headers.get(HEADER_LENGTH)
-    return await service.in_reader(_parsed, body, length, side, service.most_images)
+def _parse_call(body: bytes, header_length: str | None, side: int, most: int) -> _Call:
+    """Return the request of a body; HTTPException if it is malformed or has more than `most` images.
 
-
-def _parsed(body: bytes, length: str | None, side: int, most: int) -> _Call:
-    """Return the request of a body; HTTPException if it is malformed or has too many images."""
-    if length is not None and not (re.fullmatch(r"\d{1,12}", length) and int(length) <= len(body)):
-        raise HTTPException(400, f"{HEADER_LENGTH} should be the length of the JSON text in the body")
-    size = len(body) if length is None else int(length)
-    try:
-        message = _Message.model_validate_json(body[:size])
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))[:100] or "the body"
-        raise HTTPException(400, f"{where} is wrong: {first['msg']}") from error
+    Args:
+      body: JSON text, and binary data after it.
+      header_length: value of the header HEADER_LENGTH, the length of the JSON text in bytes; None for the whole body.
+      side: side of the model's images in pixels.
+      most: largest number of images.
+    """
+    length = len(body) if header_length is None else _parse_length(header_length, len(body))
+    message = _parse_message(body[:length])
     [tensor] = message.inputs
-    datatype, shapes = (BYTES, ([], [1])) if tensor.name == IMAGE else (UINT8, ([side, side, 3],))
-    if tensor.datatype != datatype or tensor.shape[1:] not in shapes or not tensor.shape:
-        expected = ", ".join(map(str, ("N", *shapes[0])))
-        raise HTTPException(400, f"the tensor {tensor.name} should be {datatype} of shape [{expected}]")
-    if not 1 <= tensor.shape[0] <= most:
-        raise HTTPException(400, f"the tensor {tensor.name} should have 1 to {most} images")
+    if problem := _shape_problem(tensor, side, most):
+        raise HTTPException(400, problem)
     try:
-        return _Call(message, _values(tensor, body[size:]))
+        return _Call(message, _read_tensor(tensor, body[length:]))
     except (ValueError, TypeError) as error:
         reason = f"the content of the tensor {tensor.name} does not fit its data type, shape and size"
         raise HTTPException(400, reason) from error
 
 
-def _values(tensor: _Input, binary: bytes) -> Images | np.ndarray:
+def _parse_length(text: str, most: int) -> int:
+    if not re.fullmatch(r"\d{1,12}", text) or int(text) > most:
+        raise HTTPException(400, f"{HEADER_LENGTH} should be the length of the JSON text in the body")
+    return int(text)
+
+
+def _parse_message(text: bytes) -> _Message:
+    try:
+        return _Message.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        field = ".".join(map(str, first["loc"]))[:100] or "the body"
+        raise HTTPException(400, f"{field} is wrong: {first['msg']}") from error
+
+
+def _shape_problem(tensor: _Input, side: int, most: int) -> str:
+    """Explain a data type, shape or number of images that a tensor should not have; "" if there is none."""
+    if tensor.name == IMAGE:
+        datatype, shape, fits = BYTES, "[N]", tensor.shape[1:] in ([], [1])
+    else:
+        datatype, shape, fits = UINT8, f"[N, {side}, {side}, 3]", tensor.shape[1:] == [side, side, 3]
+    if tensor.datatype != datatype or not tensor.shape or not fits:
+        return f"the tensor {tensor.name} should be {datatype} of shape {shape}"
+    if not 1 <= tensor.shape[0] <= most:
+        return f"the tensor {tensor.name} should have 1 to {most} images"
+    return ""
+
+
+def _read_tensor(tensor: _Input, binary: bytes) -> EncodedImages | np.ndarray:
     """Return encoded images, or pixels; ValueError or TypeError if they do not fit the tensor."""
-    declared, data = tensor.parameters.binary_data_size, tensor.data
+    declared, data = tensor.parameters.binary_data_size, _flatten(tensor.data)
     if len(binary) != (declared or 0) or (declared is None) == (data is None):
         raise ValueError("binary data of another size, or both kinds of data")
+    if tensor.name == PIXELS:
+        # `bytes` refuses all but integers from 0 to 255.
+        return np.frombuffer(binary if data is None else bytes(data), np.uint8).reshape(tensor.shape)
+    contents = _split_elements(binary) if data is None else [base64.b64decode(text, validate=True) for text in data]
+    if len(contents) != tensor.shape[0]:
+        raise ValueError("another number of elements")
+    return [(f"image {at}", content) for at, content in enumerate(contents)]
+
+
+def _flatten(data: list[Any] | None) -> list[Any] | None:
+    """Return nested lists of up to _AXES axes as one list."""
     for _ in range(_AXES - 1):
         if data and isinstance(data[0], list):
             data = list(itertools.chain.from_iterable(data))
-    if tensor.name == IMAGE:
-        contents = _elements(binary) if data is None else [base64.b64decode(text, validate=True) for text in data]
-        if len(contents) != tensor.shape[0]:
-            raise ValueError("another number of elements")
-        return [(f"image {at}", content) for at, content in enumerate(contents)]
-    # `bytes` refuses all but integers from 0 to 255.
-    return np.frombuffer(binary if data is None else bytes(data), np.uint8).reshape(tensor.shape)
+    return data
 
 
-def _elements(binary: bytes) -> list[bytes]:
+def _split_elements(binary: bytes) -> list[bytes]:
     """Return the elements of a BYTES tensor, each after its length in four bytes."""
     elements, at = [], 0
     while at < len(binary):
@@ -204,36 +250,46 @@ def _elements(binary: bytes) -> list[bytes]:
 # -------------------------------------------------------------------------------------------------------------- answer
 async def _answer(service: Service, call: _Call) -> Response:
     """Return the response with the outputs that a request names."""
-    message, predictor = call.message, service.labeler.predictor
+    message = call.message
     service.require_top_k(message.parameters.top_k)
     images = list(call.images) if isinstance(call.images, np.ndarray) else await service.decode(call.images)
     if bad := [image for image in images if isinstance(image, BadImage)]:
         raise HTTPException(422, str(bad[0]))
     outputs = await service.label(images)
+    predictor = service.labeler.predictor
     results = [predictor.result("", output.logits, message.parameters.top_k) for output in outputs]
-    tensors = {
-        PROBABILITY: (FP32, np.array([list(result.scores.values()) for result in results], np.float32)),
-        LABELS: (BYTES, np.array([join_names(result.labels) for result in results], object)),
-    }
+    return _respond(message, service.labeler.name, results)
+
+
+def _respond(message: _Message, model: str, results: Sequence[LabeledImage]) -> Response:
+    """Return the response to a message: JSON, or with binary tensors JSON and their bytes after it."""
     entries, contents = [], []
     for output in message.outputs:
-        datatype, values = tensors[output.name]
-        entry = _described((output.name, datatype, list(values.shape)))
+        datatype, values = _output_tensor(output.name, results)
+        entry = _describe_tensor(output.name, datatype, list(values.shape))
         binary = output.parameters.binary_data
         if message.parameters.binary_data_output if binary is None else binary:
-            contents.append(_encoded(values))
+            contents.append(_encode(values))
             entry["parameters"] = {"binary_data_size": len(contents[-1])}
         else:
             entry["data"] = values.ravel().tolist()
         entries.append(entry)
-    head = {"model_name": service.labeler.name, **({"id": message.id} if message.id else {}), "outputs": entries}
+    head = {"model_name": model, **({"id": message.id} if message.id else {}), "outputs": entries}
     if not contents:
         return JSONResponse(head)
     text = dump_json(head).encode()
     return Response(b"".join([text, *contents]), headers={HEADER_LENGTH: str(len(text))}, media_type=RAW)
 
 
-def _encoded(values: np.ndarray) -> bytes:
+def _output_tensor(name: str, results: Sequence[LabeledImage]) -> tuple[str, np.ndarray]:
+    """Return the data type and the values of an output."""
+    if name == PROBABILITY:
+        return FP32, np.array([list(result.scores.values()) for result in results], np.float32)
+    return BYTES, np.array([join_names(result.labels) for result in results], object)
+
+
+def _encode(values: np.ndarray) -> bytes:
+    """Return the binary form of FP32 values, or of texts, each after its length in four bytes."""
     if values.dtype != object:
         return values.astype("<f4").tobytes()
     texts = [text.encode() for text in values]

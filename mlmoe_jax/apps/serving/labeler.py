@@ -27,7 +27,7 @@ BATCH_SIZES = {LABELED: SIZES_PER_DEVICE, EXPLAINED: SIZES_PER_DEVICE[:2]}
 _REPEATS, _SECONDS = 3, 0.5  # a batch is timed at most this often, and not again after this time
 
 
-def shares(seconds: Mapping[int, float]) -> list[int]:
+def first_batch_sizes(seconds: Mapping[int, float]) -> list[int]:
     """Return for 0…N images the number of images in the first batch; N is the largest size.
 
     A batch is padded to one of the sizes, which take `seconds` (size -> seconds). The images are split into batches
@@ -66,7 +66,7 @@ class Labeler:
         parts = (run.definition, run.preprocess, run.mesh, run.label_axes)
         self._steps = {LABELED: make_eval_step(*parts, gates=True), EXPLAINED: make_explain_step(*parts)}
         self.sizes = {kind: tuple(size * run.mesh.size for size in sizes) for kind, sizes in BATCH_SIZES.items()}
-        self._shares = {kind: shares(dict.fromkeys(sizes, 1.0)) for kind, sizes in self.sizes.items()}
+        self._batch_sizes = {kind: first_batch_sizes(dict.fromkeys(sizes, 1.0)) for kind, sizes in self.sizes.items()}
         reader, most_pixels = ImageReader.of(run.config.data), int(limits.megapixels * 1e6)
         self._reader = replace(reader, decoding=replace(reader.decoding, most_pixels=most_pixels))
 
@@ -87,7 +87,7 @@ class Labeler:
                 if not np.isfinite(outputs[0].logits).all():
                     raise UserError("the model returns non-finite scores: its training has diverged; train it again")
                 seconds[size] = self._time([blank] * size, kind)
-            self._shares[kind] = shares(seconds)
+            self._batch_sizes[kind] = first_batch_sizes(seconds)
             each = ", ".join(f"{cost:.3f} s for {size}" for size, cost in seconds.items())
             status(f"batches of {kind} images take {each}")
 
@@ -100,9 +100,9 @@ class Labeler:
             times.append(time.perf_counter() - started)
         return min(times)
 
-    def share(self, waiting: int, kind: str) -> int:
+    def next_batch_size(self, waiting: int, kind: str) -> int:
         """Return the number of waiting images in the next batch with which all are labeled soonest."""
-        return self._shares[kind][min(waiting, self.sizes[kind][-1])]
+        return self._batch_sizes[kind][min(waiting, self.sizes[kind][-1])]
 
     def read(self, content: bytes, name: str) -> np.ndarray:
         """Decode an encoded image to the input of the model, u8[H,W,3]. `name` is for the error, BadImage."""
@@ -121,7 +121,7 @@ class Labeler:
         output = self._steps[kind](self._run.values, self._run.frozen, batch)
         batch = output["prediction"] if kind == EXPLAINED else Prediction(output["logits"], gates=output["gates"])
         batch = jax.device_get(replace(batch, terms={}, penalties={}))
-        return [_one(batch, row) for row in range(len(images))]
+        return [_image_output(batch, row) for row in range(len(images))]
 
     def queries(self, attention: str, count: int) -> Sequence[str]:
         """Return the names of the Q = `count` queries of an attention map, such as `prompts`."""
@@ -135,6 +135,6 @@ class Labeler:
         return {"labels": labels, "gates": self.gate_entries, "image_size": self._run.preprocess.image_size}
 
 
-def _one(batch: Prediction, row: int) -> Prediction:
+def _image_output(batch: Prediction, row: int) -> Prediction:
     """Return the part of one image; static gates have one row."""
     return jax.tree.map(lambda values: values[row % len(values)], batch)

@@ -6,10 +6,8 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
-import re
 import signal
 import socket
-import time
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from importlib.resources import files
@@ -20,13 +18,15 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette import exceptions
-from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
-from mlmoe_jax.apps.serving import kserve, label_studio
+from mlmoe_jax.apps.serving.kserve import InferenceProtocol
+from mlmoe_jax.apps.serving.label_studio_backend import LabelStudioBackend
 from mlmoe_jax.apps.serving.labeler import Labeler
-from mlmoe_jax.apps.serving.service import BODY, READY, SECONDS, Metrics, Options, Service
+from mlmoe_jax.apps.serving.middleware import CountAnswers, ReadWholeBody, RefuseOtherSites
+from mlmoe_jax.apps.serving.request_images import BODY
+from mlmoe_jax.apps.serving.service import READY, REQUEST_SECONDS, Options, Service
 from mlmoe_jax.errors import DONE, OUTDATED, UserError
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.runs.folder import RunFolder
@@ -36,28 +36,15 @@ from mlmoe_jax.runtime.table import Outcome
 from mlmoe_jax.runtime.text import printable
 from mlmoe_jax.runtime.version import __version__
 
-HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
-    "Cache-Control": "no-store",
-}
 _ASSETS = {"/": ("page.html", "text/html"), "/page.js": ("page.js", "text/javascript")}
 _ASSETS |= {"/style.css": ("style.css", "text/css")}
-_MOST_DROPPED = 64 << 20  # bytes of an unread body
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")  # as in the header Host
 
 
 def make_app(service: Service, *, hosts: Sequence[str] = ()) -> ASGIApp:
     """Return the application of a service, which compiles the model when it starts.
 
-    `hosts` are the names under which the server may be addressed; () = all. A server for one machine must check the
-    name, because a page of another site can reach it under a name of the site that resolves to this machine.
+    `hosts` are the names under which the server may be addressed, as in `RefuseOtherSites`.
     """
 
     @contextlib.asynccontextmanager
@@ -70,37 +57,47 @@ def make_app(service: Service, *, hosts: Sequence[str] = ()) -> ASGIApp:
 
     about = {"title": "mlmoe_jax", "version": __version__, "docs_url": None, "redoc_url": None}
     app = FastAPI(**about, lifespan=lifespan, exception_handlers=_FAILURES)
+    for api in (ImageApi(service), LabelStudioBackend(service), InferenceProtocol(service)):
+        api.add_to(app)
+    for path, (name, kind) in _ASSETS.items():
+        asset = Response((files(__package__) / name).read_bytes(), media_type=kind)
+        app.add_route(path, partial(_fixed, asset), include_in_schema=False)
+    guarded = ReadWholeBody(RefuseOtherSites(app, frozenset(hosts)), service.seconds)
+    return CountAnswers(guarded, service.metrics, {route.path for route in app.routes})
 
-    @app.post("/predict", openapi_extra={"requestBody": BODY})
-    async def predict(request: Request, options: Annotated[Options, Query()]) -> Response:
+
+class ImageApi:
+    """The server's own routes: labels of images, and the state of the server."""
+
+    def __init__(self, service: Service):
+        self._service = service
+
+    def add_to(self, app: FastAPI) -> None:
+        """Add the routes to an application."""
+        app.add_api_route("/predict", self.predict, methods=["POST"], openapi_extra={"requestBody": BODY})
+        app.add_api_route("/health", self.health, responses={503: {"description": "It is starting or stopping."}})
+        app.add_api_route("/model", self.model)
+        app.add_api_route("/metrics", self.metrics, response_class=Response)
+
+    async def predict(self, request: Request, options: Annotated[Options, Query()]) -> Response:
         """Label one image, the body, or several images, the files of a form.
 
         If one of several images cannot be read, its result has an error, and the remaining images are labeled.
         """
-        return JSONResponse({"results": await service.results(request, options)})
+        return JSONResponse({"results": await self._service.results(request, options)})
 
-    @app.get("/health", responses={503: {"description": "It is starting or stopping."}})
-    async def health(response: Response) -> dict[str, str]:
+    async def health(self, response: Response) -> dict[str, str]:
         """Return the status 200 if the server is ready."""
-        response.status_code = 200 if service.state == READY else 503
-        return {"status": service.state}
+        response.status_code = 200 if self._service.state == READY else 503
+        return {"status": self._service.state}
 
-    @app.get("/model")
-    async def model() -> dict[str, Any]:
+    async def model(self) -> dict[str, Any]:
         """Return labels, thresholds and limits."""
-        return service.describe()
+        return self._service.describe()
 
-    @app.get("/metrics", response_class=Response)
-    async def metrics() -> Response:
+    async def metrics(self) -> Response:
         """Return counters in the text format of Prometheus."""
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    label_studio.add_routes(app, service)
-    kserve.add_routes(app, service)
-    for path, (name, kind) in _ASSETS.items():
-        asset = Response((files(__package__) / name).read_bytes(), media_type=kind)
-        app.add_route(path, partial(_fixed, asset), include_in_schema=False)
-    return _Guard(app, service.metrics, {route.path for route in app.routes}, frozenset(hosts), service.seconds)
+        return Response(self._service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 async def _fixed(answer: Response, request: Request) -> Response:
@@ -121,58 +118,6 @@ async def _refusal(request: Request, error: Exception) -> Response:
 
 
 _FAILURES = dict.fromkeys((RequestValidationError, exceptions.HTTPException, ClientDisconnect, Exception), _refusal)
-
-
-class _Guard:
-    """Refuses requests from other sites, adds the headers to every answer, and counts the answers.
-
-    Many clients read the answer only after they have sent the whole body, and fail if the connection closes before. So
-    the rest of a body is read and dropped before the answer, until `seconds` after the start of the request at most,
-    unless the client waits for permission to send it, or it is too large.
-    """
-
-    def __init__(self, app: ASGIApp, metrics: Metrics, paths: set[str], hosts: frozenset[str], seconds: float):
-        self._app, self._metrics, self._paths, self._hosts, self._seconds = app, metrics, paths, hosts, seconds
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        started, path = time.perf_counter(), scope["path"] if scope["path"] in self._paths else "other"
-        headers, whole = Headers(scope=scope), False
-
-        async def receive_part() -> Message:
-            nonlocal whole
-            message = await receive()
-            whole = not message.get("more_body", False)
-            return message
-
-        async def drop_rest() -> None:
-            size, remaining = 0, self._seconds - (time.perf_counter() - started)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(remaining):
-                    while not whole and size <= _MOST_DROPPED:
-                        size += len((await receive_part()).get("body", b""))
-
-        async def send_counted(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                if "expect" not in headers:
-                    await drop_rest()
-                MutableHeaders(scope=message).update(HEADERS)
-                self._metrics.requests.labels(path, str(message["status"])).inc()
-                self._metrics.seconds.labels(path).observe(time.perf_counter() - started)
-            await send(message)
-
-        refusal = self._refusal(scope["method"], headers)
-        app = JSONResponse({"error": refusal}, 403) if refusal else self._app
-        await app(scope, receive_part, send_counted)
-
-    def _refusal(self, method: str, headers: Headers) -> str:
-        if self._hosts and re.sub(r":\d+$", "", headers.get("host", "")) not in self._hosts:
-            return "this server answers only under the name of this machine"
-        if method == "POST" and headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
-            return "pages of other sites cannot use this server"
-        return ""
 
 
 # ---------------------------------------------------------------------------------------------------------- the server
@@ -204,7 +149,7 @@ def serve(
         address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         service = Service(Labeler(predictor), ready=lambda: status(f"ready: {address}"), failed=failed)
         quiet = {"log_level": "warning", "access_log": False, "server_header": False, "proxy_headers": False}
-        app, patience = make_app(service, hosts=own_names(host)), int(SECONDS) + 5
+        app, patience = make_app(service, hosts=own_names(host)), int(REQUEST_SECONDS) + 5
         server = uvicorn.Server(
             uvicorn.Config(app, lifespan="on", ws="none", timeout_graceful_shutdown=patience, **quiet)
         )

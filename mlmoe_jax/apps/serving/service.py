@@ -13,13 +13,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-from fastapi import HTTPException, Request, UploadFile
+from fastapi import HTTPException, Request
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.formparsers import MultiPartException, MultiPartParser
 
 from mlmoe_jax.apps.serving.batching import Batcher
 from mlmoe_jax.apps.serving.labeler import EXPLAINED, LABELED, Labeler
+from mlmoe_jax.apps.serving.request_images import EncodedImages, limited_body, read_images
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.explain import MOST_SIDE, thumbnail
@@ -29,15 +29,23 @@ from mlmoe_jax.models.outputs import Prediction
 STARTING, READY, STOPPING = "starting", "ready", "stopping"
 QUEUE = 128  # images that are read, wait or are labeled at a time; further requests get the status 429
 WAIT = 0.005  # longest time in seconds that an image waits for images that are being read
-SECONDS = 30.0  # time limit of a request
+REQUEST_SECONDS = 30.0  # time limit of a request
 _DIGITS = 5  # digits of weights in answers
 _READERS = min(4, os.cpu_count() or 1)  # threads that decode images
 T, Loaded = TypeVar("T"), TypeVar("Loaded", bound=Sized)
-Images = Sequence[tuple[str, bytes | BadImage]]  # name, and content or error, of encoded images
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
-class Metrics:
+class Options(BaseModel):
+    """The query of /predict."""
+
+    model_config = ConfigDict(extra="forbid")
+    top_k: int | None = Field(None, ge=1, description="Number of labels per image, instead of thresholds.")
+    gates: bool = Field(False, description="Return routing weights too.")
+    attention: bool = Field(False, description="Return attention maps and the image as the model received it too.")
+
+
+class ServerMetrics:
     """Counters of one server.
 
     Args:
@@ -69,7 +77,7 @@ class Service:
       labeler: the model.
       ready: called when the model is compiled.
       failed: called with the error if compilation fails.
-      queue, wait, seconds: as QUEUE, WAIT and SECONDS.
+      queue, wait, seconds: as QUEUE, WAIT and REQUEST_SECONDS.
     """
 
     def __init__(
@@ -80,16 +88,16 @@ class Service:
         failed: Callable[[Exception], None] = lambda error: None,
         queue: int = QUEUE,
         wait: float = WAIT,
-        seconds: float = SECONDS,
+        seconds: float = REQUEST_SECONDS,
     ):
         self.labeler, self.state, self.active = labeler, STARTING, 0
         self._ready, self._failed, self._queue, self.seconds = ready, failed, queue, seconds
         # One thread calls the model, so that only one batch takes memory.
         self._device, self._readers = ThreadPoolExecutor(1, "device"), ThreadPoolExecutor(_READERS, "reader")
-        self.metrics = Metrics(lambda: len(self._batcher), lambda: self.active, labeler.sizes[LABELED])
+        self.metrics = ServerMetrics(lambda: len(self._batcher), lambda: self.active, labeler.sizes[LABELED])
         most = {kind: sizes[-1] for kind, sizes in labeler.sizes.items()}
         coming = {"wait": wait, "coming": lambda: self.active > len(self._batcher)}  # images that are being read
-        self._batcher = Batcher(self._label_batch, most, share=labeler.share, device=self._device, **coming)
+        self._batcher = Batcher(self._label_batch, most, share=labeler.next_batch_size, device=self._device, **coming)
 
     # ------------------------------------------------------------------------------------------------ start and end
     async def run(self) -> None:
@@ -135,13 +143,13 @@ class Service:
 
     def parts(self, request: Request) -> AsyncIterator[bytes]:
         """Yield the body of a request; HTTPException if it is too large."""
-        return _limited(request, self.labeler.limits.megabytes << 20)
+        return limited_body(request, self.labeler.limits.megabytes << 20)
 
     def _late(self) -> HTTPException:
         return HTTPException(408, f"the request did not arrive within {self.seconds:g} s", {"Connection": "close"})
 
     async def results(
-        self, request: Request, options: Options, images: Callable[[], Awaitable[Images]] | None = None
+        self, request: Request, options: Options, images: Callable[[], Awaitable[EncodedImages]] | None = None
     ) -> list[dict[str, Any]]:
         """Return the results of a request, as JSON values; HTTPException if there are none.
 
@@ -150,7 +158,7 @@ class Service:
         if options.gates and not self.labeler.gate_entries:
             raise HTTPException(422, "the model has no gates")
         self.require_top_k(options.top_k)
-        images = images or partial(images_of, request, self.parts(request), self.most_images)
+        images = images or partial(read_images, request, self.parts(request), self.most_images)
         return await self.admit(images, partial(self._results, options=options))
 
     async def admit(self, read: Callable[[], Awaitable[Loaded]], answer: Callable[[Loaded], Awaitable[T]]) -> T:
@@ -198,7 +206,7 @@ class Service:
         """Return the result of a function that reads a part of a request, called in a thread for this."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, function, *arguments)
 
-    async def decode(self, images: Images) -> list[np.ndarray | BadImage]:
+    async def decode(self, images: EncodedImages) -> list[np.ndarray | BadImage]:
         """Return u8[H,W,3] or the error for each image."""
         decoded = await asyncio.gather(*(self.in_reader(self._read, *image) for image in images))
         self.metrics.images.labels("unreadable").inc(sum(isinstance(image, BadImage) for image in decoded))
@@ -210,18 +218,19 @@ class Service:
         self.metrics.images.labels("labeled").inc(len(images))
         return outputs
 
-    async def _results(self, images: Images, options: Options) -> list[dict[str, Any]]:
+    async def _results(self, images: EncodedImages, options: Options) -> list[dict[str, Any]]:
         decoded = await self.decode(images)
-        good = [image for image in decoded if not isinstance(image, BadImage)]
-        if not good:
+        readable = [image for image in decoded if not isinstance(image, BadImage)]
+        if not readable:
             raise HTTPException(422, str(decoded[0]))
-        outputs = iter(await self.label(good, EXPLAINED if options.attention else LABELED))
-        return [
-            {"image": name, "error": str(image)}
-            if isinstance(image, BadImage)
-            else self._result(name, image, next(outputs), options)
-            for (name, _), image in zip(images, decoded, strict=True)
-        ]
+        outputs = iter(await self.label(readable, EXPLAINED if options.attention else LABELED))
+        results = []
+        for (name, _), image in zip(images, decoded, strict=True):
+            if isinstance(image, BadImage):
+                results.append({"image": name, "error": str(image)})
+            else:
+                results.append(self._result(name, image, next(outputs), options))
+        return results
 
     def _read(self, name: str, content: bytes | BadImage) -> np.ndarray | BadImage:
         if isinstance(content, BadImage):
@@ -244,91 +253,14 @@ class Service:
                 gate: weights_by_label(predictor.names, weights) for gate, weights in output.gates.items()
             }
         if options.attention:
-            jpeg = base64.b64encode(thumbnail(image, MOST_SIDE)).decode()
-            maps = {
-                kind: {
-                    "queries": self.labeler.queries(kind, len(weights)),
-                    "weights": np.round(np.float64(weights), _DIGITS).tolist(),
-                }
-                for kind, weights in output.attention.items()
-            }
-            answer["attention"] = {"image": f"data:image/jpeg;base64,{jpeg}", "grid": output.grid, "maps": maps}
+            answer["attention"] = self._attention(image, output)
         return answer
 
-
-# ------------------------------------------------------------------------------------------------------- requests
-RAW, MULTIPART = "application/octet-stream", "multipart/form-data"
-_LONGEST_NAME = 200
-_BYTES = {"type": "string", "format": "binary"}
-_FILES = {"type": "object", "properties": {"images": {"type": "array", "items": _BYTES}}}
-# The body of /predict in the OpenAPI document: one image, or several as the files of a form.
-BODY = {
-    "required": True,
-    "content": {"image/*": {"schema": _BYTES}, RAW: {"schema": _BYTES}, MULTIPART: {"schema": _FILES}},
-}
-
-
-class Options(BaseModel):
-    """The query of /predict."""
-
-    model_config = ConfigDict(extra="forbid")
-    top_k: int | None = Field(None, ge=1, description="Number of labels per image, instead of thresholds.")
-    gates: bool = Field(False, description="Return routing weights too.")
-    attention: bool = Field(False, description="Return attention maps and the image as the model received it too.")
-
-
-async def images_of(request: Request, body: AsyncIterator[bytes], most_images: int) -> Images:
-    """Return (name, content) of each image of a request with a body. A name is from the client, or a number.
-
-    Raises HTTPException if the body is neither an image nor a form, has no image, or exceeds a limit.
-    """
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == MULTIPART:
-        images = await _files(request, body, most_images)
-    elif kind == RAW or kind.startswith("image/"):
-        images = [("image 0", b"".join([part async for part in body]))]
-    else:
-        raise HTTPException(415, f"the content type should be {MULTIPART}, image/… or {RAW}")
-    if not any(content for _, content in images):
-        raise HTTPException(422, "the request has no image")
-    return images
-
-
-class _Parser(MultiPartParser):
-    spool_max_size = 1 << 40  # files stay in memory, never on disk
-    complete = False  # the parser accepts a truncated form
-
-    def on_end(self) -> None:
-        self.complete = True
-
-
-async def _files(request: Request, body: AsyncIterator[bytes], most: int) -> Images:
-    parser, form = _Parser(request.headers, body, max_files=most, max_fields=most), None
-    try:
-        with contextlib.suppress(MultiPartException, KeyError, ValueError):
-            form = await parser.parse()
-        if form is None or not parser.complete:
-            raise HTTPException(400, f"the body should be a whole {MULTIPART} with 1 to {most} files")
-        files = [value for _, value in form.multi_items() if not isinstance(value, str)]
-        return [(_name(file, at), await file.read()) for at, file in enumerate(files)]
-    finally:
-        for opened in parser._files_to_close_on_error:  # a truncated form lacks its last file
-            opened.close()
-
-
-def _name(file: UploadFile, at: int) -> str:
-    name = "".join(letter for letter in (file.filename or "") if letter.isprintable())[:_LONGEST_NAME]
-    return name or f"image {at}"
-
-
-async def _limited(request: Request, most: int) -> AsyncIterator[bytes]:
-    """Yield the body of a request; 413 if it is too large."""
-    declared, size = int(request.headers.get("content-length", "0")), 0
-    if declared <= most:
-        async for part in request.stream():
-            size += len(part)
-            if size > most:
-                break
-            yield part
-    if max(size, declared) > most:
-        raise HTTPException(413, f"the request has more than {most:,} bytes", {"Connection": "close"})
+    def _attention(self, image: np.ndarray, output: Prediction) -> dict[str, Any]:
+        """Return the attention maps of an image u8[H,W,3], with their grid and the image itself, as JSON values."""
+        jpeg = base64.b64encode(thumbnail(image, MOST_SIDE)).decode()
+        maps = {}
+        for kind, weights in output.attention.items():
+            rounded = np.round(np.float64(weights), _DIGITS).tolist()
+            maps[kind] = {"queries": self.labeler.queries(kind, len(weights)), "weights": rounded}
+        return {"image": f"data:image/jpeg;base64,{jpeg}", "grid": output.grid, "maps": maps}

@@ -13,7 +13,8 @@ from PIL import Image
 from starlette import formparsers
 
 from mlmoe_jax.apps.serving.labeler import RequestLimits
-from mlmoe_jax.apps.serving.server import HEADERS, make_app, own_names
+from mlmoe_jax.apps.serving.middleware import HEADERS
+from mlmoe_jax.apps.serving.server import make_app, own_names
 from mlmoe_jax.apps.serving.service import STARTING, Service
 from mlmoe_jax.inference.predictor import Predictor
 
@@ -142,8 +143,8 @@ def test_bodies_that_are_no_images(ask):
 
 
 def test_forms_that_cannot_be_read(ask, monkeypatch):
-    files = []
-    monkeypatch.setattr(formparsers, "SpooledTemporaryFile", lambda **size: files.append(io.BytesIO()) or files[-1])
+    sizes = []
+    monkeypatch.setattr(formparsers, "SpooledTemporaryFile", lambda max_size: sizes.append(max_size) or io.BytesIO())
     form = {"Content-Type": "multipart/form-data; boundary=xx"}
     part = b'--xx\r\nContent-Disposition: form-data; name="a"; filename="a.png"\r\n\r\n' + png(color(9))
     unknown = {"Content-Type": "multipart/form-data"}
@@ -156,8 +157,8 @@ def test_forms_that_cannot_be_read(ask, monkeypatch):
         {"files": many},
     ):
         assert "should be a whole multipart/form-data with 1 to 32 files" in ask(400, **request)["error"]
-    assert len(files) == 34
-    assert all(file.closed for file in files)
+    assert len(sizes) == 34
+    assert min(sizes) == 1 << 40, "files stay in memory"
 
 
 def test_size_and_pixels_are_limited(labeler):
@@ -325,7 +326,9 @@ def test_compiling_covers_every_batch_size_and_refuses_a_diverged_model(refusal)
     assert programs(labeler) == before
     labeler._time = lambda images, kind: float(len(images))
     labeler.compile()
-    assert [labeler.share(waiting, "labeled") for waiting in (1, 5, 100)] == [1, 4, 32], "by the times that it measured"
+    assert [labeler.next_batch_size(waiting, "labeled") for waiting in (1, 5, 100)] == [1, 4, 32], (
+        "by the times that it measured"
+    )
     assert "diverged" in refusal(make_labeler(bias=float("nan")).compile)
     answers, stopped = iter([False, False, True]), make_labeler()
     stopped.compile(lambda: next(answers))

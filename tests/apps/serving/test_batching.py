@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from mlmoe_jax.apps.serving.batching import Batcher
-from mlmoe_jax.apps.serving.labeler import shares
+from mlmoe_jax.apps.serving.labeler import first_batch_sizes
 
 MOST = {"plain": 4, "other": 2}
 
@@ -146,5 +146,5 @@ def test_a_batch_has_the_share_of_what_waits_that_it_should_have():
     ],
 )
 def test_images_are_split_into_the_batches_that_take_the_shortest_time(seconds, expected):
-    found = shares(seconds)
+    found = first_batch_sizes(seconds)
     assert {images: found[images] for images in expected} == expected

@@ -10,7 +10,7 @@ import pytest
 from helpers.color_model import color, expected
 from helpers.color_server import make_labeler, png, with_client
 
-from mlmoe_jax.apps.serving.label_studio import TaskImages
+from mlmoe_jax.apps.serving.label_studio_backend import TaskImages
 from mlmoe_jax.apps.serving.labeler import RequestLimits
 from mlmoe_jax.apps.serving.service import Service
 from mlmoe_jax.data.sources.label_studio_export import labeling_config

@@ -31,50 +31,70 @@ from mlmoe_jax.runtime.storage import Folder
 
 PREFIX = "/label_studio"
 TOKEN = "LABEL_STUDIO_API_KEY"  # environment variable
-SECONDS = 10.0  # time limit to fetch one image
+FETCH_SECONDS = 10.0  # time limit to fetch one image
 
 
-def add_routes(app: FastAPI, service: Service) -> None:
-    """Add the routes of the ML backend to the application of a service; UserError as of `TaskImages`."""
-    version, serve = service.labeler.predictor.version, service.labeler.predictor.run.config.serve
-    images = TaskImages(serve.folder, serve.label_studio, service.labeler.limits.megabytes << 20)
+class LabelStudioBackend:
+    """The routes of the ML backend of Label Studio, below PREFIX.
 
-    @app.get(f"{PREFIX}/health", include_in_schema=False)
-    async def ml_health() -> dict[str, str]:
+    Raises:
+      UserError: as of `TaskImages`.
+    """
+
+    def __init__(self, service: Service):
+        predictor = service.labeler.predictor
+        settings = predictor.run.config.serve
+        self._service, self._version, self._labels = service, predictor.version, predictor.names
+        self._images = TaskImages(settings.folder, settings.label_studio, service.labeler.limits.megabytes << 20)
+
+    def add_to(self, app: FastAPI) -> None:
+        """Add the routes to an application."""
+        app.add_api_route(f"{PREFIX}/health", self.health, include_in_schema=False)
+        app.add_api_route(f"{PREFIX}/setup", self.setup, methods=["POST"], include_in_schema=False)
+        app.add_api_route(f"{PREFIX}/predict", self.predict, methods=["POST"], include_in_schema=False)
+
+    async def health(self) -> dict[str, str]:
         """Return the status 200, also while the model is compiled, because Label Studio waits for one second."""
-        return {"status": "UP", "model_class": version}
+        return {"status": "UP", "model_class": self._version}
 
-    @app.post(f"{PREFIX}/setup", include_in_schema=False)
-    async def ml_setup() -> dict[str, str]:
+    async def setup(self) -> dict[str, str]:
         """Return the name of the model."""
-        return {"model_version": version}
+        return {"model_version": self._version}
 
-    @app.post(f"{PREFIX}/predict", include_in_schema=False)
-    async def ml_predict(request: Request) -> dict[str, Any]:
+    async def predict(self, request: Request) -> dict[str, Any]:
         """Return a list of predictions per task: one, or none if its image cannot be read."""
-        body, labels = await service.body(request), service.labeler.predictor.names
-        tasks, (control, (to, key, known)) = await service.in_reader(_parse, body, labels)
+        body = await self._service.body(request)
+        tasks, name, control = await self._service.in_reader(_parse_request, body, self._labels)
+        addresses = [task["data"].get(control.image_key) for task in tasks]
+        results = await self._label_all(request, addresses)
+        if all("error" in result for result in results):
+            raise HTTPException(422, results[0]["error"])
+        predictions = [self._predictions(result, name, control) for result in results]
+        return {"model_version": self._version, "results": predictions}
+
+    async def _label_all(self, request: Request, addresses: Sequence[Any]) -> list[dict[str, Any]]:
+        """Return a result per image, which has an error if the image cannot be read, a few images at a time."""
         results: list[dict[str, Any]] = []
-        for start in range(0, len(tasks), service.most_images):
-            addresses = [task["data"].get(key) for task in tasks[start : start + service.most_images]]
+        for start in range(0, len(addresses), self._service.most_images):
+            part = addresses[start : start + self._service.most_images]
             try:
-                results += await service.results(request, Options(), images=partial(images.read_all, addresses))
+                results += await self._service.results(request, Options(), partial(self._images.read_all, part))
             except HTTPException as error:
                 if error.status_code != 422:
                     raise
-                results += [{"error": error.detail}] * len(addresses)
-        if all("error" in result for result in results):
-            raise HTTPException(422, results[0]["error"])
-        predictions = []
-        for result in results:  # Label Studio refuses labels that are not among the project's choices
-            names = [label for label in result.get("labels", ()) if not known or label in known]
-            scores = result.get("scores")
-            predictions.append([prediction(names, scores, version, control=control, image=to)] if scores else [])
-        return {"model_version": version, "results": predictions}
+                results += [{"error": error.detail}] * len(part)
+        return results
+
+    def _predictions(self, result: dict[str, Any], name: str, control: Control) -> list[dict[str, Any]]:
+        if "error" in result:
+            return []
+        # Label Studio refuses labels that are not among the project's choices.
+        labels = [label for label in result["labels"] if not control.values or label in control.values]
+        return [prediction(labels, result["scores"], self._version, control=name, image=control.image)]
 
 
-def _parse(body: bytes, labels: Sequence[str]) -> tuple[list[dict[str, Any]], tuple[str, Control]]:
-    """Return the tasks of a request, and its Choices with the most of the `labels`, as in `read_controls`.
+def _parse_request(body: bytes, labels: Sequence[str]) -> tuple[list[dict[str, Any]], str, Control]:
+    """Return the tasks of a request, and name and content of its Choices with the most of the `labels`.
 
     Raises HTTPException if the request is of another form.
     """
@@ -84,12 +104,12 @@ def _parse(body: bytes, labels: Sequence[str]) -> tuple[list[dict[str, Any]], tu
         if not all(isinstance(task["data"], dict) for task in tasks):
             raise TypeError
     except Exception as error:  # parsers raise errors of many types for content of another form
-        raise HTTPException(
-            400, "the body should be JSON with tasks and a label_config, as Label Studio sends"
-        ) from error
+        expected = "JSON with tasks and a label_config, as Label Studio sends"
+        raise HTTPException(400, f"the body should be {expected}") from error
     if not tasks or not controls:
         raise HTTPException(422, "there are no tasks" if controls else "the label_config has no Choices for an Image")
-    return tasks, max(controls.items(), key=lambda control: sum(label in control[1].values for label in labels))
+    name = max(controls, key=lambda name: sum(label in controls[name].values for label in labels))
+    return tasks, name, controls[name]
 
 
 class TaskImages:
@@ -146,33 +166,36 @@ class TaskImages:
             raise UserError("it is not in the folder of the images") from error
 
     def _fetch(self, address: str) -> bytes:
-        opener = urllib.request.build_opener(_SameServer(self._server))
-        if not _SameServer.allows(self._server, address):
+        if not _is_on_server(self._server, address):
             raise UserError(f"it is not on the server {self._server}")
-        with opener.open(urllib.request.Request(address, headers=self._token(opener)), timeout=SECONDS) as answer:
+        opener = urllib.request.build_opener(_SameServerRedirects(self._server))
+        request = urllib.request.Request(address, headers=self._authorization(opener))
+        with opener.open(request, timeout=FETCH_SECONDS) as answer:
             return read_stream(answer, self.most_bytes)
 
-    def _token(self, opener: urllib.request.OpenerDirector) -> dict[str, str]:
+    def _authorization(self, opener: urllib.request.OpenerDirector) -> dict[str, str]:
         """Return the header for the token: a legacy token, or one that is exchanged for an access token."""
         token = os.environ.get(TOKEN, "")
         if token.count(".") != 2:
             return {"Authorization": f"Token {token}"} if token else {}
         body, kind = json.dumps({"refresh": token}).encode(), {"Content-Type": "application/json"}
         request = urllib.request.Request(f"{self._server}/api/token/refresh/", body, kind)
-        with opener.open(request, timeout=SECONDS) as answer:
+        with opener.open(request, timeout=FETCH_SECONDS) as answer:
             return {"Authorization": f"Bearer {json.loads(read_stream(answer, 1 << 20))['access']}"}
 
 
-class _SameServer(urllib.request.HTTPRedirectHandler):
+def _is_on_server(server: str, address: str) -> bool:
+    expected, actual = urlsplit(server), urlsplit(address)
+    return (actual.scheme, actual.netloc) == (expected.scheme, expected.netloc)
+
+
+class _SameServerRedirects(urllib.request.HTTPRedirectHandler):
+    """Refuses redirects to another server."""
+
     def __init__(self, server: str):
         self._server = server
 
-    @staticmethod
-    def allows(server: str, address: str) -> bool:
-        ours, theirs = urlsplit(server), urlsplit(address)
-        return (ours.scheme, ours.netloc) == (theirs.scheme, theirs.netloc)
-
     def redirect_request(self, request, file, code, message, headers, address):
-        if not self.allows(self._server, address):
+        if not _is_on_server(self._server, address):
             raise urllib.error.URLError("it redirects to another server")
         return super().redirect_request(request, file, code, message, headers, address)

@@ -1,0 +1,83 @@
+"""The images of a request to /predict: a body that is one image, or a form with several, within limits of size."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from fastapi import HTTPException, Request, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from mlmoe_jax.data.images import BadImage
+
+RAW, MULTIPART = "application/octet-stream", "multipart/form-data"
+_LONGEST_NAME = 200
+_BYTES = {"type": "string", "format": "binary"}
+_FILES = {"type": "object", "properties": {"images": {"type": "array", "items": _BYTES}}}
+# The body of /predict in the OpenAPI document: one image, or several as the files of a form.
+BODY = {
+    "required": True,
+    "content": {"image/*": {"schema": _BYTES}, RAW: {"schema": _BYTES}, MULTIPART: {"schema": _FILES}},
+}
+
+EncodedImages = Sequence[tuple[str, bytes | BadImage]]  # name, and content or error, of each image
+
+
+async def limited_body(request: Request, most: int) -> AsyncIterator[bytes]:
+    """Yield the parts of a body; HTTPException 413 if it is larger than `most` bytes."""
+    size = 0
+    declared = int(request.headers.get("content-length", "0"))
+    if declared <= most:
+        async for part in request.stream():
+            size += len(part)
+            if size > most:
+                break
+            yield part
+    if max(size, declared) > most:
+        raise HTTPException(413, f"the request has more than {most:,} bytes", {"Connection": "close"})
+
+
+async def read_images(request: Request, body: AsyncIterator[bytes], most_images: int) -> EncodedImages:
+    """Return (name, content) of each image of a request with a body. A name is from the client, or a number.
+
+    Raises HTTPException if the body is neither an image nor a form, has no image, or exceeds a limit.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == MULTIPART:
+        images = await _read_files(request, body, most_images)
+    elif kind == RAW or kind.startswith("image/"):
+        images = [("image 0", b"".join([part async for part in body]))]
+    else:
+        raise HTTPException(415, f"the content type should be {MULTIPART}, image/… or {RAW}")
+    if not any(content for _, content in images):
+        raise HTTPException(422, "the request has no image")
+    return images
+
+
+class _FormParser(MultiPartParser):
+    """A parser that keeps files in memory, never on disk, and knows whether the form was whole."""
+
+    spool_max_size = 1 << 40
+    complete = False
+
+    def on_end(self) -> None:
+        self.complete = True
+
+
+async def _read_files(request: Request, body: AsyncIterator[bytes], most: int) -> EncodedImages:
+    parser = _FormParser(request.headers, body, max_files=most, max_fields=most)
+    try:
+        form = await parser.parse()
+    except (MultiPartException, KeyError, ValueError):
+        form = None
+    if form is None or not parser.complete:  # the parser accepts a truncated form
+        raise HTTPException(400, f"the body should be a whole {MULTIPART} with 1 to {most} files")
+    try:
+        files = [value for _, value in form.multi_items() if not isinstance(value, str)]
+        return [(_file_name(file, at), await file.read()) for at, file in enumerate(files)]
+    finally:
+        await form.close()
+
+
+def _file_name(file: UploadFile, at: int) -> str:
+    name = "".join(letter for letter in (file.filename or "") if letter.isprintable())[:_LONGEST_NAME]
+    return name or f"image {at}"
