@@ -1,6 +1,6 @@
 """Import and export of whole models as checkpoints of the authors' PyTorch code.
 
-Both directions use the same rule tables (`rules/mlvpt.py`).
+Both directions use the same layouts (`rules/prompt_names.py`, `rules/head_names.py`).
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ def _fill_sizes(sizes: Sequence[int | None], length: int) -> list[int]:
 
 
 def departures(settings: ConfigDict, layout: str) -> list[str]:
-    """Return the settings of `config.model` that differ from the authors' code of a layout, in words."""
+    """Return the settings of `config.model` that differ from the authors' code of a layout, one clause each."""
     expected = next((table for pattern, table in _EXPECTED if re.fullmatch(pattern, layout)), {})
     expected = {"backbone.normalization": "imagenet"} | expected
     if layout == "q2l" and settings.head.decoder.style == _Q2L_WITH_SELF_ATTENTION:

@@ -180,7 +180,7 @@ def broadcast_from_first(value: Any) -> Any:
 
 
 class Vote:
-    """A yes-or-no question to all processes, about once per `seconds`, on which the device never waits.
+    """A vote of all processes about once per `seconds`: does any of them say yes? The device never waits for it.
 
     Each process calls `any` once per step. The processes vote in the same steps: with every vote they agree on the
     number of steps until the next one, the least that a process has counted in `seconds`.
@@ -192,7 +192,7 @@ class Vote:
         self._began = time.monotonic()
 
     def any(self, yes: bool) -> bool:
-        """Return whether any process has voted yes: in this call if there is one process, otherwise in an earlier call.
+        """Return whether any process has voted yes. One process answers at once; several answer in a later call.
 
         The votes of a step are fetched in the next one. A vote for yes counts only in steps in which the processes
         vote, so a process passes yes until the answer is yes.

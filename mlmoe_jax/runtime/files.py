@@ -158,7 +158,7 @@ def disk_error(error: BaseException, place: object = "") -> DiskError | None:
         return error if isinstance(error, DiskError) else None
     cause: BaseException | None = error
     while cause is not None:
-        if number := _number(cause):
+        if number := _find_errno(cause):
             what = f"cannot write {place}" if place else "cannot read or write"
             if not place and (name := getattr(cause, "filename", None)):
                 what += f" {os.fsdecode(name)}"
@@ -167,7 +167,7 @@ def disk_error(error: BaseException, place: object = "") -> DiskError | None:
     return None
 
 
-def _number(error: BaseException) -> int | None:
+def _find_errno(error: BaseException) -> int | None:
     """Return the errno of an error if _REMEDIES has it; C++ libraries raise other types with the text of an OSError."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno if error.errno in _REMEDIES else None
@@ -177,7 +177,7 @@ def _number(error: BaseException) -> int | None:
 
 @contextlib.contextmanager
 def disk_errors_explained(place: object) -> Iterator[None]:
-    """Turn any error of a full, read-only or failing disk in the block, which writes `place`, into DiskError."""
+    """Turn an error of a full, read-only or failing disk into a DiskError. The block writes the path `place`."""
     try:
         yield
     except Exception as error:

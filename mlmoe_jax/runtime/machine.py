@@ -20,7 +20,7 @@ def cores() -> int:
 
 
 def return_freed_memory() -> None:
-    """Return freed memory that malloc keeps to the system; without effect if malloc is not glibc's.
+    """Let glibc give freed memory back to the system. Does nothing on systems with another malloc.
 
     glibc keeps freed memory in an arena per thread. Every save of a checkpoint starts threads, so a long training
     would hold more and more of it.

@@ -18,7 +18,7 @@ TRAINING_ADVICE = (
 
 
 def device_bytes(tree: Any) -> int:
-    """Return the bytes per device of a tree of arrays, or of shapes with shardings, without padding."""
+    """Return the bytes that a tree of sharded arrays, or of their shapes, takes on one device, without padding."""
     leaves = jax.tree.leaves(tree)
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
@@ -52,7 +52,7 @@ def required_bytes(memory: dict[str, int]) -> int:
 
 
 def describe_memory(name: str, compiled: jax.stages.Compiled) -> str:
-    """Return a line about the memory per device of a program that is compiled for the devices of this process."""
+    """Return a line about the memory that a program compiled for this process needs on each device."""
     parts, (capacity, _) = memory_parts(compiled), device_capacity(jax.local_devices()[0])
     of = "" if capacity is None else f" of {capacity / GIB:.2f}"
     shares = ", ".join(f"{kind} {parts[kind] / GIB:.2f}" for kind in ("arguments", "temporaries"))

@@ -21,14 +21,14 @@ _calls = itertools.count()  # JAX compares the numbers of the calls, so they con
 
 
 class StopRequest(threading.Event):
-    """A request to stop, which may reach only some processes, and each process at a different step."""
+    """A request to stop. It may reach only some processes of a job, and each of them at a different step."""
 
     def __init__(self):
         super().__init__()
         self._vote = distributed.Vote()
 
     def agreed(self) -> bool:
-        """Return whether training stops after this step, for all processes alike. Each calls it once per step.
+        """Return whether training stops after this step. Every process calls it once per step and gets the same answer.
 
         A single process stops after the step in which the request arrived. Several processes stop one step later,
         because their votes are fetched while the device computes the next step.
@@ -133,7 +133,7 @@ def stop_if_requested() -> None:
 
 @contextlib.contextmanager
 def _handling(handle: Callable[[int, Any], None], *numbers: int) -> Iterator[None]:
-    """Handle signals inside the block; without effect outside the main thread, where Python allows no handlers."""
+    """Handle signals during the block. Does nothing outside the main thread, where Python allows no handlers."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -49,28 +49,29 @@ class Progress:
     which compiles, and without pauses.
 
     Args:
-      what: the name of the task, such as "train".
+      task: its name, such as "train".
       total: number of steps at the end.
       images_per_step: batch size.
-      first: number of steps before this process started.
+      start: number of steps before this process started.
     """
 
-    def __init__(self, what: str, total: int, images_per_step: int, *, first: int = 0):
-        self.what, self.total, self.images_per_step = what, total, images_per_step
-        self.step, self.note, self.waited = first, "", 0.0
+    def __init__(self, task: str, total: int, images_per_step: int, *, start: int = 0):
+        self.task, self.total, self.images_per_step = task, total, images_per_step
+        self.step, self.note, self.waited = start, "", 0.0
         self.started = self.last_line = time.perf_counter()
         self._paused = 0.0  # seconds
         self._steps: deque[tuple[float, float]] = deque(maxlen=SPEED_STEPS + 1)  # time and `waited` after each step
         terminal = sys.stderr.isatty() and distributed.is_first()
-        self.bar = tqdm(total=total, initial=first, desc=what, unit="step", leave=False, disable=not terminal)
+        self.bar = tqdm(total=total, initial=start, desc=task, unit="step", leave=False, disable=not terminal)
         self._silence = threading.Timer(
-            EARLY_LINE_SECONDS, status, (f"{what}: compiling and reading the first batches",)
+            EARLY_LINE_SECONDS, status, (f"{task}: compiling and reading the first batches",)
         )
         self._silence.daemon = True
         self._silence.start()
         heartbeat()
 
     def waiting(self, batches: Iterable) -> Iterator:
+        """Yield batches, and measure the time of waiting for them."""
         batches = iter(batches)
         try:
             while True:
@@ -128,7 +129,7 @@ class Progress:
         heartbeat()
 
     def _line(self) -> None:
-        parts = [f"{self.what} {self.step}/{self.total}"]
+        parts = [f"{self.task} {self.step}/{self.total}"]
         if speed := self.speed():
             seconds = (self.total - self.step) * self.images_per_step / speed["images_per_second"]
             parts += [self.speed_text(), f"{timedelta(seconds=round(seconds))} left"]

@@ -82,7 +82,7 @@ def remove_padding(tree: Any, label_axes: LabelAxes | None) -> Any:
 
 
 def unpad(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
-    """Return placed arrays as in checkpoints: padded arrays are sliced and replicated, other arrays are unchanged.
+    """Return sharded arrays as checkpoints store them: padded arrays are sliced and replicated, others are unchanged.
 
     A leaf may be a ShapeDtypeStruct. The result then is one, with a sharding.
     """

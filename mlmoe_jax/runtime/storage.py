@@ -81,9 +81,8 @@ class Folder:
         self._require_library()
         if self.is_local:
             path = Path(self.path).absolute()
-            existing = next(
-                place for place in (path, *path.parents) if os.path.exists(place)
-            )  # exists() takes any name
+            # Not Path.exists, because os.path.exists takes any name.
+            existing = next(folder for folder in (path, *path.parents) if os.path.exists(folder))
             if not existing.is_dir():
                 raise UserError(f"cannot make the {self.kind} {self}: {existing} is a file")
             if not os.access(existing, os.W_OK):
@@ -143,13 +142,13 @@ class Folder:
 
         A symbolic link of this name is replaced, not followed. Raises UserError if `name` leads out of this folder.
         """
-        parent, below, last = name.rpartition("/")
-        place = self.inside(parent) if below else self.path
-        path = place / last
+        parent_name, slash, file_name = name.rpartition("/")
+        parent = self.inside(parent_name) if slash else self.path
+        path = parent / file_name
         if not self.is_local:  # objects need no folder
             path.write_bytes(content)
             return
-        place.mkdir(parents=True, exist_ok=True)
+        parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as partial:
             partial.write_bytes(content)
 
@@ -287,7 +286,7 @@ class OutputTarget:
 
 @contextlib.contextmanager
 def open_output(target: OutputTarget) -> Iterator[TextIO]:
-    """Open a target for writing; paths in other encodings than UTF-8 keep their bytes.
+    """Open a target to write text to it. Paths in the text that are not UTF-8 keep their bytes.
 
     A file gets its name only if the block succeeds, see `atomic_file`. Standard output is written line by line. If its
     reader closes it, as in `… | head`, BrokenPipeError ends the command. Raises UserError if writing fails.

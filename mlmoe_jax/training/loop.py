@@ -107,7 +107,7 @@ def run_steps(experiment: Experiment, state: TrainState, selection: Selection, m
     5. the stop, if requested.
     """
     step, stopping = int(state.step), False
-    progress = Progress("train", experiment.total_steps, experiment.config.train.batch_size, first=step)
+    progress = Progress("train", experiment.total_steps, experiment.config.train.batch_size, start=step)
     batches = () if selection.finished else experiment.batches(step, progress)
     hooks = training_hooks(experiment, state, manager, progress, finished=selection.finished)
     with hooks, stop_requests() as request:

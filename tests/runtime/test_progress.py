@@ -43,7 +43,7 @@ def test_figures_of_speed_and_waiting(clock):
 
 
 def test_figures_are_those_of_recent_steps(clock):
-    progress = Progress("train", 1000, 10, first=90)
+    progress = Progress("train", 1000, 10, start=90)
     for seconds in (*[10.0] * 50, *[0.5] * SPEED_STEPS):
         clock.wait(seconds)
         progress.advance()
@@ -113,7 +113,7 @@ class Terminal:
 def test_a_bar_on_a_terminal(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    progress = Progress("evaluate val", 5, 1, first=1)
+    progress = Progress("evaluate val", 5, 1, start=1)
     progress.advance()
     progress.advance("loss 0.25")
     progress.bar.refresh()
