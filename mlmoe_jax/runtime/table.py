@@ -61,7 +61,7 @@ class Table:
     document: Any = None
 
     def heading(self) -> list[Column]:
-        """Return the columns, those given by name with their alignment."""
+        """Return all columns as `Column`."""
         default = [Column(str(one), align="<" if at == 0 else ">") for at, one in enumerate(self.columns)]
         return [one if isinstance(one, Column) else default[at] for at, one in enumerate(self.columns)]
 
@@ -88,7 +88,7 @@ class Table:
         return "\n".join(lines) + "\n"
 
     def csv(self) -> str:
-        """Return the names of the columns and all values as CSV, whose cells `formats.escape_cell` protects."""
+        """Return heading and values as CSV. Cells that look like formulas are escaped, see `formats.escape_cell`."""
         file = io.StringIO()
         write = row_writer(file)
         write(column.name for column in self.heading())
@@ -104,13 +104,13 @@ class Table:
         return [dict(zip(names, row, strict=False)) for row in self.rows]
 
     def json(self) -> str:
-        """Return `values` as strict JSON with all digits."""
+        """Return `values` as strict JSON: nan becomes null."""
         return dump_json(self.values(), indent=2)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command returns, and the command line prints: tables and paragraphs, or with --json one document.
+    """The outcome of a command, which the command line prints as text or, with --json, as one document.
 
     Attributes:
       parts: tables and plain texts, one empty line apart; none, if the command prints nothing.
@@ -129,7 +129,7 @@ class Outcome:
         return "\n\n".join(part.text() if isinstance(part, Table) else part for part in self.parts)
 
     def json(self) -> str:
-        """Return the document as strict JSON with all digits; the text, if there is no document and no table."""
+        """Return the document as strict JSON. Without a document and a table, return the text."""
         if self.document is not None:
             return dump_json(self.document, indent=2)
         tables = [part for part in self.parts if isinstance(part, Table)]

@@ -62,7 +62,7 @@ class Audit:
 
     @cached_property
     def quality(self) -> Float[np.ndarray, " n"]:
-        """The score of each image."""
+        """The label quality of each image: low if one of its labels is improbable."""
         return image_quality(self.confidence)
 
     @cached_property
@@ -77,27 +77,27 @@ class Audit:
 
     @cached_property
     def twins(self) -> list[tuple[int, int]]:
-        """The rows of `similar` that differ in a label."""
+        """The pairs of `similar` whose labels contradict each other."""
         return [pair for pair in self.similar if self.differences(*pair)]
 
     def differences(self, row: int, other: int) -> list[int]:
-        """Return the labels that one of two images has, and the other is known not to have."""
+        """Return the labels on which two images contradict each other: positive in one, negative in the other."""
         codes = np.sort(self.split.labels[[row, other]], axis=0)
         return np.flatnonzero((codes[0] == NEGATIVE) & (codes[1] == POSITIVE)).tolist()
 
     def is_missing(self, row: int, label: int) -> bool:
-        """Return whether a suggestion adds a label. Otherwise it removes the label."""
+        """Return whether a suggestion adds the label; otherwise it removes it."""
         return bool(self.split.labels[row, label] != POSITIVE)
 
 
 def ranked(confidence: Float[np.ndarray, "n k"]) -> Int[np.ndarray, "m 2"]:
-    """Return (row, label) of all labels with a confidence, the lowest first; of equal ones, the first row first."""
+    """Return (row, label) of all finite confidences, sorted from low to high. Equal confidences keep their order."""
     order = np.argsort(confidence, axis=None, kind="stable")[: int((~np.isnan(confidence)).sum())]
     return np.stack(np.unravel_index(order, confidence.shape), axis=1)
 
 
 def can_judge(split: Split) -> Bool[np.ndarray, " k"]:
-    """Return whether at least MIN_IMAGES images, or groups, have each label, and as many are known not to have it."""
+    """Return which labels can be judged: MIN_IMAGES images or groups have the label, and as many lack it."""
     group = number_groups(split.groups, len(split))
     order = np.argsort(group, kind="stable")
     firsts = np.unique(group[order], return_index=True)[1]
@@ -118,7 +118,7 @@ def probe_config(config: ConfigDict) -> ConfigDict:
 
 
 def audit_split(split: Split, config: ConfigDict) -> Audit:
-    """Return the audit of a split with the backbone of a config; UserError if no label can be judged."""
+    """Fit probes on the features of a split and return its audit; UserError if no label can be judged."""
     require_readable([split], config.data)
     for warning in check_splits(split, []):
         logging.getLogger(__name__).warning(warning)
@@ -135,25 +135,25 @@ def audit_split(split: Split, config: ConfigDict) -> Audit:
 
 
 def _find_similar(split: Split, config: ConfigDict) -> list[tuple[int, int]]:
-    """Return the rows of two images of similar appearance."""
+    """Return pairs of rows whose images are similar."""
     with contextlib.closing(Progress("similar images", len(split), 1)) as progress:
         images, _ = inspect_images(split, np.arange(len(split)), progress.advance, Decoding.of(config.data))
     return sorted({tuple(sorted(pair)) for item in find_duplicates([split], [images]) for pair in item.pairs})
 
 
 def _find_together(split: Split) -> list[Pair]:
-    """Return the labels that are nearly always with another label, unless the tree says that they are."""
+    """Return the pairs of labels that nearly always occur together. Pairs that the tree implies are left out."""
     implied = split.tree.add_implied(np.eye(len(split.classes), dtype=bool))
     pairs = training_pairs(*cooccurrence(split.labels), len(split), level=TOGETHER, support=SUPPORT)
     return [pair for pair in pairs if not implied[pair.a, pair.b]]
 
 
 def fold_units(split: Split) -> str:
-    """Return what is in one fold: images or groups of images."""
+    """Return the noun for the parts of a fold: images, or groups of images."""
     return "images" if split.groups is None else "groups of images"
 
 
 def extract_features(split: Split, config: ConfigDict) -> tuple[Split, Float[np.ndarray, "n d"]]:
-    """Return the images of a split that can be read, and their features by the backbone of a `probe_config`."""
+    """Return the readable images of a split, and their features from the backbone of a `probe_config`."""
     features, read = read_features(FeatureExtractor.from_config(config, len(split.classes)).cached(split).features)
     return split.take(np.flatnonzero(read), split.name), features

@@ -50,7 +50,7 @@ def _thumbnails(audit: Audit, config: ConfigDict, rows: Iterable[int]) -> dict[s
 
 
 def _card(audit: Audit, row: int, labels: Iterable[tuple[int, str]]) -> dict[str, Any]:
-    """Return an image with (label, outcome) and the probability of each label."""
+    """Return the data of a card: the image, and for some labels the outcome and the probability."""
     names, scores = audit.split.classes, audit.scores[row]
     return {
         "id": str(audit.split.ids[row]),

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from mlmoe_jax.runs.folder import RunFolder
 
 KeyValues = list[tuple[str, str]]
-SHARED = (HUB, DEMO)  # how a --workdir begins that is a model on the hub, or part of the package
-TRAIN, LOOK, USE, PREPARE = "Train", "Look at a trained model", "Use a trained model", "Prepare"
+SHARED = (HUB, DEMO)  # the first letters of a --workdir on the hub or in the package
+TRAIN, INSPECT, USE, PREPARE = "Train", "Look at a trained model", "Use a trained model", "Prepare"
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command, which the first word or --mode names.
+    """One command of the program, such as `mlmoe train`.
 
     Attributes:
       purpose: the heading of its line in --help.
@@ -42,7 +42,7 @@ class Command:
       needs: required flag -> what its value is.
       output: the help of its --output.
       folders: the number of run folders that --workdir names.
-      reads_shared: its --workdir may also be a model on the hub, or a part of the package.
+      reads_shared: its --workdir may also be a model on the hub or in the package.
       config_from: where its config comes from if it has no --config.
       takes_keys: it has --config.KEY=VALUE.
       together: all processes of a job work; otherwise only the first process works.
@@ -74,7 +74,7 @@ def _load_config(reference: str, overrides: KeyValues) -> ConfigDict:
 
 
 def is_shared(location: str) -> bool:
-    """Return whether a --workdir is a model that is only read: on the hub, or part of the package."""
+    """Return whether a --workdir names a read-only model, on the hub or in the package."""
     return location.startswith(SHARED)
 
 
@@ -91,7 +91,10 @@ def _cache_programs() -> None:
 
 
 def _start_run(flags: Namespace, overrides: KeyValues) -> tuple[ConfigDict, RunFolder]:
-    """Return the config and the folder of a run that starts or resumes: --workdir, or a name from the command."""
+    """Return the config and the folder of a run that starts or resumes.
+
+    Without --workdir, the folder gets a name from the command.
+    """
     import mlmoe_jax.config as configuration
     from mlmoe_jax.runs.folder import RunFolder, stored_config
     from mlmoe_jax.runs.naming import RUNS, default_folder, run_name
@@ -143,7 +146,7 @@ def _prune(flags: Namespace, overrides: KeyValues) -> Outcome:
 
 
 def _finish_training(run: Callable[[], Results], config: ConfigDict, folder: RunFolder, flags: Namespace) -> Outcome:
-    """Train, write the requested samples and return the results; or say that training was stopped."""
+    """Train, write sample images and return the results. A stop is a message and exit code 130."""
     from mlmoe_jax.inference.explain import write_requested_samples
     from mlmoe_jax.training.loop import Stopped
 
@@ -431,7 +434,7 @@ COMMANDS: dict[str, Command] = {
         needs=NEEDS_CONFIG,
     ),
     "eval": Command(
-        LOOK,
+        INSPECT,
         "evaluate a trained model again; its results replace earlier ones",
         "--workdir=runs/digits --config.data.test_splits=val",
         _eval,
@@ -441,7 +444,7 @@ COMMANDS: dict[str, Command] = {
         together=True,
     ),
     "thresholds": Command(
-        LOOK,
+        INSPECT,
         "fit the thresholds of a trained model to the scores of a split",
         "--workdir=runs/digits --config.thresholds.per=global",
         _thresholds,
@@ -449,7 +452,7 @@ COMMANDS: dict[str, Command] = {
         config_from=STORED,
     ),
     "calibrate": Command(
-        LOOK,
+        INSPECT,
         "correct the scores of a trained model, fitted to a split, so that 0.7 means 70 %",
         "--workdir=runs/digits --config.calibration.method=isotonic",
         _calibrate,
@@ -457,7 +460,7 @@ COMMANDS: dict[str, Command] = {
         config_from=STORED,
     ),
     "report": Command(
-        LOOK,
+        INSPECT,
         "write one HTML page about a run",
         "--workdir=runs/digits",
         _report,
@@ -468,7 +471,7 @@ COMMANDS: dict[str, Command] = {
         takes_keys=False,
     ),
     "compare": Command(
-        LOOK,
+        INSPECT,
         "compare the results of two runs",
         "--workdir=runs/first --workdir=runs/second",
         _compare,

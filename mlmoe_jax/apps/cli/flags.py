@@ -25,7 +25,7 @@ def _count(text: str) -> int:
 
 @dataclass(frozen=True)
 class Option:
-    """A flag of some commands: its help text, and further arguments of `ArgumentParser.add_argument`."""
+    """A flag: its help text, and its options for `ArgumentParser.add_argument`."""
 
     help: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -135,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def named_mode(arguments: Sequence[str]) -> str | None:
-    """Return the mode of a command, its first word or the value of --mode; None if it has none.
+    """Return the mode that a command names by its first word or by --mode, or None.
 
     Raises UserError for an unknown mode, and for several modes.
     """
@@ -177,7 +177,7 @@ def parse_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, KeyValues
 
 
 def _split_overrides(arguments: Sequence[str]) -> tuple[list[str], KeyValues]:
-    """Return the arguments without `--config.KEY=VALUE` and `--config.KEY VALUE`, and these as pairs."""
+    """Split arguments into the plain ones and the (key, value) pairs of `--config.KEY=VALUE`."""
     plain, overrides, waiting = [], [], list(arguments)
     while waiting:
         word = waiting.pop(0)
@@ -195,7 +195,7 @@ def _split_overrides(arguments: Sequence[str]) -> tuple[list[str], KeyValues]:
 
 # -------------------------------------------------------------------------------------------------------------- checks
 def _require_known(words: Sequence[str], mode: str) -> None:
-    """Raise UserError if there are words that the parser does not know."""
+    """Raise UserError for the first of the words that the parser did not know."""
     if not words:
         return
     flag = words[0].partition("=")[0]
@@ -232,7 +232,7 @@ def _require_own_flags(flags: argparse.Namespace, command: Command, parser: argp
 
 
 def _require_folder(flags: argparse.Namespace, command: Command) -> None:
-    """Raise UserError if the command has no --workdir, another number of them, or cannot work in one of them."""
+    """Raise UserError if a --workdir is too much for the command, or is a read-only model that it would change."""
     folders = flags.workdir if command.folders == 2 else [flags.workdir] if flags.workdir else []
     if folders and command.folders == 0:
         raise UserError(f"--mode={flags.mode} has no run folder; leave --workdir out")
@@ -247,7 +247,7 @@ def _require_folder(flags: argparse.Namespace, command: Command) -> None:
 
 
 def _require_needed(flags: argparse.Namespace, command: Command) -> None:
-    """Raise UserError if a required flag is missing. A sweep over several configs has no default folder."""
+    """Raise UserError if a required flag is missing. A sweep over configs requires --workdir instead."""
     needs = {"workdir": "FOLDER"} if sweeps_configs(flags) else command.needs
     for name, value in needs.items():
         given = getattr(flags, name)

@@ -18,7 +18,7 @@ mlmoe MODE --help   the flags of a mode, and an example
 
 
 def help_text(mode: str | None) -> str:
-    """Return the help of a mode; of the whole program for None."""
+    """Return the help of a mode, or for None of the whole program."""
     return _overview() if mode is None else _mode_help(mode, COMMANDS[mode])
 
 
@@ -43,7 +43,7 @@ def _mode_help(mode: str, command: Command) -> str:
 
 
 def _flag_texts(command: Command) -> dict[str, str]:
-    """Return flag -> its help text, for all flags of a command."""
+    """Return the help text of each flag of a command."""
     texts = {}
     if not command.config_from:
         texts["config"] = "a config file or its name, with :key=value,…"

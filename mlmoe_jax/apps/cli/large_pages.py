@@ -12,7 +12,7 @@ TUNABLES, LARGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
 
 
 def use_large_pages() -> None:
-    """Restart this process with large pages for large arrays, if the system provides them only on request.
+    """Restart this process so that large arrays get large pages, if the system provides them only on request.
 
     On a CPU, XLA returns its temporary arrays to the system after each step. With small pages, a third of the time of
     a training step can be page faults. glibc reads the variable only when a process starts, and worker processes

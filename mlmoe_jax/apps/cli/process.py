@@ -63,7 +63,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def print_outcome(outcome: Table | Outcome, *, as_document: bool) -> int:
-    """Print what a command returns, as text or as one JSON document, and return the exit code or raise its error."""
+    """Print an outcome as text or JSON. Then raise its error, if any, or return its exit code."""
     if isinstance(outcome, Table):
         outcome = Outcome([outcome])
     if outcome.parts:
@@ -111,7 +111,7 @@ def run_job(work: Callable[[], int], *, together: bool) -> int:
 
 # ----------------------------------------------------------------------------------------------------------------- end
 def explain(error: BaseException) -> int | None:
-    """Print the sentence of an error and return its exit code; None, without output, for an unexpected error."""
+    """Print an expected error in one sentence and return its exit code. Return None for an unexpected error."""
     if isinstance(error, KeyboardInterrupt):
         print("stopped", file=sys.stderr)
         return INTERRUPTED
@@ -128,7 +128,7 @@ def explain(error: BaseException) -> int | None:
 # ------------------------------------------------------------------------------------------------------------ warnings
 @contextlib.contextmanager
 def warnings_printed() -> Iterator[None]:
-    """Print the warnings that the package logs in the block on stderr, as `warning: …`, in the first process."""
+    """Within the block, print warnings of the package to stderr as `warning: …`. Only the first process prints."""
     logger, printer = logging.getLogger("mlmoe_jax"), AboveBars(logging.WARNING)
     printer.setFormatter(logging.Formatter("warning: %(message)s"))
     propagate, logger.propagate = logger.propagate, False  # to handlers of the root, which would print them again
@@ -142,7 +142,7 @@ def warnings_printed() -> Iterator[None]:
 
 # ----------------------------------------------------------------------------------------------------- standard output
 def results_only_from(first: bool) -> None:
-    """Reserve stdout for the results of the first process; messages of C++ libraries go to stderr."""
+    """Reserve stdout for results, printed by the first process only. Output of C++ libraries goes to stderr."""
     sys.stdout.flush()
     results = os.dup(1) if first else os.open(os.devnull, os.O_WRONLY)
     os.dup2(2, 1)
@@ -150,7 +150,7 @@ def results_only_from(first: bool) -> None:
 
 
 def flush_output() -> None:
-    """Write the buffered output; DiskError if that fails. A failure at exit would have no sentence."""
+    """Write the buffered output now, so that a full disk is a DiskError and no traceback at exit."""
     try:
         with disk_errors_explained("standard output"):
             sys.stdout.flush()
@@ -168,7 +168,7 @@ def discard_output() -> None:
 
 # ----------------------------------------------------------------------------------------------- messages of libraries
 def quiet_libraries() -> None:
-    """Suppress, until the process ends, the messages of libraries about errors that they also raise."""
+    """Until the process ends, suppress messages of libraries about errors that they also raise."""
     sys.unraisablehook = _without_leftovers(sys.unraisablehook)
     warnings.showwarning = _without_cache_trouble(warnings.showwarning)
     logging.getLogger("asyncio").addFilter(_is_not_unretrieved)
@@ -176,7 +176,7 @@ def quiet_libraries() -> None:
 
 
 def _without_leftovers(show: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return a `sys.unraisablehook` that ignores consequences of errors that end the command in another way.
+    """Return a `sys.unraisablehook` that ignores the aftermath of errors that are reported anyway.
 
     Orbax closes its event loop and raises at an array that it cannot read. TensorStore still reads further arrays and
     notifies the closed loop later, and the coroutines that wait for them never finish. A KeyboardInterrupt that is lost
@@ -197,13 +197,13 @@ def _is_not_unretrieved(record: logging.LogRecord) -> bool:
 
 
 def _is_not_full_disk(record: logging.LogRecord) -> bool:
-    """Return False for the traceback of a thread of Orbax that cannot write because the disk is full."""
+    """Return False for a record about a full disk: a thread of Orbax logs the traceback of what it also raises."""
     error = record.exc_info[1] if record.exc_info else None
     return error is None or disk_error(error) is None
 
 
 def _without_cache_trouble(show: Callable[..., None]) -> Callable[..., None]:
-    """Return a `warnings.showwarning` that replaces JAX's warnings about compiled programs by one line per kind.
+    """Return a `warnings.showwarning` that reports each trouble with cached programs once, in one line.
 
     JAX compiles a program that it cannot read, but does not remove a file that a full disk has truncated.
     """

@@ -17,7 +17,7 @@ SHORTEST = 0.1  # seconds; programs that compile faster than this are not cached
 
 
 def cache_programs() -> None:
-    """Let JAX cache the programs that it compiles from now on, up to MOST_BYTES. The oldest programs are removed first.
+    """Make JAX cache compiled programs on disk, up to MOST_BYTES. The oldest programs are removed first.
 
     Without effect if JAX has a cache already (JAX_COMPILATION_CACHE_DIR), if caching is off
     (JAX_ENABLE_COMPILATION_CACHE=false), and in a job of several processes on GPUs, whose autotuning is shared.

@@ -101,8 +101,7 @@ def export_run(
     folder.require_model()
     predictor = Predictor.from_run(folder.path, _settings(kind, target, overrides), checkpoint=checkpoint)
     if merge:
-        thresholds = dict(zip(predictor.names, predictor.thresholds.tolist(), strict=True))
-        predictor = Predictor(merge_run(predictor.run), thresholds, predictor.source)
+        predictor = _merge_adapters(predictor)
     sample = calibration_images(predictor.run, images, count or _IMAGES) if target.calibrated else ()
     export = Export(predictor.run, path, describe_model(predictor, kind), include_frozen, sample)
     try:
@@ -112,6 +111,12 @@ def export_run(
     trained = export.description["trained"]
     line = f"{trained['kind']} weights of step {trained['step']} as {kind}; {about}; written to {path}"
     return Outcome([line], exit_code=OUTDATED if predictor.run.outdated else DONE)
+
+
+def _merge_adapters(predictor: Predictor) -> Predictor:
+    """Return a predictor whose adapters are part of the weights."""
+    thresholds = dict(zip(predictor.names, predictor.thresholds.tolist(), strict=True))
+    return Predictor(merge_run(predictor.run), thresholds, predictor.source)
 
 
 def _default_format(output: str) -> str:

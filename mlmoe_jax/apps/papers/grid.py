@@ -77,7 +77,7 @@ def parse_sweep(texts: Sequence[str], config: ConfigDict) -> dict[str, tuple]:
 
 
 def _read_value(config: ConfigDict, key: str, text: str) -> Any:
-    """Return the value of a key after setting it to a text."""
+    """Convert a text to the type of a config key."""
     trial = copy.deepcopy(config)
     configuration.set_key(trial, key, text, what="--sweep key")
     return configuration.flatten(trial)[key]
@@ -95,7 +95,7 @@ def _split_values(text: str) -> list[str]:
 
 
 def combine_axes(bases: Iterable[GridPoint], axes: Mapping[str, tuple]) -> list[GridPoint]:
-    """Return each base with every combination of the values of keys; the last key changes fastest."""
+    """Return every base with every combination of swept values; the last key changes fastest."""
     points = []
     for base in bases:
         short = short_names(axes, base.config)
@@ -118,7 +118,7 @@ def method_points(references: Sequence[str], overrides: list[tuple[str, str]]) -
 
 # ------------------------------------------------------------------------------------------------------------ names
 def short_names(swept: Iterable[str], config: ConfigDict) -> dict[str, str]:
-    """Return dotted key -> its shortest ending that is unique in the config."""
+    """Return for each dotted key its shortest ending that no other key of the config has."""
     known = [key.split(".") for key in configuration.flatten(config)]
     names = {}
     for key in swept:
@@ -130,19 +130,19 @@ def short_names(swept: Iterable[str], config: ConfigDict) -> dict[str, str]:
 
 
 def value_text(value: Any) -> str:
-    """Return a value as in a `--sweep` flag, where tuples need brackets, since commas separate values."""
+    """Return the text of a value in a `--sweep` flag. Tuples get brackets, because commas separate values."""
     return str(value) if isinstance(value, tuple) else keys.format_value(value)
 
 
 def point_name(values: dict[str, Any]) -> str:
-    """Return the name of a folder, `key=value,…` sorted by key, so that the order of the flags does not matter."""
+    """Return the folder name of a point: `key=value,…`, sorted so that the order of flags does not matter."""
     return folder_name([(key, value_text(values[key])) for key in sorted(values)])
 
 
 # ------------------------------------------------------------------------------------------------------------- runs
 @dataclass
 class GridRun(GridPoint):
-    """One point of the grid with its folder, and its results if it is finished."""
+    """A point of the grid with its run folder, and with its results once it is finished."""
 
     folder: RunFolder
     results: Results | None = None  # None = not finished
@@ -182,7 +182,7 @@ def plan_runs(points: Sequence[GridPoint], folder: RunFolder) -> list[GridRun]:
 
 
 def _require_trainable(run: GridRun, counts: dict[str, int]) -> None:
-    """Raise UserError for a config that cannot be trained; `counts` caches the number of labels of data sets."""
+    """Raise UserError for a config that cannot be trained. `counts` caches the number of labels per data set."""
     configuration.validate(run.config)
     require_metric(run.config)
     preprocess_for(run.config)
@@ -234,7 +234,7 @@ def execute(
 
 
 def _reason_to_skip(run: GridRun) -> str:
-    """Return why a run is skipped, which may have changed since the grid was planned; "" if it is not."""
+    """Return why a run is skipped now, or ""; other processes may have started or finished it."""
     if run.results is None:
         run.read_results()
     if run.results is not None:
@@ -243,7 +243,7 @@ def _reason_to_skip(run: GridRun) -> str:
 
 
 def _train(run: GridRun, title: str) -> None:
-    """Train a run and set its results or its error; neither if another process trains it."""
+    """Train a run and set its results or its error. If another process trains it, set neither."""
     try:
         train(run.config, run.folder)
         write_requested_samples(run.folder, run.config)

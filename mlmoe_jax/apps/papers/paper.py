@@ -71,7 +71,7 @@ class PrintedNumber:
 
 
 def number_text(value: float | None, *, sign: str = "") -> str:
-    """Return a number with one or two digits, or a dash for None and nan; sign="+" gives positive numbers a sign."""
+    """Return a number with one or two decimals. None and nan become a dash."""
     if value is None or math.isnan(value):
         return DASH
     digits = 1 if math.isclose(value, round(value, 1), abs_tol=1e-9) else 2
@@ -92,15 +92,17 @@ class Recipe:
 
     @property
     def dataset(self) -> str:
+        """The data set, from the arguments of the config."""
         return dict(item.split("=") for item in self.reference.partition(":")[2].split(","))["dataset"]
 
     def with_seed(self, seed: int) -> Recipe:
+        """Return the same training with another seed."""
         return Recipe(self.reference, (*self.overrides, ("seed", str(seed))))
 
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """The numbers of a run, or the differences of two runs.
+    """A row of a table: the numbers of one training, or the differences of two.
 
     Attributes:
       settings: the texts of the row, by which `--only` filters, such as {"method": "VPT", "resolution": "224"}.
@@ -128,6 +130,7 @@ class PublishedRow:
 
     @property
     def label(self) -> str:
+        """The texts of the row in one line."""
         return ", ".join(self.settings.values())
 
     @property
@@ -170,7 +173,13 @@ class PublishedTable:
 
 
 class Paper:
-    """A paper with its tables. `notes` maps ids of readings and caveats to sentences, `numbers` to their numbers."""
+    """A paper with its tables.
+
+    Attributes:
+      notes: id -> sentence, of all readings and caveats.
+      numbers: id -> number of the note in docs/results.md.
+      descriptions: table -> its entry in the JSON file.
+    """
 
     def __init__(self, name: str):
         description = json.loads((_FOLDER / f"{name}.json").read_text())
@@ -183,10 +192,11 @@ class Paper:
         self.descriptions: dict[str, dict[str, Any]] = description["results"]
 
     def marks(self, notes: Iterable[str]) -> str:
-        """Return the numbers of notes in order."""
+        """Return the numbers of notes as text, such as "3, 7"."""
         return ", ".join(map(str, sorted(self.numbers[note] for note in notes)))
 
     def tables(self) -> Iterator[PublishedTable]:
+        """Yield all tables and figures."""
         yield from map(self.table, self.descriptions)
 
     def table(self, number: str, dataset: str = "") -> PublishedTable:
@@ -247,7 +257,7 @@ def _read_own_numbers(line: Mapping[str, str]) -> dict[str, float | None]:
 def _read_recipes(
     line: Mapping[str, str], overrides: tuple[tuple[str, str], ...], dataset: str
 ) -> tuple[Recipe | None, Recipe | None]:
-    """Return the training of a row, and the one that it subtracts, each None if the row has none."""
+    """Return the training of a row and the one to subtract; None for what the row does not have."""
     if dataset in SMALL_DATASETS:
         configs = [_with_argument(one, f"dataset={dataset}") for one in line["config_small"].split(MINUS) if one]
     else:

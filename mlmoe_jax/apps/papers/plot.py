@@ -20,7 +20,15 @@ _LOGARITHMIC_FROM = 20  # ratio of largest to smallest x value from which the ax
 
 
 class Mark(NamedTuple):
-    """One point of a plot: panel ("" = no heading), label of its line, x, y (nan = missing), and the error bar."""
+    """One point of a plot.
+
+    Attributes:
+      panel: the heading of its panel, or "".
+      label: the name of its line.
+      x: a number or a name.
+      y: nan if missing.
+      deviation: half the length of the error bar.
+    """
 
     panel: str
     label: str
@@ -92,7 +100,7 @@ def _color(labels: Sequence[str]) -> alt.Color:
 
 
 def x_axis(values: Sequence[Any], title: str) -> tuple[bool, alt.X]:
-    """Return whether the x axis is numeric, and the axis, which is logarithmic for a wide range of numbers."""
+    """Return whether all x values are numbers, and the axis. A wide range of numbers gets a logarithmic axis."""
     if not all(type(value) in (int, float) and math.isfinite(value) for value in values):  # True is no number
         axis = alt.Axis(labelAngle=-50, labelLimit=160, grid=False)
         scale = alt.Scale(type="point", padding=0.5)

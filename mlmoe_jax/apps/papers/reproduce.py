@@ -50,7 +50,7 @@ def reproduce(request: Request, folder: RunFolder) -> Outcome:
     Raises UserError as `plan_runs` does, before the first run.
     """
     points = [
-        GridPoint(run.name, {}, configuration.load_config(run.reference, request.overrides_of(run)))
+        GridPoint(run.name, {}, configuration.load_config(run.reference, request.run_overrides(run)))
         for run in request.runs
     ]
     runs, measurements = plan_runs(points, folder), Measurements(request, folder)
@@ -105,7 +105,7 @@ class Measurements:
         self._metrics, self._cost, self._fits = cache(self._metrics), cache(self._cost), cache(self._fits)
 
     def measure_row(self, row: PublishedRow) -> RowNumbers:
-        """Return the numbers of a row that can be computed now."""
+        """Return the numbers of a row, as far as its runs are finished."""
         if row.recipe is None:
             return RowNumbers(row, state="this package does not have it")
         measured = self._measure_runs(row.recipe, row)
@@ -130,7 +130,7 @@ class Measurements:
         return [self._measure_run(run, row) for run in self._request.repeat(recipe)]
 
     def _measure_run(self, run: Recipe, row: PublishedRow) -> dict[str, float]:
-        """Return the columns of a row for one run; before it is finished, only columns that require no training."""
+        """Return the numbers of one run. Before it is finished, only the columns of COSTS have numbers."""
         values = dict(self._cost(run)) if COSTS.keys() & row.numbers.keys() else {}
         if self._is_finished(run):
             metrics, space = self._metrics(run, row.evaluator)
@@ -142,14 +142,14 @@ class Measurements:
         return training_results(self._folder.below(run.name)) is not None and self._fits(run)
 
     def _fits(self, run: Recipe) -> bool:
-        """Return whether a run was trained with the keys of this request; print a line if not."""
-        config = configuration.load_config(run.reference, self._request.overrides_of(run))
+        """Return whether a run was trained with the config of this request; if not, log the differences."""
+        config = configuration.load_config(run.reference, self._request.run_overrides(run))
         if changed := changed_keys(config, self._folder.below(run.name)):
             status(f"{run.name} is not in the table, because it was trained differently: {'; '.join(changed)}")
         return not changed
 
     def _metrics(self, run: Recipe, evaluator: str) -> tuple[dict[str, float], LabelSpace]:
-        """Return metric -> percent of a finished run on its first test split, and its label space."""
+        """Return the metrics in percent of a finished run on its first test split, and its label space."""
         folder = self._folder.below(run.name)
         scored = require_split(folder, read_scores(folder), read_config(folder).data.test_splits[0]).readable()
         space = read_label_space(folder)
@@ -159,7 +159,7 @@ class Measurements:
         return {name: 100 * value for name, value in metrics.items()}, space
 
     def _cost(self, run: Recipe) -> dict[str, float]:
-        counts = count_cost(configuration.load_config(run.reference, self._request.overrides_of(run)))
+        counts = count_cost(configuration.load_config(run.reference, self._request.run_overrides(run)))
         return {name: counts[part][key] / unit for name, (part, key, unit) in COSTS.items()}
 
 
@@ -168,7 +168,7 @@ def _subtract(first: dict[str, float], second: dict[str, float]) -> dict[str, fl
 
 
 def _select_metric(column: str, metrics: dict[str, float], space: LabelSpace) -> float:
-    """Return a metric in percent, or the share of a pair of labels; nan if the data set lacks the labels."""
+    """Return the value of a column: a metric in percent or the share of a pair of labels; nan without the label."""
     if pair := _PAIR.fullmatch(column):
         if not set(pair.groups()) <= set(space.names):
             return math.nan
@@ -179,7 +179,7 @@ def _select_metric(column: str, metrics: dict[str, float], space: LabelSpace) ->
 
 # ----------------------------------------------------------------------------------------------------------- tables
 def comparison_table(request: Request, measured: Sequence[RowNumbers]) -> Table:
-    """Return up to three lines per row of the paper: published, ours and the difference. Caveats are below them."""
+    """Return published numbers, own numbers and their differences, one line each. The caveats are notes."""
     columns, rows = request.table.columns, []
     for one in measured:
         row, marks = one.row, request.paper.marks(one.row.all_notes)
@@ -214,7 +214,7 @@ def _own_number(measured: RowNumbers, column: str) -> str:
 
 
 def _notes(request: Request, measured: Sequence[RowNumbers]) -> list[str]:
-    """Return the caveats with their numbers, which are the numbers in docs/results.md, of the whole table first."""
+    """Return the caveats of the table, then of single rows, with their numbers in docs/results.md."""
     paper, everywhere = request.paper, request.table.notes
     row_notes = {note for one in measured for note in one.row.all_notes} - set(everywhere)
     lines = []

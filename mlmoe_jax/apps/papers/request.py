@@ -28,7 +28,7 @@ WORKDIR = "runs/reproduce"  # one folder for all tables: they share runs
 
 @dataclass(frozen=True)
 class Request:
-    """A table with the rows to train.
+    """A published table, its rows to train, and the options of the command.
 
     Attributes:
       paper, table: the table and its paper.
@@ -60,12 +60,12 @@ class Request:
 
     @property
     def runs(self) -> list[Recipe]:
-        """All different runs of the rows, in their order."""
+        """The different trainings of the rows, in order."""
         recipes = [recipe for row in self.rows for recipe in (row.subtracted, row.recipe)]
         return list(dict.fromkeys(run for recipe in recipes for run in self.repeat(recipe)))
 
-    def overrides_of(self, run: Recipe) -> list[tuple[str, str]]:
-        """Return all overrides of a run: of its row, of its data folder, and of the request."""
+    def run_overrides(self, run: Recipe) -> list[tuple[str, str]]:
+        """Return the overrides of its row, its data folder and the request."""
         root = self.roots.get(run.dataset, self.roots.get(""))
         return [*run.overrides, *([("data.root", root)] if root else []), *self.overrides]
 
@@ -122,12 +122,12 @@ def _parse_roots(text: str) -> dict[str, str]:
 def training_command(request: Request, run: Recipe, workdir: str) -> str:
     """Return the command that trains one run into the folder of `--mode=reproduce`."""
     words = [f"--config={run.reference}", f"--workdir={workdir}/{run.name}"]
-    words += [f"--config.{key}={text}" for key, text in request.overrides_of(run)]
+    words += [f"--config.{key}={text}" for key, text in request.run_overrides(run)]
     return f"{_PROGRAM} {shlex.join(words)}"
 
 
 def commands_after(request: Request, workdir: str) -> list[str]:
-    """Return the commands that show the content of a figure after the trainings, on the runs of the first seed."""
+    """Return the commands that show a figure after the trainings, for the first seed."""
     folders = {}
     for row in request.rows:
         for method, recipe in zip(row.settings["method"].split(MINUS), (row.recipe, row.subtracted), strict=False):

@@ -94,12 +94,12 @@ def sweep_document(runs: Sequence[GridRun]) -> dict[str, Any]:
 
 # ----------------------------------------------------------------------------------------------------------- tables
 def list_splits(runs: Sequence[GridRun]) -> list[str]:
-    """Return the splits on which a run was evaluated."""
+    """Return all splits on which runs were evaluated."""
     return list(dict.fromkeys(split for run in runs for split in run.results or {}))
 
 
 def average_seeds(runs: Sequence[GridRun]) -> list[tuple[dict[str, Any], dict[str, SeedStatistics]]]:
-    """Return the grid without its seeds, as (other values, statistics of the mAP per split).
+    """Group the runs by all values but the seed; return (values, statistics of the mAP per split) per group.
 
     If seeds are not swept, each run has its own statistics.
     """

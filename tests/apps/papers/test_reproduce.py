@@ -42,7 +42,7 @@ def finish(request: Request, folder: RunFolder) -> dict[str, dict]:
     """Write all runs of a request; return the scores by the name of the run."""
     written = {}
     for seed, run in enumerate(request.runs):
-        config = configuration.load_config(run.reference, request.overrides_of(run))
+        config = configuration.load_config(run.reference, request.run_overrides(run))
         written[run.name] = write_run(folder.below(run.name), config, seed)
     return written
 

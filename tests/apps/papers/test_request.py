@@ -69,7 +69,7 @@ def test_seeds_roots_and_overrides_are_in_the_commands():
     name = "vpt,backbone=dinov2_vitb14,dataset=vg256,resolution=224,seed=2"
     assert flags.workdir == f"gs://bucket/all/{name}"
     assert overrides == [("seed", "2"), ("data.root", "/v g"), ("train.epochs", "1")]
-    assert parse_request("mlvpt.4", root="/coco").overrides_of(parse_request("mlvpt.4").runs[0]) == [
+    assert parse_request("mlvpt.4", root="/coco").run_overrides(parse_request("mlvpt.4").runs[0]) == [
         ("data.root", "/coco")
     ]
 
