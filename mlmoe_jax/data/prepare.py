@@ -29,3 +29,14 @@ class Preprocess:
         """Return the network's input from images with values in 0…255."""
         scaled = jnp.asarray(image).astype(jnp.float32) / 255
         return (scaled - jnp.asarray(self.mean)) / jnp.asarray(self.std)
+
+    def batch_shapes(self, size: int, labels: int = 0) -> dict[str, jax.ShapeDtypeStruct]:
+        """Return the shapes of a batch of `size` images, with their labels unless `labels` is 0."""
+        shapes = {
+            "image": ((size, self.image_size, self.image_size, 3), jnp.uint8),
+            "mask": ((size,), jnp.float32),
+            "id": ((size,), jnp.int32),
+        }
+        if labels:
+            shapes |= {name: ((size, labels), jnp.float32) for name in ("label", "label_mask")}
+        return {name: jax.ShapeDtypeStruct(*shape) for name, shape in shapes.items()}

@@ -66,9 +66,7 @@ class FeatureExtractor:
 
     def kinds(self) -> Kinds:
         """Return the kinds of features that the head reads, name -> (shape, type) for one image."""
-        side = self.preprocess.image_size
-        shapes = {"image": ((1, side, side, 3), np.uint8), "mask": ((1,), np.float32), "id": ((1,), np.int32)}
-        batch = {name: jax.ShapeDtypeStruct(*shape) for name, shape in shapes.items()}
+        batch = self.preprocess.batch_shapes(1)
         outputs = jax.eval_shape(self.step, self.values, batch)
         return {kind: (value.shape[1:], str(value.dtype)) for kind, value in outputs.items() if kind not in batch}
 

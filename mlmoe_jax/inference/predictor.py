@@ -209,9 +209,7 @@ class Predictor:
             raise UserError(f"top_k is {top_k} and should be from 1 to the {len(self.names)} labels of the model")
 
     def _has_gates(self, batch_size: int) -> bool:
-        size = self.run.preprocess.image_size
-        batch = {"image": (batch_size, size, size, 3), "id": (batch_size,), "mask": (batch_size,)}
-        shapes = {name: jax.ShapeDtypeStruct(shape, np.uint8) for name, shape in batch.items()}
+        shapes = self.run.preprocess.batch_shapes(batch_size)
         return bool(jax.eval_shape(self._steps[True], self.run.values, self.run.frozen, shapes)["gates"])
 
     def _results(self, images, batch_size, top_k, gates, progress) -> Iterator[LabeledImage]:

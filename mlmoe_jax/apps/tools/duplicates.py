@@ -24,7 +24,7 @@ from mlmoe_jax.runtime.machine import cores
 from mlmoe_jax.runtime.progress import status
 
 SIMILAR = "look"  # the kind in the JSON output
-KINDS = {"id": "same id", "content": "same file content", SIMILAR: "similar appearance"}
+SAMENESS = {"id": "same id", "content": "same file content", SIMILAR: "similar appearance"}
 IMAGES_PER_MAP = 1024  # images that are submitted to the threads at once
 
 GRID, STEP, CLOSE_BITS = 8, 2, 3
@@ -85,7 +85,7 @@ def _perceptual_hash(pixels: np.ndarray) -> int:
 class Duplicates:
     """Images of split `second` that are also in split `first`, or repeated images if both are one split.
 
-    `kind` is a key of KINDS, and `pairs` has (row in first, row in second).
+    `kind` is a key of SAMENESS, and `pairs` has (row in first, row in second).
     """
 
     kind: str
@@ -126,10 +126,8 @@ class Duplicates:
         else:
             repetition = f"shares {images} with split {self.first.name}"
         relabeled = f", {self.other_labels:,} of them with other labels" if self.other_labels else ""
-        return (
-            f"split {self.second.name} {repetition} ({KINDS[self.kind]}{relabeled}), such as {self.second.ids[j]} as "
-            f"{self.first.ids[i]}"
-        )
+        example = f"{self.second.ids[j]} as {self.first.ids[i]}"
+        return f"split {self.second.name} {repetition} ({SAMENESS[self.kind]}{relabeled}), such as {example}"
 
 
 def find_duplicates(splits: Sequence[Split], images: Sequence[np.recarray]) -> list[Duplicates]:

@@ -103,16 +103,9 @@ class Programs:
 
     def batch(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
         """Return the shapes of a global batch of the pipeline; see data/pipeline.py."""
-        side, labels = self._steps.preprocess.image_size, self.num_labels
         batch_sharding = NamedSharding(self._steps.mesh, sharding.BATCH)
-        shapes = {
-            "image": ((size, side, side, 3), jnp.uint8),
-            "label": ((size, labels), jnp.float32),
-            "label_mask": ((size, labels), jnp.float32),
-            "mask": ((size,), jnp.float32),
-            "id": ((size,), jnp.int32),
-        }
-        return {name: jax.ShapeDtypeStruct(*shape, sharding=batch_sharding) for name, shape in shapes.items()}
+        shapes = self._steps.preprocess.batch_shapes(size, self.num_labels)
+        return {name: shape.update(sharding=batch_sharding) for name, shape in shapes.items()}
 
 
 # --------------------------------------------------------------------------------------------------- devices

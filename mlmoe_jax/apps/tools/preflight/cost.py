@@ -79,9 +79,7 @@ def _bytes(params: Params) -> int:
 
 def _executed_macs(steps: Steps, learned: Params, frozen: Params, batch_size: int) -> int:
     """Return the multiply-adds per image of the evaluation step."""
-    side = steps.preprocess.image_size
-    shapes = {"image": (batch_size, side, side, 3), "id": (batch_size,), "mask": (batch_size,)}
-    batch = {name: jax.ShapeDtypeStruct(shape, jnp.uint8) for name, shape in shapes.items()}
+    batch = steps.preprocess.batch_shapes(batch_size)
     with jax.default_device("cpu"):  # on an NVIDIA GPU, attention is a call of cuDNN, whose matmuls cannot be counted
         evaluation = jax.make_jaxpr(steps.eval_step)(learned, frozen, batch)
     return round(count_macs(evaluation.jaxpr) / batch_size)
