@@ -40,7 +40,7 @@ from mlmoe_jax.runs.restore import has_checkpoint, parts_of_run, read_run, resto
 from mlmoe_jax.runs.shared_model import run_folder
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import make_mesh
-from mlmoe_jax.training.label_transfer import counterparts, report_labels, transfer_parameters
+from mlmoe_jax.training.label_transfer import counterparts, report_transfer, transfer_parameters
 
 
 # ---------------------------------------------------------------------------------------------------------- origins
@@ -202,10 +202,7 @@ class OtherRun(Origin):
         count, step = len(transferred) + len(published), restored.notes["step"]
         status(f"init_from {folder}: {count} of {len(initial)} parameters, as selected at step {step}")
         grouped = prompts_class(config).uses_groups and match.same_groups
-        report_labels(match, label_space, source_space, grouped=grouped)
-        for reason, paths in skipped.items():
-            status(f"not transferred, {reason}: {', '.join(sorted(paths))}")
-
+        report_transfer(match, label_space, source_space, skipped, grouped=grouped)
         parts = Parts(
             base.definition,
             {path: transferred.get(path, value) for path, value in base.trainable.items()},

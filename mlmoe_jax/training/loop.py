@@ -62,15 +62,8 @@ def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = Non
       UserError: an error that the user can correct.
       Stopped: after SIGTERM or Ctrl-C, once the state is saved.
     """
-    config = copy.deepcopy(config)  # `setup_jax` resolves types that are `auto`
-    configuration.validate(config)
-    require_metric(config)
-    require_trackers(config)
-    folder.require_creatable()
-    config = config_of_run(config, folder)
-    root_of(config.data)  # before weights, which may have to be downloaded
+    config = checked_config(config, folder)
     origin = find_origin(config, folder)
-
     by_steps = fits_by_steps(config)
     preprocess, mesh = preprocess_for(config), setup_jax(config, training=by_steps)
     data = open_training_data(config, resumed=folder if origin.resumes else None)
@@ -93,6 +86,21 @@ def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = Non
             state, selection = restore_progress(experiment, state, manager)
             outside = (run_steps if by_steps else fit_classifier)(experiment, state, selection, manager)
         return finish(experiment, selection, state.frozen, outside)
+
+
+def checked_config(config: ConfigDict, folder: RunFolder) -> ConfigDict:
+    """Return a copy of the config with which a training starts or resumes in a folder.
+
+    Everything is checked that needs neither weights nor data. Raises UserError for a mistake.
+    """
+    config = copy.deepcopy(config)  # `setup_jax` resolves types that are `auto`
+    configuration.validate(config)
+    require_metric(config)
+    require_trackers(config)
+    folder.require_creatable()
+    config = config_of_run(config, folder)
+    root_of(config.data)
+    return config
 
 
 def run_steps(experiment: Experiment, state: TrainState, selection: Selection, manager: ocp.CheckpointManager) -> None:

@@ -5,7 +5,7 @@ Parameters, gradients and updates are flat dicts {path: array}, paths such as `h
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from jax.typing import ArrayLike
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import rules
 from mlmoe_jax.models.losses import LOSS_VALUES
+from mlmoe_jax.models.params import Params
 
 Schedule = Callable[[ArrayLike], ArrayLike]
 
@@ -119,7 +120,7 @@ def updates_made(opt: Any) -> Array:
     return opt[-1].count  # the state of optax.scale_by_learning_rate
 
 
-def ema_update(ema: Mapping[str, Array], new: Mapping[str, Array], decay: float) -> dict[str, Array]:
+def ema_update(ema: Params, new: Params, decay: float) -> Params:
     """Return decay · ema + (1 − decay) · new for each path. A constant value is preserved bit for bit."""
     return jax.tree.map(lambda old, value: old + (1 - decay) * (value - old), dict(ema), dict(new))
 
@@ -131,17 +132,19 @@ def _scale_by_adam(beta1: Schedule, b2: float) -> optax.GradientTransformation:
     because a difference in float32 has an error of one part in 10⁵ at the first steps, and so has the whole trajectory.
     """
 
-    def init(params: Mapping[str, Array]) -> optax.ScaleByAdamState:
+    log_b2 = math.log(b2) if b2 else -math.inf
+
+    def init(params: Params) -> optax.ScaleByAdamState:
         zeros = jax.tree.map(jnp.zeros_like, params)
         return optax.ScaleByAdamState(count=jnp.zeros((), jnp.int32), mu=zeros, nu=zeros)
 
     def update(
-        grads: Mapping[str, Array], state: optax.ScaleByAdamState, params: Mapping[str, Array] | None = None
-    ) -> tuple[Mapping[str, Array], optax.ScaleByAdamState]:
+        grads: Params, state: optax.ScaleByAdamState, params: Params | None = None
+    ) -> tuple[Params, optax.ScaleByAdamState]:
         b1, count = beta1(state.count), optax.safe_increment(state.count)
         mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, grads)
         nu = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * g**2, state.nu, grads)
-        correct1, correct2 = -jnp.expm1(count * jnp.log(b1)), -jnp.expm1(count * (math.log(b2) if b2 else -math.inf))
+        correct1, correct2 = -jnp.expm1(count * jnp.log(b1)), -jnp.expm1(count * log_b2)
         updates = jax.tree.map(lambda m, v: m / correct1 / (jnp.sqrt(v / correct2) + EPS), mu, nu)
         return updates, optax.ScaleByAdamState(count=count, mu=mu, nu=nu)
 
@@ -174,17 +177,15 @@ def _choose(
 ) -> optax.GradientTransformation:
     """Return a transformation: `matching` for the values with `matches(path, value)`, `other` for further values."""
 
-    def split(tree: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+    def split(tree: Params) -> tuple[Params, Params]:
         chosen = {path: value for path, value in tree.items() if matches(path, value)}
         return chosen, {path: value for path, value in tree.items() if path not in chosen}
 
-    def init(params: Mapping[str, Array]) -> tuple[Any, Any]:
+    def init(params: Params) -> tuple[Any, Any]:
         chosen, further = split(params)
         return matching.init(chosen), other.init(further)
 
-    def update(
-        grads: Mapping[str, Array], state: tuple[Any, Any], params: Mapping[str, Array]
-    ) -> tuple[dict[str, Array], tuple[Any, Any]]:
+    def update(grads: Params, state: tuple[Any, Any], params: Params) -> tuple[Params, tuple[Any, Any]]:
         chosen, further = split(grads)
         chosen_params, further_params = split(params)
         chosen, chosen_state = matching.update(chosen, state[0], chosen_params)

@@ -51,6 +51,17 @@ class TrainState:
         """Return the values of the model in trainable and stats, the counterpart of `ema`."""
         return split_loss_values({**self.trainable, **self.stats})[0]
 
+    def updated(
+        self, gradient: Params, stats: Params, optimizer: optax.GradientTransformation, ema_decay: float
+    ) -> TrainState:
+        """Return the state after an update of the optimizer; `stats` are those after the forward pass."""
+        updates, opt = optimizer.update(gradient, self.opt, self.trainable)
+        trainable = optax.apply_updates(self.trainable, updates)
+        after = self.replace(step=self.step + 1, trainable=trainable, stats=stats, opt=opt)
+        if self.ema:
+            after = after.replace(ema=ema_update(self.ema, after.raw(), ema_decay))
+        return after
+
     def latest(self) -> Params:
         """Return the moving averages if the state has any, otherwise `raw()`."""
         return self.ema or self.raw()
@@ -146,12 +157,7 @@ def make_train_step(
             batch = mixing(batch, jax.random.split(key)[0])  # the model uses the second half
         gradient, metrics, stats = differentiate(moving, frozen, batch, batch, key)
 
-        updates, opt = optimizer.update(gradient, moving.opt, moving.trainable)
-        trainable = optax.apply_updates(moving.trainable, updates)
-        after = moving.replace(step=moving.step + 1, trainable=trainable, stats=stats, opt=opt)
-        if moving.ema:
-            after = after.replace(ema=ema_update(moving.ema, after.raw(), ema_decay))
-
+        after = moving.updated(gradient, stats, optimizer, ema_decay)
         metrics = {**metrics, "gradient_norm": optax.tree.norm(gradient)}
         if skips:
             after = _unless_finite(metrics, moving, after)
