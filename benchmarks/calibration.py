@@ -21,13 +21,14 @@ import numpy as np
 from benchmarks.photographs import Benchmark, method_config, run
 from mlmoe_jax.apps.cli.large_pages import use_large_pages
 from mlmoe_jax.config import default_config
-from mlmoe_jax.evaluation import fit_calibration, fit_thresholds
-from mlmoe_jax.evaluation.metrics import reliability
+from mlmoe_jax.evaluation.decisions.calibration_fit import fit_scales
+from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
 from mlmoe_jax.evaluation.metrics.entries import Entries
+from mlmoe_jax.evaluation.metrics.reliability import measure_calibration
 from mlmoe_jax.evaluation.results import SplitScores
-from mlmoe_jax.runs.thresholds import Thresholds
+from mlmoe_jax.models.calibration import logits_of
 
-METHODS = ("temperature", "platt", "isotonic")
+METHODS = ("temperature", "platt")
 MISS_RATES = (0.05, 0.1, 0.2)
 COLUMNS = ("ECE_macro", "ECE_pooled", "Brier_pooled")
 RATE = 1e-2  # the tuned learning rate of the linear probe in benchmarks.photographs
@@ -61,18 +62,18 @@ def arrays(scored: SplitScores) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def calibration_errors(scored: SplitScores, count: int) -> dict[str, dict[str, float]]:
     """Return method -> metric -> mean over halves, with `raw` scores and the `limit`."""
-    names, values = [str(k) for k in range(scored.scores.shape[1])], {}
+    values: dict[str, list[dict[str, float]]] = {}
     for seed, (fitted, measured) in enumerate(halves(scored, count)):
         raw, positive, valid = arrays(measured)
         corrected = {"raw": raw}
         for method in METHODS:
-            labels = dict(zip(names, fit_calibration.fit(*arrays(fitted), method=method), strict=True))
-            stored = Thresholds({}, calibration={"split": "half", "operating_point": False, "labels": labels})
-            corrected[method] = stored.correct(raw, names)
+            own, present, known = arrays(fitted)
+            function = fit_scales(logits_of(own), present, known, method=method)
+            corrected[method] = function(logits_of(raw))
         for method, scores in corrected.items():
-            values.setdefault(method, []).append(reliability.measure(Entries(scores, positive, valid)))
+            values.setdefault(method, []).append(measure_calibration(Entries(scores, positive, valid)))
         drawn = np.random.default_rng(seed).random(raw.shape) < corrected["platt"]
-        values.setdefault("limit", []).append(reliability.measure(Entries(corrected["platt"], drawn, valid)))
+        values.setdefault("limit", []).append(measure_calibration(Entries(corrected["platt"], drawn, valid)))
     return {
         method: {name: float(np.mean([one[name] for one in rows])) for name in rows[0]}
         for method, rows in values.items()
@@ -88,7 +89,7 @@ def misses(scored: SplitScores, count: int) -> Iterator[tuple[str, float, float,
             config.thresholds.per, config.thresholds.miss_rate = per, miss_rate
             rows = []
             for fitted, measured in halves(scored, count):
-                limits = fit_thresholds.fit_split(fitted, names, config).raw(names)
+                limits = fit_thresholds(fitted, names, config).limits(names)
                 scores, positive, _ = arrays(measured)
                 missed = positive & (scores < limits)
                 by_image, by_label = (

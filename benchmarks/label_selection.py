@@ -40,8 +40,8 @@ from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.stratified_split import draw_stratified
 from mlmoe_jax.evaluation.metrics.multilabel import average_precision
 from mlmoe_jax.inference.feature_extractor import FeatureExtractor
-from mlmoe_jax.training.classifier import read_features
-from mlmoe_jax.training.logistic import EXACT, Search, fit_logistic, rotate
+from mlmoe_jax.training.logistic.fit import read_features
+from mlmoe_jax.training.logistic.penalty_search import EXACT, PenaltySearch, fit_logistic, rotate
 
 ROUND = 100  # images per round
 RANDOM = "random"
@@ -179,9 +179,11 @@ def fit(images: Images, penalty: float) -> tuple[np.ndarray, np.ndarray]:
         probe = fit_logistic(images.features, images.codes)
         return probe.kernel, probe.bias
     rotation = rotate(images.features)
-    search = Search(
+    positive, valid = targets(images.codes, "negative")
+    search = PenaltySearch(
         rotation.values,
-        *(flags.astype(np.float32) for flags in targets(images.codes, "negative")),
+        positive.astype(np.float32),
+        valid.astype(np.float32),
         np.full(len(images.codes), -1),
     )
     point = search.solve(penalty, search.start(), EXACT)

@@ -32,7 +32,7 @@ from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.evaluation.metrics.multilabel import per_class
-from mlmoe_jax.training.logistic import fit_logistic
+from mlmoe_jax.training.logistic.penalty_search import fit_logistic
 
 LEAST_POSITIVES, LEAST_FOR_FOLDS, ITERATIONS = 10, 5, 10_000
 Fit = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]  # features, codes -> weights [D,K], biases [K]

@@ -10,6 +10,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_codes import few_positives
+from mlmoe_jax.data.label_tree import INDEPENDENT
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.pipeline import SkippedImages
 from mlmoe_jax.errors import UserError
@@ -81,13 +82,16 @@ def split_entries(
         f"{settings.threshold:g}": settings.threshold,
         "prior_matched_transductive": prior_matched(entries.scores, label_space.frequency, mask=entries.valid),
     }
-    if fitted is not None:
-        thresholds |= fitted.fitted_for(scored.name, label_space.names)
+    predicted = {}
+    if fitted is not None and fitted.source.get("split", scored.name) != scored.name:
+        tree = INDEPENDENT if reported is scored else label_space.tree
+        predicted["fitted"] = fitted.predict(scored.scores, label_space.names, tree)
     return Entries(
         entries.scores,
         entries.positive,
         entries.valid,
         thresholds,
+        predicted,
         tree=label_space.tree,
         raw=None if reported is scored else scored.scores,
     )

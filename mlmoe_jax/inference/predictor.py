@@ -78,7 +78,7 @@ class Predictor:
     ):
         self.names, self.source, self.version = run.label_space.names, source or {}, version
         tree = run.label_space.tree if run.config.eval.consistent else INDEPENDENT
-        consistency = Consistency.of(tree, Thresholds(dict(thresholds)).of(self.names), len(self.names))
+        consistency = Consistency.of(tree, Thresholds(dict(thresholds)).limits(self.names), len(self.names))
         self.run = run = replace(run, scores=replace(run.scores, consistency=consistency))
         self.thresholds = consistency.limits
         self._data = run.config.data.copy_and_resolve_references()
@@ -109,16 +109,19 @@ class Predictor:
         # before the model, which takes longer to read
         stored = (stored_thresholds(folder) or Thresholds({})) if fixed else read_thresholds(folder)
         run = open_run(folder, pairs, which=checkpoint)
-        if not run.config.calibration.use:
+        names, threshold = run.label_space.names, float(run.config.eval.threshold)
+        if stored.calibration and not run.config.calibration.use:
+            if stored.source and not fixed:
+                status(f"the fitted thresholds are of corrected scores, so raw scores get the threshold {threshold:g}")
+                stored = Thresholds.fixed(names, threshold)
             stored = replace(stored, calibration={})
-        names = run.label_space.names
         if stored.calibration:
             run = replace(run, scores=Scores(correction := stored.correction(names)))
             status(f"scores are corrected as fitted on {correction.fitted_on} (--config.calibration.use=false: raw)")
         version = f"{folder.path.name} at step {run.step}"
         if fixed:
-            return cls(run, dict.fromkeys(names, float(run.config.eval.threshold)), version=version)
-        return cls(run, stored.reported, stored.source, version)
+            return cls(run, dict.fromkeys(names, threshold), version=version)
+        return cls(run, stored.values, stored.source, version)
 
     @overload
     def __call__(

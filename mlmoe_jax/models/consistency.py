@@ -25,8 +25,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from mlmoe_jax.data.label_tree import LabelTree
 from mlmoe_jax.models.calibration import Calibration
+from mlmoe_jax.runtime.array_types import Ints
 
-Ints = NDArray[np.int64]
 _GAP = 2.0**-20  # relative distance from a threshold of a score below it, which float32 resolves
 _FREE = 2.0  # the bound of a score that has none
 _ROWS = 4096  # images at a time on the host

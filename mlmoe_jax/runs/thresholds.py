@@ -1,118 +1,92 @@
-"""The file of thresholds in a run folder, which also has the calibration of the scores."""
+"""How the scores of a run become decisions: its thresholds and its calibration, which thresholds.json holds."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.calibration import Calibration, logits_of
 from mlmoe_jax.models.consistency import Consistency
 from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder, training_finished
-
-Floats = NDArray[np.float64]
-_NEVER = 1 + 1e-6  # the threshold of a label that is never predicted, above every probability
+from mlmoe_jax.runtime.array_types import Bools, Floats
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The thresholds and the calibration of a run: how its raw probabilities become scores and predictions.
+    """The thresholds and the calibration of a run.
 
-    `values` has label -> the lowest probability at which it is predicted; infinity = never. Fitted thresholds are raw
-    probabilities, so that they do not depend on the calibration. A fixed threshold is one of the reported score.
-    `source` says how they were fitted, as in thresholds.json: `split`, `goal`, …; {} if they were not fitted.
-    `calibration` has the result of `fit_calibration.fit_split`; {} without any.
+    The calibration turns raw probabilities into reported scores, and thresholds are of reported scores. Fitted
+    thresholds are of no use with another calibration than the one with which they were fitted.
+
+    Attributes:
+      values: label -> the lowest reported score at which it is predicted; infinity = never.
+      source: how the thresholds were fitted, as in thresholds.json: `split`, `goal`, …; {} if they were not fitted.
+      calibration: the result of `fit_calibration`; {} without any.
     """
 
     values: dict[str, float]
     source: dict[str, Any] = field(default_factory=dict)
     calibration: dict[str, Any] = field(default_factory=dict)
 
-    def fitted_for(self, split: str, names: Sequence[str]) -> dict[str, Floats]:
-        """Return {"fitted": f64[K]}, the fitted thresholds in the order of `names`, for the metrics of a split.
+    @classmethod
+    def fixed(cls, names: Sequence[str], threshold: float, calibration: Mapping[str, Any] | None = None) -> Thresholds:
+        """Return one threshold for all labels."""
+        return cls(dict.fromkeys(names, float(threshold)), {}, dict(calibration or {}))
 
-        They are thresholds of raw probabilities. Returns {} if the thresholds were not fitted, or were fitted on this
-        split. Raises UserError if a label has no threshold.
-        """
-        return {} if self.source.get("split", split) == split else {"fitted": self.raw(names)}
-
-    def raw(self, names: Sequence[str]) -> Floats:
-        """Return the stored thresholds of labels, f64[K]; UserError if one of them has none."""
-        return np.array([_of(self.values, name, "threshold", "thresholds") for name in names], np.float64)
-
-    def of(self, names: Sequence[str]) -> Floats:
-        """Return the thresholds of the reported scores of labels, f64[K]; UserError if a label has none."""
-        limits = self.raw(names)
-        if not (self.source and self.calibration):
-            return limits
-        return np.where(np.isinf(limits), np.inf, self.correction(names)(logits_of(np.minimum(limits, 1))))
-
-    @property
-    def reported(self) -> dict[str, float]:
-        """The thresholds of the reported scores, by label."""
-        return dict(zip(self.values, self.of(list(self.values)).tolist(), strict=True))
+    def limits(self, names: Sequence[str]) -> Floats:
+        """Return the thresholds of labels, f64[K]; UserError if one of them has none."""
+        return np.array([_entry(self.values, name, "threshold", "thresholds") for name in names], np.float64)
 
     def correction(self, names: Sequence[str]) -> Calibration:
         """Return the function from logits to reported scores of labels; UserError if a label has no calibration."""
         if not self.calibration:
             return Calibration()
-        stored = [_of(self.calibration["labels"], name, "calibration", "calibrate") for name in names]
-        parts = [_checked(entry) for entry in stored]
-        scale, offset, weight = (np.array([part[n] for part in parts], np.float64) for n in range(3))
-        knots = [part[3] for part in parts] if weight.any() else ()
-        function = Calibration(scale, offset, weight, knots, fitted_on=str(self.calibration["split"]))
-        if not (self.source and self.calibration["operating_point"]):
-            return function
-        limits = self.raw(names)
-        return replace(function, middle=np.where(np.isinf(limits), _NEVER, function(logits_of(np.minimum(limits, 1)))))
+        stored = [_entry(self.calibration["labels"], name, "calibration", "calibrate") for name in names]
+        scale, offset = (np.array([_checked(entry)[part] for entry in stored], np.float64) for part in range(2))
+        return Calibration(scale, offset, fitted_on=str(self.calibration["split"]))
 
     def correct(self, scores: Floats, names: Sequence[str], tree: LabelTree = INDEPENDENT) -> Floats:
         """Return the reported scores of raw probabilities f64[N,K], in agreement with a tree of the labels."""
         corrected = self.correction(names)(logits_of(scores)) if self.calibration else scores
-        return Consistency.of(tree, self.of(names), len(names))(corrected) if tree else corrected
+        return Consistency.of(tree, self.limits(names), len(names))(corrected) if tree else corrected
 
-    def outside(self, split: str) -> Thresholds:
-        """Return the thresholds without a calibration that was fitted on this split, whose scores it makes too good."""
-        return replace(self, calibration={}) if self.calibration.get("split") == split else self
+    def predict(self, scores: Floats, names: Sequence[str], tree: LabelTree = INDEPENDENT) -> Bools:
+        """Return the labels that are predicted for raw probabilities f64[N,K], in agreement with a tree: bool[N,K]."""
+        limits = Consistency.of(tree, self.limits(names), len(names)).limits
+        return self.correct(scores, names, tree) >= limits
 
 
-def _of(stored: Mapping[str, Any], name: str, what: str, mode: str) -> Any:
+def _entry(stored: Mapping[str, Any], name: str, what: str, mode: str) -> Any:
     if name not in stored:
         raise UserError(f"{THRESHOLDS} has no {what} for label {name}; fit it again with --mode={mode}")
     return stored[name]
 
 
-def _checked(entry: Mapping[str, Any]) -> tuple[float, float, float, Floats]:
-    """Return scale, offset, weight and knots of a label; ValueError if they do not give an increasing function."""
-    scale, offset, weight = (float(entry.get(key, 0)) for key in ("scale", "offset", "weight"))
-    knots = np.array(entry.get("knots", [[0.0], [0.0]]), np.float64)
-    rising = knots.ndim == 2 and len(knots) == 2 and knots.size and (np.diff(knots) >= 0).all()
-    inside = rising and (np.diff(knots[0]) > 0).all() and knots.min() >= 0 and knots.max() <= 1
-    if not (inside and 0 < scale < math.inf and math.isfinite(offset) and 0 <= weight < 1):
-        raise ValueError(
-            f"a calibration of scale {scale}, offset {offset} and weight {weight} is not an increasing one"
-        )
-    return scale, offset, weight, knots
+def _checked(entry: Mapping[str, Any]) -> tuple[float, float]:
+    """Return scale and offset of a label; ValueError if they do not give an increasing function."""
+    scale, offset = float(entry["scale"]), float(entry["offset"])
+    if not (0 < scale < math.inf and math.isfinite(offset)):
+        raise ValueError(f"a calibration of scale {scale} and offset {offset} is not an increasing one")
+    return scale, offset
 
 
+# ---------------------------------------------------------------------------------------------------------- the file
 def read_thresholds(folder: RunFolder) -> Thresholds:
     """Read thresholds.json. Raises UserError if it is missing or damaged.
 
-    It is {label: threshold}, or {"thresholds": {label: threshold}, "split": …, "calibration": {…}, …} for fitted ones
-    and for calibrated scores; null = never.
+    It is {"thresholds": {label: threshold}, "calibration": {…}, …} with the entries of `Thresholds.source`;
+    null = never.
     """
     folder.require(THRESHOLDS)
-    values, source, calibration = folder.read_json(THRESHOLDS), {}, {}
     with folder.reading(THRESHOLDS):
-        if isinstance(values.get("thresholds"), dict):
-            source = {key: value for key, value in values.items() if key not in ("thresholds", "calibration")}
-            values, calibration = values["thresholds"], values.get("calibration", {})
+        source = folder.read_json(THRESHOLDS)
+        values, calibration = source.pop("thresholds"), source.pop("calibration", {})
         stored = Thresholds({name: _threshold(value) for name, value in values.items()}, source, calibration)
         if calibration:
             stored.correction(list(calibration["labels"]))
@@ -133,10 +107,8 @@ def _threshold(value: Any) -> float:
 
 def write_thresholds(folder: RunFolder, thresholds: Thresholds) -> None:
     """Replace thresholds.json."""
-    flat, more = dict(thresholds.values), dict(thresholds.source)
-    if thresholds.calibration:
-        more["calibration"] = thresholds.calibration
-    folder.write_json(THRESHOLDS, {**more, "thresholds": flat} if more else flat)
+    calibration = {"calibration": thresholds.calibration} if thresholds.calibration else {}
+    folder.write_json(THRESHOLDS, {**thresholds.source, **calibration, "thresholds": thresholds.values})
 
 
 def write_fixed(folder: RunFolder, names: Sequence[str], threshold: float) -> None:
@@ -145,8 +117,7 @@ def write_fixed(folder: RunFolder, names: Sequence[str], threshold: float) -> No
     Thresholds and a calibration that were fitted before the end of the training are replaced, because the scores have
     changed since.
     """
-    if training_finished(folder) and (folder / THRESHOLDS).exists():
-        present = read_thresholds(folder)
-        if (present.source or present.calibration) and set(present.values) == set(names):
-            return
-    write_thresholds(folder, Thresholds(dict.fromkeys(names, threshold)))
+    stored = stored_thresholds(folder) if training_finished(folder) else None
+    if stored is not None and (stored.source or stored.calibration) and set(stored.values) == set(names):
+        return
+    write_thresholds(folder, Thresholds.fixed(names, threshold))

@@ -15,8 +15,9 @@ import mlmoe_jax.config as configuration
 from mlmoe_jax.data.label_codes import few_positives
 from mlmoe_jax.data.sources.open import root_of
 from mlmoe_jax.data.split import Split
+from mlmoe_jax.evaluation.decisions.fitting_split import split_to_fit
+from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
 from mlmoe_jax.evaluation.evaluate import score_split
-from mlmoe_jax.evaluation.fit_thresholds import fit_split, split_to_fit
 from mlmoe_jax.evaluation.measure import Metrics, list_skipped, measure, measure_and_write
 from mlmoe_jax.evaluation.results import Results, SplitScores
 from mlmoe_jax.models.params import Params, parameter_table
@@ -32,10 +33,10 @@ from mlmoe_jax.runtime.preemption import stop_requests
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.sharding import copy_tree
-from mlmoe_jax.training.classifier import fit_classifier, require_only_classifier
 from mlmoe_jax.training.experiment import Experiment, fits_by_steps, make_experiment
 from mlmoe_jax.training.hooks import training_hooks
 from mlmoe_jax.training.initialization import find_origin
+from mlmoe_jax.training.logistic.fit import fit_classifier, require_only_classifier
 from mlmoe_jax.training.profiling import Window
 from mlmoe_jax.training.resume import config_of_run, restore_progress, save_progress
 from mlmoe_jax.training.selection import Selection, require_metric, selection_split
@@ -210,7 +211,7 @@ def finish(experiment: Experiment, selection: Selection, frozen: Params, outside
     listed = [experiment.data.skipped.everywhere(), *(item.skipped for item in scored.values())]
     scored |= {outside.name: outside} if outside is not None else {}
     if config.thresholds.at_end:
-        fitted = fit_split(scored[split_to_fit(config)], names, config)
+        fitted = fit_thresholds(scored[split_to_fit(config)], names, config)
         status(f"thresholds fitted on {fitted.source['split']}; --mode=predict uses them")
     backbone = _backbone_file({**selection.values, **frozen}) if config.train.save_backbone else None
     if distributed.is_first():

@@ -5,7 +5,7 @@ from mlmoe_jax.config import apply_overrides, default_config, from_json, to_json
 from mlmoe_jax.config.defaults import KEYS
 from mlmoe_jax.config.keys import ANY, AutoIntegerKey, ChoiceKey, NumberKey
 from mlmoe_jax.data.sources.open import DATA_SETS
-from mlmoe_jax.evaluation.metrics.published import PRESETS
+from mlmoe_jax.evaluation.metrics.published import EVALUATORS
 from mlmoe_jax.models.adapters.group_prompts import PROMPT_MASKS, SIDES
 from mlmoe_jax.models.experts import ACTIVATIONS, EXPERTS, GATES
 from mlmoe_jax.models.heads.dr_moe import ENTROPY
@@ -93,7 +93,7 @@ def test_known_data_sets_and_members_of_a_family_are_allowed(name):
         "model.head.routing.entropy": ENTROPY,
         "loss.kind": LOSSES,
         "data.name": DATA_SETS,
-        "metrics.preset": ("none", *PRESETS),
+        "metrics.preset": ("none", *EVALUATORS),
     }.items(),
 )
 def test_the_choices_are_those_that_are_implemented(key, implemented):

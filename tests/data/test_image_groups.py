@@ -10,7 +10,7 @@ from sklearn.model_selection import GroupShuffleSplit
 from mlmoe_jax.data.group_split import draw_groups
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import number_groups
-from mlmoe_jax.training.logistic import stratified_folds
+from mlmoe_jax.training.logistic.penalty_search import stratified_folds
 
 
 def medical(images: int, patients: int, labels: int, rarest: float) -> tuple[np.ndarray, np.ndarray]:

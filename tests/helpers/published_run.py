@@ -23,11 +23,10 @@ from mlmoe_jax.training.selection import Selection
 CLASSES = ("a", "b", "c")
 CALIBRATION = {
     "split": "val",
-    "operating_point": False,
     "labels": {
-        "a": {"scale": 0.5, "offset": 0.25, "weight": 0.5, "knots": [[0.1, 0.5, 0.75], [0.0, 0.25, 1.0]]},
+        "a": {"scale": 0.5, "offset": 0.25},
         "b": {"scale": 2.0, "offset": -1.0},
-        "c": {"scale": 1.5, "offset": 0.5, "weight": 0.75, "knots": [[0.25], [0.5]]},
+        "c": {"scale": 1.5, "offset": 0.5},
     },
 }
 

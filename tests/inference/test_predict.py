@@ -175,7 +175,7 @@ def test_from_a_run_folder(tmp_path, monkeypatch, refusal):
 
     monkeypatch.setattr(predictor_module, "open_run", open_run)
     assert "thresholds.json" in refusal(Predictor.from_run, tmp_path)
-    folder.write_json("thresholds.json", {"blue": 0.3, "red": 0.1, "dark": 0.4, "green": 0.2})
+    folder.write_json("thresholds.json", {"thresholds": {"blue": 0.3, "red": 0.1, "dark": 0.4, "green": 0.2}})
     opened = Predictor.from_run(tmp_path)
     assert opened.thresholds.tolist() == [0.1, 0.2, 0.3, 0.4]
     assert opened.version == f"{tmp_path.name} at step 7"

@@ -7,8 +7,8 @@ from mlmoe_jax.config import default_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.evaluation.measure import measure
 from mlmoe_jax.evaluation.metrics.metric_groups import selectable_metrics
-from mlmoe_jax.evaluation.metrics.published import PRESETS
-from mlmoe_jax.evaluation.metrics.reliability import CALIBRATION
+from mlmoe_jax.evaluation.metrics.published import EVALUATORS
+from mlmoe_jax.evaluation.metrics.reliability import CALIBRATION_METRICS
 from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.training.selection import Selection, require_metric, selection_split
 
@@ -99,12 +99,12 @@ def config_with(**keys):
     return config
 
 
-@pytest.mark.parametrize("preset", ["none", *PRESETS])
+@pytest.mark.parametrize("preset", ["none", *EVALUATORS])
 def test_every_metric_that_training_computes_can_select_unless_lower_is_better(preset):
     config = config_with(metrics__preset=preset, eval__threshold=0.3)
     scored = SplitScores("", np.array(["a", "b"]), np.array([[0.0], [1.0]]), np.array([[0], [1]], np.int8))
     measured = measure(scored, synthetic_label_space(1, 1), config)
-    assert set(selectable_metrics(config)) == set(measured) - set(CALIBRATION.meanings)
+    assert set(selectable_metrics(config)) == set(measured) - set(CALIBRATION_METRICS.meanings)
     for config.eval.select_metric in ("mAP@3", "CF1@0.3"):
         require_metric(config)
 

@@ -31,8 +31,8 @@ from mlmoe_jax.models.calibration import probabilities
 from mlmoe_jax.models.consistency import Consistency
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.text import quantity
-from mlmoe_jax.training.classifier import read_features
-from mlmoe_jax.training.logistic import FOLDS, fit_logistic
+from mlmoe_jax.training.logistic.fit import read_features
+from mlmoe_jax.training.logistic.penalty_search import FOLDS, fit_logistic
 
 MIN_IMAGES = FOLDS  # images, or groups of images, with and without a label, so that the fits without a fold have both
 LEAST = 0.5  # probability of a label that is suggested
@@ -130,7 +130,7 @@ def audit_split(split: Split, config: ConfigDict) -> Audit:
     split, features = extract_features(split, config)
     status(f"fitting {quantity(len(split.classes), 'label')} on {quantity(len(split), 'image')} without each fold")
     fit = fit_logistic(features, split.labels, difficult="ignore", seed=config.seed, groups=split.group_numbers)
-    scores = Consistency.of(split.tree, LEAST, len(split.classes))(probabilities(fit.logits_outside))
+    scores = Consistency.of(split.tree, LEAST, len(split.classes))(probabilities(fit.held_out_logits))
     return Audit(split, scores, _find_similar(split, config), _find_together(split))
 
 

@@ -226,16 +226,16 @@ def _eval(flags: Namespace, overrides: KeyValues) -> Outcome:
     return Outcome(outcome.parts, outcome.document, OUTDATED if run.outdated else DONE)
 
 
-def _thresholds(flags: Namespace, overrides: KeyValues) -> int:
+def _thresholds(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.apps.tools.fit_thresholds import fit_run
 
-    return fit_run(_open_folder(flags), overrides, as_json=flags.json)
+    return fit_run(_open_folder(flags), overrides)
 
 
-def _calibrate(flags: Namespace, overrides: KeyValues) -> int:
+def _calibrate(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.apps.tools.calibrate import calibrate_run
 
-    return calibrate_run(_open_folder(flags), overrides, as_json=flags.json)
+    return calibrate_run(_open_folder(flags), overrides)
 
 
 def _compare(flags: Namespace, overrides: KeyValues) -> int:
@@ -454,7 +454,7 @@ COMMANDS: dict[str, Command] = {
     "calibrate": Command(
         INSPECT,
         "correct the scores of a trained model, fitted to a split, so that 0.7 means 70 %",
-        "--workdir=runs/digits --config.calibration.method=isotonic",
+        "--workdir=runs/digits --config.calibration.method=temperature",
         _calibrate,
         needs=NEEDS_FOLDER,
         config_from=STORED,

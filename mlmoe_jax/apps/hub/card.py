@@ -83,7 +83,7 @@ def _describe_model(config: ConfigDict, space: LabelSpace) -> dict[str, Any]:
 def _describe_results(files: RunFiles, results: Results, config: ConfigDict, space: LabelSpace) -> dict[str, Any]:
     """Return the fields of the card about the results, thresholds and calibration."""
     main, scored, (_, ends) = files.main_split.name, files.scored, intervals(files)
-    label_table = _label_table(space, files.thresholds.outside(main), files.corrected, config.data.difficult_eval)
+    label_table = _label_table(space, files.thresholds, files.corrected, config.data.difficult_eval)
     return {
         "threshold": f"{config.eval.threshold:g}",
         "out_of_fold": OUT_OF_FOLD in results,
@@ -151,7 +151,7 @@ def _label_table(
 ) -> list[list[str]]:
     """Return the labels with their training images, AP on a split, thresholds, and recall at the thresholds."""
     ap = recall = np.full(len(space.names), np.nan)
-    limits = thresholds.of(space.names)
+    limits = thresholds.limits(space.names)
     if scored is not None:
         entries = scored.entries(difficult)
         positive = entries.positive & entries.valid

@@ -51,7 +51,7 @@ def prediction_thresholds(
     fitted_on = stored.source.get("split")
     if fitted_on == split:
         return same, f"{origin}, as thresholds.json was fitted on {split} itself"
-    return stored.outside(split).of(labels), f"thresholds.json{f', fitted on {fitted_on}' if fitted_on else ''}"
+    return stored.limits(labels), f"thresholds.json{f', fitted on {fitted_on}' if fitted_on else ''}"
 
 
 @dataclass(frozen=True)

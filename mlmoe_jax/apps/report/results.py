@@ -17,7 +17,7 @@ from mlmoe_jax.apps.tools.fit_thresholds import fitted_lines
 from mlmoe_jax.evaluation.metrics.metric_groups import GROUPS
 from mlmoe_jax.evaluation.metrics.ranking import Ranking, rank_all
 from mlmoe_jax.evaluation.metrics.reliability import reliability
-from mlmoe_jax.evaluation.metrics.standard import METRICS, PREDICTIONS, THRESHOLDS
+from mlmoe_jax.evaluation.metrics.standard import PREDICTION_METRICS, PREDICTIONS, THRESHOLD_MEANINGS
 from mlmoe_jax.runtime.text import percent, quantity
 
 MOST_BARS, MOST_POINTS = 100, 100  # bars of differences, points of a precision-recall curve
@@ -38,7 +38,7 @@ def metrics(files: RunFiles) -> Section:
             "otherwise."
         )
     ]
-    at_thresholds = {name: name.partition("@")[2] for name in names if name.partition("@")[0] in METRICS}
+    at_thresholds = {name: name.partition("@")[2] for name in names if name.partition("@")[0] in PREDICTION_METRICS}
     remaining = [name for name in names if name not in at_thresholds]
     for key in GROUPS:
         group = GROUPS[key]
@@ -47,8 +47,8 @@ def metrics(files: RunFiles) -> Section:
             parts.append(_table(f"metrics-{key}", group.caption, meanings, splits))
     threshold = f"{files.main_split.settings.threshold:g}"
     for at in sorted(dict.fromkeys(at_thresholds.values()), key=lambda at: at != threshold):  # eval.threshold first
-        meaning = _meaning(at, THRESHOLDS) or "see results.json"
-        metrics = {f"{name}@{at}": text for name, text in METRICS.items() if f"{name}@{at}" in names}
+        meaning = _meaning(at, THRESHOLD_MEANINGS) or "see results.json"
+        metrics = {f"{name}@{at}": text for name, text in PREDICTION_METRICS.items() if f"{name}@{at}" in names}
         table = _table(f"metrics-at-{at}", f"{PREDICTIONS.caption} at {at}: {meaning}", metrics, splits)
         parts += [table, *_never_predicted(files)] if at == threshold else [Details(f"Metrics at {at}", [table])]
     if remaining:
@@ -96,7 +96,7 @@ def per_class(files: RunFiles) -> Section:
     others = {name: split.per_class for name, split in files.splits.items() if split is not main and split.per_class}
     columns = [("label", "text"), *((name, "count" if name == "positives" else "fraction") for name in own)]
     columns += [*((f"AP on {name}", "fraction") for name in others), ("threshold", "number")]
-    thresholds = {} if files.thresholds is None else files.thresholds.reported
+    thresholds = {} if files.thresholds is None else files.thresholds.values
     rows = [
         [label, *row.values(), *(table.get(label, {}).get("AP") for table in others.values()), thresholds.get(label)]
         for label, row in main.per_class.items()
@@ -204,7 +204,7 @@ def score_curves(files: RunFiles) -> Section:
         f"positive. Expected calibration error: {percent(bins.expected_calibration_error[0])} %, with "
         f"{bins.count.shape[1]} bins of equal width."
     )
-    if fitted := files.thresholds.outside(scored.name).calibration if files.thresholds else None:
+    if fitted := files.thresholds.calibration if files.thresholds else None:
         before = reliability(raw.scores, positive, mask=valid).pooled().expected_calibration_error[0]
         text += f" The scores are corrected as fitted on {fitted['split']}; raw {percent(before)} %."
     ranked = charts.unit_curve(points, ("recall", "precision", "score at least"), last_format=".3f")
@@ -227,7 +227,7 @@ def thresholds(files: RunFiles) -> Section:
         missing = "thresholds.json is written when training starts, or fitted to the scores of a split:"
         return Section(name, title, missing=missing, command=files.command("--mode=thresholds"))
     parts: list[Any] = [Note("A label is predicted if its probability is at least its threshold.")]
-    finite = [value for value in stored.reported.values() if math.isfinite(value)]
+    finite = [value for value in stored.values.values() if math.isfinite(value)]
     source, never = stored.source, len(stored.values) - len(finite)
     if "goal" in source:
         parts.append(Note(f"Fitted on {source['split']}: {'. '.join(fitted_lines(stored))}."))

@@ -164,12 +164,12 @@ class RunFiles:
     def corrected(self) -> SplitScores | None:
         """The scores of the main split as the run reports them; None without any."""
         raw = self._raw
-        return None if raw is None else replace(raw, scores=self.correct(raw.name, raw.scores))
+        return None if raw is None else replace(raw, scores=self.correct(raw.scores))
 
-    def correct(self, split: str, scores: np.ndarray) -> np.ndarray:
-        """Return the reported scores of raw probabilities, which are the raw ones on the split of the calibration."""
+    def correct(self, scores: np.ndarray) -> np.ndarray:
+        """Return the reported scores of raw probabilities."""
         stored = self.thresholds
-        return scores if stored is None else stored.outside(split).correct(scores, self.names, self.reported_tree)
+        return scores if stored is None else stored.correct(scores, self.names, self.reported_tree)
 
     @property
     def reported_tree(self) -> LabelTree:
@@ -188,7 +188,7 @@ class RunFiles:
             ids=[item["id"] for item in listed],
             images=[self.folder.read_bytes(item["file"]) for item in listed],
             codes=np.array([item["codes"] for item in listed], np.int8),
-            scores=self.correct(index["split"], np.array([item["scores"] for item in listed], np.float64)),
+            scores=self.correct(np.array([item["scores"] for item in listed], np.float64)),
             prompts=index["prompt_groups"],
             entries=index["entries"],
             gates=_below("gates/", arrays),

@@ -15,7 +15,7 @@ import numpy as np
 from etils import epath
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.evaluation.metrics.bootstrap import CHUNK, WeightedMetrics, draw, percentile_interval
+from mlmoe_jax.evaluation.metrics.bootstrap import RESAMPLES_AT_ONCE, WeightedMetrics, draw, percentile_interval
 from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.evaluation.results import (
     MetricSettings,
@@ -248,7 +248,8 @@ def _measure_changes(
         return np.column_stack([*metrics.values(), ap])
 
     differences = []
-    with contextlib.closing(Progress(f"compare {split}", math.ceil(resamples / CHUNK), CHUNK * images)) as progress:
+    batches, size = math.ceil(resamples / RESAMPLES_AT_ONCE), RESAMPLES_AT_ONCE * images
+    with contextlib.closing(Progress(f"compare {split}", batches, size)) as progress:
         for weights in draw(images, resamples, seed):
             a, b = (values(measure, weights) for measure in measures)
             differences.append(b - a)

@@ -3,44 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
-from mlmoe_jax.errors import DONE, UserError
-from mlmoe_jax.evaluation.fit_thresholds import fit_split, split_to_fit
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.evaluation.decisions.fitting_split import split_to_fit
+from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
 from mlmoe_jax.evaluation.results import SplitScores, read_labels, read_scores, require_split
 from mlmoe_jax.runs.folder import CONFIG, THRESHOLDS, RunFolder, read_config
 from mlmoe_jax.runs.thresholds import Thresholds, stored_thresholds, write_thresholds
-from mlmoe_jax.runtime.formats import dump_json
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.text import abbreviate, percent, quantity, text_table
+from mlmoe_jax.runtime.table import Column, Outcome, Table
+from mlmoe_jax.runtime.text import abbreviate, percent, quantity
 
-_SHOWN = 10  # names in a sentence
+_MOST_NAMES = 10  # in a sentence
+_GOALS = {"f1": "best F1", "precision": "precision of", "miss_rate": "expected misses of at most"}
 
 
-def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, as_json: bool = False) -> int:
-    """Fit the thresholds of a run according to `config.thresholds`, write thresholds.json and print the changes.
+def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> Outcome:
+    """Fit the thresholds of a run according to `config.thresholds`, and write thresholds.json.
 
-    `overrides` has keys under thresholds that differ from the run; a precision or a miss rate without a goal sets the
-    goal too. Returns the exit code. Raises UserError if the split is reported or has no scores, or if no threshold
-    reaches the goal.
+    The scores are corrected by the calibration of the run, if there is one.
+
+    Args:
+      folder: the run folder.
+      overrides: keys under thresholds that differ from the run; a precision or a miss rate without a goal sets the goal
+        too.
+
+    Returns:
+      the metrics before and after the fit, for the command line.
+
+    Raises:
+      UserError: the split is reported or has no scores, or no threshold reaches the goal.
     """
     keys = {key.removeprefix("thresholds.") for key, _ in overrides}
-    if "goal" not in keys and len(level := keys & {"precision", "miss_rate"}) == 1:
-        overrides = [*overrides, ("thresholds.goal", *level)]
+    levels = keys & {"precision", "miss_rate"}
+    if "goal" not in keys and len(levels) == 1:
+        overrides = [*overrides, ("thresholds.goal", *levels)]
     config, table, names = open_split_to_fit(folder, overrides, "thresholds")
-    thresholds = fit_split(table, names, config)
-    if (stored := stored_thresholds(folder)) is not None:
-        thresholds = replace(thresholds, calibration=stored.calibration)
+    thresholds = fit_thresholds(table, names, config, stored_thresholds(folder))
     with folder.writing():
         write_thresholds(folder, thresholds)
-    report = {**thresholds.source, "thresholds": thresholds.values}
-    print(dump_json(report, indent=2) if as_json else format_fitted(thresholds))
     status(f"written to {folder / THRESHOLDS}, which --mode=predict uses")
-    return DONE
+    return Outcome([fit_table(thresholds)])
 
 
 def open_split_to_fit(
@@ -61,32 +68,38 @@ def open_split_to_fit(
     return config, table, read_labels(folder)
 
 
-def format_fitted(thresholds: Thresholds) -> str:
+def fit_table(thresholds: Thresholds) -> Table:
     """Return the metrics before and after in percent, the goal, and the labels that could not be fitted."""
     source = thresholds.source
-    rows = [[f"{source['split']}, %", f"{source['fixed']:g}", "fitted"]]
-    rows += [[name, percent(before), percent(source["after"][name])] for name, before in source["before"].items()]
-    return "\n".join([text_table(rows, least=(10, 8)), *fitted_lines(thresholds)])
+    columns = [
+        Column(f"{source['split']}, %", align="<", width=10),
+        Column(f"{source['fixed']:g}", percent, width=8),
+        Column("fitted", percent, width=8),
+    ]
+    rows = [[name, before, source["after"][name]] for name, before in source["before"].items()]
+    document = {**source, "thresholds": thresholds.values}
+    return Table(columns, rows, notes=fitted_lines(thresholds), document=document)
 
 
 def fitted_lines(thresholds: Thresholds) -> list[str]:
     """Return the goal of fitted thresholds with their range, and the labels without their own threshold."""
     source = thresholds.source
-    finite = [value for value in thresholds.reported.values() if np.isfinite(value)]
-    goal = {"f1": "best F1", "precision": "precision of", "miss_rate": "expected misses of at most"}[source["goal"]]
-    if (level := source.get(source["goal"])) is not None:
+    finite = [value for value in thresholds.values.values() if np.isfinite(value)]
+    goal, level = _GOALS[source["goal"]], source.get(source["goal"])
+    if level is not None:
         goal += f" {100 * level:g} %"
-    one = "one for all labels" if source["per"] == "global" else "one per label"
+    per = "one for all labels" if source["per"] == "global" else "one per label"
     lines = [
-        f"{goal}, {one}, on {quantity(source['images'], 'image')}: {min(finite):.3f} to {max(finite):.3f}, median "
+        f"{goal}, {per}, on {quantity(source['images'], 'image')}: {min(finite):.3f} to {max(finite):.3f}, median "
         f"{np.median(finite):.3f}"
     ]
-    for key, what in (
-        ("shared", f"with fewer than {source.get('least_positives')} positive images, sharing one threshold"),
-        ("always", "always predicted, since no higher threshold has the bound"),
-        ("never", "never that precise, so never predicted"),
-    ):
+    reasons = {
+        "shared": f"with fewer than {source.get('least_positives')} positive images, sharing one threshold",
+        "always": "always predicted, since no higher threshold has the bound",
+        "never": "never that precise, so never predicted",
+    }
+    for key, reason in reasons.items():
         if source.get(key):
             count = quantity(len(thresholds.values), "label")
-            lines.append(f"{len(source[key])} of {count} {what}: {abbreviate(source[key], _SHOWN)}")
+            lines.append(f"{len(source[key])} of {count} {reason}: {abbreviate(source[key], _MOST_NAMES)}")
     return lines

@@ -83,11 +83,9 @@ CALIBRATION_KEYS = section(
         choices={
             "temperature": "the logit divided by a temperature",
             "platt": "a linear function of the logit",
-            "isotonic": "isotonic regression",
         },
     ),
     split=TextKey("", "Split to fit on, never a reported one; if empty, as thresholds.split."),
-    operating_point=FlagKey(False, "Also map the fitted threshold of each label to a score of 0.5."),
 )
 
 REPORT_KEYS = section(

@@ -15,19 +15,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_matrix
 
-from mlmoe_jax.evaluation.metrics.multilabel import Floats, mean_defined, precision_recall_f1_of, ratio, top_k
+from mlmoe_jax.evaluation.metrics.multilabel import mean_defined, precision_recall_f1_of, ratio, top_k
+from mlmoe_jax.runtime.array_types import Floats
 
-CHUNK = 100  # resamples at a time: their weights take 16 MB for 40,000 images
+RESAMPLES_AT_ONCE = 100  # resamples at a time: their weights take 16 MB for 40,000 images
 
 
 def draw(images: int, resamples: int, seed: int) -> Iterator[NDArray[np.float32]]:
-    """Draw resamples; yield the number of times that they have each image, f32[N,R'] with R' ≤ CHUNK.
+    """Draw resamples; yield the number of times that they have each image, f32[N,R'] with R' ≤ RESAMPLES_AT_ONCE.
 
     A comparison is paired because both runs use the same resamples.
     """
     generator = np.random.default_rng(seed)
-    for first in range(0, resamples, CHUNK):
-        samples = (generator.integers(images, size=images) for _ in range(min(CHUNK, resamples - first)))
+    for first in range(0, resamples, RESAMPLES_AT_ONCE):
+        samples = (generator.integers(images, size=images) for _ in range(min(RESAMPLES_AT_ONCE, resamples - first)))
         yield np.stack([np.bincount(rows, minlength=images) for rows in samples], axis=1).astype(np.float32)
 
 

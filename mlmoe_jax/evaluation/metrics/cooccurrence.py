@@ -28,7 +28,8 @@ from numpy.typing import ArrayLike
 from scipy.sparse import csr_array
 
 from mlmoe_jax.evaluation.metrics.metric_groups import MetricGroup
-from mlmoe_jax.evaluation.metrics.ranking import Bools, Floats, check_inputs, rank
+from mlmoe_jax.evaluation.metrics.ranking import check_inputs, rank
+from mlmoe_jax.runtime.array_types import Bools, Reals
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ _GAPS = {
     "score_gap": ("score_with_a", "score_without_a"),
     "auc_gap": ("auc_cooccurring", "auc_exclusive"),
 }
-MEANINGS = {
+_MEANINGS = {
     r"mAP_fall_from_test": "mAP on test minus mAP on this split, in which labels do not co-occur as in training",
     r"cooccurrence/fpr_with_a": "false-positive rate of b in images with a, for pairs that often co-occur in training",
     r"cooccurrence/fpr_without_a": "false-positive rate of b in images without a",
@@ -76,7 +77,7 @@ MEANINGS = {
     r"cooccurrence/auc_exclusive": "chance that b without a scores higher than images without b",
     r"cooccurrence/auc_gap": "how much worse b is recognized without a",
 }
-COOCCURRENCE = MetricGroup("Co-occurrence overfitting, means over pairs of labels", MEANINGS)
+COOCCURRENCE_METRICS = MetricGroup("Co-occurrence overfitting, means over pairs of labels", _MEANINGS)
 
 
 def training_pairs(
@@ -148,7 +149,7 @@ def pair_biases(
     return rows
 
 
-def _false_positives(score: Floats, cells: Mapping[str, Bools], threshold: np.float64, fewest: int) -> PairRow:
+def _false_positives(score: Reals, cells: Mapping[str, Bools], threshold: np.float64, fewest: int) -> PairRow:
     """Return the false-positive rate and the mean score of b, whose scores are f[N], with a and without a."""
     rates, means = {}, {}
     for side, cell in (("with_a", cells["a_only"]), ("without_a", cells["neither"])):
@@ -159,7 +160,7 @@ def _false_positives(score: Floats, cells: Mapping[str, Bools], threshold: np.fl
     return rates | means
 
 
-def _rankings(score: Floats, cells: Mapping[str, Bools], negatives: Floats, fewest: int) -> PairRow:
+def _rankings(score: Reals, cells: Mapping[str, Bools], negatives: Reals, fewest: int) -> PairRow:
     """Return AP and AUC of b over its positives with a and without a, against the scores of all its negatives."""
     precisions, areas = {}, {}
     for side, cell in (("cooccurring", cells["both"]), ("exclusive", cells["b_only"])):

@@ -13,8 +13,9 @@ from numpy.typing import ArrayLike, NDArray
 from mlmoe_jax.data.label_codes import targets
 from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.evaluation.metrics import multilabel
-from mlmoe_jax.evaluation.metrics.ranking import Bools, Floats, check_inputs
+from mlmoe_jax.evaluation.metrics.ranking import check_inputs
 from mlmoe_jax.models.consistency import Consistency
+from mlmoe_jax.runtime.array_types import Bools, Reals
 
 TOP_COUNT = 3  # labels of an image in mAP@k and @topk, as in published tables
 TOP_MINIMUM = 0.5  # lowest score of a predicted label in @topk_min
@@ -35,14 +36,14 @@ class Entries:
         threshold then agree with it too.
     """
 
-    scores: Floats
+    scores: Reals
     positive: Bools
     valid: Bools
     thresholds: Mapping[str, float | ArrayLike] = field(default_factory=dict)
     predicted: Mapping[str, Bools] = field(default_factory=dict)
     k: int = TOP_COUNT
     tree: LabelTree = INDEPENDENT
-    raw: Floats | None = None
+    raw: Reals | None = None
 
     @classmethod
     def of(cls, scores: ArrayLike, codes: Int8[np.ndarray, "b k"], difficult: str) -> Entries:

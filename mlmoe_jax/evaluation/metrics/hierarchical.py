@@ -11,8 +11,8 @@ from mlmoe_jax.evaluation.metrics.metric_groups import MetricGroup
 from mlmoe_jax.evaluation.metrics.multilabel import precision_recall_f1
 from mlmoe_jax.evaluation.metrics.standard import selectable_predictions
 
-NAMES = {"hP": "OP", "hR": "OR", "hF1": "OF1"}
-MEANINGS = {
+_OVERALL = {"hP": "OP", "hR": "OR", "hF1": "OF1"}
+_MEANINGS = {
     r"hP@(.+)": "hierarchical precision at {0}: OP of the predicted labels and all that they imply, against the "
     "present labels and all that they imply",
     r"hR@(.+)": "hierarchical recall at {0}: OR of the same sets",
@@ -20,19 +20,19 @@ MEANINGS = {
 }
 
 
-def measure(entries: Entries) -> dict[str, float]:
-    """Return the metrics of MEANINGS for each of `Entries.predictions`; {} without a tree."""
+def measure_hierarchical(entries: Entries) -> dict[str, float]:
+    """Return hP, hR and hF1 for each of `Entries.predictions`; {} without a tree."""
     if not entries.tree:
         return {}
     positive, metrics = entries.tree.add_implied(entries.positive & entries.valid), {}
     for name, predicted in entries.predictions.items():
         values = precision_recall_f1(entries.tree.add_implied(predicted), positive, mask=entries.valid)
-        metrics |= {f"{metric}@{name}": values[overall] for metric, overall in NAMES.items()}
+        metrics |= {f"{metric}@{name}": values[overall] for metric, overall in _OVERALL.items()}
     return metrics
 
 
 def _selectable(config: ConfigDict) -> list[str]:
-    return [f"{metric}@{name}" for name in selectable_predictions(config) for metric in NAMES if config.data.tree]
+    return [f"{metric}@{name}" for name in selectable_predictions(config) for metric in _OVERALL if config.data.tree]
 
 
-HIERARCHICAL = MetricGroup("Hierarchical precision, recall and F1", MEANINGS, measure, _selectable)
+HIERARCHICAL = MetricGroup("Hierarchical precision, recall and F1", _MEANINGS, measure_hierarchical, _selectable)

@@ -10,7 +10,8 @@ from numpy.typing import ArrayLike
 
 from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.evaluation.metrics.entries import TOP_COUNT, Entries
-from mlmoe_jax.evaluation.metrics.ranking import Floats, check_inputs
+from mlmoe_jax.evaluation.metrics.ranking import check_inputs
+from mlmoe_jax.runtime.array_types import Reals
 from mlmoe_jax.runtime.registry import Registry
 
 
@@ -41,8 +42,8 @@ GROUPS: Registry[MetricGroup] = Registry(
         "ranking": "mlmoe_jax.evaluation.metrics.standard:RANKING",
         "predictions": "mlmoe_jax.evaluation.metrics.standard:PREDICTIONS",
         "hierarchical": "mlmoe_jax.evaluation.metrics.hierarchical:HIERARCHICAL",
-        "calibration": "mlmoe_jax.evaluation.metrics.reliability:CALIBRATION",
-        "cooccurrence": "mlmoe_jax.evaluation.metrics.cooccurrence:COOCCURRENCE",
+        "calibration": "mlmoe_jax.evaluation.metrics.reliability:CALIBRATION_METRICS",
+        "cooccurrence": "mlmoe_jax.evaluation.metrics.cooccurrence:COOCCURRENCE_METRICS",
         "published": "mlmoe_jax.evaluation.metrics.published:PUBLISHED",
     },
 )
@@ -65,7 +66,7 @@ def evaluate_scores(
     *,
     k: int = TOP_COUNT,
     tree: LabelTree = INDEPENDENT,
-    raw: Floats | None = None,
+    raw: Reals | None = None,
 ) -> dict[str, float]:
     """Return `measure_entries` of arrays.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Num, Shaped
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from mlmoe_jax.evaluation.metrics.ranking import (
     INTERPOLATIONS,
@@ -19,17 +19,15 @@ from mlmoe_jax.evaluation.metrics.ranking import (
     rank_classes,
     row_blocks,
 )
+from mlmoe_jax.runtime.array_types import Floats, Ints
 
-Bools = NDArray[np.bool_]
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-Scores = Num[np.ndarray, "b k"]
-Labels = Shaped[np.ndarray, "b k"]
+ScoreMatrix = Num[np.ndarray, "b k"]
+LabelMatrix = Shaped[np.ndarray, "b k"]
 PerClass = Float[np.ndarray, " k"]
 
 
 def average_precision(
-    scores: Scores, labels: Labels, *, mask: Labels | None = None, interpolation: str = "none"
+    scores: ScoreMatrix, labels: LabelMatrix, *, mask: LabelMatrix | None = None, interpolation: str = "none"
 ) -> PerClass:
     """Return the average precision per class.
 
@@ -49,7 +47,7 @@ def average_precision(
     return np.array([r.average_precision(interpolation) for r in rank_classes(*check_inputs(scores, labels, mask))])
 
 
-def roc_auc(scores: Scores, labels: Labels, *, mask: Labels | None = None) -> PerClass:
+def roc_auc(scores: ScoreMatrix, labels: LabelMatrix, *, mask: LabelMatrix | None = None) -> PerClass:
     """Return the area under the ROC curve per class: how likely a positive scores above a negative, ties counting half.
 
     It is nan for classes without a positive or without a negative. Arguments as for `average_precision`.
@@ -57,7 +55,9 @@ def roc_auc(scores: Scores, labels: Labels, *, mask: Labels | None = None) -> Pe
     return np.array([r.roc_auc() for r in rank_classes(*check_inputs(scores, labels, mask))])
 
 
-def per_class(scores: Scores, labels: Labels, *, mask: Labels | None = None) -> dict[str, Num[np.ndarray, " k"]]:
+def per_class(
+    scores: ScoreMatrix, labels: LabelMatrix, *, mask: LabelMatrix | None = None
+) -> dict[str, Num[np.ndarray, " k"]]:
     """Return positives, AP, AP_envelope, AP_11point and AUC per class, from one sort per class."""
     ranked = [
         (r.positives, *(r.average_precision(kind) for kind in INTERPOLATIONS), r.roc_auc())
@@ -69,7 +69,7 @@ def per_class(scores: Scores, labels: Labels, *, mask: Labels | None = None) -> 
 
 
 def micro_average_precision(
-    scores: Scores, labels: Labels, *, mask: Labels | None = None, interpolation: str = "none"
+    scores: ScoreMatrix, labels: LabelMatrix, *, mask: LabelMatrix | None = None, interpolation: str = "none"
 ) -> float:
     """Return the AP of the entries of all classes ranked in one list; nan without positives.
 
@@ -94,7 +94,7 @@ def mean_average_precision(ap: Num[np.ndarray, " k"], *, weights: Num[np.ndarray
 
 
 def precision_recall_f1(
-    predicted: Labels, labels: Labels, *, mask: Labels | None = None, empty: str = "skip"
+    predicted: LabelMatrix, labels: LabelMatrix, *, mask: LabelMatrix | None = None, empty: str = "skip"
 ) -> dict[str, float]:
     """Return precision, recall and F1, per class and overall.
 
@@ -121,7 +121,7 @@ def precision_recall_f1(
 
 
 def top_k(
-    scores: Scores, k: int, *, minimum: float | None = None, mask: Labels | None = None
+    scores: ScoreMatrix, k: int, *, minimum: float | None = None, mask: LabelMatrix | None = None
 ) -> Bool[np.ndarray, "b k"]:
     """Return whether each class is one of the k highest of an image.
 
@@ -159,7 +159,7 @@ def top_k(
 
 
 def map_at_k(
-    scores: Scores, labels: Labels, k: int, *, mask: Labels | None = None, minimum: float | None = None
+    scores: ScoreMatrix, labels: LabelMatrix, k: int, *, mask: LabelMatrix | None = None, minimum: float | None = None
 ) -> float:
     """Return the mAP if each image returns only its k highest valid classes (DR-MoE does not define it in detail).
 
@@ -171,7 +171,7 @@ def map_at_k(
     return map_of_returned(scores, positive, valid, top_k(scores, k, minimum=minimum, mask=valid))
 
 
-def _counts(predicted: Labels, labels: Labels, mask: Labels | None) -> Ints:
+def _counts(predicted: LabelMatrix, labels: LabelMatrix, mask: LabelMatrix | None) -> Ints:
     """Return hits, predictions and positives per class among its valid entries, i64[3,K]."""
     predicted, positive, valid = as_flags(predicted, labels, mask)
     totals = np.zeros((3, positive.shape[1]), np.int64)
@@ -181,7 +181,7 @@ def _counts(predicted: Labels, labels: Labels, mask: Labels | None) -> Ints:
     return totals
 
 
-def map_of_returned(scores: Scores, positive: Labels, valid: Labels, returned: Labels) -> float:
+def map_of_returned(scores: ScoreMatrix, positive: LabelMatrix, valid: LabelMatrix, returned: LabelMatrix) -> float:
     """Return the mAP of rankings of only the `returned` entries; see `map_at_k`."""
     *_, positives = _counts(positive, positive, valid)
     gained = [

@@ -54,9 +54,7 @@ from mlmoe_jax.evaluation.metrics.multilabel import (
     top_k,
 )
 from mlmoe_jax.evaluation.metrics.threshold_search import prior_matched
-
-Bools = NDArray[np.bool_]
-Floats = NDArray[np.float64]
+from mlmoe_jax.runtime.array_types import Bools, Floats
 
 _COLUMNS = {"none": "AP", "envelope": "AP_envelope"}  # interpolation -> name in `Entries.per_class`
 _TABLE = ("CP", "CR", "CF1", "OP", "OR", "OF1")
@@ -97,7 +95,7 @@ def preset(
       mAP; CP CR CF1 OP OR OF1 at the paper's threshold (drmoe: CF1 CF1_mean OF1; asl: CF1_mean as well); the first six
       also @top3 (exactly three per image) or @top3_min0.5 if the paper has them.
     """
-    evaluator = PRESETS[name]
+    evaluator = EVALUATORS[name]
     scores, codes = np.asarray(scores), np.asarray(codes)
     positive, known = targets(codes, "negative")
     ap = average_precisions(name, scores, codes) if ap is None else ap
@@ -118,7 +116,7 @@ def preset(
 
 def average_precisions(name: str, scores: ArrayLike, codes: ArrayLike) -> Floats:
     """Return the average precision of each label, f64[K], as `preset` averages it; nan without positives."""
-    evaluator = PRESETS[name]
+    evaluator = EVALUATORS[name]
     positive, known = targets(np.asarray(codes), evaluator.difficult_in_ap)
     return average_precision(np.asarray(scores), positive, mask=known, interpolation=evaluator.interpolation)
 
@@ -137,7 +135,7 @@ def measure_preset(
     """
     if name == "none":
         return {}
-    evaluator = PRESETS[name]
+    evaluator = EVALUATORS[name]
     same_labels = difficult == evaluator.difficult_in_ap or not (codes == DIFFICULT).any()
     ap = entries.per_class[_COLUMNS[evaluator.interpolation]] if same_labels else None
     metrics = preset(name, entries.scores, codes, frequency=frequency, ap=ap)
@@ -150,7 +148,7 @@ def _as_often_as_in_training(scores: Floats, known: Bools, frequency: ArrayLike 
 
 _MINIMUM = ("@top3_min0.5", 0.5)
 
-PRESETS: Mapping[str, Evaluator] = MappingProxyType(
+EVALUATORS: Mapping[str, Evaluator] = MappingProxyType(
     {
         "mlvpt": Evaluator(_as_often_as_in_training, interpolation="envelope", top3=("@top3", None)),
         "q2l": Evaluator(interpolation="envelope", empty="one", top3=_MINIMUM),
@@ -169,13 +167,13 @@ PRESETS: Mapping[str, Evaluator] = MappingProxyType(
 def _selectable(config: ConfigDict) -> list[str]:
     if (name := config.metrics.preset) == "none":
         return []
-    evaluator = PRESETS[name]
+    evaluator = EVALUATORS[name]
     suffixes = ("", evaluator.top3[0]) if evaluator.top3 else ("",)
     return [f"{name}/mAP", *(f"{name}/{metric}{suffix}" for suffix in suffixes for metric in evaluator.metrics)]
 
 
 PUBLISHED = MetricGroup(
     "As a paper's own evaluator prints it",
-    {rf"({'|'.join(PRESETS)})/(.+)": "{1} as {0}'s own evaluator prints it"},
+    {rf"({'|'.join(EVALUATORS)})/(.+)": "{1} as {0}'s own evaluator prints it"},
     selectable=_selectable,
 )

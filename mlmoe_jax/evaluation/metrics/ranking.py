@@ -9,9 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Bools = NDArray[np.bool_]
-Floats = NDArray[np.floating]
-Ints = NDArray[np.int64]
+from mlmoe_jax.runtime.array_types import Bools, Ints, Reals
 
 INTERPOLATIONS = ("none", "envelope", "11point")
 _ENTRIES = 1 << 22  # processed at a time, to limit additional memory
@@ -62,7 +60,7 @@ class Ranking:
         return (pairs - misordered) / pairs
 
 
-def rank(positives: Floats, negatives: Iterable[Floats]) -> Ranking:
+def rank(positives: Reals, negatives: Iterable[Reals]) -> Ranking:
     """Rank the scores f[P] of positives among the scores of negatives, in parts f[n]."""
     positives = np.sort(positives)
     hits = positives.size - np.searchsorted(positives, positives)
@@ -79,7 +77,7 @@ def rank(positives: Floats, negatives: Iterable[Floats]) -> Ranking:
     return Ranking(hits, above, level, total)
 
 
-def rank_classes(scores: Floats, positive: Bools, valid: Bools) -> Iterator[Ranking]:
+def rank_classes(scores: Reals, positive: Bools, valid: Bools) -> Iterator[Ranking]:
     """Yield the ranking of each class over its valid entries; arguments are results of `check_inputs`."""
     for first in range(0, scores.shape[1], _CLASSES):
         columns = (np.ascontiguousarray(x[:, first : first + _CLASSES].T) for x in (scores, positive, valid))
@@ -87,7 +85,7 @@ def rank_classes(scores: Floats, positive: Bools, valid: Bools) -> Iterator[Rank
             yield rank(s[y & v], [s[~y & v]])
 
 
-def rank_all(scores: Floats, positive: Bools, valid: Bools) -> Ranking:
+def rank_all(scores: Reals, positive: Bools, valid: Bools) -> Ranking:
     """Return the ranking of the valid entries of all classes in one list."""
     positives = scores[positive & valid]
     # Large parts, because all positives are searched in each.
@@ -95,7 +93,7 @@ def rank_all(scores: Floats, positive: Bools, valid: Bools) -> Ranking:
     return rank(positives, (scores[rows][valid[rows] & ~positive[rows]] for rows in blocks))
 
 
-def check_inputs(scores: ArrayLike, labels: ArrayLike, mask: ArrayLike | None) -> tuple[Floats, Bools, Bools]:
+def check_inputs(scores: ArrayLike, labels: ArrayLike, mask: ArrayLike | None) -> tuple[Reals, Bools, Bools]:
     """Return (scores f32 or f64[B,K], positive bool[B,K], valid bool[B,K]), without a copy if possible.
 
     Raises ValueError for other shapes, or a NaN score in a valid entry.

@@ -10,14 +10,12 @@ Shape letters: B images, K classes, M bins.
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.evaluation.metrics.metric_groups import MetricGroup
-from mlmoe_jax.evaluation.metrics.multilabel import Floats, Labels, Scores, mean_defined, ratio
+from mlmoe_jax.evaluation.metrics.multilabel import LabelMatrix, ScoreMatrix, mean_defined, ratio
 from mlmoe_jax.evaluation.metrics.ranking import check_inputs, row_blocks
-
-Ints = NDArray[np.int64]
+from mlmoe_jax.runtime.array_types import Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,9 @@ class Reliability:
         return Reliability(*(x.sum(axis=0, keepdims=True) for x in fields))
 
 
-def reliability(scores: Scores, labels: Labels, *, mask: Labels | None = None, bins: int = 15) -> Reliability:
+def reliability(
+    scores: ScoreMatrix, labels: LabelMatrix, *, mask: LabelMatrix | None = None, bins: int = 15
+) -> Reliability:
     """Sort the entries of a split into `bins` bins by score, in one pass.
 
     More bins resolve finer errors, but with few entries per bin they also measure noise.
@@ -87,15 +87,15 @@ def reliability(scores: Scores, labels: Labels, *, mask: Labels | None = None, b
     return Reliability(*(x.reshape(classes, bins) for x in (count, hits, total)), squared)
 
 
-MEANINGS = {
+_MEANINGS = {
     r"ECE_pooled": "mean distance between score and share of positives per bin, over all scores pooled",
     r"ECE_macro": "mean distance between score and share of positives per bin, per label, averaged over labels",
     r"Brier_pooled": "mean squared distance between score and truth",
 }
 
 
-def measure(entries: Entries) -> dict[str, float]:
-    """Return the metrics of MEANINGS."""
+def measure_calibration(entries: Entries) -> dict[str, float]:
+    """Return the calibration errors and the Brier score."""
     binned = reliability(entries.scores, entries.positive, mask=entries.valid)
     pooled = binned.pooled()
     return {
@@ -105,4 +105,4 @@ def measure(entries: Entries) -> dict[str, float]:
     }
 
 
-CALIBRATION = MetricGroup("Calibration (lower is better)", MEANINGS, measure)
+CALIBRATION_METRICS = MetricGroup("Calibration (lower is better)", _MEANINGS, measure_calibration)

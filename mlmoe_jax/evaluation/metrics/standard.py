@@ -15,7 +15,7 @@ from mlmoe_jax.evaluation.metrics.multilabel import (
 from mlmoe_jax.evaluation.metrics.ranking import rank_all
 
 # ------------------------------------------------------------------------------------------------------------- ranking
-MEANINGS = {
+_RANKING_MEANINGS = {
     r"mAP": "mean of average precision, the mean precision at each positive, over the labels with a positive",
     r"mAP_envelope": "mAP with the largest precision at this or any higher recall (VOC 2010+, Q2L, ML-VPT)",
     r"mAP_11point": "mAP with the largest precision at recall 0, 0.1 … 1 or higher (VOC 2007)",
@@ -28,7 +28,7 @@ MEANINGS = {
 
 
 def _measure_ranking(entries: Entries) -> dict[str, float]:
-    """Return the metrics of MEANINGS.
+    """Return the metrics of rankings.
 
     precision@1 is over the images with a valid entry. Images without positives are misses.
     """
@@ -48,13 +48,13 @@ def _measure_ranking(entries: Entries) -> dict[str, float]:
 
 RANKING = MetricGroup(
     "Ranking, without thresholds",
-    MEANINGS,
+    _RANKING_MEANINGS,
     _measure_ranking,
-    lambda config: (name.replace(r"(\d+)", str(TOP_COUNT)) for name in MEANINGS),
+    lambda config: (name.replace(r"(\d+)", str(TOP_COUNT)) for name in _RANKING_MEANINGS),
 )
 
 # --------------------------------------------------------------------------------------------------------- predictions
-METRICS = {
+PREDICTION_METRICS = {
     "CP": "mean of the precision of the labels that are predicted at least once",
     "CR": "mean of the recall of the labels that are present at least once",
     "CF1": "harmonic mean of CP and CR, as in nearly all published tables",
@@ -66,7 +66,7 @@ METRICS = {
     "recall_macro": "mean over all labels of recall, 0 for labels never present (scikit-learn's macro)",
     "F1_macro": "mean over all labels of F1, 0 for labels never predicted (scikit-learn's macro)",
 }
-THRESHOLDS = {
+THRESHOLD_MEANINGS = {
     r"([\d.]+)": "a label is predicted if its score is at least {0}",
     r"fitted": "a label is predicted if its score is at least its own threshold, fitted on another split "
     "(see Thresholds)",
@@ -79,7 +79,7 @@ THRESHOLDS = {
 
 
 def _measure_predictions(entries: Entries) -> dict[str, float]:
-    """Return METRICS of `precision_recall_f1` at each entry of THRESHOLDS."""
+    """Return `precision_recall_f1` of each of `Entries.predictions`."""
     metrics = {}
     for name, predicted in entries.predictions.items():
         values = precision_recall_f1(predicted, entries.positive, mask=entries.valid)
@@ -88,7 +88,7 @@ def _measure_predictions(entries: Entries) -> dict[str, float]:
 
 
 def _selectable(config: ConfigDict) -> list[str]:
-    return [f"{metric}@{name}" for name in selectable_predictions(config) for metric in METRICS]
+    return [f"{metric}@{name}" for name in selectable_predictions(config) for metric in PREDICTION_METRICS]
 
 
 def selectable_predictions(config: ConfigDict) -> tuple[str, ...]:

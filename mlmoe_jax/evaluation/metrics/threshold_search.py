@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from mlmoe_jax.evaluation.metrics.ranking import check_inputs
-
-Floats = NDArray[np.float64]
+from mlmoe_jax.runtime.array_types import Floats
 
 
 # ---------------------------------------------------------------------------------------------------- prior-matched
@@ -50,7 +49,7 @@ def prior_matched(
 
 
 # ----------------------------------------------------------------------------------------------------------- fitting
-def fit(
+def best_thresholds(
     scores: ArrayLike,
     labels: ArrayLike,
     *,
@@ -89,7 +88,7 @@ def fit(
         return np.broadcast_to(bounds, classes).copy()
     if per == "global":
         scores, positive, valid = (x.reshape(-1, 1) for x in (scores, positive, valid))
-    fitted = _best_thresholds(np.where(valid, scores, -1.0), positive & valid, goal, precision)
+    fitted = _best_of_columns(np.where(valid, scores, -1.0), positive & valid, goal, precision)
     return np.broadcast_to(fitted, classes).copy()
 
 
@@ -126,8 +125,8 @@ def bounded_misses(scores: Floats, positive: NDArray[np.bool_], miss_rate: float
     return float(present[order][beyond.argmax()]) if beyond.any() else np.inf
 
 
-def _best_thresholds(scores: Floats, positive: NDArray[np.bool_], goal: str, precision: float) -> Floats:
-    """Return `fit` of each column of scores f[N,K], which are −1 for entries to ignore."""
+def _best_of_columns(scores: Floats, positive: NDArray[np.bool_], goal: str, precision: float) -> Floats:
+    """Return `best_thresholds` of each column of scores f[N,K], which are −1 for entries to ignore."""
     if not len(scores):
         return np.full(scores.shape[1], np.nan)
     order = np.argsort(-scores, axis=0)

@@ -16,9 +16,9 @@ from mlmoe_jax.apps.cli.flags import parse_flags
 from mlmoe_jax.apps.report import labels, page, results, training
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.apps.tools.compare import ComparedRun, compare_runs
-from mlmoe_jax.apps.tools.fit_thresholds import format_fitted
-from mlmoe_jax.evaluation.fit_thresholds import fit_split
-from mlmoe_jax.evaluation.metrics.standard import METRICS
+from mlmoe_jax.apps.tools.fit_thresholds import fit_table
+from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
+from mlmoe_jax.evaluation.metrics.standard import PREDICTION_METRICS
 from mlmoe_jax.evaluation.results import read_scores
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.thresholds import Thresholds, write_thresholds
@@ -154,7 +154,7 @@ def test_metrics_are_shown_with_their_definitions(text, run):
     for at in ("0.5", "top3"):
         table = rows_of(text, f"metrics-at-{at}")
         for name in ("CP", "CR", "CF1", "precision_macro"):
-            name, meaning = f"{name}@{at}", METRICS[name]
+            name, meaning = f"{name}@{at}", PREDICTION_METRICS[name]
             assert table[name] == [[name, meaning], stored["val"][name], stored["test"][name]]
     never = int((read_scores(run)["test"].scores < 0.5).all(axis=0).sum())
     assert f"Never predicted on test at 0.5: {never} of 5 labels." in found
@@ -180,7 +180,7 @@ def test_thresholds_and_their_origin(text, tmp_path):
     assert "were fitted on val. They are from 0.1 to 0.4, median 0.25. Never predicted: 1 label, with a dash" in found
     assert [row[-1] for row in data_block(text, "label-table")["rows"]] == [0.1, 0.2, 0.3, 0.4, None]
     folder = make_run(tmp_path / "run", samples=0)
-    folder.write_json("thresholds.json", dict.fromkeys(NAMES, None))
+    folder.write_json("thresholds.json", {"thresholds": dict.fromkeys(NAMES)})
     _, note = results.thresholds(RunFiles(folder)).parts
     assert note.text.startswith("They are fixed")
     assert note.text.endswith("Never predicted: 5 labels, with a dash among the labels.")
@@ -188,7 +188,7 @@ def test_thresholds_and_their_origin(text, tmp_path):
 
 def test_fitted_thresholds_are_told_in_words(tmp_path, no_bundle):
     folder = make_run(tmp_path / "run", samples=0)
-    fitted = fit_split(RunFiles(folder).splits["val"].scores, NAMES, RunFiles(folder).config)
+    fitted = fit_thresholds(RunFiles(folder).splits["val"].scores, NAMES, RunFiles(folder).config)
     fitted.source["before"]["CP"] = float("nan")  # no label was predicted
     write_thresholds(folder, fitted)
     text = page.write_report(folder).read_text()
@@ -196,7 +196,7 @@ def test_fitted_thresholds_are_told_in_words(tmp_path, no_bundle):
     assert "Fitted on val: best F1, one per label, on 40 images: " in found
     assert "{" not in found
     assert rows["CP"] == ["CP", None, fitted.source["after"]["CP"]]
-    assert "nan" not in format_fitted(fitted)
+    assert "nan" not in fit_table(fitted).text()
 
 
 def test_images_come_first_and_what_is_missing_last_in_one_line(tmp_path, no_bundle):

@@ -141,19 +141,18 @@ def test_thresholds_of_a_run():
         assert (found.tolist(), of) == (expected, origin)
 
 
-def test_scores_are_corrected_except_on_the_split_of_the_calibration(tmp_path):
+def test_scores_are_corrected(tmp_path):
     folder = make_run(tmp_path / "run")
-    for split in ("val", "test"):
-        labels = {name: {"scale": 0.5, "offset": 0.25} for name in NAMES}
-        calibration = {"split": split, "operating_point": False, "labels": labels}
-        write_thresholds(folder, replace(read_thresholds(folder), calibration=calibration))
-        files = RunFiles(folder)
-        raw, note = files.scored.scores, results.score_curves(files).parts[0].text
-        expected = probabilities(0.5 * logits_of(raw) + 0.25) if split == "val" else raw
-        np.testing.assert_allclose(files.corrected.scores, expected, rtol=1e-6)
-        np.testing.assert_allclose(files.samples.scores, expected[: len(files.samples.ids)], rtol=1e-3)
-        np.testing.assert_array_equal(mistakes.judge(files).predicted, raw >= files.thresholds.raw(NAMES))
-        assert ("The scores are corrected as fitted on val; raw " in note) == (split == "val")
+    labels = {name: {"scale": 0.5, "offset": 0.25} for name in NAMES}
+    calibration = {"split": "val", "labels": labels}
+    write_thresholds(folder, replace(read_thresholds(folder), calibration=calibration))
+    files = RunFiles(folder)
+    raw, note = files.scored.scores, results.score_curves(files).parts[0].text
+    expected = probabilities(0.5 * logits_of(raw) + 0.25)
+    np.testing.assert_allclose(files.corrected.scores, expected, rtol=1e-6)
+    np.testing.assert_allclose(files.samples.scores, expected[: len(files.samples.ids)], rtol=1e-3)
+    np.testing.assert_array_equal(mistakes.judge(files).predicted, expected >= files.thresholds.limits(NAMES))
+    assert "The scores are corrected as fitted on val; raw " in note
 
 
 def test_scores_agree_with_the_tree_of_the_labels(tmp_path):
@@ -164,7 +163,7 @@ def test_scores_agree_with_the_tree_of_the_labels(tmp_path):
     folder.write_bytes("label_space.npz", buffer.getvalue())
     files = RunFiles(folder)
     np.testing.assert_array_equal(files.scored.scores, Consistency.of(tree, 0.5, 5)(raw), err_msg="as measured")
-    reported = Consistency.of(tree, files.thresholds.of(NAMES), 5)
+    reported = Consistency.of(tree, files.thresholds.limits(NAMES), 5)
     np.testing.assert_array_equal(files.corrected.scores, reported(raw))
     assert not np.array_equal(files.corrected.scores, files.scored.scores)
     assert "corrected" not in results.score_curves(files).parts[0].text

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,9 +7,10 @@ from helpers.scored_run import drawn_split, write_run
 
 from mlmoe_jax.apps.tools.calibrate import calibrate_run
 from mlmoe_jax.apps.tools.fit_thresholds import fit_run
+from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
 from mlmoe_jax.evaluation.results import read_scores
 from mlmoe_jax.main import main
-from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.folder import RunFolder, read_config
 from mlmoe_jax.runs.thresholds import read_thresholds, write_fixed
 
 
@@ -19,7 +21,7 @@ def folder(tmp_path) -> RunFolder:
 
 def test_a_run_is_calibrated_on_the_command_line(folder, capsys):
     before = folder.read_bytes("scores/val.npz")
-    assert main(["--mode=calibrate", f"--workdir={folder}", "--config.calibration.method=isotonic"]) == 0
+    assert main(["--mode=calibrate", f"--workdir={folder}", "--config.calibration.method=temperature"]) == 0
     out, err = capsys.readouterr()
     stored = read_thresholds(folder)
     row = next(line for line in out.splitlines() if line.startswith("ECE_macro"))
@@ -28,28 +30,36 @@ def test_a_run_is_calibrated_on_the_command_line(folder, capsys):
     assert "5-fold cross-validation" in out
     assert "thresholds.json" in err
     assert folder.read_bytes("scores/val.npz") == before, "the raw scores stay"
-    assert stored.of("abc").tolist() == [0.5] * 3, "a fixed threshold is one of the corrected scores"
+    assert stored.limits("abc").tolist() == [0.5] * 3, "a fixed threshold is one of the corrected scores"
 
 
-@pytest.mark.parametrize("method", ["platt", "isotonic"])
-def test_fitted_thresholds_predict_the_same_labels(folder, method, capsys):
+def test_thresholds_are_fitted_to_corrected_scores(folder):
+    calibrate_run(folder)
+    calibration = read_thresholds(folder).calibration
     fit_run(folder)
-    scores, raw = read_scores(folder)["test"].scores, read_thresholds(folder).of("abc")
-    for extra in ([], [("calibration.operating_point", "True")]):
-        calibrate_run(folder, [("calibration.method", method), *extra])
-        for _ in range(2):
-            stored = read_thresholds(folder)
-            corrected = stored.correct(scores, "abc")
-            np.testing.assert_array_equal(corrected >= stored.of("abc"), scores >= stored.raw("abc"))
-            np.testing.assert_array_equal(np.argsort(corrected, axis=0), np.argsort(scores, axis=0))
-            assert (stored.of("abc").tolist() == [0.5] * 3) == bool(extra)
-            fit_run(folder)  # in either order
-    np.testing.assert_array_equal(stored.raw("abc"), raw)
+    stored, scored = read_thresholds(folder), read_scores(folder)
+    assert stored.calibration == calibration
+    val = replace(scored["val"], scores=stored.correct(scored["val"].scores, "abc"))
+    expected = fit_thresholds(val, "abc", read_config(folder))
+    assert (stored.values, stored.source) == (expected.values, expected.source)
+    corrected = stored.correct(scored["test"].scores, "abc")
+    np.testing.assert_array_equal(np.argsort(corrected, axis=0), np.argsort(scored["test"].scores, axis=0))
+    np.testing.assert_array_equal(stored.predict(scored["test"].scores, "abc"), corrected >= stored.limits("abc"))
+
+
+def test_a_new_calibration_replaces_thresholds_that_were_fitted_to_other_scores(folder, capsys):
+    fit_run(folder)
+    calibrate_run(folder)
+    stored = read_thresholds(folder)
+    assert (stored.values, stored.source) == (dict.fromkeys("abc", 0.5), {})
+    told = capsys.readouterr().err
+    assert "the thresholds were fitted to other scores and are now 0.5; fit them again with --mode=thresholds" in told
+    calibrate_run(folder)
+    assert "fitted to other scores" not in capsys.readouterr().err
 
 
 def test_the_json_is_the_stored_calibration(folder, capsys):
-    calibrate_run(folder, as_json=True)
-    printed = json.loads(capsys.readouterr().out)
+    printed = json.loads(calibrate_run(folder).json())
     assert printed == read_thresholds(folder).calibration
     assert {key: printed[key] for key in ("split", "images", "method")} == {
         "split": "val",
@@ -67,18 +77,10 @@ def test_a_resumed_training_keeps_the_calibration_of_its_scores(folder, capsys):
         assert bool(read_thresholds(folder).calibration) == kept
 
 
-def test_a_calibration_is_not_used_on_its_own_split(folder, capsys):
-    calibrate_run(folder)
-    stored = read_thresholds(folder)
-    assert stored.outside("val").calibration == {}
-    assert stored.outside("test") == stored
-
-
 def test_invalid_requests_are_user_errors(folder, tmp_path, refusal):
     assert "test, one of data.test_splits" in refusal(calibrate_run, folder, [("calibration.split", "test")])
     assert "not of vla" in refusal(calibrate_run, folder, [("calibration.split", "vla")])
     assert "only keys under calibration" in refusal(calibrate_run, folder, [("thresholds.split", "val")])
-    assert "needs fitted thresholds" in refusal(calibrate_run, folder, [("calibration.operating_point", "True")])
     assert "has no results.json" in refusal(calibrate_run, write_run(tmp_path / "unscored"))
     small = write_run(tmp_path / "small", drawn_split("val", 20))
     assert "too small to calibrate on: 20 images" in refusal(calibrate_run, small)
@@ -90,11 +92,7 @@ def test_invalid_requests_are_user_errors(folder, tmp_path, refusal):
 
 @pytest.mark.parametrize(
     "entry",
-    [{}, {"scale": -1, "offset": 0}, {"scale": 1, "offset": 0, "weight": 1}, {"scale": "x"}, 5]
-    + [
-        {"scale": 1, "weight": 0.5, "knots": knots}
-        for knots in ([[0, 0], [0, 1]], [[0, 1], [1, 0]], [[0, 2], [0, 1]], [0, 1])
-    ],
+    [{}, {"scale": -1, "offset": 0}, {"scale": 1, "offset": float("inf")}, {"scale": "x", "offset": 0}, 5],
 )
 def test_damaged_calibrations(folder, refusal, entry, capsys):
     calibrate_run(folder)

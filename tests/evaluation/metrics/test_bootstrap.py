@@ -21,9 +21,9 @@ def hard_case(images=30, classes=6):
 def test_weighted_metrics_are_those_of_the_resampled_images():
     """Compare with the metrics of each resample as a split of its own, with repeated images."""
     scores, labels, mask = hard_case()
-    measure, resamples = WeightedMetrics(scores, labels, mask, 0.5), bootstrap.CHUNK + 14
+    measure, resamples = WeightedMetrics(scores, labels, mask, 0.5), bootstrap.RESAMPLES_AT_ONCE + 14
     found = [measure(weights) for weights in draw(len(scores), resamples, seed=3)]
-    assert [len(values["mAP"]) for values, _ in found] == [bootstrap.CHUNK, 14]
+    assert [len(values["mAP"]) for values, _ in found] == [bootstrap.RESAMPLES_AT_ONCE, 14]
     values = {name: np.concatenate([part[name] for part, _ in found]) for name in found[0][0]}
     ap = np.concatenate([part for _, part in found])
     assert ap.shape == (resamples, labels.shape[1])

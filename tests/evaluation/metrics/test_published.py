@@ -7,7 +7,7 @@ from helpers.paths import PARITY
 from sklearn.metrics import average_precision_score, f1_score, precision_recall_fscore_support
 
 from mlmoe_jax.evaluation.metrics import multilabel
-from mlmoe_jax.evaluation.metrics.published import PRESETS, average_precisions, preset
+from mlmoe_jax.evaluation.metrics.published import EVALUATORS, average_precisions, preset
 from mlmoe_jax.models.calibration import probabilities
 
 ARRAYS = np.load(PARITY / "metrics.npz")
@@ -111,13 +111,13 @@ def test_q2l_differs_from_mlgcn_only_in_ap():
 def test_difficult_labels():
     """ML-GCN leaves them out of AP; otherwise they are negative."""
     negative = np.where(DIFFICULT == 2, 0, DIFFICULT)
-    for name in PRESETS:
+    for name in EVALUATORS:
         row, plain = (preset(name, P, codes, frequency=frequencies(name)) for codes in (DIFFICULT, negative))
         assert (row["mAP"] != plain["mAP"]) == (name == "mlgcn")
         assert {**row, "mAP": 0} == {**plain, "mAP": 0}
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", EVALUATORS)
 def test_unknown_labels_are_ignored(name):
     """A row of unknown labels changes nothing; an unknown entry may have any score and is never in the top 3."""
     frequency = frequencies(name)
@@ -132,7 +132,7 @@ def test_unknown_labels_are_ignored(name):
 def test_classes_without_positives_or_predictions():
     labels, scores = Y.copy(), P.copy()
     labels[:, 5], scores[:, 2] = 0, 0.1
-    rows = {name: preset(name, scores, labels, frequency=frequencies(name)) for name in PRESETS}
+    rows = {name: preset(name, scores, labels, frequency=frequencies(name)) for name in EVALUATORS}
     others = [k for k in range(12) if k != 5]
     ap = multilabel.average_precision(scores, labels)
     assert rows["asl"]["mAP"] == pytest.approx(np.nansum(ap) / 12)
@@ -149,7 +149,7 @@ def test_classes_without_positives_or_predictions():
     assert rows["mlvpt"]["CR@top3"] == pytest.approx(cr)
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", EVALUATORS)
 def test_the_average_precision_per_label_is_what_the_map_averages(name):
     of_labels = average_precisions(name, P, DIFFICULT)
     assert of_labels.shape == (Y.shape[1],)

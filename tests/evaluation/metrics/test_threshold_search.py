@@ -88,14 +88,14 @@ def brute_force(scores, positive, goal, precision):
 )
 def test_fitted_thresholds_are_the_best_of_all_cuts(seed, goal, precision):
     scores, labels, mask = hard_case(seed)
-    cuts = threshold_search.fit(scores, labels, mask=mask, goal=goal, precision=precision)
+    cuts = threshold_search.best_thresholds(scores, labels, mask=mask, goal=goal, precision=precision)
     assert np.isnan(cuts[2])
     for k in (k for k in range(8) if k != 2):
         s, y = scores[mask[:, k], k], labels[mask[:, k], k]
         cut, middle = brute_force(s, y, goal, Fraction(precision))
         assert cuts[k] == pytest.approx(middle, abs=1e-15)
         np.testing.assert_array_equal(s >= cuts[k], np.zeros(len(s), bool) if cut is None else s >= cut)
-    together = threshold_search.fit(scores, labels, mask=mask, goal=goal, precision=precision, per="global")
+    together = threshold_search.best_thresholds(scores, labels, mask=mask, goal=goal, precision=precision, per="global")
     assert together.shape == (8,)
     _, middle = brute_force(scores[mask], labels[mask], goal, Fraction(precision))
     np.testing.assert_allclose(together, middle, rtol=0, atol=1e-15)
@@ -103,11 +103,11 @@ def test_fitted_thresholds_are_the_best_of_all_cuts(seed, goal, precision):
 
 def test_a_threshold_between_neighboring_floats_is_the_larger_score():
     for upper, lower in ((np.nextafter(0.5, 1), 0.5), (0.5, np.nextafter(0.5, 0))):  # the midpoint is rounded to either
-        assert threshold_search.fit([[upper], [lower]], [[1], [0]]) == [upper]
-    assert threshold_search.fit([[0.0]], [[1]]) == [0.0], "one image, one class, the lowest possible score"
-    assert threshold_search.fit([[0.3]], [[1]]) == [0.15]
-    assert np.isnan(threshold_search.fit([[0.3]], [[1]], mask=[[0]]))
-    assert np.isnan(threshold_search.fit(np.zeros((0, 2)), np.zeros((0, 2)))).all()
+        assert threshold_search.best_thresholds([[upper], [lower]], [[1], [0]]) == [upper]
+    assert threshold_search.best_thresholds([[0.0]], [[1]]) == [0.0], "one image, one class, the lowest possible score"
+    assert threshold_search.best_thresholds([[0.3]], [[1]]) == [0.15]
+    assert np.isnan(threshold_search.best_thresholds([[0.3]], [[1]], mask=[[0]]))
+    assert np.isnan(threshold_search.best_thresholds(np.zeros((0, 2)), np.zeros((0, 2)))).all()
 
 
 # --------------------------------------------------------------------------------------------------- bounded misses
@@ -116,7 +116,7 @@ def test_bounded_misses_equal_mapie():
     stored = np.load(PARITY / "risk_control.npz")
     for miss_rate, expected in zip(stored["miss_rates"], stored["thresholds"], strict=True):
         goal = {"goal": "miss_rate", "per": "global", "miss_rate": miss_rate}
-        found = threshold_search.fit(stored["scores"], stored["labels"], **goal)
+        found = threshold_search.best_thresholds(stored["scores"], stored["labels"], **goal)
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-9)
 
 
@@ -124,7 +124,7 @@ def test_bounded_misses_equal_mapie():
 @pytest.mark.parametrize("seed", range(3))
 def test_bounded_misses_are_the_highest_threshold_within_the_bound(per, seed):
     scores, labels, mask = hard_case(seed, images=60)
-    found = threshold_search.fit(scores, labels, mask=mask, goal="miss_rate", miss_rate=0.2, per=per)
+    found = threshold_search.best_thresholds(scores, labels, mask=mask, goal="miss_rate", miss_rate=0.2, per=per)
     present = labels & mask
     for columns, threshold in [(slice(None), found[0])] if per == "global" else [([k], found[k]) for k in range(8)]:
         rows = present[:, columns][present[:, columns].any(axis=1)]
@@ -153,7 +153,9 @@ def test_misses_on_new_images_are_within_the_bound():
         labels = draw.random((60, 4)) < 0.4
         scores = draw.normal(labels, 1)
         scores = 1 / (1 + np.exp(-scores))
-        (threshold, *_) = threshold_search.fit(scores[:30], labels[:30], goal="miss_rate", miss_rate=0.15, per="global")
+        (threshold, *_) = threshold_search.best_thresholds(
+            scores[:30], labels[:30], goal="miss_rate", miss_rate=0.15, per="global"
+        )
         new = labels[30:].any(axis=1)
         missed.append((((scores < threshold) & labels)[30:][new].sum(1) / labels[30:][new].sum(1)).mean())
     assert 0.1 < np.mean(missed) <= 0.15 + 3 * np.std(missed) / 300**0.5
@@ -165,21 +167,24 @@ FITTED = Thresholds({"a": 0.25, "b": np.inf}, {"split": "val", "goal": "f1"})
 
 def test_thresholds_are_written_and_read_back(tmp_path):
     folder = RunFolder(tmp_path)
-    for kept in (FITTED, Thresholds({"a": 0.5, "thresholds": 1.0})):
+    calibrated = Thresholds({"a": 0.5}, {}, {"split": "val", "labels": {"a": {"scale": 2.0, "offset": 0.5}}})
+    for kept in (FITTED, Thresholds({"a": 0.5, "thresholds": 1.0}), calibrated):
         write_thresholds(folder, kept)
         assert read_thresholds(folder) == kept
-    assert folder.read_json("thresholds.json") == {"a": 0.5, "thresholds": 1.0}, "the format of older folders"
-    folder.write_json("thresholds.json", {"a": 1, "b": None})
+    folder.write_json("thresholds.json", {"thresholds": {"a": 1, "b": None}})
     assert read_thresholds(folder) == Thresholds({"a": 1.0, "b": np.inf})
 
 
-@pytest.mark.parametrize("stored", [[0.5], {"a": "high"}, {"thresholds": {"a": [1]}, "split": "val"}, {"a": 10**400}])
+@pytest.mark.parametrize(
+    "stored",
+    [[0.5], {"thresholds": "high"}, {"thresholds": {"a": [1]}, "split": "val"}, {"thresholds": {"a": 10**400}}],
+)
 def test_damaged_thresholds(tmp_path, refusal, stored):
     folder = RunFolder(tmp_path)
     assert "no thresholds.json" in refusal(read_thresholds, folder)
     folder.write_json("thresholds.json", stored)
     assert str(folder / "thresholds.json") in refusal(read_thresholds, folder)
-    folder.write_text("thresholds.json", '{"a": NaN}')
+    folder.write_text("thresholds.json", '{"thresholds": {"a": NaN}}')
     assert "nan is no threshold" in refusal(read_thresholds, folder)
 
 

@@ -6,9 +6,9 @@ from sklearn.linear_model import LogisticRegression
 
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN, targets
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.training import logistic
-from mlmoe_jax.training.logistic import Search, fit_logistic, rotate, stratified_folds
-from mlmoe_jax.training.logistic_solver import solve
+from mlmoe_jax.training.logistic import penalty_search
+from mlmoe_jax.training.logistic.newton import solve
+from mlmoe_jax.training.logistic.penalty_search import PenaltySearch, fit_logistic, rotate, stratified_folds
 
 
 def problem(images: int, width: int, *, labels: int = 4, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -59,7 +59,7 @@ def test_the_penalty_has_the_least_loss_outside_of_the_folds_of_fits(images, wid
     def loss(logits: np.ndarray) -> float:
         return float((known * (np.logaddexp(0, logits) - label * logits)).sum() / known.sum())
 
-    np.testing.assert_allclose(found.logits_outside, outside(found.penalty), atol=2e-3)
+    np.testing.assert_allclose(found.held_out_logits, outside(found.penalty), atol=2e-3)
     losses = {penalty: loss(outside(penalty)) for penalty in 10 ** np.arange(-3, 1.1, 0.5)}
     assert found.penalty == pytest.approx(min(losses, key=losses.__getitem__))
     assert found.losses[found.penalty] == pytest.approx(min(losses.values()), rel=1e-3)
@@ -84,11 +84,11 @@ def test_labels_with_one_value_have_no_weights_and_finite_odds():
     codes[7, 3] = POSITIVE  # no fit without its fold has a positive
     found = fit_logistic(features, codes)
     assert np.isfinite(found.kernel).all()
-    assert np.isfinite(found.logits_outside).all()
+    assert np.isfinite(found.held_out_logits).all()
     np.testing.assert_array_equal(found.kernel[:, :3], 0)
     np.testing.assert_allclose(found.bias[:3], np.log(41) * np.array([-1, 1, -1]), rtol=1e-6)
     assert found.kernel[:, 3].any()
-    assert found.logits_outside[7, 3] == pytest.approx(-np.log(41))
+    assert found.held_out_logits[7, 3] == pytest.approx(-np.log(41))
 
 
 def test_difficult_labels_count_as_the_config_says():
@@ -107,7 +107,7 @@ def test_difficult_labels_count_as_the_config_says():
 def test_blocks_of_labels_change_nothing(monkeypatch):
     features, codes = problem(60, 20, labels=5)
     whole = fit_logistic(features, codes)
-    monkeypatch.setattr(logistic, "BLOCK_BYTES", 4 * 60 * 6 * 2)  # two labels
+    monkeypatch.setattr(penalty_search, "BLOCK_BYTES", 4 * 60 * 6 * 2)  # two labels
     parts = fit_logistic(features, codes)
     assert parts.penalty == whole.penalty
     np.testing.assert_allclose(parts.kernel, whole.kernel, rtol=1e-3, atol=1e-5)
@@ -117,9 +117,9 @@ def test_blocks_of_labels_change_nothing(monkeypatch):
 def test_a_start_far_away_leads_to_the_same_minimum():
     """A step of Newton's method alone would not."""
     features, codes = problem(60, 10)
-    label, known = targets(codes, "negative")
+    label, known = (flags.astype(np.float32) for flags in targets(codes, "negative"))
     fold, random = stratified_folds(codes, 5, 0), np.random.default_rng(1)
-    search = Search(rotate(features).values, label, known, fold)
+    search = PenaltySearch(rotate(features).values, label, known, fold)
     near = search.start()
     near = solve(search.values, label, known, fold, 0.1, near.weights, near.biases, 1e-4)
     far = solve(search.values, label, known, fold, 0.1, 30 * random.normal(size=near[0].shape), near[1] + 20, 1e-4)
@@ -156,7 +156,7 @@ def test_folds_have_one_size_and_equal_shares_of_each_label():
 def test_few_images_have_fewer_folds_and_one_image_is_an_error():
     features, codes = problem(3, 5)
     codes[:, 0] = [1, 0, 1]
-    assert np.isfinite(fit_logistic(features, codes).logits_outside).all()
+    assert np.isfinite(fit_logistic(features, codes).held_out_logits).all()
     with pytest.raises(UserError, match="two images or more"):
         fit_logistic(features[:1], codes[:1])
     with pytest.raises(UserError, match="two groups of images or more"):
@@ -168,6 +168,6 @@ def test_each_image_is_scored_by_the_fit_without_its_group():
     draw, copies = np.random.default_rng(0), np.repeat(np.arange(40), 2)
     features, codes = draw.normal(size=(40, 60)).astype(np.float32), draw.integers(0, 2, (40, 2)).astype(np.int8)
     fits = [fit_logistic(features[copies], codes[copies], groups=groups) for groups in (None, copies)]
-    right = [((fit.logits_outside > 0) == codes[copies]).mean() for fit in fits]
+    right = [((fit.held_out_logits > 0) == codes[copies]).mean() for fit in fits]
     assert right[0] > 0.8
     assert right[1] < 0.65

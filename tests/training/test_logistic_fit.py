@@ -17,8 +17,9 @@ from mlmoe_jax.evaluation.results import OUT_OF_FOLD, read_scores
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import LATEST, open_run
 from mlmoe_jax.runs.thresholds import read_thresholds
-from mlmoe_jax.training import classifier, training_data
-from mlmoe_jax.training.logistic import fit_logistic
+from mlmoe_jax.training import training_data
+from mlmoe_jax.training.logistic import fit as classifier_fit
+from mlmoe_jax.training.logistic.penalty_search import fit_logistic
 from mlmoe_jax.training.loop import train
 from mlmoe_jax.training.profiling import Window
 
@@ -60,12 +61,12 @@ def test_the_run_has_the_values_of_the_fit_and_the_scores_of_images_outside(fini
     found = fit_logistic(features, codes)
     for which in ("best", LATEST):
         run = open_run(folder, which=which)
-        np.testing.assert_allclose(run.values[classifier.KERNEL], found.kernel, rtol=1e-3, atol=1e-4)
-        np.testing.assert_allclose(run.values[classifier.BIAS], found.bias, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(run.values[classifier_fit.KERNEL], found.kernel, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(run.values[classifier_fit.BIAS], found.bias, rtol=1e-3, atol=1e-4)
     scored = read_scores(folder)
     assert list(scored) == list(results) == ["val", "test", OUT_OF_FOLD]
     outside = scored[OUT_OF_FOLD]
-    np.testing.assert_allclose(outside.scores, 1 / (1 + np.exp(-found.logits_outside)), atol=1e-3)
+    np.testing.assert_allclose(outside.scores, 1 / (1 + np.exp(-found.held_out_logits)), atol=1e-3)
     np.testing.assert_array_equal(outside.codes, codes)
     assert results[OUT_OF_FOLD]["mAP"] < evaluate_run(folder, [("data.test_splits", "('train',)")])["train"]["mAP"]
     rows = (folder / "per_class.csv").read_text().splitlines()
@@ -84,7 +85,9 @@ def test_the_folds_keep_groups_together(tmp_path, monkeypatch):
 
     monkeypatch.setattr(training_data, "open_splits", with_patients)
     monkeypatch.setattr(training_data, "check_splits", lambda train, others: [])  # made-up groups are in several splits
-    monkeypatch.setattr(classifier, "fit_logistic", lambda *a, **k: calls.append(k["groups"]) or fit_logistic(*a, **k))
+    monkeypatch.setattr(
+        classifier_fit, "fit_logistic", lambda *a, **k: calls.append(k["groups"]) or fit_logistic(*a, **k)
+    )
     folder = RunFolder(tmp_path / "run")
     train(config_of(), folder)
     assert calls[0].tolist() == [row // 5 for row in range(50)]
@@ -97,7 +100,7 @@ def test_thresholds_are_fitted_to_the_scores_outside(finished):
     assert (fitted.source["split"], fitted.source["images"]) == (OUT_OF_FOLD, 50)
     assert {"CF1@fitted" in results[name] for name in ("val", "test")} == {True}
     assert "CF1@fitted" not in results[OUT_OF_FOLD]
-    assert fit_run(folder) == 0
+    fit_run(folder)
     assert read_thresholds(folder) == fitted
 
 
@@ -105,7 +108,7 @@ def test_thresholds_are_fitted_to_the_scores_outside(finished):
 def test_a_finished_run_is_only_evaluated_and_an_interrupted_one_fitted_again(finished, tmp_path, monkeypatch):
     folder, results = finished
     with monkeypatch.context() as patched:
-        patched.setattr(classifier, "fit_logistic", None)
+        patched.setattr(classifier_fit, "fit_logistic", None)
         np.testing.assert_equal(train(config_of(), folder), results)
     (folder / "results.json").unlink()  # as if it had been stopped after its checkpoint
     np.testing.assert_equal(train(config_of(), folder), results)
@@ -114,7 +117,7 @@ def test_a_finished_run_is_only_evaluated_and_an_interrupted_one_fitted_again(fi
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(classifier, "fit_logistic", stopped)
+        patched.setattr(classifier_fit, "fit_logistic", stopped)
         with pytest.raises(KeyboardInterrupt):
             train(config_of(), RunFolder(tmp_path / "other"))
     np.testing.assert_equal(train(config_of(), RunFolder(tmp_path / "other")), results)
@@ -135,7 +138,7 @@ def test_without_other_splits_there_are_the_images_of_the_training(tmp_path):
 @pytest.mark.slow
 def test_images_that_cannot_be_read_have_no_part_in_the_fit(tmp_path, monkeypatch, unreadable_image):
     folder, fitted = RunFolder(tmp_path / "run"), []
-    monkeypatch.setattr(classifier, "fit_logistic", lambda *a, **k: fitted.append(a) or fit_logistic(*a, **k))
+    monkeypatch.setattr(classifier_fit, "fit_logistic", lambda *a, **k: fitted.append(a) or fit_logistic(*a, **k))
     train(config_of(data__bad_images="skip", data__test_splits="()", data__val_split=""), folder)
     assert [len(array) for array in fitted[0]] == [49, 49]
     np.testing.assert_array_equal(fitted[0][1], np.delete(open_split(config_of().data, "train").labels, 3, axis=0))

@@ -18,7 +18,7 @@ from mlmoe_jax.runs.folder import training_finished
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import copy_tree
 from mlmoe_jax.training.experiment import Experiment
-from mlmoe_jax.training.logistic import fit_logistic
+from mlmoe_jax.training.logistic.penalty_search import fit_logistic
 from mlmoe_jax.training.profiling import Window
 from mlmoe_jax.training.resume import save_progress
 from mlmoe_jax.training.selection import Selection
@@ -64,7 +64,7 @@ def fit_classifier(
     selection.keep(1, "raw", "", copy_tree(state.raw()))
     save_progress(experiment, manager, 1, state, selection)
     scores = np.full(split.labels.shape, np.nan, np.float32)
-    scores[read] = probabilities(fit.logits_outside)
+    scores[read] = probabilities(fit.held_out_logits)
     return replace(SplitScores.of(split, scores), name=OUT_OF_FOLD, source=None)
 
 

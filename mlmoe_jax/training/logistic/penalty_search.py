@@ -15,7 +15,6 @@ which preconditions the solver.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,11 +24,11 @@ from scipy.linalg import eigh
 from mlmoe_jax.data.label_codes import targets
 from mlmoe_jax.data.stratified_split import draw_stratified
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.training.logistic_solver import solve
+from mlmoe_jax.training.logistic.newton import solve
 
 FOLDS = 5
-FIRST, STEP = 1e-3, 10**0.5  # of C: the first value, and the factor to the next value
-LIMITS = 1e-9, 1e9  # of C
+FIRST_PENALTY, PENALTY_STEP = 1e-3, 10**0.5  # of C: the first value, and the factor to the next value
+PENALTY_LIMITS = 1e-9, 1e9  # of C
 PATIENCE = 3  # values of C without a lower loss before the search ends
 ROUGH, EXACT = 1e-2, 1e-4  # |Δw| / |w| of the last Newton step, in the search and at its result
 BLOCK_BYTES = 2**27  # size of an array of images × labels × fits
@@ -42,14 +41,14 @@ class LogisticFit:
 
     Attributes:
       kernel, bias: the classifiers.
-      logits_outside: the logits of each image by the fit without its fold.
+      held_out_logits: the logits of each image by the fit without its fold.
       penalty: the C with the least loss.
       losses: C -> mean log loss of the images outside each fold's fit, in nats.
     """
 
     kernel: Float[np.ndarray, "d k"]
     bias: Float[np.ndarray, " k"]
-    logits_outside: Float[np.ndarray, "n k"]
+    held_out_logits: Float[np.ndarray, "n k"]
     penalty: float
     losses: dict[float, float]
 
@@ -64,7 +63,7 @@ def fit_logistic(
 ) -> LogisticFit:
     """Fit the classifiers of all labels with the penalty that cross-validation chooses.
 
-    A label with one value only has no weights, see `logistic_solver.solve`.
+    A label with one value only has no weights, see `newton.solve`.
 
     Args:
       features: one row per image.
@@ -76,22 +75,20 @@ def fit_logistic(
     Raises:
       UserError: there are fewer than two images or groups.
     """
-    units, what = (len(codes), "images") if groups is None else (len(np.unique(groups)), "groups of images")
+    units, noun = (len(codes), "images") if groups is None else (len(np.unique(groups)), "groups of images")
     if units < 2:
-        raise UserError(f"train.fit=logistic needs two {what} or more to choose its penalty, and has {units}")
+        raise UserError(f"train.fit=logistic needs two {noun} or more to choose its penalty, and has {units}")
     rotation = rotate(features)
     fold = stratified_folds(codes, min(FOLDS, units), seed, groups)
     positive, valid = targets(codes, difficult)
-    search = Search(rotation.values, positive.astype(np.float32), valid.astype(np.float32), fold)
-    losses, best = {}, search.start()
-    for point in search.path(losses):
-        if losses[point.penalty] == min(losses.values()):
-            best = point
-    best = search.solve(best.penalty, best, EXACT)
-    kernel = rotation.axes @ best.weights[:, :, -1]
-    bias = best.biases[:, -1] - rotation.mean @ kernel
-    outside = search.outside(best)
-    return LogisticFit(kernel.astype(np.float32), bias.astype(np.float32), outside, best.penalty, losses)
+    search = PenaltySearch(rotation.values, positive.astype(np.float32), valid.astype(np.float32), fold)
+    rough, losses = search.best()
+    fit = search.solve(rough.penalty, rough, EXACT)
+    kernel = rotation.axes @ fit.weights[:, :, -1]
+    bias = fit.biases[:, -1] - rotation.mean @ kernel
+    return LogisticFit(
+        kernel.astype(np.float32), bias.astype(np.float32), search.held_out_logits(fit), fit.penalty, losses
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------ rotation
@@ -128,19 +125,19 @@ def stratified_folds(
     a group are in one fold; sizes and shares are then similar, and there may be fewer folds, but two or more if there
     are two groups.
     """
-    fold, rest = np.zeros(len(codes), np.int64), np.arange(len(codes))
+    fold, remaining = np.zeros(len(codes), np.int64), np.arange(len(codes))
     for number in range(count - 1):
-        rest_groups = None if groups is None else groups[rest]
-        rows = draw_stratified(codes[rest], round(len(rest) / (count - number)), seed, rest_groups)
-        fold[rest[rows]] = number
-        rest = np.delete(rest, rows)
-    fold[rest] = count - 1
+        remaining_groups = None if groups is None else groups[remaining]
+        rows = draw_stratified(codes[remaining], round(len(remaining) / (count - number)), seed, remaining_groups)
+        fold[remaining[rows]] = number
+        remaining = np.delete(remaining, rows)
+    fold[remaining] = count - 1
     return np.unique(fold, return_inverse=True)[1]
 
 
 # -------------------------------------------------------------------------------------------------------------- search
 @dataclass(frozen=True)
-class Point:
+class PenaltyFit:
     """The solutions for one penalty, of each label K and fit F. Fit f omits fold f. The last fit is on all images."""
 
     penalty: float
@@ -149,7 +146,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Search:
+class PenaltySearch:
     """The data of a search for the penalty: rotated features, targets, masks of known targets, and folds."""
 
     values: Float[np.ndarray, "n r"]
@@ -162,57 +159,72 @@ class Search:
         """The number of fits per label: one without each fold, and one on all images."""
         return int(self.fold.max()) + 2
 
-    def start(self) -> Point:
-        (_, width), labels = self.values.shape, self.label.shape[1]
-        return Point(FIRST, np.zeros((width, labels, self.fits), np.float32), np.zeros((labels, self.fits), np.float32))
+    def start(self) -> PenaltyFit:
+        """Return zeros, from which the first solution starts."""
+        width, labels = self.values.shape[1], self.label.shape[1]
+        weights, biases = np.zeros((width, labels, self.fits)), np.zeros((labels, self.fits))
+        return PenaltyFit(FIRST_PENALTY, weights.astype(np.float32), biases.astype(np.float32))
 
-    def path(self, losses: dict[float, float]) -> Iterator[Point]:
-        """Yield the solutions for one C after another, each started at the previous solution, and fill `losses`.
+    def best(self) -> tuple[PenaltyFit, dict[float, float]]:
+        """Return the solutions for the C with the least loss, and the loss of each C that was tried.
 
-        C starts at FIRST and grows until PATIENCE values have brought no lower loss. If FIRST has the least loss, C
-        then falls from FIRST in this way.
+        C starts at FIRST_PENALTY and grows until PATIENCE values have brought no lower loss. If FIRST_PENALTY has the
+        least loss, C then falls from it in this way. Each solution starts at the previous one.
         """
-        first = point = self.start()
-        for factor in (STEP, 1 / STEP):
-            point, waited = first, 0
-            while waited < PATIENCE:
-                penalty = FIRST if not losses else point.penalty * factor
-                if not LIMITS[0] <= penalty <= LIMITS[1]:
-                    break
-                point = self.solve(penalty, point, ROUGH)
-                losses[penalty] = self.loss(point)
-                first = point if len(losses) == 1 else first
-                waited = 0 if losses[penalty] == min(losses.values()) else waited + 1
-                yield point
-            if min(losses, key=losses.__getitem__) != FIRST:
-                return
+        first = self.solve(FIRST_PENALTY, self.start(), ROUGH)
+        losses = {first.penalty: self.loss(first)}
+        best = self._walk(first, PENALTY_STEP, first, losses)
+        if min(losses, key=losses.__getitem__) == first.penalty:
+            best = self._walk(first, 1 / PENALTY_STEP, best, losses)
+        return best, losses
 
-    def solve(self, penalty: float, start: Point, tolerance: float) -> Point:
+    def _walk(self, fit: PenaltyFit, factor: float, best: PenaltyFit, losses: dict[float, float]) -> PenaltyFit:
+        """Multiply C by a factor until PATIENCE values have brought no lower loss; add to `losses`, return the best."""
+        waited = 0
+        while waited < PATIENCE:
+            penalty = fit.penalty * factor
+            if not PENALTY_LIMITS[0] <= penalty <= PENALTY_LIMITS[1]:
+                break
+            fit = self.solve(penalty, fit, ROUGH)
+            losses[penalty] = self.loss(fit)
+            waited += 1
+            if losses[penalty] <= losses[best.penalty]:
+                best, waited = fit, 0
+        return best
+
+    def solve(self, penalty: float, start: PenaltyFit, tolerance: float) -> PenaltyFit:
         """Return the solutions for one C; blocks of labels bound the memory."""
         labels, size = self.label.shape[1], self._block()
         weights, biases = np.empty_like(start.weights), np.empty_like(start.biases)
         for low in range(0, labels, size):
-            place = np.arange(low, low + size) % labels  # the last block repeats labels, for the same shapes
-            weights[:, place], biases[place] = solve(
-                self.values, self.label[:, place], self.known[:, place], self.fold, penalty, start.weights[:, place],
-                start.biases[place], tolerance,
-            )  # fmt: skip
-        return Point(penalty, weights, biases)
+            block = np.arange(low, low + size) % labels  # the last block repeats labels, for the same shapes
+            weights[:, block], biases[block] = solve(
+                self.values,
+                self.label[:, block],
+                self.known[:, block],
+                self.fold,
+                penalty,
+                start.weights[:, block],
+                start.biases[block],
+                tolerance,
+            )
+        return PenaltyFit(penalty, weights, biases)
 
     def _block(self) -> int:
+        """Return the number of labels that are fitted at a time."""
         labels = self.label.shape[1]
         return min(labels, max(1, BLOCK_BYTES // (4 * len(self.values) * self.fits)))
 
-    def outside(self, point: Point) -> Float[np.ndarray, "n k"]:
+    def held_out_logits(self, fit: PenaltyFit) -> Float[np.ndarray, "n k"]:
         """Return the logits of each image by the fit without its fold."""
         logits = np.empty(self.label.shape, np.float32)
         for number in range(self.fits - 1):
             rows = self.fold == number
-            logits[rows] = self.values[rows] @ point.weights[:, :, number] + point.biases[:, number]
+            logits[rows] = self.values[rows] @ fit.weights[:, :, number] + fit.biases[:, number]
         return logits
 
-    def loss(self, point: Point) -> float:
-        """Return the mean log loss of `outside` over all known labels, in nats."""
-        logits = self.outside(point).astype(np.float64)
+    def loss(self, fit: PenaltyFit) -> float:
+        """Return the mean log loss of `held_out_logits` over all known labels, in nats."""
+        logits = self.held_out_logits(fit).astype(np.float64)
         losses = np.logaddexp(0, logits) - self.label * logits
         return float((losses * self.known).sum() / max(1, self.known.sum()))

@@ -103,7 +103,7 @@ def _newton(problem: _Problem, at: _Step, fixed: Bool[Array, " p"], tolerance: F
         gradient = problem.back(problem.penalty * problem.counted * (shares - problem.target))
         gradient = _Step(gradient.weights + at.weights, gradient.biases)
         curvature = problem.penalty * problem.counted * shares * (1 - shares)
-        direction = _conjugate_gradients(problem, curvature, gradient, converged)
+        direction = _conjugate_gradients(_NewtonSystem.of(problem, curvature, gradient), gradient, converged)
         change = problem.margins(direction)
         factor = _line_search(problem, at, direction, margins, change, gradient.dot(direction))
         factor = jnp.where(converged, 0, factor)
@@ -115,20 +115,41 @@ def _newton(problem: _Problem, at: _Step, fixed: Bool[Array, " p"], tolerance: F
     return jax.lax.while_loop(continues, step, (0, at, problem.margins(at), fixed))[1]
 
 
-def _conjugate_gradients(
-    problem: _Problem, curvature: Float[Array, "n p"], gradient: _Step, converged: Bool[Array, " p"]
-) -> _Step:
-    """Return the Newton directions −H⁻¹g. With equal curvatures, the squares of rotated values give the diagonal of H.
+class _NewtonSystem(NamedTuple):
+    """The linear systems H · direction = −gradient of P columns.
 
     The bias has no penalty, so its entry of H can vanish where all margins are large; its lower bound is |g|/4.
-    """
-    mean, squares = curvature.mean(axis=0), (problem.values**2).sum(axis=0)
-    bias_curvature = jnp.maximum(curvature.sum(axis=0), jnp.abs(gradient.biases) / 4 + TINY)
-    diagonal, added = _Step(squares[:, None] * mean + 1, bias_curvature), bias_curvature - curvature.sum(axis=0)
-    zero = jax.tree.map(jnp.zeros_like, gradient)
 
-    def preconditioned(residual: _Step) -> _Step:
-        return jax.tree.map(jnp.divide, residual, diagonal)
+    Attributes:
+      curvature: the second derivatives of the losses by the margins.
+      diagonal: the diagonal of H, for equal curvatures of all images: there the squares of rotated values give it.
+      added: what the lower bound adds to the entry of the bias.
+    """
+
+    problem: _Problem
+    curvature: Float[Array, "n p"]
+    diagonal: _Step
+    added: Float[Array, " p"]
+
+    @classmethod
+    def of(cls, problem: _Problem, curvature: Float[Array, "n p"], gradient: _Step) -> _NewtonSystem:
+        mean, squares = curvature.mean(axis=0), (problem.values**2).sum(axis=0)
+        bias_curvature = jnp.maximum(curvature.sum(axis=0), jnp.abs(gradient.biases) / 4 + TINY)
+        diagonal = _Step(squares[:, None] * mean + 1, bias_curvature)
+        return cls(problem, curvature, diagonal, bias_curvature - curvature.sum(axis=0))
+
+    def product(self, direction: _Step) -> _Step:
+        """Return H · direction."""
+        product = self.problem.back(self.curvature * self.problem.margins(direction))
+        return _Step(product.weights + direction.weights, product.biases + self.added * direction.biases)
+
+    def preconditioned(self, residual: _Step) -> _Step:
+        return jax.tree.map(jnp.divide, residual, self.diagonal)
+
+
+def _conjugate_gradients(system: _NewtonSystem, gradient: _Step, converged: Bool[Array, " p"]) -> _Step:
+    """Return the Newton directions −H⁻¹g."""
+    zero = jax.tree.map(jnp.zeros_like, gradient)
 
     def continues(state) -> Bool[Array, ""]:
         count, _, _, _, size = state
@@ -136,16 +157,16 @@ def _conjugate_gradients(
 
     def step(state):
         count, at, residual, direction, size = state
-        product = problem.back(curvature * problem.margins(direction))
-        product = _Step(product.weights + direction.weights, product.biases + added * direction.biases)
+        product = system.product(direction)
         factor = jnp.where(size > RESIDUAL**2 * first, size / jnp.maximum(direction.dot(product), TINY), 0)
         at, residual = at.plus(factor, direction), residual.plus(-factor, product)
-        scaled = preconditioned(residual)
-        after = residual.dot(scaled)
-        return count + 1, at, residual, scaled.plus(after / jnp.maximum(size, TINY), direction), after
+        scaled = system.preconditioned(residual)
+        new_size = residual.dot(scaled)
+        direction = scaled.plus(new_size / jnp.maximum(size, TINY), direction)
+        return count + 1, at, residual, direction, new_size
 
     residual = jax.tree.map(jnp.negative, gradient)
-    scaled = preconditioned(residual)
+    scaled = system.preconditioned(residual)
     first = residual.dot(scaled)
     return jax.lax.while_loop(continues, step, (0, zero, residual, scaled, first))[1]
 
@@ -159,9 +180,9 @@ def _line_search(
     slope: Float[Array, " p"],
 ) -> Float[Array, " p"]:
     """Return the largest of the steps 1, 1/2, 1/4, … that lowers the objective enough (Armijo); 0 without any."""
-    norm, mixed, square = ((a * b).sum(axis=0) for a, b in (
-        (at.weights, at.weights), (at.weights, direction.weights), (direction.weights, direction.weights)
-    ))  # fmt: skip
+    norm = (at.weights * at.weights).sum(axis=0)
+    mixed = (at.weights * direction.weights).sum(axis=0)
+    square = (direction.weights * direction.weights).sum(axis=0)
     before = problem.objective(margins, norm)
 
     def enough(factor: Float[Array, " p"]) -> Bool[Array, " p"]:

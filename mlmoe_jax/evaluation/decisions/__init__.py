@@ -1,0 +1,1 @@
+"""How scores become decisions: fits of thresholds and of the calibration."""

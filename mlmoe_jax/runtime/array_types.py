@@ -1,0 +1,9 @@
+"""Types of NumPy arrays without shapes, for values whose shapes are in the docstring."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Reals = NDArray[np.floating]  # float32 or float64

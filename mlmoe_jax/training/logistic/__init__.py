@@ -1,0 +1,1 @@
+"""`train.fit=logistic`: logistic regression on cached features."""
