@@ -92,7 +92,7 @@ def test_a_wrong_row_is_one_sentence_with_its_line(rows, says, corrected, refusa
 
 
 def test_a_wrong_file_is_one_sentence(tmp_path, corrected, refusal):
-    assert "has no column 'image' (columns: image; label)" in refusal(corrected, "", "image; label\n")
+    assert "has no column 'image', which its format names" in refusal(corrected, "", "image; label\n")
     assert "has no column 'accept'" in refusal(corrected, "", "image,label,suggested\n")
     assert refusal(read_corrections, tmp_path / "none.csv").startswith(
         f"there is no file {tmp_path / 'none.csv'}, which"

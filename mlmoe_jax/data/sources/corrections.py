@@ -12,21 +12,19 @@ unknown, as in a table with one column per class. All other rows, and columns wi
 
 from __future__ import annotations
 
-import csv
 import io
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
 from mlmoe_jax.data.sources.own_images import refuse_spreadsheet
-from mlmoe_jax.data.sources.tables import CODE_OF_CELL, whole_rows
+from mlmoe_jax.data.sources.tables import CODE_OF_CELL, read_columns
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MOST_TEXT, damage_explained, read_bytes
 from mlmoe_jax.runtime.formats import unescape_cell
-from mlmoe_jax.runtime.text import abbreviate
 
 COLUMNS = ("image", "label", "given", "suggested", "score", "accept")
 CELL_OF = {code: cell for cell, code in reversed(CODE_OF_CELL.items())}  # of the spellings of a code, the first
@@ -54,19 +52,20 @@ def correct_labels(split: Split, path: str | os.PathLike) -> Split:
         or two accepted rows contradict each other.
     """
     corrections = read_corrections(path)
-    columns, rows = {name: k for k, name in enumerate(split.classes)}, defaultdict(list)
-    named = {correction.image for correction in corrections}
+    columns = {name: k for k, name in enumerate(split.classes)}
+    images = {correction.image for correction in corrections}
+    rows: dict[str, list[int]] = defaultdict(list)  # of the images to correct
     for row, name in enumerate(split.ids):
-        if name in named:
+        if name in images:
             rows[name].append(row)
     labels, codes = split.labels.copy(), {}
     for line, image, label, code in corrections:
-        for what, name, known in (("image", image, rows), ("label", label, columns)):
-            if name not in known:
-                raise UserError(
-                    f"{path} line {line} corrects the {what} '{name}', which split {split.name} does not have; write "
-                    "the name as the data set has it, or clear accept in this line"
-                )
+        if image not in rows or label not in columns:
+            unknown = f"label '{label}'" if image in rows else f"image '{image}'"
+            raise UserError(
+                f"{path} line {line} corrects the {unknown}, which split {split.name} does not have; write the name as "
+                "the data set has it, or clear accept in this line"
+            )
         if codes.setdefault((image, label), code) != code:
             raise UserError(f"{path} line {line} contradicts an earlier line about {image} and '{label}'; delete one")
         labels[rows[image], columns[label]] = code
@@ -86,23 +85,17 @@ def read_corrections(path: str | os.PathLike) -> list[Correction]:
             ) from error
         # As the suggestions are written; a spreadsheet program puts a byte order mark before them.
         text = io.StringIO(content.decode("utf-8-sig", errors="surrogateescape"), newline="")
-        return list(_accepted(csv.reader(text), path))
+        return list(_read_accepted(text, path))
 
 
-def _accepted(reader, path: str | os.PathLike) -> Iterator[Correction]:
-    header = [name.strip() for name in next(filter(None, reader), [])]
-    if missing := [name for name in _NEEDED if name not in header]:
-        raise UserError(
-            f"{path} has no column '{missing[0]}' (columns: {abbreviate(header)}); --mode=data --audit writes a file "
-            f"with the columns {', '.join(COLUMNS)}, separated by commas"
-        )
-    image, label, suggested, accept = map(header.index, _NEEDED)
-    for line, cells in whole_rows(reader, header, path):
-        for at, known, values in ((suggested, CODE_OF_CELL, "1, 0 or empty"), (accept, _ANSWERS, "yes, no or empty")):
-            if cells[at].strip().lower() not in known:
-                raise UserError(
-                    f"{path} line {line}, column '{header[at]}' should be {values}, not {cells[at][:80]!r}; correct it"
-                )
-        if _ANSWERS[cells[accept].strip().lower()]:
-            names = unescape_cell(cells[image]), unescape_cell(cells[label])
-            yield Correction(line, *names, CODE_OF_CELL[cells[suggested].strip()])
+def _read_accepted(lines: Iterable[str], path: str | os.PathLike) -> Iterator[Correction]:
+    for line, (image, label, suggested, accept) in read_columns(lines, _NEEDED, path):
+        code = CODE_OF_CELL.get(suggested.strip())
+        accepted = _ANSWERS.get(accept.strip().lower())
+        if code is None or accepted is None:
+            column, values, cell = ("suggested", "1, 0", suggested) if code is None else ("accept", "yes, no", accept)
+            raise UserError(
+                f"{path} line {line}, column '{column}' should be {values} or empty, not {cell[:80]!r}; correct it"
+            )
+        if accepted:
+            yield Correction(line, unescape_cell(image), unescape_cell(label), code)

@@ -10,11 +10,9 @@ the attribute `difficult`. Every image of a file counts as labeled, because CVAT
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
-from xml.sax.saxutils import escape, quoteattr
 
 from ml_collections import ConfigDict
 
@@ -27,11 +25,6 @@ from mlmoe_jax.runtime.files import open_regular
 from mlmoe_jax.runtime.formats import XmlBuilder, parse_xml
 from mlmoe_jax.runtime.storage import OutputTarget, open_output
 
-# A specification of an attribute: its name and kind, and its default value.
-_ATTRIBUTE = """<attribute><name>{}</name><mutable>False</mutable><input_type>{}</input_type>\
-<default_value>{}</default_value><values>{}</values></attribute>"""
-_DIFFICULT = _ATTRIBUTE.format("difficult", "checkbox", "false", "false")
-_SCORE = _ATTRIBUTE.format("score", "text", "", "")
 _NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -83,31 +76,48 @@ def _require(file: LabelFile) -> None:
 
 
 def _write(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
-    attributes = _SCORE if file.version else _DIFFICULT
-    labels = "\n".join(
-        f"<label><name>{escape(name)}</name><attributes>{attributes}</attributes></label>" for name in file.names
-    )
-    with open_output(OutputTarget(file.path, "xml")) as xml:
-        xml.write('<?xml version="1.0" encoding="utf-8"?>\n<annotations>\n<version>1.1</version>\n')
-        xml.write(f"<meta><task><labels>\n{labels}\n</labels></task></meta>\n")
+    with open_output(OutputTarget(file.path, "xml")) as output:
+        output.write('<?xml version="1.0" encoding="utf-8"?>\n<annotations>\n<version>1.1</version>\n')
+        output.write(_to_text(_make_meta(file)))
         for number, entry in enumerate(entry for entry in entries if entry.labels is not None):
             # without a size for a missing or damaged image, of which CVAT has its own file
             size = size_of(os.path.join(file.folder, entry.image))
-            sides = f' width="{size[0]}" height="{size[1]}"' if size else ""
-            tags = "".join(_tag(name, code, entry.scores) for name, code in (entry.labels or {}).items())
-            xml.write(f'<image id="{number}" name={quoteattr(entry.image)}{sides}>\n{tags}</image>\n')
-        xml.write("</annotations>\n")
+            sides = {"width": str(size[0]), "height": str(size[1])} if size else {}
+            image = ElementTree.Element("image", {"id": str(number), "name": entry.image, **sides})
+            for name, code in entry.labels.items():
+                _add_tag(image, name, code, entry.scores)
+            output.write(_to_text(image))
+        output.write("</annotations>\n")
     return ""
 
 
-def _tag(name: str, code: int, scores: Any) -> str:
-    inside = ""
+def _make_meta(file: LabelFile) -> ElementTree.Element:
+    """Return the definition of the labels, with the attribute `score` of a prediction, or otherwise `difficult`."""
+    meta = ElementTree.Element("meta")
+    labels = ElementTree.SubElement(ElementTree.SubElement(meta, "task"), "labels")
+    attribute = {"name": "difficult", "mutable": "False", "input_type": "checkbox", "default_value": "false"}
+    if file.version:
+        attribute = {"name": "score", "mutable": "False", "input_type": "text", "default_value": ""}
+    for name in file.names:
+        label = ElementTree.SubElement(labels, "label")
+        ElementTree.SubElement(label, "name").text = name
+        definition = ElementTree.SubElement(ElementTree.SubElement(label, "attributes"), "attribute")
+        for key, value in (attribute | {"values": attribute["default_value"]}).items():
+            ElementTree.SubElement(definition, key).text = value
+    return meta
+
+
+def _add_tag(image: ElementTree.Element, name: str, code: int, scores: Mapping[str, float] | None) -> None:
+    tag = ElementTree.SubElement(image, "tag", label=name, source="manual" if scores is None else "auto")
     if scores is not None:
-        inside = f'<attribute name="score">{scores[name]:.6f}</attribute>'
+        ElementTree.SubElement(tag, "attribute", name="score").text = f"{scores[name]:.6f}"
     elif code == DIFFICULT:
-        inside = '<attribute name="difficult">true</attribute>'
-    source = "manual" if scores is None else "auto"
-    return f'<tag label={quoteattr(name)} source="{source}">{inside}</tag>\n'
+        ElementTree.SubElement(tag, "attribute", name="difficult").text = "true"
+
+
+def _to_text(element: ElementTree.Element) -> str:
+    ElementTree.indent(element)
+    return ElementTree.tostring(element, encoding="unicode") + "\n"
 
 
 CVAT = Format(".xml", _read, _write, require=_require, holds_difficult=True)

@@ -29,44 +29,48 @@ def _read(
 ) -> tuple[Iterator[ImageRow], Sequence[str] | None]:
     content = json.loads(read_bytes(path, MOST_DATA))
     classes, labels = content.get("classes"), content["labels"]
-    files: dict[str, str] = {}
+    files: dict[str, str] = {}  # name without suffix -> file
     for file in image_names(folder):
-        if (stem := os.path.splitext(file)[0]) in labels and files.setdefault(stem, file) != file:
+        stem = os.path.splitext(file)[0]
+        if stem in labels and files.setdefault(stem, file) != file:
             raise UserError(f"{path} names {stem}, which is {files[stem]} and {file} in {folder}; rename one of them")
     names = dict(enumerate(classes or ()))
-    return (_row(files.get(image, image), target, names) for image, target in labels.items()), classes
+    return (ImageRow(files.get(name, name), _read_labels(value, names)) for name, value in labels.items()), classes
 
 
-def _row(image: str, target: Any, names: dict[int, str]) -> ImageRow:
-    if target is None:
-        return ImageRow(image, None)
+def _read_labels(value: Any, names: dict[int, str]) -> dict[str, int] | None:
+    """Return the code of each label of an image; `names` are the names of labels that are numbers."""
+    if value is None:
+        return None
     codes = {}
-    for item in target if isinstance(target, list) else [target]:
-        label, attributes = (item["label"], item.get("attributes", {})) if isinstance(item, dict) else (item, {})
+    for item in value if isinstance(value, list) else [value]:
+        label, attributes = item, {}
+        if isinstance(item, dict):
+            label, attributes = item["label"], item.get("attributes", {})
         codes[names.get(label, label)] = DIFFICULT if attributes.get("difficult") is True else POSITIVE
-    return ImageRow(image, codes)
+    return codes
 
 
 def _write(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
-    place = {name: k for k, name in enumerate(file.names)}
-    with open_output(OutputTarget(file.path, "json")) as labels:
-        before = f'{{"classes": {json.dumps(list(file.names))}, "labels": {{\n'
-        for entry in entries:
-            absolute = os.path.isabs(entry.image)
-            name = entry.image if absolute else os.path.normpath(os.path.splitext(entry.image)[0])
-            labels.write(f"{before}{json.dumps(name)}: {json.dumps(_target(entry, place))}")
-            before = ",\n"
-        labels.write(("" if before == ",\n" else before) + "\n}}\n")
+    number = {name: k for k, name in enumerate(file.names)}
+    labels = {}
+    for entry in entries:
+        is_absolute = os.path.isabs(entry.image)
+        name = entry.image if is_absolute else os.path.normpath(os.path.splitext(entry.image)[0])
+        labels[name] = _write_labels(entry, number)
+    with open_output(OutputTarget(file.path, "json")) as output:
+        json.dump({"classes": list(file.names), "labels": labels}, output, indent=1)
     return ""
 
 
-def _target(entry: LabelEntry, place: dict[str, int]) -> list | None:
+def _write_labels(entry: LabelEntry, number: dict[str, int]) -> list | None:
+    """Return the labels of an image as JSON values, by their numbers."""
     if entry.labels is None:
         return None
     if entry.scores is not None:
-        return [{"label": place[name], "confidence": round(entry.scores[name], 6)} for name in entry.labels]
+        return [{"label": number[name], "confidence": round(entry.scores[name], 6)} for name in entry.labels]
     return [
-        {"label": place[name], "attributes": {"difficult": True}} if code == DIFFICULT else place[name]
+        {"label": number[name], "attributes": {"difficult": True}} if code == DIFFICULT else number[name]
         for name, code in entry.labels.items()
     ]
 

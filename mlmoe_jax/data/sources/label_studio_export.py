@@ -40,8 +40,8 @@ def make_address(image: str) -> str:
 def read_address(address: str) -> str:
     """Return the path of the image of a task below the folder of the images; UserError if it is in no folder."""
     parts = urlsplit(address)
-    if parts.path.rstrip("/") == LOCAL_FILES and (places := parse_qs(parts.query, errors="surrogateescape").get("d")):
-        return places[0]
+    if parts.path.rstrip("/") == LOCAL_FILES and (paths := parse_qs(parts.query, errors="surrogateescape").get("d")):
+        return paths[0]
     if parts.path.startswith(UPLOADS):
         return unquote(parts.path.removeprefix("/data/"), errors="surrogateescape")
     if parts.scheme or parts.netloc:
@@ -199,13 +199,13 @@ def prediction(
     """
     labels = list(labels)
     score = min((scores[name] for name in labels), default=1 - max(scores.values()))
-    return {"model_version": version, "score": round(score, 6), "result": _results(labels, control, image)}
+    return {"model_version": version, "score": round(score, 6), "result": _make_results(labels, control, image)}
 
 
-def _results(labels: Iterable[str], control: str = CHOICES, image: str = IMAGE) -> list[dict[str, Any]]:
-    choices = {"choices": list(labels)}
-    parts = {"from_name": control, "to_name": image, "type": "choices", "value": choices}
-    return [parts] if choices["choices"] else []
+def _make_results(labels: Iterable[str], control: str = CHOICES, image: str = IMAGE) -> list[dict[str, Any]]:
+    chosen = list(labels)
+    result = {"from_name": control, "to_name": image, "type": "choices", "value": {"choices": chosen}}
+    return [result] if chosen else []
 
 
 def labeling_config(names: Iterable[str]) -> str:
@@ -220,21 +220,21 @@ def labeling_config(names: Iterable[str]) -> str:
 
 
 def _write(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
-    with open_output(OutputTarget(file.path, "json")) as tasks:
-        before = "[\n"
-        for entry in entries:
-            task: dict[str, Any] = {"data": {IMAGE: make_address(entry.image)}}
-            if entry.scores is not None:
-                task["predictions"] = [prediction(entry.labels or (), entry.scores, file.version)]
-            elif entry.labels is not None:
-                task["annotations"] = [{"result": _results(entry.labels)}]
-            tasks.write(before + json.dumps(task))
-            before = ",\n"
-        tasks.write("[]\n" if before == "[\n" else "\n]\n")
+    with open_output(OutputTarget(file.path, "json")) as output:
+        json.dump([_make_task(entry, file.version) for entry in entries], output, indent=1)
     configuration = file.path.with_name(f"{file.path.stem}_config.xml")
-    with open_output(OutputTarget(configuration, "xml")) as text:
-        text.write(labeling_config(file.names))
+    with open_output(OutputTarget(configuration, "xml")) as output:
+        output.write(labeling_config(file.names))
     return f"the labeling configuration for the project is {configuration}"
+
+
+def _make_task(entry: LabelEntry, version: str) -> dict[str, Any]:
+    task: dict[str, Any] = {"data": {IMAGE: make_address(entry.image)}}
+    if entry.scores is not None:
+        task["predictions"] = [prediction(entry.labels or (), entry.scores, version)]
+    elif entry.labels is not None:
+        task["annotations"] = [{"result": _make_results(entry.labels)}]
+    return task
 
 
 LABEL_STUDIO = Format(".json", _read, _write, read_classes=_read_classes)

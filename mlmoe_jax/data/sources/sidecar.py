@@ -35,19 +35,19 @@ def _read(
     path: Path, data_config: ConfigDict, folder: Path, known_classes: Sequence[str] | None, *, listed: bool
 ) -> tuple[Iterator[ImageRow], Sequence[str] | None]:
     names = _read_tags(path / TAGS) if listed else None
-    spelled = {spelling: name for name in reversed(names or ()) for spelling in _spellings(name)}
-    spelled |= {name: name for name in names or ()}
-    return (_row(path, image, spelled) for image in image_names(folder)), names
+    name_of_spelling = {spelling: name for name in reversed(names or ()) for spelling in _spellings(name)}
+    name_of_spelling |= {name: name for name in names or ()}
+    return (_row(path, image, name_of_spelling) for image in image_names(folder)), names
 
 
-def _row(folder: Path, image: str, spelled: dict[str, str]) -> ImageRow:
+def _row(folder: Path, image: str, name_of_spelling: dict[str, str]) -> ImageRow:
     path = folder / Path(image).with_suffix(".txt")
     if not path.exists():
         return ImageRow(image, None)
     with damage_explained(path):
         text = read_bytes(path, MOST_TAGS).decode("utf-8-sig")
     tags = filter(None, map(str.strip, re.split("[,\n]", text)))
-    return ImageRow(image, {spelled.get(tag, tag): POSITIVE for tag in tags})
+    return ImageRow(image, {name_of_spelling.get(tag, tag): POSITIVE for tag in tags})
 
 
 def _spellings(name: str) -> list[str]:
@@ -69,22 +69,28 @@ def _require(file: LabelFile) -> None:
 
 
 def _write(file: LabelFile, entries: Iterable[LabelEntry], *, listed: bool) -> str:
-    outside = any(os.path.isabs(image) or ".." in Path(image).parts for image in file.images)
-    common = os.path.commonpath([os.path.dirname(os.path.abspath(image)) for image in file.images]) if outside else ""
+    parent = _common_parent(file.images)
     counts: Counter[str] = Counter()
     with atomic_folder(Path(file.path)) as folder:
         for entry in entries:
             if entry.labels is None:
                 continue
             counts.update(entry.labels)
-            image = os.path.relpath(entry.image, common) if outside else entry.image
+            image = os.path.relpath(entry.image, parent) if parent else entry.image
             path = folder / Path(image).with_suffix(".txt")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(", ".join(entry.labels) + "\n", encoding="utf-8")
         if listed:
             rows = [[k, name, 0, counts[name]] for k, name in enumerate(file.names)]
             Folder(folder).write_csv(TAGS, ["tag_id", "name", "category", "count"], rows)
-    return f"copy its content over {common or file.folder or 'the working directory'} to put each file beside its image"
+    return f"copy its content over {parent or file.folder or 'the working directory'} to put each file beside its image"
+
+
+def _common_parent(images: Sequence[str]) -> str:
+    """Return the folder above all images if one is not below the folder of the images; "" if all are."""
+    if not any(os.path.isabs(image) or ".." in Path(image).parts for image in images):
+        return ""
+    return os.path.commonpath([os.path.dirname(os.path.abspath(image)) for image in images])
 
 
 SIDECAR, WD_TAGGER = (

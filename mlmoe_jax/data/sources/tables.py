@@ -67,43 +67,59 @@ def read_jsonl(
     return _jsonl_rows(path, data_config), None
 
 
+class _Keys(NamedTuple):
+    """The keys of a line: of the image, the labels, and the group, which may be ""."""
+
+    image: str
+    labels: str
+    group: str
+
+
 def _jsonl_rows(path: Path, data_config: ConfigDict) -> Iterator[ImageRow]:
-    image_key, label_key, group_key = data_config.image_column, data_config.label_column, data_config.group_column
+    keys = _Keys(data_config.image_column, data_config.label_column, data_config.group_column)
     with open_text(path) as file:
         for line, text in enumerate(file, 1):
             if not text.strip():
                 continue
-            try:
-                record = json.loads(text)
-                image, labels = record[image_key], record[label_key]
-                group = record.get(group_key) if group_key else None
-                split = record.get(SPLIT_COLUMN)
-                _require_types(image, split, group)
-                other_labels = NEGATIVE if isinstance(labels, list) else UNKNOWN
-                group = "" if group is None else str(group).strip()
-                yield ImageRow(image, _read_json_labels(labels), other_labels, split, group, line)
-            except (LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
-                grouped = f"a name or nothing under '{group_key}', " if group_key else ""
+            row = _parse_line(text, line, keys)
+            if row is None:
+                grouped = f"a name or nothing under '{keys.group}', " if keys.group else ""
                 raise UserError(
-                    f"{path} line {line} should be a JSON object with a path under '{image_key}', {grouped}and under "
-                    f"'{label_key}' labels as a list of names, or as an object that maps names to 1, 0 or null, not "
+                    f"{path} line {line} should be a JSON object with a path under '{keys.image}', {grouped}and under "
+                    f"'{keys.labels}' labels as a list of names, or as an object that maps names to 1, 0 or null, not "
                     f"{text.strip()[:80]}"
-                ) from error
+                )
+            yield row
 
 
-def _require_types(image: Any, split: Any, group: Any) -> None:
-    if not (isinstance(image, str) and isinstance(split, str | None) and type(group) in (str, int, type(None))):
-        raise TypeError("a path and a split are text, and a group is text or a whole number")
+def _parse_line(text: str, line: int, keys: _Keys) -> ImageRow | None:
+    """Return the row of a line of JSON; None for a line of another form."""
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict):
+        return None
+    image, labels, split = record.get(keys.image), record.get(keys.labels), record.get(SPLIT_COLUMN)
+    group = record.get(keys.group) if keys.group else None
+    if not isinstance(image, str) or not isinstance(split, str | None) or type(group) not in (str, int, type(None)):
+        return None
+    codes = _parse_labels(labels)
+    if codes is None:
+        return None
+    group = "" if group is None else str(group).strip()
+    return ImageRow(image, codes, NEGATIVE if isinstance(labels, list) else UNKNOWN, split, group, line)
 
 
-def _read_json_labels(labels: Any) -> dict[str, int]:
-    """Return the code of each label of a JSON value; ValueError for a value of another form."""
-    if isinstance(labels, list | dict) and all(isinstance(name, str) and name for name in labels):
-        if isinstance(labels, list):
-            return dict.fromkeys(labels, POSITIVE)
-        if all(code is None or code in (0, 1) for code in labels.values()):
-            return {name: UNKNOWN if code is None else int(code) for name, code in labels.items()}
-    raise ValueError("labels are a list of names, or map names to 1, 0 or null")
+def _parse_labels(labels: Any) -> dict[str, int] | None:
+    """Return the code of each label of a JSON value; None for a value of another form."""
+    if not isinstance(labels, list | dict) or not all(isinstance(name, str) and name for name in labels):
+        return None
+    if isinstance(labels, list):
+        return dict.fromkeys(labels, POSITIVE)
+    if all(code is None or code in (0, 1) for code in labels.values()):
+        return {name: UNKNOWN if code is None else int(code) for name, code in labels.items()}
+    return None
 
 
 # ----------------------------------------------------------------------------------------------------------------- CSV
