@@ -31,7 +31,7 @@ def block_features(
     """
     if not isinstance(backbone, ViT):
         raise ValueError(f"a {type(backbone).__name__} has no transformer blocks; give a ViT")
-    depth, first = backbone.shape.depth, backbone.shape.leading
+    depth, leading = backbone.shape.depth, backbone.shape.leading
     if unknown := sorted(set(blocks) - set(range(depth))):
         raise ValueError(f"there is no block {unknown[0]}; the blocks are numbered from 0 to {depth - 1}")
     tokens, grid = backbone.embed(image)
@@ -39,12 +39,12 @@ def block_features(
     for index in range(max(blocks, default=-1) + 1):
         attention = {}
         if return_attention and index in blocks:
-            weights = backbone.blocks[index].weights(tokens, rotary=rotary).mean(axis=1)[..., first:]
-            attention[PATCHES] = weights[:, first:]
+            weights = backbone.blocks[index].weights(tokens, rotary=rotary).mean(axis=1)[..., leading:]
+            attention[PATCHES] = weights[:, leading:]
             attention |= {CLS: weights[:, :1]} if backbone.shape.class_token else {}
         tokens = backbone.blocks[index](tokens, rotary=rotary)
         if index in blocks:
             read = backbone.norm(tokens) if norm else tokens
             cls = read[:, 0] if backbone.shape.class_token else None
-            features[index] = Features(cls, None, read[:, first:], grid, attention)
+            features[index] = Features(cls, None, read[:, leading:], grid, attention)
     return features

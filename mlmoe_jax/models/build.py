@@ -112,11 +112,11 @@ class Classifier(nnx.Module):
 
 def sum_deltas(deltas: Sequence[Deltas]) -> Deltas:
     """Return the sum of the deltas of several adapters."""
-    by_path: dict[str, list[Delta]] = {}
+    terms_by_path: dict[str, list[Delta]] = {}
     for adapter in deltas:
         for path, delta in adapter.items():
-            by_path.setdefault(path, []).append(delta)
-    return {path: functools.partial(_sum, every) for path, every in by_path.items()}
+            terms_by_path.setdefault(path, []).append(delta)
+    return {path: functools.partial(_sum, terms) for path, terms in terms_by_path.items()}
 
 
 def _sum(deltas: Sequence[Delta], call: LayerCall) -> jax.Array:

@@ -239,8 +239,8 @@ class Gates(nnx.Module):
         layers = {"static": 0, "linear": width * entries, "mlp": width * hidden + hidden * entries}
         self.macs = labels * layers[kind]  # multiply-adds per image
         if kind == "static":
-            rows, names = (labels, axes(LABEL, None)) if self.per_label else (1, {})
-            self.free_logits = nnx.Param(jnp.zeros((rows, entries)), **names)
+            rows, metadata = (labels, axes(LABEL, None)) if self.per_label else (1, {})
+            self.free_logits = nnx.Param(jnp.zeros((rows, entries)), **metadata)
         else:
             self.net = make_bank(gate, labels, rngs, LABEL) if self.per_label else gate(rngs)
 

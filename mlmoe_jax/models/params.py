@@ -110,7 +110,7 @@ def parameter_table(trainable: Params, frozen: Params) -> Table:
 
 
 # ---------------------------------------------------------------------------------------------------- initial values
-def draw_missing(module: nnx.Module, build: Callable[[], nnx.Module], among: Collection[str] | None = None) -> None:
+def draw_missing(module: nnx.Module, build: Callable[[], nnx.Module], drawable: Collection[str] | None = None) -> None:
     """Replace the abstract values of a module by the initial values of `build()`, exactly.
 
     `nnx.eval_shape(build)` returns a module with abstract values. A file provides some of them, and this function draws
@@ -119,12 +119,12 @@ def draw_missing(module: nnx.Module, build: Callable[[], nnx.Module], among: Col
     Args:
       module: the module, which changes.
       build: returns a new module with equal parameter paths.
-      among: the paths of values that may be drawn; None = all.
+      drawable: the paths of values that may be drawn; None = all.
     """
     missing = {
         path: (position, variable)
         for path, (position, variable) in named_variables(module).items()
-        if isinstance(variable.get_value(), jax.ShapeDtypeStruct) and (among is None or path in among)
+        if isinstance(variable.get_value(), jax.ShapeDtypeStruct) and (drawable is None or path in drawable)
     }
     if not missing:
         return

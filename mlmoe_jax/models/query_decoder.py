@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import partition
-from mlmoe_jax.models.layers.detr import TORCH_EPSILON, DecoderLayer, EncoderLayer
+from mlmoe_jax.models.layers.detr import TORCH_EPSILON, DecoderLayer, EncoderLayer, add_positions
 from mlmoe_jax.models.layers.initializers import Dtype, torch_linear
 from mlmoe_jax.models.layers.positions import detr_positions
 from mlmoe_jax.models.layers.recompute import LayerNorm
@@ -169,10 +169,10 @@ class QueryDecoder(nnx.Module):
         A row sums to 1 minus the weights of `extra`. See `__call__` for the arguments.
         """
         memory, positions, mask = self._memory(features, extra, extra_mask, None)
-        tokens, added, keys = self._start(memory, positions)
+        tokens, query_positions, keys = self._start(memory, positions)
         for layer in self.layers[:-1]:
-            tokens = layer(tokens, added, memory, keys, mask=mask)
-        weights = self.layers[-1].weights(tokens, added, keys, mask=mask)
+            tokens = layer(tokens, query_positions, memory, keys, mask=mask)
+        weights = self.layers[-1].weights(tokens, query_positions, keys, mask=mask)
         return weights.mean(axis=1)[..., : features.patches.shape[1]]
 
     def _memory(
@@ -223,22 +223,22 @@ class QueryDecoder(nnx.Module):
           mask: True if a query may attend to a token; None = all True.
           rngs: for dropout in training.
         """
-        tokens, added, keys = self._start(memory, positions)
+        tokens, query_positions, keys = self._start(memory, positions)
         for layer in self.layers:
-            tokens = layer(tokens, added, memory, keys, mask=mask, rngs=rngs)
+            tokens = layer(tokens, query_positions, memory, keys, mask=mask, rngs=rngs)
         return tokens if self.norm is None else self.norm(tokens)
 
     def _start(self, memory: jax.Array, positions: jax.Array | None) -> tuple[jax.Array, jax.Array | None, jax.Array]:
-        """Return the inputs of the first layer: tokens, queries added to them (or None), and keys of the memory."""
+        """Return tokens and positions of the queries for the first layer, and the keys of the memory."""
         queries = self.queries[...][None]
         if self.style.fixed_queries:
             queries = jax.lax.stop_gradient(queries)
-        tokens, added = (jnp.zeros_like(queries), queries) if self.style.added_queries else (queries, None)
+        tokens, query_positions = (jnp.zeros_like(queries), queries) if self.style.added_queries else (queries, None)
         drop = self.layers[0].dropout
         if drop.rate and not drop.deterministic:
             # Without dropout, the layers before the first cross-attention run once per batch.
             tokens = jnp.broadcast_to(tokens, (memory.shape[0], *tokens.shape[1:]))
-        return tokens, added, memory if positions is None else memory + positions
+        return tokens, query_positions, add_positions(memory, positions)
 
     def published_macs(self, tokens: int, extra: int = 0) -> tuple[int, int]:
         """Return the multiply-adds per image with N = `tokens` patches and E = `extra` additional memory tokens.

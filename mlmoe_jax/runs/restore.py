@@ -249,7 +249,7 @@ def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace)
         if (folder / ADAPTER).exists() and config.model.backbone.weights != "auto":
             raise UserError(f"{folder} is damaged: {FROZEN} has not all of its frozen weights, which are not published")
         fill_backbone(model, config)
-        draw_missing(model, build, among=elsewhere)
+        draw_missing(model, build, drawable=elsewhere)
         _, values, _ = ModelDef.split(model)
         stored = cast_frozen({path: values[path] for path in elsewhere}, config) | stored
     frozen = {path: stored[path] for path in parts.frozen}

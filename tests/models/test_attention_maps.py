@@ -14,7 +14,7 @@ from mlmoe_jax.models.adapters.group_prompts import prompt_groups, prompt_mask
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import build_model
 from mlmoe_jax.models.heads.gcn import ADDGCNHead
-from mlmoe_jax.models.heads.mlmoe import GroupTokenDecoder, own_prompts
+from mlmoe_jax.models.heads.mlmoe import GroupTokenDecoder, label_prompt_mask
 from mlmoe_jax.models.heads.query import QueryHead
 from mlmoe_jax.models.layers.attention import Attention
 from mlmoe_jax.models.outputs import Features, Prompts
@@ -169,7 +169,7 @@ def test_remaining_attention_of_mlmoe_labels_is_on_the_prompts_of_their_groups()
     )
     features = Features(None, draw(B, P, D, seed=2), draw(B, N, D), GRID)
     memory = np.concatenate([decoder.encode(features.patches, GRID)[0], features.prompts], axis=1)
-    mask = np.concatenate([np.ones((3, N), bool), own_prompts(groups, 2, 2)], axis=1)
+    mask = np.concatenate([np.ones((3, N), bool), label_prompt_mask(groups, 2, 2)], axis=1)
     expected = last_layer_by_hand(decoder, memory, None, mask).mean(axis=1)
     found = jax.jit(lambda f: decoder.attention(f))(features)
     np.testing.assert_allclose(found, expected[..., :N], atol=5e-6)

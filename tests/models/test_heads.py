@@ -12,7 +12,7 @@ from mlmoe_jax.models.build import build_model
 from mlmoe_jax.models.experts import BottleneckExpert, apply_bank, make_bank
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead, GroupLinearHead, combine_sides
 from mlmoe_jax.models.heads.linear import POOLS, LinearHead
-from mlmoe_jax.models.heads.mlmoe import GroupTokenDecoder, own_prompts
+from mlmoe_jax.models.heads.mlmoe import GroupTokenDecoder, label_prompt_mask
 from mlmoe_jax.models.outputs import PATCHES, PROMPTS, Features
 from mlmoe_jax.models.params import ModelDef, split_trainable
 
@@ -239,11 +239,11 @@ def mlmoe_decoder():
 
 
 def test_a_label_owns_the_prompts_of_its_groups_on_both_sides():
-    mask = own_prompts(GROUPS, 2, 2)
+    mask = label_prompt_mask(GROUPS, 2, 2)
     of = prompt_groups(2, 2, 2)
     for k in range(3):
         assert mask[k].tolist() == [group in (GROUPS["co"][k], 2 + GROUPS["dc"][k]) for group in of]
-    assert own_prompts({"dc": GROUPS["dc"]}, 2, 2)[2].tolist() == [True, False, True, False]
+    assert label_prompt_mask({"dc": GROUPS["dc"]}, 2, 2)[2].tolist() == [True, False, True, False]
 
 
 def test_a_label_query_attends_to_all_patches_and_only_its_prompts():
@@ -255,7 +255,7 @@ def test_a_label_query_attends_to_all_patches_and_only_its_prompts():
     def found(patches, prompts):
         return np.asarray(model(Features(None, prompts, patches, (2, 2))))
 
-    before, mask = found(patches, prompts), own_prompts(GROUPS, 2, 2)
+    before, mask = found(patches, prompts), label_prompt_mask(GROUPS, 2, 2)
     for p in range(8):
         changed = np.abs(found(patches, prompts.at[:, p].add(1.0)) - before).max(axis=(0, 2))
         assert ((changed > 1e-5) == mask[:, p]).all()

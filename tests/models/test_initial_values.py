@@ -43,7 +43,7 @@ def test_only_values_that_are_missing_are_computed():
 
     whole, pair = values(build()), nnx.eval_shape(build)
     del computed[:]
-    draw_missing(pair, build, among=("linear/kernel",))
+    draw_missing(pair, build, drawable=("linear/kernel",))
     assert isinstance(pair.linear.bias.get_value(), jax.ShapeDtypeStruct)
     np.testing.assert_array_equal(pair.linear.kernel[...], whole["linear/kernel"])
     nnx.update(pair, nnx.from_flat_state({("linear", "bias"): nnx.Param(jnp.full(4, 7.0))}))  # as from a file

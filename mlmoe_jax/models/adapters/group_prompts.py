@@ -72,8 +72,8 @@ def split_sides(tokens: jax.Array, sides: Sequence[str], per_group: int, groups:
 
 def side_groups(settings: ConfigDict, space: LabelSpace) -> dict[str, np.ndarray]:
     """Return the group of each label, i32[K], per side of `config.model.prompts`."""
-    both = {"co": space.co_group, "dc": space.dc_group}
-    return {side: both[side] for side in SIDES[settings.sides]}
+    groups = {"co": space.co_group, "dc": space.dc_group}
+    return {side: groups[side] for side in SIDES[settings.sides]}
 
 
 def prompt_mask(kind: str, group_of: np.ndarray) -> np.ndarray | None:

@@ -57,15 +57,17 @@ class ConvNeXtShape(BackboneShape):
         return 4 * norms
 
 
-def _convolution(into: int, out: int, size: int, *, dtype: Dtype, rngs: nnx.Rngs, depthwise: bool = False) -> nnx.Conv:
+def _convolution(
+    inputs: int, outputs: int, size: int, *, dtype: Dtype, rngs: nnx.Rngs, depthwise: bool = False
+) -> nnx.Conv:
     """Return a depthwise convolution that keeps the size of the map, or a convolution with kernel and stride `size`."""
     return nnx.Conv(
-        into,
-        out,
+        inputs,
+        outputs,
         (size, size),
         strides=1 if depthwise else size,
         padding=((size // 2, size // 2),) * 2 if depthwise else "VALID",
-        feature_group_count=into if depthwise else 1,
+        feature_group_count=inputs if depthwise else 1,
         kernel_init=nnx.initializers.truncated_normal(0.02),
         conv_general_dilated=convolve,
         dtype=dtype,
@@ -100,9 +102,9 @@ class Stem(nnx.Module):
 class Downsample(nnx.Module):
     """LayerNorm, then a 2×2 convolution with stride 2."""
 
-    def __init__(self, into: int, out: int, *, dtype: Dtype, rngs: nnx.Rngs):
-        self.norm = LayerNorm(into, epsilon=NORM_EPSILON, rngs=rngs)
-        self.conv = _convolution(into, out, 2, dtype=dtype, rngs=rngs)
+    def __init__(self, inputs: int, outputs: int, *, dtype: Dtype, rngs: nnx.Rngs):
+        self.norm = LayerNorm(inputs, epsilon=NORM_EPSILON, rngs=rngs)
+        self.conv = _convolution(inputs, outputs, 2, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: Float[ArrayLike, "b h w c"]) -> Float[Array, "b h//2 w//2 d"]:
         return self.conv(self.norm(x))

@@ -49,8 +49,8 @@ class EfficientNetLiteShape(BackboneShape):
 
 
 def _conv_norm(
-    into: int,
-    out: int,
+    inputs: int,
+    outputs: int,
     size: int = 1,
     stride: int = 1,
     *,
@@ -59,14 +59,14 @@ def _conv_norm(
     batch_norm: str,
     rngs: nnx.Rngs,
 ) -> ConvNorm:
-    """Return a convolution without bias, possibly depthwise (with `into` = `out`), and its batch normalization."""
+    """Return a convolution without bias, possibly depthwise (`inputs` = `outputs`), and its batch normalization."""
     conv = nnx.Conv(
-        into,
-        out,
+        inputs,
+        outputs,
         (size, size),
         strides=stride,
         padding="SAME",
-        feature_group_count=into if depthwise else 1,
+        feature_group_count=inputs if depthwise else 1,
         use_bias=False,
         # As in the authors' code, the fan of a depthwise kernel counts one channel.
         kernel_init=nnx.initializers.variance_scaling(2.0, "fan_in" if depthwise else "fan_out", "normal"),
@@ -75,7 +75,7 @@ def _conv_norm(
         rngs=rngs,
     )
     # The authors' decay of 0.99 is torch's momentum of 0.01.
-    return ConvNorm(conv, BatchNorm(out, mode=batch_norm, dtype=dtype, epsilon=1e-3, momentum=0.01))
+    return ConvNorm(conv, BatchNorm(outputs, mode=batch_norm, dtype=dtype, epsilon=1e-3, momentum=0.01))
 
 
 class MBConv(nnx.Module):
@@ -86,8 +86,8 @@ class MBConv(nnx.Module):
 
     def __init__(
         self,
-        into: int,
-        out: int,
+        inputs: int,
+        outputs: int,
         size: int,
         stride: int,
         expansion: int,
@@ -96,11 +96,11 @@ class MBConv(nnx.Module):
         batch_norm: str,
         rngs: nnx.Rngs,
     ):
-        inner, options = into * expansion, {"dtype": dtype, "batch_norm": batch_norm, "rngs": rngs}
-        self.expand = _conv_norm(into, inner, **options) if expansion > 1 else None
-        self.depthwise = _conv_norm(inner, inner, size, stride, depthwise=True, **options)
-        self.project = _conv_norm(inner, out, **options)
-        self.residual = stride == 1 and into == out
+        hidden, options = inputs * expansion, {"dtype": dtype, "batch_norm": batch_norm, "rngs": rngs}
+        self.expand = _conv_norm(inputs, hidden, **options) if expansion > 1 else None
+        self.depthwise = _conv_norm(hidden, hidden, size, stride, depthwise=True, **options)
+        self.project = _conv_norm(hidden, outputs, **options)
+        self.residual = stride == 1 and inputs == outputs
 
     def __call__(self, x: Float[ArrayLike, "b _ _ _"]) -> Float[Array, "b _ _ d"]:
         y = x if self.expand is None else jax.nn.relu6(self.expand(x))
@@ -127,15 +127,15 @@ class EfficientNetLite(ConvolutionalBackbone):
         self.shape, self.remat = shape, remat
         options = {"dtype": dtype, "batch_norm": batch_norm, "rngs": rngs}
         self.stem = _conv_norm(3, shape.stem, 3, 2, **options)
-        blocks, into = [], shape.stem
-        for count, out, size, stride, expansion in zip(
+        blocks, inputs = [], shape.stem
+        for count, outputs, size, stride, expansion in zip(
             shape.blocks, shape.channels, KERNELS, STRIDES, EXPANSIONS, strict=True
         ):
             for index in range(count):
-                blocks.append(MBConv(into, out, size, stride if index == 0 else 1, expansion, **options))
-                into = out
+                blocks.append(MBConv(inputs, outputs, size, stride if index == 0 else 1, expansion, **options))
+                inputs = outputs
         self.blocks = nnx.List(blocks)
-        self.top = _conv_norm(into, shape.width, **options)
+        self.top = _conv_norm(inputs, shape.width, **options)
 
     def last_map(self, image: Float[ArrayLike, "b h w 3"]) -> Float[Array, "b _ _ d"]:
         """Return the map after the last 1×1 convolution, (⌈H/32⌉, ⌈W/32⌉). Images may have any size."""

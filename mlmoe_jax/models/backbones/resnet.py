@@ -49,10 +49,10 @@ class ResNetShape(BackboneShape):
         return ResNet(self, dtype=dtype, batch_norm=batch_norm, remat=remat, rngs=rngs)
 
 
-def _convolution(into: int, out: int, size: int, stride: int, dtype: Dtype, rngs: nnx.Rngs) -> nnx.Conv:
+def _convolution(inputs: int, outputs: int, size: int, stride: int, dtype: Dtype, rngs: nnx.Rngs) -> nnx.Conv:
     return nnx.Conv(
-        into,
-        out,
+        inputs,
+        outputs,
         (size, size),
         strides=stride,
         padding=((size // 2, size // 2),) * 2,
@@ -67,17 +67,20 @@ def _convolution(into: int, out: int, size: int, stride: int, dtype: Dtype, rngs
 class Bottleneck(nnx.Module):
     """relu(shortcut(x) + 1×1, 3×3, 1×1 convolutions of x), each with batch normalization (ResNet, figure 5)."""
 
-    def __init__(self, into: int, inner: int, stride: int, *, dtype: Dtype, batch_norm: str, rngs: nnx.Rngs):
-        out = inner * EXPANSION
-        self.conv1 = _convolution(into, inner, 1, 1, dtype, rngs)
-        self.norm1 = BatchNorm(inner, mode=batch_norm, dtype=dtype)
-        self.conv2 = _convolution(inner, inner, 3, stride, dtype, rngs)
-        self.norm2 = BatchNorm(inner, mode=batch_norm, dtype=dtype)
-        self.conv3 = _convolution(inner, out, 1, 1, dtype, rngs)
-        self.norm3 = BatchNorm(out, mode=batch_norm, dtype=dtype)
+    def __init__(self, inputs: int, hidden: int, stride: int, *, dtype: Dtype, batch_norm: str, rngs: nnx.Rngs):
+        outputs = hidden * EXPANSION
+        self.conv1 = _convolution(inputs, hidden, 1, 1, dtype, rngs)
+        self.norm1 = BatchNorm(hidden, mode=batch_norm, dtype=dtype)
+        self.conv2 = _convolution(hidden, hidden, 3, stride, dtype, rngs)
+        self.norm2 = BatchNorm(hidden, mode=batch_norm, dtype=dtype)
+        self.conv3 = _convolution(hidden, outputs, 1, 1, dtype, rngs)
+        self.norm3 = BatchNorm(outputs, mode=batch_norm, dtype=dtype)
         shortcut = None
-        if stride != 1 or into != out:
-            conv, norm = _convolution(into, out, 1, stride, dtype, rngs), BatchNorm(out, mode=batch_norm, dtype=dtype)
+        if stride != 1 or inputs != outputs:
+            conv, norm = (
+                _convolution(inputs, outputs, 1, stride, dtype, rngs),
+                BatchNorm(outputs, mode=batch_norm, dtype=dtype),
+            )
             shortcut = ConvNorm(conv, norm)
         self.shortcut = shortcut
 
@@ -107,13 +110,13 @@ class ResNet(ConvolutionalBackbone):
         self.shape, self.remat = shape, remat
         stem_conv = _convolution(3, shape.stem, 7, 2, dtype, rngs)
         self.stem = ConvNorm(stem_conv, BatchNorm(shape.stem, mode=batch_norm, dtype=dtype))
-        stages, into = [], shape.stem
+        stages, inputs = [], shape.stem
         for stage, count in enumerate(shape.blocks):
-            inner, blocks = shape.stem * 2**stage, []
+            hidden, blocks = shape.stem * 2**stage, []
             for block in range(count):
                 stride = 2 if block == 0 and stage > 0 else 1
-                blocks.append(Bottleneck(into, inner, stride, dtype=dtype, batch_norm=batch_norm, rngs=rngs))
-                into = inner * EXPANSION
+                blocks.append(Bottleneck(inputs, hidden, stride, dtype=dtype, batch_norm=batch_norm, rngs=rngs))
+                inputs = hidden * EXPANSION
             stages.append(nnx.List(blocks))
         self.stages = nnx.List(stages)
 

@@ -228,10 +228,10 @@ class ViT(nnx.Module):
         _check_read(read, prompts)
         tokens, grid = self.embed(image, deltas)
         prompts = prompts or Prompts.none(self.shape.depth, self.shape.width)
-        common = _Common(prompts, self.rotary(grid), deltas)
-        parts = self._run_first_blocks(tokens, common)
-        attention = self._attend_to_patches(parts, read, common) if return_attention else {}
-        parts = self._run_last_block(parts, read, common)
+        inputs = _BlockInputs(prompts, self.rotary(grid), deltas)
+        parts = self._run_first_blocks(tokens, inputs)
+        attention = self._attend_to_patches(parts, read, inputs) if return_attention else {}
+        parts = self._run_last_block(parts, read, inputs)
         normed = {name: call_layer(self.norm, part, "norm", deltas) for name, part in parts.items()}
         pools = self.pool is not None and CLS in read
         if pools and return_attention:
@@ -242,13 +242,13 @@ class ViT(nnx.Module):
             cls = values[CLS][:, 0]
         return Features(cls, values.get(PROMPTS), values.get(PATCHES), grid, attention, values.get(MEAN))
 
-    def _run_first_blocks(self, tokens: jax.Array, common: _Common) -> dict[str, jax.Array]:
+    def _run_first_blocks(self, tokens: jax.Array, inputs: _BlockInputs) -> dict[str, jax.Array]:
         """Apply all blocks but the last to tokens of `embed`; return the tokens by part: prompts, cls, …"""
-        prompts = common.prompts
+        prompts = inputs.prompts
         parts = {IMAGE: tokens, PROMPTS: prompts.tokens[0]}
         queries = (IMAGE,) if prompts.carry is None else (PROMPTS, IMAGE)
         for block in range(self.shape.depth - 1):
-            outputs = self._run_block(block, parts, queries, common)
+            outputs = self._run_block(block, parts, queries, inputs)
             entering = prompts.entering(block + 1, parts[PROMPTS], outputs.get(PROMPTS))
             parts = {PROMPTS: entering, IMAGE: outputs[IMAGE]}
         ends = int(self.shape.class_token), self.shape.leading
@@ -256,7 +256,7 @@ class ViT(nnx.Module):
         return {PROMPTS: parts[PROMPTS], CLS: cls, REGISTERS: registers, PATCHES: patches}
 
     def _run_last_block(
-        self, parts: dict[str, jax.Array], read: Collection[str], common: _Common
+        self, parts: dict[str, jax.Array], read: Collection[str], inputs: _BlockInputs
     ) -> dict[str, jax.Array]:
         """Apply the last block; return the tokens that are read, pooled or averaged, and their mean if it is read."""
         needed = set(read)
@@ -265,15 +265,15 @@ class ViT(nnx.Module):
         if self.pool is not None and CLS in read:
             needed.add(PATCHES)
         queries = [name for name, part in parts.items() if name in needed and part.shape[1]]
-        parts = self._run_block(self.shape.depth - 1, parts, queries, common)
-        return parts | {MEAN: _mean(parts, common.prompts)} if MEAN in read else parts
+        parts = self._run_block(self.shape.depth - 1, parts, queries, inputs)
+        return parts | {MEAN: _mean(parts, inputs.prompts)} if MEAN in read else parts
 
     def _run_block(
-        self, index: int, parts: dict[str, jax.Array], queries: Sequence[str], common: _Common
+        self, index: int, parts: dict[str, jax.Array], queries: Sequence[str], inputs: _BlockInputs
     ) -> dict[str, jax.Array]:
         """Apply a block to the parts in `queries`. All other parts are context. Each part is f32[B or 1, T, D]."""
         sequence = _Sequence(parts, queries)
-        settings = common.settings(index, sequence)
+        settings = inputs.settings(index, sequence)
 
         def run(tokens: jax.Array, context: list[jax.Array]) -> jax.Array:
             return self.blocks[index](tokens, context, **settings)
@@ -283,14 +283,14 @@ class ViT(nnx.Module):
         return dict(zip(queries, jnp.split(outputs, ends, axis=1), strict=True))
 
     def _attend_to_patches(
-        self, parts: dict[str, jax.Array], read: Collection[str], common: _Common
+        self, parts: dict[str, jax.Array], read: Collection[str], inputs: _BlockInputs
     ) -> dict[str, jax.Array]:
         """Return the attention of `cls` and `prompts`, if they are read, over patches in the last block: f32[B,Q,N]."""
         names = [name for name in (PROMPTS, CLS) if name in read and parts[name].shape[1]]
         if not names:
             return {}
         last, sequence = self.shape.depth - 1, _Sequence(parts, names)
-        settings = common.settings(last, sequence)
+        settings = inputs.settings(last, sequence)
         weights = self.blocks[last].weights(sequence.tokens(), sequence.context(), **settings).mean(axis=1)
         slices = sequence.slices()
         return {name: weights[:, slices[name], slices[PATCHES]] for name in names}
@@ -349,7 +349,7 @@ class _Sequence:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Common:
+class _BlockInputs:
     """The inputs of all blocks besides tokens.
 
     Attributes:

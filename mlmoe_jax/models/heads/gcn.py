@@ -63,11 +63,9 @@ class MLGCNHead(Head):
         inputs = word_vectors.value.shape[1]
         self.word_vectors, self.adjacency = word_vectors, adjacency
 
-        def layer(into: int, out: int) -> nnx.Linear:
-            draw, names = uniform(1 / math.sqrt(out)), axes(WORD_VECTOR, None)
-            return nnx.Linear(
-                into, out, use_bias=False, kernel_init=draw, kernel_metadata=names, dtype=dtype, rngs=rngs
-            )
+        def layer(rows: int, columns: int) -> nnx.Linear:
+            settings = {"use_bias": False, "kernel_metadata": axes(WORD_VECTOR, None), "dtype": dtype, "rngs": rngs}
+            return nnx.Linear(rows, columns, kernel_init=uniform(1 / math.sqrt(columns)), **settings)
 
         self.gc1, self.gc2 = layer(inputs, hidden), layer(hidden, width)
 
@@ -100,17 +98,17 @@ class MLGCNHead(Head):
 
 
 def _pointwise(
-    into: int,
-    out: int,
+    inputs: int,
+    outputs: int,
     *,
     bias: bool = True,
-    names: tuple[str | None, str | None] = (None, None),
+    kernel_axes: tuple[str | None, str | None] = (None, None),
     dtype: Dtype,
     rngs: nnx.Rngs,
 ) -> nnx.Linear:
-    """Return a convolution with kernel size 1 and PyTorch's initial values. `names` are the axes of its kernel."""
-    metadata = {"kernel_metadata": axes(*names), "bias_metadata": axes(names[1])}
-    return torch_linear(into, out, use_bias=bias, **metadata, dtype=dtype, rngs=rngs)
+    """Return a convolution with kernel size 1 and PyTorch's initial values. The axes of its kernel have names."""
+    metadata = {"kernel_metadata": axes(*kernel_axes), "bias_metadata": axes(kernel_axes[1])}
+    return torch_linear(inputs, outputs, use_bias=bias, **metadata, dtype=dtype, rngs=rngs)
 
 
 class DynamicGraph(nnx.Module):
@@ -120,11 +118,11 @@ class DynamicGraph(nnx.Module):
     """
 
     def __init__(self, width: int, labels: int, *, dtype: Dtype = None, rngs: nnx.Rngs):
-        self.static_graph = _pointwise(labels, labels, bias=False, names=(LABEL, LABEL), dtype=dtype, rngs=rngs)
+        self.static_graph = _pointwise(labels, labels, bias=False, kernel_axes=(LABEL, LABEL), dtype=dtype, rngs=rngs)
         self.static = _pointwise(width, width, dtype=dtype, rngs=rngs)
         self.context = _pointwise(width, width, dtype=dtype, rngs=rngs)
         self.context_norm = BatchNorm(width, mode="trainable")
-        self.relation = _pointwise(2 * width, labels, names=(None, LABEL), dtype=dtype, rngs=rngs)
+        self.relation = _pointwise(2 * width, labels, kernel_axes=(None, LABEL), dtype=dtype, rngs=rngs)
         self.dynamic = _pointwise(width, width, dtype=dtype, rngs=rngs)
 
     def spread_static(self, features: Float[ArrayLike, "b k d"]) -> Float[Array, "b k d"]:
@@ -169,7 +167,7 @@ class ADDGCNHead(Head):
     batch_statistics = True
 
     def __init__(self, width: int, labels: int, *, hidden: int = 1024, dtype: Dtype = None, rngs: nnx.Rngs):
-        self.map_classifier = _pointwise(width, labels, bias=False, names=(None, LABEL), dtype=dtype, rngs=rngs)
+        self.map_classifier = _pointwise(width, labels, bias=False, kernel_axes=(None, LABEL), dtype=dtype, rngs=rngs)
         self.transform = _pointwise(width, hidden, dtype=dtype, rngs=rngs)
         self.graph = DynamicGraph(hidden, labels, dtype=dtype, rngs=rngs)
         self.classifier = LabelClassifier(hidden, labels, rngs=rngs)

@@ -209,8 +209,8 @@ class GroupExpertsHead(_GroupHead):
 
     def _gate_logits(self, tokens: jax.Array) -> dict[str, jax.Array]:
         """f32[B,P,D] -> per side f32[B,M,K]."""
-        own = self._by_side(tokens)
-        return {name: side.gate_logits(own[name]) for name, side in self._sides().items()}
+        by_side = self._by_side(tokens)
+        return {name: side.gate_logits(by_side[name]) for name, side in self._sides().items()}
 
 
 def _weights(gate_logits: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -261,5 +261,5 @@ class GroupLinearHead(_GroupHead):
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
         """Return the multiply-adds per image of the first classifier, as counted in the papers, and of the second."""
-        one = (self.co or self.dc).kernel.size
-        return one, (len(self.group_of) - 1) * one
+        macs = (self.co or self.dc).kernel.size
+        return macs, (len(self.group_of) - 1) * macs

@@ -15,12 +15,12 @@ from mlmoe_jax.models.outputs import PATCHES, PROMPTS, Features
 from mlmoe_jax.models.query_decoder import QueryDecoder
 
 
-def own_prompts(group_of: Mapping[str, Sequence[int]], groups: int, per_group: int) -> np.ndarray:
+def label_prompt_mask(group_of: Mapping[str, Sequence[int]], groups: int, per_group: int) -> np.ndarray:
     """Return bool[K,P], True if a prompt belongs to a group of the label. Prompts are ordered as in `prompt_groups`."""
     side_and_group = prompt_groups(len(group_of), groups, per_group)
     labels = enumerate(group_of.values())
-    own = [np.asarray(group)[:, None] + side * groups == side_and_group for side, group in labels]
-    return np.any(own, axis=0)
+    masks = [np.asarray(group)[:, None] + side * groups == side_and_group for side, group in labels]
+    return np.any(masks, axis=0)
 
 
 class GroupTokenDecoder(QueryDecoder):
@@ -44,15 +44,15 @@ class GroupTokenDecoder(QueryDecoder):
         self, channels: int, group_of: Mapping[str, Sequence[int]], *, groups: int, per_group: int, **settings: Any
     ):
         super().__init__(channels, len(next(iter(group_of.values()))), **settings)
-        self.sees = Constant(own_prompts(group_of, groups, per_group))
+        self.visible_prompts = Constant(label_prompt_mask(group_of, groups, per_group))
 
     def __call__(self, features: Features, *, rngs: nnx.Rngs | None = None) -> jax.Array:
         """Return one feature per label, f32[B,K,D], from `features.patches` f32[B,N,C] and `.prompts` f32[B,P,C]."""
-        return super().__call__(features, extra=features.prompts, extra_mask=self.sees.value, rngs=rngs)
+        return super().__call__(features, extra=features.prompts, extra_mask=self.visible_prompts.value, rngs=rngs)
 
     def attention(self, features: Features) -> jax.Array:
         """Return the attention of each label over patches, f32[B,K,N]. A row sums to 1 minus the weights of prompts."""
-        return super().attention(features, extra=features.prompts, extra_mask=self.sees.value)
+        return super().attention(features, extra=features.prompts, extra_mask=self.visible_prompts.value)
 
     def published_macs(self, tokens: int, extra: int = 0) -> tuple[int, int]:
-        return super().published_macs(tokens, extra + self.sees.value.shape[1])
+        return super().published_macs(tokens, extra + self.visible_prompts.value.shape[1])

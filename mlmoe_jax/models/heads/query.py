@@ -51,15 +51,15 @@ class GroupedClassifier(nnx.Module):
     """
 
     def __init__(self, width: int, queries: int, labels: int, *, init: str = "uniform", rngs: nnx.Rngs):
-        each = math.ceil(labels / queries)
+        labels_per_query = math.ceil(labels / queries)
         if init == "uniform":
             draw, bias = torch_uniform(width), torch_uniform(width)
         else:
             # torch's fan-in is the middle axis and its fan-out the first axis, both times the last axis.
-            draw = nnx.initializers.normal(math.sqrt(2 / ((width + queries) * each)))
+            draw = nnx.initializers.normal(math.sqrt(2 / ((width + queries) * labels_per_query)))
             bias = nnx.initializers.zeros
         owner = LABEL if queries == labels else LABEL_GROUP
-        self.kernel = nnx.Param(draw(rngs.params(), (queries, width, each)), **axes(owner, None, None))
+        self.kernel = nnx.Param(draw(rngs.params(), (queries, width, labels_per_query)), **axes(owner, None, None))
         self.bias = nnx.Param(bias(rngs.params(), (labels,)), **axes(LABEL))
 
     def __call__(self, features: Float[ArrayLike, "b q d"]) -> Float[Array, "b k"]:
@@ -81,8 +81,8 @@ class DecoderHead(Head):
 
     def __init__(self, decoder: nnx.Module, labels: int, *, pooled: int, rngs: nnx.Rngs):
         self.decoder, self.read = decoder, decoder.read
-        zeros, names = nnx.initializers.zeros, {"kernel_metadata": axes(None, LABEL), "bias_metadata": axes(LABEL)}
-        self.pooled = nnx.Linear(pooled, labels, kernel_init=zeros, **names, rngs=rngs) if pooled else None
+        zeros, metadata = nnx.initializers.zeros, {"kernel_metadata": axes(None, LABEL), "bias_metadata": axes(LABEL)}
+        self.pooled = nnx.Linear(pooled, labels, kernel_init=zeros, **metadata, rngs=rngs) if pooled else None
 
     @classmethod
     def frozen_rules(cls, config: ConfigDict) -> tuple[tuple[str, bool], ...]:
@@ -131,7 +131,7 @@ class QueryHead(DecoderHead):
 
     @classmethod
     def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
-        settings, labels = config.model.head.decoder, len(space.names)
+        settings, labels = config.model.head.decoder, len(space.metadata)
         queries = min(settings.queries or labels, labels)
         arguments = decoder_settings(settings, width) | {"owner": LABEL if queries == labels else LABEL_GROUP}
         decoder = QueryDecoder(width, queries, **arguments, dtype=dtype, rngs=rngs)
@@ -146,8 +146,8 @@ class QueryHead(DecoderHead):
     def attention(self, features: Features) -> dict[str, jax.Array]:
         """Return the attention of the query of each label, `labels` f32[B,K,N], equal for labels that share a query."""
         weights = self.decoder.attention(features)
-        labels, each = self.classifier.bias.size, self.classifier.kernel.shape[-1]
-        return {LABELS: weights if each == 1 else jnp.repeat(weights, each, axis=1)[:, :labels]}
+        labels, labels_per_query = self.classifier.bias.size, self.classifier.kernel.shape[-1]
+        return {LABELS: weights if labels_per_query == 1 else jnp.repeat(weights, labels_per_query, axis=1)[:, :labels]}
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
         layers, products = super().published_macs(tokens)

@@ -203,8 +203,8 @@ class CNNRNNHead(Head):
         self.max_labels = min(max_labels, self.labels)
         self.end, self.start = self.labels, self.labels + 1
 
-        def projection(into: int) -> nnx.Linear:
-            return torch_linear(into, embedding, use_bias=False, dtype=dtype, rngs=rngs)
+        def projection(inputs: int) -> nnx.Linear:
+            return torch_linear(inputs, embedding, use_bias=False, dtype=dtype, rngs=rngs)
 
         # Embeddings have length 1 on average, so that the first scores have the scale of x.
         draw = nnx.initializers.normal(embedding**-0.5)
@@ -240,17 +240,17 @@ class CNNRNNHead(Head):
         return jnp.where(step < count, sorted_labels, self.end), counts
 
     def scores(
-        self, image: Float[ArrayLike, "b e"], before: Integer[ArrayLike, "b t"], *, rngs: nnx.Rngs | None = None
+        self, image: Float[ArrayLike, "b e"], previous: Integer[ArrayLike, "b t"], *, rngs: nnx.Rngs | None = None
     ) -> Float[Array, "b t _"]:
-        """Return the scores of the next label after each of the labels `before`, which begin with `start`.
+        """Return the scores of the next label after each of the labels `previous`, which begin with `start`.
 
         Args:
           image: the result of `image_feature`.
-          before: the preceding labels.
+          previous: the preceding labels.
           rngs: for dropout in training.
         """
-        inputs = jnp.moveaxis(self.embedding[...][before], 1, 0)
-        outputs = jax.lax.scan(self.lstm, self._first_state(before.shape[:1]), inputs)[1]
+        inputs = jnp.moveaxis(self.embedding[...][previous], 1, 0)
+        outputs = jax.lax.scan(self.lstm, self._first_state(previous.shape[:1]), inputs)[1]
         joint = self._joint(image[:, None], jnp.moveaxis(outputs, 0, 1))
         return self._scores(self.dropout(joint, rngs=rngs))
 
@@ -269,8 +269,8 @@ class CNNRNNHead(Head):
         if labels is None:
             return Prediction(self.search(features).label_logits)
         targets, counts = self.sequence(labels)
-        before = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=self.start)
-        scores = self.scores(self.image_feature(features), before, rngs=rngs)
+        previous = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=self.start)
+        scores = self.scores(self.image_feature(features), previous, rngs=rngs)
         log_p = jnp.take_along_axis(jax.nn.log_softmax(scores, axis=-1), targets[..., None], axis=-1)[..., 0]
         logits = jnp.where(counts[..., None], log_odds(scores)[..., :-1], -jnp.inf).max(axis=1)
         return Prediction(logits, penalties={"sequence": -jnp.sum(log_p, axis=1, where=counts)})

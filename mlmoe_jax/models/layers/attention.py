@@ -23,8 +23,8 @@ def apply_rotary(tokens: jax.Array, angles: jax.Array) -> jax.Array:
     The rotary positions of (RoFormer, eq. 34) rotate adjacent channels instead. Computed in float32.
     """
     cosine, sine = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
-    first, second = jnp.split(tokens.astype(jnp.float32), 2, axis=-1)
-    result = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+    low, high = jnp.split(tokens.astype(jnp.float32), 2, axis=-1)
+    result = jnp.concatenate([low * cosine - high * sine, high * cosine + low * sine], axis=-1)
     return result.astype(tokens.dtype)
 
 
@@ -52,13 +52,13 @@ class FusedProjection(nnx.Linear):
         """Project f32[b,T,D] to keys and values only, f32[b,T,2D]."""
         return self._columns(tokens, self.in_features)
 
-    def _columns(self, tokens: jax.Array, first: int) -> jax.Array:
-        """Project f32[b,T,D] to the columns starting at `first`."""
-        kernel, bias = self.kernel[:, first:], self._whole_bias()
+    def _columns(self, tokens: jax.Array, start: int) -> jax.Array:
+        """Project f32[b,T,D] to the columns from `start` on."""
+        kernel, bias = self.kernel[:, start:], self._full_bias()
         dtype = self.dtype or jnp.result_type(tokens, kernel)
-        return jnp.dot(tokens.astype(dtype), kernel.astype(dtype)) + bias[first:].astype(dtype)
+        return jnp.dot(tokens.astype(dtype), kernel.astype(dtype)) + bias[start:].astype(dtype)
 
-    def _whole_bias(self) -> jax.Array:
+    def _full_bias(self) -> jax.Array:
         bias = self.bias[...]
         if self.key_bias:
             return bias
@@ -68,7 +68,7 @@ class FusedProjection(nnx.Linear):
     def part(self, name: str) -> tuple[jax.Array, jax.Array]:
         """Return the kernel f32[D,D] and the bias f32[D] of one of PARTS."""
         columns = slice(PARTS.index(name) * self.in_features, (PARTS.index(name) + 1) * self.in_features)
-        return self.kernel[:, columns], self._whole_bias()[columns]
+        return self.kernel[:, columns], self._full_bias()[columns]
 
 
 class Attention(nnx.Module):
@@ -152,9 +152,9 @@ class Attention(nnx.Module):
         deltas: Deltas = NO_DELTAS,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Return queries f32[b,Q,D] of `tokens`, and all keys and values f32[B,T,D]."""
-        query, *own = jnp.split(self.qkv(tokens), 3, axis=-1)
+        query, *pair = jnp.split(self.qkv(tokens), 3, axis=-1)
         query = self._add_delta(query, "query", tokens, deltas)
-        pairs = [(tokens, own), *((part, jnp.split(self.qkv.key_value(part), 2, axis=-1)) for part in context)]
+        pairs = [(tokens, pair), *((part, jnp.split(self.qkv.key_value(part), 2, axis=-1)) for part in context)]
         keys = [self._add_delta(key, "key", part, deltas) for part, (key, _) in pairs]
         values = [self._add_delta(value, "value", part, deltas) for part, (_, value) in pairs]
         if key_value is not None:

@@ -96,8 +96,8 @@ class FeedForward(nnx.Module):
         dtype: Dtype = None,
         rngs: nnx.Rngs,
     ):
-        def linear(into: int, out: int) -> nnx.Linear:
-            return torch_linear(into, out, kernel_init=_matrix(init, into), dtype=dtype, rngs=rngs)
+        def linear(inputs: int, outputs: int) -> nnx.Linear:
+            return torch_linear(inputs, outputs, kernel_init=_matrix(init, inputs), dtype=dtype, rngs=rngs)
 
         self.fc1, self.fc2 = linear(width, hidden), linear(hidden, width)
         self.dropout = nnx.Dropout(dropout, deterministic=True)
@@ -139,9 +139,8 @@ class EncoderLayer(nnx.Module):
         rngs: nnx.Rngs | None = None,
     ) -> Float[Array, "b n d"]:
         """Apply the layer. Positions are added to queries and keys, not to values."""
-
-        placed = tokens if positions is None else tokens + positions
-        tokens = self.norm1(tokens + self.dropout(self.attn(placed, placed, tokens, rngs=rngs), rngs=rngs))
+        query = add_positions(tokens, positions)
+        tokens = self.norm1(tokens + self.dropout(self.attn(query, query, tokens, rngs=rngs), rngs=rngs))
         return self.norm2(tokens + self.dropout(self.mlp(tokens, rngs=rngs), rngs=rngs))
 
 
@@ -176,7 +175,7 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self,
         tokens: Float[ArrayLike, "#b q d"],
-        added: Float[ArrayLike, "1 q d"] | None,
+        positions: Float[ArrayLike, "1 q d"] | None,
         memory: Float[ArrayLike, "#b t d"],
         keys: Float[ArrayLike, "#b t d"],
         *,
@@ -187,40 +186,42 @@ class DecoderLayer(nnx.Module):
 
         Args:
           tokens: the queries.
-          added: a term for the queries, and for the keys of self-attention; None = 0.
+          positions: positions of the queries, which are added to the queries, and to the keys of self-attention; None =
+            none.
           memory: the values of cross-attention.
           keys: the keys of cross-attention.
           mask: True if a query may attend to a token of the memory; None = all True.
           rngs: for dropout in training.
         """
-
-        tokens = self._among_queries(tokens, added, rngs)
-        attended = self.cross_attn(_queries(tokens, added), keys, memory, mask=mask, rngs=rngs)
+        tokens = self._attend_to_queries(tokens, positions, rngs)
+        attended = self.cross_attn(add_positions(tokens, positions), keys, memory, mask=mask, rngs=rngs)
         tokens = self.norm2(tokens + self.dropout(attended, rngs=rngs))
         return self.norm3(tokens + self.dropout(self.mlp(tokens, rngs=rngs), rngs=rngs))
 
     def weights(
         self,
         tokens: Float[ArrayLike, "#b q d"],
-        added: Float[ArrayLike, "1 q d"] | None,
+        positions: Float[ArrayLike, "1 q d"] | None,
         keys: Float[ArrayLike, "#b t d"],
         *,
         mask: Bool[np.ndarray, "q t"] | None = None,
     ) -> Float[Array, "#b h q t"]:
         """Return the attention weights of queries over memory tokens; see `__call__` for the arguments."""
-        tokens = self._among_queries(tokens, added, None)
-        return self.cross_attn.weights(_queries(tokens, added), keys, mask=mask)
+        tokens = self._attend_to_queries(tokens, positions, None)
+        return self.cross_attn.weights(add_positions(tokens, positions), keys, mask=mask)
 
-    def _among_queries(self, tokens: jax.Array, added: jax.Array | None, rngs: nnx.Rngs | None) -> jax.Array:
+    def _attend_to_queries(self, tokens: jax.Array, positions: jax.Array | None, rngs: nnx.Rngs | None) -> jax.Array:
+        """Apply the self-attention and its norm, if there are any."""
         if self.norm1 is None:
             return tokens
-        queries = _queries(tokens, added)
+        queries = add_positions(tokens, positions)
         mixed = tokens if self.self_attn is None else self.self_attn(queries, queries, tokens, rngs=rngs)
         return self.norm1(tokens + self.dropout(mixed, rngs=rngs))
 
 
-def _queries(tokens: jax.Array, added: jax.Array | None) -> jax.Array:
-    return tokens if added is None else tokens + added
+def add_positions(tokens: jax.Array, positions: jax.Array | None) -> jax.Array:
+    """Return tokens plus their positions; None = no positions."""
+    return tokens if positions is None else tokens + positions
 
 
 class AttentionPool(nnx.Module):

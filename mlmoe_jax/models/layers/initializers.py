@@ -22,10 +22,10 @@ def torch_uniform(fan_in: int) -> Initializer:
     return uniform(1 / math.sqrt(fan_in))
 
 
-def torch_linear(into: int, out: int, **settings: Any) -> nnx.Linear:
+def torch_linear(inputs: int, outputs: int, **settings: Any) -> nnx.Linear:
     """Return a linear layer with the initial values of torch.nn.Linear; `settings` are arguments of nnx.Linear."""
-    draw = torch_uniform(into)
-    return nnx.Linear(into, out, **{"kernel_init": draw, "bias_init": draw, **settings})
+    draw = torch_uniform(inputs)
+    return nnx.Linear(inputs, outputs, **{"kernel_init": draw, "bias_init": draw, **settings})
 
 
 class Constant:
@@ -38,14 +38,14 @@ class Constant:
         self.value = np.array(array, order="C")
         self.value.setflags(write=False)
 
+    def _content(self) -> tuple[tuple[int, ...], str, bytes]:
+        return self.value.shape, self.value.dtype.str, self.value.tobytes()
+
     def __hash__(self) -> int:
-        return hash((self.value.shape, self.value.dtype.str, self.value.tobytes()))
+        return hash(self._content())
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Constant):
-            return NotImplemented
-        mine, theirs = self.value, other.value
-        return mine.shape == theirs.shape and mine.dtype == theirs.dtype and mine.tobytes() == theirs.tobytes()
+        return self._content() == other._content() if isinstance(other, Constant) else NotImplemented
 
     def __repr__(self) -> str:
         return f"Constant({self.value.dtype}{list(self.value.shape)})"

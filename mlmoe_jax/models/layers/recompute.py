@@ -34,19 +34,19 @@ def gelu(x: jax.Array) -> jax.Array:
 
     Only x is stored for the backward pass. `jax.nn.gelu` stores parts of Φ and of its slope, each as large as x.
     """
-    wide = x.astype(jnp.float32)
-    return (wide * _below(wide)).astype(x.dtype)
+    x32 = x.astype(jnp.float32)
+    return (x32 * _normal_cdf(x32)).astype(x.dtype)
 
 
-def _below(x: jax.Array) -> jax.Array:
+def _normal_cdf(x: jax.Array) -> jax.Array:
     """Return Φ(x), the normal distribution function."""
     return 0.5 * (1 + jax.lax.erf(x * np.float32(0.5**0.5)))
 
 
 def _gelu_backward(x: jax.Array, slope: jax.Array) -> tuple[jax.Array]:
-    wide = in_backward_pass(x, slope).astype(jnp.float32)
-    density = np.float32((2 * np.pi) ** -0.5) * jnp.exp(-0.5 * jnp.square(wide))
-    return ((slope * (_below(wide) + wide * density)).astype(x.dtype),)
+    x32 = in_backward_pass(x, slope).astype(jnp.float32)
+    density = np.float32((2 * np.pi) ** -0.5) * jnp.exp(-0.5 * jnp.square(x32))
+    return ((slope * (_normal_cdf(x32) + x32 * density)).astype(x.dtype),)
 
 
 gelu.defvjp(lambda x: (gelu(x), x), _gelu_backward)
@@ -70,9 +70,9 @@ def _normalize(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) 
 
 
 def _normalize_forward(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> tuple[jax.Array, tuple]:
-    wide = x.astype(jnp.float32)
-    mean = wide.mean(axis=-1, keepdims=True)
-    centered = wide - mean
+    x32 = x.astype(jnp.float32)
+    mean = x32.mean(axis=-1, keepdims=True)
+    centered = x32 - mean
     factor = jax.lax.rsqrt(jnp.square(centered).mean(axis=-1, keepdims=True) + epsilon)
     return centered * factor * scale + bias, (x, mean, factor, scale)
 
