@@ -34,7 +34,7 @@ def merge_adapters(model: Classifier) -> Classifier:
             if isinstance(layer, LayerNorm):
                 _merge_norm(layer, delta)
             else:
-                _set_weights(layer, part, path, *_changes(delta, *_weights(layer, part)))
+                _add_to_weights(layer, part, path, *_weight_changes(delta, *_weights(layer, part)))
     merged.adapters = nnx.Dict({})
     return merged
 
@@ -45,11 +45,11 @@ def layer_weights(vit: ViT, path: str) -> KernelAndBias:
 
 
 def _layer_at(vit: ViT, path: str) -> tuple[nnx.Module, str]:
-    """Return the layer at a path, and its part of a FusedProjection."""
-    *inside, name = path.split("/")
-    if not inside:
+    """Return the layer at a path of `Deltas`, and the name of the part if the layer is a FusedProjection."""
+    *block_names, name = path.split("/")
+    if not block_names:
         return getattr(vit, name), ""
-    block = vit.blocks[int(inside[1])]
+    block = vit.blocks[int(block_names[1])]
     if name in PARTS:
         return block.attn.qkv, name
     if name in ("fc1", "fc2"):
@@ -61,44 +61,39 @@ def _weights(layer: nnx.Module, part: str) -> KernelAndBias:
     return layer.part(part) if part else kernel_and_bias(layer)
 
 
-def _changes(delta: Delta, kernel: jax.Array, bias: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Return the changes of kernel and bias by which a delta changes the output of a linear layer."""
+def _weight_changes(delta: Delta, kernel: jax.Array, bias: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """Return what a delta adds to kernel and bias of a linear layer."""
     kernel = kernel.astype(jnp.float32)
     inputs, outputs = kernel.shape
-    none = jnp.zeros(outputs)
-    bias = none if bias is None else bias
+    zeros = jnp.zeros(outputs)
+    bias = zeros if bias is None else bias
 
-    def at(tokens: jax.Array, output: jax.Array, bias: jax.Array) -> jax.Array:
+    def value_at(tokens: jax.Array, output: jax.Array, bias: jax.Array) -> jax.Array:
         return delta(LayerCall(tokens[None], output[None], lambda: (kernel, bias)))[0]
 
     origin = jnp.zeros((1, inputs))
-    constant = at(origin, none[None], none)
-    return at(jnp.eye(inputs), kernel, none) - constant, at(origin, bias[None], bias)[0]
+    constant = value_at(origin, zeros[None], zeros)
+    return value_at(jnp.eye(inputs), kernel, zeros) - constant, value_at(origin, bias[None], bias)[0]
 
 
-def _set_weights(layer: nnx.Module, part: str, path: str, kernel: jax.Array, bias: jax.Array) -> None:
-    """Add changes to the weights of a layer."""
-    columns, has_bias = slice(None), layer.bias is not None
-    biases = columns
+def _add_to_weights(layer: nnx.Linear, part: str, path: str, kernel: jax.Array, bias: jax.Array) -> None:
+    """Add to kernel and bias of a layer, or of a part of a FusedProjection. The path is for the error message."""
+    columns, entries = slice(None), None if layer.bias is None else slice(None)
     if isinstance(layer, FusedProjection):
-        width, index = layer.in_features, PARTS.index(part)
-        columns = biases = slice(index * width, (index + 1) * width)
-        if not layer.key_bias:
-            has_bias = part != "key"
-            biases = slice(width, None) if part == "value" else columns
+        columns, entries = layer.columns(part), layer.bias_entries(part)
     layer.kernel.set_value(layer.kernel[...].astype(jnp.float32).at[:, columns].add(kernel))
-    if has_bias:
-        layer.bias.set_value(layer.bias[...].at[biases].add(bias))
+    if entries is not None:
+        layer.bias.set_value(layer.bias[...].at[entries].add(bias))
     elif bias.any():
         raise UserError(f"merging {path} needs a bias, which this backbone lacks; leave --merge out")
 
 
 def _merge_norm(norm: LayerNorm, delta: Delta) -> None:
-    """Change a norm as a delta changes its output, of which the delta is an affine function."""
+    """Add a delta, an affine function of the output of a norm, to scale and bias of the norm."""
     scale, bias = norm.scale[...], norm.bias[...]
 
-    def at(output: jax.Array) -> jax.Array:
+    def value_at(output: jax.Array) -> jax.Array:
         return delta(LayerCall(output[None, None], output[None, None], raise_no_kernel))[0, 0]
 
-    norm.scale.set_value(scale + at(scale) - at(jnp.zeros_like(scale)))
-    norm.bias.set_value(bias + at(bias))
+    norm.scale.set_value(scale + value_at(scale) - value_at(jnp.zeros_like(scale)))
+    norm.bias.set_value(bias + value_at(bias))

@@ -87,7 +87,7 @@ class LabelGates(nnx.Module):
         """Return w[e,k]·z for the tokens of each group, without bias."""
         return jnp.einsum("bmgd,mkd->bmgk", tokens, self.kernel[...])
 
-    def own_scores(self, tokens: Float[ArrayLike, "b m g d"]) -> Float[Array, "b m g"]:
+    def group_scores(self, tokens: Float[ArrayLike, "b m g d"]) -> Float[Array, "b m g"]:
         """Return w[e,g]·z for one gate per group (k = g), without bias."""
         return jnp.einsum("bmgd,mgd->bmg", tokens, self.kernel[...])
 

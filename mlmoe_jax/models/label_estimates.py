@@ -72,10 +72,11 @@ class ROLE(ExpectedPositives):
 
 
 class LargeLossPermanentCorrection(LargeLossCorrection):
-    """LL-Cp (LL, as intended): as LL-Ct with one rate per epoch, and corrected labels remain known positives.
+    """LL-Cp, as the LL paper describes it: corrected labels stay known positives in all later steps.
 
-    Only losses above the threshold are corrected for good, so that one fewer is stored than counts as present in the
-    step. The authors' released program compares the name of the method by identity and therefore runs LL-Ct.
+    The share of corrected labels per step is `large_loss_rate` from the second epoch on. As in LL-Ct, labels with a
+    loss at or above the threshold count as present in the step; only those above it are stored. The authors' released
+    program compares the name of the method by identity and therefore runs LL-Ct.
     """
 
     keeps_values = True

@@ -56,13 +56,13 @@ class Loss(abc.ABC):
     """
 
     assumes_negatives: ClassVar[bool] = False
-    """Whether unknown labels count as absent with `loss.unknown=auto`. Otherwise they have no loss."""
+    """Whether unknown labels count as absent with `loss.unknown=auto`. If False, they have no loss."""
 
     keeps_values: ClassVar[bool] = False
     """Whether the loss has values with a row per training image, `trained_values` or `tracked_values`."""
 
     trained_names: ClassVar[tuple[str, ...]] = ()
-    """The names of the values of `trained_values`, which are large."""
+    """The keys of `trained_values`, known without making the large arrays."""
 
     def __init__(self, settings: ConfigDict, training: TrainingLabels | None = None):
         self.settings, self.training = settings, training
@@ -100,15 +100,15 @@ class Loss(abc.ABC):
         return self.training
 
     def trained_values(self) -> dict[str, np.ndarray]:
-        """Return initial values, f32[N,K], that the optimizer updates; {} by default."""
+        """Return the initial values, f32[N,K] each, of what the optimizer updates; {} by default."""
         return {}
 
     def tracked_values(self) -> dict[str, np.ndarray]:
-        """Return initial values, at least 0, [N,K], that `track` updates; {} by default."""
+        """Return the initial values, [N,K] each and at least 0, of what `track` updates; {} by default."""
         return {}
 
     def track(self, logits: Float[Array, "b k"], examples: Examples) -> dict[str, Array]:
-        """Return the values of `tracked_values` for the images of a step after the step. They never fall."""
+        """Return the new values of `tracked_values`, for the images of a step. A value never falls."""
         return {}
 
 

@@ -116,7 +116,7 @@ def largest_loss_threshold(losses: Float[Array, "*shape"], count: Integer[Array,
 class LargeLossRejection(Loss):
     """LL-R: binary cross-entropy without the unknown labels with the largest losses.
 
-    In epoch e = 0, 1, …, the ⌈B·K·e·rate⌉ largest losses of unknown labels are set to 0, and count in the mean. Known
+    In epoch e = 0, 1, …, the ⌈B·K·e·rate⌉ largest losses of unknown labels become 0; the mean still counts them. Known
     labels never change. The authors' running sum of rates sometimes rounds to one label more.
     """
 

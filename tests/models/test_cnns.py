@@ -25,7 +25,7 @@ from mlmoe_jax.models.backbones.efficientnet import EfficientNetLiteShape, _conv
 from mlmoe_jax.models.backbones.resnet import ResNetShape
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.heads.linear import LinearHead
-from mlmoe_jax.models.layers.batch_norm import BatchNorm, fold
+from mlmoe_jax.models.layers.batch_norm import BatchNorm, fold_batch_norms
 from mlmoe_jax.models.macs import count_macs
 from mlmoe_jax.models.outputs import Prompts
 from mlmoe_jax.models.params import ModelDef
@@ -132,7 +132,7 @@ def test_a_folded_backbone_computes_the_same_without_batch_norms(make, name):
     module = make(name)
     image = network_input(name, ARRAYS[name]["image/45x66"])
     expected, *_ = outputs(module, image)
-    fold(module)
+    fold_batch_norms(module)
     assert not [path for path in ModelDef.split(module)[0].shapes() if "norm" in path]
     found, *_ = outputs(module, image)
     assert error(found.patches, expected.patches) < TOLERANCE

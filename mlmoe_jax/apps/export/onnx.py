@@ -19,7 +19,7 @@ from jax.extend.core import Jaxpr, JaxprEqn, Literal
 from mlmoe_jax.apps.export.program import image_shape, program_of, weights_of
 from mlmoe_jax.apps.export.targets import Export, ExportTarget, new_folder
 from mlmoe_jax.errors import UserError, reason_of
-from mlmoe_jax.models.layers.batch_norm import fold
+from mlmoe_jax.models.layers.batch_norm import fold_batch_norms
 from mlmoe_jax.models.params import ModelDef
 
 _OPSET = 21  # ONNX Runtime 1.17 and newer
@@ -40,7 +40,7 @@ def _write(job: Export) -> str:
 
     logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it warns about every intermediate value without a type
     model = run.definition.merge(weights_of(run))
-    fold(model)
+    fold_batch_norms(model)
     definition, params, stats = ModelDef.split(model)
     weights = jax.device_put({**params, **stats})  # a traced index takes no row of an array of NumPy
     images, label = image_shape(run), program_of(replace(run, definition=definition))

@@ -36,22 +36,22 @@ class Side(nnx.Module):
         per_group: int,
         *,
         gate_bias: str,
-        gates: str,
+        gates_of: str,
         rngs: nnx.Rngs,
     ):
-        self.group_of, self.groups, self.gates_of = tuple(int(group) for group in group_of), groups, gates
-        owners, owner = (len(self.group_of), LABEL) if gates == "label" else (groups, PROMPT)
+        self.group_of, self.gates_of = tuple(int(group) for group in group_of), gates_of
+        owners, owner = (len(self.group_of), LABEL) if gates_of == "label" else (groups, PROMPT)
         self.gate = LabelGates(width, owners, per_group, owner=owner, bias=gate_bias, rngs=rngs)
         self.classifier = LabelClassifier(width, len(self.group_of), rngs=rngs)
 
     def gate_logits(self, tokens: Float[ArrayLike, "b m g d"]) -> Float[Array, "b m k"]:
         """Return the gate logits per label, from the prompts of its group."""
         if self.gates_of == "group":
-            return (self.gate.own_scores(tokens) + self.gate.added_bias())[..., np.asarray(self.group_of)]
-        return pick(self.gate.scores(tokens), self.group_of) + self.gate.added_bias()
+            return (self.gate.group_scores(tokens) + self.gate.added_bias())[..., np.asarray(self.group_of)]
+        return select_group(self.gate.scores(tokens), self.group_of) + self.gate.added_bias()
 
 
-def pick(values: Float[ArrayLike, "*rows g k"], group_of: Sequence[int]) -> Float[Array, "*rows k"]:
+def select_group(values: Float[ArrayLike, "*rows g k"], group_of: Sequence[int]) -> Float[Array, "*rows k"]:
     """Select the entry of the group of each label.
 
     Computing all G entries in one matmul and selecting afterwards is much cheaper than gathering tokens per label into
@@ -78,8 +78,8 @@ class _GroupHead(Head):
       group_of: {side: the group of each label}, for `co`, `dc` or both.
       groups: G.
       per_group: M.
-      combine: `mean_logit` reports σ((co + dc)/2) as in the code, `mean_probability` (σ(co) + σ(dc))/2 as in the paper,
-        without an equation number.
+      combine: the reported probability: `mean_logit` is σ((co + dc)/2), as in the authors' code. `mean_probability` is
+        (σ(co) + σ(dc))/2, as in the text of the paper.
     """
 
     read = (PROMPTS,)
@@ -102,8 +102,13 @@ class _GroupHead(Head):
         """Return the further arguments of the constructor."""
         return {}
 
+    def _sides(self) -> dict[str, Any]:
+        """Return the module of each side."""
+        modules = {"co": self.co, "dc": self.dc}
+        return {name: modules[name] for name in self.sides}
+
     def _by_side(self, tokens: jax.Array) -> dict[str, jax.Array]:
-        """f32[B,P,D] -> per side f32[B,M,G,D]."""
+        """Split prompts f32[B,P,D] by side: f32[B,M,G,D] each."""
         return split_sides(tokens, self.sides, self.per_group, self.groups)
 
 
@@ -111,8 +116,8 @@ class GroupExpertsHead(_GroupHead):
     """The group-aware mixture of experts (ML-VPT, sec. 4.3–4.4) on the prompts of the last block.
 
     The terms `co` and `dc` of the prediction are the logits of the classifiers on the label features Σₑ w·E(z) (ML-VPT,
-    eq. 14–16). The terms `co_gate` and `dc_gate` are the gate logits weighted by the gates, Σₑ w·g, which have a loss
-    in the authors' code too. The gates are `co` and `dc` f32[B,K,M].
+    eq. 14–16). The terms `co_gate` and `dc_gate` are the gate logits weighted by the gates, Σₑ w·g. In the authors'
+    code, they have a loss, too. The gates `co` and `dc` of the prediction are the weights w, f32[B,K,M].
 
     Args:
       width: D.
@@ -146,7 +151,7 @@ class GroupExpertsHead(_GroupHead):
             return BottleneckExpert(width, hidden, activation=activation, dtype=dtype, rngs=rngs)
 
         self.bank = make_bank(expert, len(self.sides) * groups * per_group, rngs, PROMPT)
-        options = {"gate_bias": gate_bias, "gates": gates_of, "rngs": rngs}
+        options = {"gate_bias": gate_bias, "gates_of": gates_of, "rngs": rngs}
         sides = {name: Side(width, labels, groups, per_group, **options) for name, labels in group_of.items()}
         self.co, self.dc = sides.get("co"), sides.get("dc")
 
@@ -185,7 +190,7 @@ class GroupExpertsHead(_GroupHead):
         for name, side in self._sides().items():
             classifier = side.classifier
             # V·Σₑ wₑEₑ = Σₑ wₑ(V·Eₑ). The second form needs no label features [B,K,D].
-            votes = pick(jnp.einsum("bmgd,kd->bmgk", outputs[name], classifier.kernel[...]), side.group_of)
+            votes = select_group(jnp.einsum("bmgd,kd->bmgk", outputs[name], classifier.kernel[...]), side.group_of)
             weights = jnp.moveaxis(gates[name], 2, 1)
             terms[name] = jnp.sum(weights * votes, axis=1) + classifier.bias[...]
             terms[f"{name}_gate"] = jnp.sum(weights * gate_logits[name], axis=1)
@@ -203,18 +208,14 @@ class GroupExpertsHead(_GroupHead):
         mixing = len(self.sides) * self.labels * self.per_group * width
         return self.labels * width, experts + gates + mixing + (len(self.sides) - 1) * self.labels * width
 
-    def _sides(self) -> dict[str, Side]:
-        sides = {"co": self.co, "dc": self.dc}
-        return {name: sides[name] for name in self.sides}
-
     def _gate_logits(self, tokens: jax.Array) -> dict[str, jax.Array]:
-        """f32[B,P,D] -> per side f32[B,M,K]."""
+        """Return the gate logits f32[B,M,K] of each side for prompts f32[B,P,D]."""
         by_side = self._by_side(tokens)
         return {name: side.gate_logits(by_side[name]) for name, side in self._sides().items()}
 
 
 def _weights(gate_logits: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Per side f32[B,M,K] -> routing weights f32[B,K,M], which sum to 1 over the experts."""
+    """Return the routing weights f32[B,K,M] of each side, which sum to 1 over M, for gate logits f32[B,M,K]."""
     return {name: jnp.moveaxis(jax.nn.softmax(logits, axis=1), 1, 2) for name, logits in gate_logits.items()}
 
 
@@ -250,13 +251,13 @@ class GroupLinearHead(_GroupHead):
         return ("logits", *SIDES.get(config.model.prompts.sides, ()))
 
     def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
-        classifiers = {"co": self.co, "dc": self.dc}
+        classifiers = self._sides()
         tokens = self._by_side(partition.shard_images(features.prompts).astype(jnp.float32))
         terms = {}
         for name, group_of in self.group_of:
-            classifier, means = classifiers[name], tokens[name].mean(axis=1)
-            votes = jnp.einsum("bgd,kd->bgk", means, classifier.kernel[...])
-            terms[name] = pick(votes, group_of) + classifier.bias[...]
+            classifier = classifiers[name]
+            votes = jnp.einsum("bgd,kd->bgk", tokens[name].mean(axis=1), classifier.kernel[...])
+            terms[name] = select_group(votes, group_of) + classifier.bias[...]
         return Prediction(combine_sides(list(terms.values()), self.combine), terms)
 
     def published_macs(self, tokens: int) -> tuple[int, int]:

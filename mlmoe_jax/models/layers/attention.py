@@ -29,7 +29,7 @@ def apply_rotary(tokens: jax.Array, angles: jax.Array) -> jax.Array:
 
 
 class FusedProjection(nnx.Linear):
-    """One linear layer with the columns of queries, keys and values, in this order.
+    """One linear layer whose columns are for queries, keys and values, in this order.
 
     Args:
       width: D.
@@ -67,8 +67,19 @@ class FusedProjection(nnx.Linear):
 
     def part(self, name: str) -> tuple[jax.Array, jax.Array]:
         """Return the kernel f32[D,D] and the bias f32[D] of one of PARTS."""
-        columns = slice(PARTS.index(name) * self.in_features, (PARTS.index(name) + 1) * self.in_features)
+        columns = self.columns(name)
         return self.kernel[:, columns], self._full_bias()[columns]
+
+    def columns(self, name: str) -> slice:
+        """Return the columns of the kernel for one of PARTS."""
+        first = PARTS.index(name) * self.in_features
+        return slice(first, first + self.in_features)
+
+    def bias_entries(self, name: str) -> slice | None:
+        """Return the entries of `bias` for one of PARTS; None for keys without a bias."""
+        if self.key_bias:
+            return self.columns(name)
+        return {"query": slice(0, self.in_features), "key": None, "value": slice(self.in_features, None)}[name]
 
 
 class Attention(nnx.Module):

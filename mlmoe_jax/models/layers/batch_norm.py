@@ -72,11 +72,11 @@ class BatchNorm(nnx.Module):
         return mean, var
 
 
-def fold(model: nnx.Module) -> None:
-    """Fold batch normalizations into the convolutions before them, in a model for evaluation.
+def fold_batch_norms(model: nnx.Module) -> None:
+    """Replace batch normalizations by changed kernels and biases of the convolutions before them, for evaluation.
 
-    Modules have these layers as the pairs `conv` and `norm`, `conv1` and `norm1`, … The kernel of a convolution gets
-    the factor, its bias the shift. Other normalizations stay.
+    Such a pair has the attributes `conv` and `norm`, `conv1` and `norm1`, … of a module. The kernel of the convolution
+    is multiplied by the factor of the normalization, and its bias is the shift. Other normalizations stay.
     """
     for _, module in [*nnx.iter_modules(model)]:
         for name, norm in [*vars(module).items()]:
