@@ -78,9 +78,11 @@ def _weight_changes(delta: Delta, kernel: jax.Array, bias: jax.Array | None) -> 
 
 def _add_to_weights(layer: nnx.Linear, part: str, path: str, kernel: jax.Array, bias: jax.Array) -> None:
     """Add to kernel and bias of a layer, or of a part of a FusedProjection. The path is for the error message."""
-    columns, entries = slice(None), None if layer.bias is None else slice(None)
+    columns = slice(None)
+    entries = None if layer.bias is None else slice(None)
     if isinstance(layer, FusedProjection):
-        columns, entries = layer.columns(part), layer.bias_entries(part)
+        columns = layer.columns(part)
+        entries = layer.bias_entries(part)
     layer.kernel.set_value(layer.kernel[...].astype(jnp.float32).at[:, columns].add(kernel))
     if entries is not None:
         layer.bias.set_value(layer.bias[...].at[entries].add(bias))
@@ -90,7 +92,8 @@ def _add_to_weights(layer: nnx.Linear, part: str, path: str, kernel: jax.Array, 
 
 def _merge_norm(norm: LayerNorm, delta: Delta) -> None:
     """Add a delta, an affine function of the output of a norm, to scale and bias of the norm."""
-    scale, bias = norm.scale[...], norm.bias[...]
+    scale = norm.scale[...]
+    bias = norm.bias[...]
 
     def value_at(output: jax.Array) -> jax.Array:
         return delta(LayerCall(output[None, None], output[None, None], raise_no_kernel))[0, 0]

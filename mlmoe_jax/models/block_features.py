@@ -31,11 +31,13 @@ def block_features(
     """
     if not isinstance(backbone, ViT):
         raise ValueError(f"a {type(backbone).__name__} has no transformer blocks; give a ViT")
-    depth, leading = backbone.shape.depth, backbone.shape.leading
+    depth = backbone.shape.depth
+    leading = backbone.shape.leading
     if unknown := sorted(set(blocks) - set(range(depth))):
         raise ValueError(f"there is no block {unknown[0]}; the blocks are numbered from 0 to {depth - 1}")
     tokens, grid = backbone.embed(image)
-    rotary, features = backbone.rotary(grid), {}
+    rotary = backbone.rotary(grid)
+    features = {}
     for index in range(max(blocks, default=-1) + 1):
         attention = {}
         if return_attention and index in blocks:

@@ -49,7 +49,10 @@ class Classifier(nnx.Module):
         precision: str,
         adapters: Mapping[str, Adapter] = MappingProxyType({}),
     ):
-        self.backbone, self.prompts, self.head, self.final_norm = backbone, prompts, head, final_norm
+        self.backbone = backbone
+        self.prompts = prompts
+        self.head = head
+        self.final_norm = final_norm
         self.precision = precision
         self.adapters = nnx.Dict(adapters)
 

@@ -235,7 +235,9 @@ class Gates(nnx.Module):
         def gate(rngs: nnx.Rngs) -> Gate:
             return Gate(width, entries, hidden=hidden if kind == "mlp" else None, dtype=dtype, rngs=rngs)
 
-        self.kind, self.per_label, self.labels = kind, share == "per_label", labels
+        self.kind = kind
+        self.per_label = share == "per_label"
+        self.labels = labels
         layers = {"static": 0, "linear": width * entries, "mlp": width * hidden + hidden * entries}
         self.macs = labels * layers[kind]  # multiply-adds per image
         if kind == "static":

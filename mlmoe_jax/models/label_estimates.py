@@ -60,7 +60,8 @@ class ROLE(ExpectedPositives):
         return [*super().mistakes(config), *mixing_mistakes(config)]
 
     def trained_values(self):
-        shape, training = estimates_shape(self), self.training_labels()
+        shape = estimates_shape(self)
+        training = self.training_labels()
         uniform = np.random.default_rng(training.seed).uniform(-SPREAD, SPREAD, shape).astype(np.float32)
         positive, known = targets(training.codes, training.difficult)
         return {"estimates": np.where(known, np.where(positive, KNOWN, -KNOWN), uniform).astype(np.float32)}

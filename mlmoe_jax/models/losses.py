@@ -65,7 +65,8 @@ class Loss(abc.ABC):
     """The keys of `trained_values`, known without making the large arrays."""
 
     def __init__(self, settings: ConfigDict, training: TrainingLabels | None = None):
-        self.settings, self.training = settings, training
+        self.settings = settings
+        self.training = training
 
     @classmethod
     def reads_negatives(cls, settings: ConfigDict) -> bool:

@@ -16,7 +16,8 @@ def count_macs(jaxpr) -> int:
     """
     total = 0
     for equation in jaxpr.eqns:
-        name, parameters = equation.primitive.name, equation.params
+        name = equation.primitive.name
+        parameters = equation.params
         if name == "dot_general":
             (contracted, _), _ = parameters["dimension_numbers"]
             shape = equation.invars[0].aval.shape

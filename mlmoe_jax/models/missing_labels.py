@@ -77,7 +77,8 @@ class FocalMargin(Loss):
         return None
 
     def __call__(self, logits, examples):
-        settings, corrected = self.settings, self.corrected(logits, examples)
+        settings = self.settings
+        corrected = self.corrected(logits, examples)
         options = {"margin": settings.margin, "gamma": settings.gamma}
         return focal_margin_loss(logits, examples.labels, corrected=corrected, **options)
 
@@ -157,7 +158,8 @@ class LargeLossRejection(Loss):
 
     @classmethod
     def label_mistakes(cls, config, training):
-        unknown, settings = training.unknown_share, config.loss
+        unknown = training.unknown_share
+        settings = config.loss
         most = settings.large_loss_rate * (config.train.epochs - 1)
         if unknown and most <= unknown:
             return []
@@ -237,7 +239,8 @@ class ExpectedPositives(Loss):
 
     @classmethod
     def mistakes(cls, config):
-        wrong, kind = _needs_unknown(config), config.loss.kind
+        wrong = _needs_unknown(config)
+        kind = config.loss.kind
         if not config.loss.expected_positives:
             wrong.append(
                 f"loss.kind={kind} needs loss.expected_positives, the mean number of labels per image (COCO 2.9)"
@@ -288,7 +291,8 @@ class DistributionBalanced(Loss):
     assumes_negatives = True
 
     def __call__(self, logits, examples):
-        training, gamma = self.training_labels(), self.settings.gamma
+        training = self.training_labels()
+        gamma = self.settings.gamma
         positives = jnp.asarray(training.positives, jnp.float32)
         balance = 2.0 if gamma else 1.0  # as in the authors' code
         return distribution_balanced_loss(

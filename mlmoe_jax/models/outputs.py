@@ -129,7 +129,8 @@ class Features:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, jax.Array]) -> Self:
         """Return the features of `arrays`. Other entries are ignored, and the grid is (0, 0) without patches."""
-        patches, grid = arrays.get(PATCHES), (0, 0)
+        patches = arrays.get(PATCHES)
+        grid = (0, 0)
         if patches is not None:
             batch, rows, columns, width = patches.shape
             patches, grid = patches.reshape(batch, -1, width), (rows, columns)

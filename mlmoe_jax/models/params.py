@@ -31,12 +31,14 @@ class ModelDef:
     """The structure of a model without its values: it splits a module into paths, and merges values back."""
 
     def __init__(self, graphdef: nnx.GraphDef, variables: dict[str, tuple[tuple, nnx.Variable]]):
-        self._graphdef, self._variables = graphdef, variables
+        self._graphdef = graphdef
+        self._variables = variables
 
     @classmethod
     def split(cls, model: nnx.Module) -> tuple[ModelDef, Params, Params]:
         """Return the structure, the parameters and the statistics of a module, which may be abstract (eval_shape)."""
-        graphdef, variables = nnx.graphdef(model), named_variables(model)
+        graphdef = nnx.graphdef(model)
+        variables = named_variables(model)
         params = {path: v.get_value() for path, (_, v) in variables.items() if isinstance(v, nnx.Param)}
         stats = {path: v.get_value() for path, (_, v) in variables.items() if isinstance(v, nnx.BatchStat)}
         if other := set(variables) - set(params) - set(stats):

@@ -126,7 +126,9 @@ class QueryDecoder(nnx.Module):
     ):
         self.style = STYLES[style]
         _check_sizes(width, heads, self.style.positions)
-        self.width, self.hidden, self.num_queries = width, hidden, num_queries
+        self.width = width
+        self.hidden = hidden
+        self.num_queries = num_queries
         projects = self.style.relu_projection or channels != width
         self.project = torch_linear(channels, width, dtype=dtype, rngs=rngs) if projects else None
         self.queries = _draw_queries(num_queries, width, owner, rngs)
@@ -245,8 +247,11 @@ class QueryDecoder(nnx.Module):
 
         The first count is linear layers and 4·tokens·D per norm, the second count the matmuls of attention.
         """
-        width, queries, memory = self.width, self.num_queries, tokens + extra
-        square, feed = width**2, 2 * width * self.hidden
+        width = self.width
+        queries = self.num_queries
+        memory = tokens + extra
+        square = width**2
+        feed = 2 * width * self.hidden
         layers = 0 if self.project is None else memory * self.project.kernel.size
         layers += len(self.encoder) * tokens * (4 * square + feed) + self.norm_macs(tokens)
         products = len(self.encoder) * 2 * tokens**2 * width

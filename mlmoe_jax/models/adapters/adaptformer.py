@@ -35,8 +35,13 @@ class AdaptFormer(Adapter):
     }
 
     def __init__(self, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype = None, rngs: nnx.Rngs):
-        depth, width, hidden = shape.depth, shape.width, settings.bottleneck
-        self.depth, self.dtype, self.scale, self.layer = depth, dtype, settings.scale, INPUTS[settings.input]
+        depth = shape.depth
+        width = shape.width
+        hidden = settings.bottleneck
+        self.depth = depth
+        self.dtype = dtype
+        self.scale = settings.scale
+        self.layer = INPUTS[settings.input]
         self.dropout = nnx.Dropout(settings.dropout, deterministic=True)
         self.down = nnx.Param(torch_uniform(width)(rngs.params(), (depth, width, hidden)))
         self.down_bias = nnx.Param(jnp.zeros((depth, hidden)))

@@ -45,7 +45,9 @@ class LoRA(Adapter):
     merges = True
 
     def __init__(self, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype = None, rngs: nnx.Rngs):
-        self.depth, self.targets, self.dtype = shape.depth, tuple(settings.targets), dtype
+        self.depth = shape.depth
+        self.targets = tuple(settings.targets)
+        self.dtype = dtype
         self.scale = settings.alpha / (math.sqrt(settings.rank) if settings.rank_stabilized else settings.rank)
         self.dropout = nnx.Dropout(settings.dropout, deterministic=True)
         for target in self.targets:
@@ -139,7 +141,8 @@ class DoRA(LoRA):
         length = jax.lax.stop_gradient(jnp.linalg.norm(wide + scale * (a @ b), axis=0))
         factor = (jnp.linalg.norm(wide, axis=0) + magnitude) / length
         if dropout is None:
-            tokens, output = call.tokens, call.output if bias is None else call.output - bias.astype(call.output.dtype)
+            tokens = call.tokens
+            output = call.output if bias is None else call.output - bias.astype(call.output.dtype)
         else:
             tokens = dropout(call.tokens)
             output = tokens.astype(call.output.dtype) @ kernel.astype(call.output.dtype)

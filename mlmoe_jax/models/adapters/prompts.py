@@ -51,7 +51,8 @@ class _PromptTokens(Adapter):
     """
 
     def __init__(self, width: int, *, learned: int, project: int, dropout: float, rngs: nnx.Rngs):
-        self.learned, self.learned_width = learned, project or width
+        self.learned = learned
+        self.learned_width = project or width
         draw = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
         self.projection = torch_linear(project, width, kernel_init=draw, rngs=rngs) if project else None
         self.dropout = nnx.Dropout(dropout, deterministic=True)
@@ -120,7 +121,9 @@ class DeepPrompts(_PromptTokens):
         super().__init__(width, learned=depth * count, project=project, dropout=dropout, rngs=rngs)
         draw = uniform(_prompt_bound(patch, self.learned_width))
         self.deep = nnx.Param(draw(rngs.params(), (depth, 1, count, self.learned_width)))
-        self.count, self.key_values, self.mask = count, 0, None if mask is None else Constant(mask)
+        self.count = count
+        self.key_values = 0
+        self.mask = None if mask is None else Constant(mask)
 
     def __call__(self, batch: int, *, rngs: nnx.Rngs | None = None) -> Prompts:
         return Prompts(self.prepare(self.deep[...], batch, rngs), mask=None if self.mask is None else self.mask.value)
@@ -159,7 +162,9 @@ class ShallowPrompts(_PromptTokens):
         self.shallow = nnx.Param(draw(rngs.params(), (1, 1, count, self.learned_width)))
         self.gate = None if gate_init is None else nnx.Param(jnp.full(depth - 1, -float(gate_init)))
         self.temperature = nnx.Param(jnp.ones(depth)) if learn_temperature else None
-        self.count, self.key_values, self.depth = count, 0, depth
+        self.count = count
+        self.key_values = 0
+        self.depth = depth
 
     @classmethod
     def options(cls, settings: ConfigDict, shape: BackboneShape) -> dict[str, Any]:
@@ -215,7 +220,9 @@ class PrunablePrompts(DeepPrompts):
         rngs: nnx.Rngs,
     ):
         super().__init__(depth, width, patch, count=count, project=project, dropout=dropout, rngs=rngs)
-        self.key_values, self.segments, self.absent = key_values, segments, absent
+        self.key_values = key_values
+        self.segments = segments
+        self.absent = absent
         if key_values:
             # torch's kaiming_uniform has the fan-in m·D/heads for [heads, m, D/heads].
             draw = uniform(math.sqrt(6 / (key_values * width // heads)))
@@ -244,7 +251,8 @@ class PrunablePrompts(DeepPrompts):
 
     @classmethod
     def mistakes(cls, settings: ConfigDict) -> list[str]:
-        wrong, rows = super().mistakes(settings), [str(row) for row in settings.kept_segments]
+        wrong = super().mistakes(settings)
+        rows = [str(row) for row in settings.kept_segments]
         if any(set(row) - {"0", "1"} for row in (settings.kept_tokens, *rows)):
             wrong.append("model.prompts.kept_tokens and kept_segments must consist of the digits 0 and 1")
         expected_rows = [SEGMENTS] * settings.count
@@ -258,7 +266,8 @@ class PrunablePrompts(DeepPrompts):
         return wrong
 
     def __call__(self, batch: int, *, rngs: nnx.Rngs | None = None) -> Prompts:
-        tokens, present = self.prepare(self.deep[...], batch, rngs), None
+        tokens = self.prepare(self.deep[...], batch, rngs)
+        present = None
         if self.segments:
             segments = jnp.tile(self.segment_mask[...], (1, tokens.shape[-1] // self.segments))
             tokens = tokens * self.token_mask[...][:, None] * segments

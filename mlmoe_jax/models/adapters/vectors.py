@@ -114,7 +114,8 @@ class SSF(_Vectors):
 class _ScaleShift(nnx.Module):
     def __init__(self, size: tuple[int, int], rngs: nnx.Rngs):
         draw = nnx.initializers.normal(0.02)
-        self.scale, self.shift = nnx.Param(1 + draw(rngs.params(), size)), nnx.Param(draw(rngs.params(), size))
+        self.scale = nnx.Param(1 + draw(rngs.params(), size))
+        self.shift = nnx.Param(draw(rngs.params(), size))
 
     def __call__(self, index: int, call: LayerCall) -> jax.Array:
         return (self.scale[index] - 1) * call.output + self.shift[index]

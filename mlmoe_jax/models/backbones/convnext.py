@@ -136,7 +136,8 @@ class ConvNeXt(ConvolutionalBackbone):
     """
 
     def __init__(self, shape: ConvNeXtShape, *, dtype: Dtype = None, remat: bool = False, rngs: nnx.Rngs):
-        self.shape, self.remat = shape, remat
+        self.shape = shape
+        self.remat = remat
         self.stem = Stem(shape.widths[0], dtype=dtype, rngs=rngs)
         self.stages = nnx.List(Stage(shape, index, dtype=dtype, rngs=rngs) for index in range(len(shape.widths)))
         self.norm = LayerNorm(shape.width, epsilon=NORM_EPSILON, rngs=rngs)

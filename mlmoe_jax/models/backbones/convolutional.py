@@ -19,7 +19,8 @@ class ConvNorm(nnx.Module):
     """A convolution and its batch normalization."""
 
     def __init__(self, conv: nnx.Conv, norm: BatchNorm):
-        self.conv, self.norm = conv, norm
+        self.conv = conv
+        self.norm = norm
 
     def __call__(self, x: Float[ArrayLike, "b _ _ _"]) -> Float[Array, "b _ _ d"]:
         return self.norm(self.conv(x))

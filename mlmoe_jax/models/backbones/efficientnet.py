@@ -96,7 +96,8 @@ class MBConv(nnx.Module):
         batch_norm: str,
         rngs: nnx.Rngs,
     ):
-        hidden, options = inputs * expansion, {"dtype": dtype, "batch_norm": batch_norm, "rngs": rngs}
+        hidden = inputs * expansion
+        options = {"dtype": dtype, "batch_norm": batch_norm, "rngs": rngs}
         self.expand = _conv_norm(inputs, hidden, **options) if expansion > 1 else None
         self.depthwise = _conv_norm(hidden, hidden, size, stride, depthwise=True, **options)
         self.project = _conv_norm(hidden, outputs, **options)
@@ -124,10 +125,12 @@ class EfficientNetLite(ConvolutionalBackbone):
         remat: bool = False,
         rngs: nnx.Rngs,
     ):
-        self.shape, self.remat = shape, remat
+        self.shape = shape
+        self.remat = remat
         options = {"dtype": dtype, "batch_norm": batch_norm, "rngs": rngs}
         self.stem = _conv_norm(3, shape.stem, 3, 2, **options)
-        blocks, inputs = [], shape.stem
+        blocks = []
+        inputs = shape.stem
         for count, outputs, size, stride, expansion in zip(
             shape.blocks, shape.channels, KERNELS, STRIDES, EXPANSIONS, strict=True
         ):

@@ -77,10 +77,8 @@ class Bottleneck(nnx.Module):
         self.norm3 = BatchNorm(outputs, mode=batch_norm, dtype=dtype)
         shortcut = None
         if stride != 1 or inputs != outputs:
-            conv, norm = (
-                _convolution(inputs, outputs, 1, stride, dtype, rngs),
-                BatchNorm(outputs, mode=batch_norm, dtype=dtype),
-            )
+            conv = _convolution(inputs, outputs, 1, stride, dtype, rngs)
+            norm = BatchNorm(outputs, mode=batch_norm, dtype=dtype)
             shortcut = ConvNorm(conv, norm)
         self.shortcut = shortcut
 
@@ -107,12 +105,15 @@ class ResNet(ConvolutionalBackbone):
         remat: bool = False,
         rngs: nnx.Rngs,
     ):
-        self.shape, self.remat = shape, remat
+        self.shape = shape
+        self.remat = remat
         stem_conv = _convolution(3, shape.stem, 7, 2, dtype, rngs)
         self.stem = ConvNorm(stem_conv, BatchNorm(shape.stem, mode=batch_norm, dtype=dtype))
-        stages, inputs = [], shape.stem
+        stages = []
+        inputs = shape.stem
         for stage, count in enumerate(shape.blocks):
-            hidden, blocks = shape.stem * 2**stage, []
+            hidden = shape.stem * 2**stage
+            blocks = []
             for block in range(count):
                 stride = 2 if block == 0 and stage > 0 else 1
                 blocks.append(Bottleneck(inputs, hidden, stride, dtype=dtype, batch_norm=batch_norm, rngs=rngs))

@@ -78,8 +78,10 @@ class ViTShape(BackboneShape):
 
     @property
     def layers(self) -> dict[str, Layer]:
-        width, hidden = self.width, self.hidden
-        square, outside = Layer(width, width), Layer(width, width, in_block=False)
+        width = self.width
+        hidden = self.hidden
+        square = Layer(width, width)
+        outside = Layer(width, width, in_block=False)
         return {
             "patch_embed": Layer(3 * self.patch**2, width, self.patch_bias, in_block=False),
             **({"norm_pre": outside} if self.pre_norm else {}),
@@ -126,19 +128,22 @@ class ViTShape(BackboneShape):
         return AttentionPool(*sizes, mlp=self.mlp, eps=self.eps, dtype=dtype, rngs=rngs)
 
     def published_macs(self, side: int, prompts: nnx.Module | None) -> tuple[int, int, int]:
-        """Return the count of linear layers with 4·tokens·D per LayerNorm, the count of attention matmuls, and N.
+        """Return the multiply-adds of linear layers and norms, the multiply-adds of attention, and N.
 
-        All tokens are counted in all blocks, as in the papers; the fast path computes less. An attention pool is
-        counted even if the head does not read `cls`.
+        A LayerNorm counts as 4·tokens·D. As in the papers, all tokens are counted in all blocks, although this code
+        computes less. An attention pool is counted even if the head does not read `cls`.
         """
-        patches, width, tokens = (side // self.patch) ** 2, self.width, self.tokens(side, prompts)
+        patches = (side // self.patch) ** 2
+        width = self.width
+        tokens = self.tokens(side, prompts)
         extra = 0 if prompts is None else prompts.key_values
         mlp = (3 if self.mlp == "swiglu" else 2) * width * self.hidden
         linear = patches * 3 * self.patch**2 * width + self.depth * tokens * (4 * width**2 + mlp)
         linear += 0 if prompts is None else prompts.projection_macs
         products = self.depth * 2 * tokens * (tokens + extra) * width
-        if not self.class_token:
-            linear, products = linear + (2 + 2 * patches) * width**2 + mlp, products + 2 * patches * width
+        if not self.class_token:  # the attention pool
+            linear += (2 + 2 * patches) * width**2 + mlp
+            products += 2 * patches * width
         return linear + self.norm_macs(side, prompts), products, patches
 
     def norm_macs(self, side: int, prompts: nnx.Module | None) -> int:
@@ -164,8 +169,10 @@ class ViT(nnx.Module):
     """
 
     def __init__(self, shape: ViTShape, *, dtype: Dtype = None, remat: bool = False, rngs: nnx.Rngs):
-        self.shape, self.remat = shape, remat
-        width, normal = shape.width, nnx.initializers.truncated_normal(0.02)
+        self.shape = shape
+        self.remat = remat
+        width = shape.width
+        normal = nnx.initializers.truncated_normal(0.02)
         self.patch_embed = nnx.Linear(3 * shape.patch**2, width, use_bias=shape.patch_bias, dtype=dtype, rngs=rngs)
         if shape.class_token:
             self.cls_token = nnx.Param(normal(rngs.params(), (1, 1, width)))
@@ -227,7 +234,8 @@ class ViT(nnx.Module):
         """
         _check_read(read, prompts)
         tokens, grid = self.embed(image, deltas)
-        prompts = prompts or Prompts.none(self.shape.depth, self.shape.width)
+        if prompts is None:
+            prompts = Prompts.none(self.shape.depth, self.shape.width)
         inputs = _BlockInputs(prompts, self.rotary(grid), deltas)
         parts = self._run_first_blocks(tokens, inputs)
         attention = self._attend_to_patches(parts, read, inputs) if return_attention else {}
@@ -289,7 +297,8 @@ class ViT(nnx.Module):
         names = [name for name in (PROMPTS, CLS) if name in read and parts[name].shape[1]]
         if not names:
             return {}
-        last, sequence = self.shape.depth - 1, _Sequence(parts, names)
+        last = self.shape.depth - 1
+        sequence = _Sequence(parts, names)
         settings = inputs.settings(last, sequence)
         weights = self.blocks[last].weights(sequence.tokens(), sequence.context(), **settings).mean(axis=1)
         slices = sequence.slices()
@@ -307,7 +316,8 @@ def _cut_patches(image: jax.Array, patch: int) -> tuple[jax.Array, tuple[int, in
     batch, height, width, _ = image.shape
     if height % patch or width % patch:
         raise ValueError(f"images of {height}×{width} pixels are not a multiple of the patch size {patch}")
-    rows, columns = height // patch, width // patch
+    rows = height // patch
+    columns = width // patch
     pieces = image.reshape(batch, rows, patch, columns, patch, 3).swapaxes(2, 3)
     return pieces.reshape(batch, rows * columns, -1), (rows, columns)
 

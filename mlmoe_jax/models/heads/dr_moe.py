@@ -122,7 +122,8 @@ class RoutedExpertsHead(DecoderHead):
         rngs: nnx.Rngs,
     ):
         super().__init__(decoder, labels, pooled=pooled, rngs=rngs)
-        self.entropy, self.entropy_weight = entropy, entropy_weight
+        self.entropy = entropy
+        self.entropy_weight = entropy_weight
         self.experts = LabelExperts(
             width,
             labels,
@@ -141,13 +142,12 @@ class RoutedExpertsHead(DecoderHead):
 
     @classmethod
     def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
-        prompts, labels = config.model.prompts, len(space.names)
+        prompts = config.model.prompts
+        labels = len(space.names)
         settings = decoder_settings(config.model.head.decoder, width) | {"dtype": dtype, "rngs": rngs}
         if prompts_class(config).uses_groups:
-            group_of, sizes = (
-                side_groups(prompts, space),
-                {"groups": prompts.num_groups, "per_group": prompts.per_group},
-            )
+            group_of = side_groups(prompts, space)
+            sizes = {"groups": prompts.num_groups, "per_group": prompts.per_group}
             decoder = GroupTokenDecoder(width, group_of, **sizes, **settings)
         else:
             decoder = QueryDecoder(width, labels, **settings)
@@ -162,7 +162,8 @@ class RoutedExpertsHead(DecoderHead):
 
     @classmethod
     def mistakes(cls, config: ConfigDict) -> list[str]:
-        wrong, routing = [], config.model.head.routing
+        wrong = []
+        routing = config.model.head.routing
         if not routing.shared_experts + routing.task_experts:
             wrong.append("model.head.routing.shared_experts and task_experts are both 0, and a label needs an expert")
         if config.model.head.decoder.queries:

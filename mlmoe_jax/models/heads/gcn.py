@@ -61,13 +61,15 @@ class MLGCNHead(Head):
         rngs: nnx.Rngs,
     ):
         inputs = word_vectors.value.shape[1]
-        self.word_vectors, self.adjacency = word_vectors, adjacency
+        self.word_vectors = word_vectors
+        self.adjacency = adjacency
 
         def layer(rows: int, columns: int) -> nnx.Linear:
             settings = {"use_bias": False, "kernel_metadata": axes(WORD_VECTOR, None), "dtype": dtype, "rngs": rngs}
             return nnx.Linear(rows, columns, kernel_init=uniform(1 / math.sqrt(columns)), **settings)
 
-        self.gc1, self.gc2 = layer(inputs, hidden), layer(hidden, width)
+        self.gc1 = layer(inputs, hidden)
+        self.gc2 = layer(hidden, width)
 
     @classmethod
     def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:

@@ -39,7 +39,8 @@ class Side(nnx.Module):
         gates_of: str,
         rngs: nnx.Rngs,
     ):
-        self.group_of, self.gates_of = tuple(int(group) for group in group_of), gates_of
+        self.group_of = tuple(int(group) for group in group_of)
+        self.gates_of = gates_of
         owners, owner = (len(self.group_of), LABEL) if gates_of == "label" else (groups, PROMPT)
         self.gate = LabelGates(width, owners, per_group, owner=owner, bias=gate_bias, rngs=rngs)
         self.classifier = LabelClassifier(width, len(self.group_of), rngs=rngs)
@@ -87,8 +88,11 @@ class _GroupHead(Head):
     needs_group_prompts = uses_groups = True
 
     def __init__(self, group_of: Mapping[str, Sequence[int]], groups: int, per_group: int, combine: str):
-        self.groups, self.per_group, self.combine = groups, per_group, combine
-        self.sides, self.labels = tuple(group_of), len(next(iter(group_of.values())))
+        self.groups = groups
+        self.per_group = per_group
+        self.combine = combine
+        self.sides = tuple(group_of)
+        self.labels = len(next(iter(group_of.values())))
 
     @classmethod
     def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
@@ -153,7 +157,8 @@ class GroupExpertsHead(_GroupHead):
         self.bank = make_bank(expert, len(self.sides) * groups * per_group, rngs, PROMPT)
         options = {"gate_bias": gate_bias, "gates_of": gates_of, "rngs": rngs}
         sides = {name: Side(width, labels, groups, per_group, **options) for name, labels in group_of.items()}
-        self.co, self.dc = sides.get("co"), sides.get("dc")
+        self.co = sides.get("co")
+        self.dc = sides.get("dc")
 
     @classmethod
     def options(cls, head: ConfigDict, dtype: Dtype) -> dict[str, Any]:
@@ -244,7 +249,8 @@ class GroupLinearHead(_GroupHead):
         super().__init__(group_of, groups, per_group, combine)
         self.group_of = tuple((name, tuple(int(group) for group in labels)) for name, labels in group_of.items())
         classifiers = {name: LabelClassifier(width, len(labels), rngs=rngs) for name, labels in group_of.items()}
-        self.co, self.dc = classifiers.get("co"), classifiers.get("dc")
+        self.co = classifiers.get("co")
+        self.dc = classifiers.get("dc")
 
     @classmethod
     def terms(cls, config: ConfigDict) -> tuple[str, ...]:

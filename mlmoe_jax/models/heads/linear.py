@@ -40,7 +40,10 @@ class LinearHead(Head):
     by_label = True
 
     def __init__(self, width: int, labels: int, *, pool: str = "cls", rngs: nnx.Rngs):
-        self.pool, self.read, self.width, self.labels = pool, POOLS[pool], width, labels
+        self.pool = pool
+        self.read = POOLS[pool]
+        self.width = width
+        self.labels = labels
         metadata = {"kernel_metadata": axes(None, LABEL), "bias_metadata": axes(LABEL)}
         if pool != "patches":
             self.classifier = torch_linear(width, labels, **metadata, rngs=rngs)
@@ -79,7 +82,8 @@ class LabelClassifier(nnx.Module):
 
     def __init__(self, width: int, labels: int, *, share: str = "per_label", rngs: nnx.Rngs):
         rows, owner = (labels, LABEL) if share == "per_label" else (1, None)
-        self.per_label, draw = share == "per_label", torch_uniform(width)
+        self.per_label = share == "per_label"
+        draw = torch_uniform(width)
         self.kernel = nnx.Param(draw(rngs.params(), (rows, width)), **axes(owner, None))
         self.bias = nnx.Param(draw(rngs.params(), (rows,)), **axes(owner))
 

@@ -53,7 +53,8 @@ class GroupedClassifier(nnx.Module):
     def __init__(self, width: int, queries: int, labels: int, *, init: str = "uniform", rngs: nnx.Rngs):
         labels_per_query = math.ceil(labels / queries)
         if init == "uniform":
-            draw, bias = torch_uniform(width), torch_uniform(width)
+            draw = torch_uniform(width)
+            bias = torch_uniform(width)
         else:
             # torch's fan-in is the middle axis and its fan-out the first axis, both times the last axis.
             draw = nnx.initializers.normal(math.sqrt(2 / ((width + queries) * labels_per_query)))
@@ -80,8 +81,10 @@ class DecoderHead(Head):
     """
 
     def __init__(self, decoder: nnx.Module, labels: int, *, pooled: int, rngs: nnx.Rngs):
-        self.decoder, self.read = decoder, decoder.read
-        zeros, metadata = nnx.initializers.zeros, {"kernel_metadata": axes(None, LABEL), "bias_metadata": axes(LABEL)}
+        self.decoder = decoder
+        self.read = decoder.read
+        zeros = nnx.initializers.zeros
+        metadata = {"kernel_metadata": axes(None, LABEL), "bias_metadata": axes(LABEL)}
         self.pooled = nnx.Linear(pooled, labels, kernel_init=zeros, **metadata, rngs=rngs) if pooled else None
 
     @classmethod
@@ -131,7 +134,8 @@ class QueryHead(DecoderHead):
 
     @classmethod
     def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
-        settings, labels = config.model.head.decoder, len(space.metadata)
+        settings = config.model.head.decoder
+        labels = len(space.names)
         queries = min(settings.queries or labels, labels)
         arguments = decoder_settings(settings, width) | {"owner": LABEL if queries == labels else LABEL_GROUP}
         decoder = QueryDecoder(width, queries, **arguments, dtype=dtype, rngs=rngs)
@@ -146,7 +150,8 @@ class QueryHead(DecoderHead):
     def attention(self, features: Features) -> dict[str, jax.Array]:
         """Return the attention of the query of each label, `labels` f32[B,K,N], equal for labels that share a query."""
         weights = self.decoder.attention(features)
-        labels, labels_per_query = self.classifier.bias.size, self.classifier.kernel.shape[-1]
+        labels = self.classifier.bias.size
+        labels_per_query = self.classifier.kernel.shape[-1]
         return {LABELS: weights if labels_per_query == 1 else jnp.repeat(weights, labels_per_query, axis=1)[:, :labels]}
 
     def published_macs(self, tokens: int) -> tuple[int, int]:

@@ -124,7 +124,8 @@ def _extend(beam: _Beam, state: Any, scores: jax.Array, time: jax.Array) -> _Bea
     next_p = log_p[..., None] + jax.nn.log_softmax(scores, axis=-1)[..., :-1]
     next_p = jnp.where(beam.used, -jnp.inf, next_p).reshape(batch, width * labels)
     log_p, index = jax.lax.top_k(next_p, width)
-    parent, label = index // labels, index % labels
+    parent = index // labels
+    label = index % labels
 
     def inherit(x: jax.Array) -> jax.Array:
         return jnp.take_along_axis(x, parent.reshape(batch, width, *[1] * (x.ndim - 2)), axis=1)
@@ -201,7 +202,8 @@ class CNNRNNHead(Head):
         self.labels = len(self.order)
         self.hidden = hidden
         self.max_labels = min(max_labels, self.labels)
-        self.end, self.start = self.labels, self.labels + 1
+        self.end = self.labels
+        self.start = self.labels + 1
 
         def projection(inputs: int) -> nnx.Linear:
             return torch_linear(inputs, embedding, use_bias=False, dtype=dtype, rngs=rngs)
@@ -210,7 +212,8 @@ class CNNRNNHead(Head):
         draw = nnx.initializers.normal(embedding**-0.5)
         self.embedding = nnx.Param(draw(rngs.params(), (self.labels + 2, embedding)), **axes(LABEL, None))
         self.lstm = nnx.OptimizedLSTMCell(embedding, hidden, dtype=dtype, rngs=rngs)
-        self.state_projection, self.image_projection = projection(hidden), projection(width)
+        self.state_projection = projection(hidden)
+        self.image_projection = projection(width)
         self.dropout = nnx.Dropout(DROPOUT, deterministic=True)
 
     @classmethod
@@ -235,7 +238,8 @@ class CNNRNNHead(Head):
         present = jnp.take(labels, order, axis=1) > 0.5
         ranks = jnp.argsort(~present, axis=1, stable=True)[:, : self.max_labels]
         sorted_labels = jnp.pad(order[ranks], ((0, 0), (0, 1)), constant_values=self.end)
-        count, step = present.sum(axis=1, keepdims=True), jnp.arange(self.max_labels + 1)
+        count = present.sum(axis=1, keepdims=True)
+        step = jnp.arange(self.max_labels + 1)
         counts = (step <= count) & ((step < self.max_labels) | (count == self.max_labels))
         return jnp.where(step < count, sorted_labels, self.end), counts
 

@@ -22,7 +22,8 @@ def apply_rotary(tokens: jax.Array, angles: jax.Array) -> jax.Array:
 
     The rotary positions of (RoFormer, eq. 34) rotate adjacent channels instead. Computed in float32.
     """
-    cosine, sine = jnp.cos(angles)[:, None], jnp.sin(angles)[:, None]
+    cosine = jnp.cos(angles)[:, None]
+    sine = jnp.sin(angles)[:, None]
     low, high = jnp.split(tokens.astype(jnp.float32), 2, axis=-1)
     result = jnp.concatenate([low * cosine - high * sine, high * cosine + low * sine], axis=-1)
     return result.astype(tokens.dtype)
@@ -54,7 +55,8 @@ class FusedProjection(nnx.Linear):
 
     def _columns(self, tokens: jax.Array, start: int) -> jax.Array:
         """Project f32[b,T,D] to the columns from `start` on."""
-        kernel, bias = self.kernel[:, start:], self._full_bias()
+        kernel = self.kernel[:, start:]
+        bias = self._full_bias()
         dtype = self.dtype or jnp.result_type(tokens, kernel)
         return jnp.dot(tokens.astype(dtype), kernel.astype(dtype)) + bias[start:].astype(dtype)
 

@@ -38,12 +38,16 @@ class BatchNorm(nnx.Module):
         epsilon: float = EPSILON,
         momentum: float = MOMENTUM,
     ):
-        self.mode, self.dtype = mode, dtype
-        self.epsilon, self.momentum = epsilon, momentum
+        self.mode = mode
+        self.dtype = dtype
+        self.epsilon = epsilon
+        self.momentum = momentum
         # train() and eval() of nnx.Module set this attribute by its name.
         self.use_running_average = True
-        self.scale, self.bias = nnx.Param(jnp.ones(width)), nnx.Param(jnp.zeros(width))
-        self.mean, self.var = nnx.BatchStat(jnp.zeros(width)), nnx.BatchStat(jnp.ones(width))
+        self.scale = nnx.Param(jnp.ones(width))
+        self.bias = nnx.Param(jnp.zeros(width))
+        self.mean = nnx.BatchStat(jnp.zeros(width))
+        self.var = nnx.BatchStat(jnp.ones(width))
 
     def __call__(self, x: Float[ArrayLike, "b h w d"]) -> Float[Array, "b h w d"]:
         """Normalize in float32 and return the result in `dtype`."""
@@ -53,7 +57,8 @@ class BatchNorm(nnx.Module):
         if self.mode == "trainable" and not self.use_running_average:
             mean, var = self._measure(x)
         else:
-            mean, var = self.mean[...], self.var[...]
+            mean = self.mean[...]
+            var = self.var[...]
         y = (x - mean) * (jax.lax.rsqrt(var + self.epsilon) * scale) + bias
         return y.astype(self.dtype or y.dtype)
 
@@ -84,7 +89,8 @@ def fold_batch_norms(model: nnx.Module) -> None:
             if isinstance(norm, BatchNorm) and isinstance(conv, nnx.Conv):
                 factor = norm.scale[...] / jnp.sqrt(norm.var[...] + norm.epsilon)
                 conv.kernel = nnx.Param(conv.kernel[...] * factor)
-                conv.use_bias, conv.bias = True, nnx.Param(norm.bias[...] - norm.mean[...] * factor)
+                conv.use_bias = True
+                conv.bias = nnx.Param(norm.bias[...] - norm.mean[...] * factor)
                 setattr(module, name, _Identity())
 
 

@@ -99,7 +99,8 @@ class FeedForward(nnx.Module):
         def linear(inputs: int, outputs: int) -> nnx.Linear:
             return torch_linear(inputs, outputs, kernel_init=_matrix(init, inputs), dtype=dtype, rngs=rngs)
 
-        self.fc1, self.fc2 = linear(width, hidden), linear(hidden, width)
+        self.fc1 = linear(width, hidden)
+        self.fc2 = linear(hidden, width)
         self.dropout = nnx.Dropout(dropout, deterministic=True)
 
     def __call__(self, tokens: Float[ArrayLike, "b t d"], *, rngs: nnx.Rngs | None = None) -> Float[Array, "b t d"]:

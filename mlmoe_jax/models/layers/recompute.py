@@ -79,7 +79,8 @@ def _normalize_forward(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon:
 
 def _normalize_backward(_: float, residuals: tuple, slope: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     x, mean, factor, scale = residuals
-    unit, inner = (in_backward_pass(x, slope).astype(jnp.float32) - mean) * factor, slope * scale
+    unit = (in_backward_pass(x, slope).astype(jnp.float32) - mean) * factor
+    inner = slope * scale
     along = unit * (inner * unit).mean(axis=-1, keepdims=True)
     x_slope = factor * (inner - inner.mean(axis=-1, keepdims=True) - along)
     tokens = tuple(range(x.ndim - 1))

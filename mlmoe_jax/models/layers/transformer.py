@@ -118,7 +118,8 @@ class Block(nnx.Module):
         self.mlp = MLPS[mlp](width, hidden, dtype=dtype, rngs=rngs)
         self.scaled = layer_scale is not None
         if self.scaled:
-            self.ls1, self.ls2 = LayerScale(width, layer_scale), LayerScale(width, layer_scale)
+            self.ls1 = LayerScale(width, layer_scale)
+            self.ls2 = LayerScale(width, layer_scale)
 
     def __call__(
         self,
