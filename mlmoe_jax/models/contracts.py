@@ -71,7 +71,7 @@ class Layer(NamedTuple):
       inputs: number of inputs.
       outputs: number of outputs.
       bias: whether it has a bias.
-      in_block: whether each block has such a layer. Otherwise the backbone has one.
+      in_block: whether each block has such a layer. If False, the backbone has one of them outside the blocks.
     """
 
     inputs: int
@@ -171,8 +171,10 @@ class Adapter(nnx.Module):
     prunable: bool = False
     """Whether --mode=prune can prune the prompts."""
     merges: bool = False
-    """Whether the deltas can become part of the weights: of a linear layer, an affine function of the input; of a norm,
-    an affine function of the output."""
+    """Whether the deltas can be merged into the weights of the layers.
+
+    The delta of a linear layer must be an affine function of its input, and the delta of a norm of its output.
+    """
 
     @classmethod
     def from_config(cls, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype, rngs: nnx.Rngs) -> Self | None:

@@ -16,7 +16,8 @@ from mlmoe_jax.models.losses import Loss
 from mlmoe_jax.models.missing_labels import ExpectedPositives, LargeLossCorrection, mixing_mistakes, negative_logs
 
 MOST_VALUES = 2**28  # per training; ROLE needs three times as many, with the moments of Adam
-KNOWN, SPREAD = (math.log(p / (1 - p)) for p in (0.995, 0.6))  # initial logits of known labels, limit of unknown ones
+KNOWN = math.log(0.995 / (1 - 0.995))  # initial estimate of a known positive, a logit
+SPREAD = math.log(0.6 / (1 - 0.6))  # initial estimates of unknown labels are drawn from U(−SPREAD, SPREAD)
 
 
 def role_loss(

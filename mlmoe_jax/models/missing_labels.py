@@ -1,11 +1,13 @@
 """Losses for training labels of which some positives are missing.
 
-Axes: b images, k labels. p = σ(logit). Except for IU, which is `an` with `loss.unknown=ignore`, unknown labels count as
-absent unless a loss says otherwise. docs/methods.md lists the papers: RL, LL, SP and DB.
+Axes: b images, k labels. p = σ(logit). docs/methods.md lists the papers: RL, LL, SP and DB.
 
-LL ranks the losses of the images that are computed together, and R(p) of SP is a penalty of these images: a batch, or
-with `train.accumulate` a part of a batch, on all devices. RL adds the losses up (`loss.reduce=sum`), and LL, SP and DB
-take their mean.
+Unknown labels count as absent unless a loss says otherwise. The loss IU of the SP paper ignores them: it is `an` with
+`loss.unknown=ignore`.
+
+LL ranks the losses of all images of a step, and R(p) of SP is a penalty of all images of a step, on all devices. With
+`train.accumulate`, these are the images of one part of the batch. RL sums the losses up (`loss.reduce=sum`). LL, SP and
+DB take their mean.
 """
 
 from __future__ import annotations

@@ -24,13 +24,16 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 LABEL = "label"
-"""An axis with an entry per label, in the order of the labels, then other entries, as many for any number of labels."""
+"""An axis with one entry per label, in the order of the labels.
+
+Further entries may follow, whose number does not depend on the number of labels, such as the end of a sequence.
+"""
 LABEL_GROUP = "label_group"
-"""An axis whose entries each serve a group of labels, numbered in the order of the labels."""
+"""An axis with one entry per group of neighboring labels, in the order of the labels."""
 PROMPT = "prompt"
-"""An axis over prompts of label groups, or over the groups; it fits only groups of equal structure."""
+"""An axis over the prompts of label groups, or over the groups. Its values fit another model with equal groups only."""
 WORD_VECTOR = "word_vector"
-"""An axis of features of word vectors; it fits only equal word vectors."""
+"""An axis over the entries of word vectors. Its values fit another model with equal word vectors only."""
 
 
 def axes(*names: str | None) -> dict[str, Any]:
@@ -64,7 +67,7 @@ _BOUNDARY: ContextVar[_Boundary | None] = ContextVar("boundary", default=None)
 
 @contextlib.contextmanager
 def use_mesh(mesh: Mesh | None) -> Iterator[_Boundary]:
-    """Shard the computation that is traced inside over `mesh`; None = no sharding."""
+    """Set the mesh over which the computation inside is sharded; None = no sharding."""
     boundary = _Boundary(mesh)
     token = _BOUNDARY.set(boundary)
     try:
@@ -95,14 +98,14 @@ def label_mesh() -> Mesh | None:
 
 
 def shard_images(tokens: jax.Array) -> jax.Array:
-    """Shard the batch of f32[B,…] over `data` × `fsdp`, so that devices along `expert` have equal images."""
+    """Shard the images of f32[B,…] over `data` × `fsdp`, so that all devices along `expert` have the same images."""
     if boundary := _BOUNDARY.get():
         boundary.crossed = True
     return _constrain(tokens, ("data", "fsdp"))
 
 
 def shard_labels(values: jax.Array) -> jax.Array:
-    """Shard the batch of f32[B,K,…] over `data` × `fsdp` and its labels over `expert`."""
+    """Shard the images of f32[B,K,…] over `data` × `fsdp`, and the labels over `expert`."""
     return _constrain(values, ("data", "fsdp"), "expert")
 
 

@@ -25,10 +25,10 @@ class BackboneEntry:
       address: the published location of the file.
       license: the license of the weights.
       final_norm: whether the papers read its features after the final LayerNorm.
-      sha256: the sha256 of the file, or its first digits, if published. Otherwise the first download is pinned.
-        Checksums of the hub are always used.
-      package: for weights that are installed with pip, PACKAGE/FOLDER, the folder of `file` in an installed Python
-        package, which comes before the cache.
+      sha256: the published sha256 of the file, or its first digits. If empty, the sha256 of the first download is
+        stored, and later downloads must have it. Checksums of the hub are always used.
+      package: PACKAGE/FOLDER, where an installed Python package has the file; empty if pip does not install it. This
+        folder is searched before the cache.
     """
 
     shape: BackboneShape

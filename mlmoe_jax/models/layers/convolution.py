@@ -79,19 +79,21 @@ def _sum_of_shifts(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pa
 _depthwise = jax.custom_vjp(_sum_of_shifts, nondiff_argnums=(2, 3))
 
 
-def _forward(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads):
+def _depthwise_forward(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads):
     return _sum_of_shifts(x, kernel, strides, pads), (x, kernel)
 
 
-def _backward(strides: tuple[int, int], pads: Pads, residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array):
+def _depthwise_backward(
+    strides: tuple[int, int], pads: Pads, residuals: tuple[jax.Array, jax.Array], cotangent: jax.Array
+):
     x, kernel = residuals
-    return _to_x(x, kernel, strides, pads, cotangent), _to_kernel(x, kernel, strides, pads, cotangent)
+    return _image_gradient(x, kernel, strides, pads, cotangent), _kernel_gradient(x, kernel, strides, pads, cotangent)
 
 
-_depthwise.defvjp(_forward, _backward)
+_depthwise.defvjp(_depthwise_forward, _depthwise_backward)
 
 
-def _to_x(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads, cotangent: jax.Array):
+def _image_gradient(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads, cotangent: jax.Array):
     """Return the gradient of the image.
 
     For a large kernel, it is the cotangent, with zeros between the strides, convolved with the flipped kernel. The
@@ -100,18 +102,17 @@ def _to_x(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads,
     """
     if max(kernel.shape[:2]) <= 3:
         return jax.linear_transpose(lambda x: _sum_of_shifts(x, kernel, strides, pads), x)(cotangent)[0]
-    around = []
+    edges = []
     for side, outputs, length, stride, (before, _) in zip(
         x.shape[1:3], cotangent.shape[1:3], kernel.shape[:2], strides, pads, strict=True
     ):
         low = length - 1 - before
-        around.append((low, side + length - 1 - low - ((outputs - 1) * stride + 1), stride - 1))
-    edges = ((0, 0, 0), *around, (0, 0, 0))
-    dilated = lax.pad(cotangent, jnp.zeros((), cotangent.dtype), edges)
+        edges.append((low, side + length - 1 - low - ((outputs - 1) * stride + 1), stride - 1))
+    dilated = lax.pad(cotangent, jnp.zeros((), cotangent.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
     return _sum_of_shifts(dilated, kernel[::-1, ::-1], (1, 1), ((0, 0), (0, 0)))
 
 
-def _to_kernel(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads, cotangent: jax.Array):
+def _kernel_gradient(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads, cotangent: jax.Array):
     """Return the gradient of the kernel.
 
     The sums for all positions of the kernel are computed row by row, while the row is in the cache. XLA would compute

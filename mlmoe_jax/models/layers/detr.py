@@ -1,7 +1,7 @@
-"""The attention and the layers of a transformer encoder and decoder, with dropout and norms after the parts.
+"""The layers of a transformer encoder and decoder, which normalize after each part (post-norm), and their attention.
 
-The layers follow DETR (Carion et al., ECCV 2020). They are numerically equal to torch.nn.MultiheadAttention and the
-layers of Q2L and ML-Decoder. AttentionPool is the output of ViTs without a class token.
+They follow DETR (Carion et al., ECCV 2020), and are numerically equal to torch.nn.MultiheadAttention and to the layers
+of Q2L and ML-Decoder. AttentionPool gives the `cls` of ViTs without a class token.
 Axes: b batch, q queries, t keys and values, n patches, d width, h heads.
 """
 

@@ -132,9 +132,9 @@ class Block(nnx.Module):
     ) -> jax.Array:
         """Apply the block to `tokens` f32[b,Q,D]. `context` arrays f32[b,C,D] provide only keys and values.
 
-        `deltas` are by layer: `norm1`, `query`, `key`, `value`, `output`, `norm2`, `fc1`, `fc2`. MLP and BRANCH are the
-        MLP with its LayerScale, from the normalized tokens and from the tokens before the norm. `settings` are passed
-        to Attention.
+        `deltas` are by layer: `norm1`, `query`, `key`, `value`, `output`, `norm2`, `fc1`, `fc2`. The deltas MLP and
+        BRANCH are added to the output of the MLP: MLP reads the normalized tokens, BRANCH the tokens before the norm.
+        `settings` are arguments of Attention.
         """
         mixed = self.attn(*self._normed(tokens, context, deltas), mask, deltas=deltas, **settings)
         tokens = tokens + (self.ls1(mixed) if self.scaled else mixed)
