@@ -50,7 +50,7 @@ class _PromptTokens(Adapter):
       rngs: for initial values.
     """
 
-    def __init__(self, width: int, *, learned: int, project: int, dropout: float, rngs: nnx.Rngs):
+    def __init__(self, width: int, *, learned: int, project: int = 0, dropout: float = 0.0, rngs: nnx.Rngs):
         self.learned = learned
         self.learned_width = project or width
         draw = nnx.initializers.variance_scaling(2.0, "fan_out", "normal")
@@ -59,8 +59,7 @@ class _PromptTokens(Adapter):
 
     @classmethod
     def from_config(cls, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
-        place = (shape.depth, shape.width, shape.patch)
-        return cls(*place, **cls.options(settings, shape), rngs=rngs)
+        return cls(shape.depth, shape.width, shape.patch, **cls.options(settings, shape), rngs=rngs)
 
     @classmethod
     def options(cls, settings: ConfigDict, shape: BackboneShape) -> dict[str, Any]:
@@ -103,7 +102,7 @@ class DeepPrompts(_PromptTokens):
       patch: pixels per patch.
       count: P.
       mask: bool[P,P], True if a prompt (row) may attend to a prompt (column); None = all True.
-      project, dropout, rngs: see `_PromptTokens`.
+      rngs, **settings: see `_PromptTokens`.
     """
 
     def __init__(
@@ -114,11 +113,10 @@ class DeepPrompts(_PromptTokens):
         *,
         count: int,
         mask: np.ndarray | None = None,
-        project: int = 0,
-        dropout: float = 0.0,
         rngs: nnx.Rngs,
+        **settings: Any,
     ):
-        super().__init__(width, learned=depth * count, project=project, dropout=dropout, rngs=rngs)
+        super().__init__(width, learned=depth * count, rngs=rngs, **settings)
         draw = uniform(_prompt_bound(patch, self.learned_width))
         self.deep = nnx.Param(draw(rngs.params(), (depth, 1, count, self.learned_width)))
         self.count = count
@@ -141,7 +139,7 @@ class ShallowPrompts(_PromptTokens):
         GateVPT's code.
       learn_temperature: divide the attention logits of each block by a learned number, clamped to 0.01 … 10, initially
         1, as in GateVPT (see `clamp` and `clip_to_bounds`).
-      project, dropout, rngs: see `_PromptTokens`.
+      rngs, **settings: see `_PromptTokens`.
     """
 
     def __init__(
@@ -153,11 +151,10 @@ class ShallowPrompts(_PromptTokens):
         count: int,
         gate_init: float | None = None,
         learn_temperature: bool = False,
-        project: int = 0,
-        dropout: float = 0.0,
         rngs: nnx.Rngs,
+        **settings: Any,
     ):
-        super().__init__(width, learned=count, project=project, dropout=dropout, rngs=rngs)
+        super().__init__(width, learned=count, rngs=rngs, **settings)
         draw = uniform(_prompt_bound(patch, self.learned_width))
         self.shallow = nnx.Param(draw(rngs.params(), (1, 1, count, self.learned_width)))
         self.gate = None if gate_init is None else nnx.Param(jnp.full(depth - 1, -float(gate_init)))
@@ -196,7 +193,7 @@ class PrunablePrompts(DeepPrompts):
       segment_mask: initial values f32[P,segments]; None = ones.
       absent: prompts whose token mask is 0 are masked out for all tokens. Otherwise tokens attend to their zero
         vectors, as in the authors' code.
-      project, dropout, rngs: see `_PromptTokens`.
+      rngs, **settings: see `_PromptTokens`.
     """
 
     prunable = True
@@ -215,11 +212,10 @@ class PrunablePrompts(DeepPrompts):
         token_mask: np.ndarray | None = None,
         segment_mask: np.ndarray | None = None,
         absent: bool = False,
-        project: int = 0,
-        dropout: float = 0.0,
         rngs: nnx.Rngs,
+        **settings: Any,
     ):
-        super().__init__(depth, width, patch, count=count, project=project, dropout=dropout, rngs=rngs)
+        super().__init__(depth, width, patch, count=count, rngs=rngs, **settings)
         self.key_values = key_values
         self.segments = segments
         self.absent = absent
@@ -252,13 +248,12 @@ class PrunablePrompts(DeepPrompts):
     @classmethod
     def mistakes(cls, settings: ConfigDict) -> list[str]:
         wrong = super().mistakes(settings)
+        tokens = settings.kept_tokens
         rows = [str(row) for row in settings.kept_segments]
-        if any(set(row) - {"0", "1"} for row in (settings.kept_tokens, *rows)):
+        if any(set(row) - {"0", "1"} for row in (tokens, *rows)):
             wrong.append("model.prompts.kept_tokens and kept_segments must consist of the digits 0 and 1")
-        expected_rows = [SEGMENTS] * settings.count
-        if (settings.kept_tokens and len(settings.kept_tokens) != settings.count) or (
-            rows and [len(row) for row in rows] != expected_rows
-        ):
+        wrong_rows = rows and [len(row) for row in rows] != [SEGMENTS] * settings.count
+        if (tokens and len(tokens) != settings.count) or wrong_rows:
             wrong.append(
                 f"model.prompts.kept_tokens must have {settings.count} digits, and kept_segments {settings.count} "
                 f"rows of {SEGMENTS}"
@@ -267,13 +262,13 @@ class PrunablePrompts(DeepPrompts):
 
     def __call__(self, batch: int, *, rngs: nnx.Rngs | None = None) -> Prompts:
         tokens = self.prepare(self.deep[...], batch, rngs)
-        present = None
-        if self.segments:
-            segments = jnp.tile(self.segment_mask[...], (1, tokens.shape[-1] // self.segments))
-            tokens = tokens * self.token_mask[...][:, None] * segments
-            present = self.token_mask[...] != 0 if self.absent else None
         key_value = self.key_value[...] if self.key_values else None
-        return Prompts(tokens, present=present, key_value=key_value)
+        if not self.segments:
+            return Prompts(tokens, key_value=key_value)
+        token_mask = self.token_mask[...]
+        segments = jnp.tile(self.segment_mask[...], (1, tokens.shape[-1] // self.segments))
+        tokens = tokens * token_mask[:, None] * segments
+        return Prompts(tokens, present=token_mask != 0 if self.absent else None, key_value=key_value)
 
 
 def _bits(text: str) -> np.ndarray:
