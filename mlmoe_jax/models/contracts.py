@@ -119,7 +119,7 @@ class BackboneShape(abc.ABC):
         return self.any_size or side % self.patch == 0
 
     def frozen_rules(self, batch_norm: str) -> tuple[tuple[str, bool], ...]:
-        """Return rules for parameters that a setting freezes; they precede `config.trainable`."""
+        """Return rules (regex of paths, False) that freeze parameters; they precede `config.trainable`."""
         return (self.batch_norm_rule,) if self.batch_norm_rule and batch_norm == "frozen" else ()
 
     def published_macs(self, side: int, prompts: nnx.Module | None) -> tuple[int, int, int]:
@@ -178,7 +178,7 @@ class Adapter(nnx.Module):
 
     @classmethod
     def from_config(cls, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype, rngs: nnx.Rngs) -> Self | None:
-        """Build the adapter for a backbone, with initial values. By default, the constructor has these arguments, too.
+        """Build the adapter for a backbone, with initial values. The default passes all arguments to the constructor.
 
         Args:
           settings: the section of the adapter in a config, `model.prompts` or `model.adapters.NAME`.
@@ -229,7 +229,7 @@ class Adapter(nnx.Module):
 
     @classmethod
     def frozen_rules(cls, settings: ConfigDict) -> tuple[tuple[str, bool], ...]:
-        """Return rules for parameters that a setting freezes; they precede `config.trainable`."""
+        """Return rules (regex of paths, False) that freeze parameters; they precede `config.trainable`."""
         return ()
 
     @classmethod
@@ -324,7 +324,7 @@ class Head(nnx.Module):
 
     @classmethod
     def frozen_rules(cls, config: ConfigDict) -> tuple[tuple[str, bool], ...]:
-        """Return rules for parameters that a setting freezes; they precede `config.trainable`."""
+        """Return rules (regex of paths, False) that freeze parameters; they precede `config.trainable`."""
         return ()
 
     @classmethod

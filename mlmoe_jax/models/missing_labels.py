@@ -75,7 +75,7 @@ class FocalMargin(Loss):
     assumes_negatives = True
 
     def corrected(self, logits: Array, examples: Examples) -> Array | None:
-        """Return the elements that count as positives although their label is not."""
+        """Return bool[B,K], which absent labels count as present; None = none."""
         return None
 
     def __call__(self, logits, examples):
@@ -103,7 +103,7 @@ def _needs_unknown(config: ConfigDict) -> list[str]:
 
 
 def mixing_mistakes(config: ConfigDict) -> list[str]:
-    """Return the mistake of mixing images for a loss that follows which labels of an image are unknown."""
+    """Return an error if images are mixed, for a loss that must know which labels of an image are unknown."""
     if config.augment.mix == "none":
         return []
     return [f"loss.kind={config.loss.kind} needs the labels of single images: set augment.mix=none"]

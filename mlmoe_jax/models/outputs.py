@@ -70,7 +70,7 @@ class Prompts:
 
     @property
     def count(self) -> int:
-        """P."""
+        """The number of prompts P."""
         return self.tokens.shape[2]
 
     def entering(self, block: int, entered: jax.Array, left: jax.Array | None) -> jax.Array:

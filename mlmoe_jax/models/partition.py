@@ -50,7 +50,7 @@ def axis_names(variable: nnx.Variable) -> tuple[str | None, ...]:
 
 
 def label_axes(names: Sequence[str | None]) -> tuple[int, ...]:
-    """Return the axes named LABEL."""
+    """Return the numbers of the axes named LABEL, for the names of all axes of a parameter."""
     return tuple(axis for axis, name in enumerate(names) if name == LABEL)
 
 

@@ -69,7 +69,7 @@ class _Vectors(Adapter):
 
     @abc.abstractmethod
     def vectors(self, size: tuple[int, int], rngs: nnx.Rngs) -> nnx.Module:
-        """Return the vectors of a layer, a function (index, call) -> delta."""
+        """Return the module with the vectors f32[size] of a layer: (index of its path, LayerCall) -> delta."""
 
 
 class BitFit(_Vectors):

@@ -204,7 +204,7 @@ class ADDGCNHead(Head):
         return Prediction((terms["map"] + terms["graph"]) / 2, terms)
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return the layers, and the matmuls of the attention and of the dynamic graph.
+        """Return the multiply-adds of the layers, and of the matmuls of the attention and of the dynamic graph.
 
         As in the authors' code, the layers include all K classifiers on all K features.
         """

@@ -36,7 +36,9 @@ ML_DECODER_SETTINGS: dict[str, Any] = {
 
 
 class GroupedClassifier(nnx.Module):
-    """Query q yields the logits of F = ⌈K/Q⌉ labels, w[q,:,f]·h[q]; the first K logits of all queries, plus b.
+    """A classifier in which each of Q queries yields the logits of F = ⌈K/Q⌉ labels.
+
+    The logit of label k = q·F + f is w[q,:,f]·h[q] + b[k], where h[q] is the feature of query q.
 
     With Q = K, this is the group-wise linear layer of Query2Label (Liu et al., 2021), one weight vector and bias per
     label. With Q < K, it is the group fully-connected layer of ML-Decoder (Ridnik et al., WACV 2023).
@@ -107,7 +109,7 @@ class DecoderHead(Head):
 
 
 def pooled_channels(config: ConfigDict, width: int) -> int:
-    """Return `width` if `config.model.head.residual` is `pooled`, else 0."""
+    """Return the input width of the linear path: `width` for `config.model.head.residual=pooled`, else 0 for none."""
     return width if config.model.head.residual == "pooled" else 0
 
 

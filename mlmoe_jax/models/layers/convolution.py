@@ -64,7 +64,7 @@ def _pointwise(x: jax.Array, kernel: jax.Array, *, strides: tuple[int, int], pre
 
 
 def _sum_of_shifts(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads) -> jax.Array:
-    """Return the sum of shifted images times their weights over the positions of the kernel, in float32."""
+    """Convolve each channel in float32: sum the shifted image times the weight over all positions of the kernel."""
     weights = kernel.astype(jnp.float32)
     padded, (rows, columns) = _padded(x, kernel, strides, pads)
     down, right = strides
