@@ -128,14 +128,10 @@ def fetch_model(address: Address, most: Mapping[str, int], required: Collection[
     known = models.read_text(revision) if (models / revision).exists() else ""
     try:
         commit, files = _look_up(address)
-        if missing := [name for name in required if name not in files]:
-            raise UserError(f"{address} is not a model that mlmoe_jax has shared: it has no {missing[0]}")
+        if problem := _find_problem(files, most, required):
+            raise UserError(f"{address} {problem}")
         if known != commit:
             wanted = [file for name, file in files.items() if name in most]
-            for file in wanted:
-                if file.size > most[file.name]:
-                    size, limit = megabytes(file.size), megabytes(most[file.name])
-                    raise UserError(f"{address} has a {file.name} of {size}, above {limit}")
             _download(address, commit, wanted, Path(models / commit))
             models.write_text(revision, commit)
     except NoAnswer as error:
@@ -147,6 +143,17 @@ def fetch_model(address: Address, most: Mapping[str, int], required: Collection[
         status(f"{error}; {address} is the commit {known[:12]}, which was downloaded before")
         commit = known
     return Path(models / commit)
+
+
+def _find_problem(files: Mapping[str, _HubFile], most: Mapping[str, int], required: Collection[str]) -> str:
+    """Return why files are not downloaded as a model; "" if they are."""
+    for name in required:
+        if name not in files:
+            return f"is not a model that mlmoe_jax has shared: it has no {name}"
+    for name in most.keys() & files.keys():
+        if files[name].size > most[name]:
+            return f"has a {name} of {megabytes(files[name].size)}, above {megabytes(most[name])}"
+    return ""
 
 
 def _look_up(address: Address) -> tuple[str, dict[str, _HubFile]]:
@@ -250,24 +257,32 @@ def _hub() -> HfApi:
 @contextlib.contextmanager
 def _explained(address: Address, action: str = "read") -> Iterator[None]:
     """Turn the errors of the hub's library into Refused or NoAnswer, without quoting a token."""
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
         yield
     except UserError:
         raise
     except Exception as error:  # each major version of the library has other types of errors
-        cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else error  # it hides the response
-        if not isinstance(cause, HfHubHTTPError):
-            raise NoAnswer(f"the hub cannot be reached ({reason_of(cause or error)})") from error
-        code = getattr(cause.response, "status_code", 0)
-        if code >= 500 or code in (408, 429):
-            raise NoAnswer(f"the hub responds with {code}") from error
-        raise Refused(_refusal(cause, code, address, action)) from error
+        # LocalEntryNotFoundError hides the response of the hub.
+        cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else error
+        raise _failure(cause or error, address, action) from error
+
+
+def _failure(error: BaseException, address: Address, action: str) -> Refused | NoAnswer:
+    """Return the meaning of an error of the hub's library. The action is "read" or "write to"."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if not isinstance(error, HfHubHTTPError):
+        return NoAnswer(f"the hub cannot be reached ({reason_of(error)})")
+    code = getattr(error.response, "status_code", 0)
+    if code >= 500 or code in (408, 429):
+        return NoAnswer(f"the hub responds with {code}")
+    return Refused(_refusal(error, code, address, action))
 
 
 def _refusal(error: Exception, code: int, address: Address, action: str) -> str:
-    """Return why the hub refuses an action, "read" or "write to", and the remedy."""
+    """Return why the hub refuses an action, and the remedy."""
     from huggingface_hub import errors
 
     repository, page = address.repository, f"https://huggingface.co/{address.repository}"

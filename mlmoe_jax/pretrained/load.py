@@ -131,6 +131,12 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
         return {name: np.frombuffer(t["data"], _TYPES[t["dtype"]]).reshape(t["shape"]) for name, t in tensors}
 
 
+def require_finite(path: Path, name: str, tensor: np.ndarray) -> None:
+    """Raise UserError for a tensor with numbers that are not finite, which no trained model has."""
+    if jnp.issubdtype(tensor.dtype, jnp.floating) and not np.isfinite(tensor).all():
+        raise UserError(f"tensor {name} in {path} has non-finite numbers; use an undamaged file")
+
+
 def load_weights(module: nnx.Module, path_or_name: str | Path) -> LoadReport:
     """Fill the parameters and batch statistics of a module from a file.
 
@@ -225,8 +231,7 @@ def apply_rules(path: Path, tensors: dict[str, np.ndarray], layout: Layout) -> M
             unused.append(name)
             continue
         rule, match = found
-        if jnp.issubdtype(tensor.dtype, jnp.floating) and not np.isfinite(tensor).all():
-            raise UserError(f"tensor {name} in {path} has non-finite numbers; use an undamaged file")
+        require_finite(path, name, tensor)
         places = tuple(int(match.expand(at)) if isinstance(at, str) else at for at in rule.at)
         try:
             pieces[match.expand(rule.target)].append(_Piece(rule, places, name, rule.transform(tensor)))

@@ -194,23 +194,36 @@ def official_tensors(model: nnx.Module) -> tuple[Layout, dict[str, np.ndarray]]:
     _, params, stats = ModelDef.split(model)
     values = {path: np.asarray(value, np.float32) for path, value in {**params, **stats}.items()}
     named = [(layout, *_name_tensors(layout, values)) for layout in LAYOUTS if layout.whole]
-    # A layout with names for all parameters may belong to another class of models; its marker decides.
-    complete = [(layout, tensors) for layout, tensors, missing in named if not missing and recognize(tensors) is layout]
-    pools = [_pooling(layout.name, values.get(POSITION_TABLE)) for layout, _ in complete]
-    for (layout, tensors), pool in zip(complete, pools, strict=True):
-        if pool in (None, _pool_of(model)):
-            return layout, {name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}
-    if complete:
-        raise UserError(
-            f"the authors' code that reads the {complete[0][0].name} layout classifies {_TOKENS[pools[0]]} "
-            f"(model.head.pool={pools[0]}), but this model has model.head.pool={_pool_of(model)}"
+    pools: dict[str, str | None] = {}
+    for layout, tensors, missing in named:
+        # A layout with names for all parameters may belong to another class of models; its marker decides.
+        if not missing and recognize(tensors) is layout:
+            pools[layout.name] = _pooling(layout.name, values.get(POSITION_TABLE))
+            if pools[layout.name] in (None, _pool_of(model)):
+                return layout, {name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}
+    raise UserError(_why_no_layout(model, pools, named))
+
+
+def _why_no_layout(
+    model: nnx.Module, pools: Mapping[str, str], named: Sequence[tuple[Layout, Mapping[str, Any], Sequence[str]]]
+) -> str:
+    """Return why no layout fits a model.
+
+    Args:
+      model: the model.
+      pools: layout -> the `model.head.pool` of its code, for the layouts with names for all parameters.
+      named: each layout, the tensors by its names, and the parameters without a name.
+    """
+    if pools:
+        name, pool = next(iter(pools.items()))
+        return (
+            f"the authors' code that reads the {name} layout classifies {_TOKENS[pool]} (model.head.pool={pool}), "
+            f"but this model has model.head.pool={_pool_of(model)}"
         )
     close = [(len(missing), layout.marker not in tensors, layout.name, missing) for layout, tensors, missing in named]
     *_, closest, missing = min(entry for entry in close if entry[-1])
     shown = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
-    raise UserError(
-        f"no layout has names for all parameters of this model; the closest layout, {closest}, has none for {shown}"
-    )
+    return f"no layout has names for all parameters of this model; the closest layout, {closest}, has none for {shown}"
 
 
 def _name_tensors(layout: Layout, values: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[str]]:

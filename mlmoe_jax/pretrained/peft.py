@@ -25,7 +25,7 @@ from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.heads.linear import LinearHead
 from mlmoe_jax.models.layers.deltas import layer_path
-from mlmoe_jax.pretrained.load import read_tensors
+from mlmoe_jax.pretrained.load import read_tensors, require_finite
 from mlmoe_jax.runtime.files import MIB, open_regular
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -133,14 +133,19 @@ def _read_options(path: Path) -> dict[str, Any]:
             raise ValueError("a value has the wrong type")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"cannot read {path / CONFIG}: {error}; export the adapter with PEFT again") from error
-    if kind != "LORA":
-        raise UserError(
-            f"{path / CONFIG} has peft_type={kind}, and only LORA can be read, with use_rslora and use_dora"
-        )
+    if problem := _find_unreadable_option(options):
+        raise UserError(f"{path / CONFIG} has {problem}")
+    return options
+
+
+def _find_unreadable_option(options: Mapping[str, Any]) -> str:
+    """Return the first option of PEFT that our adapters cannot represent, in words; "" if there is none."""
+    if options["peft_type"] != "LORA":
+        return f"peft_type={options['peft_type']}, and only LORA can be read, with use_rslora and use_dora"
     for name, value in options.items():
         if name not in _HARMLESS and value and value not in _NEUTRAL.get(name, ()):
-            raise UserError(f"{path / CONFIG} has {name}={json.dumps(value)}, which our adapters cannot represent")
-    return options
+            return f"{name}={json.dumps(value)}, which our adapters cannot represent"
+    return ""
 
 
 def _by_layer(path: Path, stored: Mapping[str, np.ndarray]) -> tuple[dict, dict]:
@@ -148,8 +153,7 @@ def _by_layer(path: Path, stored: Mapping[str, np.ndarray]) -> tuple[dict, dict]
     rows: dict[str, dict[int, np.ndarray]] = defaultdict(dict)
     classifier = {}
     for name, tensor in stored.items():
-        if not np.isfinite(tensor).all():
-            raise UserError(f"tensor {name} in {path / TENSORS} has non-finite numbers; use an undamaged file")
+        require_finite(path / TENSORS, name, tensor)
         value = tensor.T.astype(np.float32)
         match = _TENSOR.fullmatch(name)
         if match and match["layer"] in _LAYERS:

@@ -242,16 +242,23 @@ def atomic_file(path: epath.Path, *, alone: bool = True) -> Iterator[Path]:
 
 def require_new(path: str | os.PathLike) -> Path:
     """Return the local path of an output that must not exist yet; UserError if it does, or if its folder does not."""
-    if "://" in os.fspath(path):
-        raise UserError(f"--output={path} should be a local path; copy the result to the object store afterwards")
+    if problem := _why_not_new(path):
+        raise UserError(problem)
+    return Path(path)
+
+
+def _why_not_new(path: str | os.PathLike) -> str:
+    """Return why an output cannot become a new file or folder at a path, and the remedy; "" if it can."""
     local = Path(path)
+    if "://" in os.fspath(path):
+        return f"--output={path} should be a local path; copy the result to the object store afterwards"
     if os.path.lexists(local):
-        raise UserError(f"{path} already exists; remove it or set another --output")
+        return f"{path} already exists; remove it or set another --output"
+    if not local.parent.is_dir():
+        return f"there is no folder {local.parent} to write {local.name} into"
     if not os.access(local.parent, os.W_OK):
-        missing = f"there is no folder {local.parent} to write {local.name} into"
-        locked = f"the folder {local.parent} is not writable; set another --output"
-        raise UserError(locked if local.parent.is_dir() else missing)
-    return local
+        return f"the folder {local.parent} is not writable; set another --output"
+    return ""
 
 
 @contextlib.contextmanager
