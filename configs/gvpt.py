@@ -12,15 +12,13 @@ selection=held_out, or preset=held_out: select weights and fit thresholds on a t
 precision: auto (the default: float32 on a CPU, else bfloat16) | float32 | authors (bfloat16, evaluation in float16).
 """
 
+from mlmoe_jax.config import choice
 from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning_config, use_ml_vpt
-from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.adapters.group_prompts import SIDES
 
 
 def get_config(arg=""):
-    config, options = prompt_tuning_config(arg, digits_rate=1e-2, sides="both", per_group=0)
-    if options.sides not in SIDES:
-        raise UserError(f"sides={options.sides} is not one of {', '.join(SIDES)}")
+    config, options = prompt_tuning_config(arg, digits_rate=1e-2, sides=choice(SIDES), per_group=0)
     use_ml_vpt(config, preset=options.preset)
     config.model.prompts.sides = options.sides
     config.model.prompts.per_group = options.per_group or (3 if options.sides == "both" else 2)

@@ -16,14 +16,12 @@ training and left out of metrics. The authors' code, and metrics.preset=mlgcn, l
 them as negative in precision, recall and F1.
 """
 
+from mlmoe_jax.config import choice
 from mlmoe_jax.config.recipes.feature_map import feature_map_config, set_gcn_training, shrink_for_digits
-from mlmoe_jax.errors import UserError
 
 
 def get_config(arg=""):
-    config, options = feature_map_config(arg, vectors="", schedule="code")
-    if options.schedule not in ("code", "paper"):
-        raise UserError(f"schedule={options.schedule} is not one of code, paper")
+    config, options = feature_map_config(arg, vectors="", schedule=choice(("code", "paper")))
     config.model.head.kind = "ml_gcn"
     config.model.head.graph.word_vectors = options.vectors
     if options.dataset == "digits":

@@ -4,12 +4,12 @@ python -m mlmoe_jax.main --config=configs/mlvpt_digits.py --workdir=runs/digits
 """
 
 from mlmoe_jax.config import parse_arg
-from mlmoe_jax.config.recipes.benchmarks import SELECTION_OPTION
-from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning_config, use_ml_vpt
+from mlmoe_jax.config.recipes.benchmarks import selection_options
+from mlmoe_jax.config.recipes.prompt_tuning import ML_VPT_PRESETS, prompt_tuning_config, use_ml_vpt
 
 
 def get_config(arg=""):
-    own = parse_arg(arg, preset="code", **SELECTION_OPTION)
+    own = parse_arg(arg, **selection_options(*ML_VPT_PRESETS))
     arg = f"dataset=digits,preset={own.preset},selection={own.selection}"
     config, options = prompt_tuning_config(arg, digits_rate=1e-2)
     use_ml_vpt(config, preset=options.preset)

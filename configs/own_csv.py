@@ -27,16 +27,14 @@ images held out. epochs: for training by steps, the number of passes over the tr
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.config import default_config, parse_arg
+from mlmoe_jax.config import choice, default_config, parse_arg
 from mlmoe_jax.config.recipes.prompt_tuning import use_ml_vpt
-from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.build import backbone_shape
 from mlmoe_jax.pretrained.weights import has_weights
 from mlmoe_jax.runtime.progress import status
 
 PREFERRED = ("dinov2_vitb14", "dinov2_vits14")  # the best first
 INSTALLED = "efficientnet_lite0"  # part of the package
-FITS = ("logistic", "steps")
 
 
 def get_config(arg="", run=None):
@@ -47,11 +45,9 @@ def get_config(arg="", run=None):
         label_column="labels",
         backbone="",
         resolution=224,
-        fit="logistic",  # or "steps"
+        fit=choice(("logistic", "steps")),
         epochs=0,
     )
-    if options.fit not in FITS:
-        raise UserError(f"fit={options.fit} is not one of {', '.join(FITS)}")
     config = default_config()
 
     # ---- the data set

@@ -15,16 +15,14 @@ selection=held_out, or preset=held_out: select weights and fit thresholds on a t
 precision: auto (the default: float32 on a CPU, else bfloat16) | float32 | authors (bfloat16, evaluation in float16).
 """
 
+from mlmoe_jax.config import choice
 from mlmoe_jax.config.recipes.prompt_tuning import prompt_tuning_config
-from mlmoe_jax.errors import UserError
 
 
 def get_config(arg=""):
     config, options = prompt_tuning_config(
-        arg, digits_rate=1e-2, variant="deep", prompts=0, dropout=0.0, pool="cls", project=0
+        arg, digits_rate=1e-2, variant=choice(("deep", "shallow")), prompts=0, dropout=0.0, pool="cls", project=0
     )
-    if options.variant not in ("deep", "shallow"):
-        raise UserError(f"variant={options.variant} is not one of deep, shallow")
     prompts = config.model.prompts
     prompts.kind, prompts.count = options.variant, options.prompts or prompts.count
     prompts.dropout, prompts.project = options.dropout, options.project

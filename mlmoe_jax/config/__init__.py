@@ -4,6 +4,7 @@ from mlmoe_jax.config.defaults import default_config, use_adapter
 from mlmoe_jax.config.loading import (
     CONFIG_FOLDER,
     apply_overrides,
+    choice,
     flatten,
     from_json,
     load_config,
@@ -17,6 +18,7 @@ from mlmoe_jax.config.validation import validate, warnings
 __all__ = [
     "CONFIG_FOLDER",
     "apply_overrides",
+    "choice",
     "default_config",
     "flatten",
     "from_json",

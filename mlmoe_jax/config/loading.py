@@ -11,14 +11,14 @@ import json
 import logging
 import os
 import runpy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from mlmoe_jax.config.defaults import ADAPTERS_SECTION, SECTIONS, default_config, key_named, use_adapter, why_unknown
-from mlmoe_jax.config.keys import Key, key_like, to_tuples
+from mlmoe_jax.config.keys import ChoiceKey, Key, TextsKey, key_like, to_tuples
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
 from mlmoe_jax.runtime.registry import nearest, suggestion
@@ -31,36 +31,57 @@ Overrides = Mapping[str, Any] | Sequence[tuple[str, Any]]
 
 
 def parse_arg(arg: str, **defaults: Any) -> ConfigDict:
-    """Split `key=value,key=value`.
+    """Parse the options of a config, `key=value,key=value`.
 
     Args:
-      arg: the text to split.
-      **defaults: the known keys. The default of a key also determines the type of its values.
+      arg: the text.
+      **defaults: option -> its default, which also determines the type of its values; for one of several names, a
+        result of `choice`.
+
+    Returns:
+      option -> value.
 
     Raises:
-      UserError: a key is unknown or repeated, or a value has another type.
+      UserError: an option is unknown or repeated, or a value is not allowed.
     """
-    options = ConfigDict(defaults)
-    takes = f"this config takes {', '.join(defaults) or 'no arguments'}"
-    keys: set[str] = set()
-    for item in _arguments(arg, defaults):
-        key, equals, text = item.partition("=")
-        if not equals:
-            raise UserError(f"'{item}' after the config's colon is not key=value; {takes}")
-        if key in keys:
-            raise UserError(f"config argument '{key}' is given twice")
-        keys.add(key)
-        if key not in defaults:
-            raise UserError(f"config argument '{key}' does not exist{nearest(key, defaults) or f'; {takes}'}")
-        options[key] = _read(key_like(defaults[key]), text, f"config argument '{key}'")
+    keys = {name: default if isinstance(default, Key) else key_like(default) for name, default in defaults.items()}
+    options = ConfigDict({name: key.default for name, key in keys.items()})
+    for name, text in _split_options(arg, keys):
+        role = f"config argument '{name}'"
+        value = _parse(keys[name], text, role)
+        if not keys[name].allows(value):
+            raise UserError(f"{role} is '{text}' and must be {keys[name].allowed}{keys[name].hint(value)}")
+        options[name] = value
     return options
 
 
-def _arguments(arg: str, defaults: dict[str, Any]) -> list[str]:
-    """Split at commas, except inside a tuple: `a=1,b=x,y` has the arguments `a=1` and `b=x,y` if b is a tuple."""
+def choice(names: Iterable[str], default: str = "") -> ChoiceKey:
+    """Return an option for `parse_arg` that takes one of several names, by default the first."""
+    choices = tuple(names)
+    return ChoiceKey(default or choices[0], "", choices=choices)
+
+
+def _split_options(arg: str, keys: Mapping[str, Key]) -> Iterator[tuple[str, str]]:
+    """Yield name and text of each option of a text; UserError for an unknown or repeated option."""
+    names: set[str] = set()
+    all_options = f"this config takes {', '.join(keys) or 'no arguments'}"
+    for item in _split_at_commas(arg, keys):
+        name, equals, text = item.partition("=")
+        if not equals:
+            raise UserError(f"'{item}' after the config's colon is not key=value; {all_options}")
+        if name not in keys:
+            raise UserError(f"config argument '{name}' does not exist{nearest(name, keys) or f'; {all_options}'}")
+        if name in names:
+            raise UserError(f"config argument '{name}' is given twice")
+        names.add(name)
+        yield name, text
+
+
+def _split_at_commas(arg: str, keys: Mapping[str, Key]) -> list[str]:
+    """Split at commas, except inside a tuple: `a=1,b=x,y` has the items `a=1` and `b=x,y` if b is a tuple."""
     items: list[str] = []
     for part in filter(None, arg.split(",")):
-        if "=" not in part and items and isinstance(defaults.get(items[-1].partition("=")[0]), tuple):
+        if items and "=" not in part and isinstance(keys.get(items[-1].partition("=")[0]), TextsKey):
             items[-1] += f",{part}"
         else:
             items.append(part)
@@ -135,18 +156,18 @@ def apply_overrides(config: ConfigDict, overrides: list[tuple[str, str]]) -> Con
         if key in keys:
             raise UserError(f"--config.{key} is given twice")
         keys.add(key)
-        set_key(config, key, text, what="config key")
+        set_key(config, key, text, role="config key")
     return config
 
 
-def set_key(config: ConfigDict, key: str, text: str, *, what: str) -> None:
+def set_key(config: ConfigDict, key: str, text: str, *, role: str) -> None:
     """Set a key of a whole config to the value of a text.
 
     Args:
       config: the config, which changes.
       key: the dotted key.
       text: the value as text, such as "0.1" or "a,b".
-      what: role of the key in an error, such as "config key".
+      role: role of the key in an error, such as "config key".
 
     Raises:
       UserError: the key is unknown, or it cannot read the text.
@@ -157,8 +178,8 @@ def set_key(config: ConfigDict, key: str, text: str, *, what: str) -> None:
         return
     declared = key_named(key)
     if declared is None:
-        raise UserError(f"{what} '{key}' {why_unknown(key)}")
-    _assign(config, key, _read(declared, text, f"{what} '{key}'"))
+        raise UserError(f"{role} '{key}' {why_unknown(key)}")
+    _assign(config, key, _parse(declared, text, f"{role} '{key}'"))
 
 
 def _assign(config: ConfigDict, key: str, value: Any) -> None:
@@ -171,13 +192,13 @@ def _assign(config: ConfigDict, key: str, value: Any) -> None:
     node[leaf] = value
 
 
-def _read(key: Key, text: str, what: str) -> Any:
+def _parse(key: Key, text: str, role: str) -> Any:
     try:
         return key.parse(text)
     except (ValueError, KeyError, SyntaxError, TypeError, MemoryError, RecursionError) as error:  # of ast.literal_eval
         example = key.format(key.default)
         such = f" such as {example}" if example else ""
-        raise UserError(f"{what} takes {key.allowed}{such}, not '{text}'") from error
+        raise UserError(f"{role} takes {key.allowed}{such}, not '{text}'") from error
 
 
 def to_json(config: ConfigDict) -> str:

@@ -88,7 +88,7 @@ def test_an_override_of_another_type_is_refused(refusal, key, text, kind):
     ],
 )
 def test_a_misspelt_key_gets_the_nearest_of_the_whole_config(refusal, key, says):
-    sentence = refusal(set_key, default_config(), key, "1", what="config key")
+    sentence = refusal(set_key, default_config(), key, "1", role="config key")
     assert sentence.startswith(f"config key '{key}' does not exist{says}")
 
 

@@ -210,16 +210,19 @@ def test_dinov3_is_the_default_of_its_configs():
 @pytest.mark.parametrize(
     ("reference", "complaint"),
     [
-        ("vpt:variant=middle", "variant=middle is not one of deep, shallow"),
-        ("gvpt:sides=left", "sides=left is not one of both, co, dc"),
+        ("vpt:variant=middle", "config argument 'variant' is 'middle' and must be one of deep, shallow"),
+        ("gvpt:sides=left", "config argument 'sides' is 'left' and must be one of both, co, dc"),
         ("mlvpt_vit:backbone=vit_b16_mae", "backbone=vit_b16_mae is not one of in1k, in21k, mae, mocov3"),
-        ("e2vpt:preset=mine", "preset=mine is not one of code, paper, held_out"),
-        ("mlvpt_digits:preset=mine", "preset=mine is not one of code, paper, held_out"),
-        ("drmoe_resnet101:preset=best", "preset=best is not one of recommended, literal, static, hsq, held_out"),
-        ("q2l_resnet101:tune=perhaps", "tune=perhaps is not one of auto, yes, no"),
-        ("mlgcn_resnet101:schedule=mine", "schedule=mine is not one of code, paper"),
-        ("vpt:selection=fair", "selection=fair is not one of published, held_out"),
-        ("q2l_resnet101:preset=code", "preset=code is not one of published, held_out"),
+        ("e2vpt:preset=mine", "config argument 'preset' is 'mine' and must be one of code, paper, held_out"),
+        ("mlvpt_digits:preset=mine", "config argument 'preset' is 'mine' and must be one of code, paper, held_out"),
+        (
+            "drmoe_resnet101:preset=best",
+            "config argument 'preset' is 'best' and must be one of recommended, literal, static, hsq, held_out",
+        ),
+        ("q2l_resnet101:tune=perhaps", "config argument 'tune' is 'perhaps' and must be one of auto, yes, no"),
+        ("mlgcn_resnet101:schedule=mine", "config argument 'schedule' is 'mine' and must be one of code, paper"),
+        ("vpt:selection=fair", "config argument 'selection' is 'fair' and must be one of auto, published, held_out"),
+        ("q2l_resnet101:preset=code", "config argument 'preset' is 'code' and must be one of published, held_out"),
         (
             "gvpt:preset=held_out,selection=published",
             "preset=held_out means selection=held_out; leave selection=published out",

@@ -92,4 +92,4 @@ def test_the_precision_of_the_authors_is_an_option(refusal):
     assert (authors.model.dtype, authors.eval.dtype) == ("bfloat16", "float16")
     assert load_config("vpt:dataset=digits,precision=authors", []).eval.dtype == "float16"
     sentence = refusal(load_config, "vpt:precision=half", [])
-    assert sentence == "precision=half is not one of auto, float32, authors"
+    assert sentence == "config argument 'precision' is 'half' and must be one of auto, float32, authors"

@@ -226,7 +226,7 @@ def test_a_config_with_an_adapter_is_stored_and_read():
 def test_one_key_adds_an_adapter_with_the_defaults_of_the_others():
     config = load_config("vpt:dataset=digits", [("model.adapters.lora.rank", "2")])
     assert config.model.adapters.lora.targets == ("query", "value")
-    set_key(config, "model.adapters", "lora", what="key")
+    set_key(config, "model.adapters", "lora", role="key")
     assert config.model.adapters.lora.rank == 2
     use_adapter(config, "lora", alpha=1.0)
     assert (config.model.adapters.lora.rank, config.model.adapters.lora.alpha) == (2, 1.0)

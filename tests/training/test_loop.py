@@ -255,7 +255,7 @@ def test_held_out_selection_scores_the_test_split_once(config, tmp_path, monkeyp
     monkeypatch.setattr(loop, "score_split", counted)
     selected = copy.deepcopy(config)
     selected.data.val_split, selected.eval.select_on, selected.eval.select_metric = "", "test", "mAP_envelope"
-    apply_selection(selected, ConfigDict({"preset": "", "selection": "held_out"}), presets=[""])
+    apply_selection(selected, ConfigDict({"preset": "", "selection": "held_out"}), default_preset="")
     folder = RunFolder(tmp_path)
     results = train(selected, folder)
     assert scored[:2] == [("held_out", "raw", "ema")] * 2, "one pass over the images after each of the two epochs"

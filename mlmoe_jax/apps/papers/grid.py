@@ -79,7 +79,7 @@ def parse_sweep(texts: Sequence[str], config: ConfigDict) -> dict[str, tuple]:
 def _read_value(config: ConfigDict, key: str, text: str) -> Any:
     """Convert a text to the type of a config key."""
     trial = copy.deepcopy(config)
-    configuration.set_key(trial, key, text, what="--sweep key")
+    configuration.set_key(trial, key, text, role="--sweep key")
     return configuration.flatten(trial)[key]
 
 

@@ -1,9 +1,9 @@
 """Data sets as the papers use them, and the splits and metrics that select weights."""
 
-from collections.abc import Sequence
-
 from ml_collections import ConfigDict
 
+from mlmoe_jax.config.keys import ChoiceKey
+from mlmoe_jax.config.loading import choice
 from mlmoe_jax.errors import UserError
 
 # ----------------------------------------------------------------------------------------------------------- data sets
@@ -16,6 +16,7 @@ _BENCHMARKS = {
     "nuswide": ("train", "test", 125_449),
     "vg256": ("train", "test", 5_994),
 }
+DATA_SETS = ("digits", "synthetic", *_BENCHMARKS)
 
 
 def ema_decay(images: int, *, batch_size: int = 128, epochs: float = 2, share: float = 0.82) -> float:
@@ -32,12 +33,9 @@ def use_dataset(config: ConfigDict, name: str, root: str, resolution: int) -> No
 
     Args:
       config: the config, which changes.
-      name: digits, synthetic, or the name of a benchmark.
+      name: a name in DATA_SETS.
       root: folder of the data set.
       resolution: side of the images in pixels.
-
-    Raises:
-      UserError: the name is unknown.
     """
     config.data.name, config.data.root, config.data.image_size = name, root, resolution
     if name == "digits":
@@ -46,8 +44,6 @@ def use_dataset(config: ConfigDict, name: str, root: str, resolution: int) -> No
         return
     if name == "synthetic":
         return
-    if name not in _BENCHMARKS:
-        raise UserError(f"dataset={name} is not one of digits, synthetic, {', '.join(_BENCHMARKS)}")
     train, test, images = _BENCHMARKS[name]
     config.data.train_split, config.data.val_split, config.data.test_splits = train, "", (test,)
     config.eval.select_on = "test"
@@ -66,12 +62,16 @@ def train_on_digits(config: ConfigDict, *, rate: float) -> None:
 # ----------------------------------------------------------------------------------------------------------- selection
 # Every config of a method takes `selection=published`, the default, or `selection=held_out`: the test split and metric
 # of a paper, or held-out training images. `preset=held_out` is short for the default preset with `selection=held_out`.
-PUBLISHED, HELD_OUT = SELECTIONS = ("published", "held_out")
-SELECTION_OPTION = {"selection": ""}  # for `parse_arg`; "" = published, or held_out if the preset says so
+HELD_OUT = "held_out"
 
 
-def apply_selection(config: ConfigDict, options: ConfigDict, presets: Sequence[str]) -> None:
-    """Apply the option `selection` to a config with a data set.
+def selection_options(*presets: str) -> dict[str, ChoiceKey]:
+    """Return the options `preset` and `selection` for `parse_arg`; the first preset is the default."""
+    return {"preset": choice((*presets, HELD_OUT)), "selection": choice(("auto", "published", HELD_OUT))}
+
+
+def apply_selection(config: ConfigDict, options: ConfigDict, default_preset: str) -> None:
+    """Apply the options `preset` and `selection` to a config with a data set.
 
     With `published`, the settings of the data set stay. With `held_out`, weights are selected and thresholds fitted on
     validation images, and the test splits are read once, at the end. A data set without a validation split holds out a
@@ -79,21 +79,16 @@ def apply_selection(config: ConfigDict, options: ConfigDict, presets: Sequence[s
 
     Args:
       config: the config, which changes.
-      options: `preset` and `selection`. `preset=held_out` becomes the first of `presets`.
-      presets: the presets of the config, the default first.
+      options: the options. `preset=held_out` becomes `default_preset`, and `selection=auto` what it means.
+      default_preset: the default preset of the method.
 
     Raises:
-      UserError: a value is unknown, or the preset and the selection contradict each other.
+      UserError: the preset and the selection contradict each other.
     """
-    requested = options.selection
-    options.selection = requested or (HELD_OUT if options.preset == HELD_OUT else PUBLISHED)
-    for name, known in (("preset", (*presets, HELD_OUT)), ("selection", SELECTIONS)):
-        if options[name] not in known:
-            raise UserError(f"{name}={options[name]} is not one of {', '.join(known)}")
     if options.preset == HELD_OUT:
-        if requested == PUBLISHED:
+        if options.selection == "published":
             raise UserError("preset=held_out means selection=held_out; leave selection=published out")
-        options.preset = presets[0]
+        options.preset, options.selection = default_preset, HELD_OUT
     if options.selection == HELD_OUT:
         if not config.data.val_split:
             config.data.val_split, config.data.val_fraction = "held_out", 0.1

@@ -8,16 +8,16 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from mlmoe_jax.config.defaults import default_config
-from mlmoe_jax.config.loading import parse_arg
+from mlmoe_jax.config.loading import choice, parse_arg
 from mlmoe_jax.config.recipes.benchmarks import (
-    SELECTION_OPTION,
+    DATA_SETS,
     apply_selection,
     evaluate_like,
+    selection_options,
     train_on_digits,
     use_dataset,
 )
 from mlmoe_jax.config.recipes.following import follow
-from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViTShape
 from mlmoe_jax.models.heads.dr_moe import SETTINGS
@@ -48,14 +48,13 @@ def feature_map_config(
     Raises:
       UserError: an option or a value is unknown.
     """
-    others = {"tune": tune, "preset": presets[0], **SELECTION_OPTION, **further}
-    options = parse_arg(arg, dataset=dataset, root="", resolution=0, backbone="", **others)
-    if options.tune not in ("auto", "yes", "no"):
-        raise UserError(f"tune={options.tune} is not one of auto, yes, no")
+    common = {"dataset": choice(DATA_SETS, dataset), "root": "", "resolution": 0, "backbone": ""}
+    own = {"tune": choice(("auto", "yes", "no"), tune), **selection_options(*presets), **further}
+    options = parse_arg(arg, **common, **own)
     digits = options.dataset == "digits"
     config = default_config()
     use_dataset(config, options.dataset, options.root, options.resolution or (64 if digits else resolution))
-    apply_selection(config, options, presets)
+    apply_selection(config, options, presets[0])
     config.model.backbone.name = options.backbone or ("vit_digits" if digits else backbone)
     tune_backbone(config, options.tune)
     config.loss.kind, config.loss.scale = "bce", 1.0

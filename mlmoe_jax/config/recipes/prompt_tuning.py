@@ -10,16 +10,16 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from mlmoe_jax.config.defaults import adapter_section, default_config, use_adapter
-from mlmoe_jax.config.loading import parse_arg
+from mlmoe_jax.config.loading import choice, parse_arg
 from mlmoe_jax.config.recipes.benchmarks import (
-    SELECTION_OPTION,
+    DATA_SETS,
     apply_selection,
     evaluate_like,
+    selection_options,
     train_on_digits,
     use_dataset,
 )
 from mlmoe_jax.config.recipes.following import follow
-from mlmoe_jax.errors import UserError
 
 ML_VPT_PRESETS = ("code", "paper")
 VIT_B16 = ("in1k", "in21k", "mae", "mocov3")  # the weights of ViT-B/16 in the papers
@@ -51,16 +51,15 @@ def prompt_tuning_config(
     Raises:
       UserError: an option or a value is unknown.
     """
-    common = {"dataset": "coco2014", "root": "", "resolution": 0, "backbone": "", "preset": "code"}
-    options = parse_arg(arg, **common, precision="auto", **SELECTION_OPTION, **further)
-    if options.precision not in PRECISIONS:
-        raise UserError(f"precision={options.precision} is not one of {', '.join(PRECISIONS)}")
+    common = {"dataset": choice(DATA_SETS, "coco2014"), "root": "", "resolution": 0, "backbone": ""}
+    own = {"precision": choice(PRECISIONS), **selection_options(*ML_VPT_PRESETS), **further}
+    options = parse_arg(arg, **common, **own)
     digits = options.dataset == "digits"
     options.backbone = options.backbone or ("vit_digits" if digits else backbone)
     config = default_config()
     use_dataset(config, options.dataset, options.root, options.resolution or (64 if digits else 224))
     config.model.backbone.name = options.backbone
-    apply_selection(config, options, ML_VPT_PRESETS)
+    apply_selection(config, options, ML_VPT_PRESETS[0])
     config.model.dtype, config.eval.dtype = PRECISIONS[options.precision]
     if digits:
         train_on_digits(config, rate=digits_rate)
@@ -135,8 +134,6 @@ def use_ml_vpt(config: ConfigDict, *, preset: str = "code") -> None:
     used; four loss terms / two; mean logit / mean probability. One classifier for both sides is printed (ML-VPT,
     eq. 16), but the text and the parameter count say two. Both presets have two.
     """
-    if preset not in ML_VPT_PRESETS:
-        raise UserError(f"preset={preset} is not one of {', '.join(ML_VPT_PRESETS)}")
     code = preset == "code"
     config.model.prompts.kind = "group"
     config.model.prompts.attention_mask = "all_prompts" if code else "cross_group"

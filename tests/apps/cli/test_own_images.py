@@ -50,7 +50,7 @@ def test_training_by_steps_is_asked_for(capsys, refusal):
     assert "no effect" not in capsys.readouterr().err
     load_config(f"{CONFIG}:epochs=3", [])
     assert "epochs has no effect on a fit to convergence; fit=steps trains by steps" in capsys.readouterr().err
-    assert "fit=sgd is not one of logistic, steps" in refusal(load_config, f"{CONFIG}:fit=sgd", [])
+    assert "'fit' is 'sgd' and must be one of logistic, steps" in refusal(load_config, f"{CONFIG}:fit=sgd", [])
 
 
 @pytest.mark.parametrize("name", ["dinov2_vits14", "dinov2_vitb14"])

@@ -94,7 +94,7 @@ def test_what_comes_afterwards_needs_all_its_runs():
         (["--table=mlvpt.1", "--root=coco2014="], "--root=coco2014= is not a folder or coco2014=FOLDER"),
         (["--table=mlvpt.1", "--seeds=0,x"], "not a list of different integers"),
         (["--table=mlvpt.1", "--seeds=1,1"], "not a list of different integers"),
-        (["--table=mlvpt.1", "--dataset=coco"], "dataset=coco is not one of digits"),
+        (["--table=mlvpt.1", "--dataset=coco"], "'dataset' is 'coco' and must be one of digits"),
         (["--table=mlvpt.1", "--only=nothing"], "no row of the table matches --only=nothing"),
         (["--table=drmoe.5", "--config.model.head.routing.gate_hidden=3"], "gate_hidden is set by drmoe.5 itself"),
         (["--table=drmoe.5", "--seeds=1", "--config.seed=3"], "seed is set by drmoe.5 itself"),
