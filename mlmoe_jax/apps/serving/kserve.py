@@ -19,7 +19,7 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from mlmoe_jax.apps.serving.request_images import RAW, EncodedImages
+from mlmoe_jax.apps.serving.request_images import RAW, RequestImages
 from mlmoe_jax.apps.serving.service import READY, Service
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.errors import UserError
@@ -85,7 +85,7 @@ class _Call:
     """A request: encoded images or pixels u8[N,H,W,3]."""
 
     message: _Message
-    images: EncodedImages | np.ndarray
+    images: RequestImages | np.ndarray
 
     def __len__(self) -> int:
         return len(self.images)
@@ -213,7 +213,7 @@ def _shape_problem(tensor: _Input, side: int, most: int) -> str:
     return ""
 
 
-def _read_tensor(tensor: _Input, binary: bytes) -> EncodedImages | np.ndarray:
+def _read_tensor(tensor: _Input, binary: bytes) -> RequestImages | np.ndarray:
     """Return encoded images, or pixels; ValueError or TypeError if they do not fit the tensor."""
     declared, data = tensor.parameters.binary_data_size, _flatten(tensor.data)
     if len(binary) != (declared or 0) or (declared is None) == (data is None):

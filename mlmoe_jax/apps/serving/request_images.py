@@ -19,7 +19,7 @@ BODY = {
     "content": {"image/*": {"schema": _BYTES}, RAW: {"schema": _BYTES}, MULTIPART: {"schema": _FILES}},
 }
 
-EncodedImages = Sequence[tuple[str, bytes | BadImage]]  # name, and content or error, of each image
+RequestImages = Sequence[tuple[str, bytes | BadImage]]  # name, and content or error, of each image
 
 
 async def limited_body(request: Request, most: int) -> AsyncIterator[bytes]:
@@ -36,7 +36,7 @@ async def limited_body(request: Request, most: int) -> AsyncIterator[bytes]:
         raise HTTPException(413, f"the request has more than {most:,} bytes", {"Connection": "close"})
 
 
-async def read_images(request: Request, body: AsyncIterator[bytes], most_images: int) -> EncodedImages:
+async def read_request_images(request: Request, body: AsyncIterator[bytes], most_images: int) -> RequestImages:
     """Return (name, content) of each image of a request with a body. A name is from the client, or a number.
 
     Raises HTTPException if the body is neither an image nor a form, has no image, or exceeds a limit.
@@ -63,7 +63,7 @@ class _FormParser(MultiPartParser):
         self.complete = True
 
 
-async def _read_files(request: Request, body: AsyncIterator[bytes], most: int) -> EncodedImages:
+async def _read_files(request: Request, body: AsyncIterator[bytes], most: int) -> RequestImages:
     parser = _FormParser(request.headers, body, max_files=most, max_fields=most)
     try:
         form = await parser.parse()

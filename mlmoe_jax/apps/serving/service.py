@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mlmoe_jax.apps.serving.batching import Batcher
 from mlmoe_jax.apps.serving.labeler import EXPLAINED, LABELED, Labeler
-from mlmoe_jax.apps.serving.request_images import EncodedImages, limited_body, read_images
+from mlmoe_jax.apps.serving.request_images import RequestImages, limited_body, read_request_images
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.explain import MOST_SIDE, thumbnail
@@ -149,7 +149,7 @@ class Service:
         return HTTPException(408, f"the request did not arrive within {self.seconds:g} s", {"Connection": "close"})
 
     async def results(
-        self, request: Request, options: Options, images: Callable[[], Awaitable[EncodedImages]] | None = None
+        self, request: Request, options: Options, images: Callable[[], Awaitable[RequestImages]] | None = None
     ) -> list[dict[str, Any]]:
         """Return the results of a request, as JSON values; HTTPException if there are none.
 
@@ -158,7 +158,7 @@ class Service:
         if options.gates and not self.labeler.gate_entries:
             raise HTTPException(422, "the model has no gates")
         self.require_top_k(options.top_k)
-        images = images or partial(read_images, request, self.parts(request), self.most_images)
+        images = images or partial(read_request_images, request, self.parts(request), self.most_images)
         return await self.admit(images, partial(self._results, options=options))
 
     async def admit(self, read: Callable[[], Awaitable[Loaded]], answer: Callable[[Loaded], Awaitable[T]]) -> T:
@@ -206,7 +206,7 @@ class Service:
         """Return the result of a function that reads a part of a request, called in a thread for this."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, function, *arguments)
 
-    async def decode(self, images: EncodedImages) -> list[np.ndarray | BadImage]:
+    async def decode(self, images: RequestImages) -> list[np.ndarray | BadImage]:
         """Return u8[H,W,3] or the error for each image."""
         decoded = await asyncio.gather(*(self.in_reader(self._read, *image) for image in images))
         self.metrics.images.labels("unreadable").inc(sum(isinstance(image, BadImage) for image in decoded))
@@ -218,7 +218,7 @@ class Service:
         self.metrics.images.labels("labeled").inc(len(images))
         return outputs
 
-    async def _results(self, images: EncodedImages, options: Options) -> list[dict[str, Any]]:
+    async def _results(self, images: RequestImages, options: Options) -> list[dict[str, Any]]:
         decoded = await self.decode(images)
         readable = [image for image in decoded if not isinstance(image, BadImage)]
         if not readable:
