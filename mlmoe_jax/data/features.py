@@ -73,29 +73,18 @@ class FeatureTable:
         """Return the rows i64[n] of a part."""
         return np.arange(part * self.part_rows, min(self.rows, (part + 1) * self.part_rows))
 
-    def bytes_of(self, parts: list[int]) -> int:
-        """Return the number of bytes of `parts`."""
-        return sum(len(self.rows_of(part)) for part in parts) * self.row_bytes
-
-    def require_space(self, needed: int, what: str, otherwise: str) -> None:
-        """Create the folder and check the space on its disk.
-
-        Args:
-          needed: number of bytes.
-          what: what needs the space, in the plural.
-          otherwise: a setting that needs no space.
-
-        Raises:
-          UserError: the folder cannot be created, or the disk is too full.
-        """
+    def require_space(self, parts: Sequence[int]) -> None:
+        """Create the folder; UserError if that fails, or if its disk has no space for `parts`."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make the folder {self.folder}: {error.strerror}") from error
-        if needed > (free := shutil.disk_usage(self.folder).free):
+        needed = sum(len(self.rows_of(part)) for part in parts) * self.row_bytes
+        free = shutil.disk_usage(self.folder).free
+        if needed > free:
             raise UserError(
-                f"{what} need {megabytes(needed)} in {self.folder.parent}, where {megabytes(free)} are free; let "
-                f"MLMOE_CACHE name a larger disk, or set {otherwise}"
+                f"the features need {megabytes(needed)} in {self.folder.parent}, where {megabytes(free)} are free; let "
+                "MLMOE_CACHE name a larger disk, or set data.cache_features=no"
             )
 
     def write(self, part: int, features: Mapping[str, np.ndarray], read: np.ndarray) -> None:
@@ -123,10 +112,10 @@ class FeatureTable:
 
         Raises UserError if a file is damaged.
         """
-        part, place = divmod(row, self.part_rows)
-        if not self._open(part, READ)[place]:
+        part, position = divmod(row, self.part_rows)
+        if not self._open(part, READ)[position]:
             return None
-        return {kind: self._open(part, kind)[place].astype(dtype) for kind, (_, dtype) in self.kinds.items()}
+        return {kind: self._open(part, kind)[position].astype(dtype) for kind, (_, dtype) in self.kinds.items()}
 
     def blank(self) -> dict[str, np.ndarray]:
         """Return features of zeros, for padding."""

@@ -41,18 +41,35 @@ def draw_groups(
     if len(names) < 2:
         return np.zeros(0, np.int64)
     counts = _count_images(labels, group)
-    totals, sizes = counts.sum(axis=0), np.bincount(group)
-    several = np.minimum((counts > 0).sum(axis=0) // 2, 1)
-    goals = np.clip((2 * totals * count + len(labels)) // (2 * len(labels)), several, totals - several)
-    weights = sum(np.rint(UNIT / np.maximum(goal, 1)).astype(np.int64) for goal in (goals, totals - goals))
-    weights[-1] *= SIZE_WEIGHT
-
-    order = np.random.RandomState(seed).permutation(len(names))
-    first = np.searchsorted(np.cumsum(sizes[order]), count, side="right")
-    inside = np.zeros(len(names), bool)
-    inside[order[: np.clip(first, 1, len(names) - 1)]] = True
+    inside = _draw_inside(np.bincount(group), count, seed)
+    goals, weights = _goals(counts, count, len(labels))
     _improve(inside, counts, goals, weights)
     return np.flatnonzero(inside[group])
+
+
+def _draw_inside(sizes: Int[np.ndarray, " g"], count: int, seed: int) -> Bool[np.ndarray, " g"]:
+    """Draw groups of about `count` images; at least one group is drawn, and one is not."""
+    order = np.random.RandomState(seed).permutation(len(sizes))
+    drawn = np.searchsorted(np.cumsum(sizes[order]), count, side="right")
+    inside = np.zeros(len(sizes), bool)
+    inside[order[: np.clip(drawn, 1, len(sizes) - 1)]] = True
+    return inside
+
+
+def _goals(counts: csr_array, count: int, images: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the goals t of the drawn part, i64[K+1], and the weights 1/t of both parts together, i64[K+1].
+
+    Args:
+      counts: result of `_count_images`.
+      count: the number of images to draw.
+      images: the number of all images.
+    """
+    totals = counts.sum(axis=0)
+    several = np.minimum((counts > 0).sum(axis=0) // 2, 1)
+    goals = np.clip((2 * totals * count + images) // (2 * images), several, totals - several)
+    weights = sum(np.rint(UNIT / np.maximum(goal, 1)).astype(np.int64) for goal in (goals, totals - goals))
+    weights[-1] *= SIZE_WEIGHT
+    return goals, weights
 
 
 def _count_images(labels: NDArray[np.int8], group: NDArray[np.int64]) -> csr_array:

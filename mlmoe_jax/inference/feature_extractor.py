@@ -99,7 +99,7 @@ class FeatureExtractor:
         size = f"{len(split):,} images, {megabytes(len(split) * table.row_bytes)} as {stored} in {table.folder}"
         status(f"features of {split.name}, without augmentation: {size}{'' if missing else ', already there'}")
         if missing:
-            table.require_space(table.bytes_of(missing), "the features", "data.cache_features=no")
+            table.require_space(missing)
             self._fill(table, missing, split)
         return replace(split, features=table)
 

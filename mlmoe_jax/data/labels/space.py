@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from ml_collections import ConfigDict
 from scipy.sparse import csr_array
 
 from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
@@ -82,21 +83,34 @@ class LabelSpace:
     @classmethod
     def of(cls, stored: Mapping[str, np.ndarray]) -> LabelSpace:
         """Return the label space of the arrays that `save` wrote; ValueError if they do not fit together."""
-        names, vectors = tuple(map(str, stored["names"])), stored.get("vectors")
+        names = tuple(map(str, stored["names"]))
         row, column, images = stored["together"]
-        together = csr_array((images, (row, column)), shape=(len(names), len(names)))
-        positives, co_group, dc_group = (stored[name] for name in ("positives", "co_group", "dc_group"))
-        per_label = [positives.shape, co_group.shape, dc_group.shape, *([] if vectors is None else [vectors.shape[:1]])]
-        fit = all(shape == (len(names),) for shape in per_label) and (vectors is None or vectors.ndim == 2)
-        counts = (positives, co_group, dc_group, together, stored["images"])
-        if not fit or any(array.dtype.kind not in "iu" or (array.size and array.min() < 0) for array in counts):
+        space = cls(
+            names,
+            csr_array((images, (row, column)), shape=(len(names), len(names))),
+            stored["positives"],
+            int(stored["images"]),
+            stored["co_group"],
+            stored["dc_group"],
+            stored.get("vectors"),
+            LabelTree.of(stored, names),
+        )
+        counts = (space.positives, space.co_group, space.dc_group, space.together, stored["images"])
+        are_counts = all(array.dtype.kind in "iu" and (not array.size or array.min() >= 0) for array in counts)
+        if not are_counts or not space._arrays_fit():
             raise ValueError(f"its arrays do not fit its {len(names)} names, or are not counts")
-        tree = LabelTree.of(stored, names)
-        return cls(names, together, positives, int(stored["images"]), co_group, dc_group, vectors, tree)
+        return space
+
+    def _arrays_fit(self) -> bool:
+        """Return whether each array has an entry per label."""
+        per_label = (self.positives, self.co_group, self.dc_group)
+        if any(array.shape != (len(self.names),) for array in per_label):
+            return False
+        return self.vectors is None or (self.vectors.ndim == 2 and len(self.vectors) == len(self.names))
 
 
 def label_space_of(
-    train: Split, data_name: str, model_config, seed: int, *, grouped: bool = False, vectors: bool = False
+    train: Split, data_name: str, model_config: ConfigDict, seed: int, *, grouped: bool = False, vectors: bool = False
 ) -> LabelSpace:
     """Compute the label space from the labels of the training split, without reading images.
 
@@ -134,35 +148,44 @@ def synthetic_label_space(labels: int, groups: int) -> LabelSpace:
     return LabelSpace(names, together, np.zeros(labels, np.int64), 0, group, group)
 
 
-def _groups(together: csr_array, positives, data_name: str, prompts, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    num_labels, num_groups = len(positives), prompts.num_groups
+def _groups(
+    together: csr_array, positives: np.ndarray, data_name: str, prompts: ConfigDict, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the groups of both sides, i32[K] each, from the counts, a publication or a file."""
     if prompts.groups == "computed":
+        status(f"grouping {quantity(len(positives), 'label')}")
+        options = {"num_groups": prompts.num_groups, "seed": seed}
         counts = together.toarray()
-        status(f"grouping {quantity(num_labels, 'label')}")
         co_group, dc_group = (
-            group_labels(counts, positives, num_groups=num_groups, tau=tau, side=side, seed=seed)
-            for side, tau in TAU.items()
+            group_labels(counts, positives, tau=tau, side=side, **options) for side, tau in TAU.items()
         )
         return co_group, dc_group
     if prompts.groups == "published":
-        pair = _published(data_name, num_groups)
-    elif not Path(prompts.groups).is_file():
-        raise UserError(
-            f"model.prompts.groups is '{prompts.groups}', which is neither computed, nor published, nor a file"
-        )
+        numbers = _published(data_name, prompts.num_groups)
     else:
-        with damage_explained(prompts.groups):
-            pair = json.loads(read_bytes(prompts.groups, MOST_TEXT))
-            pair = {side: [int(group) for group in pair[side]] for side in ("co", "dc")}
-    co_group, dc_group = (np.asarray(pair[side], np.int32) for side in ("co", "dc"))
-    for side, group in (("co", co_group), ("dc", dc_group)):
-        if group.shape != (num_labels,) or group.min() < 0 or group.max() >= num_groups:
-            raise UserError(
-                f"the {side} groups from {prompts.groups} are {group.size} numbers from {min(group, default=0)} to "
-                f"{max(group, default=0)}, but the data has {num_labels} labels and model.prompts.num_groups is "
-                f"{num_groups}"
-            )
+        numbers = _read_groups(prompts.groups)
+    co_group, dc_group = (_check_groups(numbers, side, len(positives), prompts) for side in ("co", "dc"))
     return co_group, dc_group
+
+
+def _read_groups(path: str) -> dict[str, list[int]]:
+    if not Path(path).is_file():
+        raise UserError(f"model.prompts.groups is '{path}', which is neither computed, nor published, nor a file")
+    with damage_explained(path):
+        numbers = json.loads(read_bytes(path, MOST_TEXT))
+        return {side: [int(group) for group in numbers[side]] for side in ("co", "dc")}
+
+
+def _check_groups(numbers: Mapping[str, list[int]], side: str, labels: int, prompts: ConfigDict) -> np.ndarray:
+    """Return the groups of one side, i32[K]; UserError if they are not groups of the labels."""
+    group = np.asarray(numbers[side], np.int32)
+    if group.shape != (labels,) or group.min() < 0 or group.max() >= prompts.num_groups:
+        raise UserError(
+            f"the {side} groups from {prompts.groups} are {group.size} numbers from {min(group, default=0)} to "
+            f"{max(group, default=0)}, but the data has {labels} labels and model.prompts.num_groups is "
+            f"{prompts.num_groups}"
+        )
+    return group
 
 
 def _published(data_name: str, num_groups: int) -> dict[str, list[int]]:

@@ -28,9 +28,10 @@ import argparse
 import csv
 import functools
 import hashlib
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -160,25 +161,61 @@ def paint_digit(random: np.random.RandomState, canvas: np.ndarray, scan: np.ndar
     _blend(canvas[window], np.clip(1.8 * ink - 0.25, 0, 1), polarity, contrast, tint)
 
 
+class _Stroke(NamedTuple):
+    """How a warped digit is drawn: its shape, its color and its strokes.
+
+    Attributes:
+      aspect: width over height.
+      slant: horizontal shift per vertical pixel.
+      angle: rotation in radians.
+      polarity: 1 is brighter than the background, −1 is darker.
+      contrast: difference to the background in gray levels.
+      tint: color f64[3] that is added.
+      gain: factor of the ink; bold strokes have more.
+      threshold: ink that is taken off.
+      bend: weights f32[2,4] of the waves that bend rows and columns, in cells of the scan.
+    """
+
+    aspect: float
+    slant: float
+    angle: float
+    polarity: int
+    contrast: float
+    tint: np.ndarray
+    gain: float
+    threshold: float
+    bend: np.ndarray
+
+    @classmethod
+    def draw(cls, random: np.random.RandomState) -> "_Stroke":
+        """Draw a stroke; the order of the draws is part of the data set."""
+        aspect, slant, angle = random.uniform(0.75, 1.15), random.uniform(-0.3, 0.3), random.uniform(-0.3, 0.3)
+        polarity, contrast = random.choice((-1, 1)), random.uniform(70, 130)
+        tint = random.uniform(-35, 35, size=3)
+        gain = random.uniform(1.3, 2.6)
+        threshold = gain * random.uniform(0.05, 0.22)
+        bend = random.uniform(-0.45, 0.45, size=(2, 4)).astype(np.float32)
+        return cls(aspect, slant, angle, polarity, contrast, tint, gain, threshold, bend)
+
+    def map_to_scan(self, y: np.ndarray, x: np.ndarray, size: float) -> tuple[np.ndarray, np.ndarray]:
+        """Return the row and the column of the scan, f32[h,w] each, for offsets y f32[h] and x f32[w] in pixels."""
+        y, x = y[:, None], x[None]
+        cosine, sine = np.float32(np.cos(self.angle)), np.float32(np.sin(self.angle))
+        v = (cosine * y + sine * x) * np.float32(8 / size)
+        u = (cosine * x - sine * y + np.float32(self.slant) * y) * np.float32(8 / (size * self.aspect))
+        waves = np.stack([np.sin(0.8 * u), np.cos(0.8 * u) - 1, np.sin(0.8 * v), np.cos(0.8 * v) - 1])
+        dv, du = np.tensordot(self.bend, waves, axes=1)  # zero at the center
+        return v + dv + 3.5, u + du + 3.5
+
+
 def paint_warped(random: np.random.RandomState, canvas: np.ndarray, scan: np.ndarray, center, size: float) -> None:
     """Paint like `paint_digit`, with more variety: rotated by up to 17°, bent, and with thin to bold strokes."""
-    aspect, slant, angle = random.uniform(0.75, 1.15), random.uniform(-0.3, 0.3), random.uniform(-0.3, 0.3)
-    polarity, contrast = random.choice((-1, 1)), random.uniform(70, 130)
-    tint = random.uniform(-35, 35, size=3)
-    gain = random.uniform(1.3, 2.6)
-    threshold = gain * random.uniform(0.05, 0.22)
-    bend = random.uniform(-0.45, 0.45, size=(2, 4)).astype(np.float32)  # cells of the scan
-
+    stroke = _Stroke.draw(random)
     window, y, x = _window(center, 0.75 * size)
-    y, x = y[:, None], x[None]
-    cosine, sine = np.float32(np.cos(angle)), np.float32(np.sin(angle))
-    v = (cosine * y + sine * x) * np.float32(8 / size)
-    u = (cosine * x - sine * y + np.float32(slant) * y) * np.float32(8 / (size * aspect))
-    waves = np.stack([np.sin(0.8 * u), np.cos(0.8 * u) - 1, np.sin(0.8 * v), np.cos(0.8 * v) - 1])
-    dv, du = np.tensordot(bend, waves, axes=1)  # zero at the center
-    rows, columns = _bilinear_weights(v + dv + 3.5, 8), _bilinear_weights(u + du + 3.5, 8)
-    ink = ((rows @ scan) * columns).sum(axis=-1)
-    _blend(canvas[window], np.clip(gain * ink - threshold, 0, 1), polarity, contrast, tint)
+    row, column = stroke.map_to_scan(y, x, size)
+    ink = ((_bilinear_weights(row, 8) @ scan) * _bilinear_weights(column, 8)).sum(axis=-1)
+    covered = np.clip(stroke.gain * ink - stroke.threshold, 0, 1)
+    _blend(canvas[window], covered, stroke.polarity, stroke.contrast, stroke.tint)
 
 
 def paint_canvas(random: np.random.RandomState) -> np.ndarray:
@@ -299,7 +336,8 @@ def _cached(name: str, render: Callable[[], np.ndarray]) -> np.ndarray:
         with atomic_file(epath.Path(folder / name), alone=False) as partial, open(partial, "wb") as file:
             np.save(file, images)
     except (OSError, UserError) as error:
-        status(f"the scenes {name} cannot be stored in {folder} ({error}) and will be rendered again")
+        message = "the scenes %s cannot be stored in %s (%s) and will be rendered again"
+        logging.getLogger(__name__).warning(message, name, folder, error)
     return images
 
 
