@@ -140,7 +140,8 @@ class DownloadBar(tqdm):
     """The progress of a download in bytes, on a terminal only. Every update is a heartbeat."""
 
     def __init__(self, **options: Any):
-        super().__init__(**options, leave=False, disable=not sys.stderr.isatty())
+        options.pop("name", None)  # an argument of the bars of huggingface_hub 1
+        super().__init__(**options | {"leave": False, "disable": not sys.stderr.isatty()})
 
     def update(self, n: float | None = 1) -> bool | None:
         heartbeat()

@@ -1,10 +1,9 @@
-"""Format names, numbers and tables as text."""
+"""Format names and numbers as text."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 
 def abbreviate(names: Sequence[str], most: int = 8) -> str:
@@ -26,15 +25,3 @@ def quantity(number: int, noun: str) -> str:
 def percent(value: float | None, digits: int = 2, *, sign: str = "-") -> str:
     """Return a fraction in percent, or a dash for None and nan. With sign="+" positive numbers have a sign too."""
     return "–" if value is None or math.isnan(value) else f"{100 * value:{sign}.{digits}f}"
-
-
-def text_table(rows: Sequence[Sequence[str]], *, align: str = "<>", least: Sequence[int] = (0,)) -> str:
-    """Return rows as aligned lines; until all its callers return a `table.Table`."""
-    from mlmoe_jax.runtime.table import Column, aligned
-
-    def at(values: Sequence[Any], column: int) -> Any:
-        return values[min(column, len(values) - 1)]
-
-    number = max(map(len, rows), default=0)
-    columns = [Column("", align=at(align, k), width=at(least, k)) for k in range(number)]
-    return "\n".join(aligned(rows, columns))
