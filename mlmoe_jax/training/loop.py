@@ -200,31 +200,38 @@ def finish(experiment: Experiment, selection: Selection, frozen: Params, outside
       frozen: the frozen values.
       outside: the scores of `fit_classifier`, written as a split.
     """
-    config, folder, names = experiment.config, experiment.folder, experiment.data.label_space.names
+    config, folder, label_space = experiment.config, experiment.folder, experiment.data.label_space
     if outside is None:
         status(f"evaluating the {selection}")
-    selected, fitted = {selection.kind: selection.values}, None
-    scored = {
-        name: score(experiment, selected, frozen, split)[selection.kind]
-        for name, split in experiment.data.eval_splits.items()
-    }
-    listed = [experiment.data.skipped.everywhere(), *(item.skipped for item in scored.values())]
-    scored |= {outside.name: outside} if outside is not None else {}
+    scored = score_selected(experiment, selection, frozen)
+    skipped = [experiment.data.skipped.everywhere(), *(scores.skipped for scores in scored.values())]
+    if outside is not None:
+        scored[outside.name] = outside
+    fitted = None
     if config.thresholds.at_end:
-        fitted = fit_thresholds(scored[split_to_fit(config)], names, config)
+        fitted = fit_thresholds(scored[split_to_fit(config)], label_space.names, config)
         status(f"thresholds fitted on {fitted.source['split']}; --mode=predict uses them")
     backbone = _backbone_file({**selection.values, **frozen}) if config.train.save_backbone else None
     if distributed.is_first():
         if fitted is not None:
             write_thresholds(folder, fitted)
-        list_skipped(folder, listed)
         if backbone is not None:
             folder.write_bytes("backbone.safetensors", backbone)
-    results = measure_and_write(folder, scored, experiment.data.label_space, config, fitted=fitted, ends_training=True)
+        list_skipped(folder, skipped)
+    results = measure_and_write(folder, scored, label_space, config, fitted=fitted, ends_training=True)
     if distributed.is_first():
         send_results(folder, config, results)
     distributed.barrier("results")  # from here on, every process may read the results
     return results
+
+
+def score_selected(experiment: Experiment, selection: Selection, frozen: Params) -> dict[str, SplitScores]:
+    """Return split -> scores of the selected values, for each evaluation split."""
+    candidates = {selection.kind: selection.values}
+    return {
+        name: score(experiment, candidates, frozen, split)[selection.kind]
+        for name, split in experiment.data.eval_splits.items()
+    }
 
 
 def score(
