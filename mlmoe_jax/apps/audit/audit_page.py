@@ -11,7 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.apps.audit.audit import Audit
-from mlmoe_jax.apps.report.components import Note, Section, Table, Widget
+from mlmoe_jax.apps.report.components import Note, PageTable, Section, Widget
 from mlmoe_jax.apps.report.mistakes import SIDE
 from mlmoe_jax.apps.report.page import render_page
 from mlmoe_jax.data.images import BadImage, Decoding
@@ -82,7 +82,7 @@ def _outcome(audit: Audit, row: int, label: int) -> str:
     return "missed" if audit.is_missing(row, label) else "false"
 
 
-def _suggestion_list(audit: Audit) -> Table:
+def _suggestion_list(audit: Audit) -> PageTable:
     """Return the suggestions with their lines in suggestions.csv."""
     split, rows = audit.split, []
     for line, (row, k) in enumerate(audit.suggestions[:MOST_ROWS].tolist(), start=2):
@@ -94,7 +94,7 @@ def _suggestion_list(audit: Audit) -> Table:
     caption = "Suggestions by their line in suggestions.csv; probabilities of the labels in percent."
     if len(audit.suggestions) > MOST_ROWS:
         caption += f" Of {len(audit.suggestions):,} suggestions, the first {MOST_ROWS:,} are listed."
-    return Table("suggestions", columns, rows, caption)
+    return PageTable("suggestions", columns, rows, caption)
 
 
 def _labels(audit: Audit) -> Section:
@@ -108,7 +108,7 @@ def _labels(audit: Audit) -> Section:
         for k, name in enumerate(audit.split.classes)
     ]
     caption = "Images with each label, and suggestions; a dash if too few images have the label, or are known not to."
-    return Section("labels", "Suggestions per label", [Table("label-table", columns, rows, caption)])
+    return Section("labels", "Suggestions per label", [PageTable("label-table", columns, rows, caption)])
 
 
 def _twins(audit: Audit, images: dict[str, bytes]) -> Section:
@@ -135,4 +135,4 @@ def _together(audit: Audit) -> Section:
     columns = [("label", "text"), ("nearly always with", "text"), ("share", "fraction"), ("images without", "count")]
     caption = "Shares in percent of the images with the first label. Images without the second label may lack it."
     title = "Labels that are nearly always together"
-    return Section("together", title, [Table("together-table", columns, rows, caption)] if rows else [])
+    return Section("together", title, [PageTable("together-table", columns, rows, caption)] if rows else [])

@@ -113,18 +113,18 @@ def unit_curve(
       last_format: the format of the value.
       diagonal: draw the diagonal.
     """
-    unit, (x, y, last) = alt.Scale(domain=[0, 1]), names
-    encoding = {
+    x, y, last = names
+    unit = alt.Scale(domain=[0, 1])
+    base = {
         "x": alt.X(f"{x}:Q", scale=unit, axis=alt.Axis(format="%", grid=False)),
         "y": alt.Y(f"{y}:Q", scale=unit, axis=alt.Axis(format="%")),
         "order": alt.Order(f"{x}:Q"),
     }
-    tooltip = [
-        *(alt.Tooltip(f"{name}:Q", format=".1%") for name in (x, y)),
-        alt.Tooltip(f"{last}:Q", format=last_format),
-    ]
+    formats = {x: ".1%", y: ".1%", last: last_format}
+    tooltip = [alt.Tooltip(f"{name}:Q", format=text) for name, text in formats.items()]
     curve = _chart("rows").mark_line(color=_ACCENT, strokeWidth=2, point={"size": 20, "color": _ACCENT})
-    line = _chart("diagonal").mark_line(color=_INK, strokeDash=[3, 4], strokeWidth=1, tooltip=None).encode(**encoding)
-    chart = alt.layer(line, curve.encode(**encoding, tooltip=tooltip)).properties(width="container", height=260)
+    line = _chart("diagonal").mark_line(color=_INK, strokeDash=[3, 4], strokeWidth=1, tooltip=None)
+    chart = alt.layer(line.encode(**base), curve.encode(**base, tooltip=tooltip))
     rows = [dict(zip(names, point, strict=True)) for point in points.round(5).tolist()]
-    return _spec(chart, rows=rows, diagonal=[{x: end, y: end} for end in (0, 1)] if diagonal else [])
+    ends = [{x: end, y: end} for end in (0, 1)] if diagonal else []
+    return _spec(chart.properties(width="container", height=260), rows=rows, diagonal=ends)

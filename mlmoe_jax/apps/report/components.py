@@ -27,7 +27,7 @@ class Numbers:
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """A table. A table of more than a few rows can be searched, and a table with headings can be sorted by column.
 
     Attributes:

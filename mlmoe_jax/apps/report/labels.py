@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mlmoe_jax.apps.report import charts
-from mlmoe_jax.apps.report.components import Chart, Charts, Note, Section, Table
+from mlmoe_jax.apps.report.components import Chart, Charts, Note, PageTable, Section
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.data.labels.graph import conditional_probabilities
 from mlmoe_jax.data.labels.space import LabelSpace
@@ -42,7 +42,7 @@ def groups(files: RunFiles) -> Section:
     return Section("groups", title, [*parts, Charts(maps), _overfitting(files)])
 
 
-def _group_table(space: LabelSpace, sides: dict[str, np.ndarray]) -> Table:
+def _group_table(space: LabelSpace, sides: dict[str, np.ndarray]) -> PageTable:
     rows = []
     for heading, group in sides.items():
         for number in np.unique(group):
@@ -50,7 +50,7 @@ def _group_table(space: LabelSpace, sides: dict[str, np.ndarray]) -> Table:
             names = ", ".join(space.names[k] for k in members[:MOST_LABELS]) + ", …" * (len(members) > MOST_LABELS)
             rows.append([heading, int(number) + 1, len(members), names])
     columns = [("side", "text"), ("group", "count"), ("size", "count"), ("labels", "text")]
-    return Table("group-table", columns, rows)
+    return PageTable("group-table", columns, rows)
 
 
 def conditional_probability(space: LabelSpace, labels: np.ndarray) -> np.ndarray:
@@ -75,9 +75,9 @@ def _heat_map(name: str, heading: str, group: np.ndarray, space: LabelSpace, lab
     return Chart(name, f"p(b | a), full color: 1. {heading}", spec, alt)
 
 
-def _overfitting(files: RunFiles) -> Table | Note:
+def _overfitting(files: RunFiles) -> PageTable | Note:
     if not (rows := files.table(COOCCURRENCE)):
         return Note("cooccurrence.csv is missing; an evaluation writes it if any pairs occur together in training.")
     columns = [(name, "text" if name in _TEXT else "count" if name in _COUNTS else "number") for name in rows[0]]
     caption = "Co-occurrence overfitting: contents of cooccurrence.csv."
-    return Table("cooccurrence-table", columns, [list(row.values()) for row in rows], caption)
+    return PageTable("cooccurrence-table", columns, [list(row.values()) for row in rows], caption)

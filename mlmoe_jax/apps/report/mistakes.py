@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from mlmoe_jax.apps.report.components import Details, Note, Section, Table, Widget
+from mlmoe_jax.apps.report.components import Details, Note, PageTable, Section, Widget
 from mlmoe_jax.apps.report.run_files import NO_SCORES, RunFiles
 from mlmoe_jax.data.images import BadImage, Decoding
 from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE
@@ -27,8 +28,8 @@ from mlmoe_jax.runtime.text import quantity
 SIDE = 160  # maximum side of a thumbnail in pixels
 MOST_MISTAKES = 24  # per kind
 MOST_IMAGES = 1000  # rows of the table
-LISTED = 30  # labels per image
-# Name of a kind of mistake, property of Judged with its entries, and the sign that makes the worst score the highest.
+LISTED_LABELS = 30  # labels per image
+# (name, property of ThresholdedScores, sign that makes the worst score the highest) of each kind of mistake.
 KINDS = (("Wrongly predicted", "false", 1), ("Missed", "missed", -1))
 
 
@@ -55,7 +56,7 @@ def prediction_thresholds(
 
 
 @dataclass(frozen=True)
-class Judged:
+class ThresholdedScores:
     """The scored images of the main split with the thresholds of predictions.
 
     Attributes:
@@ -73,20 +74,25 @@ class Judged:
     thumbnails: dict[str, bytes]
     missing: str = ""
 
-    @property
+    @cached_property
     def predicted(self) -> np.ndarray:
         """bool[N,K], the labels that are predicted."""
         return self.table.scores >= self.thresholds
 
-    @property
+    @cached_property
     def missed(self) -> np.ndarray:
         """bool[N,K], present labels below their threshold."""
         return (self.table.codes == POSITIVE) & ~self.predicted
 
-    @property
+    @cached_property
     def false(self) -> np.ndarray:
         """bool[N,K], absent labels that are predicted."""
         return (self.table.codes == NEGATIVE) & self.predicted
+
+    @cached_property
+    def mistakes(self) -> np.ndarray:
+        """i64[N], the number of mistakes of each image."""
+        return self.missed.sum(axis=1) + self.false.sum(axis=1)
 
     def worst(self, kind: str, sign: int) -> list[tuple[int, int]]:
         """Return (image, label) of the most confident mistakes of a kind of KINDS, the worst first."""
@@ -100,8 +106,8 @@ class Judged:
         return [divmod(int(place), wrong.shape[1]) for place in top]
 
 
-def judge(files: RunFiles) -> Judged | None:
-    """Judge the images of the main split with the thresholds of the run; None without scores."""
+def apply_thresholds(files: RunFiles) -> ThresholdedScores | None:
+    """Apply the thresholds of the run to the scores of the main split; None without scores."""
     scored = files.corrected
     if scored is None:
         return None
@@ -109,45 +115,50 @@ def judge(files: RunFiles) -> Judged | None:
     thresholds, origin = prediction_thresholds(files.thresholds, default, scored.name, files.names)
     consistency = Consistency.of(files.reported_tree, thresholds, len(files.names))  # perhaps other thresholds
     scored = replace(scored, scores=consistency(scored.scores))
-    judged = Judged(scored, files.names, consistency.limits, origin, {})
+    judged = ThresholdedScores(scored, files.names, consistency.limits, origin, {})
     rows = [n for _, kind, sign in KINDS for n, _ in judged.worst(kind, sign)]
-    images, missing = thumbnails(files, scored, scored.ids[rows].tolist())
+    images, missing = read_thumbnails(files, scored, scored.ids[rows].tolist())
     return replace(judged, thumbnails=images, missing=missing)
 
 
-def thumbnails(files: RunFiles, scored: SplitScores, names: Iterable[str]) -> tuple[dict[str, bytes], str]:
-    """Return thumbnails of the samples and of images by name, and a sentence about missing thumbnails, or "".
-
-    An image of the data set is shown only if it has the labels with which the run scored it, because the data may have
-    changed since.
-    """
+def read_thumbnails(files: RunFiles, scored: SplitScores, names: Iterable[str]) -> tuple[dict[str, bytes], str]:
+    """Return thumbnails of the samples and of images by name, and a sentence about missing thumbnails, or ""."""
     samples, available = files.samples, {}
     if samples is not None and samples.split == scored.name:
         available = dict(zip(samples.ids, samples.images, strict=True))
     absent = [name for name in dict.fromkeys(names) if name not in available]
     if not absent:
         return available, ""
-    config = files.config
     try:
-        name = config.data.train_split if scored.name == OUT_OF_FOLD else scored.name
-        source = open_split(config.data, name, classes=files.names, seed=config.seed)
+        available |= _read_from_data(files, scored, absent)
     except UserError as error:
         return available, f"{quantity(len(absent), 'image')} cannot be shown: {error}."
-    rows = {str(name): row for row, name in enumerate(source.ids)}
-    codes = dict(zip(scored.ids.tolist(), scored.codes, strict=True))
-    for name in absent:
-        row = rows.get(name)
-        if row is not None and np.array_equal(source.labels[row], codes[name]):
-            with contextlib.suppress(BadImage):
-                available[name] = thumbnail(source.images.read(row, Decoding.of(config.data, SIDE)), SIDE)
     if count := sum(name not in available for name in absent):
         why = "the data set has no such images with these labels, or they cannot be read"
         return available, f"{quantity(count, 'image')} cannot be shown, since {why}."
     return available, ""
 
 
+def _read_from_data(files: RunFiles, scored: SplitScores, names: Sequence[str]) -> dict[str, bytes]:
+    """Return thumbnails of images of the data set, as far as they can be read.
+
+    The data may have changed since the run. An image is left out unless it has the labels with which it was scored.
+    """
+    data = files.config.data
+    split = data.train_split if scored.name == OUT_OF_FOLD else scored.name
+    source = open_split(data, split, classes=files.names, seed=files.config.seed)
+    rows = {str(name): row for row, name in enumerate(source.ids)}
+    codes, read = dict(zip(scored.ids.tolist(), scored.codes, strict=True)), {}
+    for name in names:
+        row = rows.get(name)
+        if row is not None and np.array_equal(source.labels[row], codes[name]):
+            with contextlib.suppress(BadImage):
+                read[name] = thumbnail(source.images.read(row, Decoding.of(data, SIDE)), SIDE)
+    return read
+
+
 # ----------------------------------------------------------------------------------------------------------- sections
-def mistakes(files: RunFiles, judged: Judged | None) -> Section:
+def mistakes(files: RunFiles, judged: ThresholdedScores | None) -> Section:
     """Return wrongly predicted and missed labels, as images and tables."""
     name, title = "mistakes", "Most confident mistakes"
     if judged is None:
@@ -168,46 +179,48 @@ def mistakes(files: RunFiles, judged: Judged | None) -> Section:
             data = {"title": f"{what}, worst first", "cards": cards, "filter": False}
             parts.append(Widget(f"cards-{kind}", "cards", data, what))
         if rows:
-            tables.append(Table(f"mistakes-{kind}", columns, rows, f"{what}, worst first; scores in percent"))
+            tables.append(PageTable(f"mistakes-{kind}", columns, rows, f"{what}, worst first; scores in percent"))
     return Section(name, title, [*parts, *([Details("Mistakes as tables", tables)] if tables else [])])
 
 
-def images(files: RunFiles, judged: Judged | None) -> Section:
+def list_images(files: RunFiles, judged: ThresholdedScores | None) -> Section:
     """Return images with their labels, to filter, and a table of images by mistakes."""
     name, title = "images", "Images"
     if judged is None:
         return Section(name, title, missing=NO_SCORES, command=files.command("--mode=eval"))
-    missed, false, right = judged.missed, judged.false, (judged.table.codes == POSITIVE) & judged.predicted
-    wrong = missed.sum(axis=1) + false.sum(axis=1)
-    rank = np.argsort(-wrong, kind="stable")
+    order = np.argsort(-judged.mistakes, kind="stable")
     ids = [str(name) for name in judged.table.ids]
-    cards = [{"id": ids[n], "labels": _image_labels(judged, n)} for n in rank if ids[n] in judged.thumbnails]
+    cards = [{"id": ids[n], "labels": _image_labels(judged, n)} for n in order if ids[n] in judged.thumbnails]
     text = (
         f"On {judged.table.name}: present and predicted labels, with their probabilities. Thresholds: {judged.origin}."
     )
-    parts: list[Any] = [Note(text)]
-    if cards:
-        parts[0] = Note(f"{text} The {len(cards):,} images are the samples of the run and its most confident mistakes.")
-        data = {"title": "", "cards": cards, "filter": True}
-        parts.append(Widget("cards-images", "cards", data, "Images to filter by label and mistake"))
-    rows = []
-    for n in rank[:MOST_IMAGES]:
-        names = (
-            ", ".join(judged.labels[k] for k in np.flatnonzero(kind[n])[:LISTED]) for kind in (missed, false, right)
-        )
-        rows.append([ids[n], int(wrong[n]), *names])
+    if not cards:
+        return Section(name, title, [Note(text), _image_table(judged, order)])
+    text += f" The {len(cards):,} images are the samples of the run and its most confident mistakes."
+    data = {"title": "", "cards": cards, "filter": True}
+    widget = Widget("cards-images", "cards", data, "Images to filter by label and mistake")
+    return Section(name, title, [Note(text), widget, _image_table(judged, order)])
+
+
+def _image_table(judged: ThresholdedScores, order: np.ndarray) -> PageTable:
+    """Return the first images of an order with their missed, wrongly predicted and rightly predicted labels."""
+    right, rows = (judged.table.codes == POSITIVE) & judged.predicted, []
+    for n in order[:MOST_IMAGES]:
+        listed = [np.flatnonzero(kind[n])[:LISTED_LABELS] for kind in (judged.missed, judged.false, right)]
+        texts = [", ".join(judged.labels[k] for k in labels) for labels in listed]
+        rows.append([str(judged.table.ids[n]), int(judged.mistakes[n]), *texts])
     columns = [("image", "text"), ("mistakes", "count"), *((kind, "text") for kind in ("missed", "false", "right"))]
     caption = "Images with the most mistakes first; search by name or label."
-    if len(rows) < len(rank):
-        caption += f" Of {len(rank):,} images, the first {len(rows):,} are listed."
-    return Section(name, title, [*parts, Table("image-table", columns, rows, caption)])
+    if len(rows) < len(order):
+        caption += f" Of {len(order):,} images, the first {len(rows):,} are listed."
+    return PageTable("image-table", columns, rows, caption)
 
 
-def _image_labels(judged: Judged, n: int) -> list[tuple[str, str, float]]:
+def _image_labels(judged: ThresholdedScores, n: int) -> list[tuple[str, str, float]]:
     """Return (label, outcome, score) of the present and the predicted labels of an image, highest scores first."""
     codes, scores, predicted = judged.table.codes[n], judged.table.scores[n], judged.predicted[n]
     labels = np.flatnonzero((codes == POSITIVE) | predicted)
-    labels = labels[np.argsort(-scores[labels], kind="stable")][:LISTED]
+    labels = labels[np.argsort(-scores[labels], kind="stable")][:LISTED_LABELS]
     outcomes = {(POSITIVE, True): "right", (POSITIVE, False): "missed", (NEGATIVE, True): "false"}
     return [
         (judged.labels[k], outcomes.get((int(codes[k]), bool(predicted[k])), "unknown"), round(float(scores[k]), 4))

@@ -12,7 +12,7 @@ from typing import Any
 
 from etils import epath
 
-from mlmoe_jax.apps.report import labels, mistakes, results, samples, training
+from mlmoe_jax.apps.report import labels, mistakes, result_sections, samples, training
 from mlmoe_jax.apps.report.components import Section
 from mlmoe_jax.apps.report.run_files import COST, RunFiles
 from mlmoe_jax.errors import UserError
@@ -62,21 +62,21 @@ def write_report(
     return target
 
 
-def sections(files: RunFiles, other: RunFiles | None, judged: mistakes.Judged | None) -> list[Section]:
+def sections(files: RunFiles, other: RunFiles | None, judged: mistakes.ThresholdedScores | None) -> list[Section]:
     """Return all sections of the page in order."""
     return [
         training.header(files),
-        mistakes.images(files, judged),
+        mistakes.list_images(files, judged),
         mistakes.mistakes(files, judged),
-        results.metrics(files),
-        results.per_class(files),
-        results.thresholds(files),
+        result_sections.metrics(files),
+        result_sections.list_labels(files),
+        result_sections.thresholds(files),
         training.training_curves(files),
-        results.differences(files, other),
+        result_sections.differences(files, other),
         labels.groups(files),
         samples.gates(files),
         samples.attention(files),
-        results.score_curves(files),
+        result_sections.score_curves(files),
         training.cost(files),
         training.settings(files),
     ]
@@ -84,7 +84,7 @@ def sections(files: RunFiles, other: RunFiles | None, judged: mistakes.Judged | 
 
 def render(files: RunFiles, other: RunFiles | None, bundle: str) -> str:
     """Return the page about a run, compared with `other`. `bundle` is the JavaScript that draws charts."""
-    judged = mistakes.judge(files)
+    judged = mistakes.apply_thresholds(files)
     return render_page(
         files.name,
         "Run report",

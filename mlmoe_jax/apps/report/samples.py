@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mlmoe_jax.apps.report.components import Note, Section, Table, Widget
+from mlmoe_jax.apps.report.components import Note, PageTable, Section, Widget
 from mlmoe_jax.apps.report.run_files import RunFiles, Samples
 from mlmoe_jax.inference.explain import query_names
 from mlmoe_jax.models.outputs import LABELS
@@ -99,7 +99,7 @@ def gates(files: RunFiles) -> Section:
     return Section(name, title, [Note(note), widget, gate_table(files, samples)])
 
 
-def gate_table(files: RunFiles, samples: Samples) -> Table:
+def gate_table(files: RunFiles, samples: Samples) -> PageTable:
     """Return the mean weight per label of each entry of each gate over the samples, and of all shared experts together.
 
     The mean p(other | label) in training is beside them: DR-MoE claims that shared experts get more weight for
@@ -121,7 +121,7 @@ def gate_table(files: RunFiles, samples: Samples) -> Table:
         values.append(conditional / (len(space.names) - 1))
     rows = [[name, *row] for name, row in zip(files.names, np.stack(values, axis=1).round(5).tolist(), strict=True)]
     caption = f"Mean weights per label in percent, over the sample images of {samples.split}."
-    return Table("gate-table", [("label", "text"), *((name, "fraction") for name in columns)], rows, caption)
+    return PageTable("gate-table", [("label", "text"), *((name, "fraction") for name in columns)], rows, caption)
 
 
 # ------------------------------------------------------------------------------------------------------- attention

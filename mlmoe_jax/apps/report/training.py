@@ -9,7 +9,7 @@ import numpy as np
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.report import charts
-from mlmoe_jax.apps.report.components import Chart, Charts, Details, Note, Numbers, Section, Table
+from mlmoe_jax.apps.report.components import Chart, Charts, Details, Note, Numbers, PageTable, Section
 from mlmoe_jax.apps.report.run_files import COST, Evaluated, RunFiles
 from mlmoe_jax.apps.tools.compare import RESAMPLES, SEED
 from mlmoe_jax.config.defaults import default_config
@@ -92,7 +92,7 @@ def header(files: RunFiles) -> Section:
     if rough := why_rough(files):
         parts.append(Note(rough))
     facts = [(name, value) for name, value in _facts(files) if value]
-    return Section("summary", "Summary", [*parts, Table("facts", [("", "text"), ("", "text")], facts)])
+    return Section("summary", "Summary", [*parts, PageTable("facts", [("", "text"), ("", "text")], facts)])
 
 
 def _tiles(main: Evaluated, threshold: str, ends: Mapping[str, tuple[float, float]]) -> list[tuple[str, str, str]]:
@@ -224,8 +224,8 @@ def cost(files: RunFiles) -> Section:
     modules = [(name, int(row[0]), int(row[1])) for name, row in counts.get("modules", {}).items()]
     columns = [("module", "text"), ("parameters", "count"), ("trainable", "count")]
     parts = [
-        Table("cost-table", [("per image", "text"), ("count", "text"), ("meaning", "text")], rows),
-        Details("Parameters per module", [Table("module-table", columns, modules)]),
+        PageTable("cost-table", [("per image", "text"), ("count", "text"), ("meaning", "text")], rows),
+        Details("Parameters per module", [PageTable("module-table", columns, modules)]),
     ]
     return Section("cost", title, parts)
 
@@ -239,8 +239,8 @@ def settings(files: RunFiles) -> Section:
     columns = [("key", "text"), ("value", "text"), ("default", "text")]
     parts: list[Any] = [
         Note(f"{quantity(len(changed), 'key')} with another value than the default."),
-        Table("changed-keys", columns, changed),
-        Details(f"{quantity(len(same), 'key')} with the default value", [Table("same-keys", columns[:2], same)]),
+        PageTable("changed-keys", columns, changed),
+        Details(f"{quantity(len(same), 'key')} with the default value", [PageTable("same-keys", columns[:2], same)]),
     ]
     starts = [
         (
@@ -256,5 +256,5 @@ def settings(files: RunFiles) -> Section:
         ("processes", "count"),
         ("versions", "text"),
     ]
-    parts += [Table("starts", columns, starts, "Starts of the training")] if starts else []
+    parts += [PageTable("starts", columns, starts, "Starts of the training")] if starts else []
     return Section("config", "Config and versions", parts)

@@ -13,7 +13,7 @@ from helpers.made_run import NAMES, SECTIONS, data_block, make_run, section
 from helpers.scored_run import stored_metrics
 
 from mlmoe_jax.apps.cli.flags import parse_flags
-from mlmoe_jax.apps.report import labels, page, results, training
+from mlmoe_jax.apps.report import labels, page, result_sections, training
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.apps.tools.compare import ComparedRun, compare_runs
 from mlmoe_jax.apps.tools.fit_thresholds import fit_table
@@ -181,7 +181,7 @@ def test_thresholds_and_their_origin(text, tmp_path):
     assert [row[-1] for row in data_block(text, "label-table")["rows"]] == [0.1, 0.2, 0.3, 0.4, None]
     folder = make_run(tmp_path / "run", samples=0)
     folder.write_json("thresholds.json", {"thresholds": dict.fromkeys(NAMES)})
-    _, note = results.thresholds(RunFiles(folder)).parts
+    _, note = result_sections.thresholds(RunFiles(folder)).parts
     assert note.text.startswith("They are fixed")
     assert note.text.endswith("Never predicted: 5 labels, with a dash among the labels.")
 

@@ -13,7 +13,7 @@ from helpers.scored_run import stored_metrics, write_results
 from PIL import Image
 from sklearn.metrics import precision_recall_curve
 
-from mlmoe_jax.apps.report import labels, mistakes, page, results, samples, training
+from mlmoe_jax.apps.report import labels, mistakes, page, result_sections, samples, training
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.apps.tools.compare import SEED
 from mlmoe_jax.data.images import ArrayImages
@@ -36,11 +36,11 @@ def test_precision_recall_points_equal_scikit_learn():
     draw = np.random.default_rng(0)
     positive, values = draw.random(300) < 0.3, draw.random(300).round(2)
     ranking = rank(values[positive], [values[~positive]])
-    points = results.precision_recall_points(ranking, values[positive], most=1000)
+    points = result_sections.precision_recall_points(ranking, values[positive], most=1000)
     precision, recall, cuts = precision_recall_curve(positive, values)
     at = np.searchsorted(cuts, points[:, 2])
     np.testing.assert_allclose(points, np.stack([recall[at], precision[at], cuts[at]], axis=1))
-    few = results.precision_recall_points(ranking, values[positive], most=10)
+    few = result_sections.precision_recall_points(ranking, values[positive], most=10)
     assert len(few) == 10
     np.testing.assert_array_equal(few[[0, -1]], points[[0, -1]])
 
@@ -73,7 +73,7 @@ def test_worst_mistakes_match_a_plain_loop():
     draw = np.random.default_rng(1)
     codes, values = draw.choice([0, 1, -1, 2], (30, 4)).astype(np.int8), draw.random((30, 4)).round(2)
     split = SplitScores("test", image_ids("test", 30), values, codes)
-    judged = mistakes.Judged(split, "abcd", np.array([0.2, 0.5, 0.7, np.inf]), "", {})
+    judged = mistakes.ThresholdedScores(split, "abcd", np.array([0.2, 0.5, 0.7, np.inf]), "", {})
     for (_, kind, sign), code in zip(mistakes.KINDS, (0, 1), strict=True):
         entries = [
             (-sign * values[n, k], n, k)
@@ -83,7 +83,9 @@ def test_worst_mistakes_match_a_plain_loop():
         ]
         expected = [(n, k) for _, n, k in sorted(entries)][: mistakes.MOST_MISTAKES]
         assert judged.worst(kind, sign) == expected
-    unknown = mistakes.Judged(SplitScores("", split.ids, values, np.full_like(codes, -1)), "abcd", np.zeros(4), "", {})
+    unknown = mistakes.ThresholdedScores(
+        SplitScores("", split.ids, values, np.full_like(codes, -1)), "abcd", np.zeros(4), "", {}
+    )
     assert unknown.worst("false", 1) == []
 
 
@@ -91,7 +93,7 @@ def test_a_correct_prediction_is_no_mistake(run):
     files = RunFiles(run)
     scored = files.scored
     exact = SplitScores("test", scored.ids, (scored.codes == 1).astype(float), scored.codes)
-    judged = mistakes.Judged(exact, files.names, np.full(len(NAMES), 0.5), "0.5 for every label", {})
+    judged = mistakes.ThresholdedScores(exact, files.names, np.full(len(NAMES), 0.5), "0.5 for every label", {})
     (note,) = mistakes.mistakes(files, judged).parts
     assert note.text.startswith(f"On {IMAGES} images of test: 0 labels wrongly predicted and 0 missed. ")
 
@@ -110,7 +112,7 @@ def test_mistakes_leave_out_unknown_and_difficult_labels(text, run):
 
 
 def test_images_have_their_present_and_predicted_labels(text, run):
-    judged = mistakes.judge(RunFiles(run))
+    judged = mistakes.apply_thresholds(RunFiles(run))
     ids = judged.table.ids.tolist()
     cards = {card["id"]: card["labels"] for card in data_block(text, "widget-cards-images")["cards"]}
     assert set(cards) == set(image_ids("test", 3)) == set(data_block(text, "of-images"))
@@ -147,11 +149,13 @@ def test_scores_are_corrected(tmp_path):
     calibration = {"split": "val", "labels": labels}
     write_thresholds(folder, replace(read_thresholds(folder), calibration=calibration))
     files = RunFiles(folder)
-    raw, note = files.scored.scores, results.score_curves(files).parts[0].text
+    raw, note = files.scored.scores, result_sections.score_curves(files).parts[0].text
     expected = probabilities(0.5 * logits_of(raw) + 0.25)
     np.testing.assert_allclose(files.corrected.scores, expected, rtol=1e-6)
     np.testing.assert_allclose(files.samples.scores, expected[: len(files.samples.ids)], rtol=1e-3)
-    np.testing.assert_array_equal(mistakes.judge(files).predicted, expected >= files.thresholds.limits(NAMES))
+    np.testing.assert_array_equal(
+        mistakes.apply_thresholds(files).predicted, expected >= files.thresholds.limits(NAMES)
+    )
     assert "The scores are corrected as fitted on val; raw " in note
 
 
@@ -166,11 +170,11 @@ def test_scores_agree_with_the_tree_of_the_labels(tmp_path):
     reported = Consistency.of(tree, files.thresholds.limits(NAMES), 5)
     np.testing.assert_array_equal(files.corrected.scores, reported(raw))
     assert not np.array_equal(files.corrected.scores, files.scored.scores)
-    assert "corrected" not in results.score_curves(files).parts[0].text
+    assert "corrected" not in result_sections.score_curves(files).parts[0].text
     for split in ("test", "val"):  # mistakes on the split of the thresholds are those at eval.threshold
         high = Thresholds(dict.fromkeys(NAMES, 0.9), {"split": split, "goal": "f1"})
         write_thresholds(folder, high)
-        judged = mistakes.judge(files := RunFiles(folder))
+        judged = mistakes.apply_thresholds(files := RunFiles(folder))
         assert judged.thresholds.tolist() == [0.5 if files.main_split.name == split else 0.9] * 5
         assert violations(tree, raw, judged.thresholds) > violations(tree, judged.table.scores, judged.thresholds) == 0
 
@@ -188,7 +192,7 @@ def test_thumbnails_are_read_from_the_data_set_if_it_has_the_same_labels(tmp_pat
     split = Split("test", NAMES, scored.codes.copy(), scored.ids.tolist(), Images(pixels))
     split.labels[3, 0] = 1 - np.clip(split.labels[3, 0], 0, 1)
     monkeypatch.setattr(mistakes, "open_split", lambda data, name, **how: split)
-    found, missing = mistakes.thumbnails(files, scored, [f"test/{n:03}.jpg" for n in (7, 3, 4, 5, 7)])
+    found, missing = mistakes.read_thumbnails(files, scored, [f"test/{n:03}.jpg" for n in (7, 3, 4, 5, 7)])
     assert list(found) == ["test/007.jpg", "test/005.jpg"]
     assert missing.startswith("2 images cannot be shown, ")
     with Image.open(io.BytesIO(found["test/007.jpg"])) as shown:
@@ -200,7 +204,7 @@ def test_thumbnails_are_read_from_the_data_set_if_it_has_the_same_labels(tmp_pat
 
     monkeypatch.setattr(mistakes, "open_split", absent)
     left_out = "1 image cannot be shown: data.root is empty."
-    assert mistakes.thumbnails(files, scored, ["test/000.jpg"]) == ({}, left_out)
+    assert mistakes.read_thumbnails(files, scored, ["test/000.jpg"]) == ({}, left_out)
 
 
 # --------------------------------------------------------------------------------------------------------------- labels

@@ -9,7 +9,7 @@ from helpers.made_run import IMAGES, make_run, section
 
 from mlmoe_jax.apps.report import training
 from mlmoe_jax.apps.report.page import REPORT, write_report
-from mlmoe_jax.apps.report.results import score_curves
+from mlmoe_jax.apps.report.result_sections import score_curves
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.apps.tools.compare import ComparedRun
 from mlmoe_jax.evaluation.results import read_split_results, write_split_results

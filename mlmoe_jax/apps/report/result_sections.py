@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from mlmoe_jax.apps.report import charts
-from mlmoe_jax.apps.report.components import Chart, Charts, Details, Note, Section, Table
+from mlmoe_jax.apps.report.components import Chart, Charts, Details, Note, PageTable, Section
 from mlmoe_jax.apps.report.run_files import NO_SCORES, Evaluated, RunFiles
-from mlmoe_jax.apps.tools.compare import ComparedRun, Comparison, compare_runs
+from mlmoe_jax.apps.tools.compare import ComparedRun, Comparison, MetricChange, compare_runs
 from mlmoe_jax.apps.tools.fit_thresholds import fitted_lines
 from mlmoe_jax.evaluation.metrics.metric_groups import GROUPS
 from mlmoe_jax.evaluation.metrics.ranking import Ranking, rank_all
@@ -32,30 +32,39 @@ def metrics(files: RunFiles) -> Section:
         missing = "results.json is written when training ends, or by an evaluation:"
         return Section("metrics", title, missing=missing, command=files.command("--mode=eval"))
     names = list(dict.fromkeys(name for split in splits.values() for name in split.metrics))
-    parts: list[Any] = [
-        Note(
-            "In percent. Means over labels leave out labels without a positive in a split, unless a definition says "
-            "otherwise."
-        )
-    ]
     at_thresholds = {name: name.partition("@")[2] for name in names if name.partition("@")[0] in PREDICTION_METRICS}
     remaining = [name for name in names if name not in at_thresholds]
+    text = "In percent. Means over labels leave out labels without a positive in a split, unless a definition says"
+    parts: list[Any] = [Note(f"{text} otherwise.")]
     for key in GROUPS:
         group = GROUPS[key]
-        if meanings := {name: text for name in remaining if (text := _meaning(name, group.meanings))}:
+        meanings = {name: meaning for name in remaining if (meaning := _meaning(name, group.meanings))}
+        if meanings:
             remaining = [name for name in remaining if name not in meanings]
             parts.append(_table(f"metrics-{key}", group.caption, meanings, splits))
-    threshold = f"{files.main_split.settings.threshold:g}"
-    for at in sorted(dict.fromkeys(at_thresholds.values()), key=lambda at: at != threshold):  # eval.threshold first
-        meaning = _meaning(at, THRESHOLD_MEANINGS) or "see results.json"
-        metrics = {f"{name}@{at}": text for name, text in PREDICTION_METRICS.items() if f"{name}@{at}" in names}
-        table = _table(f"metrics-at-{at}", f"{PREDICTIONS.caption} at {at}: {meaning}", metrics, splits)
-        parts += [table, *_never_predicted(files)] if at == threshold else [Details(f"Metrics at {at}", [table])]
+    first = _threshold_text(files)
+    for at in sorted(dict.fromkeys(at_thresholds.values()), key=lambda at: at != first):
+        parts += _metrics_at(at, names, files)
     if remaining:
         rows = [[name, *(split.metrics.get(name) for split in splits.values())] for name in remaining]
         columns = [("name", "text"), *((name, "number") for name in splits)]
-        parts.append(Table("metrics-other", columns, rows, "Other values of results.json, not in percent"))
+        parts.append(PageTable("metrics-other", columns, rows, "Other values of results.json, not in percent"))
     return Section("metrics", title, parts)
+
+
+def _metrics_at(at: str, names: list[str], files: RunFiles) -> list[Any]:
+    """Return the metrics of predictions at a threshold; collapsed, unless it is eval.threshold."""
+    meanings = {f"{name}@{at}": text for name, text in PREDICTION_METRICS.items() if f"{name}@{at}" in names}
+    caption = f"{PREDICTIONS.caption} at {at}: {_meaning(at, THRESHOLD_MEANINGS) or 'see results.json'}"
+    table = _table(f"metrics-at-{at}", caption, meanings, files.splits)
+    if at == _threshold_text(files):
+        return [table, *_never_predicted(files)]
+    return [Details(f"Metrics at {at}", [table])]
+
+
+def _threshold_text(files: RunFiles) -> str:
+    """Return eval.threshold as in the names of metrics."""
+    return f"{files.main_split.settings.threshold:g}"
 
 
 def _meaning(name: str, definitions: Mapping[str, str]) -> str:
@@ -66,12 +75,12 @@ def _meaning(name: str, definitions: Mapping[str, str]) -> str:
     return ""
 
 
-def _table(name: str, caption: str, meanings: Mapping[str, str], splits: Mapping[str, Evaluated]) -> Table:
+def _table(name: str, caption: str, meanings: Mapping[str, str], splits: Mapping[str, Evaluated]) -> PageTable:
     """Return metrics by name with their definitions."""
     rows = [
         [[metric, meanings[metric]], *(split.metrics.get(metric) for split in splits.values())] for metric in meanings
     ]
-    return Table(name, [("metric", "term"), *((split, "fraction") for split in splits)], rows, caption)
+    return PageTable(name, [("metric", "term"), *((split, "fraction") for split in splits)], rows, caption)
 
 
 def _never_predicted(files: RunFiles) -> list[Note]:
@@ -86,7 +95,7 @@ def _never_predicted(files: RunFiles) -> list[Note]:
 
 
 # -------------------------------------------------------------------------------------------------------- per class
-def per_class(files: RunFiles) -> Section:
+def list_labels(files: RunFiles) -> Section:
     """Return the table of labels: per_class.csv of the main split, AP on any other split, thresholds."""
     title, main = "Labels", files.main_split
     if main is None or not main.per_class:
@@ -102,7 +111,7 @@ def per_class(files: RunFiles) -> Section:
         for label, row in main.per_class.items()
     ]
     caption = f"All labels on {main.name}; AP and other fractions in percent."
-    return Section("labels", title, [Table("label-table", columns, rows, caption)])
+    return Section("labels", title, [PageTable("label-table", columns, rows, caption)])
 
 
 # ------------------------------------------------------------------------------------------------------ differences
@@ -125,7 +134,7 @@ def differences(files: RunFiles, other: RunFiles | None) -> Section:
     caption = f"Metrics on {comparison.split} in percent."
     parts = [
         Note(_in_words(comparison, other.name)),
-        Table("metric-differences", columns, rows, caption),
+        PageTable("metric-differences", columns, rows, caption),
         *_label_differences(comparison, files.name, other.name),
     ]
     return Section(name, title, parts)
@@ -148,18 +157,28 @@ def _in_words(comparison: Comparison, other: str) -> str:
 
 
 def _label_differences(comparison: Comparison, name: str, other: str) -> list[Any]:
+    """Return bars and a table of the differences in average precision, the highest first."""
     changes = [(label, change) for label, change in comparison.ap.items() if not math.isnan(change.difference)]
     if not changes:
         return [Note("No label has a positive, so average precision is undefined.")]
     changes.sort(key=lambda pair: -pair[1].difference)
-    half, parts = MOST_BARS // 2, []
-    bars = changes if len(changes) <= MOST_BARS else [*changes[:half], *changes[-half:]]
-    if len(bars) < len(changes):
+    columns = [("label", "text"), ("positives", "count"), *_INTERVAL]
+    columns += [(f"AP in {name}", "fraction"), (f"AP in {other}", "fraction")]
+    rows = [[label, comparison.positives[label], c.difference, c.low, c.high, c.b, c.a] for label, c in changes]
+    table = PageTable("difference-table", columns, rows, "Average precision and its difference in percent.")
+    return [*_difference_chart(changes, name, other), table]
+
+
+def _difference_chart(changes: list[tuple[str, MetricChange]], name: str, other: str) -> list[Any]:
+    """Return bars of sorted differences; of many, only the highest and the lowest, which a note says."""
+    half, parts, drawn = MOST_BARS // 2, [], changes
+    if len(changes) > MOST_BARS:
+        drawn = [*changes[:half], *changes[-half:]]
         text = f"Of {len(changes):,} labels, the {half} highest and the {half} lowest are drawn; the table lists all."
         parts.append(Note(text))
     rows = [
         {"label": label, "value": c.difference, "low": c.low, "high": c.high, "here": c.b, "there": c.a}
-        for label, c in bars
+        for label, c in drawn
     ]
     (best, most), (worst, least) = changes[0], changes[-1]
     alt = (
@@ -167,14 +186,7 @@ def _label_differences(comparison: Comparison, name: str, other: str) -> list[An
         f"{100 * least.difference:+.2f} for {worst}"
     )
     spec = charts.difference_bars(rows, title="difference of average precision")
-    columns = [("label", "text"), ("positives", "count"), *_INTERVAL]
-    columns += [(f"AP in {name}", "fraction"), (f"AP in {other}", "fraction")]
-    table = [[label, comparison.positives[label], c.difference, c.low, c.high, c.b, c.a] for label, c in changes]
-    return [
-        *parts,
-        Charts([Chart("ap-differences", "Difference of average precision", spec, alt, wide=True)]),
-        Table("difference-table", columns, table, "Average precision and its difference in percent."),
-    ]
+    return [*parts, Charts([Chart("ap-differences", "Difference of average precision", spec, alt, wide=True)])]
 
 
 # ----------------------------------------------------------------------------------------------------------- scores
@@ -234,7 +246,7 @@ def thresholds(files: RunFiles) -> Section:
         rows = [[metric, before, source["after"][metric]] for metric, before in source["before"].items()]
         columns = [("metric", "text"), (f"at {source['fixed']:g}", "fraction"), ("fitted", "fraction")]
         caption = f"On {source['split']} in percent; fitted to these images, so too good."
-        return Section(name, title, [*parts, Table("threshold-metrics", columns, rows, caption)])
+        return Section(name, title, [*parts, PageTable("threshold-metrics", columns, rows, caption)])
     text = f"They were fitted on {source['split']}." if source else "They are fixed; --mode=thresholds fits them."
     if finite:
         text += f" They are from {min(finite):.3g} to {max(finite):.3g}, median {np.median(finite):.3g}."
