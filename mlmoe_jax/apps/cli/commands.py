@@ -37,7 +37,7 @@ class Command:
       purpose: the heading of its line in --help.
       sentence: what it does.
       example: its arguments in an example.
-      run: runs it; returns what to print, or only an exit code.
+      run: runs it, and returns what to print.
       flags: the names of its flags in `flags.FLAGS`.
       needs: required flag -> what its value is.
       output: the help of its --output.
@@ -52,7 +52,7 @@ class Command:
     purpose: str
     sentence: str
     example: str
-    run: Callable[[Namespace, KeyValues], Outcome | Table | int]
+    run: Callable[[Namespace, KeyValues], Outcome | Table]
     flags: tuple[str, ...] = ()
     needs: Mapping[str, str] = field(default_factory=dict)
     output: str = ""
@@ -238,7 +238,7 @@ def _calibrate(flags: Namespace, overrides: KeyValues) -> Outcome:
     return calibrate_run(_open_folder(flags), overrides)
 
 
-def _compare(flags: Namespace, overrides: KeyValues) -> int:
+def _compare(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.apps.tools.compare import compare_folders
     from mlmoe_jax.runs.folder import RunFolder
 

@@ -56,8 +56,7 @@ def _run(arguments: Sequence[str]) -> int:
     command = COMMANDS[flags.mode]
 
     def work() -> int:
-        outcome = command.run(flags, overrides)
-        return outcome if isinstance(outcome, int) else print_outcome(outcome, as_document=flags.json)
+        return print_outcome(command.run(flags, overrides), as_document=flags.json)
 
     return run_job(work, together=command.together)
 

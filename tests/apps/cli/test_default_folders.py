@@ -6,6 +6,7 @@ from helpers.paths import REPOSITORY
 from mlmoe_jax.apps.papers import sweep as sweeps
 from mlmoe_jax.config import default_config
 from mlmoe_jax.config.loading import to_json
+from mlmoe_jax.runtime.table import Outcome
 from mlmoe_jax.training import loop
 
 
@@ -40,7 +41,7 @@ def test_the_run_folder_of_a_command_without_one(place, command, monkeypatch):
         raise loop.Stopped("stopped")
 
     monkeypatch.setattr(loop, "train", stop)
-    monkeypatch.setattr(sweeps, "sweep", lambda config, folder, *_, **__: folders.append(str(folder)) or 0)
+    monkeypatch.setattr(sweeps, "sweep", lambda config, folder, *_, **__: folders.append(str(folder)) or Outcome())
     digits = "--config=mlvpt_digits"
     assert command(digits, "--config.log.wandb=x").returncode == 130
     assert command(digits, "--config.seed=1").stderr.splitlines()[0] == "run folder: runs/mlvpt_digits,seed=1"
@@ -65,7 +66,9 @@ def test_a_sweep_does_not_take_the_choices_of_a_run_beside_it(place, command, mo
     (place / "runs" / "choose" / "results.json").write_text("{}")
     epochs = []
     monkeypatch.setattr(loop, "train", lambda config, *_, **__: epochs.append(config.train.epochs) or {})
-    monkeypatch.setattr(sweeps, "sweep", lambda points, *_: epochs.extend(p.config.train.epochs for p in points) or 0)
+    monkeypatch.setattr(
+        sweeps, "sweep", lambda points, *_: epochs.extend(p.config.train.epochs for p in points) or Outcome()
+    )
     command("--config=choose.py")
     command("--config=choose.py", "--sweep=config.seed=0,1")
     assert epochs == [7, 5, 5]
