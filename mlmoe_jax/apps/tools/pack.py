@@ -54,7 +54,8 @@ def pack(config: ConfigDict, output: str | os.PathLike) -> Outcome:
             split_entries = [entries[shard.file] for shard in shards[split.name]]
             manifest["splits"][split.name] = _finish_split(folder, split, split_entries)
         folder.write_json(MANIFEST, manifest)
-    return Outcome([_summary_table(folder, manifest, splits)])
+    table = _summary_table(manifest, splits)
+    return Outcome([table, f"to use it: --config.data.name=packed --config.data.root={folder}"])
 
 
 def open_whole(config: ConfigDict) -> list[Split]:
@@ -166,7 +167,7 @@ def _finish_split(folder: Folder, split: Split, entries: Sequence[dict[str, Any]
     return {"images": len(rows), "labels": labels, "shards": list(entries)}
 
 
-def _summary_table(folder: Folder, manifest: dict[str, Any], splits: Sequence[Split]) -> Table:
+def _summary_table(manifest: dict[str, Any], splits: Sequence[Split]) -> Table:
     columns = ["split", *(Column(name, "{:,}".format) for name in ("images", "files")), Column("MB", "{:,.1f}".format)]
     rows, notes = [], []
     for split in splits:
@@ -175,7 +176,6 @@ def _summary_table(folder: Folder, manifest: dict[str, Any], splits: Sequence[Sp
         rows.append([split.name, entry["images"], len(entry["shards"]), size / 1e6])
         if left_out := len(split) - entry["images"]:
             notes.append(f"{split.name}: {left_out:,} unreadable images left out, listed in {MANIFEST}")
-    notes.append(f"to use it: --config.data.name=packed --config.data.root={folder}")
     return Table(columns, rows, notes=notes)
 
 
