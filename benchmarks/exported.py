@@ -39,7 +39,7 @@ def read_split(folder: RunFolder, name: str) -> tuple[np.ndarray, np.ndarray, np
     """Return the images u8[N,H,W,3] of a split of the run's data set, its labels and their mask f32[N,K]."""
     data = read_config(folder).data
     split = open_split(data, name)
-    reader = ImageReader.of(data)
+    reader = ImageReader.from_config(data)
     images = np.stack([reader(split.images, row) for row in range(len(split))])
     return images, *targets(split.labels, data.difficult_eval)
 

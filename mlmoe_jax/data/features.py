@@ -63,13 +63,13 @@ class FeatureTable:
     def unread(self) -> list[int]:
         """Return the rows of the images that could not be read."""
         stored = set(range(math.ceil(self.rows / self.part_rows))) - set(self.missing())
-        return [row for part in sorted(stored) for row in self.rows_of(part)[~self._open(part, READ)].tolist()]
+        return [row for part in sorted(stored) for row in self.list_rows(part)[~self._open(part, READ)].tolist()]
 
-    def parts_of(self, rows: Sequence[int]) -> list[int]:
+    def find_parts(self, rows: Sequence[int]) -> list[int]:
         """Return the numbers of the parts with these rows."""
         return sorted({int(row) // self.part_rows for row in rows})
 
-    def rows_of(self, part: int) -> np.ndarray:
+    def list_rows(self, part: int) -> np.ndarray:
         """Return the rows i64[n] of a part."""
         return np.arange(part * self.part_rows, min(self.rows, (part + 1) * self.part_rows))
 
@@ -79,7 +79,7 @@ class FeatureTable:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot make the folder {self.folder}: {error.strerror}") from error
-        needed = sum(len(self.rows_of(part)) for part in parts) * self.row_bytes
+        needed = sum(len(self.list_rows(part)) for part in parts) * self.row_bytes
         free = shutil.disk_usage(self.folder).free
         if needed > free:
             raise UserError(
@@ -138,7 +138,7 @@ def _mapped(path: Path) -> np.ndarray:
         return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
-def table_of(
+def open_feature_table(
     images: Images,
     ids: Sequence[str],
     kinds: Kinds,

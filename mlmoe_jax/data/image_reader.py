@@ -113,7 +113,7 @@ class ImageReader:
     skip: bool = False  # return None for an image that cannot be read, instead of raising BadImage
 
     @classmethod
-    def of(cls, data_config: ConfigDict, augment: ConfigDict | None = None) -> ImageReader:
+    def from_config(cls, data_config: ConfigDict, augment: ConfigDict | None = None) -> ImageReader:
         """Return the reader for `config.data`, and for `config.augment` in training."""
         size, fraction = data_config.image_size, data_config.crop_fraction
         geometry, pixels = Geometry(size, data_config.resize, fraction), PixelTransforms()
@@ -123,7 +123,7 @@ class ImageReader:
             strengths = {field.name: augment[field.name] for field in fields(PixelTransforms) if field.name in augment}
             pixels = PixelTransforms(**strengths, policy=randaugment.POLICIES[augment.randaugment])
         least = geometry.smallest_useful_side if data_config.reduced_decoding else 0
-        return cls(Decoding.of(data_config, least), geometry, pixels, data_config.bad_images == "skip")
+        return cls(Decoding.from_config(data_config, least), geometry, pixels, data_config.bad_images == "skip")
 
     def __call__(self, images: Images, row: int, random: np.random.Generator | None = None) -> np.ndarray | None:
         """Read an image. Evaluation needs no random generator."""

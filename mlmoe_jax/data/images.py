@@ -71,7 +71,7 @@ class Decoding:
     most_pixels: int = MAX_DECODED
 
     @classmethod
-    def of(cls, data_config: ConfigDict, at_least: int = 0) -> Decoding:
+    def from_config(cls, data_config: ConfigDict, at_least: int = 0) -> Decoding:
         """Return the decoding that `config.data` sets."""
         return cls(at_least, data_config.truncated, data_config.exif)
 
@@ -95,7 +95,7 @@ def read_image(source: str | os.PathLike | bytes, *, name: str = "", decoding: D
       BadImage: the file is missing, not regular, empty, cut short, damaged, in none of IMAGE_FORMATS, larger than
       MAX_FILE bytes, or needs more than MAX_DECODED bytes of memory.
     """
-    return pixels_of(open_image(source, name=name, decoding=decoding))
+    return to_pixels(open_image(source, name=name, decoding=decoding))
 
 
 def open_image(
@@ -119,7 +119,7 @@ def open_image(
         return _decode(source + JPEG_END, name, decoding)
 
 
-def pixels_of(image: Image.Image) -> np.ndarray:
+def to_pixels(image: Image.Image) -> np.ndarray:
     """Return an RGB image as u8[h,w,3], read-only, without another copy of a large image."""
     strips = _strips(image)
     if len(strips) == 1:
@@ -145,7 +145,7 @@ def read_file(path: str | os.PathLike) -> bytes:
         raise BadImage(f"cannot read {os.fspath(path)} as an image: {reason_of(error)}") from error
 
 
-def size_of(path: str | os.PathLike) -> tuple[int, int] | None:
+def read_size(path: str | os.PathLike) -> tuple[int, int] | None:
     """Return the width and height of a local image file, upright, from its header; None if it cannot be read."""
     try:
         with Image.open(path, formats=_formats()) as image:
@@ -352,7 +352,7 @@ class EncodedImages(Images):
     are_decoded = True
 
     def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
-        return pixels_of(self.open(row, decoding))
+        return to_pixels(self.open(row, decoding))
 
     def open(self, row: int, decoding: Decoding = STRICT) -> Image.Image:
         return open_image(self.encoded(row), name=self.name(row), decoding=decoding)

@@ -149,7 +149,7 @@ class LabelTree:
         return {name: np.array(values, np.int64).reshape(-1, 2).T for name, values in pairs.items()}
 
     @classmethod
-    def of(cls, stored: Mapping[str, NDArray], names: Sequence[str]) -> LabelTree:
+    def from_arrays(cls, stored: Mapping[str, NDArray], names: Sequence[str]) -> LabelTree:
         """Return the tree of `arrays` for labels `names`; ValueError if they are not a tree of these labels."""
         implies, exclusive = (stored[name].T.tolist() if name in stored else [] for name in ("implies", "exclusive"))
         groups: dict[int, list[int]] = {}

@@ -42,7 +42,7 @@ class _Examples(grain.transforms.MapWithIndex):
         image = {"image": np.zeros((data_config.image_size, data_config.image_size, 3), np.uint8)}
         self.no_input = image if split.features is None else split.features.blank()
         self.no_labels = np.full(len(split.classes), UNKNOWN, np.int8)
-        self.reader = ImageReader.of(data_config, augment)
+        self.reader = ImageReader.from_config(data_config, augment)
 
     def map_with_index(self, index: int, element: np.ndarray) -> HostBatch:
         share, count = self.process

@@ -46,7 +46,7 @@ def require_readable(splits: Iterable[Split], data_config: ConfigDict) -> None:
 
     The sample is spread over the split. The error names the first of these images.
     """
-    decoding = Decoding.of(data_config)
+    decoding = Decoding.from_config(data_config)
     for split in splits:
         missing = len(split.missing or ())
         if missing > len(split):

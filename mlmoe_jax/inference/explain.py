@@ -223,7 +223,7 @@ def _write_thumbnails(
     folder: RunFolder, data_config: ConfigDict, samples: Split, explained: Explained
 ) -> list[dict[str, Any]]:
     """Write a thumbnail of each explained image; return the entries of the images in the index."""
-    decoding = Decoding.of(data_config, at_least=2 * MOST_SIDE)
+    decoding = Decoding.from_config(data_config, at_least=2 * MOST_SIDE)
     listed = []
     for number, (row, scores) in enumerate(zip(explained.rows, explained.scores, strict=True)):
         file = f"{SAMPLES}/{number:04}.jpg"

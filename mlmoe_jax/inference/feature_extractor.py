@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.features import FeatureTable, Kinds, table_of
+from mlmoe_jax.data.features import FeatureTable, Kinds, open_feature_table
 from mlmoe_jax.data.images import Decoding
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.data.pipeline import build_loader
@@ -93,7 +93,7 @@ class FeatureExtractor:
         Raises UserError if the disk has no space for the features.
         """
         stored = self.config.data.cache_features
-        table = table_of(split.images, split.ids, self.kinds(), stored, self.settings)
+        table = open_feature_table(split.images, split.ids, self.kinds(), stored, self.settings)
         # All processes together compute the parts that any process lacks.
         missing = sorted(set().union(*distributed.gather([*table.missing(), *self._readable_again(table, split)])))
         size = f"{len(split):,} images, {megabytes(len(split) * table.row_bytes)} as {stored} in {table.folder}"
@@ -105,12 +105,12 @@ class FeatureExtractor:
 
     def _readable_again(self, table: FeatureTable, split: Split) -> list[int]:
         """Return the parts with images that could not be read when they were stored, but can be read now."""
-        decoding = Decoding.of(self.config.data)
-        return table.parts_of([row for row in table.unread() if not split.images.problem(row, decoding)])
+        decoding = Decoding.from_config(self.config.data)
+        return table.find_parts([row for row in table.unread() if not split.images.problem(row, decoding)])
 
     def _fill(self, table: FeatureTable, missing: list[int], split: Split) -> None:
         """Compute the missing parts of a table; a batch may hold images of several parts."""
-        rows = {part: table.rows_of(part) for part in missing}
+        rows = {part: table.list_rows(part) for part in missing}
         batches = self.batches(split.take(np.concatenate(list(rows.values())), split.name))
         pending: list[dict[str, np.ndarray]] = []
         for part, part_rows in rows.items():

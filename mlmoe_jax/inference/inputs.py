@@ -37,7 +37,7 @@ def read_images(images: ImageLike | Sequence[ImageLike], config: ConfigDict) -> 
     items = MixedImages(cast("Sequence[ImageLike]", [images] if is_one_image(images) else images))
     data_config = config.data.copy_and_resolve_references()
     data_config.exif, data_config.bad_images = "apply", "error"
-    reader = ImageReader.of(data_config)
+    reader = ImageReader.from_config(data_config)
     return np.stack(cast("list[np.ndarray]", [reader(items, row) for row in range(len(items))]))
 
 

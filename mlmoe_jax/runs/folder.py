@@ -139,4 +139,4 @@ def training_finished(folder: RunFolder) -> bool:
 
 def read_label_space(folder: RunFolder) -> LabelSpace:
     """Return the label space of a run; UserError if it is damaged."""
-    return folder.read_npz(LABEL_SPACE, LabelSpace.of)
+    return folder.read_npz(LABEL_SPACE, LabelSpace.from_arrays)

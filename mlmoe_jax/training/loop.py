@@ -13,7 +13,7 @@ from safetensors.numpy import save as safetensors_bytes
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.data.label_codes import few_positives
-from mlmoe_jax.data.sources.open import root_of
+from mlmoe_jax.data.sources.open import find_root
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.evaluation.decisions.fitting_split import split_to_fit
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
@@ -100,7 +100,7 @@ def checked_config(config: ConfigDict, folder: RunFolder) -> ConfigDict:
     require_trackers(config)
     folder.require_creatable()
     config = config_of_run(config, folder)
-    root_of(config.data)
+    find_root(config.data)
     return config
 
 

@@ -10,9 +10,9 @@ from ml_collections import ConfigDict
 import mlmoe_jax.config as configuration
 from mlmoe_jax.data.label_codes import POSITIVE, UNKNOWN
 from mlmoe_jax.data.labels.hidden import hide_positives
-from mlmoe_jax.data.labels.space import LabelSpace, label_space_of
+from mlmoe_jax.data.labels.space import LabelSpace, compute_label_space
 from mlmoe_jax.data.pipeline import SkippedImages, steps_per_epoch
-from mlmoe_jax.data.sources.open import open_splits, original_name, root_of
+from mlmoe_jax.data.sources.open import find_root, open_splits, original_name
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.split_checks import check_splits, require_readable, require_same_images
 from mlmoe_jax.errors import UserError
@@ -91,7 +91,7 @@ def label_space_for(config: ConfigDict, train_split: Split) -> LabelSpace:
     vectors = head_class(config).needs_vectors
     grouped = prompts_class(config).uses_groups
     name = original_name(config.data)
-    return label_space_of(train_split, name, config.model, config.seed, grouped=grouped, vectors=vectors)
+    return compute_label_space(train_split, name, config.model, config.seed, grouped=grouped, vectors=vectors)
 
 
 def _resumed_label_space(config: ConfigDict, folder: RunFolder, train_split: Split) -> LabelSpace:
@@ -125,7 +125,7 @@ def _report_data(config: ConfigDict, train_split: Split, eval_splits: dict[str, 
         _logger.warning(f"{config.model.head.kind} {head.unknown_labels}")
     for warning in configuration.warnings(config) + check_splits(train_split, list(eval_splits.values())):
         _logger.warning(warning)
-    root = root_of(config.data)
+    root = find_root(config.data)
     place = f" in {root}" if root else ""
     images, labels = quantity(len(train_split), "training image"), quantity(len(train_split.classes), "label")
     status(f"{config.data.name}{place}: {images}, {labels}")

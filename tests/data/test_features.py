@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from mlmoe_jax.data import features
-from mlmoe_jax.data.features import FeatureTable, table_of
+from mlmoe_jax.data.features import FeatureTable, open_feature_table
 from mlmoe_jax.data.images import ArrayImages, EncodedImages, ImageFiles
 
 KINDS = {"cls": ((3,), "float32"), "patches": ((2, 2, 3), "float32")}
@@ -30,14 +30,14 @@ def drawn(rows: int = ROWS) -> dict[str, np.ndarray]:
 def fill(table: FeatureTable, values: dict[str, np.ndarray], read: np.ndarray) -> None:
     table.require_space(table.missing())
     for part in table.missing():
-        rows = table.rows_of(part)
+        rows = table.list_rows(part)
         table.write(part, {kind: value[rows] for kind, value in values.items()}, read[rows])
 
 
 def test_parts_are_written_and_read_by_row(table):
     values, read = drawn(), np.arange(ROWS) != 4
     assert table.missing() == [0, 1, 2]
-    assert [list(table.rows_of(part)) for part in range(3)] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert [list(table.list_rows(part)) for part in range(3)] == [[0, 1, 2], [3, 4, 5], [6]]
     fill(table, values, read)
     assert table.missing() == []
     assert not list(table.folder.glob(".*")), "no half-written file remains"
@@ -92,8 +92,8 @@ def test_images_that_could_not_be_read_are_known_and_can_be_replaced(table):
     values, read = drawn(), ~np.isin(np.arange(ROWS), (1, 4))
     fill(table, values, read)
     assert table.unread() == [1, 4]
-    assert table.parts_of(table.unread()) == [0, 1]
-    rows = table.rows_of(1)
+    assert table.find_parts(table.unread()) == [0, 1]
+    rows = table.list_rows(1)
     table.write(1, {kind: value[rows] for kind, value in values.items()}, np.ones(3, bool))
     np.testing.assert_array_equal(table[4]["cls"], values["cls"][4])
     assert table.unread() == [1]
@@ -104,7 +104,7 @@ def test_the_key_depends_on_the_settings_and_the_ids():
     images = ArrayImages(np.zeros((2, 4, 4, 3), np.uint8))
 
     def folder(ids=("a", "b"), kinds=KINDS, stored="float32", settings=None):
-        return table_of(images, ids, kinds, stored, settings or {"backbone": "x"}).folder
+        return open_feature_table(images, ids, kinds, stored, settings or {"backbone": "x"}).folder
 
     assert folder() == folder()
     others = [
@@ -120,7 +120,7 @@ def test_the_key_depends_on_the_images(tmp_path):
     """By size and time for files, by content for all others; also through `take`."""
 
     def folder(images):
-        return table_of(images, ["a"] * len(images), KINDS, "float32", {}).folder
+        return open_feature_table(images, ["a"] * len(images), KINDS, "float32", {}).folder
 
     pixels = np.zeros((2, 4, 4, 3), np.uint8)
     before = folder(ArrayImages(pixels))

@@ -12,7 +12,7 @@ import pytest
 from PIL import ExifTags, Image, ImageFile
 
 from mlmoe_jax.data import images
-from mlmoe_jax.data.images import BadImage, Decoding, ImageFiles, read_image, size_of
+from mlmoe_jax.data.images import BadImage, Decoding, ImageFiles, read_image, read_size
 from mlmoe_jax.errors import UserError
 
 LOSSLESS = ("PNG", "TIFF", "BMP", "PPM", "WEBP", "JPEG2000")
@@ -112,7 +112,7 @@ def test_exif_orientation_is_applied_once(file_format, orientation, stored_from_
     data = encoded(stored, file_format, exif=exif)
     np.testing.assert_allclose(read_image(data).astype(int), upright, atol=12)  # JPEG and WEBP are lossy
     (tmp_path / "image").write_bytes(data)
-    assert size_of(tmp_path / "image") == (32, 16)
+    assert read_size(tmp_path / "image") == (32, 16)
     published = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))  # as the authors of the methods read an image
     np.testing.assert_array_equal(read_image(data, decoding=Decoding(exif="ignore")), published)
 

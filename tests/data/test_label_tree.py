@@ -126,12 +126,12 @@ def test_sets_of_labels_are_augmented():
 
 def test_a_tree_is_stored_and_checked():
     stored = BOTH.arrays()
-    assert LabelTree.of(stored, NAMES) == BOTH
-    assert LabelTree.of({}, NAMES) == LabelTree()
+    assert LabelTree.from_arrays(stored, NAMES) == BOTH
+    assert LabelTree.from_arrays({}, NAMES) == LabelTree()
     with pytest.raises(ValueError, match="other labels than its 7 names"):
-        LabelTree.of({"implies": stored["implies"] + 5}, NAMES)
+        LabelTree.from_arrays({"implies": stored["implies"] + 5}, NAMES)
     with pytest.raises(ValueError, match="but poodle implies dog"):
-        LabelTree.of(stored | {"exclusive": np.array([[0, 0], [DOG, POODLE]])}, NAMES)
+        LabelTree.from_arrays(stored | {"exclusive": np.array([[0, 0], [DOG, POODLE]])}, NAMES)
 
 
 def test_the_labels_of_all_splits_are_closed_before_images_are_held_out(tmp_path):

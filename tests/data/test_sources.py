@@ -12,7 +12,7 @@ from PIL import Image
 from mlmoe_jax.apps.tools.pack import pack
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.pipeline import SkippedImages
-from mlmoe_jax.data.sources.open import DATA_SETS, count_labels, open_split, open_splits, original_name, root_of
+from mlmoe_jax.data.sources.open import DATA_SETS, count_labels, find_root, open_split, open_splits, original_name
 from mlmoe_jax.data.sources.source import Published
 
 PUBLISHED = ("voc2007", "voc2012", "coco2014", "nuswide", "vg256", "vg500", "chestxray14", "chexpert")
@@ -190,9 +190,9 @@ def test_where_nothing_is_one_sentence_says_all(place, monkeypatch, refusal):
 
 
 def test_the_root_of_a_config(place):
-    assert root_of(settings("csv", "~/anywhere")) == os.path.expanduser("~/anywhere")
+    assert find_root(settings("csv", "~/anywhere")) == os.path.expanduser("~/anywhere")
     (place / "work" / "data" / "voc2007").mkdir(parents=True)
-    assert root_of(settings("voc2007")) == "data/voc2007"
+    assert find_root(settings("voc2007")) == "data/voc2007"
 
 
 def test_the_published_data_sets_say_where_they_are_explained():

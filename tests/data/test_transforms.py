@@ -270,7 +270,7 @@ def settings(**changes):
 def reader(*, augmented: bool, **changes):
     """Return a function of an image and a generator, which reads the image."""
     data, augment = settings(**changes)
-    one = ImageReader.of(data, augment if augmented else None)
+    one = ImageReader.from_config(data, augment if augmented else None)
     return lambda image, random=None: one(ArrayImages(image[None]), 0, random)
 
 
@@ -289,7 +289,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_images_are_square_and_determined_by_the_generator(case):
-    one = ImageReader.of(*settings(**CASES[case]))
+    one = ImageReader.from_config(*settings(**CASES[case]))
     copy = pickle.loads(pickle.dumps(one))
     assert copy == one
     for height, width in SIZES:
@@ -350,9 +350,9 @@ def test_transforms_are_applied_in_order():
 )
 def test_reduced_decoding_keeps_the_side_that_the_resize_needs(changes, training, side):
     data, augment = settings(**changes)
-    assert ImageReader.of(data, augment if training else None).decoding.at_least == 0, "it is off by default"
+    assert ImageReader.from_config(data, augment if training else None).decoding.at_least == 0, "it is off by default"
     data.reduced_decoding = True
-    assert ImageReader.of(data, augment if training else None).decoding.at_least == side
+    assert ImageReader.from_config(data, augment if training else None).decoding.at_least == side
 
 
 @pytest.mark.parametrize(("fit", "size"), [("square", 24), ("crop", 48)])
@@ -371,7 +371,7 @@ def test_a_file_its_bytes_and_its_array_give_the_same_result(fit, size):
     buffer = io.BytesIO()
     Image.fromarray(array).save(buffer, "PNG")
     content = buffer.getvalue()
-    one = ImageReader.of(settings(image_size=size, resize=fit)[0])
+    one = ImageReader.from_config(settings(image_size=size, resize=fit)[0])
     expected = one(ArrayImages(array[None]), 0)
     np.testing.assert_array_equal(one(File(), 0), expected)
     np.testing.assert_array_equal(one.encoded(content), expected)

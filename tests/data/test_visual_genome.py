@@ -7,7 +7,7 @@ from PIL import Image
 
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.sources.source import Published
-from mlmoe_jax.data.sources.visual_genome import ATTRIBUTES, CATEGORIES, category_of
+from mlmoe_jax.data.sources.visual_genome import ATTRIBUTES, CATEGORIES, find_category
 
 CLASSES = list(json.loads(CATEGORIES.read_text()))
 OF_NAME = {name: k for k, names in enumerate(json.loads(CATEGORIES.read_text()).values()) for name in names}
@@ -45,7 +45,7 @@ def genome(tmp_path):
     return tmp_path
 
 
-# -------------------------------------------------------------------------------------------------------- category_of
+# -------------------------------------------------------------------------------------------------------- find_category
 @pytest.mark.parametrize(
     ("name", "category"),
     [
@@ -59,7 +59,7 @@ def genome(tmp_path):
     ],
 )
 def test_names_of_objects(name, category):
-    k = category_of(name, OF_NAME)
+    k = find_category(name, OF_NAME)
     assert (None if k is None else CLASSES[k]) == category
 
 

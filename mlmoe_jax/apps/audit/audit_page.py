@@ -42,7 +42,7 @@ def _worst_images(audit: Audit) -> list[int]:
 
 
 def _thumbnails(audit: Audit, config: ConfigDict, rows: Iterable[int]) -> dict[str, bytes]:
-    decoding, images = Decoding.of(config.data, SIDE), {}
+    decoding, images = Decoding.from_config(config.data, SIDE), {}
     for row in rows:
         with contextlib.suppress(BadImage):  # it could be read a moment ago
             images[str(audit.split.ids[row])] = thumbnail(audit.split.images.read(row, decoding), SIDE)

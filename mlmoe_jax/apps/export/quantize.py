@@ -54,7 +54,7 @@ def calibration_images(run: Run, items: Sequence[str], count: int) -> list[np.nd
         except UserError as error:
             raise UserError(f"the calibration has no training images ({error}); give images with --images") from error
         images = split.images
-    reader, readable = ImageReader.of(data), list[np.ndarray]()
+    reader, readable = ImageReader.from_config(data), list[np.ndarray]()
     for row in np.random.default_rng(0).permutation(len(images)):
         if len(readable) == count:
             break

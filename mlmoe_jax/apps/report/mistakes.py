@@ -153,7 +153,7 @@ def _read_from_data(files: RunFiles, scored: SplitScores, names: Sequence[str]) 
         row = rows.get(name)
         if row is not None and np.array_equal(source.labels[row], codes[name]):
             with contextlib.suppress(BadImage):
-                read[name] = thumbnail(source.images.read(row, Decoding.of(data, SIDE)), SIDE)
+                read[name] = thumbnail(source.images.read(row, Decoding.from_config(data, SIDE)), SIDE)
     return read
 
 

@@ -67,7 +67,7 @@ class Labeler:
         self._steps = {LABELED: make_eval_step(*parts, gates=True), EXPLAINED: make_explain_step(*parts)}
         self.sizes = {kind: tuple(size * run.mesh.size for size in sizes) for kind, sizes in BATCH_SIZES.items()}
         self._batch_sizes = {kind: first_batch_sizes(dict.fromkeys(sizes, 1.0)) for kind, sizes in self.sizes.items()}
-        reader, most_pixels = ImageReader.of(run.config.data), int(limits.megapixels * 1e6)
+        reader, most_pixels = ImageReader.from_config(run.config.data), int(limits.megapixels * 1e6)
         self._reader = replace(reader, decoding=replace(reader.decoding, most_pixels=most_pixels))
 
     def compile(self, stopping: Callable[[], bool] = lambda: False) -> None:

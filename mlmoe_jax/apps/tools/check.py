@@ -13,7 +13,7 @@ from mlmoe_jax.apps.tools.check_table import doubtful_labels, explain_missing, i
 from mlmoe_jax.apps.tools.duplicates import Inspection, find_duplicates, inspect_images
 from mlmoe_jax.data.images import BadImage, Decoding
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE, UNKNOWN
-from mlmoe_jax.data.sources.open import open_split, root_of
+from mlmoe_jax.data.sources.open import find_root, open_split
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.split_checks import (
     check_splits,
@@ -45,7 +45,7 @@ def check_data(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
       UserError: the training split cannot be opened or is empty.
     """
     splits, problems = _open_splits(config)
-    inspections = _inspect_splits(splits, sample, Decoding.of(config.data))
+    inspections = _inspect_splits(splits, sample, Decoding.from_config(config.data))
     if config.data.name == "packed":
         problems += _damaged_files(config.data.root)
     for split, inspection in zip(splits, inspections, strict=True):
@@ -54,7 +54,7 @@ def check_data(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
     has_cells = config.data.name == "csv" and config.data.label_column != ""
     return {
         "name": config.data.name,
-        "root": root_of(config.data),
+        "root": find_root(config.data),
         "classes": list(splits[0].classes),
         "splits": {
             split.name: _describe(split, inspection) for split, inspection in zip(splits, inspections, strict=True)

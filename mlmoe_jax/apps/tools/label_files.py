@@ -14,8 +14,8 @@ from mlmoe_jax.apps.tools.pack import open_whole
 from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.data.sources.labeling_formats import FORMATS, Format, LabelEntry, LabelFile, output_path
-from mlmoe_jax.data.sources.open import root_of
-from mlmoe_jax.data.sources.source import difficult_of
+from mlmoe_jax.data.sources.open import find_root
+from mlmoe_jax.data.sources.source import difficult_treatment
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.progress import Progress
@@ -44,7 +44,7 @@ def write_labels(config: ConfigDict, name: str, output: str) -> Table:
         form.require(file)
     rows, notes = [], []
     for split, file in zip(splits, files, strict=True):
-        difficult = _difficult_code(form, difficult_of(config.data, split.name))
+        difficult = _difficult_code(form, difficult_treatment(config.data, split.name))
         note = form.write(file, _entries(split, file.images, difficult))
         rows.append([split.name, len(split), np.count_nonzero(split.labels == POSITIVE), str(file.path)])
         notes += filter(None, (_losses(split, form, difficult), note))
@@ -54,7 +54,7 @@ def write_labels(config: ConfigDict, name: str, output: str) -> Table:
 
 def _label_file(split: Split, data_config: ConfigDict, name: str, output: str) -> LabelFile:
     """Return the file of a split. Paths of images are relative to the folder of the data set if they are in it."""
-    images, root = split.images, root_of(data_config)
+    images, root = split.images, find_root(data_config)
     if not isinstance(images, ImageFiles):
         raise UserError(f"the images of {data_config.name} are not files, which a labeling tool could show")
     folder = os.path.relpath(images.folder, root)

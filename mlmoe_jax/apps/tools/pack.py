@@ -92,7 +92,7 @@ def _write_missing(
         if entry and (skip_bad or not entry["left_out"]):
             entries[shard.file] = entry
     missing = [shard for shard in shards if shard.file not in entries]
-    writer = ShardWriter(str(folder), config.pack.short_side, skip_bad, Decoding.of(config.data))
+    writer = ShardWriter(str(folder), config.pack.short_side, skip_bad, Decoding.from_config(config.data))
     workers = config.data.workers if config.data.workers >= 0 else cores()
     progress, written = Progress("pack", len(missing), SHARD_IMAGES), write_shards(writer, missing, workers)
     with contextlib.closing(progress), contextlib.closing(written):

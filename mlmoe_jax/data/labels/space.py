@@ -81,7 +81,7 @@ class LabelSpace:
         np.savez_compressed(path, **arrays)
 
     @classmethod
-    def of(cls, stored: Mapping[str, np.ndarray]) -> LabelSpace:
+    def from_arrays(cls, stored: Mapping[str, np.ndarray]) -> LabelSpace:
         """Return the label space of the arrays that `save` wrote; ValueError if they do not fit together."""
         names = tuple(map(str, stored["names"]))
         row, column, images = stored["together"]
@@ -93,7 +93,7 @@ class LabelSpace:
             stored["co_group"],
             stored["dc_group"],
             stored.get("vectors"),
-            LabelTree.of(stored, names),
+            LabelTree.from_arrays(stored, names),
         )
         counts = (space.positives, space.co_group, space.dc_group, space.together, stored["images"])
         are_counts = all(array.dtype.kind in "iu" and (not array.size or array.min() >= 0) for array in counts)
@@ -109,7 +109,7 @@ class LabelSpace:
         return self.vectors is None or (self.vectors.ndim == 2 and len(self.vectors) == len(self.names))
 
 
-def label_space_of(
+def compute_label_space(
     train: Split, data_name: str, model_config: ConfigDict, seed: int, *, grouped: bool = False, vectors: bool = False
 ) -> LabelSpace:
     """Compute the label space from the labels of the training split, without reading images.

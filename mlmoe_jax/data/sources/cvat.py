@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.images import size_of
+from mlmoe_jax.data.images import read_size
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
 from mlmoe_jax.data.sources.rows import ImageRow
@@ -81,7 +81,7 @@ def _write(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
         output.write(_to_text(_make_meta(file)))
         for number, entry in enumerate(entry for entry in entries if entry.labels is not None):
             # without a size for a missing or damaged image, of which CVAT has its own file
-            size = size_of(os.path.join(file.folder, entry.image))
+            size = read_size(os.path.join(file.folder, entry.image))
             sides = {"width": str(size[0]), "height": str(size[1])} if size else {}
             image = ElementTree.Element("image", {"id": str(number), "name": entry.image, **sides})
             for name, code in entry.labels.items():

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.label_codes import has_positive
 from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree, read_tree
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
-from mlmoe_jax.data.sources.source import DataSource, difficult_of, require_known_split
+from mlmoe_jax.data.sources.source import DataSource, difficult_treatment, require_known_split
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.registry import Registry
@@ -43,7 +43,7 @@ DATA_SETS: Registry[DataSource] = Registry(
 )
 
 
-def root_of(data_config: ConfigDict) -> str:
+def find_root(data_config: ConfigDict) -> str:
     """Return the folder of the data set of `config.data`; UserError if a published data set has no folder."""
     published = DATA_SETS[data_config.name].published
     return str(published.folder(data_config.root)) if published else os.path.expanduser(data_config.root)
@@ -59,7 +59,7 @@ def read_label_tree(data_config: ConfigDict, names: Sequence[str]) -> LabelTree:
 def resolve_path(data_config: ConfigDict, name: str) -> str:
     """Return the path or address of a file, which may be relative to the folder of the data set."""
     name = os.path.expanduser(name)
-    return name if "://" in name else os.path.join(root_of(data_config), name)
+    return name if "://" in name else os.path.join(find_root(data_config), name)
 
 
 def open_split(
@@ -129,7 +129,7 @@ def _open_source(data_config: ConfigDict, split: str, classes: Sequence[str] | N
 
 def _drop_empty(split: Split, data_config: ConfigDict) -> Split:
     """Return the images of a split that have a positive label; UserError if none has one."""
-    positive = has_positive(split.labels, difficult_of(data_config, split.name))
+    positive = has_positive(split.labels, difficult_treatment(data_config, split.name))
     if not positive.any():
         raise UserError(
             f"no image of split {split.name} of {data_config.name} has a positive label; check its files or set "

@@ -72,7 +72,7 @@ class PackedFile:
     records: int = 0
 
     @classmethod
-    def of(cls, entry: dict) -> PackedFile:
+    def from_entry(cls, entry: dict) -> PackedFile:
         """Read an entry of a manifest; ValueError unless it is a file of its own folder, with a size and a sha256."""
         item = cls(entry["file"], entry["bytes"], entry["sha256"], entry.get("records", 0))
         sizes = isinstance(item.bytes, int) and isinstance(item.records, int) and 0 <= item.records <= item.bytes
@@ -109,7 +109,7 @@ def read_manifest(root: str | os.PathLike) -> Manifest:
         if content["format"] != FORMAT:
             raise ValueError(f"it has format {content['format']}, and this version reads format {FORMAT}")
         splits = {
-            name: [PackedFile.of(entry) for entry in (split["labels"], *split["shards"])]
+            name: [PackedFile.from_entry(entry) for entry in (split["labels"], *split["shards"])]
             for name, split in content["splits"].items()
         }
         if not splits:

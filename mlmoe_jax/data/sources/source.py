@@ -97,7 +97,7 @@ def require_known_split(data_set: str, split: str, splits: Iterable[str]) -> Non
         raise UserError(f"data set {data_set} has no split '{split}'; it has {', '.join(known)}")
 
 
-def difficult_of(data_config: ConfigDict, split: str) -> str:
+def difficult_treatment(data_config: ConfigDict, split: str) -> str:
     """Return the treatment of difficult labels in a split: of training for the training split, otherwise of metrics."""
     return data_config.difficult_train if split == data_config.train_split else data_config.difficult_eval
 

@@ -75,7 +75,7 @@ def open_vg256(data_config: ConfigDict, split: str, classes: Sequence[str] | Non
     return _split(split, tuple(_categories()), labels[rows], files, folder)
 
 
-def category_of(name: str, categories: dict[str, int]) -> int | None:
+def find_category(name: str, categories: dict[str, int]) -> int | None:
     """Return the category of an annotated object name. `categories` maps normalized names to categories."""
     name = name.lower().strip().removesuffix(".").rstrip()
     *leading, last = name.split() or [""]
@@ -102,7 +102,7 @@ def _read_objects(path: Path, size: int, modified: int) -> tuple[np.ndarray, np.
         if "objects" in record:
             return int(record["image_id"]), {k for k in record["objects"] if isinstance(k, int)}
         names = record.get("names")
-        return category_of(names[0], category_by_name) if names else None
+        return find_category(names[0], category_by_name) if names else None
 
     images = json.loads(PUBLISHED_256.read(path), object_hook=shrink)
     images = sorted((number, categories) for number, categories in images if categories)

@@ -154,7 +154,7 @@ def test_the_loader_resizes_as_in_evaluation(resize, tmp_path):
     for height, width in ((40, 23), (19, 64), (16, 16), (2, 1700), (1900, 2)):
         pixels = np.random.default_rng(height).integers(0, 256, (height, width, 3)).astype(np.uint8)
         Image.fromarray(pixels).save(tmp_path / "image.png")
-        expected = ImageReader.of(config.data)(ArrayImages(pixels[None]), 0)
+        expected = ImageReader.from_config(config.data)(ArrayImages(pixels[None]), 0)
         np.testing.assert_array_equal(model.read(tmp_path / "image.png"), expected, err_msg=f"{height} × {width}")
 
 

@@ -153,7 +153,7 @@ def data_set(tmp_path, monkeypatch):
             return Split(wanted, CLASSES, labels, names, ImageFiles(tmp_path / "images", names))
 
         monkeypatch.setattr("mlmoe_jax.apps.tools.check.open_split", open_split)
-        monkeypatch.setattr(check, "root_of", lambda data: data.root)
+        monkeypatch.setattr(check, "find_root", lambda data: data.root)
         config = default_config()
         config.data.name, config.data.root, config.data.test_splits = "mine", str(tmp_path), ("test",)
         return config

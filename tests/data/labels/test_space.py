@@ -16,7 +16,7 @@ from mlmoe_jax.data.labels.space import (
     PUBLISHED_FOR,
     PUBLISHED_GROUPS,
     LabelSpace,
-    label_space_of,
+    compute_label_space,
     synthetic_label_space,
 )
 from mlmoe_jax.data.split import Split
@@ -29,7 +29,7 @@ def model(groups="computed", num_groups=2):
 
 
 def grouped(groups, num_groups=2, *, data="digits", split=None, seed=0) -> LabelSpace:
-    return label_space_of(split or SMALL, data, model(groups, num_groups), seed=seed, grouped=True)
+    return compute_label_space(split or SMALL, data, model(groups, num_groups), seed=seed, grouped=True)
 
 
 class NoImages:
@@ -69,7 +69,7 @@ def assert_equal(one: LabelSpace, other: LabelSpace):
 
 
 def test_a_label_space_counts_positive_labels():
-    space = label_space_of(SMALL, "digits", model(), seed=0)
+    space = compute_label_space(SMALL, "digits", model(), seed=0)
     assert space.names == SMALL.classes
     assert space.images == 5
     assert space.positives.tolist() == [3, 2, 1, 0]
@@ -79,7 +79,7 @@ def test_a_label_space_counts_positive_labels():
 
 
 def load(path: Path) -> LabelSpace:
-    return LabelSpace.of(read_npz(io.BytesIO(path.read_bytes())))
+    return LabelSpace.from_arrays(read_npz(io.BytesIO(path.read_bytes())))
 
 
 def test_save_and_load(tmp_path):
@@ -106,7 +106,7 @@ def test_memory_does_not_grow_with_the_square_of_the_labels(tmp_path):
     labels[np.arange(50), np.arange(50)] = labels[:, 19_999] = POSITIVE
     split = make_split(labels)
     tracemalloc.start()
-    space = label_space_of(split, "digits", model(), seed=0)
+    space = compute_label_space(split, "digits", model(), seed=0)
     space.save(tmp_path / "label_space.npz")
     again = load(tmp_path / "label_space.npz")
     peak = tracemalloc.get_traced_memory()[1]
@@ -215,11 +215,11 @@ def graph_model(**graph):
 
 
 def test_word_vectors_come_from_the_counts_or_from_a_file(tmp_path):
-    space = label_space_of(SMALL, "digits", graph_model(), seed=0, vectors=True)
+    space = compute_label_space(SMALL, "digits", graph_model(), seed=0, vectors=True)
     expected = cooccurrence_vectors(space.counts, space.positives, space.images, width=6)
     np.testing.assert_array_equal(space.vectors, expected)
     path = tmp_path / "glove.txt"
     path.write_text("".join(f"{k} {k}.0 0.5\n" for k in range(4)))  # of "label 3", the file has only "3"
-    from_file = label_space_of(SMALL, "digits", graph_model(word_vectors=str(path)), seed=0, vectors=True)
+    from_file = compute_label_space(SMALL, "digits", graph_model(word_vectors=str(path)), seed=0, vectors=True)
     np.testing.assert_array_equal(from_file.vectors[:, 0], np.arange(4))
-    assert label_space_of(SMALL, "digits", model(), seed=0).vectors is None
+    assert compute_label_space(SMALL, "digits", model(), seed=0).vectors is None
