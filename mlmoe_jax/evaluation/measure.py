@@ -105,14 +105,7 @@ def measure(
     The results of a paper's own evaluator (`config.metrics.preset`) are included under its name.
     Arguments and errors are as for `split_entries`.
     """
-    settings, readable = MetricSettings.of(config), scored.readable()
-    entries = split_entries(readable, label_space, settings, fitted)
-    return _metrics(entries, readable.codes, settings, label_space)
-
-
-def _metrics(entries: Entries, codes: np.ndarray, settings: MetricSettings, label_space: LabelSpace) -> Metrics:
-    published = measure_preset(settings.preset, entries, codes, settings.difficult, label_space.frequency)
-    return measure_entries(entries) | published
+    return _measure_split(scored, label_space, MetricSettings.of(config), [], fitted).metrics
 
 
 def measure_and_write(
@@ -161,7 +154,8 @@ def _measure_split(
 ) -> Measured:
     readable = scored.readable()
     entries = split_entries(readable, label_space, settings, fitted)
-    metrics = _metrics(entries, readable.codes, settings, label_space)
+    published = measure_preset(settings.preset, entries, readable.codes, settings.difficult, label_space.frequency)
+    metrics = measure_entries(entries) | published
     biases = cooccurrence.pair_biases(entries.scores, entries.positive, pairs, settings.threshold, mask=entries.valid)
     return Measured(scored, entries, metrics, biases)
 

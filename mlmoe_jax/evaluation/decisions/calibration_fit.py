@@ -98,11 +98,8 @@ def fit_scales(logits: Floats, positive: Bools, valid: Bools, *, method: str) ->
       method: "temperature" or "platt".
     """
     free = np.array([True, method == "platt"])
-    pooled = LabelEntries(logits[valid][:, None], positive[valid][:, None], np.ones((np.count_nonzero(valid), 1), bool))
-    start = np.array([1.0, 0.0])
-    shared = _fit_increasing(pooled, free, start[None], Prior(start, np.ones(2))).theta[0]
-    width = max(1, _BLOCK // max(1, len(logits)))
-    columns = [slice(low, low + width) for low in range(0, logits.shape[1], width)]
+    shared = _fit_pooled(logits[valid], positive[valid], free)
+    columns = _blocks_of_labels(*logits.shape)
     blocks = [LabelEntries(logits[:, part], positive[:, part], valid[:, part]) for part in columns]
     theta, spread = np.tile(shared, (logits.shape[1], 1)), np.ones(2)
     for _ in range(_ROUNDS):
@@ -117,6 +114,19 @@ def fit_scales(logits: Floats, positive: Bools, valid: Bools, *, method: str) ->
     return Calibration(theta[:, 0], theta[:, 1])
 
 
+def _blocks_of_labels(images: int, labels: int) -> list[slice]:
+    """Return slices of all labels that have about _BLOCK entries each."""
+    width = max(1, _BLOCK // max(1, images))
+    return [slice(first, first + width) for first in range(0, labels, width)]
+
+
+def _fit_pooled(logits: Floats, positive: Bools, free: Bools) -> Floats:
+    """Return the parameters f64[2] that are fitted to the known entries f64[n] of all labels together."""
+    entries = LabelEntries(logits[:, None], positive[:, None], np.ones((len(logits), 1), bool))
+    start = np.array([1.0, 0.0])
+    return _fit_increasing(entries, free, start[None], Prior(start, np.ones(2))).theta[0]
+
+
 # -------------------------------------------------------------------------------------------- logistic regression
 @dataclass(frozen=True)
 class LabelEntries:
@@ -126,7 +136,7 @@ class LabelEntries:
     positive: Bools
     valid: Bools
 
-    def take(self, labels: NDArray[np.bool_]) -> LabelEntries:
+    def take(self, labels: Bools) -> LabelEntries:
         """Return some of the labels, bool[K]."""
         return LabelEntries(self.logits[:, labels], self.positive[:, labels], self.valid[:, labels])
 
@@ -168,9 +178,7 @@ class PosteriorFit:
     variance: Float[np.ndarray, "k 2"]
 
 
-def _fit_increasing(
-    labels: LabelEntries, free: NDArray[np.bool_], start: Float[np.ndarray, "k 2"], prior: Prior
-) -> PosteriorFit:
+def _fit_increasing(labels: LabelEntries, free: Bools, start: Float[np.ndarray, "k 2"], prior: Prior) -> PosteriorFit:
     """Return the modes with scales of at least _LEAST_SCALE; the loss is convex, so the bound is reached or not.
 
     Args:
@@ -189,9 +197,7 @@ def _fit_increasing(
     return fit_posteriors(labels, only_offset, bounded, prior)
 
 
-def fit_posteriors(
-    labels: LabelEntries, free: NDArray[np.bool_], start: Float[np.ndarray, "k 2"], prior: Prior
-) -> PosteriorFit:
+def fit_posteriors(labels: LabelEntries, free: Bools, start: Float[np.ndarray, "k 2"], prior: Prior) -> PosteriorFit:
     """Return the modes of the posteriors, by Newton's method.
 
     Args:

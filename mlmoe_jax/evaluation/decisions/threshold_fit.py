@@ -53,6 +53,10 @@ class _Goal:
     def bounds_misses(self) -> bool:
         return self.name == "miss_rate"
 
+    def describe(self) -> dict[str, Any]:
+        """Return the goal as `Thresholds.source` has it."""
+        return {"per": self.per, "goal": self.name, **self.level, "least_positives": self.least}
+
     def search(self, entries: Entries, labels: Bool[np.ndarray, " k"], per: str) -> Float[np.ndarray, " k"]:
         """Return the best thresholds of some labels."""
         return best_thresholds(
@@ -88,39 +92,41 @@ def fit_thresholds(
       UserError: no label has a positive, or no threshold reaches the goal.
     """
     warn_if_trained_on(table, config)
-    goal, fixed = _Goal.of(config), config.eval.threshold
+    goal, table = _Goal.of(config), table.readable()
     calibrated = Thresholds({}, calibration={} if stored is None else stored.calibration)
-    table = table.readable()
     entries = Entries.of(calibrated.correct(table.scores, names), table.codes, config.data.difficult_eval)
     if goal.bounds_misses:
         _require_enough(table, entries, config.thresholds.miss_rate)
-    thresholds = goal.search(entries, np.ones(len(names), bool), goal.per)
-    few = np.zeros(len(names), bool)
+    thresholds, few = _search_all(goal, entries)
+    _require_reached(table, thresholds, config)
+    always = (thresholds == 0) & goal.bounds_misses
+    source = {
+        "split": table.name,
+        "images": len(table),
+        **goal.describe(),
+        "fixed": config.eval.threshold,
+        "shared": _selected(names, few),
+        "always": _selected(names, always),
+        "never": _selected(names, np.isposinf(thresholds)),
+        "before": _predict_and_measure(entries, config.eval.threshold),
+        "after": _predict_and_measure(entries, thresholds),
+    }
+    return Thresholds(dict(zip(names, thresholds.tolist(), strict=True)), source, calibrated.calibration)
+
+
+def _predict_and_measure(entries: Entries, thresholds: float | Float[np.ndarray, " k"]) -> dict[str, float]:
+    return precision_recall_f1(entries.scores >= thresholds, entries.positive, mask=entries.valid)
+
+
+def _search_all(goal: _Goal, entries: Entries) -> tuple[Float[np.ndarray, " k"], Bool[np.ndarray, " k"]]:
+    """Return the thresholds of all labels, and which labels share one because they have few positives."""
+    thresholds = goal.search(entries, np.ones(entries.scores.shape[1], bool), goal.per)
+    few = np.zeros(len(thresholds), bool)
     if goal.per == "class":
         few = (entries.positive & entries.valid).sum(axis=0) < goal.least
     if few.any():
         thresholds = np.where(few, _shared_threshold(goal, entries, few), thresholds)
-    _require_reached(table, thresholds, config)
-    before, after = (
-        precision_recall_f1(entries.scores >= at, entries.positive, mask=entries.valid) for at in (fixed, thresholds)
-    )
-    always = (thresholds == 0) & goal.bounds_misses
-    source: dict[str, Any] = {
-        "split": table.name,
-        "images": len(table),
-        "per": goal.per,
-        "goal": goal.name,
-        **goal.level,
-        "fixed": fixed,
-        "least_positives": goal.least,
-        "shared": _selected(names, few),
-        "always": _selected(names, always),
-        "never": _selected(names, np.isposinf(thresholds)),
-        "before": before,
-        "after": after,
-    }
-    values = dict(zip(names, thresholds.tolist(), strict=True))
-    return Thresholds(values, source, calibrated.calibration)
+    return thresholds, few
 
 
 def _shared_threshold(goal: _Goal, entries: Entries, few: Bool[np.ndarray, " k"]) -> float:

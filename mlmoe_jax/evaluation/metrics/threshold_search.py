@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from mlmoe_jax.evaluation.metrics.ranking import check_inputs
-from mlmoe_jax.runtime.array_types import Floats
+from mlmoe_jax.runtime.array_types import Bools, Floats, Ints, Reals
 
 
 # ---------------------------------------------------------------------------------------------------- prior-matched
@@ -97,7 +97,7 @@ def least_to_bound(miss_rate: float) -> int:
     return math.ceil(1 / miss_rate - 1e-9) - 1
 
 
-def bounded_misses(scores: Floats, positive: NDArray[np.bool_], miss_rate: float) -> float:
+def bounded_misses(scores: Floats, positive: Bools, miss_rate: float) -> float:
     """Return the highest threshold whose expected share of misses on a new image is at most `miss_rate`.
 
     The loss of an image is the share of its present labels below the threshold. With the mean R of the losses of the n
@@ -125,7 +125,7 @@ def bounded_misses(scores: Floats, positive: NDArray[np.bool_], miss_rate: float
     return float(present[order][beyond.argmax()]) if beyond.any() else np.inf
 
 
-def _best_of_columns(scores: Floats, positive: NDArray[np.bool_], goal: str, precision: float) -> Floats:
+def _best_of_columns(scores: Reals, positive: Bools, goal: str, precision: float) -> Floats:
     """Return `best_thresholds` of each column of scores f[N,K], which are −1 for entries to ignore."""
     if not len(scores):
         return np.full(scores.shape[1], np.nan)
@@ -133,15 +133,30 @@ def _best_of_columns(scores: Floats, positive: NDArray[np.bool_], goal: str, pre
     scores, positive = (np.take_along_axis(x, order, axis=0) for x in (scores, positive))
     lower = np.concatenate([scores[1:], np.full((1, scores.shape[1]), -1.0, scores.dtype)])
     possible = (scores >= 0) & (scores > lower)  # thresholds below this rank
-    hits, ranks = np.cumsum(positive, axis=0), np.arange(1, len(scores) + 1)[:, None]
+    hits = np.cumsum(positive, axis=0)
+    rank, reached = _best_ranks(possible, hits, goal, precision)
+    thresholds = _between(*(np.take_along_axis(x, rank[None], axis=0)[0] for x in (scores, np.maximum(lower, 0))))
+    return np.where(hits[-1] == 0, np.nan, np.where(reached, thresholds, np.inf))
+
+
+def _best_ranks(possible: Bools, hits: Ints, goal: str, precision: float) -> tuple[Ints, Bools]:
+    """Return the last predicted rank of each column i64[K], and whether it reaches the goal.
+
+    Args:
+      possible: bool[N,K], whether a threshold can lie below a rank.
+      hits: i64[N,K], the positives up to a rank.
+      goal, precision: as in `best_thresholds`.
+    """
+    ranks = np.arange(1, len(hits) + 1)[:, None]
     if goal == "f1":
         value = np.where(possible, 2 * hits / (ranks + hits[-1]), -1.0)
-        rank, reached = value.argmax(axis=0), possible.any(axis=0)
-    else:
-        enough = possible & (hits / ranks >= precision)
-        rank, reached = len(scores) - 1 - enough[::-1].argmax(axis=0), enough.any(axis=0)
-    ends = (np.take_along_axis(x, rank[None], axis=0)[0] for x in (scores, np.maximum(lower, 0)))
-    upper, lower = (x.astype(np.float64) for x in ends)
+        return value.argmax(axis=0), possible.any(axis=0)
+    enough = possible & (hits / ranks >= precision)
+    return len(hits) - 1 - enough[::-1].argmax(axis=0), enough.any(axis=0)
+
+
+def _between(upper: Reals, lower: Reals) -> Floats:
+    """Return the numbers midway between two scores f[K]; the upper ones if no number is between them."""
+    upper, lower = upper.astype(np.float64), lower.astype(np.float64)
     middle = lower + (upper - lower) / 2
-    thresholds = np.where(middle > lower, middle, upper)  # neighboring floats have no number between them
-    return np.where(hits[-1] == 0, np.nan, np.where(reached, thresholds, np.inf))
+    return np.where(middle > lower, middle, upper)

@@ -18,7 +18,7 @@ from mlmoe_jax.runs.folder import training_finished
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import copy_tree
 from mlmoe_jax.training.experiment import Experiment
-from mlmoe_jax.training.logistic.penalty_search import fit_logistic
+from mlmoe_jax.training.logistic.penalty_search import LogisticFit, fit_logistic
 from mlmoe_jax.training.profiling import Window
 from mlmoe_jax.training.resume import save_progress
 from mlmoe_jax.training.selection import Selection
@@ -51,21 +51,30 @@ def fit_classifier(
     features, read = read_features(split.features)
     experiment.data.skipped.rows.update(np.flatnonzero(~read).tolist())
     status(f"fitting {len(split.classes):,} labels on {len(features):,} images by logistic regression")
-    options = {"difficult": config.data.difficult_train, "seed": config.seed}
     groups = None if split.groups is None else split.group_numbers[read]
-    fit = fit_logistic(features, split.labels[read], **options, groups=groups)
+    difficult = config.data.difficult_train
+    fit = fit_logistic(features, split.labels[read], difficult=difficult, seed=config.seed, groups=groups)
     penalties = f"{min(fit.losses):.1g} to {max(fit.losses):.1g}"
     status(f"C={fit.penalty:.3g} has the least log loss of {penalties}: {fit.losses[fit.penalty]:.4f} out of fold")
-
-    values = {KERNEL: jnp.asarray(fit.kernel), BIAS: jnp.asarray(fit.bias)}
-    placed = experiment.steps.place(values)
-    state = state.replace(step=state.step + 1, trainable=placed)
-    state = state.replace(ema=copy_tree(state.raw()) if state.ema else {})
-    selection.keep(1, "raw", "", copy_tree(state.raw()))
-    save_progress(experiment, manager, 1, state, selection)
+    _save_classifier(experiment, state, selection, manager, fit)
     scores = np.full(split.labels.shape, np.nan, np.float32)
     scores[read] = probabilities(fit.held_out_logits)
     return replace(SplitScores.of(split, scores), name=OUT_OF_FOLD, source=None)
+
+
+def _save_classifier(
+    experiment: Experiment,
+    state: TrainState,
+    selection: Selection,
+    manager: ocp.CheckpointManager,
+    fit: LogisticFit,
+) -> None:
+    """Select the values of a fit, and save them as the only step of the training."""
+    values = experiment.steps.place({KERNEL: jnp.asarray(fit.kernel), BIAS: jnp.asarray(fit.bias)})
+    state = state.replace(step=state.step + 1, trainable=values)
+    state = state.replace(ema=copy_tree(state.raw()) if state.ema else {})
+    selection.keep(1, "raw", "", copy_tree(state.raw()))
+    save_progress(experiment, manager, 1, state, selection)
 
 
 def read_features(table: FeatureTable) -> tuple[Float32[np.ndarray, "n d"], Bool[np.ndarray, " rows"]]:

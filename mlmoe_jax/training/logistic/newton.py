@@ -45,15 +45,13 @@ def solve(
       weights, biases: the start.
       tolerance: the last Newton step changes w by at most tolerance · |w|, and b by tolerance · (1 + |b|).
     """
-    images, fits = len(values), biases.shape[1]
+    fits = biases.shape[1]
     inside = fold[:, None] != jnp.arange(fits)
-    counted = (known[:, :, None] * inside[:, None]).reshape(images, -1)
-    target = jnp.repeat(label, fits, axis=1)
-    positives, total = (counted * target).sum(axis=0), counted.sum(axis=0)
-    fixed = (positives == 0) | (positives == total)
-    odds = jnp.log(images + 1.0)
-    first = weights.reshape(len(weights), -1), jnp.where(fixed, jnp.where(positives > 0, odds, -odds), biases.ravel())
-    last = _newton(_Problem(values, target, counted, penalty), _Step(*first), fixed, tolerance)
+    counted = (known[:, :, None] * inside[:, None]).reshape(len(values), -1)
+    problem = _Problem(values, jnp.repeat(label, fits, axis=1), counted, penalty)
+    fixed, odds = problem.constant_columns()
+    first = _Step(weights.reshape(len(weights), -1), jnp.where(fixed, odds, biases.ravel()))
+    last = _newton(problem, first, fixed, tolerance)
     return last.weights.reshape(weights.shape), last.biases.reshape(biases.shape)
 
 
@@ -78,12 +76,25 @@ class _Problem(NamedTuple):
     counted: Float[Array, "n p"]
     penalty: Float[Array, ""]
 
+    def constant_columns(self) -> tuple[Bool[Array, " p"], Float[Array, " p"]]:
+        """Return whether the labels of a column have one value only, and the bias of such a column."""
+        positives, total = (self.counted * self.target).sum(axis=0), self.counted.sum(axis=0)
+        odds = jnp.log(len(self.values) + 1.0)
+        return (positives == 0) | (positives == total), jnp.where(positives > 0, odds, -odds)
+
     def margins(self, at: _Step) -> Float[Array, "n p"]:
         return jnp.dot(self.values, at.weights, precision="highest") + at.biases
 
     def back(self, residuals: Float[Array, "n p"]) -> _Step:
         """Return the transposed matmul: the derivative of Σ residuals · margins by weights and biases."""
         return _Step(jnp.dot(self.values.T, residuals, precision="highest"), residuals.sum(axis=0))
+
+    def derivatives(self, at: _Step, margins: Float[Array, "n p"]) -> tuple[_Step, Float[Array, "n p"]]:
+        """Return the gradient of the objective, and the second derivatives of the losses by the margins."""
+        shares = jax.nn.sigmoid(margins)
+        gradient = self.back(self.penalty * self.counted * (shares - self.target))
+        gradient = _Step(gradient.weights + at.weights, gradient.biases)
+        return gradient, self.penalty * self.counted * shares * (1 - shares)
 
     def objective(self, margins: Float[Array, "n p"], norms: Float[Array, " p"]) -> Float[Array, " p"]:
         losses = jax.nn.softplus(margins) - self.target * margins
@@ -99,10 +110,7 @@ def _newton(problem: _Problem, at: _Step, fixed: Bool[Array, " p"], tolerance: F
 
     def step(state):
         count, at, margins, converged = state
-        shares = jax.nn.sigmoid(margins)
-        gradient = problem.back(problem.penalty * problem.counted * (shares - problem.target))
-        gradient = _Step(gradient.weights + at.weights, gradient.biases)
-        curvature = problem.penalty * problem.counted * shares * (1 - shares)
+        gradient, curvature = problem.derivatives(at, margins)
         direction = _conjugate_gradients(_NewtonSystem.of(problem, curvature, gradient), gradient, converged)
         change = problem.margins(direction)
         factor = _line_search(problem, at, direction, margins, change, gradient.dot(direction))
