@@ -26,7 +26,7 @@ from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
 from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.evaluation.metrics.reliability import measure_calibration
 from mlmoe_jax.evaluation.results import SplitScores
-from mlmoe_jax.models.calibration import logits_of
+from mlmoe_jax.models.calibration import to_logits
 
 METHODS = ("temperature", "platt")
 MISS_RATES = (0.05, 0.1, 0.2)
@@ -68,8 +68,8 @@ def calibration_errors(scored: SplitScores, count: int) -> dict[str, dict[str, f
         corrected = {"raw": raw}
         for method in METHODS:
             own, present, known = arrays(fitted)
-            function = fit_scales(logits_of(own), present, known, method=method)
-            corrected[method] = function(logits_of(raw))
+            function = fit_scales(to_logits(own), present, known, method=method)
+            corrected[method] = function(to_logits(raw))
         for method, scores in corrected.items():
             values.setdefault(method, []).append(measure_calibration(Entries(scores, positive, valid)))
         drawn = np.random.default_rng(seed).random(raw.shape) < corrected["platt"]

@@ -22,7 +22,7 @@ def probabilities(logits: np.ndarray) -> np.ndarray:
     return np.exp(-np.logaddexp(0, -logits))
 
 
-def logits_of(scores: np.ndarray) -> Floats:
+def to_logits(scores: np.ndarray) -> Floats:
     """Return the logits f64[...] of stored probabilities, which float32 may have rounded to 0 or 1."""
     return np.clip(logit(np.asarray(scores, np.float64)), *_LIMITS)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models.calibration import Calibration, logits_of
+from mlmoe_jax.models.calibration import Calibration, to_logits
 from mlmoe_jax.models.consistency import Consistency
 from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder, training_finished
 from mlmoe_jax.runtime.array_types import Bools, Floats
@@ -53,7 +53,7 @@ class Thresholds:
 
     def correct(self, scores: Floats, names: Sequence[str], tree: LabelTree = INDEPENDENT) -> Floats:
         """Return the reported scores of raw probabilities f64[N,K], in agreement with a tree of the labels."""
-        corrected = self.correction(names)(logits_of(scores)) if self.calibration else scores
+        corrected = self.correction(names)(to_logits(scores)) if self.calibration else scores
         return Consistency.of(tree, self.limits(names), len(names))(corrected) if tree else corrected
 
     def predict(self, scores: Floats, names: Sequence[str], tree: LabelTree = INDEPENDENT) -> Bools:

@@ -15,7 +15,7 @@ from mlmoe_jax.evaluation.decisions.calibration_fit import (
     fit_posteriors,
     fit_scales,
 )
-from mlmoe_jax.models.calibration import logits_of
+from mlmoe_jax.models.calibration import to_logits
 
 METHODS = ("temperature", "platt")
 
@@ -29,8 +29,8 @@ def case(images=400, labels=3, scale=3.0, offset=1.0, seed=0):
 
 def fit(scores, positive, valid, *, method):
     """Return the function from raw to corrected scores."""
-    function = fit_scales(logits_of(scores), positive, valid, method=method)
-    return lambda new: function(logits_of(new))
+    function = fit_scales(to_logits(scores), positive, valid, method=method)
+    return lambda new: function(to_logits(new))
 
 
 def fit_one(logits, targets, variance):
@@ -90,7 +90,7 @@ def test_a_label_with_few_positives_is_drawn_towards_the_shared_function(method)
 def test_a_label_whose_scores_are_wrong_keeps_its_order():
     scores, positive, valid = case(labels=2)
     both = np.stack([scores[:, 0], 1 - scores[:, 0]], 1)
-    right, wrong = fit_scales(logits_of(both), positive[:, [0, 0]], valid, method="platt").scale
+    right, wrong = fit_scales(to_logits(both), positive[:, [0, 0]], valid, method="platt").scale
     assert wrong > 0
     assert right > 10 * wrong
 

@@ -1,7 +1,7 @@
 import jax
 import numpy as np
 
-from mlmoe_jax.models.calibration import Calibration, logits_of, probabilities
+from mlmoe_jax.models.calibration import Calibration, probabilities, to_logits
 
 PARTS = {"scale": np.array([0.5, 2.0, 1.0]), "offset": np.array([0.3, -1.0, 0.0])}
 LOGITS = np.linspace(-9, 9, 181).repeat(3).reshape(-1, 3)
@@ -15,7 +15,7 @@ def test_the_default_is_the_sigmoid():
 def test_stored_scores_that_are_rounded_have_finite_logits():
     logits = np.array([-200.0, -50, -3, 0, 9, 30])
     rounded = probabilities(logits).astype(np.float32)
-    np.testing.assert_allclose(logits_of(rounded), [-104, -50, -3, 0, 9, 25 * np.log(2)], rtol=1e-4)
+    np.testing.assert_allclose(to_logits(rounded), [-104, -50, -3, 0, 9, 25 * np.log(2)], rtol=1e-4)
 
 
 def test_scores_follow_the_formula():

@@ -27,7 +27,7 @@ from mlmoe_jax.evaluation.decisions.fitting_split import warn_if_trained_on
 from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.evaluation.metrics.reliability import measure_calibration
 from mlmoe_jax.evaluation.results import SplitScores
-from mlmoe_jax.models.calibration import Calibration, logits_of
+from mlmoe_jax.models.calibration import Calibration, to_logits
 from mlmoe_jax.runtime.array_types import Bools, Floats
 
 LEAST_IMAGES, LEAST_POSITIVES = 50, 10  # of a split, over all labels
@@ -58,7 +58,7 @@ def fit_calibration(table: SplitScores, names: Sequence[str], config: ConfigDict
     method, table = config.calibration.method, table.readable()
     entries, group = table.entries(config.data.difficult_eval), number_groups(table.groups, len(table))
     _require_enough(table, entries, group)
-    logits = logits_of(entries.scores)
+    logits = to_logits(entries.scores)
     fold = np.random.default_rng(0).permutation(group.max() + 1)[group] % CALIBRATION_FOLDS
     corrected = np.empty(logits.shape)
     for number in range(CALIBRATION_FOLDS):

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_matrix
 
-from mlmoe_jax.evaluation.metrics.multilabel import mean_defined, precision_recall_f1_of, ratio, top_k
+from mlmoe_jax.evaluation.metrics.multilabel import mean_defined, measure_counts, ratio, top_k
 from mlmoe_jax.runtime.array_types import Floats
 
 RESAMPLES_AT_ONCE = 100  # resamples at a time: their weights take 16 MB for 40,000 images
@@ -58,7 +58,7 @@ class WeightedMetrics:
             "precision@1": ratio(self.top @ weights, self.any @ weights),
         }
         hits, claimed, actual = ((weights.T @ counted).astype(np.float64) for counted in self.counted)
-        metrics = precision_recall_f1_of(hits, claimed, actual)
+        metrics = measure_counts(hits, claimed, actual)
         return values | {f"{name}{self.suffix}": value for name, value in metrics.items()}, plain
 
 

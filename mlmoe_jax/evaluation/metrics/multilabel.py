@@ -116,7 +116,7 @@ def precision_recall_f1(
     hits, claimed, actual = _counts(predicted, labels, mask)
     if empty == "one":
         claimed = np.maximum(claimed, 1)
-    metrics = precision_recall_f1_of(hits, claimed, actual, fill={"skip": np.nan, "zero": 0.0, "one": np.nan}[empty])
+    metrics = measure_counts(hits, claimed, actual, fill={"skip": np.nan, "zero": 0.0, "one": np.nan}[empty])
     return {name: float(value) for name, value in metrics.items()}
 
 
@@ -191,7 +191,7 @@ def map_of_returned(scores: ScoreMatrix, positive: LabelMatrix, valid: LabelMatr
 
 
 # --------------------------------------------------------------------------------------------------- counts and means
-def precision_recall_f1_of(
+def measure_counts(
     hits: Num[np.ndarray, "*rows k"],
     claimed: Num[np.ndarray, "*rows k"],
     actual: Num[np.ndarray, "*rows k"],

@@ -25,7 +25,7 @@ from mlmoe_jax.evaluation.metrics.bootstrap import draw
 from mlmoe_jax.evaluation.metrics.multilabel import average_precision
 from mlmoe_jax.evaluation.metrics.ranking import rank
 from mlmoe_jax.evaluation.results import SplitScores, read_scores
-from mlmoe_jax.models.calibration import logits_of, probabilities
+from mlmoe_jax.models.calibration import probabilities, to_logits
 from mlmoe_jax.models.consistency import Consistency
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds, write_thresholds
@@ -150,7 +150,7 @@ def test_scores_are_corrected(tmp_path):
     write_thresholds(folder, replace(read_thresholds(folder), calibration=calibration))
     files = RunFiles(folder)
     raw, note = files.scored.scores, result_sections.score_curves(files).parts[0].text
-    expected = probabilities(0.5 * logits_of(raw) + 0.25)
+    expected = probabilities(0.5 * to_logits(raw) + 0.25)
     np.testing.assert_allclose(files.corrected.scores, expected, rtol=1e-6)
     np.testing.assert_allclose(files.samples.scores, expected[: len(files.samples.ids)], rtol=1e-3)
     np.testing.assert_array_equal(
