@@ -319,7 +319,7 @@ class _Summary:
             return Outcome(exit_code=exit_code)
         numbers = {"images": self.images, "labeled": labeled, "unreadable": self.unread}
         document = {**numbers, "images_per_second": rate, "output": str(target)}
-        return Outcome([Table([_UNNAMED, _UNNAMED], self._rows(), notes=[sentence])], document, exit_code)
+        return Outcome([Table([_UNNAMED, _UNNAMED], self._rows()), sentence], document, exit_code)
 
     def _rows(self) -> list[list[str]]:
         rows = []

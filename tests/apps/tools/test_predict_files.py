@@ -62,6 +62,7 @@ def test_one_row_per_image(command, capsys):
         "4.png  red 100 %  green 73 %  dark 50 %",
         "0.png  green 73 %  dark 50 %",
         "4.png  red 100 %  green 73 %  dark 50 %",
+        "",
         out.splitlines()[-1],
     ]
     assert out.splitlines()[-1].startswith("3 of 3 images labeled (")
