@@ -23,7 +23,7 @@ SETTINGS = [("model.dtype", "bfloat16"), ("model.frozen_dtype", "bfloat16")]
 def row(topology: str, batch: int, labels: int) -> str:
     """Compile one step and return its table row."""
     here, _, count = topology.partition(":")
-    mesh = [("mesh.data", "1"), ("mesh.expert", "-1")]
+    mesh = [("mesh.expert", "-1")]
     local = here == "here"
     devices = jax.devices()[: int(count)] if local else tpu_devices(topology)
     config = configuration.load_config("drmoe_20k", [*SETTINGS, *mesh])

@@ -65,8 +65,7 @@ class Hill(Loss):
     assumes_negatives = True
 
     def __call__(self, logits, examples):
-        names = ("margin", "gamma", "peak")
-        return hill_loss(logits, examples.labels, **{name: self.settings[name] for name in names})
+        return hill_loss(logits, examples.labels, gamma=self.settings.gamma)
 
 
 class FocalMargin(Loss):
@@ -79,10 +78,8 @@ class FocalMargin(Loss):
         return None
 
     def __call__(self, logits, examples):
-        settings = self.settings
         corrected = self.corrected(logits, examples)
-        options = {"margin": settings.margin, "gamma": settings.gamma}
-        return focal_margin_loss(logits, examples.labels, corrected=corrected, **options)
+        return focal_margin_loss(logits, examples.labels, gamma=self.settings.gamma, corrected=corrected)
 
 
 class SPLC(FocalMargin):

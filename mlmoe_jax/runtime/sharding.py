@@ -44,21 +44,25 @@ class LabelAxes:
 
 
 def make_mesh(sizes, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Build the mesh over `devices`, by default all, from `config.mesh`. One axis may be −1 = all remaining devices.
+    """Build the mesh over `devices`, by default all, from `config.mesh`.
 
-    Raises UserError if the product of the sizes is not the number of devices.
+    One of `fsdp` and `expert` may be −1, which takes all devices that the other one leaves. The axis `data` takes the
+    rest.
+
+    Raises UserError if the sizes do not divide the number of devices.
     """
     devices = np.asarray(jax.devices() if devices is None else devices)
-    shape = [sizes[axis] for axis in AXES]
-    if shape.count(-1) == 1:
-        rest = math.prod(size for size in shape if size != -1)
-        shape[shape.index(-1)] = len(devices) // rest if rest > 0 else 0
-    if math.prod(shape) != len(devices) or min(shape) < 1:
+    fsdp, expert = sizes["fsdp"], sizes["expert"]
+    if fsdp == -1 and expert > 0:
+        fsdp = len(devices) // expert
+    elif expert == -1 and fsdp > 0:
+        expert = len(devices) // fsdp
+    if min(fsdp, expert) < 1 or len(devices) % (fsdp * expert):
         raise UserError(
-            f"mesh {', '.join(f'{axis}={sizes[axis]}' for axis in AXES)} does not fit "
-            f"{quantity(len(devices), 'device')}; set at most one of config.mesh.* to -1"
+            f"mesh fsdp={sizes['fsdp']}, expert={sizes['expert']} does not fit {quantity(len(devices), 'device')}; set "
+            "at most one of config.mesh.* to -1"
         )
-    return Mesh(devices.reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return Mesh(devices.reshape(-1, fsdp, expert), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def shard_tree(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:

@@ -79,8 +79,8 @@ def test_an_override_of_another_type_is_refused(refusal, key, text, kind):
         ("prompts.num_groups", "; did you mean 'model.prompts.num_groups'?"),
         ("model.dropout", "; did you mean 'model.prompts.dropout'?"),
         ("optm", "; did you mean 'optim'?"),
-        ("mesh.zzz", "; 'mesh' has data, fsdp, expert"),
-        ("mesh.zzz.zzz", "; 'mesh' has data, fsdp, expert"),
+        ("mesh.zzz", "; 'mesh' has fsdp, expert"),
+        ("mesh.zzz.zzz", "; 'mesh' has fsdp, expert"),
         ("model.promts", "; did you mean 'model.prompts'?"),
         ("zzz", "; the config has seed, data, augment, "),
         ("seed.first", ": 'seed' is a key, not a section"),
@@ -94,7 +94,7 @@ def test_a_misspelt_key_gets_the_nearest_of_the_whole_config(refusal, key, says)
 
 def test_a_section_is_not_a_key(refusal):
     sentence = refusal(apply_overrides, default_config(), [("mesh", "4")])
-    assert sentence == "config key 'mesh' is a section; set one of mesh.data, mesh.fsdp, mesh.expert"
+    assert sentence == "config key 'mesh' is a section; set one of mesh.fsdp, mesh.expert"
 
 
 def test_a_key_is_set_once(refusal):

@@ -23,23 +23,25 @@ from mlmoe_jax.runtime.sharding import (
 )
 from mlmoe_jax.training.step import initial_state
 
+# (fsdp, expert) -> (data, fsdp, expert)
 FITTING = {
-    (8, 1, 1): (8, 1, 1),
-    (-1, 1, 1): (8, 1, 1),
-    (-1, 2, 2): (2, 2, 2),
-    (2, -1, 1): (2, 4, 1),
-    (1, 2, -1): (1, 2, 4),
-    (-1, 8, 1): (1, 8, 1),
+    (1, 1): (8, 1, 1),
+    (2, 2): (2, 2, 2),
+    (2, 1): (4, 2, 1),
+    (-1, 1): (1, 8, 1),
+    (-1, 2): (1, 4, 2),
+    (2, -1): (1, 2, 4),
+    (8, 1): (1, 8, 1),
 }
-NOT_FITTING = [(4, 1, 1), (-1, 3, 1), (-1, -1, 1), (-1, 16, 1), (-1, 0, 1), (-2, -4, 1), (-1, -8, -1)]
+NOT_FITTING = [(3, 1), (-1, -1), (16, 1), (16, -1), (0, 1), (-1, 0), (-4, 1), (-8, -1)]
 MESHES = """
 import json, sys
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.sharding import AXES, make_mesh
+from mlmoe_jax.runtime.sharding import make_mesh
 
 def described(sizes):
     try:
-        mesh = make_mesh(dict(zip(AXES, sizes)))
+        mesh = make_mesh(dict(zip(("fsdp", "expert"), sizes)))
     except UserError as error:
         return str(error)
     devices = [device.id for device in mesh.devices.flat]
@@ -51,7 +53,7 @@ print(json.dumps([described(sizes) for sizes in json.loads(sys.argv[1])]))
 
 @pytest.fixture(scope="module")
 def on_eight():
-    """The result of `make_mesh` for each triple of sizes on eight devices: a description of the mesh, or the error."""
+    """The result of `make_mesh` for each pair of sizes on eight devices: a description of the mesh, or the error."""
     asked = [*FITTING, *NOT_FITTING]
     return dict(zip(asked, json.loads(run_python(MESHES, json.dumps(asked), devices=8)), strict=True))
 
@@ -68,8 +70,7 @@ def test_one_axis_may_be_all_remaining_devices(on_eight, asked, shape):
 @pytest.mark.parametrize("asked", NOT_FITTING)
 def test_sizes_that_do_not_fit_are_refused(on_eight, asked):
     assert on_eight[asked] == (
-        f"mesh data={asked[0]}, fsdp={asked[1]}, expert={asked[2]} does not fit 8 devices; "
-        "set at most one of config.mesh.* to -1"
+        f"mesh fsdp={asked[0]}, expert={asked[1]} does not fit 8 devices; set at most one of config.mesh.* to -1"
     )
 
 

@@ -66,7 +66,7 @@ def test_a_custom_loss_term_is_part_of_the_config_of_a_run(finished):
 def test_keys_that_do_not_change_results_are_free(finished):
     config = default_config()
     folder = finished(to_json(config))
-    config.data.workers, config.mesh.data, config.train.log_every = 3, 2, 5
+    config.data.workers, config.mesh.fsdp, config.train.log_every = 3, 2, 5
     assert changed_keys(config, folder) == []
     config.data.cache_features = "float16"
     assert changed_keys(config, folder) == ["data.cache_features was 'no' and is 'float16'"]

@@ -30,7 +30,7 @@ def calibrate_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) 
     Raises:
       UserError: the split is reported, has no scores or is too small.
     """
-    config, table, names = open_split_to_fit(folder, overrides, "calibration")
+    config, table, names = open_split_to_fit(folder, overrides)
     stored = stored_thresholds(folder)
     calibration = fit_calibration(table, names, config)
     stale = stored is not None and bool(stored.source)

@@ -42,7 +42,7 @@ def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> Out
     levels = keys & {"precision", "miss_rate"}
     if "goal" not in keys and len(levels) == 1:
         overrides = [*overrides, ("thresholds.goal", *levels)]
-    config, table, names = open_split_to_fit(folder, overrides, "thresholds")
+    config, table, names = open_split_to_fit(folder, overrides)
     thresholds = fit_thresholds(table, names, config, stored_thresholds(folder))
     with folder.writing():
         write_thresholds(folder, thresholds)
@@ -51,20 +51,21 @@ def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> Out
 
 
 def open_split_to_fit(
-    folder: RunFolder, overrides: Sequence[tuple[str, str]], section: str
+    folder: RunFolder, overrides: Sequence[tuple[str, str]]
 ) -> tuple[ConfigDict, SplitScores, tuple[str, ...]]:
-    """Return the config of a run with `overrides` of a section, the scores of its split to fit on, and the labels.
+    """Return the config of a run with `overrides`, the scores of its split to fit on, and the labels.
 
-    Raises UserError for a key of another section, and if the split is reported or has no scores.
+    Raises UserError for keys that are not about thresholds or calibration, and if the split is reported or has no
+    scores.
     """
     folder.require(CONFIG)
     config = read_config(folder)
     for key, _ in overrides:
-        if not key.startswith(f"{section}."):
-            raise UserError(f"--config.{key} cannot be set here; only keys under {section} can")
+        if not key.startswith(("thresholds.", "calibration.")):
+            raise UserError(f"--config.{key} cannot be set here; only keys under thresholds and calibration can")
     configuration.apply_overrides(config, list(overrides))
     configuration.validate(config)
-    table = require_split(folder, read_scores(folder), split_to_fit(config, section))
+    table = require_split(folder, read_scores(folder), split_to_fit(config))
     return config, table, read_labels(folder)
 
 

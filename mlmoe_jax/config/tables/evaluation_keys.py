@@ -75,7 +75,7 @@ THRESHOLD_KEYS = section(
 )
 
 CALIBRATION_KEYS = section(
-    "How --mode=calibrate corrects scores, so that a score of 0.7 means 70 %.",
+    "How --mode=calibrate corrects scores, so that a score of 0.7 means 70 %; it fits on thresholds.split.",
     use=FlagKey(True, "Report corrected scores in --mode=predict, serve and export, not raw probabilities."),
     method=ChoiceKey(
         "platt",
@@ -85,7 +85,6 @@ CALIBRATION_KEYS = section(
             "platt": "a linear function of the logit",
         },
     ),
-    split=TextKey("", "Split to fit on, never a reported one; if empty, as thresholds.split."),
 )
 
 REPORT_KEYS = section(

@@ -37,8 +37,6 @@ LOSS_KEYS = section(
     positive_weight=NumberKey(
         1.0, "For bce: factor of positive labels; 0 takes negatives / positives of the training label.", least=0
     ),
-    margin=NumberKey(1.0, "For hill, focal_margin, splc: margin of positive labels.", least=0),
-    peak=NumberKey(1.5, "For hill: λ in the loss (λ − p) p² of negatives.", least=1),
     large_loss_rate=NumberKey(
         0.002,
         "For ll_r, ll_ct: growth per epoch of the share of changed losses; for ll_cp: this share.",
@@ -139,8 +137,7 @@ CHECKPOINT_KEYS = section(
 )
 
 MESH_KEYS = section(
-    "Devices along each axis of the mesh; one may be -1, which takes all that remain.",
-    data=IntegerKey(-1, "Devices over which only batches are sharded.", least=-1),
+    "Devices along two axes of the mesh; one may be -1, which takes all, and batches are sharded over all axes.",
     fsdp=IntegerKey(1, "Devices over which large parameters, and batches, are sharded.", least=-1),
     expert=IntegerKey(1, "Devices over which the labels of a head, and batches, are sharded.", least=-1),
 )

@@ -85,7 +85,7 @@ def _require_enough(table: SplitScores, entries: Entries, group: NDArray[np.int6
         images = f"{len(table)} images {'with scores' if group.any() else 'of one group'}"
         raise UserError(
             f"{table.name} is too small to calibrate on: {images} and {present} present labels, of at least "
-            f"{LEAST_IMAGES} and {LEAST_POSITIVES}; name another split with --config.calibration.split"
+            f"{LEAST_IMAGES} and {LEAST_POSITIVES}; name another split with --config.thresholds.split"
         )
 
 

@@ -10,22 +10,22 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD, SplitScores
 
 
-def split_to_fit(config: ConfigDict, section: str = "thresholds") -> str:
-    """Return the split to fit the thresholds or the calibration on: `split` of a section of the config.
+def split_to_fit(config: ConfigDict) -> str:
+    """Return the split to fit thresholds and calibrations on.
 
     Raises UserError if there is none, or if its metrics are reported.
     """
     default = OUT_OF_FOLD if config.train.fit == "logistic" else config.data.val_split
-    split = config[section].split or default
+    split = config.thresholds.split or default
     if not split:
         raise UserError(
-            f"the run has no validation split to fit {section} on; name one with --config.{section}.split, or train "
-            "with data.val_fraction"
+            "the run has no validation split to fit on; name one with --config.thresholds.split, or train with "
+            "data.val_fraction"
         )
     if split in config.data.test_splits:
         raise UserError(
-            f"{section} cannot be fitted on {split}, one of data.test_splits, because its reported metrics would be "
-            f"too good; name another split with --config.{section}.split"
+            f"nothing can be fitted on {split}, one of data.test_splits, because its reported metrics would be too "
+            "good; name another split with --config.thresholds.split"
         )
     return split
 

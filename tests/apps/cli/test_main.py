@@ -272,7 +272,7 @@ def test_predict_gives_the_scores_of_eval(program, trained, monkeypatch, tmp_pat
         (["--help=optm"], ["did you mean 'optim'"]),
         (["--config=mlvpt_digits", "--workdir={tmp}", "--config.train.epochs=many"], ["an integer above 0"]),
         (["--config=mlvpt_digits", "--workdir={tmp}", "--config.train.epochs"], ["no value"]),
-        (["--config=mlvpt_digits", "--workdir={tmp}", "--config.mesh.data=3"], ["mesh", "device"]),
+        (["--config=mlvpt_digits", "--workdir={tmp}", "--config.mesh.fsdp=3"], ["mesh", "device"]),
         (["--config=mlvpt_dinov2:datset=voc2012", "--workdir={tmp}/new"], ["did you mean 'dataset'"]),
         (["--config=mlvpt_digits", "--workdir={tmp}/file/run"], ["cannot make the run folder"]),
         (["--mode=export", "--workdir={run}"], ["needs --output=FILE"]),

@@ -78,14 +78,14 @@ def test_a_resumed_training_keeps_the_calibration_of_its_scores(folder, capsys):
 
 
 def test_invalid_requests_are_user_errors(folder, tmp_path, refusal):
-    assert "test, one of data.test_splits" in refusal(calibrate_run, folder, [("calibration.split", "test")])
-    assert "not of vla" in refusal(calibrate_run, folder, [("calibration.split", "vla")])
-    assert "only keys under calibration" in refusal(calibrate_run, folder, [("thresholds.split", "val")])
+    assert "test, one of data.test_splits" in refusal(calibrate_run, folder, [("thresholds.split", "test")])
+    assert "not of vla" in refusal(calibrate_run, folder, [("thresholds.split", "vla")])
+    assert "only keys under thresholds and calibration" in refusal(calibrate_run, folder, [("eval.threshold", "1")])
     assert "has no results.json" in refusal(calibrate_run, write_run(tmp_path / "unscored"))
     small = write_run(tmp_path / "small", drawn_split("val", 20))
     assert "too small to calibrate on: 20 images" in refusal(calibrate_run, small)
     bare = write_run(tmp_path / "bare", drawn_split("test"), data__val_split="", eval__select_on="test")
-    assert "no validation split to fit calibration on" in refusal(calibrate_run, bare)
+    assert "no validation split to fit on" in refusal(calibrate_run, bare)
     for run in (folder, small, bare):
         assert not (run / "thresholds.json").exists(), "no file is written"
 
