@@ -114,17 +114,24 @@ def unit_curve(
       diagonal: draw the diagonal.
     """
     x, y, last = names
-    unit = alt.Scale(domain=[0, 1])
-    base = {
-        "x": alt.X(f"{x}:Q", scale=unit, axis=alt.Axis(format="%", grid=False)),
-        "y": alt.Y(f"{y}:Q", scale=unit, axis=alt.Axis(format="%")),
-        "order": alt.Order(f"{x}:Q"),
-    }
     formats = {x: ".1%", y: ".1%", last: last_format}
     tooltip = [alt.Tooltip(f"{name}:Q", format=text) for name, text in formats.items()]
-    curve = _chart("rows").mark_line(color=_ACCENT, strokeWidth=2, point={"size": 20, "color": _ACCENT})
-    line = _chart("diagonal").mark_line(color=_INK, strokeDash=[3, 4], strokeWidth=1, tooltip=None)
-    chart = alt.layer(line.encode(**base), curve.encode(**base, tooltip=tooltip))
+    curve = _unit_square("rows", x, y).encode(tooltip=tooltip)
+    line = _unit_square("diagonal", x, y)
+    chart = alt.layer(
+        line.mark_line(color=_INK, strokeDash=[3, 4], strokeWidth=1, tooltip=None),
+        curve.mark_line(color=_ACCENT, strokeWidth=2, point={"size": 20, "color": _ACCENT}),
+    )
     rows = [dict(zip(names, point, strict=True)) for point in points.round(5).tolist()]
     ends = [{x: end, y: end} for end in (0, 1)] if diagonal else []
     return _spec(chart.properties(width="container", height=260), rows=rows, diagonal=ends)
+
+
+def _unit_square(data: str, x: str, y: str) -> alt.Chart:
+    """Return a chart of y over x with axes from 0 to 100 %, for a line in the order of x."""
+    unit = alt.Scale(domain=[0, 1])
+    return _chart(data).encode(
+        x=alt.X(f"{x}:Q", scale=unit, axis=alt.Axis(format="%", grid=False)),
+        y=alt.Y(f"{y}:Q", scale=unit, axis=alt.Axis(format="%")),
+        order=alt.Order(f"{x}:Q"),
+    )

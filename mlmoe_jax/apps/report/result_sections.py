@@ -16,7 +16,7 @@ from mlmoe_jax.apps.tools.compare import ComparedRun, Comparison, MetricChange, 
 from mlmoe_jax.apps.tools.fit_thresholds import fitted_lines
 from mlmoe_jax.evaluation.metrics.metric_groups import GROUPS
 from mlmoe_jax.evaluation.metrics.ranking import Ranking, rank_all
-from mlmoe_jax.evaluation.metrics.reliability import reliability
+from mlmoe_jax.evaluation.metrics.reliability import Reliability, reliability
 from mlmoe_jax.evaluation.metrics.standard import PREDICTION_METRICS, PREDICTIONS, THRESHOLD_MEANINGS
 from mlmoe_jax.runtime.text import percent, quantity
 
@@ -32,24 +32,31 @@ def metrics(files: RunFiles) -> Section:
         missing = "results.json is written when training ends, or by an evaluation:"
         return Section("metrics", title, missing=missing, command=files.command("--mode=eval"))
     names = list(dict.fromkeys(name for split in splits.values() for name in split.metrics))
-    at_thresholds = {name: name.partition("@")[2] for name in names if name.partition("@")[0] in PREDICTION_METRICS}
-    remaining = [name for name in names if name not in at_thresholds]
+    of_predictions = [name for name in names if name.partition("@")[0] in PREDICTION_METRICS]
+    tables, others = _grouped_metrics([name for name in names if name not in of_predictions], splits)
     text = "In percent. Means over labels leave out labels without a positive in a split, unless a definition says"
-    parts: list[Any] = [Note(f"{text} otherwise.")]
-    for key in GROUPS:
-        group = GROUPS[key]
-        meanings = {name: meaning for name in remaining if (meaning := _meaning(name, group.meanings))}
-        if meanings:
-            remaining = [name for name in remaining if name not in meanings]
-            parts.append(_table(f"metrics-{key}", group.caption, meanings, splits))
+    parts: list[Any] = [Note(f"{text} otherwise."), *tables]
     first = _threshold_text(files)
-    for at in sorted(dict.fromkeys(at_thresholds.values()), key=lambda at: at != first):
-        parts += _metrics_at(at, names, files)
-    if remaining:
-        rows = [[name, *(split.metrics.get(name) for split in splits.values())] for name in remaining]
+    thresholds = dict.fromkeys(name.partition("@")[2] for name in of_predictions)
+    for at in sorted(thresholds, key=lambda at: at != first):
+        parts += _metrics_at(at, of_predictions, files)
+    if others:
+        rows = [[name, *(split.metrics.get(name) for split in splits.values())] for name in others]
         columns = [("name", "text"), *((name, "number") for name in splits)]
         parts.append(PageTable("metrics-other", columns, rows, "Other values of results.json, not in percent"))
     return Section("metrics", title, parts)
+
+
+def _grouped_metrics(names: list[str], splits: Mapping[str, Evaluated]) -> tuple[list[PageTable], list[str]]:
+    """Return a table per group of metrics, and the names that no group defines."""
+    tables = []
+    for key in GROUPS:
+        group = GROUPS[key]
+        meanings = {name: meaning for name in names if (meaning := _meaning(name, group.meanings))}
+        if meanings:
+            names = [name for name in names if name not in meanings]
+            tables.append(_table(f"metrics-{key}", group.caption, meanings, splits))
+    return tables, names
 
 
 def _metrics_at(at: str, names: list[str], files: RunFiles) -> list[Any]:
@@ -209,7 +216,6 @@ def score_curves(files: RunFiles) -> Section:
     entries = scored.entries(files.main_split.settings.difficult)
     scores, positive, valid = entries.scores, entries.positive, entries.valid
     known, bins = positive & valid, reliability(scores, positive, mask=valid).pooled()
-    calibrated = np.stack([bins.mean_score[0], bins.fraction_positive[0], bins.count[0]], axis=1)[bins.count[0] > 0]
     points = precision_recall_points(rank_all(scores, positive, valid), scores[known])
     text = (
         f"On {scored.name}: all {int(valid.sum()):,} scores pooled, {percent(known.sum() / valid.sum())} % of them "
@@ -220,15 +226,19 @@ def score_curves(files: RunFiles) -> Section:
         before = reliability(raw.scores, positive, mask=valid).pooled().expected_calibration_error[0]
         text += f" The scores are corrected as fitted on {fitted['split']}; raw {percent(before)} %."
     ranked = charts.unit_curve(points, ("recall", "precision", "score at least"), last_format=".3f")
-    names = ("mean score", "share of positives", "scores in the bin")
-    binned = charts.unit_curve(calibrated, names, last_format=",", diagonal=True)
     alt = f"Precision over recall for all labels pooled on {scored.name}"
-    bins_alt = "Share of positives over the mean score per bin; the dashed diagonal is perfect calibration"
-    plots = [
-        Chart("precision-recall", "Precision and recall", ranked, alt),
-        Chart("reliability", "Calibration", binned, bins_alt),
-    ]
+    plots = [Chart("precision-recall", "Precision and recall", ranked, alt), _calibration_chart(bins)]
     return Section(name, title, [Note(text), Charts(plots)])
+
+
+def _calibration_chart(bins: Reliability) -> Chart:
+    """Return the share of positives over the mean score of the bins of all labels pooled."""
+    used = bins.count[0] > 0
+    points = np.stack([bins.mean_score[0], bins.fraction_positive[0], bins.count[0]], axis=1)[used]
+    names = ("mean score", "share of positives", "scores in the bin")
+    spec = charts.unit_curve(points, names, last_format=",", diagonal=True)
+    alt = "Share of positives over the mean score per bin; the dashed diagonal is perfect calibration"
+    return Chart("reliability", "Calibration", spec, alt)
 
 
 # ------------------------------------------------------------------------------------------------------- thresholds
