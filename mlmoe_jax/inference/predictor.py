@@ -105,23 +105,16 @@ class Predictor:
         folder, pairs = run_folder(workdir), as_pairs(overrides)
         if all(key != "data.exif" for key, _ in pairs):
             pairs = [*pairs, ("data.exif", "apply")]
-        fixed = any(key == "eval.threshold" for key, _ in pairs)
+        replaced = any(key == "eval.threshold" for key, _ in pairs)
         # before the model, which takes longer to read
-        stored = (stored_thresholds(folder) or Thresholds({})) if fixed else read_thresholds(folder)
+        stored = (stored_thresholds(folder) or Thresholds({})) if replaced else read_thresholds(folder)
         run = open_run(folder, pairs, which=checkpoint)
-        names, threshold = run.label_space.names, float(run.config.eval.threshold)
-        if stored.calibration and not run.config.calibration.use:
-            if stored.source and not fixed:
-                status(f"the fitted thresholds are of corrected scores, so raw scores get the threshold {threshold:g}")
-                stored = Thresholds.fixed(names, threshold)
-            stored = replace(stored, calibration={})
-        if stored.calibration:
-            run = replace(run, scores=Scores(correction := stored.correction(names)))
+        used = _used_thresholds(stored, run, replaced=replaced)
+        if used.calibration:
+            correction = used.correction(run.label_space.names)
+            run = replace(run, scores=Scores(correction))
             status(f"scores are corrected as fitted on {correction.fitted_on} (--config.calibration.use=false: raw)")
-        version = f"{folder.path.name} at step {run.step}"
-        if fixed:
-            return cls(run, dict.fromkeys(names, threshold), version=version)
-        return cls(run, stored.values, stored.source, version)
+        return cls(run, used.values, used.source, version=f"{folder.path.name} at step {run.step}")
 
     @overload
     def __call__(
@@ -259,6 +252,24 @@ class Predictor:
         best = np.argsort(-scores, kind="stable")[:top_k] if top_k else np.flatnonzero(scores >= self.thresholds)
         labels = tuple(self.names[k] for k in best)
         return LabeledImage(name, labels, dict(zip(self.names, scores.tolist(), strict=True)), gates=gates)
+
+
+def _used_thresholds(stored: Thresholds, run: Run, *, replaced: bool) -> Thresholds:
+    """Return the thresholds and the calibration with which a run labels images.
+
+    Args:
+      stored: the thresholds and the calibration in the run folder.
+      run: the run; `calibration.use` of its config decides on the calibration.
+      replaced: `eval.threshold` replaces all thresholds.
+    """
+    names, threshold = run.label_space.names, float(run.config.eval.threshold)
+    calibration = stored.calibration if run.config.calibration.use else {}
+    if replaced:
+        return Thresholds.fixed(names, threshold, calibration)
+    if stored.source and stored.calibration and not calibration:
+        status(f"the fitted thresholds are of corrected scores, so raw scores get the threshold {threshold:g}")
+        return Thresholds.fixed(names, threshold)
+    return replace(stored, calibration=calibration)
 
 
 def fitting_size(images: int, sizes: Sequence[int]) -> int:
