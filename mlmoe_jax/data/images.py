@@ -342,9 +342,6 @@ class ArrayImages(Images):
     def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
         return self.array[row]
 
-    def take(self, rows: np.ndarray) -> Images:
-        return ArrayImages(self.array[rows])
-
 
 class EncodedImages(Images):
     """Images stored as the bytes of image files; a subclass defines `__len__` and `encoded`, and perhaps `name`."""
