@@ -15,6 +15,8 @@ import tracemalloc
 import numpy as np
 
 from mlmoe_jax.evaluation.metrics import metric_groups, multilabel, reliability
+from mlmoe_jax.evaluation.metrics.entries import Entries
+from mlmoe_jax.evaluation.metrics.ranking import check_inputs
 
 
 def made_up(images: int, classes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -35,7 +37,9 @@ def calls(scores: np.ndarray, labels: np.ndarray, mask: np.ndarray) -> dict:
         "map_at_k, k = 3": lambda: multilabel.map_at_k(scores, labels, 3, mask=mask),
         "precision_recall_f1": lambda: multilabel.precision_recall_f1(scores >= 0.5, labels, mask=mask),
         "reliability": lambda: reliability.reliability(scores, labels, mask=mask),
-        "evaluate_scores, 2 thresholds": lambda: metric_groups.evaluate_scores(scores, labels, mask, thresholds),
+        "measure_entries, 2 thresholds": lambda: metric_groups.measure_entries(
+            Entries(*check_inputs(scores, labels, mask), thresholds)
+        ),
     }
 
 

@@ -60,7 +60,7 @@ class Measured:
     pairs: list[cooccurrence.PairRow]
 
 
-def split_entries(
+def prepare_entries(
     scored: SplitScores, label_space: LabelSpace, settings: MetricSettings, fitted: Thresholds | None = None
 ) -> Entries:
     """Return the scores of which the metrics of a split are computed, with the truth and the thresholds.
@@ -103,7 +103,7 @@ def measure(
     """Return all metrics over the images of a split that have scores: name -> fraction.
 
     The results of a paper's own evaluator (`config.metrics.preset`) are included under its name.
-    Arguments and errors are as for `split_entries`.
+    Arguments and errors are as for `prepare_entries`.
     """
     return _measure_split(scored, label_space, MetricSettings.of(config), [], fitted).metrics
 
@@ -126,7 +126,7 @@ def measure_and_write(
       scored: split -> scores.
       label_space: the labels.
       config: the config of the run, or of the evaluation.
-      fitted: as in `split_entries`.
+      fitted: as in `prepare_entries`.
       ends_training: whether these are the results of the training. They then replace all results in the folder, and
         the run is finished. Otherwise they replace those of their splits.
     """
@@ -153,7 +153,7 @@ def _measure_split(
     fitted: Thresholds | None,
 ) -> Measured:
     readable = scored.readable()
-    entries = split_entries(readable, label_space, settings, fitted)
+    entries = prepare_entries(readable, label_space, settings, fitted)
     published = measure_preset(settings.preset, entries, readable.codes, settings.difficult, label_space.frequency)
     metrics = measure_entries(entries) | published
     biases = cooccurrence.pair_biases(entries.scores, entries.positive, pairs, settings.threshold, mask=entries.valid)

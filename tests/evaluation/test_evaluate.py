@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import published_run, scored_run
+from helpers.metric_cases import evaluate_scores
 from helpers.published_run import CLASSES, write_run
 
 from mlmoe_jax.config import default_config, flatten
@@ -18,7 +19,6 @@ from mlmoe_jax.data.split import Split
 from mlmoe_jax.evaluation import evaluate
 from mlmoe_jax.evaluation.evaluate import evaluate_run, score_split
 from mlmoe_jax.evaluation.measure import Measured, measure, measure_and_write, results_table, write_measured
-from mlmoe_jax.evaluation.metrics.metric_groups import evaluate_scores
 from mlmoe_jax.evaluation.metrics.multilabel import per_class
 from mlmoe_jax.evaluation.results import SplitScores, read_scores, read_split_results
 from mlmoe_jax.models.apply import make_eval_step

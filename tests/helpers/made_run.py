@@ -12,9 +12,10 @@ from PIL import Image
 
 import mlmoe_jax.config as configuration
 from helpers import scored_run
+from helpers.metric_cases import evaluate_scores
 from mlmoe_jax.data.labels.grouping import cooccurrence
 from mlmoe_jax.data.labels.space import LabelSpace
-from mlmoe_jax.evaluation.metrics import metric_groups, multilabel
+from mlmoe_jax.evaluation.metrics import multilabel
 from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.runs import thresholds
 from mlmoe_jax.runs.folder import RunFolder
@@ -85,7 +86,7 @@ def write_evaluation(folder: RunFolder, codes: dict[str, np.ndarray], scores: di
     results, rows, names = {}, [], folder.read_text("labels.txt").splitlines()
     for split, of_split in codes.items():
         label, mask = of_split == 1, of_split >= 0
-        results[split] = metric_groups.evaluate_scores(scores[split], label, mask, {"0.5": 0.5})
+        results[split] = evaluate_scores(scores[split], label, mask, {"0.5": 0.5})
         of_class = multilabel.per_class(scores[split], label, mask=mask)
         rows += [[split, name, *(of_class[f][k] for f in ("positives", "AP", "AUC"))] for k, name in enumerate(names)]
     scored = [SplitScores(split, image_ids(split, len(c)), scores[split], c) for split, c in codes.items()]

@@ -2,6 +2,10 @@
 
 import numpy as np
 
+from mlmoe_jax.evaluation.metrics.entries import Entries
+from mlmoe_jax.evaluation.metrics.metric_groups import measure_entries
+from mlmoe_jax.evaluation.metrics.ranking import check_inputs
+
 
 def hard_case(seed=0, images=60, classes=9):
     """Scores with many ties, a fifth of the entries masked, a class without positives and one without negatives."""
@@ -15,3 +19,8 @@ def hard_case(seed=0, images=60, classes=9):
 
 def probable(scores):
     return 1 / (1 + np.exp(-np.asarray(scores, np.float64)))
+
+
+def evaluate_scores(scores, labels, mask, thresholds, **options) -> dict[str, float]:
+    """Return all metrics of scores [B,K], labels [B,K] and a mask [B,K] or None; options as in `Entries`."""
+    return measure_entries(Entries(*check_inputs(scores, labels, mask), thresholds, **options))

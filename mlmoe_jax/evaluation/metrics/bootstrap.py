@@ -33,7 +33,7 @@ def draw(images: int, resamples: int, seed: int) -> Iterator[NDArray[np.float32]
 
 
 class WeightedMetrics:
-    """The metrics of `metric_groups.evaluate_scores` at one threshold, for images with integer weights."""
+    """The metrics of `metric_groups.measure_entries` at one threshold, for images with integer weights."""
 
     def __init__(self, scores: ArrayLike, labels: ArrayLike, mask: ArrayLike, threshold: float):
         scores, valid = np.asarray(scores, np.float64), np.asarray(mask) != 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Int8
+from jaxtyping import Integer
 from numpy.typing import ArrayLike, NDArray
 
 from mlmoe_jax.data.label_codes import targets
@@ -46,7 +46,7 @@ class Entries:
     raw: Reals | None = None
 
     @classmethod
-    def of(cls, scores: ArrayLike, codes: Int8[np.ndarray, "b k"], difficult: str) -> Entries:
+    def of(cls, scores: ArrayLike, codes: Integer[np.ndarray, "b k"], difficult: str) -> Entries:
         """Return the entries of scores f[B,K] and codes, with difficult labels as in `data.label_codes.targets`.
 
         Raises ValueError if a valid score is NaN.

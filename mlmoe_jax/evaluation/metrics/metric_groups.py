@@ -6,12 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ml_collections import ConfigDict
-from numpy.typing import ArrayLike
 
-from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
-from mlmoe_jax.evaluation.metrics.entries import TOP_COUNT, Entries
-from mlmoe_jax.evaluation.metrics.ranking import check_inputs
-from mlmoe_jax.runtime.array_types import Reals
+from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.runtime.registry import Registry
 
 
@@ -50,36 +46,15 @@ GROUPS: Registry[MetricGroup] = Registry(
 
 
 def measure_entries(entries: Entries) -> dict[str, float]:
-    """Return all metrics of the scores of a split, each under a name that states its definition."""
+    """Return all metrics of the scores of a split, each under a name that states its definition.
+
+    Raises ValueError if a valid score is outside [0, 1].
+    """
     metrics: dict[str, float] = {}
     for group in map(GROUPS.__getitem__, GROUPS):
         if group.measure is not None:
             metrics |= group.measure(entries)
     return metrics
-
-
-def evaluate_scores(
-    scores: ArrayLike,
-    labels: ArrayLike,
-    mask: ArrayLike | None,
-    thresholds: Mapping[str, float | ArrayLike],
-    *,
-    k: int = TOP_COUNT,
-    tree: LabelTree = INDEPENDENT,
-    raw: Reals | None = None,
-) -> dict[str, float]:
-    """Return `measure_entries` of arrays.
-
-    Args:
-      scores: f[B,K], probabilities.
-      labels: [B,K], positive if equal to 1.
-      mask: [B,K], 0 for entries to ignore; None: none.
-      thresholds, k, tree, raw: as in `Entries`.
-
-    Raises:
-      ValueError: wrong shapes, or a valid score that is NaN or outside [0, 1].
-    """
-    return measure_entries(Entries(*check_inputs(scores, labels, mask), thresholds, k=k, tree=tree, raw=raw))
 
 
 def selectable_metrics(config: ConfigDict) -> list[str]:

@@ -1,6 +1,6 @@
 """Metrics as the evaluators of the papers compute them.
 
-`metric_groups.evaluate_scores` uses one set of definitions for all methods. Published numbers use their authors'
+`metric_groups.measure_entries` uses one set of definitions for all methods. Published numbers use their authors'
 definitions, which differ between papers, so comparisons with a published table use this module.
 
 | | mlvpt | q2l | mlgcn | asl | drmoe |
@@ -44,7 +44,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from numpy.typing import ArrayLike, NDArray
 
-from mlmoe_jax.data.label_codes import DIFFICULT, targets
+from mlmoe_jax.data.label_codes import DIFFICULT
 from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.evaluation.metrics.metric_groups import MetricGroup
 from mlmoe_jax.evaluation.metrics.multilabel import (
@@ -97,7 +97,8 @@ def preset(
     """
     evaluator = EVALUATORS[name]
     scores, codes = np.asarray(scores), np.asarray(codes)
-    positive, known = targets(codes, "negative")
+    entries = Entries.of(scores, codes, "negative")
+    positive, known = entries.positive, entries.valid
     ap = average_precisions(name, scores, codes) if ap is None else ap
     empty = evaluator.ap_without_positives
     report = {"mAP": mean_average_precision(ap) if empty is None else float(np.where(np.isnan(ap), empty, ap).mean())}
@@ -117,8 +118,9 @@ def preset(
 def average_precisions(name: str, scores: ArrayLike, codes: ArrayLike) -> Floats:
     """Return the average precision of each label, f64[K], as `preset` averages it; nan without positives."""
     evaluator = EVALUATORS[name]
-    positive, known = targets(np.asarray(codes), evaluator.difficult_in_ap)
-    return average_precision(np.asarray(scores), positive, mask=known, interpolation=evaluator.interpolation)
+    entries = Entries.of(scores, np.asarray(codes), evaluator.difficult_in_ap)
+    scores, positive, known = entries.scores, entries.positive, entries.valid
+    return average_precision(scores, positive, mask=known, interpolation=evaluator.interpolation)
 
 
 def measure_preset(

@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
+from helpers.metric_cases import evaluate_scores
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.label_tree import LabelTree
-from mlmoe_jax.evaluation.metrics.metric_groups import evaluate_scores, selectable_metrics
+from mlmoe_jax.evaluation.metrics.metric_groups import selectable_metrics
 
 TREE = LabelTree(((3, 0), (1, 0), (6, 3), (3, 5)), ((0, 2),))
 

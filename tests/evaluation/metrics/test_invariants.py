@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from helpers.metric_cases import hard_case, probable
+from helpers.metric_cases import evaluate_scores, hard_case, probable
 
-from mlmoe_jax.evaluation.metrics import metric_groups, multilabel, ranking
+from mlmoe_jax.evaluation.metrics import multilabel, ranking
 from mlmoe_jax.evaluation.metrics.ranking import INTERPOLATIONS as KINDS
 
 
@@ -44,9 +44,7 @@ def test_masked_entries_are_ignored(value):
     np.testing.assert_array_equal(all_metrics(*changed, mask), all_metrics(scores, labels, mask))
     cuts, scores = {"0.5": 0.5}, probable(scores)
     changed = np.where(mask > 0, scores, value), changed[1]
-    assert metric_groups.evaluate_scores(*changed, mask, cuts) == metric_groups.evaluate_scores(
-        scores, labels, mask, cuts
-    )
+    assert evaluate_scores(*changed, mask, cuts) == evaluate_scores(scores, labels, mask, cuts)
 
 
 @pytest.mark.parametrize("entries", [1, 20, 130])
@@ -54,10 +52,10 @@ def test_blocks_change_nothing(monkeypatch, entries):
     """A split is processed in blocks of rows, which are much larger than the splits of these tests."""
     scores, labels, mask = hard_case()
     scores = probable(scores)
-    expected = all_metrics(scores, labels, mask), metric_groups.evaluate_scores(scores, labels, mask, {"0.5": 0.5})
+    expected = all_metrics(scores, labels, mask), evaluate_scores(scores, labels, mask, {"0.5": 0.5})
     monkeypatch.setattr(ranking, "_ENTRIES", entries)
     np.testing.assert_array_equal(all_metrics(scores, labels, mask), expected[0])
-    assert metric_groups.evaluate_scores(scores, labels, mask, {"0.5": 0.5}) == pytest.approx(expected[1], abs=1e-12)
+    assert evaluate_scores(scores, labels, mask, {"0.5": 0.5}) == pytest.approx(expected[1], abs=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])

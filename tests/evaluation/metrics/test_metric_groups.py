@@ -3,11 +3,10 @@ import statistics
 
 import numpy as np
 import pytest
-from helpers.metric_cases import hard_case, probable
+from helpers.metric_cases import evaluate_scores, hard_case, probable
 
 from mlmoe_jax.evaluation.metrics import multilabel, ranking, reliability, threshold_search
 from mlmoe_jax.evaluation.metrics.entries import Entries
-from mlmoe_jax.evaluation.metrics.metric_groups import evaluate_scores
 from mlmoe_jax.evaluation.metrics.multilabel import (
     harmonic,
     mean_defined,

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from helpers.metric_cases import hard_case
+from helpers.metric_cases import evaluate_scores, hard_case
 from helpers.paths import PARITY
 from sklearn.metrics import (
     average_precision_score,
@@ -15,7 +15,7 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 
-from mlmoe_jax.evaluation.metrics import metric_groups, multilabel, ranking
+from mlmoe_jax.evaluation.metrics import multilabel, ranking
 
 ARRAYS = np.load(PARITY / "metrics.npz")
 RESULTS = json.loads((PARITY / "metrics.json").read_text())["results"]
@@ -206,7 +206,7 @@ def test_invalid_arguments():
     with pytest.raises(ValueError, match="interpolation"):
         multilabel.micro_average_precision(np.eye(2), np.eye(2), interpolation="voc")
     with pytest.raises(ValueError, match="probabilities"):
-        metric_groups.evaluate_scores(2 * np.eye(2), np.eye(2), None, {})
+        evaluate_scores(2 * np.eye(2), np.eye(2), None, {})
     with pytest.raises(KeyError, match="none"):
         multilabel.precision_recall_f1(np.eye(2), np.eye(2), empty="none")
 
