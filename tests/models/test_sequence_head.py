@@ -8,7 +8,8 @@ import pytest
 from flax import nnx
 from helpers.paths import PARITY
 
-from mlmoe_jax.models.heads.sequence import BEAM_WIDTH, CNNRNNHead, beam_search, log_odds
+from mlmoe_jax.models.heads.sequence import BEAM_WIDTH, CNNRNNHead
+from mlmoe_jax.models.layers.beam_search import beam_search, log_odds
 from mlmoe_jax.models.macs import count_macs
 from mlmoe_jax.models.outputs import Features
 from mlmoe_jax.models.params import ModelDef

@@ -12,7 +12,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
-from mlmoe_jax.models.backbones.convolutional import ConvolutionalBackbone
+from mlmoe_jax.models.backbones.convolutional import ConvolutionalBackbone, run_block
 from mlmoe_jax.models.backbones.entry import BackboneEntry, torchvision_entry
 from mlmoe_jax.models.contracts import BackboneShape
 from mlmoe_jax.models.layers.convolution import convolve
@@ -125,7 +125,7 @@ class Stage(nnx.Module):
         if self.downsample is not None:
             x = self.downsample(x)
         for block in self.blocks:
-            x = nnx.remat(ConvNeXtBlock.__call__)(block, x) if remat else block(x)
+            x = run_block(block, x, remat=remat)
         return x
 
 

@@ -26,6 +26,11 @@ class ConvNorm(nnx.Module):
         return self.norm(self.conv(x))
 
 
+def run_block(block: nnx.Module, x: Array, *, remat: bool) -> Array:
+    """Apply a block; with `remat`, its activations are not stored but recomputed in the backward pass."""
+    return nnx.remat(type(block).__call__)(block, x) if remat else block(x)
+
+
 class ConvolutionalBackbone(nnx.Module):
     """The base class of convolutional backbones, whose features are the cells and the mean of the last map."""
 

@@ -15,7 +15,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
-from mlmoe_jax.models.backbones.convolutional import ConvNorm, ConvolutionalBackbone
+from mlmoe_jax.models.backbones.convolutional import ConvNorm, ConvolutionalBackbone, run_block
 from mlmoe_jax.models.backbones.entry import BackboneEntry
 from mlmoe_jax.models.contracts import BackboneShape
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
@@ -144,7 +144,7 @@ class EfficientNetLite(ConvolutionalBackbone):
         """Return the map after the last 1×1 convolution, (⌈H/32⌉, ⌈W/32⌉). Images may have any size."""
         x = jax.nn.relu6(self.stem(image))
         for block in self.blocks:
-            x = nnx.remat(MBConv.__call__)(block, x) if self.remat else block(x)
+            x = run_block(block, x, remat=self.remat)
         return jax.nn.relu6(self.top(x))
 
 

@@ -14,7 +14,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
-from mlmoe_jax.models.backbones.convolutional import ConvNorm, ConvolutionalBackbone
+from mlmoe_jax.models.backbones.convolutional import ConvNorm, ConvolutionalBackbone, run_block
 from mlmoe_jax.models.backbones.entry import BackboneEntry, torchvision_entry
 from mlmoe_jax.models.contracts import BackboneShape
 from mlmoe_jax.models.layers.batch_norm import BatchNorm
@@ -128,7 +128,7 @@ class ResNet(ConvolutionalBackbone):
         for stage in self.stages:
             x = maps[-1]
             for block in stage:
-                x = nnx.remat(Bottleneck.__call__)(block, x) if self.remat else block(x)
+                x = run_block(block, x, remat=self.remat)
             maps.append(x)
         return maps
 
