@@ -39,7 +39,10 @@ class Candidates:
 
 
 def entropy(scores: Float[np.ndarray, "n k"], weights: Float[np.ndarray, " k"]) -> Float[np.ndarray, " n"]:
-    """Return the weighted mean over labels of the entropy in bits: 0 for certain labels, 1 if all scores are 1/2."""
+    """Return the weighted mean over labels of the entropy in bits.
+
+    It is 0 if all labels are certain, and 1 if all scores are 1/2.
+    """
     present, absent = np.maximum(scores, TINY), np.maximum(1 - scores, TINY)
     return -(scores * np.log2(present) + (1 - scores) * np.log2(absent)) @ (weights / weights.sum())
 
@@ -50,7 +53,10 @@ def rarity(positives: Int[np.ndarray, " k"]) -> Float[np.ndarray, " k"]:
 
 
 def normalize(features: Float[np.ndarray, "n d"]) -> Float32[np.ndarray, "n d"]:
-    """Return features scaled to length 1, whose squared distance is 2 − 2 · their cosine; zeros stay zeros."""
+    """Return features scaled to length 1. Zeros stay zeros.
+
+    The squared distance of two scaled vectors is 2 − 2 · their cosine.
+    """
     lengths = np.linalg.norm(features, axis=1, keepdims=True)
     return (features / np.maximum(lengths, TINY)).astype(np.float32)
 
@@ -104,7 +110,14 @@ def _approach(
     squares: Float32[np.ndarray, " n"],
     centers: Float32[np.ndarray, "m d"],
 ) -> None:
-    """Lower `nearest`, the squared distance of each image to its nearest center, for additional centers."""
+    """Update `nearest` in place for additional centers.
+
+    Args:
+      nearest: the squared distance of each image to its nearest center.
+      features: features of the images.
+      squares: squared lengths of the features.
+      centers: features of the additional centers.
+    """
     gaps = features @ centers.T
     gaps *= -2
     gaps += _squared_lengths(centers)

@@ -33,7 +33,7 @@ LABEL_COUNT_ROWS = 8  # rows of images by number of labels in the text; the last
 
 # -------------------------------------------------------------------------------------------------------------- report
 def check_data(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
-    """Open every split of `config.data`, decode its images, and return the report as a JSON-serializable dict.
+    """Open every split of `config.data`, decode its images, and return a report for JSON.
 
     `problems` of the report lists errors that must be corrected, `warnings` has notes about the data.
 

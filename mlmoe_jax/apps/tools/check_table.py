@@ -29,7 +29,10 @@ MOST_FILES = 200_000  # files below the root that are searched for missing image
 
 # -------------------------------------------------------------------------------------------------------------- places
 def image_places(images: Iterable[tuple[Split, int]]) -> str:
-    """Return the places of images, (split, row), such as "labels.csv lines 2, 7": lines of tables, or else ids."""
+    """Return the places of images, given as (split, row), such as "labels.csv lines 2, 7".
+
+    An image that is not in a table is named by its id.
+    """
     lines: dict[str, list[int]] = defaultdict(list)
     ids = []
     for split, row in images:
@@ -58,7 +61,7 @@ class LabelCounts:
         return f"'{self.names[k]}' ({quantity(self.counts[k], 'image')})"
 
     def describe(self, k: int) -> str:
-        """Return label `k` with its number of images and their places."""
+        """Return label `k` with its number of images and the places of the images."""
         if not self.counts[k]:
             return self.count_text(k)
         images = ((split, row) for split in self.splits for row in np.flatnonzero(_is_label(split.labels[:, k])))
@@ -102,7 +105,7 @@ class Mistake(NamedTuple):
 
 
 def _variants(labels: LabelCounts) -> Iterator[Mistake]:
-    """Yield labels that differ from a more frequent label only in case, spaces, hyphens or underscores."""
+    """Yield a mistake per label that differs from a more frequent one only in case, spaces, hyphens or underscores."""
     groups = defaultdict(list)
     for k, name in enumerate(labels.names):
         plain = unicodedata.normalize("NFKC", name).strip().casefold()
@@ -118,7 +121,7 @@ def _variants(labels: LabelCounts) -> Iterator[Mistake]:
 
 
 def _joined_names(labels: LabelCounts, separator: str) -> Iterator[Mistake]:
-    """Yield names that consist of other names, separated by a character that is not `separator`."""
+    """Yield a mistake per character other than `separator` that separates several labels in one name."""
     for mark in SEPARATORS if separator else ():
         if joined := _names_joined_by(mark, labels.names):
             yield Mistake(
@@ -130,7 +133,10 @@ def _joined_names(labels: LabelCounts, separator: str) -> Iterator[Mistake]:
 
 
 def _names_joined_by(mark: str, names: Sequence[str]) -> list[int]:
-    """Return the rows of names whose parts are all names, or parts of several names."""
+    """Return the positions of names that consist of other names, joined by `mark`.
+
+    A part counts as a name if it is in `names`, or if it is a part of two names.
+    """
     parts = {k: [part.strip() for part in name.split(mark)] for k, name in enumerate(names) if mark in name}
     counts = Counter(part for name_parts in parts.values() for part in set(name_parts))
     known = {*names, *(part for part, count in counts.items() if count > 1)} - {""}
@@ -138,7 +144,7 @@ def _names_joined_by(mark: str, names: Sequence[str]) -> list[int]:
 
 
 def _misspellings(labels: LabelCounts) -> Iterator[Mistake]:
-    """Yield rare labels that are one typing error from a frequent label."""
+    """Yield a mistake per rare label that is one typing error from a frequent label."""
     frequent = defaultdict(set)
     for k, name in enumerate(labels.names):
         if labels.counts[k] >= FREQUENT:
@@ -159,7 +165,7 @@ def _misspellings(labels: LabelCounts) -> Iterator[Mistake]:
 
 
 def _shortened(name: str) -> set[str]:
-    """Return a name, and the name without each letter; names that are one error apart have a common element."""
+    """Return a name, and the name without each of its letters. Names with one typing error share an element."""
     lower = name.casefold()
     return {lower, *(lower[:at] + lower[at + 1 :] for at in range(len(lower)))}
 
@@ -193,7 +199,7 @@ def _common_length(first: str, second: str) -> int:
 
 
 def _constant_labels(labels: LabelCounts) -> Iterator[Mistake]:
-    """Yield labels of all images."""
+    """Yield a mistake per label that all images have."""
     for k, name in enumerate(labels.names):
         if labels.counts[k] == labels.images > 1:
             yield Mistake(
@@ -204,7 +210,7 @@ def _constant_labels(labels: LabelCounts) -> Iterator[Mistake]:
 
 # --------------------------------------------------------------------------------------------------------------- files
 def explain_missing(paths: Sequence[str], root: str) -> str:
-    """Return the correction for image files that do not exist, by files below `root` with similar names."""
+    """Return how to correct the paths of missing image files, from files below `root` with similar names."""
     if windows := [path for path in paths if "\\" in path]:
         return f"{len(windows):,} of the paths have \\, as on Windows: write / instead"
     files = _files_by_name(root)

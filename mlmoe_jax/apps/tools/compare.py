@@ -204,7 +204,7 @@ def compare_runs(
 def _match_images(
     first: ComparedRun, second: ComparedRun, split: str
 ) -> tuple[SplitScores, SplitScores, dict[str, int]]:
-    """Return the scores of both runs for the images that both have read, and `Comparison.counts`.
+    """Return the scores of both runs for the images that both could read, and `Comparison.counts`.
 
     Images and labels are in the order of the first run.
     """
@@ -239,7 +239,7 @@ def _require_same_truth(first: ComparedRun, second: ComparedRun, a: SplitScores,
 def _measure_changes(
     measures: Sequence[WeightedMetrics], split: str, images: int, resamples: int, seed: int
 ) -> tuple[list[str], list[MetricChange]]:
-    """Return the names of the metrics, and the changes of the metrics and then of the AP per label."""
+    """Return the names of the metrics, and their changes followed by the changes of the AP of each label."""
     names: list[str] = []
 
     def values(measure: WeightedMetrics, weights: np.ndarray) -> np.ndarray:
@@ -290,7 +290,7 @@ def changed_images(a: SplitScores, b: SplitScores, truth: Entries, labels: Seque
 def _score_changes(
     a: np.ndarray, b: np.ndarray, distances: np.ndarray, positive: np.ndarray, labels: Sequence[str]
 ) -> tuple[ScoreChange, ...]:
-    """Return the labels of one image that changed most, from its scores and their distances, each of shape [K]."""
+    """Return the labels of one image that changed most. Arrays have shape [K]."""
     largest = np.argsort(-distances, kind="stable")[:_MOVES]
     return tuple(
         ScoreChange(labels[k], bool(positive[k]), float(a[k]), float(b[k])) for k in largest if distances[k] > 0
@@ -356,7 +356,7 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
 
 
 def comparison_parts(comparison: Comparison) -> list[str | Table]:
-    """Return a comparison as a heading and tables: of metrics, of labels, and of the images that changed most."""
+    """Return a heading, and tables of the metrics, of the labels and of the images that changed most."""
     counts = comparison.counts
     kinds = {"only_a": "only in a", "only_b": "only in b", "unread": "without scores"}
     further = ", ".join(f"{counts[kind]:,} {text}" for kind, text in kinds.items() if counts[kind])
@@ -411,7 +411,10 @@ def _image_table(images: Sequence[ChangedImage]) -> Table:
 
 
 def _csv_table(comparisons: Sequence[Comparison]) -> Table:
-    """Return all metrics, labels and images of all splits, as fractions. For images, a and b are as in ChangedImage."""
+    """Return a table of all metrics, labels and images of all splits, as fractions.
+
+    For images, a and b are as in `ChangedImage`.
+    """
     columns = ("split", "kind", "name", "positives", "a", "b", "difference", "low", "high", "moves")
     rows: list[list[Any]] = []
     for comparison in comparisons:

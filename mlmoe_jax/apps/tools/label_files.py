@@ -53,7 +53,7 @@ def write_labels(config: ConfigDict, name: str, output: str) -> Table:
 
 
 def _label_file(split: Split, data_config: ConfigDict, name: str, output: str) -> LabelFile:
-    """Return the file of a split. Paths of images are relative to the folder of the data set if they are in it."""
+    """Return the file of a split. Images in the folder of the data set have relative paths, others absolute ones."""
     images, root = split.images, find_root(data_config)
     if not isinstance(images, ImageFiles):
         raise UserError(f"the images of {data_config.name} are not files, which a labeling tool could show")
@@ -73,7 +73,13 @@ def _difficult_code(form: Format, treatment: str) -> int:
 
 
 def _entries(split: Split, images: Sequence[str], difficult: int) -> Iterator[LabelEntry]:
-    """Yield the entries of a split with a progress bar; `difficult` is the code that a difficult label gets."""
+    """Yield the entries of a split, and show progress.
+
+    Args:
+      split: the split.
+      images: paths of its images in the file.
+      difficult: the code that a difficult label gets.
+    """
     steps = math.ceil(len(split) / IMAGES_PER_STEP)
     codes = np.where(split.labels == DIFFICULT, difficult, split.labels)
     is_unlabeled = (codes == UNKNOWN).all(axis=1)
@@ -87,7 +93,7 @@ def _entries(split: Split, images: Sequence[str], difficult: int) -> Iterator[La
 
 
 def _losses(split: Split, form: Format, difficult: int) -> str:
-    """Return a sentence about the labels that the format cannot hold; "" if there are none."""
+    """Return a sentence about the labels that are written as another label; "" if there are none."""
     is_unknown = split.labels == UNKNOWN
     is_unknown[is_unknown.all(axis=1)] = False  # an image without known labels stays unlabeled
     parts = []

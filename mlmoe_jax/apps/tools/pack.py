@@ -84,7 +84,7 @@ def _plan_shards(split: Split) -> list[Shard]:
 def _write_missing(
     folder: Folder, shards: Sequence[Shard], config: ConfigDict, stop: threading.Event
 ) -> dict[str, dict[str, Any]]:
-    """Write the shards that are not in the folder; return file -> entry of all shards, or of some after a stop."""
+    """Write the shards that the folder lacks, and return file -> entry. After a stop, entries are missing."""
     skip_bad = config.data.bad_images == "skip"
     entries = {}
     for shard in shards:
@@ -122,7 +122,10 @@ def _read_entry(folder: Folder, shard: Shard) -> dict[str, Any] | None:
 
 # -------------------------------------------------------------------------------------------------------- the manifest
 def _start_manifest(folder: Folder, config: ConfigDict, splits: Sequence[Split]) -> dict[str, Any]:
-    """Return the manifest in the folder, or write one without splits; UserError if the folder has other content."""
+    """Return the manifest in the folder. A new folder gets a manifest without splits.
+
+    Raises UserError if the folder has other content.
+    """
     manifest = {
         "format": FORMAT,
         "source": config.data.name,

@@ -81,7 +81,7 @@ def predict_files(
 
 
 def _shared_image_list(items: Sequence[str], target: OutputTarget) -> list[str]:
-    """Return the images that the first process finds; without repeated images for a labeling tool.
+    """Return the images that the first process finds. For a labeling tool, each image is listed once.
 
     Only the first process has a standard input. If it finds no image, it fails with the reason, which ends the job.
     """
@@ -299,7 +299,7 @@ class _Summary:
                 status(f"error: {printable(result.error)}")
 
     def outcome(self, target: OutputTarget, *, outdated: bool) -> Outcome:
-        """Return the table and the numbers to print; log one line if standard output has the rows.
+        """Return the table and the numbers to print. If the rows are on standard output, log one line instead.
 
         Args:
           target: the target of the rows.

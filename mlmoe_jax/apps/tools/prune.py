@@ -51,7 +51,12 @@ MASK_PATHS = {"tokens": "prompts/token_mask", "segments": "prompts/segment_mask"
 
 @dataclass(frozen=True)
 class Level:
-    """A level of pruning: values of the config keys `kept_tokens` and `kept_segments`."""
+    """A level of pruning.
+
+    Attributes:
+      name: the name of its folder.
+      kept_tokens, kept_segments: the values of these keys in `config.model.prompts`.
+    """
 
     name: str
     kept_tokens: str
@@ -97,7 +102,7 @@ def _level_folder(folder: RunFolder, level: Level) -> RunFolder:
 
 
 def _adopt_level(folder: RunFolder, best: RunFolder) -> None:
-    """Copy the files of the best level, and remove the files of a level that was the best before."""
+    """Copy the files of the best level to the folder, and remove files that only other levels have."""
     (folder / CONFIG).unlink(missing_ok=True)
     if (folder / CHECKPOINTS).exists():
         folder.inside(CHECKPOINTS).rmtree()
@@ -175,7 +180,12 @@ def measure_importance(run: Run) -> dict[str, np.ndarray]:
 
 
 def _importance_step(run: Run, labels: np.ndarray) -> Callable[..., Params]:
-    """Return the jitted gradient of the training loss by the masks. `labels` are codes of the training split."""
+    """Return a jitted function that returns the gradient of the training loss with respect to the masks.
+
+    Args:
+      run: the run with learned masks.
+      labels: label codes of the training split.
+    """
     objective = training_objective(run.config, labels)
 
     def loss_of(masks: Params, values: Params, frozen: Params, batch: Batch, key: jax.Array) -> jax.Array:
@@ -193,7 +203,7 @@ def _importance_step(run: Run, labels: np.ndarray) -> Callable[..., Params]:
 
 # ----------------------------------------------------------------------------------------------------------- stages
 def _importance_once(folder: RunFolder) -> dict[str, np.ndarray]:
-    """Read the importance of the masks, or measure and store it."""
+    """Return the stored importance of the masks; measure and store it the first time."""
     if distributed.broadcast_from_first((folder / IMPORTANCE).exists()):
         return folder.read_npz(IMPORTANCE)
     measured = measure_importance(open_run(folder.below(SEARCH), [("eval.dtype", "same")]))
@@ -203,7 +213,7 @@ def _importance_once(folder: RunFolder) -> dict[str, np.ndarray]:
 
 
 def _train_once(config: ConfigDict, folder: RunFolder, title: str) -> Results:
-    """Read the results of a training, or start or resume it."""
+    """Return the results of a training, after running it unless it is finished."""
     config_of_run(config, folder)
     if (finished := training_results(folder)) is not None:
         status(f"{title}: already finished")
@@ -213,7 +223,7 @@ def _train_once(config: ConfigDict, folder: RunFolder, title: str) -> Results:
 
 
 def _write_table(folder: RunFolder, results: dict[Level, Results], metric: str) -> None:
-    """Write prune.csv: mAP, and the metric of the selection, of every split and level."""
+    """Write prune.csv: mAP and the metric that selects, of every split and level."""
     splits, rows = next(iter(results.values())), []
     columns = [(split, name) for split in splits for name in dict.fromkeys(("mAP", metric))]
     for level, measured in results.items():

@@ -71,7 +71,7 @@ def _require_images(available: int, count: int) -> None:
 def _candidates(
     predictor: Predictor, labeled: Sequence[str], unlabeled: Sequence[str], batch_size: int
 ) -> tuple[list[str], Candidates]:
-    """Return the unlabeled images that can be read, by path and as candidates."""
+    """Return the paths of the unlabeled images that can be read, and these images as candidates."""
     uncertainty, features = _embed(predictor, [*labeled, *unlabeled], batch_size)
     is_read = np.isfinite(uncertainty)
     is_labeled = np.arange(len(uncertainty)) < len(labeled)
