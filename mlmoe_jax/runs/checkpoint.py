@@ -136,7 +136,7 @@ def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, n
     if jax.default_backend() == "cpu":  # the host reads the arrays in place, and the next step would wait for it
         # On simulated devices, transfers that wait can occupy the threads that a collective operation needs.
         state, selected = jax.block_until_ready(copy_tree((state, selected)))
-    plain = {"step": step, "notes": digests.of_json(notes)}
+    plain = {"step": step, "notes": digests.json_digest(notes)}
     items = ocp.args.Composite(
         state=ocp.args.PyTreeSave(state),
         selected=ocp.args.PyTreeSave(selected),
@@ -232,7 +232,7 @@ def _difference(step: int, notes: dict[str, Any], stored: dict[str, Any]) -> str
     """Return how a checkpoint's step and notes differ from the saved ones; "" if they do not."""
     if stored["step"] != step:
         return f"it is the checkpoint of step {stored['step']}"
-    return "" if stored["notes"] == digests.of_json(notes) else "its notes differ from the saved ones"
+    return "" if stored["notes"] == digests.json_digest(notes) else "its notes differ from the saved ones"
 
 
 def newest_notes(folder: RunFolder) -> dict[str, Any]:

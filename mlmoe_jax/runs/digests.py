@@ -77,12 +77,12 @@ def read(directory: epath.Path) -> dict[str, Any]:
     return merged
 
 
-def of_json(value: Any) -> str:
-    """Return the sha256 of a JSON value; storing it does not change it."""
+def json_digest(value: Any) -> str:
+    """Return the sha256 of a value as JSON. It is the same before and after the value is stored."""
     return hashlib.sha256(json.dumps(json.loads(json.dumps(value)), sort_keys=True).encode()).hexdigest()
 
 
-def of_shards(shards: Mapping[str, Mapping[str, np.ndarray]]) -> Digests:
+def shard_digests(shards: Mapping[str, Mapping[str, np.ndarray]]) -> Digests:
     """Return the digests of `host_shards`."""
     found = {leaf: {name: _sha256(values) for name, values in parts.items()} for leaf, parts in shards.items()}
     return {leaf: parts.get(_WHOLE, parts) for leaf, parts in found.items() if parts}
@@ -153,5 +153,5 @@ def _sha256(values: np.ndarray) -> str:
 
 async def _write(directory: epath.Path, plain: dict[str, Any], parts: dict[str, dict[str, dict[str, Any]]]) -> None:
     index, _ = distributed.process()
-    digests = {name: of_shards(shards) for name, shards in parts.items()}
+    digests = {name: shard_digests(shards) for name, shards in parts.items()}
     write(directory, digests if index else {**plain, **digests}, index)

@@ -48,7 +48,7 @@ class MetricLog:
         self._evaluated = False
 
     def note(self, step: int, metrics: dict[str, jax.Array], progress: Progress) -> None:
-        """Hold a step's metrics, still on the device, as the pending row."""
+        """Make the metrics of a step, which are still on the device, the pending row."""
         # The schedule counts updates, so skipped steps delay it.
         updates = step - 1 - metrics.get("skipped_steps", 0)
         self._on_device = {**metrics, "learning_rate": self.learning_rate(updates)}

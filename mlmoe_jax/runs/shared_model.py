@@ -81,11 +81,11 @@ def run_folder(location: str | os.PathLike) -> RunFolder:
 def write_adapter(folder: RunFolder, values: Params, notes: Mapping[str, Any]) -> None:
     """Write trained values, with step, kind and split from the notes of their checkpoint."""
     tensors = {path: np.ascontiguousarray(jax.device_get(values[path]), np.float32) for path in sorted(values)}
-    about = {"layout": LAYOUT, "version": __version__, "origin": origin_of_values(notes)}
+    about = {"layout": LAYOUT, "version": __version__, "origin": selection_origin(notes)}
     folder.write_bytes(ADAPTER, save(tensors, {_ABOUT: json.dumps(about)}))  # several entries have no fixed order
 
 
-def origin_of_values(notes: Mapping[str, Any]) -> dict[str, Any]:
+def selection_origin(notes: Mapping[str, Any]) -> dict[str, Any]:
     """Return step, kind and split of selected values from notes; ValueError if one is missing or of another type."""
     for name, kind in _ORIGIN.items():
         if not isinstance(notes.get(name), kind):
@@ -113,7 +113,7 @@ def restore_adapter(folder: RunFolder, like: Params, mesh: Mesh) -> Restored:
                 f"{folder} was shared by mlmoe_jax {printable(str(about['version']), 40)}, whose layout this version, "
                 f"{__version__}, does not read; update mlmoe_jax"
             )
-        notes = origin_of_values(about["origin"])
+        notes = selection_origin(about["origin"])
         shapes = {path: value.shape for path, value in tensors.items()}
         expected = {path: value.shape for path, value in like.items()}
         if unfit := sorted(path for path in shapes | expected if shapes.get(path) != expected.get(path)):

@@ -29,7 +29,7 @@ class Uploads:
         self._running: Future | None = None
 
     def add(self, name: str, content: Callable[[], bytes]) -> None:
-        """Add a file; `content` returns its current content, and is called in the calling thread of an upload."""
+        """Add a file. `content` returns its current content, and is called in the thread that starts an upload."""
         self._files[name] = content
 
     def offer(self) -> None:

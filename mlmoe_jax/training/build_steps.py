@@ -71,7 +71,7 @@ class Steps:
         return sharding.shard_tree(tree, self.mesh, self.label_axes)
 
     def stored_form(self, placed: Any) -> Any:
-        """Return placed values as checkpoints store them, which does not depend on the mesh."""
+        """Return placed values without padding, as checkpoints store them."""
         return sharding.unpad(placed, self.mesh, self.label_axes)
 
 

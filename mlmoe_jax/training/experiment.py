@@ -55,7 +55,7 @@ class Experiment:
         return self.config.train.epochs * self.steps_per_epoch if fits_by_steps(self.config) else 1
 
     def batches(self, first: int, progress: Progress) -> Iterator[tuple[int, dict[str, jax.Array]]]:
-        """Yield the number and the batch, on the devices, of each step after the first `first` steps."""
+        """Yield (number, batch on the devices) for each step after step `first`."""
         batches = training_batches(self.config, self.data.train_split, self.data.skipped, first_step=first)
         numbers = range(first + 1, self.total_steps + 1)
         return zip(numbers, device_batches(batches, self.steps.mesh, progress), strict=False)
@@ -65,7 +65,7 @@ class Experiment:
         return step % (self.config.eval.every_epochs * self.steps_per_epoch) == 0 or step == self.total_steps
 
     def saves(self, step: int) -> bool:
-        """Return whether the state after a step is saved, besides at the end and when training is stopped."""
+        """Return whether a checkpoint is due after a step. A stop saves in any case."""
         every = max(1, round(self.config.checkpoint.every_epochs * self.steps_per_epoch))
         return step % every == 0 or step == self.total_steps
 
@@ -115,7 +115,7 @@ def make_experiment(
 
 
 def _with_restored_statistics(folder: RunFolder, parts: Parts, mesh: Mesh) -> Parts:
-    """Return a model with the statistics that the checkpoint of its run has."""
+    """Return a model with the statistics in the checkpoint of its run."""
     if not parts.stats:
         return parts
     selected = restored_values(folder, parts, mesh).selected

@@ -171,7 +171,7 @@ class Log(Hook):
 
 
 class Checks(Hook):
-    """Ends a training that has diverged, before its values are evaluated or saved, or whose checkpoints fail.
+    """Ends a training that has diverged, or whose checkpoints cannot be written.
 
     With `train.skip_nonfinite`, the compiled step leaves the state unchanged if its loss or gradient is not finite, and
     the training ends after more such steps. No value is fetched from the device for this check alone.
@@ -214,7 +214,7 @@ class Checks(Hook):
         checkpoint.require_written(self._manager, wait=True)
 
     def require_finite(self, metrics: Mapping[str, Any]) -> None:
-        """Raise UserError if more steps, up to the step of `metrics`, were not finite than may be skipped."""
+        """Raise UserError if more steps were not finite than may be skipped. `metrics` are those of the last step."""
         allowed, skipped = self._experiment.config.train.skip_nonfinite, int(metrics.get("skipped_steps", 0))
         if skipped <= allowed and (allowed or _is_finite(metrics)):
             self._unseen.clear()

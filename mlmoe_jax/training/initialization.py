@@ -262,7 +262,7 @@ def _reorder(model: Classifier, names: tuple[str, ...]) -> None:
 
 
 def _set_masks(config: ConfigDict) -> tuple[str, ...]:
-    """Return the names of the prompt masks with values in the config, such as the masks of a pruning level."""
+    """Return the names of the prompt masks whose values the config sets, as a level of pruning does."""
     prompts = config.model.prompts
     masks = {"token_mask": prompts.kept_tokens, "segment_mask": prompts.kept_segments}
     return tuple(name for name, value in masks.items() if value) if prompts.pruning == "fixed" else ()

@@ -150,7 +150,7 @@ def _transferred(path: str, initial: jax.Array, value: jax.Array, match: Counter
 
 
 def _common_rows(match: Counterparts, further: int) -> tuple[list[int], list[int]]:
-    """Return the indices of the common labels in both models, then of the `further` entries after the labels."""
+    """Return the rows of the common labels in both models, followed by the `further` rows after the labels."""
     index_of = {name: index for index, name in enumerate(match.source_names)}
     rows = [row for row, name in enumerate(match.names) if name in index_of]
     source_rows = [index_of[match.names[row]] for row in rows]

@@ -87,7 +87,7 @@ def _covered(key: jax.Array, size: int, share: jax.Array) -> Bool[Array, "b size
 
 
 def _targets(batch: Batch, share: jax.Array) -> Batch:
-    """Return the targets and their mask for the shares of the images themselves."""
+    """Return the mixed targets and their mask. `share` is λ of each image."""
     known, partner = (mask != 0 for mask in (batch["label_mask"], jnp.roll(batch["label_mask"], 1, axis=0)))
     valid = known & (partner | (share == 1)[:, None])
     label = _interpolated(batch["label"], jnp.roll(batch["label"], 1, axis=0), share)

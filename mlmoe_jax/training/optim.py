@@ -126,7 +126,7 @@ def ema_update(ema: Params, new: Params, decay: float) -> Params:
 
 
 def _scale_by_adam(beta1: Schedule, b2: float) -> optax.GradientTransformation:
-    """Adam's direction m̂ / (√v̂ + EPS), with the state of optax.scale_by_adam and a beta1 that depends on the step.
+    """Return Adam's direction m̂ / (√v̂ + EPS), with a beta1 that depends on the step. The state is that of optax.
 
     The bias corrections use the beta1 of this step only, as in PyTorch. 1 − b2^t is computed as −expm1(t · log b2),
     because a difference in float32 has an error of one part in 10⁵ at the first steps, and so has the whole trajectory.

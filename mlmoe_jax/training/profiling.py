@@ -34,7 +34,7 @@ class Window:
         return cls(first, last)
 
     def require(self, step: int, total: int) -> None:
-        """Raise UserError unless all steps are after `step`, the last step taken, and at most `total`."""
+        """Raise UserError unless the window is after step `step` and ends at step `total` at the latest."""
         if not step < self.first <= self.last <= total:
             raise UserError(
                 f"--profile={self.first}:{self.last} is not within the remaining steps, {step + 1} to {total}"

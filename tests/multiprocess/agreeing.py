@@ -61,7 +61,7 @@ def work(folder: str) -> int:
         for step in (1, 2):
             checkpoint.save(manager, step, tree, tree, {"step": step})
             manager.wait_until_finished()
-    found["digests"] = digests.of_shards(digests.host_shards(tree))
+    found["digests"] = digests.shard_digests(digests.host_shards(tree))
     if index == 1:  # a checkpoint damaged on one process is rejected by all
         damage_of, other = digests.damage, iter(["1 arrays differ"])
         digests.damage = lambda trees, stored: next(other, "") or damage_of(trees, stored)

@@ -22,7 +22,7 @@ def stored(**changes) -> dict:
 def test_a_whole_array_has_one_digest_in_any_type():
     tree = {"x": jnp.asarray(VALUES), "y": jnp.asarray(VALUES[::-1, 1], jnp.bfloat16), "z": jnp.float32(3)}
     expected = {f"['{name}']": sha256(np.ascontiguousarray(value)) for name, value in tree.items()}
-    assert digests.of_shards(digests.host_shards(tree)) == expected
+    assert digests.shard_digests(digests.host_shards(tree)) == expected
     assert digests.damage({"state": tree}, {"state": expected}) == ""
 
 

@@ -21,7 +21,7 @@ from mlmoe_jax.evaluation.results import SplitScores, read_scores
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.main import main
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.shared_model import FILES, LAYOUT, origin_of_values, run_folder
+from mlmoe_jax.runs.shared_model import FILES, LAYOUT, run_folder, selection_origin
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds, write_thresholds
 from mlmoe_jax.training.initialization import find_origin
 from mlmoe_jax.training.selection import Selection
@@ -116,7 +116,7 @@ def test_the_model_card_says_what_out_of_fold_is(made, tmp_path):
 @pytest.mark.parametrize("notes", [{}, {"step": 1, "kind": "ema"}, {"step": "1", "kind": "ema", "split": ""}])
 def test_the_origin_of_selected_values_is_read_completely_or_not_at_all(notes):
     with pytest.raises(ValueError, match="its notes give "):
-        origin_of_values(notes)
+        selection_origin(notes)
 
 
 def test_the_model_card_says_when_its_numbers_are_rough(made, tmp_path, monkeypatch):
