@@ -9,14 +9,15 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from mlmoe_jax.apps.cli.program_cache import cache_programs
 from mlmoe_jax.apps.export.targets import TARGETS
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.errors import DONE, INTERRUPTED, OUTDATED, UserError
 from mlmoe_jax.runtime.files import DEMO, HUB
-from mlmoe_jax.runtime.table import Outcome, Table
+from mlmoe_jax.runtime.table import Outcome
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
@@ -52,7 +53,7 @@ class Command:
     purpose: str
     sentence: str
     example: str
-    run: Callable[[Namespace, KeyValues], Outcome | Table]
+    run: Callable[[Namespace, KeyValues], Outcome]
     flags: tuple[str, ...] = ()
     needs: Mapping[str, str] = field(default_factory=dict)
     output: str = ""
@@ -84,12 +85,6 @@ def _open_folder(flags: Namespace) -> RunFolder:
     return run_folder(flags.workdir)
 
 
-def _cache_programs() -> None:
-    from mlmoe_jax.apps.cli.program_cache import cache_programs
-
-    cache_programs()
-
-
 def _start_run(flags: Namespace, overrides: KeyValues) -> tuple[ConfigDict, RunFolder]:
     """Return the config and the folder of a run that starts or resumes.
 
@@ -112,7 +107,7 @@ def _start_run(flags: Namespace, overrides: KeyValues) -> tuple[ConfigDict, RunF
     if flags.workdir is None:
         flags.workdir = default_folder(flags.config, overrides, config, mode=flags.mode, sweep=flags.sweep)
         status(f"run folder: {flags.workdir}")
-    _cache_programs()
+    cache_programs()
     return config, _open_folder(flags)
 
 
@@ -168,7 +163,7 @@ def _show_results(results: Results, flags: Namespace, *notes: str) -> Outcome:
 
     if not (flags.json or flags.verbose):
         print("results.json has all metrics, and --verbose prints them", file=sys.stderr)
-    return Outcome([results_table(results, every=flags.verbose), *notes], document=results)
+    return Outcome([results_table(results, every=flags.verbose), *notes])
 
 
 def _sweep(flags: Namespace, overrides: KeyValues) -> Outcome:
@@ -185,7 +180,7 @@ def _sweep(flags: Namespace, overrides: KeyValues) -> Outcome:
         bases = [GridPoint("", {}, config)]
     else:
         bases, folder = method_points(methods, overrides), _open_folder(flags)
-        _cache_programs()
+        cache_programs()
     return sweep(combine_axes(bases, axes), folder)
 
 
@@ -200,7 +195,7 @@ def _reproduce(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.apps.papers.reproduce import reproduce
     from mlmoe_jax.runs.folder import RunFolder
 
-    _cache_programs()
+    cache_programs()
     return reproduce(request, RunFolder(workdir))
 
 
@@ -215,7 +210,7 @@ def _import(flags: Namespace, overrides: KeyValues) -> Outcome:
 # ------------------------------------------------------------------------------------------------------ look at a model
 def _eval(flags: Namespace, overrides: KeyValues) -> Outcome:
     folder = _open_folder(flags)
-    _cache_programs()
+    cache_programs()
     from mlmoe_jax.evaluation.evaluate import evaluate_opened
     from mlmoe_jax.runs.restore import open_run
     from mlmoe_jax.runs.thresholds import stored_thresholds
@@ -223,7 +218,7 @@ def _eval(flags: Namespace, overrides: KeyValues) -> Outcome:
     fitted = stored_thresholds(folder)  # before the model, which takes longer to read
     run = open_run(folder, overrides, which=flags.checkpoint)
     outcome = _show_results(evaluate_opened(folder, run, fitted), flags)
-    return Outcome(outcome.parts, outcome.document, OUTDATED if run.outdated else DONE)
+    return replace(outcome, exit_code=OUTDATED if run.outdated else DONE)
 
 
 def _thresholds(flags: Namespace, overrides: KeyValues) -> Outcome:
@@ -270,7 +265,7 @@ def _check_predict(flags: Namespace) -> None:
 
 def _predict(flags: Namespace, overrides: KeyValues) -> Outcome:
     folder = _open_folder(flags)
-    _cache_programs()
+    cache_programs()
     from mlmoe_jax.apps.tools.predict_files import choose_target, predict_files
     from mlmoe_jax.runs.folder import RunFolder
 
@@ -303,13 +298,13 @@ def _serve(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.apps.serving.server import serve
 
     folder = _open_folder(flags)
-    _cache_programs()
+    cache_programs()
     return serve(folder, overrides, host=flags.host, port=flags.port, checkpoint=flags.checkpoint)
 
 
 def _export(flags: Namespace, overrides: KeyValues) -> Outcome:
     folder = _open_folder(flags)
-    _cache_programs()
+    cache_programs()
     from mlmoe_jax.apps.export.run import export_run
 
     return export_run(
@@ -346,14 +341,14 @@ def _data(flags: Namespace, overrides: KeyValues) -> Outcome:
     if flags.audit:
         from mlmoe_jax.apps.audit.suggestions import audit_data
 
-        _cache_programs()
+        cache_programs()
         return audit_data(config, flags.output)
     from mlmoe_jax.apps.tools.check import check_data, report_outcome
 
     return report_outcome(check_data(config, flags.sample))
 
 
-def _pack(flags: Namespace, overrides: KeyValues) -> Outcome | Table:
+def _pack(flags: Namespace, overrides: KeyValues) -> Outcome:
     config = _load_config(flags.config, overrides)
     from mlmoe_jax.apps.tools.label_files import write_labels
     from mlmoe_jax.apps.tools.pack import pack
@@ -365,7 +360,7 @@ def _features(flags: Namespace, overrides: KeyValues) -> Outcome:
     config = _load_config(flags.config, overrides)
     from mlmoe_jax.apps.tools.feature_files import write_features
 
-    _cache_programs()
+    cache_programs()
     return write_features(config, flags.output)
 
 

@@ -30,11 +30,6 @@ class Option:
     help: str
     options: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def is_switch(self) -> bool:
-        """Whether the flag takes no value."""
-        return self.options.get("action") == "store_true"
-
 
 SWITCH = {"action": "store_true"}
 # Flags of some commands only, in the order of the help. `Command.flags` says whose they are.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from mlmoe_jax.apps.cli.commands import COMMANDS, Command
-from mlmoe_jax.apps.cli.flags import FLAGS
+from mlmoe_jax.apps.cli.flags import FLAGS, SWITCH
 
 _WIDTH = 100
 _END = """\
@@ -34,7 +34,7 @@ def _mode_help(mode: str, command: Command) -> str:
     lines = [f"mlmoe {mode}: {command.sentence}", ""]
     texts = _flag_texts(command)
     for name in sorted(texts, key=lambda name: name not in command.needs):  # required flags first
-        flag = f"--{name}" if name == "json" or (name in FLAGS and FLAGS[name].is_switch) else f"--{name}=…"
+        flag = f"--{name}" if name == "json" or (name in FLAGS and FLAGS[name].options is SWITCH) else f"--{name}=…"
         line = f"{flag:<18} {texts[name]}{' (needed)' if name in command.needs else ''}"
         lines += textwrap.wrap(line, _WIDTH, initial_indent="  ", subsequent_indent=" " * 21, break_on_hyphens=False)
     if command.takes_keys:

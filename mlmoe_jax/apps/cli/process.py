@@ -23,7 +23,7 @@ from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.files import disk_error, disk_errors_explained
 from mlmoe_jax.runtime.preemption import interruptible
 from mlmoe_jax.runtime.progress import AboveBars
-from mlmoe_jax.runtime.table import Outcome, Table
+from mlmoe_jax.runtime.table import Outcome
 from mlmoe_jax.runtime.text import printable
 
 _TOPIC = "--help="  # followed by a section or a key of the config; --help alone is about the commands
@@ -61,10 +61,8 @@ def _run(arguments: Sequence[str]) -> int:
     return run_job(work, together=command.together)
 
 
-def print_outcome(outcome: Table | Outcome, *, as_document: bool) -> int:
+def print_outcome(outcome: Outcome, *, as_document: bool) -> int:
     """Print an outcome as text or JSON. Then raise its error, if any, or return its exit code."""
-    if isinstance(outcome, Table):
-        outcome = Outcome([outcome])
     if outcome.parts:
         print(outcome.json() if as_document else outcome.text())
     if outcome.error is not None:

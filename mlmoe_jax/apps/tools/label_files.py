@@ -19,12 +19,12 @@ from mlmoe_jax.data.sources.source import difficult_treatment
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.progress import Progress
-from mlmoe_jax.runtime.table import Column, Table
+from mlmoe_jax.runtime.table import Column, Outcome, Table
 
 IMAGES_PER_STEP = 1024  # images per step of the progress bar
 
 
-def write_labels(config: ConfigDict, name: str, output: str) -> Table:
+def write_labels(config: ConfigDict, name: str, output: str) -> Outcome:
     """Write the labels of every split of `config.data` in the format `name`; return a table of the files.
 
     Args:
@@ -49,7 +49,7 @@ def write_labels(config: ConfigDict, name: str, output: str) -> Table:
         rows.append([split.name, len(split), np.count_nonzero(split.labels == POSITIVE), str(file.path)])
         notes += filter(None, (_losses(split, form, difficult), note))
     counts = [Column(title, "{:,}".format) for title in ("images", "positive labels")]
-    return Table(["split", *counts, Column("written to", align="<")], rows, notes=notes)
+    return Outcome([Table(["split", *counts, Column("written to", align="<")], rows, notes=notes)])
 
 
 def _label_file(split: Split, data_config: ConfigDict, name: str, output: str) -> LabelFile:
