@@ -22,7 +22,7 @@ from urllib.parse import urljoin, urlsplit
 from etils import epath
 from fastapi import FastAPI, HTTPException, Request
 
-from mlmoe_jax.apps.serving.service import Options, Service
+from mlmoe_jax.apps.serving.service import Options, Service, require_readable
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.sources.label_studio_export import LOCAL_FILES, Control, prediction, read_address, read_controls
 from mlmoe_jax.errors import UserError, reason_of
@@ -65,10 +65,8 @@ class LabelStudioBackend:
         """Return a list of predictions per task: one, or none if its image cannot be read."""
         body = await self._service.body(request)
         tasks, name, control = await self._service.in_reader(_parse_request, body, self._labels)
-        addresses = [task["data"].get(control.image_key) for task in tasks]
-        results = await self._label_all(request, addresses)
-        if all("error" in result for result in results):
-            raise HTTPException(422, results[0]["error"])
+        results = await self._label_all(request, [task.get(control.image_key) for task in tasks])
+        require_readable(results)
         predictions = [self._predictions(result, name, control) for result in results]
         return {"model_version": self._version, "results": predictions}
 
@@ -77,12 +75,7 @@ class LabelStudioBackend:
         results: list[dict[str, Any]] = []
         for start in range(0, len(addresses), self._service.most_images):
             part = addresses[start : start + self._service.most_images]
-            try:
-                results += await self._service.results(request, Options(), partial(self._images.read_all, part))
-            except HTTPException as error:
-                if error.status_code != 422:
-                    raise
-                results += [{"error": error.detail}] * len(part)
+            results += await self._service.results(request, Options(), partial(self._images.read_all, part))
         return results
 
     def _predictions(self, result: dict[str, Any], name: str, control: Control) -> list[dict[str, Any]]:
@@ -94,15 +87,14 @@ class LabelStudioBackend:
 
 
 def _parse_request(body: bytes, labels: Sequence[str]) -> tuple[list[dict[str, Any]], str, Control]:
-    """Return the tasks of a request, and name and content of its Choices with the most of the `labels`.
+    """Return the data of the tasks of a request, and name and content of its Choices with the most of the `labels`.
 
     Raises HTTPException if the request is of another form.
     """
     try:
         content = json.loads(body)
-        tasks, controls = content["tasks"], read_controls(content["label_config"].encode())
-        if not all(isinstance(task["data"], dict) for task in tasks):
-            raise TypeError
+        tasks = [{**task["data"]} for task in content["tasks"]]
+        controls = read_controls(content["label_config"].encode())
     except Exception as error:  # parsers raise errors of many types for content of another form
         expected = "JSON with tasks and a label_config, as Label Studio sends"
         raise HTTPException(400, f"the body should be {expected}") from error
@@ -138,9 +130,9 @@ class TaskImages:
 
     def _read(self, address: Any) -> tuple[str, bytes | BadImage]:
         name = str(address)[:100]
+        if not isinstance(address, str):
+            return name, BadImage(f"cannot read {name} as an image: the task has no address of an image")
         try:
-            if not isinstance(address, str):
-                raise UserError("the task has no address of an image")
             return name, self.read(address)
         except (UserError, OSError, ValueError, http.client.HTTPException) as error:
             return name, BadImage(f"cannot read {name} as an image: {reason_of(error)}")

@@ -26,7 +26,7 @@ from mlmoe_jax.apps.serving.label_studio_backend import LabelStudioBackend
 from mlmoe_jax.apps.serving.labeler import Labeler
 from mlmoe_jax.apps.serving.middleware import CountAnswers, ReadWholeBody, RefuseOtherSites
 from mlmoe_jax.apps.serving.request_images import BODY
-from mlmoe_jax.apps.serving.service import READY, REQUEST_SECONDS, Options, Service
+from mlmoe_jax.apps.serving.service import READY, REQUEST_SECONDS, Options, Service, require_readable
 from mlmoe_jax.errors import DONE, OUTDATED, UserError
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.runs.folder import RunFolder
@@ -84,7 +84,9 @@ class ImageApi:
 
         If one of several images cannot be read, its result has an error, and the remaining images are labeled.
         """
-        return JSONResponse({"results": await self._service.results(request, options)})
+        results = await self._service.results(request, options)
+        require_readable(results)
+        return JSONResponse({"results": results})
 
     async def health(self, response: Response) -> dict[str, str]:
         """Return the status 200 if the server is ready."""

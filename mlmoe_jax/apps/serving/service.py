@@ -45,6 +45,12 @@ class Options(BaseModel):
     attention: bool = Field(False, description="Return attention maps and the image as the model received it too.")
 
 
+def require_readable(results: Sequence[dict[str, Any]]) -> None:
+    """Raise HTTPException if the results of all images are errors."""
+    if all("error" in result for result in results):
+        raise HTTPException(422, results[0]["error"])
+
+
 class ServerMetrics:
     """Counters of one server.
 
@@ -151,9 +157,15 @@ class Service:
     async def results(
         self, request: Request, options: Options, images: Callable[[], Awaitable[RequestImages]] | None = None
     ) -> list[dict[str, Any]]:
-        """Return the results of a request, as JSON values; HTTPException if there are none.
+        """Return the result of each image of a request, as JSON values; a result has an error if it cannot be read.
 
-        `images` reads the images, if they are not in the body of the request.
+        Args:
+          request: the request.
+          options: what to return.
+          images: reads the images, if they are not in the body of the request.
+
+        Raises:
+          HTTPException: the options do not fit the model, or as in `admit`.
         """
         if options.gates and not self.labeler.gate_entries:
             raise HTTPException(422, "the model has no gates")
@@ -221,8 +233,6 @@ class Service:
     async def _results(self, images: RequestImages, options: Options) -> list[dict[str, Any]]:
         decoded = await self.decode(images)
         readable = [image for image in decoded if not isinstance(image, BadImage)]
-        if not readable:
-            raise HTTPException(422, str(decoded[0]))
         outputs = iter(await self.label(readable, EXPLAINED if options.attention else LABELED))
         results = []
         for (name, _), image in zip(images, decoded, strict=True):
