@@ -19,7 +19,7 @@ from PIL import Image
 
 from mlmoe_jax.data.images import STRICT, BadImage, Decoding, Images, read_image
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import sha256_of
+from mlmoe_jax.runtime.files import file_sha256
 from mlmoe_jax.runtime.storage import Folder, atomic_file
 
 JPEG_QUALITY = 95  # for images that are stored smaller
@@ -79,7 +79,7 @@ class ShardWriter:
                         if not self.skip_bad:
                             raise
                         left_out.append({"row": shard.first_row + position, "id": name, "why": str(error)})
-            size, sha256 = partial.stat().st_size, sha256_of(partial)
+            size, sha256 = partial.stat().st_size, file_sha256(partial)
         stored = len(shard.ids) - len(left_out)
         entry = {"file": shard.file, "records": stored, "bytes": size, "sha256": sha256, "left_out": left_out}
         folder.write_json(shard.sidecar, {"source_sha256": shard.source_sha256, "entry": entry})

@@ -18,7 +18,7 @@ from pathlib import Path
 from mlmoe_jax.errors import UserError, reason_of
 from mlmoe_jax.pretrained import hub
 from mlmoe_jax.pretrained.hub import NoAnswer, Refused
-from mlmoe_jax.runtime.files import disk_errors_explained, open_to_append, sha256_of
+from mlmoe_jax.runtime.files import disk_errors_explained, file_sha256, open_to_append
 from mlmoe_jax.runtime.progress import DownloadBar, megabytes, status
 from mlmoe_jax.runtime.storage import Folder
 
@@ -77,7 +77,7 @@ def check_pinned(target: Path, *, sha256: str = "") -> None:
       sha256: the sha256 or its first digits, for a file without a pin.
     """
     expected = _expected_sha256(target, sha256)
-    actual = sha256_of(target) if expected else ""
+    actual = file_sha256(target) if expected else ""
     if not actual.startswith(expected):
         raise UserError(
             f"{target} is damaged or has been replaced, as its sha256 is {actual[:12]}… instead of {expected[:12]}…; "
@@ -104,7 +104,7 @@ def _download(address: str, target: Path, sha256: str) -> None:
     else:
         file = part
         _receive_with_retries(address, part)
-    actual, expected = sha256_of(file), _expected_sha256(target, sha256)
+    actual, expected = file_sha256(file), _expected_sha256(target, sha256)
     if not actual.startswith(expected):
         _remove(part)
         raise UserError(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mlmoe_jax.errors import UserError, reason_of
-from mlmoe_jax.runtime.files import HUB, cache_folder, disk_errors_explained, sha256_of
+from mlmoe_jax.runtime.files import HUB, cache_folder, disk_errors_explained, file_sha256
 from mlmoe_jax.runtime.progress import DownloadBar, megabytes, status
 from mlmoe_jax.runtime.storage import Folder
 from mlmoe_jax.runtime.text import printable
@@ -186,7 +186,7 @@ def _download(address: Address, commit: str, files: Iterable[_HubFile], folder: 
                 tqdm_class=DownloadBar,
             )
         path = folder / file.name
-        if path.stat().st_size != file.size or (file.sha256 and sha256_of(path) != file.sha256):
+        if path.stat().st_size != file.size or (file.sha256 and file_sha256(path) != file.sha256):
             path.unlink()
             raise UserError(f"the {file.name} of {address} has another size or sha256 than on the hub; try again")
 

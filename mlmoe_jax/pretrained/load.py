@@ -96,13 +96,13 @@ class _Piece:
 
     Attributes:
       rule: the rule that matches the name of the tensor.
-      places: the places of the part along the axes of the rule.
+      index: the index of the part along each axis of the rule.
       name: the name of the tensor.
       value: the part.
     """
 
     rule: Rule
-    places: tuple[int, ...]
+    index: tuple[int, ...]
     name: str
     value: np.ndarray
 
@@ -151,37 +151,37 @@ def load_weights(module: nnx.Module, path_or_name: str | Path) -> LoadReport:
       UserError: the file does not fit. The error lists the mismatches, and the module has not changed.
     """
     path = find_weights(path_or_name) if path_or_name in CATALOG else Path(path_or_name)
-    whole = any(target.startswith(BACKBONE) for target in named_variables(module, nnx.Param, nnx.BatchStat))
-    return fill(module, map_file(path, whole=whole))
+    whole_model = any(target.startswith(BACKBONE) for target in named_variables(module, nnx.Param, nnx.BatchStat))
+    return fill(module, map_file(path, whole_model=whole_model))
 
 
-def map_file(path: Path, *, whole: bool) -> MappedFile:
+def map_file(path: Path, *, whole_model: bool) -> MappedFile:
     """Read a weights file and map its tensors to parameter paths, by the layout that the tensor names show.
 
     Args:
       path: the file.
-      whole: whether the values are for a whole model or its head; otherwise they are for a backbone alone.
+      whole_model: whether the values are for a whole model or its head; otherwise they are for a backbone alone.
 
     Raises:
-      UserError: the file cannot be read, its layout or backbone is unknown, it has no head but `whole` is True, or it
-        has only a head but `whole` is False.
+      UserError: the file cannot be read, its layout or backbone is unknown, it has no head although `whole_model` is
+        True, or it has only a head although `whole_model` is False.
     """
     tensors = read_tensors(path)
     refuse_unknown_backbone(tensors)
     layout = recognize(tensors)
     if layout is None:
-        some = ", ".join(sorted(tensors)[:3]) or "none"
-        raise UserError(f"{path} has an unknown layout; its first tensors are {some}")
-    if problem := _misuse(layout, whole):
+        names = ", ".join(sorted(tensors)[:3]) or "none"
+        raise UserError(f"{path} has an unknown layout; its first tensors are {names}")
+    if problem := _misuse(layout, whole_model):
         raise UserError(f"{path} ({layout.name} layout) {problem}")
-    return apply_rules(path, tensors, layout.backbone_only() if layout.whole and not whole else layout)
+    return apply_rules(path, tensors, layout.backbone_only() if layout.is_whole_model and not whole_model else layout)
 
 
-def _misuse(layout: Layout, whole: bool) -> str:
+def _misuse(layout: Layout, whole_model: bool) -> str:
     """Return why a file in a layout cannot fill a whole model, or a backbone alone; "" if it can."""
-    if layout.head_alone and not whole:
+    if layout.is_head and not whole_model:
         return "holds a head and no backbone; set config.init_from to it"
-    if whole and not (layout.whole or layout.head_alone):
+    if whole_model and not (layout.is_whole_model or layout.is_head):
         return "does not hold a whole model; set config.model.backbone.weights to it if it is a backbone"
     return ""
 
@@ -217,7 +217,7 @@ def recognize(names: Collection[str]) -> Layout | None:
 def _find_wrapper(names: Collection[str], layout: Layout) -> str | None:
     """Return the common prefix of all names of a file in this layout; None for a file in another layout."""
     wrappers = [name.removesuffix(layout.marker) for name in names if name.endswith(layout.marker)]
-    wrappers = [wrapper for wrapper in wrappers if all(f"{wrapper}{name}" in names for name in layout.also)]
+    wrappers = [wrapper for wrapper in wrappers if all(f"{wrapper}{name}" in names for name in layout.required)]
     return min((wrapper for wrapper in wrappers if _WRAPPERS.fullmatch(wrapper)), key=len, default=None)
 
 
@@ -232,9 +232,9 @@ def apply_rules(path: Path, tensors: dict[str, np.ndarray], layout: Layout) -> M
             continue
         rule, match = found
         require_finite(path, name, tensor)
-        places = tuple(int(match.expand(at)) if isinstance(at, str) else at for at in rule.at)
+        index = tuple(int(match.expand(number)) if isinstance(number, str) else number for number in rule.index)
         try:
-            pieces[match.expand(rule.target)].append(_Piece(rule, places, name, rule.transform(tensor)))
+            pieces[match.expand(rule.target)].append(_Piece(rule, index, name, rule.transform(tensor)))
         except (ValueError, IndexError) as error:
             text = f"tensor {name} of shape {tensor.shape} does not fit the {layout.name} layout"
             raise UserError(text) from error
@@ -253,25 +253,25 @@ def _find_rule(layout: Layout, name: str) -> tuple[Rule, re.Match[str]] | None:
 
 def _join(target: str, pieces: list[_Piece]) -> np.ndarray:
     """Return the value of a parameter from its pieces; UserError if they do not fit together."""
-    pieces.sort(key=lambda piece: piece.places)
-    by_place = {piece.places: piece.value for piece in pieces}
-    if len(by_place) < len(pieces):
+    pieces.sort(key=lambda piece: piece.index)
+    by_index = {piece.index: piece.value for piece in pieces}
+    if len(by_index) < len(pieces):
         raise UserError(f"more than one tensor would become {target}: {', '.join(piece.name for piece in pieces)}")
     try:
-        return join_pieces(by_place, pieces[0].rule.axes)
+        return join_pieces(by_index, pieces[0].rule.axes)
     except ValueError as error:
         shapes = ", ".join(str(piece.value.shape) for piece in pieces)
         raise UserError(f"the tensors that make {target} have shapes that do not fit together: {shapes}") from error
 
 
 def join_pieces(pieces: dict[tuple[int, ...], np.ndarray], axes: tuple[int, ...]) -> np.ndarray:
-    """Concatenate arrays by their places along `axes`; ValueError if their shapes do not fit together."""
+    """Concatenate arrays by their index along each of `axes`; ValueError if their shapes do not fit together."""
     if not axes:
         return pieces[()]
     rows: dict[int, dict[tuple[int, ...], np.ndarray]] = defaultdict(dict)
-    for places, value in pieces.items():
-        rows[places[0]][places[1:]] = value
-    return np.concatenate([join_pieces(rows[place], axes[1:]) for place in sorted(rows)], axis=axes[0])
+    for index, value in pieces.items():
+        rows[index[0]][index[1:]] = value
+    return np.concatenate([join_pieces(rows[number], axes[1:]) for number in sorted(rows)], axis=axes[0])
 
 
 def _find_mismatches(values: dict[str, np.ndarray], shapes: dict[str, tuple], mapped: MappedFile) -> list[str]:

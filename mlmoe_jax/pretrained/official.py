@@ -80,10 +80,10 @@ def load_official(model: nnx.Module, path: Path, labels: int) -> LoadReport:
       UserError: the file is neither a whole model nor a head, has another number of labels, classifies other tokens
         than the model, or does not fit the model.
     """
-    mapped = map_file(path, whole=True)
+    mapped = map_file(path, whole_model=True)
     if problem := _find_contradiction(model, mapped, labels):
         raise UserError(f"{mapped} {problem}")
-    if mapped.layout.head_alone:
+    if mapped.layout.is_head:
         mapped = replace(mapped, layout=replace(mapped.layout, optional=(r"(?!head/).*",)))
     table = mapped.values.get(POSITION_TABLE)
     if isinstance(model.backbone, ViT) and table is not None and _is_table(table, model.backbone.shape.width):
@@ -101,7 +101,7 @@ def _find_contradiction(model: nnx.Module, mapped: MappedFile, labels: int) -> s
             "must agree in number and order"
         )
     pool = _pooling(mapped.layout.name, mapped.values.get(POSITION_TABLE))
-    if pool not in (None, _pool_of(model)):
+    if pool not in (None, _head_pool(model)):
         return f"comes from code that classifies {_TOKENS[pool]}; set config.model.head.pool={pool}"
     of_q2l = isinstance(model.head, QueryHead) and model.head.decoder.style == STYLES["q2l"]
     if of_q2l and any(re.fullmatch(_SELF_ATTENTION, path) for path in mapped.values):
@@ -133,7 +133,7 @@ def _pooling(layout: str, table: np.ndarray | None) -> str | None:
     return "cls" if layout.startswith(("vpt", "e2vpt")) else None
 
 
-def _pool_of(model: nnx.Module) -> str | None:
+def _head_pool(model: nnx.Module) -> str | None:
     return model.head.pool if isinstance(model.head, LinearHead) else None
 
 
@@ -193,13 +193,13 @@ def official_tensors(model: nnx.Module) -> tuple[Layout, dict[str, np.ndarray]]:
         raise UserError("the authors' code has no ViT with rotary positions, so there is no layout for this model")
     _, params, stats = ModelDef.split(model)
     values = {path: np.asarray(value, np.float32) for path, value in {**params, **stats}.items()}
-    named = [(layout, *_name_tensors(layout, values)) for layout in LAYOUTS if layout.whole]
+    named = [(layout, *_name_tensors(layout, values)) for layout in LAYOUTS if layout.is_whole_model]
     pools: dict[str, str | None] = {}
     for layout, tensors, missing in named:
         # A layout with names for all parameters may belong to another class of models; its marker decides.
         if not missing and recognize(tensors) is layout:
             pools[layout.name] = _pooling(layout.name, values.get(POSITION_TABLE))
-            if pools[layout.name] in (None, _pool_of(model)):
+            if pools[layout.name] in (None, _head_pool(model)):
                 return layout, {name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}
     raise UserError(_why_no_layout(model, pools, named))
 
@@ -218,7 +218,7 @@ def _why_no_layout(
         name, pool = next(iter(pools.items()))
         return (
             f"the authors' code that reads the {name} layout classifies {_TOKENS[pool]} (model.head.pool={pool}), "
-            f"but this model has model.head.pool={_pool_of(model)}"
+            f"but this model has model.head.pool={_head_pool(model)}"
         )
     close = [(len(missing), layout.marker not in tensors, layout.name, missing) for layout, tensors, missing in named]
     *_, closest, missing = min(entry for entry in close if entry[-1])
@@ -254,12 +254,12 @@ def split_value(rules: Sequence[Rule], value: np.ndarray) -> list[tuple[Rule, np
     Raises:
       ValueError: the value cannot be split by the rules.
     """
-    by_place = {rule.at: rule for rule in reversed(rules)}
-    if set(by_place) <= {()}:
-        return [(rule, value) for rule in by_place.values()]
-    if any(len(at) != 1 or isinstance(at[0], str) for at in by_place):
+    by_index = {rule.index: rule for rule in reversed(rules)}
+    if set(by_index) <= {()}:
+        return [(rule, value) for rule in by_index.values()]
+    if any(len(index) != 1 or isinstance(index[0], str) for index in by_index):
         raise ValueError("a value is split along one axis, with one rule per part")
-    ordered = [by_place[at] for at in sorted(by_place)]
+    ordered = [by_index[index] for index in sorted(by_index)]
     axis = ordered[0].axes[0]
     sizes = _fill_sizes([rule.size for rule in ordered], value.shape[axis])
     parts = np.split(value, np.cumsum(sizes)[:-1], axis=axis)

@@ -275,7 +275,7 @@ def peft_files(model: Classifier, config: ConfigDict) -> tuple[dict[str, Any], d
     if problem := _why_unwritable(model, config):
         raise UserError(problem)
     [name], shape = model.adapters, model.backbone.shape
-    settings, names = config.model.adapters[name], _names_of(shape)
+    settings, names = config.model.adapters[name], _transformers_names(shape)
     layers = {layer: names.fc2 if layer == "fc2" else _NAMES[layer][0] for layer in settings.targets}
     tensors = _classifier_tensors(model, names) if _reads_class_token(model) else {}
     prefix = f"{_PREFIX}{names.module}." if tensors else _PREFIX
@@ -314,7 +314,7 @@ def _why_unwritable(model: Classifier, config: ConfigDict) -> str:
     return ""
 
 
-def _names_of(shape: ViTShape) -> _Names:
+def _transformers_names(shape: ViTShape) -> _Names:
     fc2 = _NAMES["fc2"][0] if shape.mlp == "gelu" else "mlp.down_proj"
     if shape.layer_scale is None and not shape.registers:
         return _Names("vit", "layers", fc2, shape.width)

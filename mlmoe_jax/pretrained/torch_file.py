@@ -85,13 +85,13 @@ def _open_legacy(data: mmap.mmap) -> tuple[Any, Read]:
     _, protocol, system, content, keys = (read_pickle(data, storages) for _ in range(5))
     if protocol != _PROTOCOL or not system["little_endian"]:
         raise Unreadable("it is of an unknown version of PyTorch's legacy layout, or from a big-endian machine")
-    places, position = {}, data.tell()
+    starts, position = {}, data.tell()
     for key in keys:
-        count, places[key] = int.from_bytes(data[position : position + 8], "little"), position + 8
-        position = places[key] + storages[key].nbytes
+        count, starts[key] = int.from_bytes(data[position : position + 8], "little"), position + 8
+        position = starts[key] + storages[key].nbytes
         if position > len(data) or count * storages[key].dtype.itemsize != storages[key].nbytes:
             raise Unreadable(f"it is cut off or damaged at its storage {key[:100]!r}")
-    return content, lambda key, nbytes: data[places[key] : places[key] + nbytes]
+    return content, lambda key, nbytes: data[starts[key] : starts[key] + nbytes]
 
 
 def _other_kind(head: bytes) -> str:
@@ -113,8 +113,8 @@ def _state_dict(content: Any) -> dict[str, Tensor]:
     tensors = next(filter(None, found), None)
     if tensors is None:
         keys = ", ".join(repr(key)[:60] for key in content if type(key) is str)[:200]
-        places = ", ".join(STATE_KEYS)
-        raise Unreadable(f"it has no tensors, neither directly nor under {places}; its keys are {keys or 'none'}")
+        known = ", ".join(STATE_KEYS)
+        raise Unreadable(f"it has no tensors, neither directly nor under {known}; its keys are {keys or 'none'}")
     while all(name.startswith("module.") for name in tensors):
         tensors = {name.removeprefix("module."): tensor for name, tensor in tensors.items()}
     return tensors

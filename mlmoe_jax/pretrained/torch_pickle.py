@@ -186,10 +186,10 @@ def _check(data: Any) -> None:
     Therefore, an index of the memo must not exceed the length of the pickle, and the size of nested tuples is limited.
     """
     start, stack = data.tell(), _StackOfSizes()
-    for opcode, argument, place in pickletools.genops(data):
+    for opcode, argument, position in pickletools.genops(data):
         if opcode.name.startswith("EXT"):  # the unpickler would look it up in a cache of the process
             raise Unreadable(f"its pickle has the instruction {opcode.name} {argument}, which no file of tensors needs")
-        if place - start > _MOST or (opcode.name in _PUTS and argument > place - start):
+        if position - start > _MOST or (opcode.name in _PUTS and argument > position - start):
             raise ValueError("the pickle is too large")
         stack.apply(opcode, argument)
 

@@ -107,7 +107,7 @@ def _refuse_more(size: int, most: int) -> None:
         raise OSError(errno.EFBIG, f"it has more than {most:,} bytes")
 
 
-def sha256_of(path: str | os.PathLike) -> str:
+def file_sha256(path: str | os.PathLike) -> str:
     """Return the sha256 of a file, local or at an address such as gs://."""
     from etils import epath  # here, because --help does without it
 

@@ -93,16 +93,16 @@ def unpad(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
     everywhere = NamedSharding(mesh, REPLICATED)
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     axes = [_axis(path, label_axes) for path, _ in leaves]
-    whole = [leaf for _, leaf in leaves]
-    padded = [k for k, axis in enumerate(axes) if axis is not None and whole[k].shape[axis] != label_axes.num_labels]
+    values = [leaf for _, leaf in leaves]
+    padded = [k for k, axis in enumerate(axes) if axis is not None and values[k].shape[axis] != label_axes.num_labels]
     if not padded:
         return tree
     slices = _slicer(tuple(axes[k] for k in padded), label_axes.num_labels, everywhere)
-    abstract = any(isinstance(whole[k], jax.ShapeDtypeStruct) for k in padded)
+    abstract = any(isinstance(values[k], jax.ShapeDtypeStruct) for k in padded)
     run = functools.partial(jax.eval_shape, slices) if abstract else slices
-    for k, leaf in zip(padded, run([whole[k] for k in padded]), strict=True):
-        whole[k] = leaf.update(sharding=everywhere) if abstract else leaf
-    return structure.unflatten(whole)
+    for k, leaf in zip(padded, run([values[k] for k in padded]), strict=True):
+        values[k] = leaf.update(sharding=everywhere) if abstract else leaf
+    return structure.unflatten(values)
 
 
 # One program: simulated devices can wait forever for one another in many small ones. A new function would be compiled

@@ -171,9 +171,9 @@ class Folder:
         """Yield the names of all files below the folder, such as samples/0000.jpg; UserError at a link out of it."""
         waiting = [""]
         while waiting:
-            below = waiting.pop()
-            for entry in (self.path / below).iterdir():
-                name = f"{below}{entry.name}"
+            prefix = waiting.pop()
+            for entry in (self.path / prefix).iterdir():
+                name = f"{prefix}{entry.name}"
                 if self.inside(name).is_dir():
                     waiting.append(f"{name}/")
                 else:

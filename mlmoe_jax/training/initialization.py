@@ -109,7 +109,7 @@ class OfficialFile(Origin):
                 "config.init_from is a checkpoint of ML-GCN, which was trained with GloVe vectors; name the file with "
                 "model.head.graph.word_vectors"
             )
-        map_file(self.path, whole=True)
+        map_file(self.path, whole_model=True)
 
     def parts(self, label_space: LabelSpace) -> Parts:
         config, path = self.config, self.path

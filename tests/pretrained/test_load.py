@@ -112,7 +112,7 @@ def test_a_tensor_that_does_not_fit_the_layout_is_named(refusal, vit, source, tm
 
 
 def test_parts_that_do_not_fit_together_are_named(refusal, tmp_path):
-    rules = tuple(Rule(name, "kernel", at=(place,), axes=(-1,)) for place, name in enumerate("ab"))
+    rules = tuple(Rule(name, "kernel", index=(place,), axes=(-1,)) for place, name in enumerate("ab"))
     path = write(tmp_path / "w.npz", {"a": np.ones((2, 3), np.float32), "b": np.ones((4, 3), np.float32)})
     linear = nnx.Linear(2, 6, rngs=nnx.Rngs(0))
     source = Layout("toy", "a", rules, optional=("bias",))

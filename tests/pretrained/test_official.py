@@ -290,18 +290,21 @@ def test_written_names_match_their_patterns():
 
 def test_cut_is_the_inverse_of_join():
     value = np.arange(24).reshape(4, 6)
-    first = Rule("first", "x", at=(0,), axes=(0,), size=1)
-    rest = Rule("rest", "x", at=(1,), axes=(0,))
+    first = Rule("first", "x", index=(0,), axes=(0,), size=1)
+    rest = Rule("rest", "x", index=(1,), axes=(0,))
     parts = {rule.pattern: part for rule, part in split_value([rest, first], value)}
     np.testing.assert_array_equal(parts["first"], value[:1])
     np.testing.assert_array_equal(parts["rest"], value[1:])
-    thirds = [Rule(name, "x", at=(place,), axes=(-1,)) for place, name in enumerate("abc")]
+    thirds = [Rule(name, "x", index=(place,), axes=(-1,)) for place, name in enumerate("abc")]
     expected = [value[:, i : i + 2].tolist() for i in (0, 2, 4)]
     assert [part.tolist() for _, part in split_value(thirds, value)] == expected
-    grid = [Rule(rf"(\d)\.{name}", "x", at=(r"\1", place), axes=(0, 1)) for place, name in enumerate("ab")]
+    grid = [Rule(rf"(\d)\.{name}", "x", index=(r"\1", place), axes=(0, 1)) for place, name in enumerate("ab")]
     with pytest.raises(ValueError, match="along one axis"):
         split_value(grid, value)
-    for wrong in ([*thirds[:1], replace(first, axes=(-1,), at=(1,), size=9)], [*thirds, replace(thirds[0], at=(3,))]):
+    for wrong in (
+        [*thirds[:1], replace(first, axes=(-1,), index=(1,), size=9)],
+        [*thirds, replace(thirds[0], index=(3,))],
+    ):
         with pytest.raises(ValueError, match="do not divide"):
             split_value(wrong, value)
 

@@ -154,7 +154,7 @@ def verify(root: str | os.PathLike) -> Iterator[str]:
     def problem(item: PackedFile) -> str:
         path = manifest.folder / item.file
         try:
-            return "" if files.sha256_of(path) == item.sha256 else _changed(path)
+            return "" if files.file_sha256(path) == item.sha256 else _changed(path)
         except FileNotFoundError:
             return f"{path} is missing; copy it again, or repeat the --mode=pack command"
 

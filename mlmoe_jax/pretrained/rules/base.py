@@ -14,12 +14,12 @@ maps the tensors `blocks.7.fc1.weight` or `blocks.7.w12.weight` to `blocks/7/mlp
 
 Rules that join tensors: of P prompts per block in L = 12 blocks, the authors' code stores the first block separately,
 
-    Rule("prompt_embeddings", "prompts/deep", token_set, at=(0,), axes=(0,), size=1)
-    Rule("deep_prompt_embeddings", "prompts/deep", token_set, at=(1,), axes=(0,))
+    Rule("prompt_embeddings", "prompts/deep", token_set, index=(0,), axes=(0,), size=1)
+    Rule("deep_prompt_embeddings", "prompts/deep", token_set, index=(1,), axes=(0,))
 
-so [1,P,D] and [11,P,D] become f32[1,1,P,D] and f32[11,1,P,D] at places 0 and 1 along axis 0, together f32[12,1,P,D].
-Backwards, place 0 has `size` = 1 entry of the axis, and place 1 all other entries (`official.split_value`). With
-at=(r"\1",) the place is the number in the name, one entry per tensor: `layer.4.extra` is entry 4. Such rules, and
+so [1,P,D] and [11,P,D] become f32[1,1,P,D] and f32[11,1,P,D] with index 0 and 1 along axis 0, together f32[12,1,P,D].
+Backwards, index 0 has `size` = 1 entry of the axis, and index 1 all other entries (`official.split_value`). With
+index=(r"\1",) the index is the number in the name, one entry per tensor: `layer.4.extra` is entry 4. Such rules, and
 rules along two axes, cannot be read backwards.
 """
 
@@ -90,9 +90,9 @@ class Rule:
       pattern: a regex that matches the whole name of a tensor.
       target: the parameter path, with \\1, \\2 … from the match.
       transform: conversion of the tensor.
-      at: if several tensors form one parameter, the place of this tensor along each of `axes`: a number, or \\1, \\2 …
-        from the match, which means one entry per tensor along the axis.
-      axes: see `at`.
+      index: if several tensors form one parameter, the index of this tensor along each of `axes`: a number, or \\1,
+        \\2 … from the match, which means one entry per tensor along the axis.
+      axes: see `index`.
       size: number of entries along the first of `axes`; None = an equal share of the entries without a size.
       reshape: whether the shapes of tensor and parameter may differ, with equal elements in equal order.
     """
@@ -100,7 +100,7 @@ class Rule:
     pattern: str
     target: str
     transform: Transform = identity
-    at: tuple[int | str, ...] = ()
+    index: tuple[int | str, ...] = ()
     axes: tuple[int, ...] = ()
     size: int | None = None
     reshape: bool = False
@@ -157,9 +157,9 @@ class Layout:
       rules: the rules.
       ignored: patterns of tensors that may be unused.
       optional: patterns of parameter paths that may be missing in the file; these parameters keep their values.
-      beside: for a whole model, patterns of tensors that may also be unused if only its backbone is read.
+      ignored_for_backbone: for a whole model, patterns of tensors that may also be unused if only its backbone is read.
       sorted_labels: whether the rows of the head are in alphabetical order of the labels, as in the authors' data sets.
-      also: the names of other tensors that a file in this layout must have.
+      required: the names of other tensors that a file in this layout must have.
     """
 
     name: str
@@ -167,17 +167,17 @@ class Layout:
     rules: tuple[Rule, ...]
     ignored: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
-    beside: tuple[str, ...] = ()
+    ignored_for_backbone: tuple[str, ...] = ()
     sorted_labels: bool = False
-    also: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
 
     @property
-    def whole(self) -> bool:
+    def is_whole_model(self) -> bool:
         """Whether the layout has a whole model: backbone, prompts and head."""
         return any(rule.target.startswith(BACKBONE) for rule in self.rules)
 
     @property
-    def head_alone(self) -> bool:
+    def is_head(self) -> bool:
         """Whether the layout has a head without its backbone."""
         return all(rule.target.startswith(HEAD) for rule in self.rules)
 
@@ -187,13 +187,15 @@ class Layout:
         others = tuple(rule.pattern for rule in self.rules if not rule.target.startswith(BACKBONE))
         rules = tuple(replace(rule, target=rule.target.removeprefix(BACKBONE)) for rule in backbone)
         optional = tuple(pattern.removeprefix(BACKBONE) for pattern in self.optional)
-        ignored = (*self.ignored, *self.beside, *others)
-        return replace(self, rules=rules, ignored=ignored, optional=optional, beside=())
+        ignored = (*self.ignored, *self.ignored_for_backbone, *others)
+        return replace(self, rules=rules, ignored=ignored, optional=optional, ignored_for_backbone=())
 
 
-def nest(rules: tuple[Rule, ...], prefix: str, under: str) -> tuple[Rule, ...]:
-    """Return the rules for tensors below `prefix` (a regex), and for parameters below `under`."""
-    return tuple(replace(rule, pattern=prefix + rule.pattern, target=under + rule.target) for rule in rules)
+def nest(rules: tuple[Rule, ...], pattern_prefix: str, target_prefix: str) -> tuple[Rule, ...]:
+    """Return the rules with prefixes before their patterns and targets."""
+    return tuple(
+        replace(rule, pattern=pattern_prefix + rule.pattern, target=target_prefix + rule.target) for rule in rules
+    )
 
 
 def linear_rules(pattern: str, target: str, *, kernel: Transform = transpose, bias: bool = True) -> tuple[Rule, ...]:

@@ -42,14 +42,14 @@ def torchvision_resnet_rules() -> tuple[Rule, ...]:
 
 def _hugging_face_resnet() -> tuple[Rule, ...]:
     pattern, target = r"encoder\.stages\.(\d+)\.layers\.(\d+)", r"stages/\1/\2"
-    places = {
+    targets = {
         r"embedder\.embedder": ("stem/conv", "stem/norm"),
         rf"{pattern}\.shortcut": (f"{target}/shortcut/conv", f"{target}/shortcut/norm"),
         **{rf"{pattern}\.layer\.{i}": (f"{target}/conv{i + 1}", f"{target}/norm{i + 1}") for i in range(3)},
     }
     return tuple(
         rule
-        for pattern, (conv, norm) in places.items()
+        for pattern, (conv, norm) in targets.items()
         for rule in (
             *_conv(rf"{pattern}\.convolution", conv, bias=False),
             *batch_norm_rules(rf"{pattern}\.normalization", norm),

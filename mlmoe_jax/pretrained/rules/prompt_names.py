@@ -45,8 +45,8 @@ def _routed_classifier(pattern: str, target: str) -> tuple[Rule, ...]:
 
 def _deep_prompts() -> tuple[Rule, ...]:
     """Return the rules of prompts per block: one tensor for the first block, one for all other blocks."""
-    first = Rule("prompt_embeddings", "prompts/deep", token_set, at=(0,), axes=(0,), size=1)
-    return first, replace(first, pattern="deep_prompt_embeddings", at=(1,), size=None)
+    first = Rule("prompt_embeddings", "prompts/deep", token_set, index=(0,), axes=(0,), size=1)
+    return first, replace(first, pattern="deep_prompt_embeddings", index=(1,), size=None)
 
 
 ML_VPT_DINOV2 = Layout("ml_vpt_dinov2", "img_encoder.blocks.0.0.ls1.gamma", _ml_vpt(timm_rules(block=CHUNKED_BLOCK)))
@@ -74,8 +74,8 @@ def vpt_rules() -> tuple[Rule, ...]:
 def _key_values(attention: str, *, shared: bool) -> tuple[Rule, ...]:
     """Return the rules of E2VPT's prompt keys and values: one tensor per block if `shared`, otherwise two tensors."""
     name = rf"{attention}\.deep_QKV_embeddings"
-    together = Rule(name, "prompts/key_value", join_heads, at=(r"\1", 0), axes=(0, 1))
-    keys, values = replace(together, pattern=f"{name}_K"), replace(together, pattern=f"{name}_V", at=(r"\1", 1))
+    together = Rule(name, "prompts/key_value", join_heads, index=(r"\1", 0), axes=(0, 1))
+    keys, values = replace(together, pattern=f"{name}_K"), replace(together, pattern=f"{name}_V", index=(r"\1", 1))
     return (together,) if shared else (keys, values)
 
 
@@ -87,7 +87,7 @@ _SHALLOW = (Rule("prompt_embeddings", "prompts/shallow", token_set), *linear_rul
 _GATES = (Rule("gate_logit", "prompts/gate"), Rule("temp", "prompts/temperature"))
 
 
-def _layout(name: str, outer: str, inner: str, marker: str, rules: tuple[Rule, ...], *, also: str = "") -> Layout:
+def _layout(name: str, outer: str, inner: str, marker: str, rules: tuple[Rule, ...], *, required: str = "") -> Layout:
     """Return the layout of a classifier with `rules` for its encoder, whose names have the prefix `outer` + `inner`.
 
     `outer` is the prefix of the encoder in a classifier, whose head is outside the encoder. `inner` is a prefix inside
@@ -96,10 +96,10 @@ def _layout(name: str, outer: str, inner: str, marker: str, rules: tuple[Rule, .
     encoder = nest(rules, f"{outer}{inner}".replace(".", r"\."), "")
     head = linear_rules(r"head(?:\.last_layer)?", "head/classifier")
     # Masks that are missing in a file keep their initial value 1.
-    optional, beside = (r"prompts/(?:token|segment)_mask",), (r"head\..*",)
-    required = (f"{outer}{inner}{also}",) if also else ()
+    optional, ignored = (r"prompts/(?:token|segment)_mask",), (r"head\..*",)
+    names = (f"{outer}{inner}{required}",) if required else ()
     marker = f"{outer}{inner}{marker}"
-    return Layout(name, marker, (*encoder, *head), optional=optional, beside=beside, also=required)
+    return Layout(name, marker, (*encoder, *head), optional=optional, ignored_for_backbone=ignored, required=names)
 
 
 def _supervised(outer: str) -> tuple[Layout, ...]:
@@ -107,13 +107,13 @@ def _supervised(outer: str) -> tuple[Layout, ...]:
     backbone, attention = nest(vpt_rules(), "", "backbone/"), r"encoder\.layer\.(\d+)\.attn"
     deep = (*backbone, *_deep_prompts(), *_SHALLOW[1:], *_MASKS)
     keys = "encoder.layer.0.attn.deep_QKV_embeddings"
-    place = (outer, "transformer.")
+    prefixes = (outer, "transformer.")
     return (
-        _layout("e2vpt_unshared", *place, f"{keys}_K", (*deep, *_key_values(attention, shared=False))),
-        _layout("e2vpt", *place, keys, (*deep, *_key_values(attention, shared=True))),
-        _layout("vpt_deep", *place, "deep_prompt_embeddings", deep),
-        _layout("vpt_shallow", *place, "prompt_embeddings", (*backbone, *_SHALLOW)),
-        _layout("vpt", *place, "encoder.encoder_norm.weight", backbone),
+        _layout("e2vpt_unshared", *prefixes, f"{keys}_K", (*deep, *_key_values(attention, shared=False))),
+        _layout("e2vpt", *prefixes, keys, (*deep, *_key_values(attention, shared=True))),
+        _layout("vpt_deep", *prefixes, "deep_prompt_embeddings", deep),
+        _layout("vpt_shallow", *prefixes, "prompt_embeddings", (*backbone, *_SHALLOW)),
+        _layout("vpt", *prefixes, "encoder.encoder_norm.weight", backbone),
     )
 
 
@@ -123,14 +123,14 @@ def _self_supervised(outer: str) -> tuple[Layout, ...]:
     On MAE, the code of VPT and E2VPT replaces the last norm by `fc_norm`. GateVPT's code keeps the last norm.
     """
     backbone, attention = nest(timm_rules(), "", "backbone/"), r"blocks\.(\d+)\.attn"
-    further = (*_deep_prompts(), *_SHALLOW[1:], *_MASKS)
+    prompts = (*_deep_prompts(), *_SHALLOW[1:], *_MASKS)
     keys, key_values = "blocks.0.attn.deep_QKV_embeddings", _key_values(attention, shared=True)
-    mae, on_mae = nest(timm_rules(norm_name="fc_norm"), "", "backbone/"), {"also": "fc_norm.weight"}
+    mae, on_mae = nest(timm_rules(norm_name="fc_norm"), "", "backbone/"), {"required": "fc_norm.weight"}
     return (
-        _layout("e2vpt_mae", outer, "", keys, (*mae, *further, *key_values), **on_mae),
-        _layout("vpt_deep_mae", outer, "", "deep_prompt_embeddings", (*mae, *further), **on_mae),
-        _layout("e2vpt_timm", outer, "", keys, (*backbone, *further, *key_values)),
-        _layout("vpt_deep_timm", outer, "", "deep_prompt_embeddings", (*backbone, *further)),
+        _layout("e2vpt_mae", outer, "", keys, (*mae, *prompts, *key_values), **on_mae),
+        _layout("vpt_deep_mae", outer, "", "deep_prompt_embeddings", (*mae, *prompts), **on_mae),
+        _layout("e2vpt_timm", outer, "", keys, (*backbone, *prompts, *key_values)),
+        _layout("vpt_deep_timm", outer, "", "deep_prompt_embeddings", (*backbone, *prompts)),
         _layout("gate_vpt", outer, "", "gate_logit", (*backbone, *_SHALLOW, *_GATES)),
         _layout("vpt_shallow_mae", outer, "", "prompt_embeddings", (*mae, *_SHALLOW), **on_mae),
         _layout("vpt_shallow_timm", outer, "", "prompt_embeddings", (*backbone, *_SHALLOW, *_GATES)),

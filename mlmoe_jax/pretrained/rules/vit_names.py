@@ -43,10 +43,10 @@ def fuse_rules(
 ) -> tuple[Rule, ...]:
     """Return the rules that fuse layers, such as queries, keys and values. PART in `pattern` stands for each name."""
     rules = []
-    for part, name in enumerate(names):
-        layer, place = pattern.replace("PART", name), {"at": (part,), "axes": (-1,)}
-        rules.append(Rule(f"{layer}{kernel}", f"{target}/kernel", to_matrix, **place))
-        rules.append(Rule(f"{layer}bias", f"{target}/bias", to_vector, **place))
+    for index, name in enumerate(names):
+        layer, part = pattern.replace("PART", name), {"index": (index,), "axes": (-1,)}
+        rules.append(Rule(f"{layer}{kernel}", f"{target}/kernel", to_matrix, **part))
+        rules.append(Rule(f"{layer}bias", f"{target}/bias", to_vector, **part))
     return tuple(rules)
 
 
