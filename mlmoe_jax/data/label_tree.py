@@ -236,6 +236,4 @@ def _sections(path: str | os.PathLike) -> Iterable[tuple[yaml.Node, yaml.Node]]:
         except yaml.MarkedYAMLError as error:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
             raise UserError(f"{path} line {line} is not YAML: {error.problem}; {_FORM}") from error
-    if not isinstance(root, yaml.MappingNode):
-        raise UserError(f"{path} has no labels; {_FORM}")
-    return root.value
+    return root.value if isinstance(root, yaml.MappingNode) else ()

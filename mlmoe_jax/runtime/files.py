@@ -23,7 +23,6 @@ MIB, GIB = 2**20, 2**30
 MOST_TEXT = 512 * MIB  # size of a text or JSON file in a run folder
 MOST_LIST = 256 * MIB  # size of a list of paths, about four million
 MOST_DATA = 8 * GIB  # size of a file of weights or labels; the largest published weights have 6 GB
-MOST_LINE = 16 * MIB  # letters of one line of a table
 
 # Prefixes of names that are not paths: models on the Hugging Face hub, and models and data of installed packages.
 HUB, DEMO = "hf:", "demo:"

@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.images import Decoding
 from mlmoe_jax.data.shards import JPEG_QUALITY, Shard, ShardWriter, write_shards
 from mlmoe_jax.data.sources.open import open_splits
-from mlmoe_jax.data.sources.packed import FORMAT, MANIFEST
+from mlmoe_jax.data.sources.packed import MANIFEST
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import INTERRUPTED, UserError
 from mlmoe_jax.runtime.machine import cores
@@ -127,7 +127,6 @@ def _start_manifest(folder: Folder, config: ConfigDict, splits: Sequence[Split])
     Raises UserError if the folder has other content.
     """
     manifest = {
-        "format": FORMAT,
         "source": config.data.name,
         "settings": {"shard_images": SHARD_IMAGES, "short_side": config.pack.short_side, "quality": JPEG_QUALITY},
         "classes": list(splits[0].classes),
@@ -147,7 +146,7 @@ def _start_manifest(folder: Folder, config: ConfigDict, splits: Sequence[Split])
 def _require_same(folder: Folder, before: dict[str, Any], manifest: dict[str, Any]) -> None:
     """Raise UserError if the folder was packed from another data set or with other settings."""
     with folder.reading(MANIFEST):
-        changed = [key for key in ("format", "source", "classes") if before[key] != manifest[key]]
+        changed = [key for key in ("source", "classes") if before[key] != manifest[key]]
         settings = manifest["settings"].items()
         changed += [f"pack.{key}" for key, value in settings if before["settings"].get(key) != value]
     if changed:

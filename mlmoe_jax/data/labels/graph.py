@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import partial
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +16,7 @@ from jaxtyping import Float, Float32, Int32, Num
 from numpy.typing import NDArray
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import MOST_LINE, damage_explained, open_regular
+from mlmoe_jax.runtime.files import damage_explained
 from mlmoe_jax.runtime.text import abbreviate
 
 # Names that VOC writes as one word.
@@ -89,7 +87,7 @@ def read_glove(path: str | Path, names: Sequence[str]) -> Float32[np.ndarray, "k
     """
     words_by_name = [_words(name) for name in names]
     needed = {word for words in words_by_name for whole in words for word in (whole, *_PARTS.findall(whole))}
-    word_vectors = _rows(path, needed)
+    word_vectors = _read_vectors(path, needed)
     vectors, unknown = [], []
     for name, words in zip(names, words_by_name, strict=True):
         parts = [part for word in words for part in ((word,) if word in word_vectors else _PARTS.findall(word))]
@@ -149,35 +147,26 @@ def _words(name: str) -> list[str]:
     return [part for word in words for part in COMPOUNDS.get(word, (word,))]
 
 
-def _rows(path: str | Path, words: set[str]) -> dict[str, NDArray[np.float64]]:
-    keys, rows = {word.encode(): word for word in words}, {}
-    with damage_explained(path), epath.Path(path).open("rb") if "://" in str(path) else open_regular(path) as file:
-        lines = iter(partial(file.readline, MOST_LINE), b"")
-        first = next(lines, b"")
-        width = _width(first)
-        for number, line in enumerate(chain((first,), lines), 1):
-            word, _, rest = line.partition(b" ")
-            if word not in keys or keys[word] in rows:
+def _read_vectors(path: str | Path, words: set[str]) -> dict[str, NDArray[np.float64]]:
+    """Return word -> vector f64[d] for the words that the file has; ValueError if it is no file of vectors."""
+    known = {word.encode(): word for word in words}
+    vectors: dict[str, NDArray[np.float64]] = {}
+    width = 0
+    with damage_explained(path), epath.Path(path).open("rb") as file:
+        for line in file:
+            word, _, text = line.partition(b" ")
+            if width and (word not in known or known[word] in vectors):
                 continue
-            numbers = rest.split()
+            numbers = text.split()
+            if len(numbers) < 2:  # a line of two numbers before the words
+                continue
+            width = width or len(numbers)
             # In the largest files, some words contain blanks and begin with a needed word.
-            if len(numbers) == width:
-                rows[keys[word]] = _numbers(number, numbers)
-    return rows
-
-
-def _width(first: bytes) -> int:
-    fields = first.split()
-    if len(fields) == 2 and all(field.isdigit() for field in fields):
-        return int(fields[1])
-    return len(_numbers(1, fields[1:]))
-
-
-def _numbers(line: int, fields: list[bytes]) -> NDArray[np.float64]:
-    numbers = np.array([float(field) for field in fields])
-    if not numbers.size or not np.isfinite(numbers).all():
-        raise ValueError(f"its line {line} should have a word and its numbers, as in a GloVe text file")
-    return numbers
+            if word in known and len(numbers) == width:
+                vectors[known[word]] = np.array([float(number) for number in numbers])
+        if not width or not all(np.isfinite(vector).all() for vector in vectors.values()):
+            raise ValueError("its lines should have a word and its numbers, as in a GloVe text file")
+    return vectors
 
 
 def _with_signs(vectors: NDArray[np.float64]) -> NDArray[np.float64]:

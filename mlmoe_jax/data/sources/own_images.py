@@ -25,6 +25,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
 from mlmoe_jax.runtime.text import abbreviate
 
+TABLES = (".csv", ".json", ".jsonl")
 SPREADSHEETS = (".xlsx", ".xls", ".ods")
 _SAVE_AS = "save it as CSV UTF-8, comma delimited, and name it {}"
 
@@ -110,16 +111,14 @@ def refuse_spreadsheet(path: str | os.PathLike) -> None:
 
 def _advise_on_missing(path: Path, table: str) -> str:
     """Return what to do about a missing table. The advice depends on the other files in its folder."""
-    folder = path.parent
-    entries = sorted(folder.iterdir()) if folder.is_dir() else []
-    suffixes = (".csv", ".json", ".jsonl", *SPREADSHEETS)
-    tables = [entry.name for entry in entries if entry.suffix.lower() in suffixes and entry.is_file()]
-    if tables and all(Path(name).suffix.lower() in SPREADSHEETS for name in tables):
+    entries = sorted(path.parent.iterdir()) if path.parent.is_dir() else []
+    tables = [entry.name for entry in entries if entry.suffix.lower() in (*TABLES, *SPREADSHEETS)]
+    if tables and all(name.lower().endswith(SPREADSHEETS) for name in tables):
         return f"{tables[0]} is a spreadsheet: {_SAVE_AS.format(path.name)}"
     if tables:
         return f"correct data.table, which is {table} (found {abbreviate(tables, 5)})"
     folders = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
-    if any(image_names(entry) for entry in folders):
+    if any(map(image_names, folders)):
         names = abbreviate([entry.name for entry in folders], 3)
         return f"write it, or, if the folders there are the classes ({names}), set data.name=folders"
     return f"correct data.table, which is {table}"

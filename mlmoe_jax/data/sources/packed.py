@@ -48,7 +48,7 @@ from mlmoe_jax.runtime.formats import UNPACKED_BYTES, read_npz
 from mlmoe_jax.runtime.progress import heartbeat, megabytes
 from mlmoe_jax.runtime.storage import atomic_file
 
-MANIFEST, FORMAT = "manifest.json", 1
+MANIFEST = "manifest.json"
 
 # Each open shard needs a file descriptor, often limited to 1,024 per process; opening a shard takes 0.15 ms.
 OPEN_SHARDS = 256
@@ -97,8 +97,6 @@ class Manifest:
 
 def read_manifest(root: str | os.PathLike) -> Manifest:
     """Read the manifest in a folder; UserError if the folder is not a packed data set or is incomplete."""
-    if not os.fspath(root):
-        raise UserError("data.root is empty; set it to the folder that --mode=pack wrote")
     folder = epath.Path(root).expanduser()
     path = folder / MANIFEST
     with damage_explained(path):
@@ -106,8 +104,6 @@ def read_manifest(root: str | os.PathLike) -> Manifest:
             content = json.loads(read_bytes(path, MOST_TEXT))
         except FileNotFoundError as error:
             raise UserError(f"there is no {path}; set data.root to the folder that --mode=pack wrote") from error
-        if content["format"] != FORMAT:
-            raise ValueError(f"it has format {content['format']}, and this version reads format {FORMAT}")
         splits = {
             name: [PackedFile.from_entry(entry) for entry in (split["labels"], *split["shards"])]
             for name, split in content["splits"].items()
