@@ -18,7 +18,6 @@ from functools import cache
 
 import numpy as np
 
-import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.papers.grid import GridPoint, execute, plan_runs
 from mlmoe_jax.apps.papers.paper import DASH, MISSING, UNCERTAIN, PublishedRow, Recipe, number_text
 from mlmoe_jax.apps.papers.plot import Mark, draw_plot
@@ -49,10 +48,7 @@ def reproduce(request: Request, folder: RunFolder) -> Outcome:
 
     Raises UserError as `plan_runs` does, before the first run.
     """
-    points = [
-        GridPoint(run.name, {}, configuration.load_config(run.reference, request.run_overrides(run)))
-        for run in request.runs
-    ]
+    points = [GridPoint(run.name, {}, request.load_config(run)) for run in request.runs]
     runs, measurements = plan_runs(points, folder), Measurements(request, folder)
 
     def measure_all() -> list[RowNumbers]:
@@ -143,8 +139,7 @@ class Measurements:
 
     def _fits(self, run: Recipe) -> bool:
         """Return whether a run was trained with the config of this request; if not, log the differences."""
-        config = configuration.load_config(run.reference, self._request.run_overrides(run))
-        if changed := changed_keys(config, self._folder.below(run.name)):
+        if changed := changed_keys(self._request.load_config(run), self._folder.below(run.name)):
             status(f"{run.name} is not in the table, because it was trained differently: {'; '.join(changed)}")
         return not changed
 
@@ -159,7 +154,7 @@ class Measurements:
         return {name: 100 * value for name, value in metrics.items()}, space
 
     def _cost(self, run: Recipe) -> dict[str, float]:
-        counts = count_cost(configuration.load_config(run.reference, self._request.run_overrides(run)))
+        counts = count_cost(self._request.load_config(run))
         return {name: counts[part][key] / unit for name, (part, key, unit) in COSTS.items()}
 
 

@@ -9,6 +9,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ml_collections import ConfigDict
+
 from mlmoe_jax.apps.papers.paper import (
     MINUS,
     SMALL_DATASETS,
@@ -68,6 +70,10 @@ class Request:
         """Return the overrides of its row, its data folder and the request."""
         root = self.roots.get(run.dataset, self.roots.get(""))
         return [*run.overrides, *([("data.root", root)] if root else []), *self.overrides]
+
+    def load_config(self, run: Recipe) -> ConfigDict:
+        """Return the config of a run."""
+        return load_config(run.reference, self.run_overrides(run))
 
 
 def parse_request(
