@@ -205,6 +205,7 @@ def read_scores(folder: RunFolder) -> dict[str, SplitScores]:
 
 
 def _read_file(folder: RunFolder, name: str, split: str, labels: int) -> SplitScores:
+    folder.inside(name)  # results.json may be from somebody else
     with folder.reading(name):
         stored = folder.read_npz(name)
         ids, scores, codes, groups = stored["ids"], stored["scores"], stored["labels"], stored.get("groups")
