@@ -214,7 +214,7 @@ def fit_posteriors(labels: LabelEntries, free: Bools, start: Float[np.ndarray, "
         gradient = np.where(changes, gradient + (here - prior.center) / prior.variance, 0)
         both = changes[:, :, None] & changes[:, None, :]
         covariance = np.linalg.inv(np.where(both, hessian + np.diag(1 / prior.variance), np.eye(2)))
-        step = _shortened(part, prior, here, (covariance @ gradient[..., None])[..., 0])
+        step = _shorten_steps(part, prior, here, (covariance @ gradient[..., None])[..., 0])
         theta[active] = here - step
         variance[active] = np.where(changes, covariance.diagonal(axis1=1, axis2=2), 0)
         active[active] = np.abs(step).max(axis=1) >= _NEGLIGIBLE_STEP
@@ -223,7 +223,7 @@ def fit_posteriors(labels: LabelEntries, free: Bools, start: Float[np.ndarray, "
     return PosteriorFit(theta, variance)
 
 
-def _shortened(
+def _shorten_steps(
     labels: LabelEntries, prior: Prior, theta: Float[np.ndarray, "k 2"], step: Float[np.ndarray, "k 2"]
 ) -> Float[np.ndarray, "k 2"]:
     """Return the steps, each halved until it does not raise the loss of its label, apart from rounding."""
