@@ -96,9 +96,9 @@ def load_config(reference: str | os.PathLike, overrides: Mapping[str, Any] | Non
       UserError: a file, argument or key does not exist, a value has another type, or settings do not fit together.
     """
     import mlmoe_jax.config as configuration
-    from mlmoe_jax.config.loading import as_pairs
+    from mlmoe_jax.config.loading import override_pairs
 
-    loaded = configuration.load_config(os.fspath(reference), as_pairs(overrides))
+    loaded = configuration.load_config(os.fspath(reference), override_pairs(overrides))
     configuration.validate(loaded)
     return loaded
 
@@ -151,11 +151,11 @@ def evaluate(
     Raises:
       UserError: the folder has no trained model, a key would change the trained model, or the data has other labels.
     """
-    from mlmoe_jax.config.loading import as_pairs
+    from mlmoe_jax.config.loading import override_pairs
     from mlmoe_jax.evaluation.evaluate import evaluate_run
     from mlmoe_jax.runs.folder import RunFolder
 
-    return evaluate_run(RunFolder(workdir), as_pairs(overrides), which=checkpoint)
+    return evaluate_run(RunFolder(workdir), override_pairs(overrides), which=checkpoint)
 
 
 def open_run(
@@ -174,11 +174,11 @@ def open_run(
     Raises:
       UserError: the folder has no trained model, or a key would change the trained model.
     """
-    from mlmoe_jax.config.loading import as_pairs
+    from mlmoe_jax.config.loading import override_pairs
     from mlmoe_jax.runs import restore
     from mlmoe_jax.runs.shared_model import run_folder
 
-    return restore.open_run(run_folder(workdir), as_pairs(overrides), which=checkpoint)
+    return restore.open_run(run_folder(workdir), override_pairs(overrides), which=checkpoint)
 
 
 def build_model(

@@ -13,13 +13,14 @@ from mlmoe_jax.config.loading import (
     split_references,
     to_json,
 )
-from mlmoe_jax.config.validation import validate, warnings
+from mlmoe_jax.config.validation import find_warnings, validate
 
 __all__ = [
     "CONFIG_FOLDER",
     "apply_overrides",
     "choice",
     "default_config",
+    "find_warnings",
     "flatten",
     "from_json",
     "load_config",
@@ -29,5 +30,4 @@ __all__ = [
     "to_json",
     "use_adapter",
     "validate",
-    "warnings",
 ]

@@ -137,7 +137,7 @@ def find_config(location: str) -> Path:
     raise UserError(f"there is no config '{location}'{suggestion(Path(location).stem, names)}")
 
 
-def as_pairs(overrides: Overrides | None) -> list[tuple[str, str]]:
+def override_pairs(overrides: Overrides | None) -> list[tuple[str, str]]:
     """Return overrides as pairs (dotted key, text); UserError for the value None and for a whole section."""
     pairs = overrides.items() if isinstance(overrides, Mapping) else overrides or ()
     return [(key, _text(key, value)) for key, value in pairs]

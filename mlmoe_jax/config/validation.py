@@ -46,7 +46,7 @@ def validate(config: ConfigDict) -> None:
         raise UserError("the config has mistakes: " + "; ".join(mistakes))
 
 
-def warnings(config: ConfigDict) -> list[str]:
+def find_warnings(config: ConfigDict) -> list[str]:
     """Return warnings about settings that are valid but probably not intended."""
     messages, loss = head_class(config).warnings(config), config.loss
     if loss.kind == "focal" and loss.gamma_neg != KEYS["loss.gamma_neg"].default:

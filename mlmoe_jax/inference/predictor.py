@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Float32, Int
 
-from mlmoe_jax.config.loading import Overrides, as_pairs
+from mlmoe_jax.config.loading import Overrides, override_pairs
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.label_tree import INDEPENDENT
 from mlmoe_jax.data.pipeline import SkippedImages, build_loader
@@ -102,7 +102,7 @@ class Predictor:
         Raises:
           UserError: there is no trained model.
         """
-        folder, pairs = run_folder(workdir), as_pairs(overrides)
+        folder, pairs = run_folder(workdir), override_pairs(overrides)
         if all(key != "data.exif" for key, _ in pairs):
             pairs = [*pairs, ("data.exif", "apply")]
         replaced = any(key == "eval.threshold" for key, _ in pairs)

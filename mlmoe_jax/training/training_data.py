@@ -123,7 +123,7 @@ def _report_data(config: ConfigDict, train_split: Split, eval_splits: dict[str, 
     head = head_class(config)
     if head.unknown_labels and (train_split.labels == UNKNOWN).any():
         _logger.warning(f"{config.model.head.kind} {head.unknown_labels}")
-    for warning in configuration.warnings(config) + check_splits(train_split, list(eval_splits.values())):
+    for warning in configuration.find_warnings(config) + check_splits(train_split, list(eval_splits.values())):
         _logger.warning(warning)
     root = find_root(config.data)
     place = f" in {root}" if root else ""

@@ -138,10 +138,10 @@ def test_only_prompts_are_read_before_the_last_norm():
 
 
 def test_the_printed_sign_warns():
-    (warning,) = configuration.warnings(load_config("drmoe_resnet101:preset=literal", []))
+    (warning,) = configuration.find_warnings(load_config("drmoe_resnet101:preset=literal", []))
     assert "drives each gate to one expert" in warning
-    assert not configuration.warnings(load_config("drmoe_resnet101", []))
-    assert not configuration.warnings(load_config("q2l_resnet101", []))
+    assert not configuration.find_warnings(load_config("drmoe_resnet101", []))
+    assert not configuration.find_warnings(load_config("q2l_resnet101", []))
 
 
 def test_published_recipes():

@@ -1,7 +1,7 @@
 import pytest
 
 from mlmoe_jax.apps.cli.reference import describe_config
-from mlmoe_jax.config import apply_overrides, default_config, from_json, to_json, validate, warnings
+from mlmoe_jax.config import apply_overrides, default_config, find_warnings, from_json, to_json, validate
 from mlmoe_jax.config.defaults import KEYS
 from mlmoe_jax.config.keys import ANY, AutoIntegerKey, ChoiceKey, NumberKey
 from mlmoe_jax.data.sources.open import DATA_SETS
@@ -216,11 +216,11 @@ def test_a_head_may_define_terms_of_its_own(refusal):
 def test_the_exponent_of_focal_is_not_that_of_the_asymmetric_loss():
     config = default_config()
     config.loss.kind, config.loss.gamma_neg = "focal", 3.0
-    assert warnings(config) == [
+    assert find_warnings(config) == [
         "loss.gamma_neg=3 is for the asymmetric loss; the exponent of focal is loss.gamma, which is 2"
     ]
     config.loss.gamma_neg = default_config().loss.gamma_neg
-    assert warnings(config) == []
+    assert find_warnings(config) == []
 
 
 @pytest.mark.parametrize(
@@ -244,10 +244,10 @@ def test_splits_that_do_not_fit_together(refusal, changes, sentence):
 def test_what_bad_images_does_beside_a_trained_batch_normalization():
     config = default_config()
     config.data.bad_images, config.model.backbone.batch_norm = "skip", "trainable"
-    assert not warnings(config), "a ViT has no batch normalization"
+    assert not find_warnings(config), "a ViT has no batch normalization"
     config.model.backbone.name = "resnet50"
     validate(config)
-    (blanks,) = warnings(config)
+    (blanks,) = find_warnings(config)
     assert blanks.endswith("skip leaves out only missing images, and an unreadable image is an error")
 
 
@@ -255,4 +255,4 @@ def test_what_bad_images_does_beside_a_trained_batch_normalization():
 def test_group_prompts_of_a_head_without_groups_warn(head, count):
     config = default_config()
     config.model.prompts.kind, config.model.head.kind = "group", head
-    assert sum("does not use label groups" in line for line in warnings(config)) == count
+    assert sum("does not use label groups" in line for line in find_warnings(config)) == count
