@@ -25,25 +25,26 @@ class Batcher:
 
     Args:
       label: (images, kind) -> one output per image, called in `device`.
-      most: kind -> the largest batch.
-      share: (number of waiting images, kind) -> number of images in the next batch.
+      largest: kind -> the largest batch.
+      next_size: (number of images in the queue, kind) -> number of images in the next batch.
       wait: the longest time in seconds that an image waits for more images if no batch is in progress.
       device: the thread that calls `label`.
-      coming: an image does not wait if this returns False.
+      more_expected: whether more images are on their way; if not, no image waits.
     """
 
     def __init__(
         self,
         label: Callable[[Sequence[Any], str], Sequence[Any]],
-        most: Mapping[str, int],
+        largest: Mapping[str, int],
         *,
-        share: Callable[[int, str], int] = lambda waiting, kind: waiting,
+        next_size: Callable[[int, str], int] = lambda count, kind: count,
         wait: float,
         device: Executor,
-        coming: Callable[[], bool] = lambda: True,
+        more_expected: Callable[[], bool] = lambda: True,
     ):
-        self._label, self._most, self._wait, self._device, self._coming = label, most, wait, device, coming
-        self._share, self._queue = share, list[_Waiting]()
+        self._label, self._largest, self._next_size = label, largest, next_size
+        self._wait, self._device, self._more_expected = wait, device, more_expected
+        self._queue: list[_Waiting] = []
         self._changed, self._closing = asyncio.Event(), False
 
     def __len__(self) -> int:
@@ -58,21 +59,24 @@ class Batcher:
         added = [_Waiting(image, kind, loop.create_future(), loop.time()) for image in images]
         self._queue.extend(added)
         self._changed.set()
-        return await asyncio.gather(*(one.answer for one in added))
+        return await asyncio.gather(*(image.answer for image in added))
 
     async def run(self) -> None:
         """Label images until `close` was called and the queue is empty."""
         loop = asyncio.get_running_loop()
         while batch := await self._next():
-            images = [one.image for one in batch]
+            images = [waiting.image for waiting in batch]
             try:
                 outputs = await loop.run_in_executor(self._device, self._label, images, batch[0].kind)
             except Exception as error:  # an error of the requests of this batch only
                 outputs = [error] * len(batch)
-            for one, output in zip(batch, outputs, strict=True):
-                if not one.answer.done():
-                    resolve = one.answer.set_exception if isinstance(output, Exception) else one.answer.set_result
-                    resolve(output)
+            for waiting, output in zip(batch, outputs, strict=True):
+                if waiting.answer.done():  # its request was canceled
+                    continue
+                if isinstance(output, Exception):
+                    waiting.answer.set_exception(output)
+                else:
+                    waiting.answer.set_result(output)
 
     def close(self) -> None:
         """Let `run` end once the queue is empty."""
@@ -82,20 +86,31 @@ class Batcher:
     async def _next(self) -> list[_Waiting]:
         """Return the next batch, whose kind is the kind of the oldest image; [] at the end."""
         while True:
-            self._queue = [one for one in self._queue if not one.answer.done()]  # without canceled images
+            self._queue = [waiting for waiting in self._queue if not waiting.answer.done()]  # without canceled images
             seconds = None
             if self._queue:
-                first = self._queue[0]
-                batch = [one for one in self._queue if one.kind == first.kind][: self._most[first.kind]]
-                seconds = first.since + self._wait - asyncio.get_running_loop().time()
-                full = len(batch) == self._most[first.kind]
-                if seconds <= 0 or full or self._closing or not self._coming():
-                    batch = batch[: self._share(len(batch), first.kind)]
-                    ids = set(map(id, batch))
-                    self._queue = [one for one in self._queue if id(one) not in ids]
-                    return batch
+                seconds = self._seconds_to_wait()
+                if seconds <= 0:
+                    return self._take_batch()
             elif self._closing:
                 return []
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), seconds)
+
+    def _seconds_to_wait(self) -> float:
+        """Return how long the oldest image may still wait for more images, 0 if it should not wait."""
+        oldest = self._queue[0]
+        count = sum(waiting.kind == oldest.kind for waiting in self._queue)
+        if count >= self._largest[oldest.kind] or self._closing or not self._more_expected():
+            return 0.0
+        return oldest.since + self._wait - asyncio.get_running_loop().time()
+
+    def _take_batch(self) -> list[_Waiting]:
+        """Take the next batch from the queue: images of the kind of the oldest one, in order."""
+        kind = self._queue[0].kind
+        same_kind = [waiting for waiting in self._queue if waiting.kind == kind][: self._largest[kind]]
+        batch = same_kind[: self._next_size(len(same_kind), kind)]
+        taken = set(map(id, batch))
+        self._queue = [waiting for waiting in self._queue if id(waiting) not in taken]
+        return batch

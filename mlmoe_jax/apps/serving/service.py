@@ -101,9 +101,14 @@ class Service:
         # One thread calls the model, so that only one batch takes memory.
         self._device, self._readers = ThreadPoolExecutor(1, "device"), ThreadPoolExecutor(_READERS, "reader")
         self.metrics = ServerMetrics(lambda: len(self._batcher), lambda: self.active, labeler.sizes[LABELED])
-        most = {kind: sizes[-1] for kind, sizes in labeler.sizes.items()}
-        coming = {"wait": wait, "coming": lambda: self.active > len(self._batcher)}  # images that are being read
-        self._batcher = Batcher(self._label_batch, most, share=labeler.next_batch_size, device=self._device, **coming)
+        self._batcher = Batcher(
+            self._label_batch,
+            {kind: sizes[-1] for kind, sizes in labeler.sizes.items()},
+            next_size=labeler.next_batch_size,
+            wait=wait,
+            device=self._device,
+            more_expected=lambda: self.active > len(self._batcher),  # images that are being read
+        )
 
     # ------------------------------------------------------------------------------------------------ start and end
     async def run(self) -> None:

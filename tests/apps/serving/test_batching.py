@@ -12,7 +12,7 @@ from mlmoe_jax.apps.serving.labeler import first_batch_sizes
 MOST = {"plain": 4, "other": 2}
 
 
-def run(use, label=lambda images, kind: images, wait=0.02, coming=lambda: True, **options):
+def run(use, label=lambda images, kind: images, wait=0.02, more_expected=lambda: True, **options):
     """Return (the result of `await use(batcher)`, the sizes of all batches)."""
     sizes = []
 
@@ -22,7 +22,7 @@ def run(use, label=lambda images, kind: images, wait=0.02, coming=lambda: True, 
 
     async def main():
         with ThreadPoolExecutor(1) as device:
-            batcher = Batcher(counted, MOST, wait=wait, device=device, coming=coming, **options)
+            batcher = Batcher(counted, MOST, wait=wait, device=device, more_expected=more_expected, **options)
             running = asyncio.create_task(batcher.run())
             result = await asyncio.wait_for(use(batcher), 20)
             batcher.close()
@@ -59,7 +59,7 @@ def test_nobody_waits_if_nothing_is_coming():
     async def use(batcher):
         return await asyncio.gather(batcher.submit(["a"], "plain"), batcher.submit(["b"], "plain"))
 
-    assert run(use, wait=1000, coming=lambda: False)[0] == [["a"], ["b"]]
+    assert run(use, wait=1000, more_expected=lambda: False)[0] == [["a"], ["b"]]
 
 
 def test_kinds_are_not_mixed():
@@ -132,7 +132,7 @@ def test_a_batch_has_the_share_of_what_waits_that_it_should_have():
     async def use(batcher):
         return await batcher.submit([*"abcde"], "plain")
 
-    answers, sizes = run(use, share=lambda waiting, kind: {4: 3, 2: 1, 1: 1}[waiting])
+    answers, sizes = run(use, next_size=lambda waiting, kind: {4: 3, 2: 1, 1: 1}[waiting])
     assert answers == [*"abcde"]
     assert sizes == [3, 1, 1]
 
