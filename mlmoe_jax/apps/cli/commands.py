@@ -472,7 +472,7 @@ COMMANDS: dict[str, Command] = {
         _compare,
         flags=("split", "output"),
         needs={"workdir": "FOLDER twice, once for each run"},
-        output="a .csv or .json file",
+        output="a .csv file",
         folders=2,
         config_from=STORED,
         takes_keys=False,

@@ -28,7 +28,6 @@ from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.table import Column, Outcome, Table
 
 SHOWN_CLASSES = 60  # classes in the text; JSON contains all classes
-LABEL_COUNT_ROWS = 8  # rows of images by number of labels in the text; the last row counts all larger numbers
 
 
 # -------------------------------------------------------------------------------------------------------------- report
@@ -181,18 +180,8 @@ def _split_table(splits: dict[str, dict[str, Any]]) -> Table:
         ranges = (" ".join(map(str, split[side] or "-")) for split in reports)
         rows.append([f"{side} in pixels: min, median, max", *ranges])
     rows.append(["labels per image, mean", *(f"{split['mean_labels']:.2f}" for split in reports)])
-    return Table(["", *(Column(name, "{:,}".format) for name in splits)], [*rows, *_label_count_rows(reports)])
-
-
-def _label_count_rows(reports: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
-    """Yield a row for each number of labels of an image."""
-    lengths = [len(split["images_by_labels"]) for split in reports]
-    for labels in range(min(max(lengths), LABEL_COUNT_ROWS)):
-        title, end = f"  images with {labels}", labels + 1
-        if end == LABEL_COUNT_ROWS < max(lengths):
-            title, end = f"{title} or more", max(lengths)
-        counts = [(sum(split["images_by_labels"][labels:end]), split["images"]) for split in reports]
-        yield [title, *(f"{count:,} ({100 * count / images:.0f} %)" for count, images in counts)]
+    rows.append(["  images without labels", *(split["images_by_labels"][0] for split in reports)])
+    return Table(["", *(Column(name, "{:,}".format) for name in splits)], rows)
 
 
 def _class_table(classes: Sequence[str], splits: dict[str, dict[str, Any]]) -> Table:

@@ -30,7 +30,7 @@ from mlmoe_jax.runs.folder import CONFIG, LABEL_SPACE, RunFolder, read_config, r
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.storage import OutputTarget, open_output
 from mlmoe_jax.runtime.table import Column, Outcome, Table
-from mlmoe_jax.runtime.text import percent
+from mlmoe_jax.runtime.text import percent, printable
 
 RESAMPLES, SEED = 1000, 0
 CHANGED_IMAGES = 100  # images per split that changed most
@@ -163,9 +163,7 @@ def shared_splits(first: ComparedRun, second: ComparedRun) -> list[str]:
     return shared
 
 
-def compare_runs(
-    first: ComparedRun, second: ComparedRun, *, split: str = "", resamples: int = RESAMPLES, seed: int = SEED
-) -> Comparison:
+def compare_runs(first: ComparedRun, second: ComparedRun, *, split: str = "", resamples: int = RESAMPLES) -> Comparison:
     """Compare two runs on one split.
 
     The settings of the first run define the threshold of predictions and the treatment of difficult labels for both
@@ -175,7 +173,6 @@ def compare_runs(
       first, second: the runs a and b.
       split: name of the split; by default the first of `shared_splits`.
       resamples: number of resamples of the images, for intervals.
-      seed: seed of the resamples.
 
     Raises:
       UserError: a run has no scores, the labels or the truth differ, or no image is in both.
@@ -185,7 +182,7 @@ def compare_runs(
     settings = first.settings[split]
     truth = a.entries(settings.difficult)
     measures = [WeightedMetrics(scored.scores, truth.positive, truth.valid, settings.threshold) for scored in (a, b)]
-    names, changes = _measure_changes(measures, split, len(a), resamples, seed)
+    names, changes = _measure_changes(measures, split, len(a), resamples)
     positives = (truth.positive & truth.valid).sum(axis=0).tolist()
     return Comparison(
         a=str(first.folder),
@@ -237,7 +234,7 @@ def _require_same_truth(first: ComparedRun, second: ComparedRun, a: SplitScores,
 
 # ------------------------------------------------------------------------------------------------------ the differences
 def _measure_changes(
-    measures: Sequence[WeightedMetrics], split: str, images: int, resamples: int, seed: int
+    measures: Sequence[WeightedMetrics], split: str, images: int, resamples: int
 ) -> tuple[list[str], list[MetricChange]]:
     """Return the names of the metrics, and their changes followed by the changes of the AP of each label."""
     names: list[str] = []
@@ -250,7 +247,7 @@ def _measure_changes(
     differences = []
     batches, size = math.ceil(resamples / RESAMPLES_AT_ONCE), RESAMPLES_AT_ONCE * images
     with contextlib.closing(Progress(f"compare {split}", batches, size)) as progress:
-        for weights in draw(images, resamples, seed):
+        for weights in draw(images, resamples, SEED):
             a, b = (values(measure, weights) for measure in measures)
             differences.append(b - a)
             progress.advance()
@@ -306,7 +303,7 @@ def compare_folders(
     Args:
       a, b: the run folders.
       split: a split; by default all of `shared_splits`.
-      output: path of a .csv or .json file.
+      output: path of a .csv file.
       resamples: as in `compare_runs`.
 
     Raises:
@@ -314,17 +311,15 @@ def compare_folders(
     """
     if a.path == b.path:
         raise UserError(f"both --workdir are {a}; give the folders of two runs")
-    if output and not output.endswith((".csv", ".json")):
-        raise UserError(f"--output={output} should end in .csv or .json")
+    if output and not output.endswith(".csv"):
+        raise UserError(f"--output={output} should end in .csv")
     comparisons = _compare_splits(ComparedRun.of(a), ComparedRun.of(b), split, resamples)
-    tables = [part for comparison in comparisons for part in comparison_parts(comparison)]
-    outcome = Outcome(tables, {comparison.split: comparison_document(comparison) for comparison in comparisons})
     if output:
-        text = _csv_table(comparisons).csv() if output.endswith(".csv") else f"{outcome.json()}\n"
-        with open_output(OutputTarget(epath.Path(output), "")) as file:
-            file.write(text)
+        with open_output(OutputTarget(epath.Path(output), "csv")) as file:
+            file.write(_csv_table(comparisons).csv())
         status(f"written to {output}")
-    return outcome
+    parts = [part for comparison in comparisons for part in comparison_parts(comparison)]
+    return Outcome(parts, {comparison.split: comparison_document(comparison) for comparison in comparisons})
 
 
 def _compare_splits(first: ComparedRun, second: ComparedRun, split: str | None, resamples: int) -> list[Comparison]:
@@ -338,13 +333,6 @@ def _compare_splits(first: ComparedRun, second: ComparedRun, split: str | None, 
             if not comparisons and name == splits[-1]:
                 raise
             status(f"{name} is left out: {error}")
-            continue
-        used, other = (run.settings[name].difficult for run in (first, second))
-        if used != other:
-            status(
-                f"difficult labels of {name} count as {used} for both runs, according to data.difficult_eval of "
-                f"{first.folder}"
-            )
     return comparisons
 
 
@@ -400,7 +388,7 @@ def _image_table(images: Sequence[ChangedImage]) -> Table:
     rows = [
         [
             image.change,
-            image.id.encode(errors="surrogateescape").decode(errors="replace"),
+            printable(image.id),
             ", ".join(image.labels),
             "; ".join(map(str, image.moves)),
         ]

@@ -11,12 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 from etils import epath
 
 from mlmoe_jax.apps.tools.image_list import find_images
 from mlmoe_jax.apps.tools.select_images import SELECTION_COLUMNS, select_images
-from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import FORMATS, LabelEntry, LabelFile, output_path
 from mlmoe_jax.errors import DONE, OUTDATED, USER_ERROR, UserError
@@ -71,8 +69,8 @@ def predict_files(
         size = _batch_size(predictor, paths, batch_size)
         rows = replace(rows, selection=select_images(predictor, paths, select, count, size))
         paths = list(rows.selection)
-    if distributed.is_first() and top_k is None:
-        _report_thresholds(predictor, folder, overrides)
+    if top_k is None and "split" in predictor.source:
+        status(f"thresholds: {folder / THRESHOLDS}, fitted on {predictor.source['split']}")
     size, summary = _batch_size(predictor, paths, batch_size), _Summary(len(paths))
     with contextlib.closing(Progress("predict", math.ceil(len(paths) / size), size)) as progress:
         results = predictor.stream(paths, batch_size=size, top_k=top_k, gates=gates, progress=progress)
@@ -127,24 +125,6 @@ def _batch_size(predictor: Predictor, paths: Sequence[str], size: int | None) ->
 def even_batch(images: int, most: int, devices: int) -> int:
     """Return a batch size of about `most`, a multiple of `devices`, for which the last batch needs little padding."""
     return devices * math.ceil(images / math.ceil(images / most) / devices)
-
-
-def _report_thresholds(predictor: Predictor, folder: RunFolder, overrides: Sequence[tuple[str, str]]) -> None:
-    """Log the range of the thresholds and where they are from, unless they are the default."""
-    if (predictor.thresholds == default_config().eval.threshold).all():
-        return
-    finite = np.unique(predictor.thresholds[np.isfinite(predictor.thresholds)])
-    parts = []
-    if len(finite):
-        parts.append(" to ".join(f"{value:.3g}" for value in dict.fromkeys((finite[0], finite[-1]))))
-    if never := int(np.count_nonzero(np.isinf(predictor.thresholds))):
-        parts.append(f"never for {quantity(never, 'label')}")
-    origin = f"{folder / THRESHOLDS}"
-    if "eval.threshold" in dict(overrides):
-        origin = "--config.eval.threshold"
-    elif "split" in predictor.source:
-        origin += f", fitted on {predictor.source['split']}"
-    status(f"thresholds: {' and '.join(parts)} ({origin})")
 
 
 # ------------------------------------------------------------------------------------------------------------- target
@@ -307,9 +287,6 @@ class _Summary:
         """
         labeled = self.images - self.unread
         rate = self.images / max(1e-9, time.perf_counter() - self.started)
-        if self.unread > PRINTED_IMAGES:
-            further = "" if target.kind in FORMATS else f"; {target} contains all of them"
-            status(f"… and {self.unread - PRINTED_IMAGES:,} more errors{further}")
         sentence = f"{labeled:,} of {quantity(self.images, 'image')} labeled ({rate:.3g} images/s); written to {target}"
         exit_code = OUTDATED if outdated else DONE
         if self.unread:
@@ -324,8 +301,7 @@ class _Summary:
     def _rows(self) -> list[list[str]]:
         rows = []
         for result in self.first:
-            name = printable(result.image.encode(errors="surrogateescape").decode(errors="replace"))
-            rows.append([name, "unreadable" if result.error else _labels_text(result)])
+            rows.append([printable(result.image), "unreadable" if result.error else _labels_text(result)])
         if self.images > len(self.first):
             rows.append([f"… and {self.images - len(self.first)} more"])
         return rows

@@ -36,7 +36,6 @@ from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.batches import run_batches
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.sharding import REPLICATED
-from mlmoe_jax.runtime.storage import LOCK
 from mlmoe_jax.training.experiment import training_batches
 from mlmoe_jax.training.loop import train
 from mlmoe_jax.training.objective import training_objective
@@ -102,13 +101,10 @@ def _level_folder(folder: RunFolder, level: Level) -> RunFolder:
 
 
 def _adopt_level(folder: RunFolder, best: RunFolder) -> None:
-    """Copy the files of the best level to the folder, and remove files that only other levels have."""
+    """Copy the files of the best level to the folder. Checkpoints of a level that was adopted before are removed."""
     (folder / CONFIG).unlink(missing_ok=True)
     if (folder / CHECKPOINTS).exists():
         folder.inside(CHECKPOINTS).rmtree()
-    levels = [folder.below(f"{LEVELS}/{entry.name}") for entry in (folder / LEVELS).iterdir() if entry.is_dir()]
-    for name in {name for level in levels for name in level.files()} - {*best.files(), LOCK}:
-        folder.inside(name).unlink(missing_ok=True)
     folder.adopt(best)
 
 

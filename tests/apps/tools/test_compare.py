@@ -57,7 +57,7 @@ def test_scores_that_agree_with_the_tree_are_compared(two):
 
 def test_two_runs_are_matched_by_image_and_label(two):
     a, b = two
-    found = compare_runs(a, b, resamples=60, seed=4)
+    found = compare_runs(a, b, resamples=60)
     assert (found.a, found.b, found.split) == (str(a), str(b), "test")
     assert found.counts == {"images": 40, "only_a": 0, "only_b": 0, "unread": 0}
     one = drawn_split("test", 40, codes=4)
@@ -76,7 +76,7 @@ def test_two_runs_are_matched_by_image_and_label(two):
     assert [change.a, change.b] == pytest.approx(expected)
     # the interval of mAP from explicit resamples
     differences = []
-    for weights in draw(40, 60, seed=4):
+    for weights in draw(40, 60, seed=0):
         for column in weights.T.astype(int):
             rows = np.repeat(np.arange(40), column)
             was, now = (
@@ -137,7 +137,7 @@ def test_images_that_changed_most_by_hand(monkeypatch):
 def test_tables_json_and_files_of_all_shared_splits(two, tmp_path):
     a, b = two
     found = compare_runs(a, b, resamples=40)
-    outcome = compare_folders(a, b, resamples=40, output=str(tmp_path / "c.json"))
+    outcome = compare_folders(a, b, resamples=40)
     assert outcome.exit_code == 0
     out = outcome.text()
     assert out.index("test: 40 images in both runs") < out.index("val: 12 images in both runs"), "reported ones first"
@@ -146,7 +146,7 @@ def test_tables_json_and_files_of_all_shared_splits(two, tmp_path):
     numbers = [change.a, change.b, change.difference, change.low, change.high]
     assert [float(x.strip("[],")) for x in row.split()[1:6]] == pytest.approx([100 * x for x in numbers], abs=0.0051)
     assert "*" in row
-    written = json.loads((tmp_path / "c.json").read_text())
+    written = json.loads(outcome.json())
     assert list(written) == ["test", "val"]
     assert written["test"] == json.loads(json.dumps(comparison_document(found)))
     assert written["test"]["ap"]["a"]["difference"] == found.ap["a"].difference
@@ -182,7 +182,7 @@ def test_runs_that_cannot_be_compared(two, tmp_path, refusal):
         assert sentence in refusal(compare_runs, a, write_run(tmp_path / f"{number}", *tables, names=names))
     assert "not of tset; run --mode=eval" in refusal(compare_runs, a, b, split="tset")
     assert "give the folders of two runs" in refusal(compare_folders, a, a)
-    assert "should end in .csv or .json" in refusal(compare_folders, a, b, output="compare.txt")
+    assert "should end in .csv" in refusal(compare_folders, a, b, output="compare.txt")
     assert "cannot write" in refusal(compare_folders, a, b, output=str(tmp_path / "none" / "c.csv"), resamples=2)
 
 

@@ -225,17 +225,12 @@ def test_a_config_that_cannot_be_pruned_is_refused_before_anything_is_written(co
 def test_another_choice_replaces_the_files_of_the_one_before(pruned, config):
     """A checkpoint of another level with a higher step would be restored in place of the chosen one."""
     folder, _ = pruned
-    level = RunFolder(folder / "prune/levels/tokens=0.5,segments=0.5")
-    (level / "left.txt").write_text("of a level")
-    (folder / "left.txt").write_text("of a level")
     (folder / "mine.txt").write_text("of the user")
     (folder / "checkpoints" / "99").mkdir()
     pruning._adopt_level(folder, RunFolder(folder / "prune/levels/tokens=0.25,segments=0.5"))
     assert open_run(folder).config.model.prompts.kept_tokens.count("1") == 3
     assert not (folder / "checkpoints" / "99").exists()
-    assert not (folder / "left.txt").exists()
     assert (folder / "mine.txt").exists()
-    (level / "left.txt").unlink()
 
 
 def test_pruning_does_not_replace_a_run_of_another_mode(config, tmp_path, refusal):

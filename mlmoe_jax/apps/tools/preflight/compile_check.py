@@ -27,7 +27,7 @@ from mlmoe_jax.runtime import sharding
 from mlmoe_jax.runtime.memory import GIB, device_bytes, device_capacity, memory_parts, required_bytes
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import setup_jax
-from mlmoe_jax.runtime.table import Column, Outcome, Table
+from mlmoe_jax.runtime.table import Outcome
 from mlmoe_jax.runtime.text import quantity
 from mlmoe_jax.training.build_steps import abstract_steps
 
@@ -41,7 +41,6 @@ WITHOUT_TPU = {
 
 # XLA's O0: the program is slower, but its memory and its collectives are nearly the same (docs/scaling.md).
 QUICK = {"optimization_level": 9}
-ARGUMENT_ROWS = 8  # the largest arguments in a report
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,6 @@ def examine(program: StepProgram, devices: int, capacity: int | None, *, quick: 
         "batch_size": program.batch_size,
         "batch_a_device": program.batch_size // devices,
         "held": program.extra_bytes,
-        "largest": _largest_arrays(program.arguments),
     }
     lowered, started = program.lower(), time.perf_counter()
     try:
@@ -200,20 +198,6 @@ def examine(program: StepProgram, devices: int, capacity: int | None, *, quick: 
         "bytes_accessed": cost["bytes accessed"],
         "collectives": hlo.totals(hlo.collectives(compiled.as_text(), devices)),
     }
-
-
-def _largest_arrays(arguments: dict[str, Any]) -> list[dict[str, Any]]:
-    rows = [
-        {
-            "path": jax.tree_util.keystr(path, simple=True, separator="/"),
-            "shape": list(leaf.shape),
-            "dtype": str(leaf.dtype),
-            "spec": str(leaf.sharding.spec),
-            "bytes": device_bytes(leaf),
-        }
-        for path, leaf in jax.tree_util.tree_leaves_with_path(arguments)
-    ]
-    return sorted(rows, key=lambda row: -row["bytes"])[:ARGUMENT_ROWS]
 
 
 def largest_fitting(fits: Callable[[int], bool], start: int) -> int:
@@ -303,7 +287,7 @@ def _examine_steps(
 
 
 def check_outcome(report: dict[str, Any]) -> Outcome:
-    """Return a report of `check_steps` as text and tables; the exit code is 1 if a step does not fit."""
+    """Return a report of `check_steps` as text; the exit code is 1 if a step does not fit."""
     mesh = ", ".join(f"{axis}={size}" for axis, size in report["mesh"].items())
     capacity = report["capacity"]
     memory = "unknown" if capacity is None else f"{capacity / GIB:.2f} GiB"
@@ -316,10 +300,10 @@ def check_outcome(report: dict[str, Any]) -> Outcome:
     if report["quick"]:
         lines.append("compiled with minimal optimization: sizes may be a few percent off")
     steps = report["steps"]
-    tables = (table for name, step in steps.items() for table in (_step_text(name, step), _largest_table(name, step)))
+    texts = (_step_text(name, step) for name, step in steps.items())
     verdicts = (f"{name}: {_verdict(step, capacity)}" for name, step in steps.items())
     exit_code = FOUND_PROBLEMS if report["fits"] is False else DONE
-    return Outcome(["\n".join(lines), *tables, "\n".join(verdicts)], report, exit_code)
+    return Outcome(["\n".join(lines), *texts, "\n".join(verdicts)], report, exit_code)
 
 
 def _step_text(name: str, step: dict[str, Any]) -> str:
@@ -338,20 +322,6 @@ def _step_text(name: str, step: dict[str, Any]) -> str:
     if not step["collectives"]:
         lines.append("  no collectives")
     return "\n".join(lines)
-
-
-def _largest_table(name: str, step: dict[str, Any]) -> Table:
-    columns = [
-        f"largest arguments of the {name} step",
-        Column("bytes per device", "{:,}".format),
-        Column("shape", align="<"),
-        Column("sharding", align="<"),
-    ]
-    rows = [
-        [row["path"], row["bytes"], f"{row['dtype']}[{','.join(map(str, row['shape']))}]", row["spec"]]
-        for row in step["largest"]
-    ]
-    return Table(columns, rows)
 
 
 def _verdict(step: dict[str, Any], capacity: int | None) -> str:

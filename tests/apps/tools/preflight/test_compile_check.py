@@ -123,15 +123,8 @@ def test_memory_is_per_device_and_the_state_is_donated(compiled):
 
 
 @pytest.mark.slow
-def test_the_largest_arguments_are_shown_with_their_shardings(compiled):
-    rows = {row["path"]: row for row in compiled["report"]["steps"]["train"]["largest"]}
-    image = rows["batch/image"]
-    assert (image["shape"], image["bytes"]) == ([BATCH, 64, 64, 3], BATCH // DEVICES * 64 * 64 * 3)
-    assert "data" in image["spec"]
-    assert "state/frozen/backbone/blocks/0/mlp/fc1/kernel" in rows
-    sizes = [row["bytes"] for row in rows.values()]
-    assert sizes == sorted(sizes, reverse=True)
-    assert compiled["sizes"]["halved"] < 0.6 * compiled["sizes"]["state"], "a sharded array counts as a shard"
+def test_a_sharded_array_counts_as_a_shard(compiled):
+    assert compiled["sizes"]["halved"] < 0.6 * compiled["sizes"]["state"]
 
 
 @pytest.mark.slow
