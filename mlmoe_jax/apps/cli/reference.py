@@ -54,20 +54,27 @@ def _list_keys(name: str, section: ConfigSection) -> Iterator[str]:
         yield from _list_key(f"{prefix}NAME", section.further)
 
 
+def _all_sections() -> dict[str, ConfigSection]:
+    """Return the sections by name, with a section of each adapter after the section of all."""
+    sections = {}
+    for name, section in SECTIONS.items():
+        sections[name] = section
+        if name == ADAPTERS_SECTION:
+            sections |= {f"{name}.{adapter}": adapter_section(adapter) for adapter in ADAPTERS}
+    return sections
+
+
 # ------------------------------------------------------------------------------------------------------------ the help
 def describe_config(topic: str) -> str:
     """Return the help text of a dotted section or key, or of `config`, the whole table.
 
     Raises UserError, with the nearest key, for an unknown section or key.
     """
-    name = topic.removeprefix(f"{ROOT}.")
-    adapter = name.removeprefix(f"{ADAPTERS_SECTION}.")
+    name, sections = topic.removeprefix(f"{ROOT}."), _all_sections()
     if name == ROOT:
         return _describe_section("", CONFIG)
-    if name in SECTIONS:
-        return _describe_section(name, SECTIONS[name])
-    if adapter in ADAPTERS:
-        return _describe_section(name, adapter_section(adapter))
+    if name in sections:
+        return _describe_section(name, sections[name])
     key = key_named(name)
     if key is None:
         raise UserError(f"config section or key '{name}' {why_unknown(name)}")
@@ -75,7 +82,7 @@ def describe_config(topic: str) -> str:
 
 
 def _describe_section(name: str, section: ConfigSection) -> str:
-    parts = [f"{name or ROOT}: {section.doc}", _plain(_list_keys(name, section))]
+    parts = [_plain([f"{name or ROOT}: {section.doc}"]), _plain(_list_keys(name, section))]
     inside = {last: entry for last, entry in section.entries.items() if isinstance(entry, ConfigSection)}
     if inside:
         prefix = f"{name}." if name else ""
@@ -104,13 +111,8 @@ def _plain(lines: Iterator[str] | list[str]) -> str:
 # ------------------------------------------------------------------------------------------------------------ the page
 def reference_page() -> str:
     """Return docs/configuration.md."""
-    sections = {}
-    for name, section in SECTIONS.items():
-        sections[name] = section
-        if name == ADAPTERS_SECTION:
-            sections |= {f"{name}.{adapter}": adapter_section(adapter) for adapter in ADAPTERS}
     lines = [_INTRODUCTION, *_list_keys("", CONFIG), ""]
-    for name, section in sections.items():
+    for name, section in _all_sections().items():
         keys = list(_list_keys(name, section))
         lines += [f"## {name}", "", section.doc, "", *keys, *([""] if keys else [])]
     return "\n".join(lines)
