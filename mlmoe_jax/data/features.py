@@ -61,12 +61,12 @@ class FeatureTable:
         return [part for part in parts if not self._file(part, READ).exists()]
 
     def unread(self) -> list[int]:
-        """Return the rows of the images that could not be read."""
+        """Return the rows of the images that could not be read when their part was computed."""
         stored = set(range(math.ceil(self.rows / self.part_rows))) - set(self.missing())
         return [row for part in sorted(stored) for row in self.list_rows(part)[~self._open(part, READ)].tolist()]
 
     def find_parts(self, rows: Sequence[int]) -> list[int]:
-        """Return the numbers of the parts with these rows."""
+        """Return the numbers of the parts that hold these rows, in order."""
         return sorted({int(row) // self.part_rows for row in rows})
 
     def list_rows(self, part: int) -> np.ndarray:
@@ -145,7 +145,7 @@ def open_feature_table(
     stored: str,
     settings: Mapping[str, object],
 ) -> FeatureTable:
-    """Return the table of the images of a split, which may have no part yet.
+    """Return the table of the features of a split. Parts that are not in the cache are still to be computed.
 
     Args:
       images: the images.

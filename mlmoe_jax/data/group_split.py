@@ -57,7 +57,9 @@ def _draw_inside(sizes: Int[np.ndarray, " g"], count: int, seed: int) -> Bool[np
 
 
 def _goals(counts: csr_array, count: int, images: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the goals t of the drawn part, i64[K+1], and the weights 1/t of both parts together, i64[K+1].
+    """Return the goal t per label, and for all images, of the drawn part; and the weights of the cost, both i64[K+1].
+
+    A weight is the sum of 1/t over both parts.
 
     Args:
       counts: result of `_count_images`.
@@ -73,7 +75,7 @@ def _goals(counts: csr_array, count: int, images: int) -> tuple[NDArray[np.int64
 
 
 def _count_images(labels: NDArray[np.int8], group: NDArray[np.int64]) -> csr_array:
-    """Return the number of images of each group with each label, and of all images, i64[G,K+1]."""
+    """Return i64[G,K+1]: for each group, the number of its images with each label, then of all its images."""
     members = csr_array((np.ones_like(group), (group, np.arange(len(group)))))
     present = csr_array(labels == POSITIVE).astype(np.int64)
     return csr_array(members @ hstack([present, np.ones((len(group), 1), np.int64)], format="csr"))

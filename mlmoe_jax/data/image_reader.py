@@ -51,7 +51,7 @@ class Geometry:
         return 0
 
     def __call__(self, image: np.ndarray | Image.Image, random: np.random.Generator | None = None) -> np.ndarray:
-        """Return the image u8[S,S,3]. Only random crops use `random`."""
+        """Return the image as u8[S,S,3]. Only random crops need `random`."""
         size = self.image_size
         match self.fit:
             case "square":
@@ -83,7 +83,7 @@ class PixelTransforms:
     policy: Policy | None = None
 
     def __call__(self, image: np.ndarray, random: np.random.Generator | None) -> np.ndarray:
-        """Return the transformed image u8[h,w,3] for u8[h,w,3]."""
+        """Transform an image u8[h,w,3]. Its size stays."""
         if self.flip:
             image = transforms.flip(image, random)
         for transform, strength in self._jitter(random):
@@ -95,12 +95,12 @@ class PixelTransforms:
         return transforms.erase(image, random, self.erase) if self.erase else image
 
     def _jitter(self, random: np.random.Generator | None) -> list[tuple[Callable[..., np.ndarray], float]]:
-        """Return the transforms of the color jitter and their strengths, in the order for one image."""
+        """Return the transforms of the color jitter with their strengths, in the order for one image."""
         names = ("contrast", "brightness", "saturation", "hue")
         jitter = [(getattr(transforms, name), getattr(self, name)) for name in names]
         if self.jitter_order == "fixed":
             return jitter
-        return [jitter[place] for place in random.permutation(len(jitter))]
+        return [jitter[k] for k in random.permutation(len(jitter))]
 
 
 @dataclass(frozen=True)

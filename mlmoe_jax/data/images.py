@@ -101,7 +101,7 @@ def read_image(source: str | os.PathLike | bytes, *, name: str = "", decoding: D
 def open_image(
     source: str | os.PathLike | bytes | Image.Image, *, name: str = "", decoding: Decoding = STRICT
 ) -> Image.Image:
-    """Decode like `read_image`, but return a Pillow image, which saves two copies before a resize.
+    """Decode like `read_image`, but return a Pillow image. A resize then needs two copies less.
 
     A Pillow image as source is read at its full size. Its mode, transparency and EXIF data are handled as in a file.
     """
@@ -120,7 +120,7 @@ def open_image(
 
 
 def to_pixels(image: Image.Image) -> np.ndarray:
-    """Return an RGB image as u8[h,w,3], read-only, without another copy of a large image."""
+    """Return an RGB image as a read-only array u8[h,w,3]. A large image is converted in strips, to save memory."""
     strips = _strips(image)
     if len(strips) == 1:
         return np.asarray(image)
@@ -236,7 +236,7 @@ class Images(abc.ABC):
     """The images of a split, by row. A subclass defines `__len__` and `read`, and is picklable for worker processes.
 
     Attributes:
-      are_decoded: whether an image is decoded or rendered each time that it is read, which takes a core a millisecond.
+      are_decoded: whether reading decodes or renders an image, which takes a core about a millisecond.
     """
 
     are_decoded = False
@@ -388,12 +388,12 @@ class ImageFiles(EncodedImages):
         return ImageFiles(self.folder, [self.names[row] for row in rows], self.table, lines)
 
     def missing(self) -> np.ndarray:
-        places = [os.path.split(name) for name in self.names]
-        present = {}
-        for parent in {parent for parent, _ in places}:  # each folder is listed once
+        files = [os.path.split(name) for name in self.names]
+        existing = {}
+        for parent in {parent for parent, _ in files}:  # each folder is listed once
             folder = os.path.join(self.folder, parent)
-            present[parent] = set(os.listdir(folder)) if os.path.isdir(folder) else set()
-        return np.flatnonzero([name not in present[parent] for parent, name in places])
+            existing[parent] = set(os.listdir(folder)) if os.path.isdir(folder) else set()
+        return np.flatnonzero([name not in existing[parent] for parent, name in files])
 
     def stamp(self, row: int) -> str:
         name = self.name(row)

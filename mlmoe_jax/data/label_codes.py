@@ -43,7 +43,7 @@ def targets(
 
 
 def few_positives(labels: Integer[np.ndarray, "n k"]) -> str:
-    """Return a text about the number of positives per label; "" if the median is FEW_POSITIVES or more.
+    """Describe how few positives the labels have; "" if the median label has FEW_POSITIVES or more.
 
     The AP of a label with one positive is 1/rank of one image, so a mean over such labels says little.
     """

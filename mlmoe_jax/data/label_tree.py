@@ -36,7 +36,7 @@ _FORM = "write such as `implies: {poodle: [dog, pet]}` and `exclusive: [[day, ni
 
 @dataclass(frozen=True)
 class LabelTree:
-    """What labels, given by their numbers, imply and exclude; nothing by default.
+    """Which labels imply or exclude others. Labels are given by their numbers. By default, they are independent.
 
     Attributes:
       implies: pairs of a label and a label that it implies.
@@ -52,19 +52,19 @@ class LabelTree:
     @cached_property
     def parents(self) -> dict[int, list[int]]:
         """Label -> the labels that it implies directly, each label after the labels that it implies."""
-        above: dict[int, list[int]] = {}
+        parents: dict[int, list[int]] = {}
         for label, parent in dict.fromkeys(self.implies):
-            above.setdefault(label, []).append(parent)
-        return {label: above.get(label, []) for label in TopologicalSorter(above).static_order()}
+            parents.setdefault(label, []).append(parent)
+        return {label: parents.get(label, []) for label in TopologicalSorter(parents).static_order()}
 
     @cached_property
     def children(self) -> dict[int, list[int]]:
         """Label -> the labels that imply it directly, each label after the labels that imply it."""
-        below: dict[int, list[int]] = {label: [] for label in reversed(self.parents)}
+        children: dict[int, list[int]] = {label: [] for label in reversed(self.parents)}
         for label, parents in self.parents.items():
             for parent in parents:
-                below[parent].append(label)
-        return below
+                children[parent].append(label)
+        return children
 
     def find_contradiction(self, names: Sequence[str]) -> str:
         """Explain the first cycle, impossible label or useless group; "" if there is none.
@@ -106,44 +106,47 @@ class LabelTree:
             return codes, np.zeros((len(codes), 2), bool)
         closed = self._raise_implied(codes)
         raised = ((codes == NEGATIVE) & (closed != NEGATIVE)).any(axis=1)
-        present = (closed == POSITIVE) | (closed == DIFFICULT)
-        excluded, doubtful = self._exclude(present)
-        closed[excluded & ~present] = NEGATIVE
+        is_present = (closed == POSITIVE) | (closed == DIFFICULT)
+        excluded, doubtful = self._exclude(is_present)
+        closed[excluded & ~is_present] = NEGATIVE
         for label, parents in self.parents.items():
-            doubtful[:, label] |= present[:, label] & doubtful[:, parents].any(axis=1)
+            doubtful[:, label] |= is_present[:, label] & doubtful[:, parents].any(axis=1)
             absent = (closed[:, parents] == NEGATIVE).any(axis=1)
             closed[absent, label] = NEGATIVE
         closed[doubtful] = UNKNOWN
         return closed, np.stack([raised, doubtful.any(axis=1)], axis=1)
 
     def _raise_implied(self, codes: NDArray[np.int8]) -> NDArray[np.int8]:
-        """Return label codes i8[N,K] in which every label that a present label implies is present, too."""
+        """Return label codes i8[N,K] after making all labels present that a present label implies."""
         closed = codes.copy()
         for label, children in self.children.items():
             if children:
                 for code in (DIFFICULT, POSITIVE):
-                    present = (closed[:, children] == code).any(axis=1)
-                    closed[present & (closed[:, label] != POSITIVE), label] = code
+                    is_present = (closed[:, children] == code).any(axis=1)
+                    closed[is_present & (closed[:, label] != POSITIVE), label] = code
         return closed
 
-    def _exclude(self, present: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return where a group has a present label, and where a present label has a present rival, both bool[N,K]."""
-        excluded, doubtful = np.zeros((2, *present.shape), bool)
+    def _exclude(self, is_present: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return masks bool[N,K]: labels in a group with a present one, and present labels with a present rival."""
+        excluded, doubtful = np.zeros((2, *is_present.shape), bool)
         for group in map(list, self.exclusive):
-            count = present[:, group].sum(axis=1, keepdims=True)
+            count = is_present[:, group].sum(axis=1, keepdims=True)
             excluded[:, group] |= count > 0
-            doubtful[:, group] |= (count > 1) & present[:, group]
+            doubtful[:, group] |= (count > 1) & is_present[:, group]
         return excluded, doubtful
 
-    def add_implied(self, present: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return sets of labels bool[N,K] with the labels that they imply."""
-        present = present.copy()
+    def add_implied(self, is_present: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Add to each set of labels, bool[N,K], the labels that its labels imply."""
+        is_present = is_present.copy()
         for label, children in self.children.items():
-            present[:, label] |= present[:, children].any(axis=1)
-        return present
+            is_present[:, label] |= is_present[:, children].any(axis=1)
+        return is_present
 
     def arrays(self) -> dict[str, NDArray[np.int64]]:
-        """Return arrays to store: `implies` i64[2,E], and `exclusive` i64[2,S], a group and a label per column."""
+        """Return arrays to store.
+
+        `implies` i64[2,E] has a label and an implied label per column, `exclusive` i64[2,S] a group and a member.
+        """
         members = [(number, label) for number, group in enumerate(self.exclusive) for label in group]
         pairs = {"implies": self.implies, "exclusive": members}
         return {name: np.array(values, np.int64).reshape(-1, 2).T for name, values in pairs.items()}
@@ -185,12 +188,7 @@ def read_tree(path: str | os.PathLike, names: Sequence[str]) -> LabelTree:
 
 
 class _TreeReader:
-    """Collects the pairs and the groups of a file.
-
-    Attributes:
-      implies: as in `LabelTree`.
-      exclusive: as in `LabelTree`.
-    """
+    """Collects `implies` and `exclusive`, as in `LabelTree`, from the sections of a file."""
 
     def __init__(self, path: str | os.PathLike, names: Sequence[str]):
         self.path, self.names = path, names
@@ -228,7 +226,7 @@ class _TreeReader:
 
 
 def _sections(path: str | os.PathLike) -> Iterable[tuple[yaml.Node, yaml.Node]]:
-    """Return the keys and values of the file as nodes, whose names stay text (`no`, `1`) and have a line."""
+    """Return the keys and values of the file as nodes. Unlike values, nodes have a line, and `no` or `1` stays text."""
     with damage_explained(path):
         text = read_bytes(path, MOST).decode("utf-8-sig")
         try:

@@ -47,9 +47,11 @@ class _Examples(grain.transforms.MapWithIndex):
     def map_with_index(self, index: int, element: np.ndarray) -> HostBatch:
         share, count = self.process
         size = len(element) // count
-        places = range(share * size, (share + 1) * size)
-        draws = (np.random.default_rng([self.seed, index, place]) for place in places)
-        examples = [self._read(int(element[place]), random) for place, random in zip(places, draws, strict=True)]
+        positions = range(share * size, (share + 1) * size)
+        draws = (np.random.default_rng([self.seed, index, position]) for position in positions)
+        examples = [
+            self._read(int(element[position]), random) for position, random in zip(positions, draws, strict=True)
+        ]
         return {name: np.stack([example[name] for example in examples]) for name in examples[0]}
 
     def _read(self, row: int, random: np.random.Generator) -> dict[str, Any]:
@@ -99,8 +101,8 @@ def build_loader(
     `id` of the image (see `SkippedImages`).
 
     Args:
-      data_config: `config.data`. Numbers of threads and processes that are `auto` are chosen by `data.readers`. Batches
-      do not depend on them.
+      data_config: `config.data`. `threads` and `workers` that are `auto` are chosen by `data.readers`; batches do not
+        depend on them.
       split: the split.
       batch_size: number of images in a global batch.
       augment: `config.augment` for training, None for evaluation.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def number_groups(groups: Sequence[str] | None, images: int) -> Int[np.ndarray, " n"]:
-    """Return the number of each image's group, 0 … G − 1. With None, each image is a group of its own."""
+    """Number the groups 0 … G − 1, and return the number of each image's group. With None, each image is a group."""
     numbers: dict[str | int, int] = {}
     names = range(images) if groups is None else groups
     keys = (row if name == "" else name for row, name in enumerate(names))
@@ -73,7 +73,7 @@ class Split:
         return digest.hexdigest()
 
     def take(self, rows: np.ndarray, name: str) -> Split:
-        """Return the images `rows`, i64[n], of this split, in the order of `rows`, as a separate split."""
+        """Return a split with the images `rows`, i64[n], in that order."""
         places = [int(row) for row in rows]
         groups = None if self.groups is None else [self.groups[row] for row in places]
         ids = [self.ids[row] for row in places]
@@ -90,7 +90,7 @@ class Split:
         return replace(self, labels=labels, tree=tree, contradictions=contradictions)
 
     def without_missing(self) -> Split:
-        """Return the split with the images without a file moved to `missing`."""
+        """Return the split with only the images that have a file. The others are its `missing`."""
         absent = self.images.missing()
         if not len(absent):
             return self

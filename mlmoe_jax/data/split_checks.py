@@ -98,7 +98,7 @@ def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
 
 
 def shared_groups(splits: Sequence[Split]) -> list[str]:
-    """Return a sentence about every two splits with images of the same groups."""
+    """Return a sentence for each pair of splits that share groups."""
     sentences = []
     groups = [dict.fromkeys(filter(None, split.groups or ())) for split in splits]
     for (first, first_groups), (second, second_groups) in itertools.combinations(zip(splits, groups, strict=True), 2):
@@ -112,7 +112,7 @@ def shared_groups(splits: Sequence[Split]) -> list[str]:
 
 
 def label_warnings(train: Split) -> list[str]:
-    """Return a warning about the classes without a positive image; [] if there are none."""
+    """Return a list with one warning if some classes have no positive image, otherwise an empty list."""
     without = [name for name, count in zip(train.classes, count_codes(train, POSITIVE), strict=True) if not count]
     if not without:
         return []
@@ -123,7 +123,7 @@ def label_warnings(train: Split) -> list[str]:
 
 
 def contradictions(splits: Iterable[Split]) -> list[str]:
-    """Return a sentence for each split and kind of labels that contradicted `data.tree` before they were closed."""
+    """Return sentences about labels that contradicted `data.tree` in the data set, per split and kind."""
     kinds = (
         "a negative label that another label of the image implies, which counts as positive",
         "exclusive labels that are both positive, which count as unknown",
@@ -150,7 +150,7 @@ def count_codes(split: Split, value: int) -> list[int]:
 
 
 def repeats(first: Sequence[Hashable], second: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Return (i, j) for each second[j] that is in `first`. i is its first position there."""
+    """Return the pairs (i, j) with first[i] == second[j], for the smallest such i."""
     positions: dict[Hashable, int] = {}
     for i, value in enumerate(first):
         positions.setdefault(value, i)

@@ -68,7 +68,7 @@ def center_crop(image: Pixels, size: int) -> Pixels:
 
 
 def evaluated_part(image: Pixels, data_config: ConfigDict) -> Pixels:
-    """Return the part of an image that evaluation resizes to the model input, at its own size."""
+    """Return the part of an image that the model sees in evaluation, before it is resized."""
     if data_config.resize == "square":
         return image
     return center_crop(image, round(data_config.crop_fraction * min(image.shape[:2])))
@@ -104,7 +104,7 @@ def random_resized_crop(
 def _draw_sides(
     area: int, random: np.random.Generator, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[int, int]:
-    """Draw the sides of a rectangle: its share of `area` is uniform, and first / second side is log-uniform."""
+    """Draw two sides of a rectangle. Its share of `area` is uniform, and the ratio first / second is log-uniform."""
     area = area * random.uniform(*scale)
     aspect = math.exp(random.uniform(math.log(ratio[0]), math.log(ratio[1])))
     return round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))

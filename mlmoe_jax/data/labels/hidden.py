@@ -56,7 +56,7 @@ def hide_positives(split: Split, data_config: ConfigDict) -> Split:
 
 
 def find_mistake(rule: str) -> str:
-    """Return what is wrong with the value of `data.known_positives`, or "". A list is read by training only."""
+    """Explain an invalid value of `data.known_positives`; "" if it is valid. A file is not opened."""
     if rule in (ALL, *HIDING_RULES) or 0 < _share(rule) < 1 or rule.endswith(".txt"):
         return ""
     return (
@@ -66,10 +66,10 @@ def find_mistake(rule: str) -> str:
 
 
 def draw_one(positive: Bool[np.ndarray, "n k"], random: RandomState) -> Bool[np.ndarray, "n k"]:
-    """Draw one positive per image with one."""
+    """Draw one of the positives of each image that has any."""
     known = np.zeros_like(positive)
-    for row, present in enumerate(positive):
-        candidates, others = np.flatnonzero(present), np.flatnonzero(~present)
+    for row, is_positive in enumerate(positive):
+        candidates, others = np.flatnonzero(is_positive), np.flatnonzero(~is_positive)
         random.shuffle(candidates)
         random.shuffle(others)  # as the authors' code does, for equal draws
         known[row, candidates[:1]] = True
@@ -82,17 +82,17 @@ def draw_fraction(positive: Bool[np.ndarray, "n k"], random: RandomState, diviso
     order = np.lexsort((random.random_sample(len(rows)), rows))
     count = positive.sum(axis=1)
     rank = np.arange(len(rows)) - np.repeat(np.cumsum(count) - count, count)
-    places = order[rank <= np.repeat(count // divisor, count)]
+    drawn = order[rank <= np.repeat(count // divisor, count)]
     known = np.zeros_like(positive)
-    known[rows[places], columns[places]] = True
+    known[rows[drawn], columns[drawn]] = True
     return known
 
 
 def draw_share(positive: Bool[np.ndarray, "n k"], random: RandomState, share: float) -> Bool[np.ndarray, "n k"]:
     """Draw a share of all positives."""
-    places = np.flatnonzero(positive)
+    positions = np.flatnonzero(positive)
     known = np.zeros(positive.size, bool)
-    known[random.permutation(places)[: round(share * len(places))]] = True
+    known[random.permutation(positions)[: round(share * len(positions))]] = True
     return known.reshape(positive.shape)
 
 

@@ -35,8 +35,8 @@ def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | N
     root = data_folder(data_config, "the folders")
     top = _folder_of_split(root, split, data_config)
     names = _subfolders(top)
-    below = "" if top == root else f"{split}/"
-    rows = [ImageRow(f"{below}{name}/{file}", {name: POSITIVE}) for name in names for file in image_names(top / name)]
+    prefix = "" if top == root else f"{split}/"
+    rows = [ImageRow(f"{prefix}{name}/{file}", {name: POSITIVE}) for name in names for file in image_names(top / name)]
     if not rows:
         raise UserError(
             f"{top} holds no folders with images ({', '.join(IMAGE_SUFFIXES)}); sort the images into one folder per "
@@ -53,9 +53,9 @@ def _folder_of_split(root: Path, split: str, data_config: ConfigDict) -> Path:
     alone = split == data_config.train_split and not any((root / name).is_dir() for name in others)
     if alone and (data_config.val_fraction or not others):
         return root
-    present = ", ".join(_subfolders(root)[:5]) or "none"
+    found = ", ".join(_subfolders(root)[:5]) or "none"
     raise UserError(
-        f"there is no folder {root / split} (folders there: {present}); sort the images into {root}/SPLIT/CLASS, "
+        f"there is no folder {root / split} (folders there: {found}); sort the images into {root}/SPLIT/CLASS, "
         f"or into {root}/CLASS with data.val_fraction above 0 and data.test_splits cleared"
     )
 
@@ -68,11 +68,11 @@ def _subfolders(folder: Path) -> list[str]:
 def image_names(folder: Path) -> list[str]:
     """Return the images at any depth below a folder, as sorted paths relative to it."""
     images = []
-    for place, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".") and not _is_cycle(Path(place, name))]
-        below = Path(place).relative_to(folder)
+    for path, folders, files in os.walk(folder, followlinks=True):
+        folders[:] = [name for name in folders if not name.startswith(".") and not _is_cycle(Path(path, name))]
+        relative = Path(path).relative_to(folder)
         images += [
-            (below / file).as_posix()
+            (relative / file).as_posix()
             for file in files
             if file.lower().endswith(IMAGE_SUFFIXES) and not file.startswith(".")
         ]

@@ -73,7 +73,10 @@ class PackedFile:
 
     @classmethod
     def from_entry(cls, entry: dict) -> PackedFile:
-        """Read an entry of a manifest; ValueError unless it is a file of its own folder, with a size and a sha256."""
+        """Read an entry of a manifest, which may come from elsewhere.
+
+        Raises ValueError unless it names a file in the folder of the manifest, with a size and a sha256.
+        """
         item = cls(entry["file"], entry["bytes"], entry["sha256"], entry.get("records", 0))
         sizes = isinstance(item.bytes, int) and isinstance(item.records, int) and 0 <= item.records <= item.bytes
         if not (sizes and is_file_name(item.file) and re.fullmatch("[0-9a-f]{64}", str(item.sha256))):
@@ -180,10 +183,10 @@ class PackedImages(EncodedImages):
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def name(self, row: int) -> str:
-        return f"{self.ids[row]} in {self.folder}/{self._place(row)[0].file}"
+        return f"{self.ids[row]} in {self.folder}/{self._locate(row)[0].file}"
 
     def encoded(self, row: int) -> bytes:
-        shard, position = self._place(row)
+        shard, position = self._locate(row)
         try:
             return _reader(self.folder, shard).read([position])[0]
         except RuntimeError as error:  # raised by the C++ library, which checks a hash per record
@@ -192,7 +195,7 @@ class PackedImages(EncodedImages):
                 "damaged files"
             ) from error
 
-    def _place(self, row: int) -> tuple[PackedFile, int]:
+    def _locate(self, row: int) -> tuple[PackedFile, int]:
         """Return the shard of image `row`, and the position of the image in it."""
         row = range(len(self))[row]
         number = int(np.searchsorted(self._ends, row, side="right"))

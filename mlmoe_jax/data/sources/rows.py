@@ -45,13 +45,13 @@ class ImageRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """A file, or a folder, that lists images, and the split that is wanted of it.
+    """A file or folder that lists images, and the split to open.
 
     Attributes:
       path: the file.
-      split: the wanted split.
-      train_split: the split of rows that name none. If it is "", all rows belong to the wanted split, and the splits
-        that they name are ignored.
+      split: the split to open.
+      train_split: the split of rows that name none. If it is "", the file has the images of one split only: all rows
+        are used, whatever split they name.
     """
 
     path: str | os.PathLike
@@ -59,13 +59,13 @@ class Listing:
     train_split: str = ""
 
     def includes(self, split: str | None) -> bool:
-        """Return whether a row that names `split` belongs to the wanted split."""
+        """Return whether a row that names `split` is in the split to open."""
         if not self.train_split:
             return True
         return (self.train_split if split is None else split) == self.split
 
     def line(self, number: int) -> str:
-        """Return the file and the number of a line, for an error; the file if the number is 0."""
+        """Return the file and a line for an error; only the file if the number of the line is 0."""
         return f"{self.path} line {number}" if number else f"{self.path}"
 
 
@@ -89,7 +89,7 @@ class ListedImages:
 
 
 def validated(rows: Iterable[ImageRow], listing: Listing, classes: Sequence[str] | None = None) -> ListedImages:
-    """Return the images of a split from the rows of a source.
+    """Check the rows of a source, and return the images of one split.
 
     Args:
       rows: the rows of all splits, in the order of the images.
@@ -108,10 +108,10 @@ def validated(rows: Iterable[ImageRow], listing: Listing, classes: Sequence[str]
 
 
 class _Selection:
-    """The rows of one split, stored as arrays, and what is known of the rows that are not used.
+    """Collects the rows of one split as arrays, and notes why other rows are not used.
 
     Attributes:
-      columns: label -> its number, first the classes and then other labels in the order of the rows.
+      columns: label -> its number. The classes come first, then other labels in the order of the rows.
       images: the images of the split, as the keys of a dict.
       splits: the splits that rows name.
       unlabeled: the number of images of the split that nobody has labeled, which are left out.

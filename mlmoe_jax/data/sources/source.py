@@ -62,14 +62,14 @@ class Published:
         Raises UserError if there is no such folder.
         """
         if os.fspath(root):
-            places = [Path(root).expanduser()]
+            folders = [Path(root).expanduser()]
         else:
-            above = [Path(os.environ[VARIABLE]).expanduser()] if os.environ.get(VARIABLE) else []
-            places = [folder / self.name for folder in (*above, DEFAULT_FOLDER)]
-        folder = next((place for place in places if place.is_dir()), None)
+            configured = [Path(os.environ[VARIABLE]).expanduser()] if os.environ.get(VARIABLE) else []
+            folders = [parent / self.name for parent in (*configured, DEFAULT_FOLDER)]
+        folder = next((path for path in folders if path.is_dir()), None)
         if folder is None:
-            unset = "" if os.fspath(root) or len(places) > 1 else f" (and ${VARIABLE} is not set)"
-            raise self.missing(f"there is no folder {' or '.join(map(str, places))}{unset}")
+            unset = "" if os.fspath(root) or len(folders) > 1 else f" (and ${VARIABLE} is not set)"
+            raise self.missing(f"there is no folder {' or '.join(map(str, folders))}{unset}")
         return folder
 
     def read(self, path: Path) -> bytes:
@@ -84,7 +84,7 @@ class Published:
         return self.read(path).decode(errors="replace").splitlines()
 
     def missing(self, reason: str) -> UserError:
-        """Return the error for missing files. `reason` names the file and its place."""
+        """Return an error about missing files, which says where to get them. `reason` names the missing file."""
         return UserError(
             f"{reason}; {self.name} needs {self.files}, published at {self.address}: put it there, or set data.root "
             f"to its folder (docs/datasets.md#{self.section} shows how)"
@@ -98,14 +98,14 @@ def require_known_split(data_set: str, split: str, splits: Iterable[str]) -> Non
 
 
 def difficult_treatment(data_config: ConfigDict, split: str) -> str:
-    """Return the treatment of difficult labels in a split: of training for the training split, otherwise of metrics."""
+    """Return `data.difficult_train` for the training split, and `data.difficult_eval` for other splits."""
     return data_config.difficult_train if split == data_config.train_split else data_config.difficult_eval
 
 
 def data_folder(data_config: ConfigDict, holds: str) -> Path:
-    """Return the folder `data.root` of your own images; UserError, with what the folder `holds`, if there is none."""
+    """Return the folder `data.root` of your own images. `holds` says in an error what the folder should hold."""
     folder = Path(data_config.root).expanduser()
     if not data_config.root or not folder.is_dir():
-        what = f"'{folder}', which is not a folder" if data_config.root else "empty"
-        raise UserError(f"data.root is {what}; set it to the folder that holds {holds} of your images")
+        is_now = f"'{folder}', which is not a folder" if data_config.root else "empty"
+        raise UserError(f"data.root is {is_now}; set it to the folder that holds {holds} of your images")
     return folder

@@ -42,9 +42,9 @@ class _Mosaics(Images):
     def row_labels(self, row: int) -> np.ndarray:
         """Return the labels of image `row`, at different positions."""
         draw = self._draw(row, 0)
-        places = draw.choice(TILES**2, LABELS_PER_IMAGE, replace=False)
-        colors = draw.random(LABELS_PER_IMAGE) * ((self.labels - 1 - places) // TILES**2 + 1)
-        return places + TILES**2 * colors.astype(int)
+        positions = draw.choice(TILES**2, LABELS_PER_IMAGE, replace=False)
+        colors = draw.random(LABELS_PER_IMAGE) * ((self.labels - 1 - positions) // TILES**2 + 1)
+        return positions + TILES**2 * colors.astype(int)
 
     def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
         tiles = np.full((TILES**2, 3), 128)
@@ -59,12 +59,12 @@ class _Mosaics(Images):
 
 
 def _color(number: np.ndarray, count: int) -> np.ndarray:
-    """Return the colors i64[n,3] with the given numbers, of `count` colors spread evenly over a cube of levels."""
+    """Return colors i64[n,3] by their numbers. All `count` colors are spread evenly over the cube of RGB levels."""
     levels = 1
     while levels**3 < count:
         levels += 1
-    place = np.stack([number, number // levels, number // levels**2], axis=-1) % levels
-    return 32 + place * (191 // max(1, levels - 1))
+    digits = np.stack([number, number // levels, number // levels**2], axis=-1) % levels
+    return 32 + digits * (191 // max(1, levels - 1))
 
 
 SYNTHETIC = DataSource(open_synthetic, splits=tuple(SPLIT_SIZES), labels=lambda data_config: data_config.labels)

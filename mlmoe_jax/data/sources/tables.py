@@ -126,7 +126,7 @@ def _parse_labels(labels: Any) -> dict[str, int] | None:
 def read_csv(
     path: Path, data_config: ConfigDict, folder: Path, classes: Sequence[str] | None
 ) -> tuple[Iterator[ImageRow], Sequence[str] | None]:
-    """Return the rows of a CSV, and the classes of one with a column per class.
+    """Return the rows of a CSV, and its classes if it has a column per class, otherwise None.
 
     Raises UserError, also while rows are read, if a column is missing or a cell is invalid.
     """
@@ -142,7 +142,7 @@ def read_csv(
 
 
 class _Columns(NamedTuple):
-    """The positions of the columns that hold no labels; None for a column that the table does not have or need."""
+    """Positions of the columns of images, splits and groups. None is a column that the table does not have or need."""
 
     image: int
     split: int | None
@@ -210,7 +210,7 @@ def _codes_reader(header: list[str], classes: Sequence[str], path: Path) -> Read
 
 
 def whole_rows(reader: Any, header: Sequence[str], path: str | os.PathLike) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line and the cells of each row of a CSV reader that is not blank; UserError for another length."""
+    """Yield the line and the cells of each row of a CSV that is not blank; UserError for a row of another length."""
     for cells in filter(None, reader):
         if len(cells) != len(header):
             raise UserError(
@@ -252,7 +252,7 @@ def _class_columns(
 
 
 def find_column(header: Sequence[str], name: str, named_by: str, path: str | os.PathLike) -> int:
-    """Return the position of a column; UserError without it, which states that `named_by` names the column."""
+    """Return the position of a column. `named_by` says in an error which key, or which list, names the column."""
     if name not in header:
         raise UserError(
             f"{path} has no column '{name}', which {named_by} names (columns: {abbreviate(header)}); "

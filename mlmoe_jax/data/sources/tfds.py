@@ -127,7 +127,7 @@ def _is_image(feature) -> bool:
 
 
 def _class_label(feature):
-    """Return the ClassLabel of a feature, of a sequence, or of objects with a `label`; None for other features."""
+    """Return the ClassLabel in a feature: one class, several classes, or objects with a `label`; otherwise None."""
     if isinstance(feature, tfds.features.Sequence):
         feature = feature.feature
     if isinstance(feature, tfds.features.FeaturesDict) and "label" in feature:
@@ -147,8 +147,8 @@ def _read(source, label_key: str, count: int, features) -> tuple[np.ndarray, lis
             if _is_unknown(record[label_key]):
                 labels[row] = UNKNOWN
             else:
-                labels[row, _present(record[label_key])] = DIFFICULT
-                labels[row, _present(record[easy_key])] = POSITIVE
+                labels[row, _classes(record[label_key])] = DIFFICULT
+                labels[row, _classes(record[easy_key])] = POSITIVE
             if id_key:
                 name = record[id_key]
                 ids.append(name.decode(errors="replace") if isinstance(name, bytes) else str(name))
@@ -159,8 +159,8 @@ def _is_unknown(value) -> bool:
     return not isinstance(value, dict | list) and np.ndim(value) == 0 and value < 0
 
 
-def _present(value) -> np.ndarray:
-    """Return the classes i64[n] of one label, a sequence of labels, or the objects of a record."""
+def _classes(value) -> np.ndarray:
+    """Return the classes i64[n] in the value of a feature, of which `_class_label` lists the kinds."""
     value = value["label"] if isinstance(value, dict) else value
     return np.atleast_1d(np.asarray(value, np.int64))
 

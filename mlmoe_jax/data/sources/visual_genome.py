@@ -76,7 +76,7 @@ def open_vg256(data_config: ConfigDict, split: str, classes: Sequence[str] | Non
 
 
 def find_category(name: str, categories: dict[str, int]) -> int | None:
-    """Return the category of an annotated object name. `categories` maps normalized names to categories."""
+    """Return the category of an object name, or None. `categories` maps lower-case names to categories."""
     name = name.lower().strip().removesuffix(".").rstrip()
     *leading, last = name.split() or [""]
     if leading and ATTRIBUTES.issuperset(leading):
@@ -93,7 +93,7 @@ def _categories() -> dict[str, list[str]]:
 def _read_objects(path: Path, size: int, modified: int) -> tuple[np.ndarray, np.ndarray]:
     """Read the numbers i64[N], ascending, and labels i8[N,256] of the images with a label.
 
-    `size` and `modified` describe the file, so that the cache does not return the content of an earlier file.
+    `size` and `modified` are those of the file: if it changes, the cached result is not used.
     """
     category_by_name = {name: k for k, names in enumerate(_categories().values()) for name in names}
 
@@ -140,7 +140,7 @@ def _read_index(path: Path, files: list[str]) -> np.ndarray:
 
 # ------------------------------------------------------------------------------------------------------------- both
 def _split(split: str, classes: tuple[str, ...], labels: np.ndarray, files: list[str], folder: Path) -> Split:
-    """Return a split of image files in either folder. Ids do not depend on the folder of a file."""
+    """Return a split of images that may be in either folder. Ids have the first folder in any case."""
     first, second = IMAGE_FOLDERS
     in_second = set(os.listdir(folder / second)) if (folder / second).is_dir() else set()
     images = ImageFiles(folder, [f"{second if file in in_second else first}/{file}" for file in files])
