@@ -9,10 +9,8 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 from flax import nnx
-from safetensors import deserialize
 from safetensors.numpy import load_file
 
 from mlmoe_jax.errors import UserError
@@ -38,12 +36,6 @@ _WRAPPERS = re.compile(
     r"(?:opt/target/|state_dict\.|model\.|module\.|base_encoder\.|vision_model\."
     r"|vit\.|dinov2\.|dinov2_with_registers\.|dinov3_vit\.|resnet\.|convnext\.)*"
 )
-_TYPES = {
-    **{f"F{8 * size}": f"<f{size}" for size in (2, 4, 8)},
-    **{f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind in "IU" for size in (1, 2, 4, 8)},
-    "BF16": ml_dtypes.bfloat16,
-    "BOOL": np.bool_,
-}
 _SUFFIXES = (".safetensors", ".npz", *TORCH_SUFFIXES)
 
 
@@ -116,19 +108,9 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
         with damage_explained(path), open_regular(path) as file:
             if path.suffix == ".npz":
                 return read_npz(file)
-            return _read_safetensors(path) if path.suffix == ".safetensors" else read_torch_file(file)
+            return load_file(path) if path.suffix == ".safetensors" else read_torch_file(file)
     except Unreadable as error:
         raise UserError(f"cannot read weights from {path}: {error}") from error
-
-
-def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    try:
-        return load_file(path)
-    except (KeyError, AttributeError):  # its numpy reader does not support bfloat16
-        tensors = deserialize(path.read_bytes())
-        if strange := {tensor["dtype"] for _, tensor in tensors} - set(_TYPES):
-            raise ValueError(f"numbers of type {', '.join(sorted(strange))} are not supported") from None
-        return {name: np.frombuffer(t["data"], _TYPES[t["dtype"]]).reshape(t["shape"]) for name, t in tensors}
 
 
 def require_finite(path: Path, name: str, tensor: np.ndarray) -> None:
