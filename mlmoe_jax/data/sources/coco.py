@@ -34,7 +34,7 @@ from mlmoe_jax.data.sources.own_images import open_own_images
 from mlmoe_jax.data.sources.rows import ImageRow, Listing, first_repeated, validated
 from mlmoe_jax.data.sources.source import DataSource, Published
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.runtime.files import MOST_DATA, damage_explained, read_bytes
+from mlmoe_jax.runtime.files import damage_explained, read_bytes
 
 COCO_FILES = Published(
     "coco2014", "annotations, train2014 and val2014", "https://cocodataset.org/#download", "coco-2014"
@@ -56,7 +56,7 @@ def open_coco2014(data_config: ConfigDict, split: str, classes: Sequence[str] | 
 
 def read_instances(path: Path) -> tuple[list[ImageRow], list[str]]:
     """Return the rows and the categories of an instances file. Images are sorted by their id as text."""
-    content = json.loads(read_bytes(path, MOST_DATA))
+    content = json.loads(read_bytes(path))
     names = _by_id(content["categories"], "category", "name")
     files = _by_id(content["images"], "image", "file_name")
     labels: dict[Any, dict[str, int]] = {image: {} for image in files}

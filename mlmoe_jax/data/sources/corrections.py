@@ -23,7 +23,7 @@ from mlmoe_jax.data.sources.own_images import refuse_spreadsheet
 from mlmoe_jax.data.sources.tables import CODE_OF_CELL, read_columns
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import MOST_TEXT, damage_explained, read_bytes
+from mlmoe_jax.runtime.files import damage_explained, read_bytes
 from mlmoe_jax.runtime.formats import unescape_cell
 
 COLUMNS = ("image", "label", "given", "suggested", "score", "accept")
@@ -77,7 +77,7 @@ def read_corrections(path: str | os.PathLike) -> list[Correction]:
     refuse_spreadsheet(path)
     with damage_explained(path):
         try:
-            content = read_bytes(path, MOST_TEXT)
+            content = read_bytes(path)
         except FileNotFoundError as error:
             raise UserError(
                 f"there is no file {path}, which data.corrections names; correct the key, or clear it to leave labels "

@@ -20,14 +20,14 @@ from mlmoe_jax.data.sources.folders import image_names
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
 from mlmoe_jax.data.sources.rows import ImageRow
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import MOST_DATA, read_bytes
+from mlmoe_jax.runtime.files import read_bytes
 from mlmoe_jax.runtime.storage import OutputTarget, open_output
 
 
 def _read(
     path: Path, data_config: ConfigDict, folder: Path, known_classes: Sequence[str] | None
 ) -> tuple[Iterator[ImageRow], Sequence[str] | None]:
-    content = json.loads(read_bytes(path, MOST_DATA))
+    content = json.loads(read_bytes(path))
     classes, labels = content.get("classes"), content["labels"]
     files: dict[str, str] = {}  # name without suffix -> file
     for file in image_names(folder):

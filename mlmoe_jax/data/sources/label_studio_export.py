@@ -22,7 +22,7 @@ from mlmoe_jax.data.label_codes import POSITIVE, UNKNOWN
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
 from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, read_classes
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import MOST_DATA, MOST_TEXT, damage_explained, read_bytes
+from mlmoe_jax.runtime.files import damage_explained, read_bytes
 from mlmoe_jax.runtime.formats import parse_xml
 from mlmoe_jax.runtime.storage import OutputTarget, open_output
 from mlmoe_jax.runtime.text import abbreviate
@@ -72,7 +72,7 @@ class _Image(NamedTuple):
 def _read(
     path: Path, data_config: ConfigDict, folder: Path, known_classes: Sequence[str] | None
 ) -> tuple[Iterator[ImageRow], None]:
-    tasks = json.loads(read_bytes(path, MOST_DATA))
+    tasks = json.loads(read_bytes(path))
     if not isinstance(tasks, list):
         raise ValueError("it should hold a list of tasks")
     control, key = data_config.label_column, data_config.image_column
@@ -178,7 +178,7 @@ def _read_classes(path: Path, data_config: ConfigDict) -> tuple[str, ...]:
     if path.suffix != ".xml":
         return read_classes(path)
     with damage_explained(path):
-        controls = read_controls(read_bytes(path, MOST_TEXT))
+        controls = read_controls(read_bytes(path))
         _require_control(path, data_config.label_column, controls)
         return tuple(controls[data_config.label_column].values)
 

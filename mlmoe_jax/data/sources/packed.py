@@ -37,7 +37,6 @@ from mlmoe_jax.errors import DiskError, UserError
 from mlmoe_jax.runtime import files
 from mlmoe_jax.runtime.files import (
     MIB,
-    MOST_DATA,
     MOST_TEXT,
     cache_folder,
     damage_explained,
@@ -132,7 +131,7 @@ def open_packed(root: str | os.PathLike, split: str) -> Split:
     table, *shards = manifest.splits[split]
     images = PackedImages(str(folder), shards, [])
     with damage_explained(folder / table.file):
-        content = read_bytes(folder / table.file, MOST_DATA)
+        content = read_bytes(folder / table.file)
         if hashlib.sha256(content).hexdigest() != table.sha256:
             raise UserError(_changed(folder / table.file))
         # Labels are mostly zeros, so the file may be much smaller. Every image has at least a byte in a shard.

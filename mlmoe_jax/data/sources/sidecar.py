@@ -22,7 +22,7 @@ from mlmoe_jax.data.sources.folders import image_names
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
 from mlmoe_jax.data.sources.rows import ImageRow
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import MIB, MOST_TEXT, damage_explained, read_bytes
+from mlmoe_jax.runtime.files import MIB, damage_explained, read_bytes
 from mlmoe_jax.runtime.formats import read_rows
 from mlmoe_jax.runtime.storage import Folder, atomic_folder, require_new
 
@@ -57,7 +57,7 @@ def _spellings(name: str) -> list[str]:
 
 def _read_tags(path: Path) -> tuple[str, ...]:
     with damage_explained(path):
-        text = io.StringIO(read_bytes(path, MOST_TEXT).decode("utf-8-sig"), newline="")
+        text = io.StringIO(read_bytes(path).decode("utf-8-sig"), newline="")
         return tuple(dict.fromkeys(row["name"] for row in read_rows(text)))
 
 

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import MOST_DATA, read_bytes
+from mlmoe_jax.runtime.files import read_bytes
 
 VARIABLE = "MLMOE_DATA"  # a folder with one folder per data set
 DEFAULT_FOLDER = Path("data")  # a folder with one folder per data set, in the working directory
@@ -75,7 +75,7 @@ class Published:
     def read(self, path: Path) -> bytes:
         """Return the content of a file."""
         try:
-            return read_bytes(path, MOST_DATA)
+            return read_bytes(path)
         except OSError as error:
             raise self.missing(f"cannot read {path} ({error.strerror})") from error
 
