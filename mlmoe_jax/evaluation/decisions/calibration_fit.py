@@ -130,7 +130,12 @@ def _fit_pooled(logits: Floats, positive: Bools, free: Bools) -> Floats:
 # -------------------------------------------------------------------------------------------- logistic regression
 @dataclass(frozen=True)
 class LabelEntries:
-    """The logits f64[N,K] of some labels, and which entries are positive and valid, bool[N,K]."""
+    """The entries of K labels.
+
+    Attributes:
+      logits: of the raw scores, f64[N,K].
+      positive, valid: bool[N,K], the present and the known labels.
+    """
 
     logits: Floats
     positive: Bools
@@ -161,7 +166,12 @@ class LabelEntries:
 
 @dataclass(frozen=True)
 class Prior:
-    """A Gaussian prior of the parameters: mean and variances, f64[2]."""
+    """A Gaussian prior of scale and offset.
+
+    Attributes:
+      center: the means, f64[2].
+      variance: the variances, f64[2].
+    """
 
     center: Floats
     variance: Floats
@@ -172,7 +182,12 @@ class Prior:
 
 @dataclass(frozen=True)
 class PosteriorFit:
-    """The modes of the posteriors of some labels f64[K,2], and the variances of Laplace's approximation f64[K,2]."""
+    """Gaussian approximations of the posteriors of K labels (Laplace's approximation).
+
+    Attributes:
+      theta: the modes, that is, scale and offset of each label.
+      variance: the variances of both parameters.
+    """
 
     theta: Float[np.ndarray, "k 2"]
     variance: Float[np.ndarray, "k 2"]
@@ -209,13 +224,13 @@ def fit_posteriors(labels: LabelEntries, free: Bools, start: Float[np.ndarray, "
     theta, variance = start.copy(), np.zeros(start.shape)
     active = np.ones(len(start), bool)
     for _ in range(_NEWTON_STEPS):
-        part, here, changes = labels.take(active), theta[active], free[active]
-        gradient, hessian = part.derivatives(here)
-        gradient = np.where(changes, gradient + (here - prior.center) / prior.variance, 0)
+        part, point, changes = labels.take(active), theta[active], free[active]
+        gradient, hessian = part.derivatives(point)
+        gradient = np.where(changes, gradient + (point - prior.center) / prior.variance, 0)
         both = changes[:, :, None] & changes[:, None, :]
         covariance = np.linalg.inv(np.where(both, hessian + np.diag(1 / prior.variance), np.eye(2)))
-        step = _shorten_steps(part, prior, here, (covariance @ gradient[..., None])[..., 0])
-        theta[active] = here - step
+        step = _shorten_steps(part, prior, point, (covariance @ gradient[..., None])[..., 0])
+        theta[active] = point - step
         variance[active] = np.where(changes, covariance.diagonal(axis1=1, axis2=2), 0)
         active[active] = np.abs(step).max(axis=1) >= _NEGLIGIBLE_STEP
         if not active.any():
@@ -227,11 +242,11 @@ def _shorten_steps(
     labels: LabelEntries, prior: Prior, theta: Float[np.ndarray, "k 2"], step: Float[np.ndarray, "k 2"]
 ) -> Float[np.ndarray, "k 2"]:
     """Return the steps, each halved until it does not raise the loss of its label, apart from rounding."""
-    before = labels.losses(theta) + prior.losses(theta)
-    bound = before + 1e-12 * np.abs(before)
+    loss = labels.losses(theta) + prior.losses(theta)
+    bound = loss + 1e-12 * np.abs(loss)
     while True:
-        after = labels.losses(theta - step) + prior.losses(theta - step)
-        rises = (after > bound) & (np.abs(step).max(axis=1) > _NEGLIGIBLE_STEP)
+        new_loss = labels.losses(theta - step) + prior.losses(theta - step)
+        rises = (new_loss > bound) & (np.abs(step).max(axis=1) > _NEGLIGIBLE_STEP)
         if not rises.any():
             return step
         step = np.where(rises[:, None], step / 2, step)

@@ -27,8 +27,8 @@ def draw(images: int, resamples: int, seed: int) -> Iterator[NDArray[np.float32]
     A comparison is paired because both runs use the same resamples.
     """
     generator = np.random.default_rng(seed)
-    for first in range(0, resamples, RESAMPLES_AT_ONCE):
-        samples = (generator.integers(images, size=images) for _ in range(min(RESAMPLES_AT_ONCE, resamples - first)))
+    for start in range(0, resamples, RESAMPLES_AT_ONCE):
+        samples = (generator.integers(images, size=images) for _ in range(min(RESAMPLES_AT_ONCE, resamples - start)))
         yield np.stack([np.bincount(rows, minlength=images) for rows in samples], axis=1).astype(np.float32)
 
 

@@ -120,4 +120,4 @@ def as_flags(values: ArrayLike, labels: ArrayLike, mask: ArrayLike | None) -> tu
 def row_blocks(images: int, classes: int, *, entries: int | None = None) -> Iterator[slice]:
     """Return slices that cover all rows of a matrix [B,K], of about `entries` entries each."""
     step = max(1, (entries or _ENTRIES) // max(1, classes))
-    return (slice(first, first + step) for first in range(0, images, step))
+    return (slice(start, start + step) for start in range(0, images, step))

@@ -33,7 +33,7 @@ def _measure_ranking(entries: Entries) -> dict[str, float]:
     precision@1 is over the images with a valid entry. Images without positives are misses.
     """
     per_class, positive, valid = entries.per_class, entries.positive, entries.valid
-    first = top_k(entries.scores, 1, mask=valid)
+    best = top_k(entries.scores, 1, mask=valid)
     return {
         "mAP": mean_average_precision(per_class["AP"]),
         "mAP_envelope": mean_average_precision(per_class["AP_envelope"]),
@@ -41,7 +41,7 @@ def _measure_ranking(entries: Entries) -> dict[str, float]:
         "mAP_weighted": mean_average_precision(per_class["AP"], weights=per_class["positives"]),
         "mAP_micro": rank_all(entries.scores, positive, valid).average_precision(),
         "AUC_macro": float(mean_defined(per_class["AUC"])),
-        "precision@1": float(ratio((first & positive).sum(), valid.any(axis=1).sum())),
+        "precision@1": float(ratio((best & positive).sum(), valid.any(axis=1).sum())),
         f"mAP@{entries.k}": map_of_returned(entries.scores, positive, valid, entries.top),
     }
 

@@ -46,13 +46,13 @@ def solve(
       tolerance: the last Newton step changes w by at most tolerance · |w|, and b by tolerance · (1 + |b|).
     """
     fits = biases.shape[1]
-    inside = fold[:, None] != jnp.arange(fits)
-    counted = (known[:, :, None] * inside[:, None]).reshape(len(values), -1)
+    kept = fold[:, None] != jnp.arange(fits)
+    counted = (known[:, :, None] * kept[:, None]).reshape(len(values), -1)
     problem = _Problem(values, jnp.repeat(label, fits, axis=1), counted, penalty)
     fixed, odds = problem.constant_columns()
-    first = _Step(weights.reshape(len(weights), -1), jnp.where(fixed, odds, biases.ravel()))
-    last = _newton(problem, first, fixed, tolerance)
-    return last.weights.reshape(weights.shape), last.biases.reshape(biases.shape)
+    start = _Step(weights.reshape(len(weights), -1), jnp.where(fixed, odds, biases.ravel()))
+    solution = _newton(problem, start, fixed, tolerance)
+    return solution.weights.reshape(weights.shape), solution.biases.reshape(biases.shape)
 
 
 class _Step(NamedTuple):
@@ -69,7 +69,14 @@ class _Step(NamedTuple):
 
 
 class _Problem(NamedTuple):
-    """The objectives of P columns. `counted` is 1 for the images of a column."""
+    """The objectives of P columns, one for each label and fit.
+
+    Attributes:
+      values: rotated features.
+      target: 1 for positive labels.
+      counted: 1 for the images that a column is fitted to.
+      penalty: C.
+    """
 
     values: Float[Array, "n r"]
     target: Float[Array, "n p"]
@@ -82,18 +89,19 @@ class _Problem(NamedTuple):
         odds = jnp.log(len(self.values) + 1.0)
         return (positives == 0) | (positives == total), jnp.where(positives > 0, odds, -odds)
 
-    def margins(self, at: _Step) -> Float[Array, "n p"]:
-        return jnp.dot(self.values, at.weights, precision="highest") + at.biases
+    def margins(self, point: _Step) -> Float[Array, "n p"]:
+        """Return w·x + b of all images."""
+        return jnp.dot(self.values, point.weights, precision="highest") + point.biases
 
-    def back(self, residuals: Float[Array, "n p"]) -> _Step:
+    def transpose(self, residuals: Float[Array, "n p"]) -> _Step:
         """Return the transposed matmul: the derivative of Σ residuals · margins by weights and biases."""
         return _Step(jnp.dot(self.values.T, residuals, precision="highest"), residuals.sum(axis=0))
 
-    def derivatives(self, at: _Step, margins: Float[Array, "n p"]) -> tuple[_Step, Float[Array, "n p"]]:
+    def derivatives(self, point: _Step, margins: Float[Array, "n p"]) -> tuple[_Step, Float[Array, "n p"]]:
         """Return the gradient of the objective, and the second derivatives of the losses by the margins."""
         shares = jax.nn.sigmoid(margins)
-        gradient = self.back(self.penalty * self.counted * (shares - self.target))
-        gradient = _Step(gradient.weights + at.weights, gradient.biases)
+        gradient = self.transpose(self.penalty * self.counted * (shares - self.target))
+        gradient = _Step(gradient.weights + point.weights, gradient.biases)
         return gradient, self.penalty * self.counted * shares * (1 - shares)
 
     def objective(self, margins: Float[Array, "n p"], norms: Float[Array, " p"]) -> Float[Array, " p"]:
@@ -101,7 +109,7 @@ class _Problem(NamedTuple):
         return self.penalty * (self.counted * losses).sum(axis=0) + norms / 2
 
 
-def _newton(problem: _Problem, at: _Step, fixed: Bool[Array, " p"], tolerance: Float[Array, ""]) -> _Step:
+def _newton(problem: _Problem, point: _Step, fixed: Bool[Array, " p"], tolerance: Float[Array, ""]) -> _Step:
     """Return the minima of all columns except the fixed ones."""
 
     def continues(state) -> Bool[Array, ""]:
@@ -109,18 +117,18 @@ def _newton(problem: _Problem, at: _Step, fixed: Bool[Array, " p"], tolerance: F
         return (count < NEWTON) & ~converged.all()
 
     def step(state):
-        count, at, margins, converged = state
-        gradient, curvature = problem.derivatives(at, margins)
+        count, point, margins, converged = state
+        gradient, curvature = problem.derivatives(point, margins)
         direction = _conjugate_gradients(_NewtonSystem.of(problem, curvature, gradient), gradient, converged)
         change = problem.margins(direction)
-        factor = _line_search(problem, at, direction, margins, change, gradient.dot(direction))
+        factor = _line_search(problem, point, direction, margins, change, gradient.dot(direction))
         factor = jnp.where(converged, 0, factor)
-        at, margins = at.plus(factor, direction), margins + factor * change
-        small = (direction.weights**2).sum(axis=0) <= tolerance**2 * (at.weights**2).sum(axis=0)
-        small &= jnp.abs(direction.biases) <= tolerance * (1 + jnp.abs(at.biases))
-        return count + 1, at, margins, converged | small | (factor == 0)
+        point, margins = point.plus(factor, direction), margins + factor * change
+        small = (direction.weights**2).sum(axis=0) <= tolerance**2 * (point.weights**2).sum(axis=0)
+        small &= jnp.abs(direction.biases) <= tolerance * (1 + jnp.abs(point.biases))
+        return count + 1, point, margins, converged | small | (factor == 0)
 
-    return jax.lax.while_loop(continues, step, (0, at, problem.margins(at), fixed))[1]
+    return jax.lax.while_loop(continues, step, (0, point, problem.margins(point), fixed))[1]
 
 
 class _NewtonSystem(NamedTuple):
@@ -148,7 +156,7 @@ class _NewtonSystem(NamedTuple):
 
     def product(self, direction: _Step) -> _Step:
         """Return H · direction."""
-        product = self.problem.back(self.curvature * self.problem.margins(direction))
+        product = self.problem.transpose(self.curvature * self.problem.margins(direction))
         return _Step(product.weights + direction.weights, product.biases + self.added * direction.biases)
 
     def preconditioned(self, residual: _Step) -> _Step:
@@ -161,41 +169,41 @@ def _conjugate_gradients(system: _NewtonSystem, gradient: _Step, converged: Bool
 
     def continues(state) -> Bool[Array, ""]:
         count, _, _, _, size = state
-        return (count < CONJUGATE) & ((size > RESIDUAL**2 * first) & ~converged).any()
+        return (count < CONJUGATE) & ((size > RESIDUAL**2 * first_size) & ~converged).any()
 
     def step(state):
-        count, at, residual, direction, size = state
+        count, point, residual, direction, size = state
         product = system.product(direction)
-        factor = jnp.where(size > RESIDUAL**2 * first, size / jnp.maximum(direction.dot(product), TINY), 0)
-        at, residual = at.plus(factor, direction), residual.plus(-factor, product)
+        factor = jnp.where(size > RESIDUAL**2 * first_size, size / jnp.maximum(direction.dot(product), TINY), 0)
+        point, residual = point.plus(factor, direction), residual.plus(-factor, product)
         scaled = system.preconditioned(residual)
         new_size = residual.dot(scaled)
         direction = scaled.plus(new_size / jnp.maximum(size, TINY), direction)
-        return count + 1, at, residual, direction, new_size
+        return count + 1, point, residual, direction, new_size
 
     residual = jax.tree.map(jnp.negative, gradient)
     scaled = system.preconditioned(residual)
-    first = residual.dot(scaled)
-    return jax.lax.while_loop(continues, step, (0, zero, residual, scaled, first))[1]
+    first_size = residual.dot(scaled)
+    return jax.lax.while_loop(continues, step, (0, zero, residual, scaled, first_size))[1]
 
 
 def _line_search(
     problem: _Problem,
-    at: _Step,
+    point: _Step,
     direction: _Step,
     margins: Float[Array, "n p"],
     change: Float[Array, "n p"],
     slope: Float[Array, " p"],
 ) -> Float[Array, " p"]:
     """Return the largest of the steps 1, 1/2, 1/4, … that lowers the objective enough (Armijo); 0 without any."""
-    norm = (at.weights * at.weights).sum(axis=0)
-    mixed = (at.weights * direction.weights).sum(axis=0)
+    norm = (point.weights * point.weights).sum(axis=0)
+    mixed = (point.weights * direction.weights).sum(axis=0)
     square = (direction.weights * direction.weights).sum(axis=0)
-    before = problem.objective(margins, norm)
+    objective = problem.objective(margins, norm)
 
     def enough(factor: Float[Array, " p"]) -> Bool[Array, " p"]:
-        after = problem.objective(margins + factor * change, norm + 2 * factor * mixed + factor**2 * square)
-        return after <= before + 1e-4 * factor * slope + ROUNDING * before
+        new = problem.objective(margins + factor * change, norm + 2 * factor * mixed + factor**2 * square)
+        return new <= objective + 1e-4 * factor * slope + ROUNDING * objective
 
     def halved(state):
         count, factor = state

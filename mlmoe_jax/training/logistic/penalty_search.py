@@ -171,11 +171,11 @@ class PenaltySearch:
         C starts at FIRST_PENALTY and grows until PATIENCE values have brought no lower loss. If FIRST_PENALTY has the
         least loss, C then falls from it in this way. Each solution starts at the previous one.
         """
-        first = self.solve(FIRST_PENALTY, self.start(), ROUGH)
-        losses = {first.penalty: self.loss(first)}
-        best = self._walk(first, PENALTY_STEP, first, losses)
-        if min(losses, key=losses.__getitem__) == first.penalty:
-            best = self._walk(first, 1 / PENALTY_STEP, best, losses)
+        first_fit = self.solve(FIRST_PENALTY, self.start(), ROUGH)
+        losses = {first_fit.penalty: self.loss(first_fit)}
+        best = self._walk(first_fit, PENALTY_STEP, first_fit, losses)
+        if min(losses, key=losses.__getitem__) == first_fit.penalty:
+            best = self._walk(first_fit, 1 / PENALTY_STEP, best, losses)
         return best, losses
 
     def _walk(self, fit: PenaltyFit, factor: float, best: PenaltyFit, losses: dict[float, float]) -> PenaltyFit:
