@@ -346,21 +346,18 @@ def comparison_document(comparison: Comparison) -> dict[str, Any]:
 def comparison_parts(comparison: Comparison) -> list[str | Table]:
     """Return a heading, and tables of the metrics, of the labels and of the images that changed most."""
     counts = comparison.counts
-    kinds = {"only_a": "only in a", "only_b": "only in b", "unread": "without scores"}
-    further = ", ".join(f"{counts[kind]:,} {text}" for kind, text in kinds.items() if counts[kind])
-    heading = [
-        f"{comparison.split}: {counts['images']:,} images in both runs" + (f" ({further})" if further else ""),
-        f"a = {comparison.a}",
-        f"b = {comparison.b}",
-        f"[95 % interval of b − a over {comparison.resamples:,} resamples of the images], * if it excludes 0",
-    ]
-    shown = sorted(comparison.ap.items(), key=lambda item: -np.nan_to_num(abs(item[1].difference), nan=-1))[:_SHOWN]
-    hidden = len(comparison.ap) - len(shown)
-    title = f", the {len(shown)} of {len(comparison.ap)} labels that changed most" if hidden else ""
+    heading = (
+        f"{comparison.split}: {counts['images']:,} images in both runs ({counts['only_a']:,} only in a, "
+        f"{counts['only_b']:,} only in b, {counts['unread']:,} without scores)\n"
+        f"a = {comparison.a}\n"
+        f"b = {comparison.b}\n"
+        f"[95 % interval of b − a over {comparison.resamples:,} resamples of the images], * if it excludes 0"
+    )
+    labels = sorted(comparison.ap, key=lambda name: -np.nan_to_num(abs(comparison.ap[name].difference), nan=-1))
     return [
-        "\n".join(heading),
+        heading,
         _change_table("metric, %", comparison.metrics),
-        _change_table(f"AP, %{title}", dict(shown)),
+        _change_table("AP of the labels that changed most, %", {name: comparison.ap[name] for name in labels[:_SHOWN]}),
         _image_table(comparison.changed[:_SHOWN]),
     ]
 
