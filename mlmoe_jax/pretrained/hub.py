@@ -56,26 +56,21 @@ class Refused(UserError):
     """A server refuses a request. A retry is of no use."""
 
 
-def require_repository(name: str) -> str:
-    """Return the name of a repository; UserError if it is not user/name."""
-    if not _REPOSITORY.fullmatch(name) or ".." in name or "--" in name:
-        raise UserError(
-            f"'{printable(name, 200)}' is not the name of a model on the hub; write USER/NAME, as in ada/birds"
-        )
-    return name
-
-
-def require_revision(name: str) -> str:
-    """Return the name of a branch, tag or commit; UserError if it cannot be one."""
-    if not _REVISION.fullmatch(name) or ".." in name or "//" in name or name.endswith("/"):
-        raise UserError(f"'{printable(name, 200)}' is not the name of a branch, a tag or a commit on the hub")
-    return name
-
-
 def parse_address(text: str) -> Address:
-    """Return the address of `hf:user/name` or `hf:user/name@revision`; UserError for another form."""
+    """Return the address of `hf:user/name` or `hf:user/name@revision`, with or without `hf:`.
+
+    Raises UserError for another form, and for a revision that cannot be a branch, a tag or a commit.
+    """
     repository, at, revision = text.removeprefix(HUB).partition("@")
-    return Address(require_repository(repository), require_revision(revision) if at else "main")
+    if not _REPOSITORY.fullmatch(repository) or ".." in repository or "--" in repository:
+        raise UserError(
+            f"'{printable(repository, 200)}' is not the name of a model on the hub; write USER/NAME, as in ada/birds"
+        )
+    if not at:
+        return Address(repository)
+    if not _REVISION.fullmatch(revision) or ".." in revision or "//" in revision or revision.endswith("/"):
+        raise UserError(f"'{printable(revision, 200)}' is not the name of a branch, a tag or a commit on the hub")
+    return Address(repository, revision)
 
 
 # ---------------------------------------------------------------------------------------------------------- download

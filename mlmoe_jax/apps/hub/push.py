@@ -58,21 +58,20 @@ def push(
       UserError: the name is not user/name, the run has no results or values, the output exists, the token is missing,
         or the hub refuses or cannot be reached.
     """
-    hub.require_repository(repository)
-    address = hub.Address(repository, hub.require_revision(revision) if revision else "main")
+    address = hub.parse_address(f"{repository}@{revision}" if revision else repository)
     target = require_new(output) if output else None
     if target is None:
         hub.require_token()
     folder.require_model()
     read_results(folder)  # checked before anything that takes time
     with tempfile.TemporaryDirectory() as temporary:
-        place = target or Path(temporary) / "model"
-        with atomic_folder(place) as partial:
+        path = target or Path(temporary) / "model"
+        with atomic_folder(path) as partial:
             outdated = write_shared(folder, RunFolder(partial), address, license_name)
-        sizes = {name: (place / name).stat().st_size for name in FILES if (place / name).exists()}
+        sizes = {name: (path / name).stat().st_size for name in FILES if (path / name).exists()}
         values = f"adapter {megabytes(sizes[ADAPTER])}, all {len(sizes)} files {megabytes(sum(sizes.values()))}"
         if target is None:
-            line = f"{address}: {values}; {hub.upload_model(place, address, list(FILES), private=private)}"
+            line = f"{address}: {values}; {hub.upload_model(path, address, list(FILES), private=private)}"
         else:
             line = f"{values}; written to {target}, and nothing was uploaded; leave --output out to upload it"
     return Outcome([line], exit_code=OUTDATED if outdated else DONE)
