@@ -24,9 +24,8 @@ from mlmoe_jax.models.layers.recompute import gelu
 from mlmoe_jax.models.losses import as_float
 from mlmoe_jax.models.partition import LABEL, PROMPT, axes
 
-# The choices of heads.
+# By the values of `config.model.head.activation`
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {"gelu": gelu, "relu": jax.nn.relu}
-GATES = ("static", "linear", "mlp")
 
 
 class BottleneckExpert(nnx.Module):

@@ -7,8 +7,6 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
-from jaxtyping import Float
 
 from mlmoe_jax.data.label_codes import targets
 from mlmoe_jax.errors import UserError
@@ -18,22 +16,6 @@ from mlmoe_jax.models.missing_labels import ExpectedPositives, LargeLossCorrecti
 MOST_VALUES = 2**28  # per training; ROLE needs three times as many, with the moments of Adam
 KNOWN = math.log(0.995 / (1 - 0.995))  # initial estimate of a known positive, a logit
 SPREAD = math.log(0.6 / (1 - 0.6))  # initial estimates of unknown labels are drawn from U(−SPREAD, SPREAD)
-
-
-def role_loss(
-    logits: Float[Array, "*shape"], estimates: Float[Array, "*shape"], labels: Float[Array, "*shape"]
-) -> Float[Array, "*shape"]:
-    """Return the loss of ROLE (SP) without R(p) and R(q), per element.
-
-    With p = σ(logit), q = σ(estimate) and n(x) = −log(x + 1e-5): half the sum of y (n(p) + n(q)) and the
-    cross-entropies of p with the target q and of q with the target p. Targets have no gradient.
-    """
-    probabilities = [jax.lax.stop_gradient(jax.nn.sigmoid(x)) for x in (estimates, logits)]
-    total = labels * (negative_logs(logits)[0] + negative_logs(estimates)[0])
-    for x, target in zip((logits, estimates), probabilities, strict=True):
-        present, absent = negative_logs(x)
-        total += target * present + (1 - target) * absent
-    return total / 2
 
 
 def estimates_shape(loss: Loss) -> tuple[int, int]:
@@ -49,6 +31,9 @@ def estimates_shape(loss: Loss) -> tuple[int, int]:
 
 class ROLE(ExpectedPositives):
     """Regularized online label estimation (SP): the unknown labels are estimated together with the model.
+
+    With p = σ(logit), q = σ(estimate) and n(x) = −log(x + 1e-5), the loss is half the sum of y (n(p) + n(q)), of the
+    cross-entropies of p with the target q and of q with the target p, and of R(p) and R(q). Targets have no gradient.
 
     The estimates are logits, one per training image and label. Unlike the authors' Adam, the optimizer of the model
     updates them, at ten times its learning rate and without weight decay.
@@ -70,7 +55,12 @@ class ROLE(ExpectedPositives):
     def __call__(self, logits, examples):
         estimates = examples.values["estimates"]
         penalties = [self.penalty(jax.nn.sigmoid(x), examples) for x in (logits, estimates)]
-        return role_loss(logits, estimates, examples.labels) + sum(penalties) / 2
+        probabilities = [jax.lax.stop_gradient(jax.nn.sigmoid(x)) for x in (estimates, logits)]
+        total = examples.labels * (negative_logs(logits)[0] + negative_logs(estimates)[0])
+        for x, target in zip((logits, estimates), probabilities, strict=True):
+            present, absent = negative_logs(x)
+            total += target * present + (1 - target) * absent
+        return total / 2 + sum(penalties) / 2
 
 
 class LargeLossPermanentCorrection(LargeLossCorrection):

@@ -15,7 +15,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float, Integer
+from jaxtyping import Float
 from ml_collections import ConfigDict
 
 from mlmoe_jax.models.losses import Examples, Loss, binary_cross_entropy, focal_loss, focus
@@ -24,62 +24,37 @@ LOG_OFFSET = 1e-5  # SP adds it to probabilities in logarithms
 
 
 # ---------------------------------------------------------------------------------------------------------- RL: robust
-def hill_loss(
-    logits: Float[Array, "*shape"],
-    labels: Float[Array, "*shape"],
-    *,
-    margin: float = 1.0,
-    gamma: float = 2.0,
-    peak: float = 1.5,
-) -> Float[Array, "*shape"]:
-    """Return the Hill loss (RL), per element: y (1 − p_m)^gamma softplus(margin − x) + (1 − y) (peak − p) p².
-
-    p_m = σ(x − margin). For peak = 1.5 the gradient of a negative is 3 p² (1 − p)², small for p near 1: a negative
-    with a high score may be a missing positive.
-    """
-    p = jax.nn.sigmoid(logits)
-    positive = focus(jax.nn.sigmoid(margin - logits), gamma) * jax.nn.softplus(margin - logits)
-    return labels * positive + (1 - labels) * (peak - p) * jnp.square(p)
-
-
-def focal_margin_loss(
-    logits: Float[Array, "*shape"],
-    labels: Float[Array, "*shape"],
-    *,
-    margin: float = 1.0,
-    gamma: float = 2.0,
-    corrected: Bool[Array, "*shape"] | None = None,
-) -> Float[Array, "*shape"]:
-    """Return the focal loss of x − margin · [y = 1] (RL), per element.
-
-    Args:
-      corrected: elements that then count as positives, without margin.
-    """
-    targets = labels if corrected is None else jnp.maximum(labels, corrected)
-    return focal_loss(logits - margin * (labels == 1), targets, gamma=gamma)
-
-
 class Hill(Loss):
-    """The Hill loss."""
+    """The Hill loss (RL): y (1 − p_m)^gamma softplus(margin − x) + (1 − y) (peak − p) p² with p_m = σ(x − margin).
+
+    For peak = 1.5 the gradient of a negative is 3 p² (1 − p)², small for p near 1: a negative with a high score may be
+    a missing positive.
+    """
 
     assumes_negatives = True
+    margin = 1.0
+    peak = 1.5
 
     def __call__(self, logits, examples):
-        return hill_loss(logits, examples.labels, gamma=self.settings.gamma)
+        p = jax.nn.sigmoid(logits)
+        below_margin = self.margin - logits
+        positive = focus(jax.nn.sigmoid(below_margin), self.settings.gamma) * jax.nn.softplus(below_margin)
+        return examples.labels * positive + (1 - examples.labels) * (self.peak - p) * jnp.square(p)
 
 
 class FocalMargin(Loss):
-    """The focal loss with a margin of positives, which is SPLC without corrections."""
+    """The focal loss of x − margin · [y = 1] (RL), which is SPLC without corrections."""
 
     assumes_negatives = True
+    margin = 1.0
 
-    def corrected(self, logits: Array, examples: Examples) -> Array | None:
-        """Return bool[B,K], which absent labels count as present; None = none."""
-        return None
+    def targets(self, logits: Array, examples: Examples) -> Array:
+        """Return the labels f32[B,K] after corrections. Positives by correction have no margin."""
+        return examples.labels
 
     def __call__(self, logits, examples):
-        corrected = self.corrected(logits, examples)
-        return focal_margin_loss(logits, examples.labels, gamma=self.settings.gamma, corrected=corrected)
+        shifted = logits - self.margin * (examples.labels == 1)
+        return focal_loss(shifted, self.targets(logits, examples), gamma=self.settings.gamma)
 
 
 class SPLC(FocalMargin):
@@ -88,9 +63,10 @@ class SPLC(FocalMargin):
     min_probability = 0.6
     first_epoch = 1
 
-    def corrected(self, logits, examples):
+    def targets(self, logits, examples):
         confident = jax.nn.sigmoid(logits) > self.min_probability
-        return confident & (examples.labels != 1) & (examples.epoch >= self.first_epoch)
+        corrected = confident & (examples.labels != 1) & (examples.epoch >= self.first_epoch)
+        return jnp.maximum(examples.labels, corrected)
 
 
 def _needs_unknown(config: ConfigDict) -> list[str]:
@@ -107,12 +83,6 @@ def mixing_mistakes(config: ConfigDict) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------------ LL: large loss
-def largest_loss_threshold(losses: Float[Array, "*shape"], count: Integer[Array, ""]) -> Float[Array, ""]:
-    """Return the `count`-th largest loss, +∞ for a count of 0."""
-    ordered = jnp.sort(jax.lax.stop_gradient(losses), axis=None, descending=True)
-    return jnp.where(count > 0, ordered[jnp.clip(count, 1, losses.size) - 1], jnp.inf)
-
-
 class LargeLossRejection(Loss):
     """LL-R: binary cross-entropy without the unknown labels with the largest losses.
 
@@ -138,10 +108,12 @@ class LargeLossRejection(Loss):
         return examples.labels, ~examples.known & examples.mask[:, None]
 
     def threshold(self, candidates: Array, examples: Examples) -> Array:
-        """Return the threshold: labels with a loss at or above it change."""
+        """Return the smallest of the largest losses, whose labels change; +∞ if none changes."""
         entries = jnp.sum(examples.mask) * candidates.shape[1]
         exact = entries * (self.settings.large_loss_rate * self.num_corrections(jnp.asarray(examples.epoch)))
-        return largest_loss_threshold(candidates, jnp.ceil(exact * (1 - 1e-6)).astype(jnp.int32))
+        count = jnp.ceil(exact * (1 - 1e-6)).astype(jnp.int32)
+        ordered = jnp.sort(jax.lax.stop_gradient(candidates), axis=None, descending=True)
+        return jnp.where(count > 0, ordered[jnp.clip(count, 1, candidates.size) - 1], jnp.inf)
 
     def num_corrections(self, epoch: Array) -> Array:
         """Return by which multiple of `large_loss_rate` labels change in an epoch."""
@@ -182,13 +154,6 @@ def assume_negative(
     """Return y n(p) + w (1 − y) n(1 − p), per element, with n(x) = −log(x + 1e-5) and w = negative_weight (SP)."""
     present, absent = negative_logs(logits)
     return labels * present + negative_weight * (1 - labels) * absent
-
-
-def count_penalty(probabilities: Float[Array, "b k"], mask: Bool[Array, " b"], expected: float) -> Float[Array, ""]:
-    """Return R(p) = (mean number of positives per image − expected)² / K² (SP)."""
-    counts = jnp.where(mask, probabilities.sum(axis=1), 0.0)
-    mean = counts.sum() / jnp.maximum(mask.sum(), 1)
-    return jnp.square((mean - expected) / probabilities.shape[1])
 
 
 def negative_logs(logits: Array) -> tuple[Array, Array]:
@@ -233,8 +198,10 @@ class ExpectedPositives(Loss):
         return examples.labels * negative_logs(logits)[0] + self.penalty(jax.nn.sigmoid(logits), examples)
 
     def penalty(self, probabilities: Array, examples: Examples) -> Array:
-        """Return R(p)."""
-        return count_penalty(probabilities, examples.mask, self.settings.expected_positives)
+        """Return R(p) = (mean number of positives per image − expected)² / K²."""
+        counts = jnp.where(examples.mask, probabilities.sum(axis=1), 0.0)
+        mean = counts.sum() / jnp.maximum(examples.mask.sum(), 1)
+        return jnp.square((mean - self.settings.expected_positives) / probabilities.shape[1])
 
     @classmethod
     def mistakes(cls, config):
@@ -248,52 +215,37 @@ class ExpectedPositives(Loss):
 
 
 # ---------------------------------------------------------------------------------------------------------- DB: balance
-def distribution_balanced_loss(
-    logits: Float[Array, "b k"],
-    labels: Float[Array, "b k"],
-    positives: Float[Array, " k"],
-    images: int,
-    *,
-    alpha: float = 0.1,
-    beta: float = 10.0,
-    mu: float = 0.2,
-    negative_scale: float = 2.0,
-    bias: float = 0.05,
-    gamma: float = 2.0,
-    balance: float = 2.0,
-) -> Float[Array, "b k"]:
-    """Return the distribution-balanced loss (DB), per element: balance · (1 − e^−b)^gamma w b.
-
-    The defaults are the authors' values for COCO. For VOC, mu is 0.3 and negative_scale 5.
-
-    With n_k positives of label k in N images and r = (1 / n_k) / Σ_j y_j / n_j:
-    w = alpha + σ(beta (r − mu)) and s = x + bias / negative_scale · log(n_k / (N − n_k)); b is the binary cross-entropy
-    of s. Negatives have the logit negative_scale · s and the weight w / negative_scale.
-
-    Args:
-      positives: n_k. It counts as at least 1 and at most N − 1; the authors' code gives NaN for 0 and N.
-      images: N.
-    """
-    frequency = jnp.clip(positives, 1, max(1, images - 1))
-    present = jnp.sum(labels / frequency, axis=1, keepdims=True)
-    ratio = 1 / (frequency * jnp.maximum(present, jnp.finfo(logits.dtype).tiny))
-    weight = alpha + jax.nn.sigmoid(beta * (ratio - mu))
-    shifted = logits + bias / negative_scale * jnp.log(frequency / jnp.maximum(images - frequency, 1))
-    scale = labels + negative_scale * (1 - labels)
-    entropy = binary_cross_entropy(scale * shifted, labels)
-    return balance * focus(-jnp.expm1(-entropy), gamma) * entropy * weight * (labels + (1 - labels) / negative_scale)
-
-
 class DistributionBalanced(Loss):
-    """The distribution-balanced loss, with the number of positives of each label in training."""
+    """The distribution-balanced loss (DB): balance · (1 − e^−b)^gamma w b.
+
+    With n_k positives of label k in the N training images and r = (1 / n_k) / Σ_j y_j / n_j:
+    w = alpha + σ(beta (r − mu)) and s = x + bias / negative_scale · log(n_k / (N − n_k)); b is the binary cross-entropy
+    of s. Negatives have the logit negative_scale · s and the weight w / negative_scale. n_k counts as at least 1 and at
+    most N − 1; the authors' code gives NaN for 0 and N.
+
+    The constants are the authors' values for COCO. For VOC, mu is 0.3 and negative_scale 5.
+    """
 
     assumes_negatives = True
+    alpha = 0.1
+    beta = 10.0
+    mu = 0.2
+    negative_scale = 2.0
+    bias = 0.05
 
     def __call__(self, logits, examples):
         training = self.training_labels()
+        images = len(training.codes)
+        labels = examples.labels
         gamma = self.settings.gamma
-        positives = jnp.asarray(training.positives, jnp.float32)
+        frequency = jnp.clip(jnp.asarray(training.positives, jnp.float32), 1, max(1, images - 1))
+        present = jnp.sum(labels / frequency, axis=1, keepdims=True)
+        ratio = 1 / (frequency * jnp.maximum(present, jnp.finfo(logits.dtype).tiny))
+        weight = self.alpha + jax.nn.sigmoid(self.beta * (ratio - self.mu))
+        odds = frequency / jnp.maximum(images - frequency, 1)
+        shifted = logits + self.bias / self.negative_scale * jnp.log(odds)
+        scale = labels + self.negative_scale * (1 - labels)
+        entropy = binary_cross_entropy(scale * shifted, labels)
         balance = 2.0 if gamma else 1.0  # as in the authors' code
-        return distribution_balanced_loss(
-            logits, examples.labels, positives, len(training.codes), gamma=gamma, balance=balance
-        )
+        weighted = balance * focus(-jnp.expm1(-entropy), gamma) * entropy * weight
+        return weighted * (labels + (1 - labels) / self.negative_scale)

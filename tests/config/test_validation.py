@@ -6,7 +6,7 @@ from mlmoe_jax.config.defaults import KEYS
 from mlmoe_jax.config.keys import ANY, AutoIntegerKey, ChoiceKey, NumberKey
 from mlmoe_jax.data.sources.open import DATA_SETS
 from mlmoe_jax.evaluation.metrics.published import EVALUATORS
-from mlmoe_jax.models.adapters.group_prompts import PROMPT_MASKS, SIDES
+from mlmoe_jax.models.adapters.group_prompts import SIDES
 from mlmoe_jax.models.experts import ACTIVATIONS, EXPERTS, GATES
 from mlmoe_jax.models.heads.dr_moe import ENTROPY
 from mlmoe_jax.models.heads.linear import POOLS
@@ -82,7 +82,7 @@ def test_known_data_sets_and_members_of_a_family_are_allowed(name):
 @pytest.mark.parametrize(
     ("key", "implemented"),
     {
-        "model.prompts.attention_mask": PROMPT_MASKS,
+        "model.prompts.attention_mask": ("none", "all_prompts", "cross_group"),
         "model.prompts.sides": SIDES,
         "model.head.kind": HEADS,
         "model.head.pool": POOLS,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from mlmoe_jax.models.experts import GATES, Gates, LabelExperts, mix_experts
+from mlmoe_jax.models.experts import Gates, LabelExperts, mix_experts
 from mlmoe_jax.models.params import ModelDef
 
 B, K, D, HIDDEN = 4, 5, 12, 6
@@ -101,7 +101,7 @@ def test_combination_is_a_weighted_sum_in_the_order_of_the_gate(images):
 
 # ----------------------------------------------------------------------------------------------------------- dtype
 @pytest.mark.variants("kind")
-@pytest.mark.parametrize("kind", GATES)
+@pytest.mark.parametrize("kind", ["static", "linear", "mlp"])
 def test_bfloat16_products_leave_weights_in_float32(features, kind):
     exact, half = make_gates(kind=kind), make_gates(kind=kind, dtype=jnp.bfloat16)
     weights = half(features)

@@ -2,7 +2,6 @@
 
 import json
 import math
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +12,9 @@ from helpers.paths import REPOSITORY
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.labels.counts import TrainingLabels
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models import label_estimates, missing_labels
+from mlmoe_jax.models import label_estimates
 from mlmoe_jax.models.outputs import Prediction
+from mlmoe_jax.models.registries import LOSSES
 from mlmoe_jax.training.objective import Objective
 
 GOLDEN = REPOSITORY.parent / "shared" / "golden"
@@ -67,9 +67,10 @@ def initial(loss, training):
 
 
 # ----------------------------------------------------------------------------------------------- the authors' numbers
-ARGUMENTS = {"lambda": "peak", "delta_rel": "large_loss_rate"}
-ARGUMENTS |= dict.fromkeys(("margin", "gamma", "expected_positives"))
-BALANCED = {"alpha": "alpha", "beta": "beta", "mu": "mu", "neg_scale": "negative_scale", "kappa": "bias"}
+ARGUMENTS = {"delta_rel": "large_loss_rate", "gamma": "gamma", "expected_positives": "expected_positives"}
+# The constants of the losses: the authors' names, and ours if they differ.
+CONSTANTS = {"lambda": "peak", "tau": "min_probability", "change_epoch": "first_epoch"}
+CONSTANTS |= {"neg_scale": "negative_scale", "kappa": "bias"}
 SUMS = ("hill", "focal_margin", "splc")
 
 
@@ -90,13 +91,10 @@ def test_value_and_gradient_of_the_authors_code(golden, kind, number, monkeypatc
     read = {key: arrays[f"{name}/{key}"] for key in ("logits", "y", "grad_f64", *case["arrays"])}
     reduce = args.get("reduction", "sum" if kind == "iu" else "mean")
     loss = settings("an" if kind == "iu" else kind, reduce=reduce, unknown="ignore" if kind == "iu" else "auto")
-    loss.update({ARGUMENTS[key] or key: float(value) for key, value in args.items() if key in ARGUMENTS})
-    monkeypatch.setattr(missing_labels.SPLC, "min_probability", args.get("tau", 0.6))
-    monkeypatch.setattr(missing_labels.SPLC, "first_epoch", args.get("change_epoch", 1))
-    monkeypatch.setattr(missing_labels.SmoothedAssumeNegative, "smoothing", args.get("smoothing", 0.1))
-    constants = {BALANCED[key]: value for key, value in args.items() if key in BALANCED}
-    balanced_loss = partial(missing_labels.distribution_balanced_loss, **constants)
-    monkeypatch.setattr(missing_labels, "distribution_balanced_loss", balanced_loss)
+    loss.update({ARGUMENTS[key]: float(value) for key, value in args.items() if key in ARGUMENTS})
+    for key, value in args.items():
+        if key not in ARGUMENTS and hasattr(LOSSES[loss.kind], constant := CONSTANTS.get(key, key)):
+            monkeypatch.setattr(LOSSES[loss.kind], constant, value)
     loss.gamma = loss.gamma if args.get("focal", True) else 0.0
     training = (
         frequencies(read["class_freq"], args["images"])

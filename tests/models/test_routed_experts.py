@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from mlmoe_jax.models.backbones import catalog
-from mlmoe_jax.models.experts import EXPERTS, GATES, gate_entropy
+from mlmoe_jax.models.experts import EXPERTS, gate_entropy
 from mlmoe_jax.models.heads.dr_moe import SETTINGS, RoutedExpertsHead, entropy_penalty
 from mlmoe_jax.models.macs import count_macs
 from mlmoe_jax.models.outputs import Features
@@ -105,7 +105,7 @@ def difference(ours, theirs):
 
 @pytest.mark.variants("share")
 @pytest.mark.parametrize("share", ["per_label", "shared"])
-@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("gate", ["static", "linear", "mlp"])
 @pytest.mark.parametrize("expert", EXPERTS)
 def test_head_is_its_equations(features, expert, gate, share):
     options = {"expert": expert, "gate": gate, "gate_share": share, "classifier": share}

@@ -17,7 +17,6 @@ from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.models.adapters.prompts import DeepPrompts
 from mlmoe_jax.models.contracts import BackboneShape
 
-PROMPT_MASKS = ("none", "all_prompts", "cross_group")
 SIDES = {"both": ("co", "dc"), "co": ("co",), "dc": ("dc",)}  # the sides per value of model.prompts.sides
 
 
