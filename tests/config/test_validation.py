@@ -7,7 +7,7 @@ from mlmoe_jax.config.keys import ANY, AutoIntegerKey, ChoiceKey, NumberKey
 from mlmoe_jax.data.sources.open import DATA_SETS
 from mlmoe_jax.evaluation.metrics.published import EVALUATORS
 from mlmoe_jax.models.adapters.group_prompts import SIDES
-from mlmoe_jax.models.experts import ACTIVATIONS, EXPERTS, GATES
+from mlmoe_jax.models.experts import ACTIVATIONS, EXPERTS
 from mlmoe_jax.models.heads.dr_moe import ENTROPY
 from mlmoe_jax.models.heads.linear import POOLS
 from mlmoe_jax.models.query_decoder import STYLES
@@ -89,7 +89,7 @@ def test_known_data_sets_and_members_of_a_family_are_allowed(name):
         "model.head.activation": ACTIVATIONS,
         "model.head.decoder.style": STYLES,
         "model.head.routing.expert": EXPERTS,
-        "model.head.routing.gate": GATES,
+        "model.head.routing.gate": ("static", "linear", "mlp"),
         "model.head.routing.entropy": ENTROPY,
         "loss.kind": LOSSES,
         "data.name": DATA_SETS,
