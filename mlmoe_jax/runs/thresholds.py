@@ -21,8 +21,8 @@ from mlmoe_jax.runtime.array_types import Bools, Floats
 class Thresholds:
     """The thresholds and the calibration of a run.
 
-    The calibration turns raw probabilities into reported scores, and thresholds are of reported scores. Fitted
-    thresholds are of no use with another calibration than the one with which they were fitted.
+    The calibration turns raw probabilities into reported scores, and thresholds are of reported scores. Thresholds that
+    were fitted with one calibration must not be used with another.
 
     Attributes:
       values: label -> the lowest reported score at which it is predicted; infinity = never.

@@ -6,19 +6,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from mlmoe_jax.apps.tools.fit_thresholds import open_split_to_fit
 from mlmoe_jax.evaluation.decisions.calibration_fit import CALIBRATION_FOLDS, fit_calibration
+from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
+from mlmoe_jax.evaluation.results import read_scores, require_split
 from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder
 from mlmoe_jax.runs.thresholds import Thresholds, stored_thresholds, write_thresholds
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.table import Column, Outcome, Table
 from mlmoe_jax.runtime.text import percent, quantity
 
+_FIT_KEYS = ("per", "goal", "precision", "miss_rate")  # of config.thresholds, in `Thresholds.source`
+
 
 def calibrate_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> Outcome:
     """Fit the calibration of a run according to `config.calibration`, and write it to thresholds.json.
 
-    Thresholds that were fitted to scores before this calibration are replaced by `eval.threshold`, with a message.
+    Thresholds that were fitted to other scores are fitted again, in the same way, to the corrected scores.
 
     Args:
       folder: the run folder.
@@ -31,24 +37,26 @@ def calibrate_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) 
       UserError: the split is reported, has no scores or is too small.
     """
     config, table, names = open_split_to_fit(folder, overrides)
-    stored = stored_thresholds(folder)
-    calibration = fit_calibration(table, names, config)
-    stale = stored is not None and bool(stored.source)
-    if stored is None or stale:
-        thresholds = Thresholds.fixed(names, config.eval.threshold, calibration)
-    else:
-        thresholds = replace(stored, calibration=calibration)
+    stored = stored_thresholds(folder) or Thresholds.fixed(names, config.eval.threshold)
+    calibrated = replace(stored, calibration=fit_calibration(table, names, config))
+    if stored.source:
+        calibrated = _fit_again(folder, calibrated, names, config)
     with folder.writing():
-        write_thresholds(folder, thresholds)
+        write_thresholds(folder, calibrated)
     status(
         f"written to {folder / THRESHOLDS}, which --mode=predict, serve and export use; stored scores stay as they are"
     )
-    if stale:
-        status(
-            f"the thresholds were fitted to other scores and are now {config.eval.threshold:g}; fit them again with "
-            f"--mode=thresholds --workdir={folder}"
-        )
-    return Outcome([calibration_table(calibration)])
+    if stored.source:
+        status("the thresholds were fitted to other scores, and are fitted again to the corrected ones")
+    return Outcome([calibration_table(calibrated.calibration)])
+
+
+def _fit_again(folder: RunFolder, stale: Thresholds, names: Sequence[str], config: ConfigDict) -> Thresholds:
+    """Return thresholds of the goal and the split of a fit, fitted to the scores that its calibration corrects."""
+    source, config = stale.source, config.copy_and_resolve_references()
+    config.thresholds.update({key: source[key] for key in _FIT_KEYS if key in source})
+    table = require_split(folder, read_scores(folder), source["split"])
+    return fit_thresholds(table, names, config, stale)
 
 
 def calibration_table(calibration: dict[str, Any]) -> Table:

@@ -47,15 +47,22 @@ def test_thresholds_are_fitted_to_corrected_scores(folder):
     np.testing.assert_array_equal(stored.predict(scored["test"].scores, "abc"), corrected >= stored.limits("abc"))
 
 
-def test_a_new_calibration_replaces_thresholds_that_were_fitted_to_other_scores(folder, capsys):
-    fit_run(folder)
+@pytest.mark.parametrize("goal", [("goal", "f1"), ("precision", "0.75"), ("miss_rate", "0.2")])
+def test_a_new_calibration_fits_thresholds_again_in_the_same_way(folder, goal, capsys):
+    fit_run(folder, [(f"thresholds.{goal[0]}", goal[1])])
+    fitted, raw = read_thresholds(folder), read_scores(folder)["test"].scores
+    predicted = fitted.predict(raw, "abc")
     calibrate_run(folder)
     stored = read_thresholds(folder)
-    assert (stored.values, stored.source) == (dict.fromkeys("abc", 0.5), {})
-    told = capsys.readouterr().err
-    assert "the thresholds were fitted to other scores and are now 0.5; fit them again with --mode=thresholds" in told
-    calibrate_run(folder)
-    assert "fitted to other scores" not in capsys.readouterr().err
+    assert "the thresholds were fitted to other scores, and are fitted again" in capsys.readouterr().err
+    assert stored.values != fitted.values
+    assert {key: stored.source[key] for key in stored.source if key not in ("before", "after")} == {
+        key: fitted.source[key] for key in fitted.source if key not in ("before", "after")
+    }
+    assert (stored.predict(raw, "abc") == predicted).mean() > 0.95, "thresholds lie between two scores of val"
+    again = stored.values
+    fit_run(folder, [(f"thresholds.{goal[0]}", goal[1])])
+    assert read_thresholds(folder).values == again
 
 
 def test_the_json_is_the_stored_calibration(folder, capsys):
