@@ -1,10 +1,10 @@
 """Your own images, with a file that lists them and their labels.
 
 The file is a table (tables.py), annotations in COCO's format (coco.py), or the file or folder of a labeling tool
-(labeling_formats.py). `data.table` is its path below `data.root`. If it contains {split}, there is one file per split.
-Otherwise, the file may name the split of each image, or it is the training split, of which `data.val_fraction` can be
-held out. Paths of images are relative to `data.images`, which can also contain {split}. Images that nobody has labeled
-are left out.
+(labeling_formats.py). `data.table` is its path below `data.root`. If it contains {split}, there is one file per split,
+and splits that a file names are ignored. Otherwise, the file may name the split of each image, or it is the training
+split, of which `data.val_fraction` can be held out. Paths of images are relative to `data.images`, which can also
+contain {split}. Images that nobody has labeled are left out.
 """
 
 from __future__ import annotations
