@@ -70,9 +70,11 @@ def describe_config(topic: str) -> str:
 
     Raises UserError, with the nearest key, for an unknown section or key.
     """
-    name, sections = topic.removeprefix(f"{ROOT}."), _all_sections()
+    name = topic.removeprefix(f"{ROOT}.")
     if name == ROOT:
         return _describe_section("", CONFIG)
+    # The sections of adapters import jax.
+    sections = _all_sections() if name.startswith(f"{ADAPTERS_SECTION}.") else SECTIONS
     if name in sections:
         return _describe_section(name, sections[name])
     key = key_named(name)
