@@ -174,14 +174,22 @@ def _split_table(splits: dict[str, dict[str, Any]]) -> Table:
         shown["groups"] = "  groups"
     if any(split["decoded"] < split["images"] for split in reports):
         shown["decoded"] = "  decoded"
-    shown |= {"missing": "  missing", "unreadable": "  unreadable"}
+    shown |= {
+        "missing": "  missing",
+        "unreadable": "  unreadable",
+        "width": "width in pixels: min, median, max",
+        "height": "height in pixels: min, median, max",
+        "mean_labels": "labels per image, mean",
+    }
     rows = [[title, *(split[key] for split in reports)] for key, title in shown.items()]
-    for side in ("width", "height"):
-        ranges = (" ".join(map(str, split[side] or "-")) for split in reports)
-        rows.append([f"{side} in pixels: min, median, max", *ranges])
-    rows.append(["labels per image, mean", *(f"{split['mean_labels']:.2f}" for split in reports)])
     rows.append(["  images without labels", *(split["images_by_labels"][0] for split in reports)])
-    return Table(["", *(Column(name, "{:,}".format) for name in splits)], rows)
+    return Table(["", *(Column(name, _value_text) for name in splits)], rows)
+
+
+def _value_text(value: int | float | list[int]) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
 
 
 def _class_table(classes: Sequence[str], splits: dict[str, dict[str, Any]]) -> Table:
