@@ -9,8 +9,7 @@ from sklearn.linear_model import LogisticRegression
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.evaluation.decisions.calibration_fit import (
-    LabelEntries,
-    Prior,
+    Posterior,
     fit_calibration,
     fit_posteriors,
     fit_scales,
@@ -35,9 +34,10 @@ def fit(scores, positive, valid, *, method):
 
 def fit_one(logits, targets, variance):
     """Return the parameters of one label, without bounds, and the variances of their posterior."""
-    entries = LabelEntries(logits[:, None], targets[:, None], np.ones((len(logits), 1), bool))
-    found = fit_posteriors(entries, np.ones((1, 2), bool), np.zeros((1, 2)), Prior(np.zeros(2), np.full(2, variance)))
-    return found.theta[0], found.variance[0]
+    known = np.ones((len(logits), 1), bool)
+    posterior = Posterior(logits[:, None], targets[:, None], known, np.zeros(2), np.full(2, variance))
+    theta, variances = fit_posteriors(posterior, np.ones((1, 2), bool), np.zeros((1, 2)))
+    return theta[0], variances[0]
 
 
 def test_a_fit_with_a_prior_is_penalized_logistic_regression():

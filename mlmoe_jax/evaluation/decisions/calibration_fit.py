@@ -12,30 +12,30 @@ Shape letters: N images, K labels; the two parameters are the scale and the offs
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from ml_collections import ConfigDict
 from numpy.typing import NDArray
 from scipy.special import expit
 
 from mlmoe_jax.data.split import number_groups
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.evaluation.decisions.fitting_split import warn_if_trained_on
 from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.evaluation.metrics.reliability import measure_calibration
 from mlmoe_jax.evaluation.results import SplitScores
 from mlmoe_jax.models.calibration import Calibration, to_logits
-from mlmoe_jax.runtime.array_types import Bools, Floats
+from mlmoe_jax.runtime.array_types import Bools, Floats, Ints
 
 LEAST_IMAGES, LEAST_POSITIVES = 50, 10  # of a split, over all labels
 CALIBRATION_FOLDS = 5  # of the cross-validation of the metrics after the fit
 _LEAST_SCALE = 1e-2
 _ROUNDS, _NEWTON_STEPS = 20, 100
-_NEGLIGIBLE_STEP = 1e-10
-_BLOCK = 1 << 22  # entries that are fitted at a time, which bounds the memory
+_NEGLIGIBLE_STEP = 1e-8  # whose square is the error that is left
+
+_PerLabel = Float[np.ndarray, "k 2"]  # scale and offset of each label
 
 
 def fit_calibration(table: SplitScores, names: Sequence[str], config: ConfigDict) -> dict[str, Any]:
@@ -54,7 +54,6 @@ def fit_calibration(table: SplitScores, names: Sequence[str], config: ConfigDict
     Raises:
       UserError: the split is too small.
     """
-    warn_if_trained_on(table, config)
     method, table = config.calibration.method, table.readable()
     entries, group = table.entries(config.data.difficult_eval), number_groups(table.groups, len(table))
     _require_enough(table, entries, group)
@@ -98,15 +97,12 @@ def fit_scales(logits: Floats, positive: Bools, valid: Bools, *, method: str) ->
       method: "temperature" or "platt".
     """
     free = np.array([True, method == "platt"])
-    shared = _fit_pooled(logits[valid], positive[valid], free)
-    columns = _blocks_of_labels(*logits.shape)
-    blocks = [LabelEntries(logits[:, part], positive[:, part], valid[:, part]) for part in columns]
-    theta, spread = np.tile(shared, (logits.shape[1], 1)), np.ones(2)
+    identity, spread = np.array([1.0, 0.0]), np.ones(2)
+    pooled = Posterior(logits[valid][:, None], positive[valid][:, None], valid[valid][:, None], identity, spread)
+    shared = _fit_increasing(pooled, free, identity[None])[0][0]
+    theta = np.tile(shared, (logits.shape[1], 1))
     for _ in range(_ROUNDS):
-        prior = Prior(shared, spread)
-        fits = [_fit_increasing(block, free, theta[part], prior) for block, part in zip(blocks, columns, strict=True)]
-        theta = np.concatenate([fit.theta for fit in fits])
-        variance = np.concatenate([fit.variance for fit in fits])
+        theta, variance = _fit_increasing(Posterior(logits, positive, valid, shared, spread), free, theta)
         moments = ((theta - shared) ** 2 + variance).mean(axis=0)
         if np.allclose(moments[free], spread[free], rtol=1e-2):
             break
@@ -114,139 +110,93 @@ def fit_scales(logits: Floats, positive: Bools, valid: Bools, *, method: str) ->
     return Calibration(theta[:, 0], theta[:, 1])
 
 
-def _blocks_of_labels(images: int, labels: int) -> list[slice]:
-    """Return slices of all labels that have about _BLOCK entries each."""
-    width = max(1, _BLOCK // max(1, images))
-    return [slice(first, first + width) for first in range(0, labels, width)]
-
-
-def _fit_pooled(logits: Floats, positive: Bools, free: Bools) -> Floats:
-    """Return the parameters f64[2] that are fitted to the known entries f64[n] of all labels together."""
-    entries = LabelEntries(logits[:, None], positive[:, None], np.ones((len(logits), 1), bool))
-    start = np.array([1.0, 0.0])
-    return _fit_increasing(entries, free, start[None], Prior(start, np.ones(2))).theta[0]
-
-
-# -------------------------------------------------------------------------------------------- logistic regression
 @dataclass(frozen=True)
-class LabelEntries:
-    """The entries of K labels.
+class Posterior:
+    """The posteriors of scale and offset of K labels.
 
     Attributes:
       logits: of the raw scores, f64[N,K].
       positive, valid: bool[N,K], the present and the known labels.
+      center, spread: the means and the variances of the prior, f64[2].
     """
 
     logits: Floats
     positive: Bools
     valid: Bools
+    center: Floats
+    spread: Floats
 
-    def take(self, labels: Bools) -> LabelEntries:
-        """Return some of the labels, bool[K]."""
-        return LabelEntries(self.logits[:, labels], self.positive[:, labels], self.valid[:, labels])
+    def take(self, labels: Ints) -> Posterior:
+        """Return some of the labels."""
+        return replace(
+            self, logits=self.logits[:, labels], positive=self.positive[:, labels], valid=self.valid[:, labels]
+        )
 
-    def losses(self, theta: Float[np.ndarray, "k 2"]) -> Float[np.ndarray, " k"]:
-        """Return the log loss of each label."""
+    def losses(self, theta: _PerLabel) -> Floats:
+        """Return the negative log density of each label, f64[K], without constants."""
         margins = self.logits * theta[:, 0] + theta[:, 1]
-        return ((np.logaddexp(0, margins) - self.positive * margins) * self.valid).sum(axis=0)
+        data = ((np.logaddexp(0, margins) - self.positive * margins) * self.valid).sum(axis=0)
+        return data + ((theta - self.center) ** 2 / self.spread).sum(axis=1) / 2
 
-    def derivatives(
-        self, theta: Float[np.ndarray, "k 2"]
-    ) -> tuple[Float[np.ndarray, "k 2"], Float[np.ndarray, "k 2 2"]]:
+    def derivatives(self, theta: _PerLabel) -> tuple[_PerLabel, Float[np.ndarray, "k 2 2"]]:
         """Return the gradient and the Hessian of `losses`."""
         shares = expit(self.logits * theta[:, 0] + theta[:, 1])
         errors = (shares - self.positive) * self.valid
         weights = shares * (1 - shares) * self.valid
         gradient = np.stack([(errors * self.logits).sum(axis=0), errors.sum(axis=0)], axis=-1)
         mixed = (weights * self.logits).sum(axis=0)
-        first_row = np.stack([(weights * self.logits**2).sum(axis=0), mixed], axis=-1)
-        second_row = np.stack([mixed, weights.sum(axis=0)], axis=-1)
-        return gradient, np.stack([first_row, second_row], axis=-2)
+        rows = [[(weights * self.logits**2).sum(axis=0), mixed], [mixed, weights.sum(axis=0)]]
+        hessian = np.moveaxis(np.array(rows), -1, 0)
+        return gradient + (theta - self.center) / self.spread, hessian + np.diag(1 / self.spread)
 
 
-@dataclass(frozen=True)
-class Prior:
-    """A Gaussian prior of scale and offset.
+def _fit_increasing(posterior: Posterior, free: Bools, start: _PerLabel) -> tuple[_PerLabel, _PerLabel]:
+    """Return `fit_posteriors` with scales of at least _LEAST_SCALE; the loss is convex, so the bound is reached or not.
 
-    Attributes:
-      center: the means, f64[2].
-      variance: the variances, f64[2].
-    """
-
-    center: Floats
-    variance: Floats
-
-    def losses(self, theta: Float[np.ndarray, "k 2"]) -> Float[np.ndarray, " k"]:
-        return ((theta - self.center) ** 2 / self.variance).sum(axis=1) / 2
-
-
-@dataclass(frozen=True)
-class PosteriorFit:
-    """Gaussian approximations of the posteriors of K labels (Laplace's approximation).
-
-    Attributes:
-      theta: the modes, that is, scale and offset of each label.
-      variance: the variances of both parameters.
-    """
-
-    theta: Float[np.ndarray, "k 2"]
-    variance: Float[np.ndarray, "k 2"]
-
-
-def _fit_increasing(labels: LabelEntries, free: Bools, start: Float[np.ndarray, "k 2"], prior: Prior) -> PosteriorFit:
-    """Return the modes with scales of at least _LEAST_SCALE; the loss is convex, so the bound is reached or not.
-
-    Args:
-      labels: the K labels.
-      free: bool[2], the parameters that are fitted.
-      start: where the search starts.
-      prior: the prior of the parameters.
+    `free` has the parameters that are fitted, bool[2].
     """
     everywhere = np.broadcast_to(free, start.shape)
-    fit = fit_posteriors(labels, everywhere, start, prior)
-    falling = fit.theta[:, 0] < _LEAST_SCALE
+    theta, variance = fit_posteriors(posterior, everywhere, start)
+    falling = theta[:, 0] < _LEAST_SCALE
     if not falling.any():
-        return fit
-    bounded, only_offset = fit.theta.copy(), everywhere.copy()
+        return theta, variance
+    bounded, only_offset = theta.copy(), everywhere.copy()
     bounded[falling, 0], only_offset[falling, 0] = _LEAST_SCALE, False
-    return fit_posteriors(labels, only_offset, bounded, prior)
+    return fit_posteriors(posterior, only_offset, bounded)
 
 
-def fit_posteriors(labels: LabelEntries, free: Bools, start: Float[np.ndarray, "k 2"], prior: Prior) -> PosteriorFit:
-    """Return the modes of the posteriors, by Newton's method.
+def fit_posteriors(
+    posterior: Posterior, free: Bool[np.ndarray, "k 2"], start: _PerLabel
+) -> tuple[_PerLabel, _PerLabel]:
+    """Return the modes of the posteriors, by Newton's method, and the variances there (Laplace's approximation).
 
     Args:
-      labels: the K labels.
-      free: bool[K,2]; other parameters stay at the start.
+      posterior: the posteriors of the K labels.
+      free: other parameters stay at the start.
       start: where the search starts.
-      prior: the prior of the parameters.
     """
     theta, variance = start.copy(), np.zeros(start.shape)
-    active = np.ones(len(start), bool)
+    active = np.arange(len(start))
     for _ in range(_NEWTON_STEPS):
-        part, point, changes = labels.take(active), theta[active], free[active]
+        part, point, changes = posterior.take(active), theta[active], free[active]
         gradient, hessian = part.derivatives(point)
-        gradient = np.where(changes, gradient + (point - prior.center) / prior.variance, 0)
         both = changes[:, :, None] & changes[:, None, :]
-        covariance = np.linalg.inv(np.where(both, hessian + np.diag(1 / prior.variance), np.eye(2)))
-        step = _shorten_steps(part, prior, point, (covariance @ gradient[..., None])[..., 0])
+        covariance = np.linalg.inv(np.where(both, hessian, np.eye(2)))
+        step = _shorten_steps(part, point, (covariance @ np.where(changes, gradient, 0)[..., None])[..., 0])
         theta[active] = point - step
         variance[active] = np.where(changes, covariance.diagonal(axis1=1, axis2=2), 0)
-        active[active] = np.abs(step).max(axis=1) >= _NEGLIGIBLE_STEP
-        if not active.any():
+        active = active[np.abs(step).max(axis=1) >= _NEGLIGIBLE_STEP]
+        if not active.size:
             break
-    return PosteriorFit(theta, variance)
+    return theta, variance
 
 
-def _shorten_steps(
-    labels: LabelEntries, prior: Prior, theta: Float[np.ndarray, "k 2"], step: Float[np.ndarray, "k 2"]
-) -> Float[np.ndarray, "k 2"]:
+def _shorten_steps(posterior: Posterior, theta: _PerLabel, step: _PerLabel) -> _PerLabel:
     """Return the steps, each halved until it does not raise the loss of its label, apart from rounding."""
-    loss = labels.losses(theta) + prior.losses(theta)
+    loss = posterior.losses(theta)
     bound = loss + 1e-12 * np.abs(loss)
     while True:
-        new_loss = labels.losses(theta - step) + prior.losses(theta - step)
-        rises = (new_loss > bound) & (np.abs(step).max(axis=1) > _NEGLIGIBLE_STEP)
+        rises = (posterior.losses(theta - step) > bound) & (np.abs(step).max(axis=1) > _NEGLIGIBLE_STEP)
         if not rises.any():
             return step
         step = np.where(rises[:, None], step / 2, step)
