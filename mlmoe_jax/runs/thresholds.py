@@ -48,8 +48,8 @@ class Thresholds:
         if not self.calibration:
             return Calibration()
         stored = [_entry(self.calibration["labels"], name, "calibration", "calibrate") for name in names]
-        scale, offset = (np.array([_checked(entry)[part] for entry in stored], np.float64) for part in range(2))
-        return Calibration(scale, offset, fitted_on=str(self.calibration["split"]))
+        scale, offset = (np.array([entry[part] for entry in stored], np.float64) for part in ("scale", "offset"))
+        return Calibration(scale, offset, fitted_on=self.calibration["split"])
 
     def correct(self, scores: Floats, names: Sequence[str], tree: LabelTree = INDEPENDENT) -> Floats:
         """Return the reported scores of raw probabilities f64[N,K], in agreement with a tree of the labels."""
@@ -68,14 +68,6 @@ def _entry(stored: Mapping[str, Any], name: str, what: str, mode: str) -> Any:
     return stored[name]
 
 
-def _checked(entry: Mapping[str, Any]) -> tuple[float, float]:
-    """Return scale and offset of a label; ValueError if they do not give an increasing function."""
-    scale, offset = float(entry["scale"]), float(entry["offset"])
-    if not (0 < scale < math.inf and math.isfinite(offset)):
-        raise ValueError(f"a calibration of scale {scale} and offset {offset} is not an increasing one")
-    return scale, offset
-
-
 # ---------------------------------------------------------------------------------------------------------- the file
 def read_thresholds(folder: RunFolder) -> Thresholds:
     """Read thresholds.json. Raises UserError if it is missing or damaged.
@@ -87,7 +79,8 @@ def read_thresholds(folder: RunFolder) -> Thresholds:
     with folder.reading(THRESHOLDS):
         source = folder.read_json(THRESHOLDS)
         values, calibration = source.pop("thresholds"), source.pop("calibration", {})
-        stored = Thresholds({name: _threshold(value) for name, value in values.items()}, source, calibration)
+        values = {name: math.inf if value is None else float(value) for name, value in values.items()}
+        stored = Thresholds(values, source, calibration)
         if calibration:
             stored.correction(list(calibration["labels"]))
         return stored
@@ -96,13 +89,6 @@ def read_thresholds(folder: RunFolder) -> Thresholds:
 def stored_thresholds(folder: RunFolder) -> Thresholds | None:
     """Return the thresholds of a run, None without any; UserError if they are damaged."""
     return read_thresholds(folder) if (folder / THRESHOLDS).exists() else None
-
-
-def _threshold(value: Any) -> float:
-    number = math.inf if value is None else float(value)
-    if math.isnan(number):
-        raise ValueError("nan is no threshold")
-    return number
 
 
 def write_thresholds(folder: RunFolder, thresholds: Thresholds) -> None:

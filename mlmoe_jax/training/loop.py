@@ -15,8 +15,7 @@ import mlmoe_jax.config as configuration
 from mlmoe_jax.data.label_codes import few_positives
 from mlmoe_jax.data.sources.open import find_root
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.evaluation.decisions.fitting_split import split_to_fit
-from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
+from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds, split_to_fit
 from mlmoe_jax.evaluation.evaluate import score_split
 from mlmoe_jax.evaluation.measure import Metrics, list_skipped, measure, measure_and_write
 from mlmoe_jax.evaluation.results import Results, SplitScores

@@ -16,7 +16,7 @@ from mlmoe_jax.data.sources.open import find_root, open_splits, original_name
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.split_checks import check_splits, require_readable, require_same_images
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.evaluation.decisions.fitting_split import split_to_fit
+from mlmoe_jax.evaluation.decisions.threshold_fit import split_to_fit
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD
 from mlmoe_jax.inference.feature_extractor import FeatureExtractor
 from mlmoe_jax.models.registries import LOSSES, head_class, prompts_class

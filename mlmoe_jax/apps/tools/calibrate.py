@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.apps.tools.fit_thresholds import open_split_to_fit
+from mlmoe_jax.apps.tools.fit_thresholds import fit_table, open_split_to_fit
 from mlmoe_jax.evaluation.decisions.calibration_fit import CALIBRATION_FOLDS, fit_calibration
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
 from mlmoe_jax.evaluation.results import read_scores, require_split
 from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder
 from mlmoe_jax.runs.thresholds import Thresholds, stored_thresholds, write_thresholds
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.table import Column, Outcome, Table
-from mlmoe_jax.runtime.text import percent, quantity
+from mlmoe_jax.runtime.table import Outcome
+from mlmoe_jax.runtime.text import quantity
 
 _FIT_KEYS = ("per", "goal", "precision", "miss_rate")  # of config.thresholds, in `Thresholds.source`
 
@@ -48,7 +47,10 @@ def calibrate_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) 
     )
     if stored.source:
         status("the thresholds were fitted to other scores, and are fitted again to the corrected ones")
-    return Outcome([calibration_table(calibrated.calibration)])
+    fit = calibrated.calibration
+    how = f"{fit['method']}, on {quantity(fit['images'], 'image')}"
+    note = f"{how}; corrected by {CALIBRATION_FOLDS}-fold cross-validation"
+    return Outcome([fit_table(fit, ("raw", "corrected"), [note], fit)])
 
 
 def _fit_again(folder: RunFolder, stale: Thresholds, names: Sequence[str], config: ConfigDict) -> Thresholds:
@@ -57,16 +59,3 @@ def _fit_again(folder: RunFolder, stale: Thresholds, names: Sequence[str], confi
     config.thresholds.update({key: source[key] for key in _FIT_KEYS if key in source})
     table = require_split(folder, read_scores(folder), source["split"])
     return fit_thresholds(table, names, config, stale)
-
-
-def calibration_table(calibration: dict[str, Any]) -> Table:
-    """Return the metrics of calibration before and after the fit in percent."""
-    columns = [
-        Column(f"{calibration['split']}, %", align="<", width=14),
-        Column("raw", percent, width=8),
-        Column("corrected", percent, width=8),
-    ]
-    rows = [[name, raw, calibration["after"][name]] for name, raw in calibration["before"].items()]
-    how = f"{calibration['method']}, on {quantity(calibration['images'], 'image')}"
-    note = f"{how}; corrected by {CALIBRATION_FOLDS}-fold cross-validation"
-    return Table(columns, rows, notes=[note], document=calibration)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.evaluation.decisions.fitting_split import split_to_fit
-from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
+from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds, split_to_fit
 from mlmoe_jax.evaluation.results import SplitScores, read_labels, read_scores, require_split
 from mlmoe_jax.runs.folder import CONFIG, THRESHOLDS, RunFolder, read_config
 from mlmoe_jax.runs.thresholds import Thresholds, stored_thresholds, write_thresholds
@@ -18,7 +18,6 @@ from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.table import Column, Outcome, Table
 from mlmoe_jax.runtime.text import abbreviate, percent, quantity
 
-_MOST_NAMES = 10  # in a sentence
 _GOALS = {"f1": "best F1", "precision": "precision of", "miss_rate": "expected misses of at most"}
 
 
@@ -47,7 +46,9 @@ def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> Out
     with folder.writing():
         write_thresholds(folder, thresholds)
     status(f"written to {folder / THRESHOLDS}, which --mode=predict uses")
-    return Outcome([fit_table(thresholds)])
+    document = {**thresholds.source, "thresholds": thresholds.values}
+    headings = (f"{config.eval.threshold:g}", "fitted")
+    return Outcome([fit_table(thresholds.source, headings, fitted_lines(thresholds), document)])
 
 
 def open_split_to_fit(
@@ -69,17 +70,23 @@ def open_split_to_fit(
     return config, table, read_labels(folder)
 
 
-def fit_table(thresholds: Thresholds) -> Table:
-    """Return the metrics before and after in percent, the goal, and the labels that could not be fitted."""
-    source = thresholds.source
+def fit_table(fit: Mapping[str, Any], headings: tuple[str, str], notes: list[str], document: Any) -> Table:
+    """Return the metrics before and after a fit in percent.
+
+    Args:
+      fit: `Thresholds.source`, or a calibration.
+      headings: names of the metrics before and after.
+      notes: lines below the table.
+      document: the table as JSON.
+    """
+    before, after = headings
     columns = [
-        Column(f"{source['split']}, %", align="<", width=10),
-        Column(f"{source['fixed']:g}", percent, width=8),
-        Column("fitted", percent, width=8),
+        Column(f"{fit['split']}, %", align="<", width=14),
+        Column(before, percent, width=8),
+        Column(after, percent, width=8),
     ]
-    rows = [[name, before, source["after"][name]] for name, before in source["before"].items()]
-    document = {**source, "thresholds": thresholds.values}
-    return Table(columns, rows, notes=fitted_lines(thresholds), document=document)
+    rows = [[name, value, fit["after"][name]] for name, value in fit["before"].items()]
+    return Table(columns, rows, notes=notes, document=document)
 
 
 def fitted_lines(thresholds: Thresholds) -> list[str]:
@@ -94,13 +101,9 @@ def fitted_lines(thresholds: Thresholds) -> list[str]:
         f"{goal}, {per}, on {quantity(source['images'], 'image')}: {min(finite):.3f} to {max(finite):.3f}, median "
         f"{np.median(finite):.3f}"
     ]
-    reasons = {
-        "shared": f"with fewer than {source.get('least_positives')} positive images, sharing one threshold",
-        "always": "always predicted, since no higher threshold has the bound",
-        "never": "never that precise, so never predicted",
-    }
-    for key, reason in reasons.items():
-        if source.get(key):
-            count = quantity(len(thresholds.values), "label")
-            lines.append(f"{len(source[key])} of {count} {reason}: {abbreviate(source[key], _MOST_NAMES)}")
+    if source["shared"]:
+        few = f"with fewer than {source['least_positives']} positive images share one threshold"
+        lines.append(f"labels {few}: {abbreviate(source['shared'])}")
+    if never := [name for name, value in thresholds.values.items() if np.isinf(value)]:
+        lines.append(f"labels never that precise, so never predicted: {abbreviate(never)}")
     return lines

