@@ -21,7 +21,7 @@ from mlmoe_jax.models.calibration import probabilities
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.runs.folder import RESULTS, RunFolder
 from mlmoe_jax.runs.restore import BEST, Run, open_run
-from mlmoe_jax.runs.thresholds import Thresholds, stored_thresholds
+from mlmoe_jax.runs.thresholds import stored_thresholds
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.batches import run_batches
 from mlmoe_jax.runtime.progress import Progress, status
@@ -82,12 +82,11 @@ def evaluate_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *
     Raises:
       UserError: the run cannot be restored, or the data has other classes than the run.
     """
-    fitted = stored_thresholds(folder)  # before the model, which takes longer to read
-    return evaluate_opened(folder, open_run(folder, list(overrides), which=which), fitted)
+    return evaluate_opened(folder, open_run(folder, list(overrides), which=which))
 
 
-def evaluate_opened(folder: RunFolder, run: Run, fitted: Thresholds | None) -> Results:
-    """Evaluate a restored run as `evaluate_run` does. `fitted` is a result of `stored_thresholds`."""
+def evaluate_opened(folder: RunFolder, run: Run) -> Results:
+    """Evaluate a restored run as `evaluate_run` does."""
     config = run.config
     if not config.data.test_splits:
         raise UserError("data.test_splits is empty; name the splits to evaluate, such as --config.data.test_splits=val")
@@ -98,7 +97,7 @@ def evaluate_opened(folder: RunFolder, run: Run, fitted: Thresholds | None) -> R
         split = open_split(config.data, name, classes=run.label_space.names, seed=config.seed)
         require_readable([split], config.data)
         scored[name] = score_split(eval_step, {"": run.values}, run.frozen, split, config, run.mesh)[""]
-    results = measure_and_write(folder, scored, run.label_space, config, fitted=fitted)
+    results = measure_and_write(folder, scored, run.label_space, config, fitted=stored_thresholds(folder))
     if distributed.is_first():
         list_skipped(folder, [item.skipped for item in scored.values()], replaced=scored)
     write_requested_samples(folder, config, run)

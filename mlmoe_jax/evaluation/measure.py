@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -20,11 +20,11 @@ from mlmoe_jax.evaluation.metrics.metric_groups import measure_entries
 from mlmoe_jax.evaluation.metrics.published import measure_preset
 from mlmoe_jax.evaluation.metrics.threshold_search import prior_matched
 from mlmoe_jax.evaluation.results import (
-    FALL,
     MetricSettings,
     Results,
     SplitResult,
     SplitScores,
+    changing_results,
     metric_scores,
     write_rows,
     write_scores,
@@ -39,7 +39,7 @@ from mlmoe_jax.runtime.text import percent, quantity
 
 Metrics = dict[str, float]  # name -> fraction
 # Patterns of the main metrics. The first match counts, which is a metric at eval.threshold.
-_HEADLINES = ("mAP", "CF1@.+", "OF1@.+", "AUC_macro", "precision@1", FALL)
+_HEADLINES = ("mAP", "CF1@.+", "OF1@.+", "AUC_macro", "precision@1")
 _PER_CLASS = ("positives", "AP", "AP_envelope", "AP_11point", "AUC")  # columns of per_class.csv
 
 
@@ -60,50 +60,21 @@ class Measured:
     pairs: list[cooccurrence.PairRow]
 
 
-def prepare_entries(
-    scored: SplitScores, label_space: LabelSpace, settings: MetricSettings, fitted: Thresholds | None = None
-) -> Entries:
-    """Return the scores of which the metrics of a split are computed, with the truth and the thresholds.
-
-    Args:
-      scored: the readable images of a split.
-      label_space: the labels.
-      settings: the settings of the metrics.
-      fitted: thresholds for additional metrics, unless they were fitted on this split.
-
-    Raises:
-      UserError: no image has a score.
-    """
-    if not len(scored):
-        raise UserError(f"no image of {scored.name} can be read")
-    reported = metric_scores(scored, label_space.tree, settings)
-    entries = reported.entries(settings.difficult)
-    thresholds: dict[str, float | np.ndarray] = {
-        f"{settings.threshold:g}": settings.threshold,
-        "prior_matched_transductive": prior_matched(entries.scores, label_space.frequency, mask=entries.valid),
-    }
-    predicted = {}
-    if fitted is not None and fitted.source.get("split", scored.name) != scored.name:
-        tree = INDEPENDENT if reported is scored else label_space.tree
-        predicted["fitted"] = fitted.predict(scored.scores, label_space.names, tree)
-    return Entries(
-        entries.scores,
-        entries.positive,
-        entries.valid,
-        thresholds,
-        predicted,
-        tree=label_space.tree,
-        raw=None if reported is scored else scored.scores,
-    )
-
-
 def measure(
     scored: SplitScores, label_space: LabelSpace, config: ConfigDict, fitted: Thresholds | None = None
 ) -> Metrics:
     """Return all metrics over the images of a split that have scores: name -> fraction.
 
     The results of a paper's own evaluator (`config.metrics.preset`) are included under its name.
-    Arguments and errors are as for `prepare_entries`.
+
+    Args:
+      scored: the split.
+      label_space: the labels.
+      config: the config of the run.
+      fitted: thresholds for additional metrics, unless they were fitted on this split.
+
+    Raises:
+      UserError: no image has a score.
     """
     return _measure_split(scored, label_space, MetricSettings.of(config), [], fitted).metrics
 
@@ -119,14 +90,14 @@ def measure_and_write(
 ) -> Results:
     """Measure splits and return the metrics of each. Process 0 writes them to the run folder.
 
-    The metrics include the means over pairs of labels, and the drop of mAP from `test` to `test_shift`.
+    The metrics include the means over pairs of labels.
 
     Args:
       folder: the run folder.
       scored: split -> scores.
       label_space: the labels.
       config: the config of the run, or of the evaluation.
-      fitted: as in `prepare_entries`.
+      fitted: as in `measure`.
       ends_training: whether these are the results of the training. They then replace all results in the folder, and
         the run is finished. Otherwise they replace those of their splits.
     """
@@ -134,9 +105,6 @@ def measure_and_write(
     pairs = cooccurrence.training_pairs(label_space.together, label_space.positives, label_space.images)
     measured = {name: _measure_split(item, label_space, settings, pairs, fitted) for name, item in scored.items()}
     _add_pair_means(measured, config.data.test_splits)
-    if {"test", "test_shift"} <= measured.keys():
-        test, shift = measured["test"].metrics, measured["test_shift"].metrics
-        shift[FALL] = test["mAP"] - shift["mAP"]
     for name, item in measured.items():
         if few := few_positives(item.scored.readable().codes):
             status(f"the metrics on {name} are rough: {few}")
@@ -153,11 +121,21 @@ def _measure_split(
     fitted: Thresholds | None,
 ) -> Measured:
     readable = scored.readable()
-    entries = prepare_entries(readable, label_space, settings, fitted)
-    published = measure_preset(settings.preset, entries, readable.codes, settings.difficult, label_space.frequency)
-    metrics = measure_entries(entries) | published
-    biases = cooccurrence.pair_biases(entries.scores, entries.positive, pairs, settings.threshold, mask=entries.valid)
-    return Measured(scored, entries, metrics, biases)
+    if not len(readable):
+        raise UserError(f"no image of {scored.name} can be read")
+    tree, threshold, frequency = label_space.tree, settings.threshold, label_space.frequency
+    agreeing = metric_scores(readable, tree, settings)
+    raw = None if agreeing is readable else readable.scores
+    entries = agreeing.entries(settings.difficult)
+    matched = prior_matched(entries.scores, frequency, mask=entries.valid)
+    thresholds = {f"{threshold:g}": threshold, "prior_matched_transductive": matched}
+    predicted = {}
+    if fitted is not None and fitted.source.get("split", scored.name) != scored.name:
+        predicted["fitted"] = fitted.predict(readable.scores, label_space.names, INDEPENDENT if raw is None else tree)
+    entries = replace(entries, thresholds=thresholds, predicted=predicted, tree=tree, raw=raw)
+    published = measure_preset(settings.preset, entries, readable.codes, settings.difficult, frequency)
+    biases = cooccurrence.pair_biases(entries.scores, entries.positive, pairs, threshold, mask=entries.valid)
+    return Measured(scored, entries, measure_entries(entries) | published, biases)
 
 
 def _add_pair_means(measured: Mapping[str, Measured], test_splits: Sequence[str]) -> None:
@@ -193,25 +171,26 @@ def write_measured(
       ends_training: as in `measure_and_write`.
     """
     replaced = None if ends_training else list(measured)
-    finished = ends_training or training_finished(folder)
-    results = {
-        name: SplitResult(item.metrics, settings, write_scores(folder, item.scored), finished)
-        for name, item in measured.items()
-    }
     per_class = [
         [split, label, *(item.entries.per_class[column][k] for column in _PER_CLASS)]
         for split, item in measured.items()
         for k, label in enumerate(names)
     ]
-    write_rows(folder, PER_CLASS, ["split", "label", *_PER_CLASS], per_class, replaced)
-    pairs = [
-        {"split": split} | row | {"a": names[row["a"]], "b": names[row["b"]]}
-        for split, item in measured.items()
-        for row in item.pairs
-    ]
     columns = ["split", *cooccurrence.PAIR_COLUMNS]
-    write_rows(folder, COOCCURRENCE, columns, [[row[column] for column in columns] for row in pairs], replaced)
-    write_split_results(folder, results, keep_others=not ends_training)
+    pairs = []
+    for split, item in measured.items():
+        for row in item.pairs:
+            named = {**row, "split": split, "a": names[row["a"]], "b": names[row["b"]]}
+            pairs.append([named[column] for column in columns])
+    with changing_results(folder):
+        write_rows(folder, PER_CLASS, ["split", "label", *_PER_CLASS], per_class, replaced)
+        write_rows(folder, COOCCURRENCE, columns, pairs, replaced)
+        finished = ends_training or training_finished(folder)
+        results = {
+            name: SplitResult(write_scores(folder, item.scored), settings, item.metrics, finished)
+            for name, item in measured.items()
+        }
+        write_split_results(folder, results, keep_others=not ends_training)
 
 
 def list_skipped(folder: RunFolder, skipped: Iterable[SkippedImages], replaced: Iterable[str] | None = None) -> None:
@@ -223,14 +202,14 @@ def list_skipped(folder: RunFolder, skipped: Iterable[SkippedImages], replaced: 
       replaced: the splits whose rows are replaced; None: all splits.
     """
     rows = [row for images in skipped for row in images.table()]
-    write_rows(folder, SKIPPED, ["split", "image", "why"], rows, replaced)
+    with changing_results(folder):
+        write_rows(folder, SKIPPED, ["split", "image", "why"], rows, replaced)
     if rows:
-        were = f"{quantity(len(rows), 'image')} could not be read and {'was' if len(rows) == 1 else 'were'} skipped"
-        status(f"{were}; {folder / SKIPPED} has the list")
+        status(f"{quantity(len(rows), 'unreadable image')} skipped; {folder / SKIPPED} has the list")
 
 
 # ------------------------------------------------------------------------------------------------------------ showing
-def headlines(results: Mapping[str, Metrics]) -> list[str]:
+def headlines(results: Results) -> list[str]:
     """Return the names of the main metrics that a split has."""
     names = dict.fromkeys(name for values in results.values() for name in values)
     matches = (next((name for name in names if re.fullmatch(pattern, name)), None) for pattern in _HEADLINES)

@@ -11,6 +11,7 @@ that reads or writes these files. Shape letters: N images, K labels.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,9 +33,7 @@ from mlmoe_jax.runtime.formats import read_rows
 if TYPE_CHECKING:
     from mlmoe_jax.data.pipeline import SkippedImages
 
-FALL = "mAP_fall_from_test"  # metric of test_shift: mAP on test minus mAP on test_shift
 OUT_OF_FOLD = "out_of_fold"  # the training images with scores of fits without the image (train.fit=logistic)
-_CODES = (-1, 0, 1, 2)  # codes of data.split: unknown, negative, positive, difficult
 
 Results = dict[str, dict[str, float]]  # split -> metric -> value, as fractions
 
@@ -143,30 +142,22 @@ class SplitResult:
     """The entry of a split in results.json.
 
     Attributes:
-      metrics: name -> fraction; nan if a metric is undefined.
-      settings: the settings of the metrics.
       scores: the file of the scores in the run folder; "" in a shared model, which has none.
+      settings: the settings of the metrics.
+      metrics: name -> fraction; nan if a metric is undefined.
       finished: whether the training was finished when the split was evaluated.
     """
 
-    metrics: dict[str, float]
-    settings: MetricSettings
     scores: str
+    settings: MetricSettings
+    metrics: dict[str, float]
     finished: bool
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "scores": self.scores,
-            "settings": asdict(self.settings),
-            "metrics": self.metrics,
-            "finished": self.finished,
-        }
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> SplitResult:
         """Read an entry. Raises an error of any type if it is damaged."""
         metrics = {name: math.nan if value is None else float(value) for name, value in entry["metrics"].items()}
-        return cls(metrics, MetricSettings(**entry["settings"]), str(entry["scores"]), bool(entry["finished"]))
+        return cls(entry["scores"], MetricSettings(**entry["settings"]), metrics, entry["finished"])
 
 
 def read_split_results(folder: RunFolder) -> dict[str, SplitResult]:
@@ -200,22 +191,14 @@ def read_scores(folder: RunFolder) -> dict[str, SplitScores]:
     entries = {split: entry for split, entry in read_split_results(folder).items() if entry.scores}
     if not entries:
         raise UserError(f"{folder} has results, but no scores of images; run --mode=eval on the run folder itself")
-    labels = len(read_labels(folder))
-    return {split: _read_file(folder, entry.scores, split, labels) for split, entry in entries.items()}
+    return {split: _read_file(folder, entry.scores, split) for split, entry in entries.items()}
 
 
-def _read_file(folder: RunFolder, name: str, split: str, labels: int) -> SplitScores:
+def _read_file(folder: RunFolder, name: str, split: str) -> SplitScores:
     folder.inside(name)  # results.json may be from somebody else
     with folder.reading(name):
         stored = folder.read_npz(name)
-        ids, scores, codes, groups = stored["ids"], stored["scores"], stored["labels"], stored.get("groups")
-        fit = scores.shape == codes.shape == (len(ids), labels) and ids.shape == (len(ids),)
-        fit = fit and (groups is None or groups.shape == ids.shape)
-        # nan is an image that could not be read
-        if not fit or not np.isin(codes, _CODES).all() or ((scores < 0) | (scores > 1)).any():
-            raise ValueError(f"its arrays do not fit the {labels} labels of {LABELS}, or have impossible values")
-        groups = None if groups is None else groups.astype(str)
-        return SplitScores(split, ids.astype(str), scores.astype(np.float32, copy=False), codes, groups)
+        return SplitScores(split, stored["ids"], stored["scores"], stored["labels"], stored.get("groups"))
 
 
 def require_split(folder: RunFolder, splits: dict[str, SplitScores], name: str) -> SplitScores:
@@ -235,6 +218,14 @@ def read_labels(folder: RunFolder) -> tuple[str, ...]:
 
 
 # ------------------------------------------------------------------------------------------------------------ writing
+def changing_results(folder: RunFolder) -> contextlib.AbstractContextManager[None]:
+    """Wait for the lock of the scores and hold it: an evaluation may write results while a training ends.
+
+    The lock of the run folder itself is held by the training from its start to its end.
+    """
+    return folder.below(SCORES).writing(wait=True)
+
+
 def write_scores(folder: RunFolder, scored: SplitScores) -> str:
     """Write the scores of a split, and return the name of the file."""
     name = f"{SCORES}/{quote(scored.name, safe=' ')}.npz"  # the name of a split may have a slash
@@ -246,19 +237,13 @@ def write_scores(folder: RunFolder, scored: SplitScores) -> str:
 def write_split_results(folder: RunFolder, entries: Mapping[str, SplitResult], *, keep_others: bool) -> None:
     """Write entries of results.json.
 
-    The drop of mAP from `test` is left out of an entry that is kept if the evaluation of `test` is replaced.
-
     Args:
       folder: the run folder.
       entries: the new entries by split.
       keep_others: whether the entries of other splits stay. The end of a training replaces all entries.
     """
     kept = _stored(folder) if keep_others else {}
-    if "test" in entries and "test_shift" in kept:
-        shift = kept["test_shift"]
-        metrics = {name: value for name, value in shift.metrics.items() if name != FALL}
-        kept["test_shift"] = replace(shift, metrics=metrics)
-    folder.write_json(RESULTS, {split: entry.as_json() for split, entry in {**kept, **entries}.items()})
+    folder.write_json(RESULTS, {split: asdict(entry) for split, entry in {**kept, **entries}.items()})
 
 
 def write_rows(

@@ -32,7 +32,7 @@ def write_results(
     """Write metrics by split and the scores of some splits, as an evaluation does."""
     files = {split.name: results.write_scores(folder, split) for split in splits}
     entries = {
-        name: SplitResult(metrics.get(name, {}), settings, files.get(name, ""), finished)
+        name: SplitResult(files.get(name, ""), settings, metrics.get(name, {}), finished)
         for name in dict.fromkeys([*metrics, *files])
     }
     results.write_split_results(folder, entries, keep_others=keep_others)

@@ -213,11 +213,9 @@ def _eval(flags: Namespace, overrides: KeyValues) -> Outcome:
     cache_programs()
     from mlmoe_jax.evaluation.evaluate import evaluate_opened
     from mlmoe_jax.runs.restore import open_run
-    from mlmoe_jax.runs.thresholds import stored_thresholds
 
-    fitted = stored_thresholds(folder)  # before the model, which takes longer to read
     run = open_run(folder, overrides, which=flags.checkpoint)
-    outcome = _show_results(evaluate_opened(folder, run, fitted), flags)
+    outcome = _show_results(evaluate_opened(folder, run), flags)
     return replace(outcome, exit_code=OUTDATED if run.outdated else DONE)
 
 

@@ -64,7 +64,6 @@ _GAPS = {
     "auc_gap": ("auc_cooccurring", "auc_exclusive"),
 }
 _MEANINGS = {
-    r"mAP_fall_from_test": "mAP on test minus mAP on this split, in which labels do not co-occur as in training",
     r"cooccurrence/fpr_with_a": "false-positive rate of b in images with a, for pairs that often co-occur in training",
     r"cooccurrence/fpr_without_a": "false-positive rate of b in images without a",
     r"cooccurrence/fpr_gap": "how much a raises the false-positive rate of b",
