@@ -20,7 +20,6 @@ from helpers.documents import CONFIGS, PAGES, Block, blocks, commands_in_text, p
 from helpers.paths import REPOSITORY
 from PIL import Image
 
-from mlmoe_jax.apps.cli.flags import named_mode
 from mlmoe_jax.apps.cli.flags import parse_flags as parse
 from mlmoe_jax.apps.papers import grid
 from mlmoe_jax.apps.papers.grid import plan_runs
@@ -45,22 +44,24 @@ PYTHON = [block for page in PAGES if page.name not in FOLLOWED_ELSEWHERE for blo
 def check_main(arguments: list[str]) -> None:
     """Assert that the program takes these arguments, and that their config loads and is valid."""
     if "--help" in arguments:
-        named_mode(arguments)
+        with pytest.raises(SystemExit):
+            parse(arguments)
         return
     filled = [word.replace(f"={BLANK}", "=mlvpt_digits" if word.startswith("--config") else "=x") for word in arguments]
     flags, overrides = parse(filled)
-    for reference in filter(None, [flags.config, *split_references(flags.configs)]):
+    config, configs, sweep = (vars(flags).get(name) for name in ("config", "configs", "sweep"))
+    for reference in filter(None, [config, *split_references(configs or "")]):
         config = load_config(reference, overrides)
-        if flags.sweep:
-            axes = grid.parse_sweep(flags.sweep, config)
+        if sweep:
+            axes = grid.parse_sweep(sweep, config)
             plan_runs(grid.combine_axes([grid.GridPoint("", {}, config)], axes), RunFolder("none"))
         else:
             validate(config)
     if flags.mode == "reproduce":
         options = {"only": flags.only, "dataset": flags.dataset, "root": flags.root, "seeds": flags.seeds}
         parse_request(flags.table, overrides=overrides, **options)
-    if flags.sweep and not flags.config:
-        for reference in grid.parse_sweep(flags.sweep, default_config())[grid.METHOD]:
+    if sweep and not config:
+        for reference in grid.parse_sweep(sweep, default_config())[grid.METHOD]:
             validate(load_config(reference, overrides))
 
 
@@ -165,12 +166,14 @@ if module == "mlmoe_jax.data.sources.digits":
     digits.write_files(Path(arguments[0].removeprefix("--out=")))
 elif module == "mlmoe_jax.main":
     flags, _ = parse(arguments)
-    folders = flags.workdir if isinstance(flags.workdir, list) else [flags.workdir]
-    there = all(Path(folder or ".").exists() for folder in [*folders, flags.against])
-    own_images = flags.mode in ("data", "pack") and "own_csv" in (flags.config or "")
-    of_digits = re.search("mlvpt_digits|dataset=digits$", flags.config or "")
-    ends = flags.mode != "serve" and not flags.profile  # a small training has no step 100
-    of_run = flags.config is None and flags.workdir and there and not flags.sweep
+    get = vars(flags).get
+    config, workdir = get("config") or "", get("workdir")
+    folders = workdir if isinstance(workdir, list) else [workdir]
+    there = all(Path(folder or ".").exists() for folder in [*folders, get("against")])
+    own_images = flags.mode in ("data", "pack") and "own_csv" in config
+    of_digits = re.search("mlvpt_digits|dataset=digits$", config)
+    ends = flags.mode != "serve" and not get("profile")  # a small training has no step 100
+    of_run = not config and workdir and there and not get("sweep")
     if ends and (flags.mode == "summary" or own_images or of_digits or of_run):
         Path("done").open("a").write(" ".join(arguments) + "\\n")
         sys.exit(main(arguments))

@@ -1,4 +1,4 @@
-"""The commands of the command line. Everything about a command is in its entry of COMMANDS.
+"""The commands of the command line: each has its sentence, its flags and its function.
 
 Results go to stdout, messages to stderr. Modules are imported where they are used, so that --help and a mistake in a
 command are answered at once.
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mlmoe_jax.apps.cli.program_cache import cache_programs
 from mlmoe_jax.apps.export.targets import TARGETS
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from mlmoe_jax.runs.folder import RunFolder
 
 KeyValues = list[tuple[str, str]]
-SHARED = (HUB, DEMO)  # the first letters of a --workdir on the hub or in the package
-TRAIN, INSPECT, USE, PREPARE = "Train", "Look at a trained model", "Use a trained model", "Prepare"
+Run = Callable[[Namespace, KeyValues], Outcome]
 
 
 @dataclass(frozen=True)
@@ -35,34 +34,37 @@ class Command:
     """One command of the program, such as `mlmoe train`.
 
     Attributes:
-      purpose: the heading of its line in --help.
+      run: runs it, and returns what to print.
       sentence: what it does.
       example: its arguments in an example.
-      run: runs it, and returns what to print.
-      flags: the names of its flags in `flags.FLAGS`.
-      needs: required flag -> what its value is.
-      output: the help of its --output.
-      folders: the number of run folders that --workdir names.
-      reads_shared: its --workdir may also be a model on the hub or in the package.
-      config_from: where its config comes from if it has no --config.
+      needs: the names of its required flags in `flags.FLAGS`.
+      flags: the names of its other flags.
       takes_keys: it has --config.KEY=VALUE.
       together: all processes of a job work; otherwise only the first process works.
-      check: raises UserError for flags that contradict one another.
+      options: the name of a flag -> arguments of `add_argument` that differ from those in `flags.FLAGS`.
     """
 
-    purpose: str
+    run: Run
     sentence: str
     example: str
-    run: Callable[[Namespace, KeyValues], Outcome]
-    flags: tuple[str, ...] = ()
-    needs: Mapping[str, str] = field(default_factory=dict)
-    output: str = ""
-    folders: int = 1
-    reads_shared: bool = False
-    config_from: str = ""
+    needs: Sequence[str] = ()
+    flags: Sequence[str] = ()
     takes_keys: bool = True
     together: bool = False
-    check: Callable[[Namespace], None] | None = None
+    options: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+
+
+COMMANDS: dict[str, Command] = {}
+
+
+def _command(name: str, sentence: str, example: str, **settings) -> Callable[[Run], Run]:
+    """Make a function the command `name`. The other arguments are fields of `Command`."""
+
+    def add(run: Run) -> Run:
+        COMMANDS[name] = Command(run, sentence, example, **settings)
+        return run
+
+    return add
 
 
 # ------------------------------------------------------------------------------------------------- configs and folders
@@ -74,54 +76,70 @@ def _load_config(reference: str, overrides: KeyValues) -> ConfigDict:
     return config
 
 
-def is_shared(location: str) -> bool:
+def _is_shared(location: str) -> bool:
     """Return whether a --workdir names a read-only model, on the hub or in the package."""
-    return location.startswith(SHARED)
+    return location.startswith((HUB, DEMO))
 
 
-def _open_folder(flags: Namespace) -> RunFolder:
+def _open_folder(location: str) -> RunFolder:
+    """Return a run folder that the command may change; UserError for a model on the hub or in the package."""
+    from mlmoe_jax.runs.folder import RunFolder
+
+    if _is_shared(location):
+        raise UserError(
+            f"--workdir={location} is for --mode=predict, serve, export; for other modes, download the model with "
+            "`hf download USER/NAME --local-dir=FOLDER` and set --workdir=FOLDER"
+        )
+    return RunFolder(location)
+
+
+def _open_model(location: str) -> RunFolder:
+    """Return the folder of a run or of a shared model, for commands that only read it."""
     from mlmoe_jax.runs.shared_model import run_folder
 
-    return run_folder(flags.workdir)
+    folder = run_folder(location)
+    cache_programs()
+    return folder
 
 
-def _start_run(flags: Namespace, overrides: KeyValues) -> tuple[ConfigDict, RunFolder]:
+def _start_run(flags: Namespace, overrides: KeyValues, sweep: Sequence[str] = ()) -> tuple[ConfigDict, RunFolder]:
     """Return the config and the folder of a run that starts or resumes.
 
     Without --workdir, the folder gets a name from the command.
     """
     import mlmoe_jax.config as configuration
-    from mlmoe_jax.runs.folder import RunFolder, stored_config
+    from mlmoe_jax.runs.folder import stored_config
     from mlmoe_jax.runs.naming import RUNS, default_folder, run_name
     from mlmoe_jax.runtime.progress import status
 
+    if not flags.config:
+        raise UserError(f"--mode={flags.mode} needs --config=FILE, such as --config=configs/mlvpt_digits.py")
+
     def read_resumed() -> ConfigDict | None:
-        if flags.sweep:  # each run has its own folder
+        if sweep:  # each run has its own folder
             return None
         name = run_name(flags.config, overrides, mode=flags.mode)  # configs that read the data are for own data
-        folder = RunFolder(f"{RUNS}/{name}" if flags.workdir is None else flags.workdir)
+        folder = _open_folder(flags.workdir or f"{RUNS}/{name}")
         folder.require_creatable()
         return stored_config(folder)
 
     config = configuration.load_config(flags.config, overrides, run=read_resumed)
-    if flags.workdir is None:
-        flags.workdir = default_folder(flags.config, overrides, config, mode=flags.mode, sweep=flags.sweep)
-        status(f"run folder: {flags.workdir}")
+    location = flags.workdir
+    if not location:
+        location = default_folder(flags.config, overrides, config, mode=flags.mode, sweep=sweep)
+        status(f"run folder: {location}")
     cache_programs()
-    return config, _open_folder(flags)
+    return config, _open_folder(location)
 
 
 # --------------------------------------------------------------------------------------------------------------- train
-def sweeps_configs(flags: Namespace) -> bool:
-    """Return whether a --sweep is over several configs."""
-    return any(axis.partition("=")[0].strip().removeprefix("config.") == "config" for axis in flags.sweep)
-
-
-def _check_train(flags: Namespace) -> None:
-    if flags.sweep and flags.profile:
-        raise UserError("--profile traces one training; leave it out of a --sweep")
-
-
+@_command(
+    "train",
+    "train a model, or resume its training, and evaluate it (the default)",
+    "--config=mlvpt_digits --workdir=runs/digits --config.optim.learning_rate=3e-4",
+    flags=("config", "workdir", "verbose", "sweep", "profile", "init-from"),
+    together=True,
+)
 def _train(flags: Namespace, overrides: KeyValues) -> Outcome:
     if flags.sweep:
         return _sweep(flags, overrides)
@@ -133,6 +151,13 @@ def _train(flags: Namespace, overrides: KeyValues) -> Outcome:
     return _finish_training(lambda: train(config, folder, profile=window), config, folder, flags)
 
 
+@_command(
+    "prune",
+    "train, prune the prompts, and train again (E2VPT)",
+    "--config=e2vpt --workdir=runs/pruned",
+    flags=("config", "workdir", "verbose", "init-from"),
+    together=True,
+)
 def _prune(flags: Namespace, overrides: KeyValues) -> Outcome:
     config, folder = _start_run(flags, overrides)
     from mlmoe_jax.apps.tools.prune import prune
@@ -153,16 +178,12 @@ def _finish_training(run: Callable[[], Results], config: ConfigDict, folder: Run
     write_requested_samples(folder, config)
     if config.eval.select_on == "test":
         print("selected on test, as published", file=sys.stderr)
-    if flags.json:
-        print(f"run folder: {folder}", file=sys.stderr)
     return _show_results(results, flags, f"run folder: {folder}")
 
 
 def _show_results(results: Results, flags: Namespace, *notes: str) -> Outcome:
     from mlmoe_jax.evaluation.measure import results_table
 
-    if not (flags.json or flags.verbose):
-        print("results.json has all metrics, and --verbose prints them", file=sys.stderr)
     return Outcome([results_table(results, every=flags.verbose), *notes])
 
 
@@ -176,14 +197,24 @@ def _sweep(flags: Namespace, overrides: KeyValues) -> Outcome:
         raise UserError(f"{min(both)} is set by --sweep and by --config.{min(both)}; leave one out")
     methods = axes.pop(METHOD, None)
     if methods is None:  # the config without the swept values may be invalid
-        config, folder = _start_run(flags, overrides)
+        config, folder = _start_run(flags, overrides, flags.sweep)
         bases = [GridPoint("", {}, config)]
+    elif flags.config or not flags.workdir:
+        raise UserError("--sweep=config=NAME,NAME,… needs --workdir=FOLDER, and no --config")
     else:
-        bases, folder = method_points(methods, overrides), _open_folder(flags)
+        bases, folder = method_points(methods, overrides), _open_folder(flags.workdir)
         cache_programs()
     return sweep(combine_axes(bases, axes), folder)
 
 
+@_command(
+    "reproduce",
+    "train the rows of a published table and print them beside its numbers",
+    "--table=mlvpt.1 --dataset=digits --dry-run",
+    needs=("table",),
+    flags=("workdir", "only", "dataset", "root", "seeds", "dry-run"),
+    together=True,
+)
 def _reproduce(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.apps.papers.request import WORKDIR, dry_run, parse_request
 
@@ -193,12 +224,17 @@ def _reproduce(flags: Namespace, overrides: KeyValues) -> Outcome:
     if flags.dry_run:
         return Outcome([dry_run(request, workdir)])
     from mlmoe_jax.apps.papers.reproduce import reproduce
-    from mlmoe_jax.runs.folder import RunFolder
 
     cache_programs()
-    return reproduce(request, RunFolder(workdir))
+    return reproduce(request, _open_folder(workdir))
 
 
+@_command(
+    "import",
+    "make a run folder of a checkpoint of the authors' code",
+    "--config=mlvpt_digits --init-from=checkpoint.pth --workdir=runs/published",
+    flags=("config", "workdir", "init-from"),
+)
 def _import(flags: Namespace, overrides: KeyValues) -> Outcome:
     config, folder = _start_run(flags, overrides)
     from mlmoe_jax.apps.tools.import_run import import_run
@@ -208,8 +244,16 @@ def _import(flags: Namespace, overrides: KeyValues) -> Outcome:
 
 
 # ------------------------------------------------------------------------------------------------------ look at a model
+@_command(
+    "eval",
+    "evaluate a trained model again; its results replace earlier ones",
+    "--workdir=runs/digits --config.data.test_splits=val",
+    needs=("workdir",),
+    flags=("verbose", "checkpoint"),
+    together=True,
+)
 def _eval(flags: Namespace, overrides: KeyValues) -> Outcome:
-    folder = _open_folder(flags)
+    folder = _open_folder(flags.workdir)
     cache_programs()
     from mlmoe_jax.evaluation.evaluate import evaluate_opened
     from mlmoe_jax.runs.restore import open_run
@@ -219,57 +263,96 @@ def _eval(flags: Namespace, overrides: KeyValues) -> Outcome:
     return replace(outcome, exit_code=OUTDATED if run.outdated else DONE)
 
 
+@_command(
+    "thresholds",
+    "fit the thresholds of a trained model to the scores of a split",
+    "--workdir=runs/digits --config.thresholds.per=global",
+    needs=("workdir",),
+)
 def _thresholds(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.apps.tools.fit_thresholds import fit_run
 
-    return fit_run(_open_folder(flags), overrides)
+    return fit_run(_open_folder(flags.workdir), overrides)
 
 
+@_command(
+    "calibrate",
+    "correct the scores of a trained model, fitted to a split, so that they are probabilities",
+    "--workdir=runs/digits --config.calibration.method=temperature",
+    needs=("workdir",),
+)
 def _calibrate(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.apps.tools.calibrate import calibrate_run
 
-    return calibrate_run(_open_folder(flags), overrides)
+    return calibrate_run(_open_folder(flags.workdir), overrides)
 
 
-def _compare(flags: Namespace, overrides: KeyValues) -> Outcome:
-    from mlmoe_jax.apps.tools.compare import compare_folders
-    from mlmoe_jax.runs.folder import RunFolder
-
-    first, second = map(RunFolder, flags.workdir)
-    return compare_folders(first, second, split=flags.split, output=flags.output)
-
-
+@_command(
+    "report",
+    "write one HTML page about a run",
+    "--workdir=runs/digits",
+    needs=("workdir",),
+    flags=("against", "cost", "output"),
+    takes_keys=False,
+    options={"output": {"help": "an .html file (default: report.html in the run folder)"}},
+)
 def _report(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.apps.report.page import write_report
-    from mlmoe_jax.runs.folder import RunFolder
 
-    against = RunFolder(flags.against) if flags.against else None
-    path = write_report(_open_folder(flags), against=against, output=flags.output, cost=flags.cost)
+    against = _open_folder(flags.against) if flags.against else None
+    path = write_report(_open_folder(flags.workdir), against=against, output=flags.output, cost=flags.cost)
     return Outcome([f"report: {path}"])
 
 
+@_command(
+    "compare",
+    "compare the results of two runs",
+    "--workdir=runs/first --workdir=runs/second",
+    needs=("workdir",),
+    flags=("split", "output"),
+    takes_keys=False,
+    options={"workdir": {"action": "append"}, "output": {"help": "a .csv file"}},
+)
+def _compare(flags: Namespace, overrides: KeyValues) -> Outcome:
+    if len(flags.workdir) != 2:
+        raise UserError("--mode=compare needs --workdir=FOLDER twice, once for each run")
+    from mlmoe_jax.apps.tools.compare import compare_folders
+
+    first, second = map(_open_folder, flags.workdir)
+    return compare_folders(first, second, split=flags.split, output=flags.output)
+
+
 # --------------------------------------------------------------------------------------------------------- use a model
-def _check_format(flags: Namespace) -> None:
-    known = TARGETS if flags.mode == "export" else FORMATS
-    if flags.format and flags.format not in known:
-        raise UserError(f"--format={flags.format} is not for --mode={flags.mode}; there are {', '.join(known)}")
+def _require_format(name: str | None, known: Sequence[str]) -> None:
+    if name and name not in known:
+        raise UserError(f"there is no --format={name} for this mode; there are {', '.join(known)}")
 
 
-def _check_predict(flags: Namespace) -> None:
-    _check_format(flags)
+@_command(
+    "predict",
+    "label images",
+    "--workdir=runs/digits --images photos --output=labels.csv",
+    needs=("workdir", "images"),
+    flags=("output", "format", "checkpoint", "top-k", "gates", "select", "count", "batch-size"),
+    together=True,
+    options={
+        "output": {
+            "help": "a .csv or .jsonl file, a file or folder of the --format, or - for stdout (default: predictions.csv, or "
+            "or selected.csv or predictions.jsonl with --select or --gates; stdout with --json)"
+        }
+    },
+)
+def _predict(flags: Namespace, overrides: KeyValues) -> Outcome:
+    _require_format(flags.format, FORMATS)
     if bool(flags.select) != bool(flags.count):
         raise UserError("--select and --count belong together, as in --select=both --count=100; give both or none")
-
-
-def _predict(flags: Namespace, overrides: KeyValues) -> Outcome:
-    folder = _open_folder(flags)
-    cache_programs()
+    folder = _open_model(flags.workdir)
     from mlmoe_jax.apps.tools.predict_files import choose_target, predict_files
     from mlmoe_jax.runs.folder import RunFolder
 
     target = choose_target(
         flags.output,
-        RunFolder(".") if is_shared(flags.workdir) else folder,
+        RunFolder(".") if _is_shared(flags.workdir) else folder,
         json_lines=flags.json,
         gates=flags.gates,
         form=flags.format,
@@ -289,20 +372,34 @@ def _predict(flags: Namespace, overrides: KeyValues) -> Outcome:
     )
 
 
+@_command(
+    "serve",
+    "label images over HTTP and on a web page",
+    "--workdir=runs/digits --port=8000",
+    needs=("workdir",),
+    flags=("checkpoint", "host", "port"),
+)
 def _serve(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.apps import serving
 
     serving.require_libraries()
     from mlmoe_jax.apps.serving.server import serve
 
-    folder = _open_folder(flags)
-    cache_programs()
+    folder = _open_model(flags.workdir)
     return serve(folder, overrides, host=flags.host, port=flags.port, checkpoint=flags.checkpoint)
 
 
+@_command(
+    "export",
+    "write a trained model for use without this package",
+    "--workdir=runs/digits --format=onnx --output=exported",
+    needs=("workdir", "output"),
+    flags=("format", "images", "include-frozen", "calibration-images", "merge", "template", "checkpoint"),
+    options={"output": {"help": "a .safetensors or .npz file, or a folder with --format"}},
+)
 def _export(flags: Namespace, overrides: KeyValues) -> Outcome:
-    folder = _open_folder(flags)
-    cache_programs()
+    _require_format(flags.format, TARGETS)
+    folder = _open_model(flags.workdir)
     from mlmoe_jax.apps.export.run import export_run
 
     return export_run(
@@ -319,21 +416,31 @@ def _export(flags: Namespace, overrides: KeyValues) -> Outcome:
     )
 
 
+@_command(
+    "push",
+    "share a trained model on the Hugging Face hub",
+    "--workdir=runs/digits --repo=ada/digits --license=apache-2.0",
+    needs=("workdir", "repo"),
+    flags=("revision", "private", "license", "output"),
+    takes_keys=False,
+    options={"output": {"help": "a folder for the files to inspect them; nothing is uploaded"}},
+)
 def _push(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.apps.hub.push import push
 
     options = {"private": flags.private, "revision": flags.revision, "license_name": flags.license}
-    return push(_open_folder(flags), flags.repo, output=flags.output, **options)
+    return push(_open_folder(flags.workdir), flags.repo, output=flags.output, **options)
 
 
 # ------------------------------------------------------------------------------------------------------------- prepare
-def _check_data(flags: Namespace) -> None:
-    if flags.audit and flags.sample:
-        raise UserError("--audit takes all images; leave --sample out")
-    if flags.output and not flags.audit:
-        raise UserError("--mode=data writes files only with --audit; add it, or leave --output out")
-
-
+@_command(
+    "data",
+    "check the images and labels of a data set",
+    "--config=own_csv:root=photos",
+    needs=("config",),
+    flags=("sample", "audit", "output"),
+    options={"output": {"help": "of --audit: a folder (default: audit)"}},
+)
 def _data(flags: Namespace, overrides: KeyValues) -> Outcome:
     config = _load_config(flags.config, overrides)
     if flags.audit:
@@ -346,7 +453,20 @@ def _data(flags: Namespace, overrides: KeyValues) -> Outcome:
     return report_outcome(check_data(config, flags.sample))
 
 
+@_command(
+    "pack",
+    "write a data set as a few large files, or its labels for a labeling tool",
+    "--config=own_csv:root=photos --output=packed",
+    needs=("config", "output"),
+    flags=("format",),
+    options={
+        "output": {
+            "help": "a folder, an address such as gs://bucket/folder, or a file or folder of the --format with {split}"
+        }
+    },
+)
 def _pack(flags: Namespace, overrides: KeyValues) -> Outcome:
+    _require_format(flags.format, FORMATS)
     config = _load_config(flags.config, overrides)
     from mlmoe_jax.apps.tools.label_files import write_labels
     from mlmoe_jax.apps.tools.pack import pack
@@ -354,6 +474,13 @@ def _pack(flags: Namespace, overrides: KeyValues) -> Outcome:
     return write_labels(config, flags.format, flags.output) if flags.format else pack(config, flags.output)
 
 
+@_command(
+    "features",
+    "write the features of a backbone",
+    "--config=own_csv:root=photos --output=features",
+    needs=("config", "output"),
+    options={"output": {"help": "a folder"}},
+)
 def _features(flags: Namespace, overrides: KeyValues) -> Outcome:
     config = _load_config(flags.config, overrides)
     from mlmoe_jax.apps.tools.feature_files import write_features
@@ -362,215 +489,33 @@ def _features(flags: Namespace, overrides: KeyValues) -> Outcome:
     return write_features(config, flags.output)
 
 
-def _check_summary(flags: Namespace) -> None:
-    if bool(flags.config) == bool(flags.configs):
-        raise UserError("--mode=summary needs either --config=FILE or --configs=FILE,FILE,…")
-
-
+@_command(
+    "summary",
+    "count parameters, multiply-adds and memory; nothing is trained",
+    "--configs=mlvpt_digits,linear_probe",
+    flags=("config", "configs"),
+)
 def _summary(flags: Namespace, overrides: KeyValues) -> Outcome:
+    if not (flags.config or flags.configs):
+        raise UserError("--mode=summary needs --config=FILE or --configs=FILE,FILE,…")
     from mlmoe_jax.apps.tools.preflight.cost import cost_outcome, count_cost
     from mlmoe_jax.config import split_references
 
-    references = [flags.config] if flags.config else split_references(flags.configs)
+    references = split_references(flags.configs) if flags.configs else [flags.config]
     costs = {reference: count_cost(_load_config(reference, overrides)) for reference in references}
     return Outcome(cost_outcome(costs).parts, document=costs if flags.configs else costs[flags.config])
 
 
+@_command(
+    "compile",
+    "compile the steps for a device or a TPU slice, and tell whether they fit",
+    "--config=mlvpt_digits --topology=v5e:4x4",
+    needs=("config",),
+    flags=("topology", "find-batch", "labels", "quick"),
+)
 def _compile(flags: Namespace, overrides: KeyValues) -> Outcome:
     config = _load_config(flags.config, overrides)
     from mlmoe_jax.apps.tools.preflight.compile_check import check_outcome, check_steps
 
     options = {"find_batch": flags.find_batch, "num_labels": flags.labels, "quick": flags.quick}
     return check_outcome(check_steps(config, flags.topology, **options))
-
-
-# --------------------------------------------------------------------------------------------------------- the commands
-NEEDS_CONFIG = {"config": "FILE, such as --config=configs/mlvpt_digits.py"}
-NEEDS_FOLDER = {"workdir": "FOLDER"}
-STORED = "the run folder"  # where the config of a trained model comes from
-
-COMMANDS: dict[str, Command] = {
-    "train": Command(
-        TRAIN,
-        "train a model, or resume its training, and evaluate it (the default)",
-        "--config=mlvpt_digits --workdir=runs/digits --config.optim.learning_rate=3e-4",
-        _train,
-        flags=("verbose", "sweep", "profile", "init-from"),
-        needs=NEEDS_CONFIG,
-        together=True,
-        check=_check_train,
-    ),
-    "prune": Command(
-        TRAIN,
-        "train, prune the prompts, and train again (E2VPT)",
-        "--config=e2vpt --workdir=runs/pruned",
-        _prune,
-        flags=("verbose", "init-from"),
-        needs=NEEDS_CONFIG,
-        together=True,
-    ),
-    "reproduce": Command(
-        TRAIN,
-        "train the rows of a published table and print them beside its numbers",
-        "--table=mlvpt.1 --dataset=digits --dry-run",
-        _reproduce,
-        flags=("table", "only", "dataset", "root", "seeds", "dry-run"),
-        config_from="--table",
-        together=True,
-    ),
-    "import": Command(
-        TRAIN,
-        "make a run folder of a checkpoint of the authors' code",
-        "--config=mlvpt_vit --init-from=checkpoint.pth --workdir=runs/published",
-        _import,
-        flags=("init-from",),
-        needs=NEEDS_CONFIG,
-    ),
-    "eval": Command(
-        INSPECT,
-        "evaluate a trained model again; its results replace earlier ones",
-        "--workdir=runs/digits --config.data.test_splits=val",
-        _eval,
-        flags=("verbose", "checkpoint"),
-        needs=NEEDS_FOLDER,
-        config_from=STORED,
-        together=True,
-    ),
-    "thresholds": Command(
-        INSPECT,
-        "fit the thresholds of a trained model to the scores of a split",
-        "--workdir=runs/digits --config.thresholds.per=global",
-        _thresholds,
-        needs=NEEDS_FOLDER,
-        config_from=STORED,
-    ),
-    "calibrate": Command(
-        INSPECT,
-        "correct the scores of a trained model, fitted to a split, so that 0.7 means 70 %",
-        "--workdir=runs/digits --config.calibration.method=temperature",
-        _calibrate,
-        needs=NEEDS_FOLDER,
-        config_from=STORED,
-    ),
-    "report": Command(
-        INSPECT,
-        "write one HTML page about a run",
-        "--workdir=runs/digits",
-        _report,
-        flags=("against", "cost", "output"),
-        needs=NEEDS_FOLDER,
-        output="an .html file (default: report.html in the run folder)",
-        config_from=STORED,
-        takes_keys=False,
-    ),
-    "compare": Command(
-        INSPECT,
-        "compare the results of two runs",
-        "--workdir=runs/first --workdir=runs/second",
-        _compare,
-        flags=("split", "output"),
-        needs={"workdir": "FOLDER twice, once for each run"},
-        output="a .csv file",
-        folders=2,
-        config_from=STORED,
-        takes_keys=False,
-    ),
-    "predict": Command(
-        USE,
-        "label images",
-        "--workdir=runs/digits --images photos --output=labels.csv",
-        _predict,
-        flags=("images", "format", "checkpoint", "top-k", "gates", "select", "count", "batch-size", "output"),
-        needs={**NEEDS_FOLDER, "images": "FOLDER or image files"},
-        output="a .csv or .jsonl file, a file or folder of the --format, or - for stdout (default: stdout with "
-        "--json, otherwise predictions.csv, selected.csv with --select, or with --gates .jsonl, in the run folder or, "
-        "for hf: and demo:, in the working directory)",
-        reads_shared=True,
-        config_from=STORED,
-        together=True,
-        check=_check_predict,
-    ),
-    "serve": Command(
-        USE,
-        "label images over HTTP and on a web page",
-        "--workdir=runs/digits --port=8000",
-        _serve,
-        flags=("checkpoint", "host", "port"),
-        needs=NEEDS_FOLDER,
-        reads_shared=True,
-        config_from=STORED,
-    ),
-    "export": Command(
-        USE,
-        "write a trained model for use without this package",
-        "--workdir=runs/digits --format=onnx --output=exported",
-        _export,
-        flags=("images", "format", "include-frozen", "calibration-images", "merge", "template", "checkpoint", "output"),
-        needs={**NEEDS_FOLDER, "output": "FILE, a .safetensors or .npz file, or a folder with --format"},
-        output="a .safetensors or .npz file, or a folder with --format",
-        reads_shared=True,
-        config_from=STORED,
-        check=_check_format,
-    ),
-    "push": Command(
-        USE,
-        "share a trained model on the Hugging Face hub",
-        "--workdir=runs/digits --repo=ada/digits --license=apache-2.0",
-        _push,
-        flags=("repo", "revision", "private", "license", "output"),
-        needs={**NEEDS_FOLDER, "repo": "USER/NAME, the name that the model gets on the hub"},
-        output="a folder for the files to inspect them; nothing is uploaded",
-        config_from=STORED,
-        takes_keys=False,
-    ),
-    "data": Command(
-        PREPARE,
-        "check the images and labels of a data set",
-        "--config=own_csv:root=photos",
-        _data,
-        flags=("sample", "audit", "output"),
-        needs=NEEDS_CONFIG,
-        output="of --audit: a folder (default: audit)",
-        folders=0,
-        check=_check_data,
-    ),
-    "pack": Command(
-        PREPARE,
-        "write a data set as a few large files, or its labels for a labeling tool",
-        "--config=own_csv:root=photos --output=packed",
-        _pack,
-        flags=("format", "output"),
-        needs={**NEEDS_CONFIG, "output": "FOLDER, a folder or an address such as gs://bucket/folder"},
-        output="a folder, an address such as gs://bucket/folder, or a file or folder of the --format with {split}",
-        folders=0,
-        check=_check_format,
-    ),
-    "features": Command(
-        PREPARE,
-        "write the features of a backbone",
-        "--config=own_csv:root=photos --output=features",
-        _features,
-        flags=("output",),
-        needs={**NEEDS_CONFIG, "output": "FOLDER"},
-        output="a folder",
-        folders=0,
-    ),
-    "summary": Command(
-        PREPARE,
-        "count parameters, multiply-adds and memory; nothing is trained",
-        "--configs=mlvpt_digits,linear_probe",
-        _summary,
-        flags=("configs",),
-        folders=0,
-        check=_check_summary,
-    ),
-    "compile": Command(
-        PREPARE,
-        "compile the steps for a device or a TPU slice, and tell whether they fit",
-        "--config=mlvpt_digits --topology=v5e:4x4",
-        _compile,
-        flags=("topology", "find-batch", "labels", "quick"),
-        needs=NEEDS_CONFIG,
-        folders=0,
-    ),
-}

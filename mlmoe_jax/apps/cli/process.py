@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mlmoe_jax.apps.cli.commands import COMMANDS
-from mlmoe_jax.apps.cli.flags import named_mode, parse_flags
-from mlmoe_jax.apps.cli.help import help_text
+from mlmoe_jax.apps.cli.flags import parse_flags
 from mlmoe_jax.errors import DONE, INTERRUPTED, DiskError, UserError
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.files import disk_error, disk_errors_explained
@@ -27,7 +26,6 @@ from mlmoe_jax.runtime.table import Outcome
 from mlmoe_jax.runtime.text import printable
 
 _TOPIC = "--help="  # followed by a section or a key of the config; --help alone is about the commands
-_CACHE_TROUBLE = "persistent compilation cache entry for '"  # in JAX's warnings, followed by the name of the program
 
 
 def run_command(arguments: Sequence[str]) -> int:
@@ -49,16 +47,11 @@ def _run(arguments: Sequence[str]) -> int:
 
         print("\n\n".join(map(describe_config, topics)))
         return DONE
-    if "--help" in arguments or "-h" in arguments:
-        print(help_text(named_mode(arguments)))
-        return DONE
     flags, overrides = parse_flags(arguments)
     command = COMMANDS[flags.mode]
-
-    def work() -> int:
-        return print_outcome(command.run(flags, overrides), as_document=flags.json)
-
-    return run_job(work, together=command.together)
+    return run_job(
+        lambda: print_outcome(command.run(flags, overrides), as_document=flags.json), together=command.together
+    )
 
 
 def print_outcome(outcome: Outcome, *, as_document: bool) -> int:
@@ -165,14 +158,18 @@ def discard_output() -> None:
 
 # ----------------------------------------------------------------------------------------------- messages of libraries
 def quiet_libraries() -> None:
-    """Until the process ends, suppress messages of libraries about errors that they also raise."""
-    sys.unraisablehook = _without_leftovers(sys.unraisablehook)
-    warnings.showwarning = _without_cache_trouble(warnings.showwarning)
+    """Until the process ends, suppress messages of libraries about errors that they also raise or that do no harm.
+
+    JAX compiles a program that it cannot read from its cache, and goes on if it cannot write to it.
+    """
+    sys.unraisablehook = _ignore_leftovers(sys.unraisablehook)
+    warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
+    warnings.filterwarnings("ignore", "(?i).*orbax.* was never awaited")
     logging.getLogger("asyncio").addFilter(_is_not_unretrieved)
     logging.getLogger("absl").addFilter(_is_not_full_disk)
 
 
-def _without_leftovers(show: Callable[[Any], None]) -> Callable[[Any], None]:
+def _ignore_leftovers(show: Callable[[Any], None]) -> Callable[[Any], None]:
     """Return a `sys.unraisablehook` that ignores the aftermath of errors that are reported anyway.
 
     Orbax closes its event loop and raises at an array that it cannot read. TensorStore still reads further arrays and
@@ -197,35 +194,3 @@ def _is_not_full_disk(record: logging.LogRecord) -> bool:
     """Return False for a record about a full disk: a thread of Orbax logs the traceback of what it also raises."""
     error = record.exc_info[1] if record.exc_info else None
     return error is None or disk_error(error) is None
-
-
-def _without_cache_trouble(show: Callable[..., None]) -> Callable[..., None]:
-    """Return a `warnings.showwarning` that reports each trouble with cached programs once, in one line.
-
-    JAX compiles a program that it cannot read, but does not remove a file that a full disk has truncated.
-    """
-    reported: set[str] = set()
-
-    def show_unless_cache(message: Warning | str, *where, **options) -> None:
-        failure, about_cache, rest = str(message).partition(_CACHE_TROUBLE)
-        if str(message).endswith("was never awaited") and "orbax" in str(message).lower():
-            return
-        if not about_cache:
-            show(message, *where, **options)
-            return
-        from mlmoe_jax.apps.cli.program_cache import programs_folder
-        from mlmoe_jax.runtime.progress import status
-
-        folder = programs_folder()
-        name, _, reason = rest.partition("': ")
-        if failure.startswith("Error reading"):
-            text = f"compiled programs in {folder} that cannot be read are compiled again"
-            for damaged in folder.glob(f"{name}-*"):
-                damaged.unlink(missing_ok=True)
-        else:
-            text = f"compiled programs are not cached: {folder} cannot be written"
-        if text not in reported:
-            reported.add(text)
-            status(f"{text} ({reason.splitlines()[0]})")
-
-    return show_unless_cache

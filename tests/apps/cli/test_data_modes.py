@@ -56,8 +56,8 @@ def test_packed_data_pass_the_check_until_they_are_damaged(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "parts"),
     [
-        (["--mode=data"], ["needs --config"]),
-        (["--mode=data", "--config=mlvpt_digits", "--workdir={tmp}"], ["has no run folder; leave --workdir out"]),
+        (["--mode=data"], ["required: --config"]),
+        (["--mode=data", "--config=mlvpt_digits", "--workdir={tmp}"], ["unrecognized arguments: --workdir"]),
         (["--mode=pack", "--config=mlvpt_digits"], ["--output"]),
         (["--mode=pack", "--config=mlvpt_digits", "--output={tmp}/file"], ["file"]),
         (["--mode=pack", "--config=mlvpt_digits", "--output={tmp}"], ["contains other files, such as file"]),

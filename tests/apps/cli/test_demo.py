@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_images
 
-from mlmoe_jax.apps.cli.commands import is_shared
 from mlmoe_jax.apps.tools.image_list import find_images
 from mlmoe_jax.main import main
 from mlmoe_jax.runs.shared_model import FILES, run_folder
@@ -20,7 +19,6 @@ MODEL = "demo:photographs"
 
 def test_the_model_comes_with_the_package():
     folder = run_folder(MODEL)
-    assert is_shared(MODEL)
     names = {path.name for path in folder.path.iterdir()}
     assert names <= set(FILES), "only what a shared model has"
     text = (folder / "config.json").read_text() + (folder / "README.md").read_text()

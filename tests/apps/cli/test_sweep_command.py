@@ -98,8 +98,8 @@ def table_of(folder) -> list[dict]:
         (["--sweep=config.seed"], "--sweep=config.seed is not KEY=VALUE,VALUE,…"),
         (["--sweep=seed=1,2", "--config.seed=3"], "seed is set by --sweep and by --config.seed"),
         (["--sweep=train.epochs=1,0"], "run epochs=0 cannot be trained: the config has mistakes: train.epochs is 0"),
-        (["--sweep=seed=1", "--mode=eval"], "--sweep is for --mode=train"),
-        (["--sweep=config=vpt,gvpt"], "--mode=train takes its config from --sweep; leave --config out"),
+        (["--sweep=seed=1", "--mode=eval"], "unrecognized arguments"),
+        (["--sweep=config=vpt,gvpt"], "--sweep=config=NAME,NAME,… needs --workdir=FOLDER, and no --config"),
     ],
 )
 def test_user_errors_are_one_sentence_and_train_nothing(run, tmp_path, arguments, part):

@@ -16,6 +16,7 @@ from mlmoe_jax.apps.tools.predict_files import choose_target, predict_files
 from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.inference.predictor import Predictor
+from mlmoe_jax.main import main
 from mlmoe_jax.runs.folder import RunFolder
 
 COLORS = {"a": (100, 100, 100), "b": (255, 0, 0), "c": (0, 130, 0), "d": (0, 0, 150), "e": (250, 5, 0), "f": (90, 0, 0)}
@@ -128,10 +129,11 @@ def test_json_lines_and_best_labels_have_the_values_too(select):
     ]
 
 
-def test_the_flags_belong_together(refusal):
+def test_the_flags_belong_together(refusal, capsys):
     predict = ["predict", "--workdir=runs/a", "--images=photos"]
     for alone in ("--select=both", "--count=3"):
-        assert refusal(parse_flags, [*predict, alone]).startswith("--select and --count belong together")
+        assert main([*predict, alone]) == 2
+        assert capsys.readouterr().err.startswith("error: --select and --count belong together")
     for method in METHODS:
         assert parse_flags([*predict, f"--select={method}", "--count=3"])[0].select == method
     assert "invalid choice" in refusal(parse_flags, [*predict, "--select=random", "--count=3"])
