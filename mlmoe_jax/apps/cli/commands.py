@@ -337,8 +337,8 @@ def _require_format(name: str | None, known: Sequence[str]) -> None:
     together=True,
     options={
         "output": {
-            "help": "a .csv or .jsonl file, a file or folder of the --format, or - for stdout (default: predictions.csv, or "
-            "or selected.csv or predictions.jsonl with --select or --gates; stdout with --json)"
+            "help": "a .csv or .jsonl file, a file or folder of the --format, or - for stdout (default: "
+            "predictions.csv, selected.csv with --select, .jsonl with --gates, or stdout with --json)"
         }
     },
 )
