@@ -22,3 +22,7 @@ class DiskError(UserError):
     """A disk that is full, read-only or failing; once there is space, the same command resumes."""
 
     exit_code = DISK_ERROR
+
+
+class Stopped(Exception):
+    """Raised by a training after SIGTERM or Ctrl-C, once the current step is saved."""

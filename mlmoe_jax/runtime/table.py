@@ -116,13 +116,11 @@ class Outcome:
       parts: tables and plain texts, one empty line apart; none, if the command prints nothing.
       document: the value of --json; by default the values of the first table.
       exit_code: see `errors`.
-      error: a failure of a part of the work, to be raised once the rest is printed.
     """
 
     parts: Sequence[Table | str] = ()
     document: Any = None
     exit_code: int = 0
-    error: Exception | None = None
 
     def text(self) -> str:
         """Return all parts for a terminal."""

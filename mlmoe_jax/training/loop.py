@@ -15,6 +15,7 @@ import mlmoe_jax.config as configuration
 from mlmoe_jax.data.label_codes import few_positives
 from mlmoe_jax.data.sources.open import find_root
 from mlmoe_jax.data.split import Split
+from mlmoe_jax.errors import Stopped
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds, split_to_fit
 from mlmoe_jax.evaluation.evaluate import score_split
 from mlmoe_jax.evaluation.measure import Metrics, list_skipped, measure, measure_and_write
@@ -41,10 +42,6 @@ from mlmoe_jax.training.resume import config_of_run, restore_progress, save_prog
 from mlmoe_jax.training.selection import Selection, require_metric, selection_split
 from mlmoe_jax.training.step import TrainState
 from mlmoe_jax.training.training_data import open_training_data
-
-
-class Stopped(Exception):
-    """Raised after SIGTERM or Ctrl-C, once the current step is saved."""
 
 
 def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = None) -> Results:

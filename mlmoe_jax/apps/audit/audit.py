@@ -61,11 +61,6 @@ class Audit:
         return np.where(self.judged, self_confidence(self.split.labels, self.scores), np.nan)
 
     @cached_property
-    def quality(self) -> Float[np.ndarray, " n"]:
-        """The label quality of each image: low if one of its labels is improbable."""
-        return image_quality(self.confidence)
-
-    @cached_property
     def judged(self) -> Bool[np.ndarray, " k"]:
         """Whether each label is judged."""
         return can_judge(self.split)
@@ -74,6 +69,12 @@ class Audit:
     def suggestions(self) -> Int[np.ndarray, "s 2"]:
         """(row, label) of each suggestion, the least probable given label first."""
         return ranked(self.confidence)[: int((self.confidence < LEAST).sum())]
+
+    @cached_property
+    def worst_images(self) -> list[int]:
+        """The rows of the images with suggestions, the image with the lowest quality first."""
+        rows = np.unique(self.suggestions[:, 0])
+        return rows[np.argsort(image_quality(self.confidence)[rows], kind="stable")].tolist()
 
     @cached_property
     def twins(self) -> list[tuple[int, int]]:

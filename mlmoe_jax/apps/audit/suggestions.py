@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.apps.audit.audit import MIN_IMAGES, Audit, audit_split, fold_units, probe_config
@@ -89,20 +88,14 @@ def audit_document(audit: Audit) -> dict[str, Any]:
 
 def audit_text(audit: Audit) -> str:
     """Return the audit in sentences."""
-    values, images = audit_document(audit), len(np.unique(audit.suggestions[:, 0]))
-    lines = [
+    values = audit_document(audit)
+    text = (
         f"{quantity(values['images'], 'image')} of split {values['split']}: {values['missing']:,} missing and "
-        f"{values['superfluous']:,} superfluous labels suggested on {quantity(images, 'image')}"
-    ]
-    if twins := values["similar_images_with_other_labels"]:
-        pairs = examples((" and ".join(pair) for pair in twins), "; ")
-        lines.append(f"{quantity(len(twins), 'pair')} of similar images with different labels: {pairs}")
-    if audit.pairs:
-        pairs = examples(f"{p['label']} with {p['with']} ({100 * p['share']:.0f} %)" for p in values["together"])
-        lines.append(f"labels nearly always together: {pairs}")
+        f"{values['superfluous']:,} superfluous labels suggested on {quantity(len(audit.worst_images), 'image')}"
+    )
     if values["not_judged"]:
-        lines.append(
-            f"not judged, because fewer than {MIN_IMAGES} {fold_units(audit.split)} have the label or are known not "
+        text += (
+            f"\nnot judged, because fewer than {MIN_IMAGES} {fold_units(audit.split)} have the label or are known not "
             f"to have it: {examples(values['not_judged'])}"
         )
-    return "\n".join(lines)
+    return text

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from mlmoe_jax.apps.cli.program_cache import cache_programs
 from mlmoe_jax.apps.export.targets import TARGETS
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
-from mlmoe_jax.errors import DONE, INTERRUPTED, OUTDATED, UserError
+from mlmoe_jax.errors import DONE, OUTDATED, UserError
 from mlmoe_jax.runtime.files import DEMO, HUB
 from mlmoe_jax.runtime.table import Outcome
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mlmoe_jax.runs.folder import RunFolder
 
 KeyValues = list[tuple[str, str]]
-Run = Callable[[Namespace, KeyValues], Outcome]
+RunCommand = Callable[[Namespace, KeyValues], Outcome]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Command:
       options: the name of a flag -> arguments of `add_argument` that differ from those in `flags.FLAGS`.
     """
 
-    run: Run
+    run: RunCommand
     sentence: str
     example: str
     needs: Sequence[str] = ()
@@ -57,10 +57,10 @@ class Command:
 COMMANDS: dict[str, Command] = {}
 
 
-def _command(name: str, sentence: str, example: str, **settings) -> Callable[[Run], Run]:
+def _command(name: str, sentence: str, example: str, **settings) -> Callable[[RunCommand], RunCommand]:
     """Make a function the command `name`. The other arguments are fields of `Command`."""
 
-    def add(run: Run) -> Run:
+    def add(run: RunCommand) -> RunCommand:
         COMMANDS[name] = Command(run, sentence, example, **settings)
         return run
 
@@ -166,15 +166,10 @@ def _prune(flags: Namespace, overrides: KeyValues) -> Outcome:
 
 
 def _finish_training(run: Callable[[], Results], config: ConfigDict, folder: RunFolder, flags: Namespace) -> Outcome:
-    """Train, write sample images and return the results. A stop is a message and exit code 130."""
+    """Train, write sample images and return the results."""
     from mlmoe_jax.inference.explain import write_requested_samples
-    from mlmoe_jax.training.loop import Stopped
 
-    try:
-        results = run()
-    except Stopped as stopped:
-        print(stopped, file=sys.stderr)
-        return Outcome(exit_code=INTERRUPTED)
+    results = run()
     write_requested_samples(folder, config)
     if config.eval.select_on == "test":
         print("selected on test, as published", file=sys.stderr)

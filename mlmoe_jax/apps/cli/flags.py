@@ -27,6 +27,12 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _integers(text: str) -> list[int]:
+    if not all(part.isdecimal() for part in text.split(",")):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a list of integers, such as 0,1,2")
+    return list(dict.fromkeys(map(int, text.split(","))))
+
+
 SWITCH = {"action": "store_true"}
 COUNT = {"type": _count}
 # The arguments of `ArgumentParser.add_argument`. `Command.needs` and `Command.flags` say which command has which flag.
@@ -47,7 +53,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "only": {"help": "the rows with these settings, separated by commas: ML-VPT,dinov2", "default": ""},
     "dataset": {"help": "another data set for all rows, such as digits", "default": ""},
     "root": {"help": "the folder of the data set, or DATASET=FOLDER,DATASET=FOLDER", "default": ""},
-    "seeds": {"help": "seeds to repeat every run with, such as 0,1,2", "default": ""},
+    "seeds": {"help": "seeds to repeat every run with, such as 0,1,2", "type": _integers, "default": ()},
     "dry-run": SWITCH | {"help": "print the commands of all runs, and train nothing"},
     "images": {
         "help": "image files, folders, quoted patterns such as 'photos/**/*.jpg', @FILE with one path per line, - for "

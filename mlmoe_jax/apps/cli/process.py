@@ -17,12 +17,11 @@ from typing import Any
 
 from mlmoe_jax.apps.cli.commands import COMMANDS
 from mlmoe_jax.apps.cli.flags import parse_flags
-from mlmoe_jax.errors import DONE, INTERRUPTED, DiskError, UserError
+from mlmoe_jax.errors import DONE, INTERRUPTED, DiskError, Stopped, UserError
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.files import disk_error, disk_errors_explained
 from mlmoe_jax.runtime.preemption import interruptible
 from mlmoe_jax.runtime.progress import AboveBars
-from mlmoe_jax.runtime.table import Outcome
 from mlmoe_jax.runtime.text import printable
 
 _TOPIC = "--help="  # followed by a section or a key of the config; --help alone is about the commands
@@ -49,18 +48,18 @@ def _run(arguments: Sequence[str]) -> int:
         return DONE
     flags, overrides = parse_flags(arguments)
     command = COMMANDS[flags.mode]
-    return run_job(
-        lambda: print_outcome(command.run(flags, overrides), as_document=flags.json), together=command.together
-    )
 
+    def work() -> int:
+        try:
+            outcome = command.run(flags, overrides)
+        except Stopped as stopped:
+            print(stopped, file=sys.stderr)
+            return INTERRUPTED
+        if outcome.parts:
+            print(outcome.json() if flags.json else outcome.text())
+        return outcome.exit_code
 
-def print_outcome(outcome: Outcome, *, as_document: bool) -> int:
-    """Print an outcome as text or JSON. Then raise its error, if any, or return its exit code."""
-    if outcome.parts:
-        print(outcome.json() if as_document else outcome.text())
-    if outcome.error is not None:
-        raise outcome.error
-    return outcome.exit_code
+    return run_job(work, together=command.together)
 
 
 def run_job(work: Callable[[], int], *, together: bool) -> int:

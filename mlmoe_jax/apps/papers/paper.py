@@ -46,6 +46,7 @@ MISSING = "not reproduced here"  # instead of a number of this package
 UNREAD = "unread"  # the reading of a missing number
 UNCERTAIN = "?"  # after an uncertain number
 DASH = "–"  # instead of a missing number
+OURS = "ours: "  # before the name of a column with numbers of this package
 MINUS = " − "  # between the methods and the configs of a row of differences
 # Small data sets with their own backbone and image size in the configs, on which a grid runs in minutes.
 SMALL_DATASETS = ("digits",)
@@ -134,6 +135,11 @@ class PublishedRow:
         return ", ".join(self.settings.values())
 
     @property
+    def names(self) -> list[str]:
+        """What `--only` compares, in lower case."""
+        return [value.lower() for value in (*self.settings.values(), self.backbone)]
+
+    @property
     def all_notes(self) -> list[str]:
         """The ids of the notes of the row and its numbers."""
         return list(dict.fromkeys([*self.notes, *(note for number in self.numbers.values() for note in number.notes)]))
@@ -145,23 +151,23 @@ class PublishedTable:
 
     Attributes:
       id: such as mlvpt.fig3.
+      rows: the rows.
       caption: what it shows.
       columns: the metrics.
-      rows: the rows.
       notes: ids of the notes of all numbers.
-      x: the horizontal axis of a figure, a config key, "method" or "label"; "" for a table.
+      x: the config key on the horizontal axis of a figure, or "method"; "" for a table.
       then: commands after the trainings.
       side_by_side: names of the adjacent rows that the paper prints side by side.
     """
 
     id: str
+    rows: Sequence[PublishedRow]
     caption: str
-    columns: tuple[str, ...]
-    rows: tuple[PublishedRow, ...]
-    notes: tuple[str, ...]
-    x: str
-    then: tuple[str, ...]
-    side_by_side: tuple[str, ...]
+    columns: Sequence[str]
+    notes: Sequence[str] = ()
+    x: str = ""
+    then: Sequence[str] = ()
+    side_by_side: Sequence[str] = ()
 
     @property
     def title(self) -> str:
@@ -172,24 +178,33 @@ class PublishedTable:
         return f"table {number}: {self.caption}" if number.isdigit() else self.caption
 
 
+@dataclass(frozen=True)
 class Paper:
-    """A paper with its tables.
+    """A paper, with the fields of its JSON file.
 
     Attributes:
-      notes: id -> sentence, of all readings and caveats.
-      numbers: id -> number of the note in docs/results.md.
-      descriptions: table -> its entry in the JSON file.
+      id: such as mlvpt.
+      name, source, evaluator, readings, caveats, backbones, results: see above.
     """
 
-    def __init__(self, name: str):
-        description = json.loads((_FOLDER / f"{name}.json").read_text())
-        self.id, self.name, self.source = name, description["name"], description["source"]
-        self.evaluator: str = description["evaluator"]
-        self.readings, self.caveats = description["readings"], description["caveats"]
-        self.notes = {**self.readings, **self.caveats}
-        self.numbers = {note: number for number, note in enumerate(self.notes, start=1)}
-        self.backbones: dict[str, list[str]] = description["backbones"]
-        self.descriptions: dict[str, dict[str, Any]] = description["results"]
+    id: str
+    name: str
+    source: str
+    evaluator: str
+    readings: dict[str, str]
+    caveats: dict[str, str]
+    backbones: dict[str, list[str]]
+    results: dict[str, dict[str, Any]]
+
+    @property
+    def notes(self) -> dict[str, str]:
+        """The sentences of all readings and caveats by id."""
+        return self.readings | self.caveats
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """The numbers of the notes in docs/results.md by id."""
+        return {note: number for number, note in enumerate(self.notes, start=1)}
 
     def marks(self, notes: Iterable[str]) -> str:
         """Return the numbers of notes as text, such as "3, 7"."""
@@ -197,32 +212,25 @@ class Paper:
 
     def tables(self) -> Iterator[PublishedTable]:
         """Yield all tables and figures."""
-        yield from map(self.table, self.descriptions)
+        yield from map(self.table, self.results)
 
     def table(self, number: str, dataset: str = "") -> PublishedTable:
         """Return a table or figure; with `dataset`, its configs use this data set instead of their own."""
-        entry = self.descriptions[number]
+        entry = self.results[number]
         with open(_FOLDER / "tables" / f"{self.id}.{number}.csv", newline="") as file:
             lines = list(csv.DictReader(file))
         if dataset in SMALL_DATASETS:
             lines = [line for line in lines if line["config_small"] or not line["config"]]
-        return PublishedTable(
-            f"{self.id}.{number}",
-            entry["caption"],
-            tuple(entry["columns"]),
-            tuple(self._read_row(entry, line, dataset) for line in lines),
-            tuple(entry.get("notes", ())),
-            entry.get("x", ""),
-            tuple(entry.get("then", ())),
-            tuple(entry.get("side_by_side", ())),
-        )
+        rows = [self._read_row(entry, line, dataset) for line in lines]
+        return PublishedTable(f"{self.id}.{number}", rows, **entry)
 
     def _read_row(self, entry: Mapping[str, Any], line: Mapping[str, str], dataset: str) -> PublishedRow:
-        overrides, notes = _read_pairs(line.get("overrides", "")), tuple(line["notes"].split())
+        overrides, notes = _read_pairs(line.get("overrides")), tuple(line["notes"].split())
         settings = {key: line[key] for key in ("method", "backbone", "dataset", "resolution")}
         settings |= {key: f"{key.rpartition('.')[2]}={text}" for key, text in overrides.items()}
-        recipe, subtracted = _read_recipes(line, tuple(overrides.items()), dataset)
-        around = {*notes, *entry.get("notes", ())}
+        recipes = [Recipe(config, tuple(overrides.items())) for config in _read_configs(line, dataset)]
+        recipe, subtracted, *_ = [*recipes, None, None]
+        uncertain = self.readings.keys() & {*notes, *entry.get("notes", ())}
         x = entry.get("x", "")
         return PublishedRow(
             settings,
@@ -230,86 +238,60 @@ class Paper:
             recipe,
             subtracted,
             line["evaluator"],
-            _read_pairs(line.get("metrics", "")),
-            {column: self._read_number(line[column], around) for column in entry["columns"]},
-            _read_own_numbers(line),
+            _read_pairs(line.get("metrics")),
+            {column: self._read_number(line[column], certain=not uncertain) for column in entry["columns"]},
+            {name.removeprefix(OURS): float(cell) if cell else None for name, cell in line.items() if OURS in name},
             notes,
             int(overrides[x]) if x in overrides else line["method"],
         )
 
-    def _read_number(self, cell: str, around: set[str]) -> PrintedNumber:
-        """Return the number of a cell. `around` are the notes of its row and table."""
+    def _read_number(self, cell: str, *, certain: bool) -> PrintedNumber:
+        """Return the number of a cell. `certain`: no note of its row or table is a reading."""
         text, *notes = cell.split()
         if text == DASH:
             return PrintedNumber(None, (*notes, UNREAD), certain=False)
-        return PrintedNumber(float(text), tuple(notes), certain=not {*notes, *around} & self.readings.keys())
+        return PrintedNumber(float(text), tuple(notes), certain=certain and not self.readings.keys() & set(notes))
 
 
-def _read_pairs(text: str) -> dict[str, str]:
-    return dict(pair.split("=") for pair in text.split())
+def _read_pairs(text: str | None) -> dict[str, str]:
+    return dict(pair.split("=") for pair in (text or "").split())
 
 
-def _read_own_numbers(line: Mapping[str, str]) -> dict[str, float | None]:
-    own = {name.removeprefix("ours: "): cell for name, cell in line.items() if name.startswith("ours: ")}
-    return {column: float(cell) if cell else None for column, cell in own.items()}
+def _read_configs(line: Mapping[str, str], dataset: str) -> list[str]:
+    """Return the config of a row, and the config to subtract; as many of them as the row has."""
+    small = dataset in SMALL_DATASETS
+    configs = [config for config in line["config_small" if small else "config"].split(MINUS) if config]
+    if small:
+        return [f"{config}{',' if ':' in config else ':'}dataset={dataset}" for config in configs]
+    if dataset:
+        return [re.sub(r"\bdataset=\w+", f"dataset={dataset}", config) for config in configs]
+    return configs
 
 
-def _read_recipes(
-    line: Mapping[str, str], overrides: tuple[tuple[str, str], ...], dataset: str
-) -> tuple[Recipe | None, Recipe | None]:
-    """Return the training of a row and the one to subtract; None for what the row does not have."""
-    if dataset in SMALL_DATASETS:
-        configs = [_with_argument(one, f"dataset={dataset}") for one in line["config_small"].split(MINUS) if one]
-    else:
-        configs = [one for one in line["config"].split(MINUS) if one]
-        if dataset:
-            configs = [re.sub(r"\bdataset=\w+", f"dataset={dataset}", one) for one in configs]
-    recipes = [Recipe(config, overrides) for config in configs]
-    recipe, subtracted, *_ = [*recipes, None, None]
-    return recipe, subtracted
-
-
-def _with_argument(reference: str, argument: str) -> str:
-    return f"{reference}{',' if ':' in reference else ':'}{argument}"
-
-
-load_paper = cache(Paper)
+@cache
+def load_paper(name: str) -> Paper:
+    """Return the paper with this id, one of PAPERS."""
+    return Paper(name, **json.loads((_FOLDER / f"{name}.json").read_text()))
 
 
 def find_table(name: str, dataset: str = "") -> tuple[Paper, PublishedTable]:
-    """Return the paper and the table of `--table`, such as mlvpt.1 or drmoe.fig4.
-
-    A number without a table, as in mlvpt.7, means the figure. Raises UserError for an unknown name.
-    """
+    """Return the paper and the table of `--table`, such as mlvpt.1 or drmoe.fig4; UserError for an unknown name."""
+    known = [f"{paper}.{table}" for paper in PAPERS for table in load_paper(paper).results]
+    if name not in known:
+        raise UserError(f"--table={name} is not among {', '.join(known)}")
     paper, _, number = name.partition(".")
-    known = [f"{one}.{table}" for one in PAPERS for table in load_paper(one).descriptions]
-    for full in (number, f"fig{number}"):
-        if f"{paper}.{full}" in known:
-            return load_paper(paper), load_paper(paper).table(full, dataset)
-    raise UserError(f"--table={name} is not among {', '.join(known)}")
+    return load_paper(paper), load_paper(paper).table(number, dataset)
 
 
 def filter_rows(rows: Sequence[PublishedRow], only: str) -> list[PublishedRow]:
-    """Return the rows that match all terms of `--only`, a list separated by commas; UserError if there are none."""
+    """Return the rows that match all terms of `--only`, a list separated by commas; UserError if there are none.
+
+    A term is a setting of a row, the name of its backbone in this package, or a pattern such as dinov2*, in any case.
+    """
     matches = list(rows)
-    for term in only.lower().split(","):
-        matches = _match_term(matches, term.strip())
+    for term in only.lower().split(",") if only else ():
+        matches = [row for row in matches if fnmatch.filter(row.names, term.strip())]
     if not matches:
         known = dict.fromkeys(value for row in rows for value in row.settings.values())
         raise UserError(f"no row of the table matches --only={only}; its rows have {', '.join(known)}")
     return matches
-
-
-def _match_term(rows: Sequence[PublishedRow], term: str) -> list[PublishedRow]:
-    """Return the rows that match a term of `--only`.
-
-    A term is compared with each setting of a row and with the name of its backbone in this package, without regard to
-    case. If rows have an equal setting, only these rows match. Otherwise the term is a pattern such as `dinov2*`, or a
-    part of a setting.
-    """
-    if not term:
-        return list(rows)
-    names = [[value.lower() for value in (*row.settings.values(), row.backbone)] for row in rows]
-    equal = [row for row, values in zip(rows, names, strict=True) if term in values]
-    pattern = term if set(term) & set("*?[") else f"*{term}*"
-    return equal or [row for row, values in zip(rows, names, strict=True) if fnmatch.filter(values, pattern)]

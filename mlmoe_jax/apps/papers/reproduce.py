@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import numpy as np
 
-from mlmoe_jax.apps.papers.grid import GridPoint, execute, plan_runs
+from mlmoe_jax.apps.papers.grid import GridPoint, plan_runs, train_missing
 from mlmoe_jax.apps.papers.paper import DASH, MISSING, UNCERTAIN, PublishedRow, Recipe, number_text
-from mlmoe_jax.apps.papers.plot import Mark, draw_plot
+from mlmoe_jax.apps.papers.plot import axis_value, draw_plot
 from mlmoe_jax.apps.papers.request import Request, commands_after
 from mlmoe_jax.apps.tools.preflight.cost import count_cost
 from mlmoe_jax.data.labels.space import LabelSpace
@@ -51,21 +52,15 @@ def reproduce(request: Request, folder: RunFolder) -> Outcome:
     points = [GridPoint(run.name, {}, request.load_config(run)) for run in request.runs]
     runs, measurements = plan_runs(points, folder), Measurements(request, folder)
 
-    def measure_all() -> list[RowNumbers]:
-        return [measurements.measure_row(row) for row in request.table.rows]
+    def write() -> None:
+        write_tables(request, measurements.measure_rows(request.table.rows), folder)
 
-    def report() -> Outcome:
-        image = figure(request, measure_all()) if request.table.x else None
-        if image is not None:
-            with folder.writing(wait=True):
-                folder.write_bytes(f"{request.name}.png", image)
-        measured = [measurements.measure_row(row) for row in request.rows]
-        for command in commands_after(request, str(folder)):
-            status(f"the figure itself: {command}")
-        document = numbers_table(request, measured).values()
-        return Outcome([comparison_table(request, measured)], document)
-
-    return execute(runs, folder, lambda: write_tables(request, measure_all(), folder), report)
+    exit_code = train_missing(runs, folder, write)
+    measured = measurements.measure_rows(request.rows)
+    for command in commands_after(request, str(folder)):
+        status(f"the figure itself: {command}")
+    document = numbers_table(request, measured).values()
+    return Outcome([comparison_table(request, measured)], document, exit_code)
 
 
 # ----------------------------------------------------------------------------------------------------- measurements
@@ -100,14 +95,20 @@ class Measurements:
         self._request, self._folder = request, folder
         self._metrics, self._cost, self._fits = cache(self._metrics), cache(self._cost), cache(self._fits)
 
-    def measure_row(self, row: PublishedRow) -> RowNumbers:
-        """Return the numbers of a row, as far as its runs are finished."""
+    def measure_rows(self, rows: Sequence[PublishedRow]) -> list[RowNumbers]:
+        """Return the numbers of rows, as far as their runs are finished."""
+        return [self._measure_row(row) for row in rows]
+
+    def _measure_row(self, row: PublishedRow) -> RowNumbers:
         if row.recipe is None:
             return RowNumbers(row, state="this package does not have it")
         measured = self._measure_runs(row.recipe, row)
         if row.subtracted is not None:
             others = self._measure_runs(row.subtracted, row)
-            measured = [_subtract(one, other) for one, other in zip(measured, others, strict=True)]
+            measured = [
+                {column: one[column] - other[column] for column in one.keys() & other.keys()}
+                for one, other in zip(measured, others, strict=True)
+            ]
         ours, spread = {}, {}
         for column in row.numbers:
             values = [one[column] for one in measured if column in one]
@@ -116,10 +117,7 @@ class Measurements:
             if len(values) > 1 and column not in COSTS:
                 spread[column] = sample_deviation(values)
         finished = sum(map(self._is_finished, self._request.repeat(row.recipe)))
-        if row.numbers:
-            state = "" if ours.keys() == row.numbers.keys() else MISSING
-        else:
-            state = "trained" if finished == len(measured) else "not trained"
+        state = "" if finished and ours.keys() == row.numbers.keys() else MISSING
         return RowNumbers(row, ours, spread, state, finished)
 
     def _measure_runs(self, recipe: Recipe, row: PublishedRow) -> list[dict[str, float]]:
@@ -156,10 +154,6 @@ class Measurements:
     def _cost(self, run: Recipe) -> dict[str, float]:
         counts = count_cost(self._request.load_config(run))
         return {name: counts[part][key] / unit for name, (part, key, unit) in COSTS.items()}
-
-
-def _subtract(first: dict[str, float], second: dict[str, float]) -> dict[str, float]:
-    return {column: first[column] - second[column] for column in first.keys() & second.keys()}
 
 
 def _select_metric(column: str, metrics: dict[str, float], space: LabelSpace) -> float:
@@ -209,22 +203,16 @@ def _own_number(measured: RowNumbers, column: str) -> str:
 
 
 def _notes(request: Request, measured: Sequence[RowNumbers]) -> list[str]:
-    """Return the caveats of the table, then of single rows, with their numbers in docs/results.md."""
-    paper, everywhere = request.paper, request.table.notes
-    row_notes = {note for one in measured for note in one.row.all_notes} - set(everywhere)
-    lines = []
-    for title, notes in (("in all rows", everywhere), ("in the rows that name them", row_notes)):
-        if notes:
-            lines.append(f"Why the published numbers and ours may differ, {title}:")
-            lines += [f"[{paper.numbers[note]}] {text}" for note, text in paper.notes.items() if note in notes]
-    if {"mAP", "CF1"} & set(request.table.columns):
-        used = ", ".join(sorted({one.row.evaluator for one in measured}))
-        lines.append(f"Our metrics are computed as by the evaluator of {used} (see metrics.preset).")
-    if not all(number.certain for one in measured for number in one.row.numbers.values()):
-        lines.append(
-            f"{UNCERTAIN} marks an uncertain published number, which is not simply printed; – is a missing number."
-        )
-    return lines
+    """Return the caveats of the table and its rows, with their numbers in docs/results.md."""
+    paper = request.paper
+    used = {*request.table.notes, *(note for one in measured for note in one.row.all_notes)}
+    evaluators = ", ".join(sorted({one.row.evaluator for one in measured}))
+    return [
+        f"Our metrics are computed as by the evaluator of {evaluators} (see metrics.preset).",
+        f"{UNCERTAIN} marks a published number that is not simply printed, {DASH} a missing number.",
+        "Why the published numbers and ours may differ:",
+        *(f"[{paper.numbers[note]}] {text}" for note, text in paper.notes.items() if note in used),
+    ]
 
 
 NUMBER_COLUMNS = (
@@ -269,36 +257,27 @@ def numbers_table(request: Request, measured: Sequence[RowNumbers]) -> Table:
 
 
 def write_tables(request: Request, measured: Sequence[RowNumbers], folder: RunFolder) -> None:
-    """Write TABLE.csv, if there are numbers, and TABLE.md, such as mlvpt.1.csv."""
-    numbers = numbers_table(request, measured)
-    if numbers.rows:  # a figure may have images instead of numbers
-        folder.write_text(f"{request.name}.csv", numbers.csv())
+    """Write TABLE.md, TABLE.csv if there are numbers, and TABLE.png of a figure, such as mlvpt.fig3.png."""
     folder.write_text(f"{request.name}.md", comparison_table(request, measured).markdown())
+    if request.table.columns:  # a figure may have images instead of numbers
+        folder.write_text(f"{request.name}.csv", numbers_table(request, measured).csv())
+    if request.table.x and any(one.ours for one in measured):
+        x_title = request.table.x.rpartition(".")[2]
+        image = draw_plot(figure_points(request, measured), x_title=x_title, y_title="%", title=_heading(request))
+        folder.write_bytes(f"{request.name}.png", image)
 
 
-# ----------------------------------------------------------------------------------------------------------- figure
-def figure(request: Request, measured: Sequence[RowNumbers]) -> bytes | None:
-    """Draw a figure of the paper with published and own points, as PNG; None if there is nothing to draw.
+def figure_points(request: Request, measured: Sequence[RowNumbers]) -> list[dict[str, Any]]:
+    """Return the points of a figure of the paper, published and own.
 
-    There is one panel per metric, such as mAP, CF1 and OF1, over the axis of the figure, and one line per data set. If
-    the axis is the labels, the columns of the rows are its points.
+    There is one panel per metric, such as mAP, CF1 and OF1, and one line per data set. Differences are left out.
     """
-    marks = list(_marks(request, measured))
-    if all(math.isnan(mark.y) for mark in marks):
-        return None
-    return draw_plot(marks, x_label=request.table.x.rpartition(".")[2], y_label="%", title=_heading(request))
-
-
-def _marks(request: Request, measured: Sequence[RowNumbers]) -> Iterator[Mark]:
-    over_labels = request.table.x == "label"
+    points = []
     for one in measured:
-        row = one.row
-        if row.subtracted is not None and not over_labels:
-            continue
-        for column, number in row.numbers.items():
-            panel, x = ("AP", column.removeprefix("AP ")) if over_labels else (column, row.x)
-            line = row.settings["method" if over_labels else "dataset"]
-            own_line = line if over_labels else request.dataset or line
-            yield Mark(panel, f"{line}, published", x, math.nan if number.value is None else number.value)
-            ours, spread = one.ours.get(column, math.nan), one.spread.get(column, 0.0)
-            yield Mark(panel, f"{own_line}, ours", x, ours, spread)
+        dataset, x = one.row.settings["dataset"], axis_value(one.row.x)
+        for column, number in one.row.numbers.items() if one.row.subtracted is None else ():
+            published_line, own_line = f"{dataset}, published", f"{request.dataset or dataset}, ours"
+            for line, y in ((published_line, number.value), (own_line, one.ours.get(column))):
+                if y is not None and math.isfinite(y):
+                    points.append({"panel": column, "line": line, "x": x, "y": y})
+    return points

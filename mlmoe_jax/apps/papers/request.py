@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ml_collections import ConfigDict
 
 from mlmoe_jax.apps.papers.paper import (
     MINUS,
-    SMALL_DATASETS,
     Paper,
     PublishedRow,
     PublishedTable,
@@ -43,11 +42,11 @@ class Request:
 
     paper: Paper
     table: PublishedTable
-    rows: tuple[PublishedRow, ...]
-    dataset: str = ""
-    seeds: tuple[int, ...] = ()
-    roots: Mapping[str, str] = field(default_factory=dict)
-    overrides: Sequence[tuple[str, str]] = ()
+    rows: Sequence[PublishedRow]
+    dataset: str
+    seeds: Sequence[int]
+    roots: Mapping[str, str]
+    overrides: Sequence[tuple[str, str]]
 
     @property
     def name(self) -> str:
@@ -82,47 +81,19 @@ def parse_request(
     only: str = "",
     dataset: str = "",
     root: str = "",
-    seeds: str = "",
+    seeds: Sequence[int] = (),
     overrides: Sequence[tuple[str, str]] = (),
 ) -> Request:
     """Return the request of the flags of `--mode=reproduce`; UserError for a wrong flag."""
     paper, published = find_table(table, dataset)
-    rows = tuple(filter_rows(published.rows, only))
-    request = Request(paper, published, rows, dataset, _parse_seeds(seeds), _parse_roots(root), overrides)
-    if dataset and dataset not in SMALL_DATASETS:
-        load_config(request.runs[0].reference, [])  # refuses an unknown data set
-    _require_roots(request, root)
-    varied = {key for run in request.runs for key, _ in run.overrides} | ({"data.root"} if request.roots else set())
+    roots = dict(part.partition("=")[::2] for part in root.split(",")) if "=" in root else {"": root}
+    request = Request(paper, published, filter_rows(published.rows, only), dataset, seeds, roots, overrides)
+    if unknown := roots.keys() - {run.dataset for run in request.runs} - {""}:
+        raise UserError(f"--root names {', '.join(sorted(unknown))}, which the rows of {table} do not use")
+    varied = {key for run in request.runs for key, _ in run.overrides} | ({"data.root"} if root else set())
     if both := varied & {key for key, _ in overrides}:
         raise UserError(f"{min(both)} is set by {table} itself; leave --config.{min(both)} out")
     return request
-
-
-def _require_roots(request: Request, root: str) -> None:
-    """Raise UserError for a folder of a data set that the table does not have."""
-    names = sorted({run.dataset for run in request.runs})
-    several = len(names) > 1
-    known = names if several else ["", *names]
-    if not all(name in known and folder for name, folder in request.roots.items()):
-        form = ",".join(f"{name}=FOLDER" for name in names)
-        raise UserError(
-            f"--root={root} is not {'' if several else 'a folder or '}{form}, the data of {request.table.id}"
-        )
-
-
-def _parse_seeds(text: str) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(",")] if text else []
-    if not all(part.isdecimal() for part in parts) or len(set(parts)) < len(parts):
-        raise UserError(f"--seeds={text} is not a list of different integers, such as --seeds=0,1,2")
-    return tuple(map(int, parts))
-
-
-def _parse_roots(text: str) -> dict[str, str]:
-    """Return {"": FOLDER}, or the folders of DATASET=FOLDER,DATASET=FOLDER."""
-    if "=" not in text:
-        return {"": text} if text else {}
-    parts = (part.partition("=") for part in text.split(","))
-    return {name.strip(): folder for name, _, folder in parts}
 
 
 def training_command(request: Request, run: Recipe, workdir: str) -> str:

@@ -109,19 +109,6 @@ def test_similar_images_with_other_labels_and_the_page(photos, capsys):
     assert page.count("data:image/jpeg;base64,") >= 4
 
 
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["data", "--config=own_csv:root=x", "--output=x"], "--mode=data writes files only with --audit; add it"),
-        (["data", "--config=own_csv:root=x", "--audit", "--sample=3"], "--audit takes all images; leave --sample out"),
-        (["train", "--config=mlvpt_digits", "--audit"], "--audit is for --mode=data; leave it out of --mode=train"),
-    ],
-)
-def test_flags_that_do_not_belong_together_are_refused(flags, says, capsys):
-    assert main(flags) == 2
-    assert says in capsys.readouterr().err
-
-
 # ---------------------------------------------------------------------------------------------------- what is suggested
 def judged(codes, scores, classes=("a", "b"), groups=None) -> Audit:
     codes = np.array(codes, np.int8)

@@ -12,7 +12,7 @@ from mlmoe_jax.apps.papers.grid import (
     parse_sweep,
     plan_runs,
     point_name,
-    short_names,
+    short_name,
     value_text,
 )
 from mlmoe_jax.config import default_config, flatten, load_config
@@ -70,7 +70,7 @@ def test_values_of_a_flag_have_the_type_of_the_key(text, key, values):
         (["seed=1,x"], "--sweep key 'seed' takes an integer from 0 to 4,294,967,295 such as 0, not 'x'"),
         (["seed=1,2,"], "not ''"),
         (["seed=1", "config.seed=2"], "--sweep is given twice for seed"),
-        (["augment.crop_scale=(0.1,1.0"], "not '(0.1,1.0'"),
+        (["augment.crop_scale=(0.1,1.0"], "not '(0.1'"),
     ],
 )
 def test_mistakes_in_the_flag(refusal, texts, part):
@@ -81,15 +81,17 @@ def test_mistakes_in_the_flag(refusal, texts, part):
 def test_names_are_as_short_as_the_config_allows():
     short = ("num_groups", "seed", "train.batch_size", "optim.name", "head.kind", "data.name")
     keys = [GROUPS, "seed", "train.batch_size", "optim.name", "model.head.kind", "data.name"]
-    assert short_names(keys, default_config()) == dict(zip(keys, short, strict=True))
+    assert tuple(short_name(key, default_config()) for key in keys) == short
 
 
 def test_folder_names_are_safe_distinct_and_independent_of_the_order_of_flags():
-    assert point_name({"seed": 0, "num_groups": 2}) == point_name({"num_groups": 2, "seed": 0}) == "num_groups=2,seed=0"
+    config = default_config()
+    names = [point_name(values, config) for values in ({"seed": 0, GROUPS: 2}, {GROUPS: 2, "seed": 0})]
+    assert names == ["num_groups=2,seed=0"] * 2
     plain = {1e-5: "1e-05", 1e20: "1e+20", True: "true", -1: "-1", "adamw": "adamw", "": ""}
-    assert [point_name({"k": value}) for value in plain] == [f"k={text}" for text in plain.values()]
+    assert [point_name({"k": value}, config) for value in plain] == [f"k={text}" for text in plain.values()]
     odd = ["a/b", "a_b", "a b", "../x", "a,b", "x" * 300, "x" * 301, ("a", "b"), ("a+b",), (), ("",), (("^b$", 1.0),)]
-    names = [point_name({"k": value}) for value in odd]
+    names = [point_name({"k": value}, config) for value in odd]
     assert len(set(names)) == len(odd)
     for name in names:
         assert len(name) < 120
@@ -105,7 +107,7 @@ def test_the_grid_has_every_combination_with_its_own_config(tmp_path):
     for run in runs:
         assert run.values == {key: flatten(run.config)[key] for key in ("eval.select_on", GROUPS, "seed")}
         assert str(run.folder) == str(tmp_path / run.name)
-        assert run.results is None
+        assert not run.results
     assert (config.seed, config.model.prompts.num_groups) == (0, 5)
     assert not list(tmp_path.iterdir())
 
@@ -148,7 +150,7 @@ def test_only_finished_runs_have_results(tmp_path):
     runs = plan(config, folder, {"seed": (0, 1, 2)})
     assert runs[0].results["test"]["mAP"] == 0.5
     assert math.isnan(runs[0].results["test"]["mAP_envelope"])
-    assert [run.results for run in runs[1:]] == [None, None]
+    assert [run.results for run in runs[1:]] == [{}, {}]
 
 
 def test_a_run_with_a_different_config_is_refused_unless_it_has_only_the_config(tmp_path, refusal):
@@ -158,7 +160,6 @@ def test_a_run_with_a_different_config_is_refused_unless_it_has_only_the_config(
     other.seed = 1
     folder.write_text(CONFIG, configuration.to_json(other))
     assert changed_keys(default_config(), folder) == []
-    assert "is itself the run folder" in refusal(plan, default_config(), folder, {"seed": (0,)})
     folder.below("seed=0").write_text(CONFIG, configuration.to_json(other))
     (tmp_path / "seed=0" / "checkpoints").mkdir()
     (tmp_path / CONFIG).unlink()
@@ -170,13 +171,3 @@ def test_a_run_that_is_a_link_out_of_the_sweep_is_refused(tmp_path, precious, re
     (tmp_path / "seed=1").symlink_to(precious.parent)
     sentence = refusal(plan, default_config(), RunFolder(tmp_path), {"seed": (0, 1)})
     assert sentence.startswith(f"{tmp_path}/seed=1 is a link out of the run folder {tmp_path}, to {precious.parent};")
-
-
-def test_groups_that_the_labels_cannot_be_divided_into_are_refused_before_the_first_run(refusal, tmp_path):
-    config, folder = load_config("mlvpt_digits", []), RunFolder(tmp_path)
-    sentence = refusal(plan, config, folder, parse_sweep([f"{GROUPS}=2,50"], config))
-    assert sentence == (
-        "the run num_groups=50 cannot be trained: 10 labels cannot be divided into 50 groups; set "
-        "model.prompts.num_groups to 1 … 10"
-    )
-    assert len(plan(config, folder, parse_sweep([f"{GROUPS}=2,10"], config))) == 2

@@ -9,8 +9,8 @@ import pytest
 from helpers.scored_run import write_results
 
 import mlmoe_jax.config as configuration
-from mlmoe_jax.apps.papers import grid, reproduce
-from mlmoe_jax.apps.papers.reproduce import Measurements, comparison_table, write_tables
+from mlmoe_jax.apps.papers import grid
+from mlmoe_jax.apps.papers.reproduce import Measurements, comparison_table, figure_points, write_tables
 from mlmoe_jax.apps.papers.request import Request, parse_request
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.evaluation.metrics.published import preset
@@ -49,7 +49,7 @@ def finish(request: Request, folder: RunFolder) -> dict[str, dict]:
 
 def outcomes_of(request: Request, folder: RunFolder):
     measurements = Measurements(request, folder)
-    return [measurements.measure_row(row) for row in request.rows]
+    return measurements.measure_rows(request.rows)
 
 
 # ------------------------------------------------------------------------------------------------------ measurements
@@ -70,7 +70,7 @@ def test_metrics_are_those_of_the_evaluator_of_the_row(table, only, evaluator, e
 
 
 def test_seeds_are_averaged_and_methods_subtracted(tmp_path):
-    request, folder = parse_request("mlvpt.fig3", only="coco2014", seeds="0,1"), RunFolder(tmp_path)
+    request, folder = parse_request("mlvpt.fig3", only="coco2014", seeds=(0, 1)), RunFolder(tmp_path)
     written = finish(request, folder)
     of = {row.row.settings["method"]: row for row in outcomes_of(request, folder)}
 
@@ -145,7 +145,7 @@ def test_the_text_has_three_lines_per_row_and_every_caveat(two):
 
 
 def test_numbers_that_were_not_simply_read_are_marked(tmp_path):
-    request = parse_request("mlvpt.1", only="GateVPT,in1k,224")
+    request = parse_request("mlvpt.1", only="GateVPT,vit_b16_in1k,224")
     text = comparison_table(request, outcomes_of(request, RunFolder(tmp_path))).text()
     note = request.paper.numbers["one_of_two"]
     (line,) = (line for line in text.splitlines() if "75.6?" in line)
@@ -153,11 +153,11 @@ def test_numbers_that_were_not_simply_read_are_marked(tmp_path):
     assert f"[{note}] {request.paper.readings['one_of_two']}" in " ".join(text.split())
 
 
-def test_a_figure_of_images_says_which_runs_are_there(tmp_path):
-    request, folder = parse_request("mlvpt.7"), RunFolder(tmp_path)
-    finish(parse_request("mlvpt.7", only="VPT"), folder)
+def test_a_figure_of_images_says_which_runs_are_missing(tmp_path):
+    request, folder = parse_request("mlvpt.fig7"), RunFolder(tmp_path)
+    finish(parse_request("mlvpt.fig7", only="VPT"), folder)
     lines = comparison_table(request, outcomes_of(request, folder)).text().splitlines()
-    assert [line.partition(" 224 ")[2].strip() for line in lines[2:4]] == ["trained", "not trained"]
+    assert ["not reproduced here" in line for line in lines[2:4]] == [False, True]
 
 
 def test_on_other_data_there_is_no_difference(tmp_path):
@@ -188,43 +188,20 @@ def test_files(two):
     assert "| ML-VPT, DINOv2-B, voc2007, 224 | published | 96.4 |" in text
 
 
-@pytest.fixture
-def shown(monkeypatch, tmp_path):
-    """A function that finishes all runs of a table; returns its outcomes, and marks and texts of its figure."""
-    calls = []
-    monkeypatch.setattr(reproduce, "draw_plot", lambda marks, **texts: calls.append((marks, texts)) or b"image")
-
-    def call(table):
-        request, folder = parse_request(table), RunFolder(tmp_path)
-        finish(request, folder)
-        outcomes = outcomes_of(request, folder)
-        assert reproduce.figure(request, outcomes) == b"image"
-        return outcomes, *calls[-1]
-
-    return call
-
-
-def test_a_figure_has_a_panel_per_metric_and_a_line_per_source(shown):
-    outcomes, marks, texts = shown("drmoe.4")
-    assert list(dict.fromkeys(mark.panel for mark in marks)) == ["mAP", "OF1", "CF1"]
-    assert texts["x_label"] == "shared_experts"
-    assert reproduce.figure(parse_request("mlvpt.fig5"), []) is None, "without any number"
-    lines = {
-        label: [(m.x, m.y) for m in marks if (m.panel, m.label) == ("mAP", label)] for label in (m.label for m in marks)
-    }
+def test_a_figure_has_a_panel_per_metric_and_a_line_per_source(tmp_path):
+    request, folder = parse_request("drmoe.4"), RunFolder(tmp_path)
+    finish(request, folder)
+    outcomes = outcomes_of(request, folder)
+    points = figure_points(request, outcomes)
+    assert list(dict.fromkeys(point["panel"] for point in points)) == ["mAP", "OF1", "CF1"]
+    lines = {}
+    for point in points:
+        if point["panel"] == "mAP":
+            lines.setdefault(point["line"], []).append((point["x"], point["y"]))
     assert lines == {
         "coco2014, published": [(2, 85.2), (4, 85.9), (6, 85.7)],
         "coco2014, ours": [(x, outcome.ours["mAP"]) for x, outcome in zip((2, 4, 6), outcomes, strict=True)],
     }
-
-
-def test_a_figure_over_labels(shown):
-    _, marks, _ = shown("drmoe.gains")
-    published, ours = ([m for m in marks if m.label.endswith(source)] for source in ("published", "ours"))
-    assert {mark.panel for mark in marks} == {"AP"}
-    assert len(published) == 20
-    assert published[0].y == 0.3
-    assert [m.x for m in ours if not math.isnan(m.y)] == ["aeroplane", "car"]  # the labels of VOC that the runs have
 
 
 # ---------------------------------------------------------------------------------------------------------- the whole
@@ -259,7 +236,7 @@ def test_only_what_is_missing_is_trained_and_all_that_is_there_is_shown(training
     assert (tmp_path / "mlvpt.fig3-digits.png").read_bytes().startswith(b"\x89PNG")
     with open(tmp_path / "mlvpt.fig3-digits.csv", newline="") as file:
         assert len(list(csv.DictReader(file))) == 30
-    assert main([*FLAGS, "--table=mlvpt.7", f"--workdir={tmp_path}"]) == 0
+    assert main([*FLAGS, "--table=mlvpt.fig7", f"--workdir={tmp_path}"]) == 0
     after = f"--workdir={tmp_path}/mlvpt_dinov2,dataset=digits --against={tmp_path}/vpt,dataset=digits"
     assert after in capsys.readouterr().err, "the command that shows the figure"
     assert main([*flags, "--only=VPT", "--config.train.epochs=1"]) == 2

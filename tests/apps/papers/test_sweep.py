@@ -9,16 +9,14 @@ import pytest
 from helpers.scored_run import write_results
 
 import mlmoe_jax.config as configuration
-from mlmoe_jax.apps.cli.process import print_outcome
 from mlmoe_jax.apps.papers import grid
 from mlmoe_jax.apps.papers import sweep as sweeping
 from mlmoe_jax.apps.papers.grid import GridPoint, combine_axes, plan_runs
-from mlmoe_jax.apps.papers.sweep import average_seeds, plot, runs_table, seeds_table
+from mlmoe_jax.apps.papers.sweep import average_seeds, plot_points, runs_table, seeds_table
 from mlmoe_jax.config import default_config
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.errors import USER_ERROR, Stopped, UserError
 from mlmoe_jax.runs.folder import CONFIG, RunFolder
 from mlmoe_jax.runtime.storage import InUse
-from mlmoe_jax.training.loop import Stopped
 
 GROUPS = "model.prompts.num_groups"
 
@@ -27,7 +25,8 @@ GROUPS = "model.prompts.num_groups"
 def sweep(config, folder, swept, *, as_document: bool = False) -> int:
     """Sweep the combinations of the values of keys, and print the outcome."""
     outcome = sweeping.sweep(combine_axes([GridPoint("", {}, config)], swept), folder)
-    return print_outcome(outcome, as_document=as_document)
+    print(outcome.json() if as_document else outcome.text())
+    return outcome.exit_code
 
 
 def mean_ap(config) -> float:
@@ -82,35 +81,33 @@ def test_a_second_call_trains_only_the_missing_runs(trainings, tmp_path, capsys)
     assert "run 2 of 3, num_groups=2: already finished" in err
 
 
-def test_a_failed_run_is_listed_and_the_others_are_trained(trainings, tmp_path, capsys, refusal):
+def test_a_failed_run_is_listed_and_the_others_are_trained(trainings, tmp_path, capsys):
     trainings["num_groups=3"] = UserError("the loss is nan at step 4")
     folder = RunFolder(tmp_path)
-    sentence = refusal(sweep, default_config(), folder, {GROUPS: (2, 3, 5)})
-    assert sentence.startswith("1 of 3 runs failed, the first, num_groups=3, because: the loss is nan at step 4")
+    assert sweep(default_config(), folder, {GROUPS: (2, 3, 5)}) == USER_ERROR
+    out, err = capsys.readouterr()
+    assert "error: 1 of 3 runs failed, the first, num_groups=3, because: the loss is nan at step 4" in err
+    assert "num_groups=3  failed: the loss is nan at step 4" in out
     assert trainings.ran == ["num_groups=2", "num_groups=3", "num_groups=5"]
     assert [row["error"] for row in table_of(tmp_path)] == ["", "the loss is nan at step 4", ""]
     assert table_of(tmp_path)[1]["val/mAP"] == ""
-    assert "num_groups=3  failed: the loss is nan at step 4" in capsys.readouterr().out
     assert (tmp_path / "sweep.png").exists()
     del trainings["num_groups=3"]
     assert sweep(default_config(), folder, {GROUPS: (2, 3, 5)}) == 0
     assert trainings.ran[3:] == ["num_groups=3"]
     assert [row["error"] for row in table_of(tmp_path)] == [""] * 3
     trainings["seed=0"] = UserError("no data")
-    refusal(sweep, default_config(), RunFolder(tmp_path / "none"), {"seed": (0,)})
+    assert sweep(default_config(), RunFolder(tmp_path / "none"), {"seed": (0,)}) == USER_ERROR
     assert [row["error"] for row in table_of(tmp_path / "none")] == ["no data"]
     assert not (tmp_path / "none" / "sweep.png").exists()
 
 
-@pytest.mark.parametrize("stop", [Stopped("stopped at step 3 of 9"), KeyboardInterrupt()])
-def test_a_stop_ends_the_sweep(trainings, tmp_path, capsys, stop):
-    trainings["seed=1"] = stop
-    assert sweep(default_config(), RunFolder(tmp_path), {"seed": (0, 1, 2)}) == 130
+def test_a_stop_ends_the_sweep(trainings, tmp_path):
+    trainings["seed=1"] = Stopped("stopped at step 3 of 9")
+    with pytest.raises(Stopped):
+        sweep(default_config(), RunFolder(tmp_path), {"seed": (0, 1, 2)})
     assert trainings.ran == ["seed=0", "seed=1"]
     assert [row["seed"] for row in table_of(tmp_path)] == ["0"]
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "run 2 of 3, seed=1: stopped" in err.splitlines()[-1]
 
 
 def test_a_run_that_another_process_trains_is_skipped(trainings, tmp_path, capsys):
@@ -197,12 +194,13 @@ def runs_of(folder, axes, fail=()):
 def test_statistics_over_seeds_use_finite_values_of_finished_runs(tmp_path):
     runs = runs_of(tmp_path, {"seed": (0, 1, 2), GROUPS: (2, 3)}, fail=("num_groups=3,seed=2",))
     runs[0].results["test"]["mAP"] = math.nan
-    (two, of_two), (three, of_three) = average_seeds(runs)
-    assert (two, three) == ({GROUPS: 2}, {GROUPS: 3})
-    assert of_two["val"] == pytest.approx((mean_ap(runs[0].config) + 0.01, statistics.stdev((0, 0.01, 0.02)), 3))
-    assert (of_two["test"].count, of_three["val"].count) == (2, 2)
-    ((_, without), *_) = average_seeds(runs_of(tmp_path, {GROUPS: (2, 3)}))
-    assert (without["val"].count, math.isnan(without["val"].std)) == (1, True)
+    two, three = average_seeds(runs)
+    assert (two["config"], three["config"]) == ({GROUPS: 2}, {GROUPS: 3})
+    expected = {"mean": mean_ap(runs[0].config) + 0.01, "std": statistics.stdev((0, 0.01, 0.02)), "count": 3}
+    assert two["mAP"]["val"] == pytest.approx(expected)
+    assert (two["mAP"]["test"]["count"], three["mAP"]["val"]["count"]) == (2, 2)
+    without, _ = average_seeds(runs_of(tmp_path, {GROUPS: (2, 3)}))
+    assert (without["mAP"]["val"]["count"], math.isnan(without["mAP"]["val"]["std"])) == (1, True)
 
 
 def test_the_table_has_one_line_per_run_and_then_the_statistics_over_seeds(tmp_path):
@@ -214,7 +212,7 @@ def test_the_table_has_one_line_per_run_and_then_the_statistics_over_seeds(tmp_p
     assert lines[2] == ["num_groups=2,seed=1", "failed:", "diverged"]
     title, _, line = seeds_table(runs).text().splitlines()
     assert title == "mean ± sample standard deviation over seeds"
-    assert line.split() == ["num_groups=2", "90.23", "91.23", "1", "seed"]
+    assert line.split() == ["num_groups=2", "90.23", "91.23"]
 
 
 def test_a_selection_on_test_is_printed(trainings, tmp_path, capsys):
@@ -226,45 +224,25 @@ def test_a_selection_on_test_is_printed(trainings, tmp_path, capsys):
     assert words in capsys.readouterr().out
 
 
-@pytest.fixture
-def shown(monkeypatch):
-    """A function that returns what `plot` passes to `draw`: marks as (panel, label, x) -> (y, bar), and the texts."""
-
-    def call(runs):
-        calls = []
-        monkeypatch.setattr(sweeping, "draw_plot", lambda marks, **texts: calls.append((marks, texts)))
-        plot(runs)
-        ((marks, texts),) = calls
-        return {tuple(mark[:3]): pytest.approx(mark[3:], nan_ok=True) for mark in marks}, texts
-
-    return call
-
-
 def percent(groups, seed=0.0, split="val"):
-    return 90 + groups / 10 + seed + 1 / 30 + (split == "test")
+    return pytest.approx(90 + groups / 10 + seed + 1 / 30 + (split == "test"))
 
 
-def test_one_key_gives_one_line_per_split(tmp_path, shown):
-    marks, texts = shown(runs_of(tmp_path, {GROUPS: (2, 8), "seed": (0, 1)}))
-    bar = math.sqrt(0.5)
-    assert marks == {("", s, g): (percent(g, 0.5, s), bar) for s in ("val", "test") for g in (2, 8)}
-    assert texts == {"x_label": GROUPS, "y_label": "mAP (%)", "title": "mean ± sample standard deviation over seeds"}
-    marks, _ = shown(runs_of(tmp_path, {"seed": (3, 0)}))
-    assert [x for *_, x in marks][:2] == ["3", "0"], "seeds are names, as they have no scale"
+def test_one_key_gives_one_line_in_a_panel_per_split(tmp_path):
+    points = plot_points(runs_of(tmp_path, {GROUPS: (2, 8), "seed": (0, 1)}))
+    assert points == [
+        {"panel": split, "line": "mAP", "x": groups, "y": percent(groups, seed, split)}
+        for groups in (2, 8)
+        for seed in (0, 1)
+        for split in ("val", "test")
+    ]
+    assert [point["x"] for point in plot_points(runs_of(tmp_path, {"seed": (3, 0)}))] == [3, 3, 0, 0]
 
 
-def test_more_keys_give_one_line_per_combination_and_one_panel_per_split(tmp_path, shown):
+def test_more_keys_give_one_line_per_combination(tmp_path):
     axes = {"optim.name": ("adamw", "sgd"), GROUPS: (2, 3), "augment.flip": (False, True)}
-    failed = "num_groups=2,optim.name=adamw,flip=false"
-    runs = runs_of(tmp_path, axes, fail=[",".join(sorted(failed.split(",")))])
-    marks, texts = shown(runs)
-    expected = {
-        (s, f"num_groups={g}, flip={flip}", name): (percent(g, 0, s), 0)
-        for s in ("val", "test")
-        for name in axes["optim.name"]
-        for g in (2, 3)
-        for flip in ("false", "true")
-    }
-    missing = {(split, "num_groups=2, flip=false", "adamw"): (math.nan, 0) for split in ("val", "test")}
-    assert marks == expected | missing
-    assert texts["title"] == ""
+    points = plot_points(runs_of(tmp_path, axes, fail=["flip=false,name=adamw,num_groups=2"]))
+    lines = {(point["line"], point["x"]) for point in points}
+    names = [f"flip={flip},num_groups={groups}" for flip in ("false", "true") for groups in (2, 3)]
+    whole = {(name, x) for name in names for x in ("adamw", "sgd")}
+    assert whole - lines <= {("flip=false,num_groups=2", "adamw")}
