@@ -70,27 +70,24 @@ def describe_config(topic: str) -> str:
 
     Raises UserError, with the nearest key, for an unknown section or key.
     """
-    name = topic.removeprefix(f"{ROOT}.")
-    if name == ROOT:
+    if topic == ROOT:
         return _describe_section("", CONFIG)
     # The sections of adapters import jax.
-    sections = _all_sections() if name.startswith(f"{ADAPTERS_SECTION}.") else SECTIONS
-    if name in sections:
-        return _describe_section(name, sections[name])
-    key = key_named(name)
+    sections = _all_sections() if topic.startswith(f"{ADAPTERS_SECTION}.") else SECTIONS
+    if topic in sections:
+        return _describe_section(topic, sections[topic])
+    key = key_named(topic)
     if key is None:
-        raise UserError(f"config section or key '{name}' {why_unknown(name)}")
-    return _plain(_list_key(name, key))
+        raise UserError(f"config section or key '{topic}' {why_unknown(topic)}")
+    return _plain(_list_key(topic, key))
 
 
 def _describe_section(name: str, section: ConfigSection) -> str:
-    parts = [_plain([f"{name or ROOT}: {section.doc}"]), _plain(_list_keys(name, section))]
+    prefix = f"{name}." if name else ""
     inside = {last: entry for last, entry in section.entries.items() if isinstance(entry, ConfigSection)}
-    if inside:
-        prefix = f"{name}." if name else ""
-        listed = [f"* {prefix}{last}: {entry.doc}" for last, entry in inside.items()]
-        parts.append(f"sections, each with its own --help=SECTION:\n{_plain(listed)}")
-    return "\n\n".join(filter(None, parts))
+    listed = [f"* {prefix}{last}: {entry.doc}" for last, entry in inside.items()]
+    parts = ([f"{name or ROOT}: {section.doc}"], _list_keys(name, section), listed)
+    return "\n\n".join(filter(None, map(_plain, parts)))
 
 
 def _plain(lines: Iterator[str] | list[str]) -> str:

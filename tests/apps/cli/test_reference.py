@@ -78,7 +78,6 @@ def test_help_names_the_sections_below():
     whole = describe_config("config")
     assert all(f"\n{name}: " in whole for name, entry in CONFIG.entries.items() if not isinstance(entry, Key))
     assert "\nseed=0 (an integer from 0 to 4,294,967,295): " in whole
-    assert describe_config("config.optim") == describe_config("optim")
 
 
 def test_help_of_an_open_section_says_so():
