@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlmoe_jax.apps.tools.check_table import doubtful_labels, explain_missing, image_places
+from mlmoe_jax.apps.tools.check_table import doubtful_labels, image_places
 from mlmoe_jax.apps.tools.duplicates import Inspection, find_duplicates, inspect_images
 from mlmoe_jax.data.images import BadImage, Decoding
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE, UNKNOWN
-from mlmoe_jax.data.sources.open import find_root, open_split
+from mlmoe_jax.data.sources.open import find_root, open_splits
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.split_checks import (
     check_splits,
@@ -23,7 +23,7 @@ from mlmoe_jax.data.split_checks import (
     label_warnings,
     shared_groups,
 )
-from mlmoe_jax.errors import DONE, FOUND_PROBLEMS, UserError
+from mlmoe_jax.errors import DONE, FOUND_PROBLEMS
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.table import Column, Outcome, Table
 
@@ -41,14 +41,20 @@ def check_data(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
       sample: decode at most this many images per split, evenly spaced; 0 = all.
 
     Raises:
-      UserError: the training split cannot be opened or is empty.
+      UserError: a split cannot be opened, or has no positive label.
     """
-    splits, problems = _open_splits(config)
+    data_config = config.data.copy_and_resolve_references()
+    data_config.bad_images = "skip"  # missing images are counted here instead of raising when a split is opened
+    others = (data_config.val_split, *data_config.test_splits)
+    splits = list(open_splits(data_config, others, seed=config.seed, keep_missing=True).values())
+    for split in splits:
+        check_splits(split, [])
     inspections = _inspect_splits(splits, sample, Decoding.from_config(config.data))
+    problems = []
     if config.data.name == "packed":
         problems += _damaged_files(config.data.root)
     for split, inspection in zip(splits, inspections, strict=True):
-        problems += _bad_images(split, inspection.errors, config.data.root)
+        problems += _bad_images(split, inspection.errors)
     duplicates = find_duplicates(splits, [inspection.images for inspection in inspections])
     has_cells = config.data.name == "csv" and config.data.label_column != ""
     return {
@@ -67,26 +73,6 @@ def check_data(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
             *(item.sentence() for item in duplicates if not item.is_leak),
         ],
     }
-
-
-def _open_splits(config: ConfigDict) -> tuple[list[Split], list[str]]:
-    """Return the usable splits, the training split first, and a sentence about each unusable split."""
-    data_config = config.data.copy_and_resolve_references()
-    data_config.bad_images = "skip"  # missing images are counted here instead of raising when a split is opened
-    options, errors = {"seed": config.seed, "keep_missing": True}, []
-    train = open_split(data_config, data_config.train_split, **options)
-    check_splits(train, [])
-    usable = [train]
-    for name in dict.fromkeys((data_config.val_split, *data_config.test_splits)):
-        if name in ("", train.name):
-            continue
-        try:
-            split = open_split(data_config, name, classes=train.classes, **options)
-            check_splits(split, [])
-            usable.append(split)
-        except UserError as error:
-            errors.append(str(error))
-    return usable, errors
 
 
 def _inspect_splits(splits: Sequence[Split], sample: int, decoding: Decoding) -> list[Inspection]:
@@ -138,15 +124,17 @@ def _damaged_files(root: str) -> list[str]:
     return [sentence for sentence in packed.verify(root) if sentence]
 
 
-def _bad_images(split: Split, errors: dict[int, BadImage], root: str) -> Iterator[str]:
+def _bad_images(split: Split, errors: dict[int, BadImage]) -> Iterator[str]:
     """Yield sentences about images without a file, and about images that cannot be read."""
     missing = [row for row, error in errors.items() if _is_missing(error)]
     damaged = {row: str(error) for row, error in errors.items() if not _is_missing(error)}
     share = f"of the {len(split):,} images of split {split.name}"
     if missing:
-        correction = explain_missing([split.images.name(row) for row in missing], root)
         places = image_places((split, row) for row in missing)
-        yield f"{len(missing):,} {share} cannot be found ({places}): {correction}"
+        yield (
+            f"{len(missing):,} {share} cannot be found ({places}): put {split.images.name(missing[0])} there, or "
+            "correct data.root, data.images or the paths in the table"
+        )
     if damaged:
         places = image_places((split, row) for row in damaged)
         yield f"{len(damaged):,} {share} cannot be read ({places}): {examples(damaged.values(), '; ')}"
@@ -168,21 +156,21 @@ def report_outcome(report: dict[str, Any]) -> Outcome:
 
 def _split_table(splits: dict[str, dict[str, Any]]) -> Table:
     """Return a table with one column per split."""
-    reports = list(splits.values())
-    shown = {"images": "images"}
-    if all(split["groups"] for split in reports):
-        shown["groups"] = "  groups"
-    if any(split["decoded"] < split["images"] for split in reports):
-        shown["decoded"] = "  decoded"
-    shown |= {
+    titles = {
+        "images": "images",
+        "groups": "  groups",
+        "decoded": "  decoded",
         "missing": "  missing",
         "unreadable": "  unreadable",
         "width": "width in pixels: min, median, max",
         "height": "height in pixels: min, median, max",
         "mean_labels": "labels per image, mean",
     }
-    rows = [[title, *(split[key] for split in reports)] for key, title in shown.items()]
+    reports = splits.values()
+    rows = [[title, *(split[key] for split in reports)] for key, title in titles.items()]
     rows.append(["  images without labels", *(split["images_by_labels"][0] for split in reports)])
+    for key in ("difficult", "unknown"):
+        rows.append([f"{key} labels", *(sum(split[key]) for split in reports)])
     return Table(["", *(Column(name, _value_text) for name in splits)], rows)
 
 
@@ -198,10 +186,6 @@ def _class_table(classes: Sequence[str], splits: dict[str, dict[str, Any]]) -> T
     for name, split in splits.items():
         columns += [Column(name, "{:,}".format), Column("", _percent_text)]
         values += [split["positive"], [count / split["images"] for count in split["positive"]]]
-        for key in ("difficult", "unknown"):
-            if any(split[key]):
-                columns.append(Column(key, "{:,}".format))
-                values.append(split[key])
     positives = np.array(next(iter(splits.values()))["positive"])
     rows = [[column[k] for column in values] for k in np.argsort(-positives, kind="stable").tolist()]
     if (hidden := len(rows) - SHOWN_CLASSES) > 0:

@@ -1,4 +1,4 @@
-"""Mistakes of a table that no reader refuses: misspelled labels, useless labels, and paths without files.
+"""Mistakes of a table that no reader refuses: misspelled labels and useless labels.
 
 Each mistake is a sentence with the lines of the table, the number of images and the correction. Labels may differ on
 purpose, so sentences about labels are warnings.
@@ -7,12 +7,10 @@ purpose, so sentences about labels are warnings.
 from __future__ import annotations
 
 import itertools
-import os
 import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -24,7 +22,8 @@ from mlmoe_jax.runtime.text import quantity
 # A label on at most RARE images may be the misspelling of a label on at least FREQUENT images.
 RARE, FREQUENT = 2, 10
 SEPARATORS = (",", ";", "|", "/")
-MOST_FILES = 200_000  # files below the root that are searched for missing images
+
+Mistakes = Iterator[tuple[set[int], str]]  # labels, and a sentence about them
 
 
 # -------------------------------------------------------------------------------------------------------------- places
@@ -56,14 +55,8 @@ class LabelCounts:
         self.counts = np.sum([_is_label(split.labels).sum(axis=0) for split in splits], axis=0).tolist()
         self.images = sum(map(len, splits))
 
-    def count_text(self, k: int) -> str:
-        """Return label `k` with its number of images."""
-        return f"'{self.names[k]}' ({quantity(self.counts[k], 'image')})"
-
     def describe(self, k: int) -> str:
         """Return label `k` with its number of images and the places of the images."""
-        if not self.counts[k]:
-            return self.count_text(k)
         images = ((split, row) for split in self.splits for row in np.flatnonzero(_is_label(split.labels[:, k])))
         return f"'{self.names[k]}' ({quantity(self.counts[k], 'image')}: {image_places(images)})"
 
@@ -85,10 +78,10 @@ def doubtful_labels(splits: Sequence[Split], separator: str) -> list[str]:
     reported: set[int] = set()
     sentences = []
     mistakes = (_variants(labels), _joined_names(labels, separator), _misspellings(labels), _constant_labels(labels))
-    for mistake in itertools.chain(*mistakes):
-        if reported.isdisjoint(mistake.labels):
-            reported |= mistake.labels
-            sentences.append(mistake.sentence)
+    for mistaken, sentence in itertools.chain(*mistakes):
+        if reported.isdisjoint(mistaken):
+            reported |= mistaken
+            sentences.append(sentence)
     if single := [k for k, count in enumerate(labels.counts) if count == 1 and k not in reported]:
         sentences.append(
             f"{quantity(len(single), 'label')} with one image, too few to train and evaluate: "
@@ -97,34 +90,28 @@ def doubtful_labels(splits: Sequence[Split], separator: str) -> list[str]:
     return sentences
 
 
-class Mistake(NamedTuple):
-    """A sentence, and the labels that it is about."""
-
-    labels: set[int]
-    sentence: str
-
-
-def _variants(labels: LabelCounts) -> Iterator[Mistake]:
-    """Yield a mistake per label that differs from a more frequent one only in case, spaces, hyphens or underscores."""
+def _variants(labels: LabelCounts) -> Mistakes:
+    """Yield each label that differs from a more frequent one only in case, spaces, hyphens or underscores."""
     groups = defaultdict(list)
     for k, name in enumerate(labels.names):
-        plain = unicodedata.normalize("NFKC", name).strip().casefold()
-        groups[re.sub(r"[\s_-]+", " ", plain)].append(k)
+        if labels.counts[k]:
+            plain = unicodedata.normalize("NFKC", name).strip().casefold()
+            groups[re.sub(r"[\s_-]+", " ", plain)].append(k)
     for group in groups.values():
         main, *others = sorted(group, key=lambda k: -labels.counts[k])
         for k in others:
-            yield Mistake(
+            yield (
                 {k},
-                f"label {labels.describe(k)} differs from {labels.count_text(main)} only in case, spaces, hyphens or "
+                f"label {labels.describe(k)} differs from '{labels.names[main]}' only in case, spaces, hyphens or "
                 f"underscores; write '{labels.names[main]}' there if they are the same",
             )
 
 
-def _joined_names(labels: LabelCounts, separator: str) -> Iterator[Mistake]:
-    """Yield a mistake per character other than `separator` that separates several labels in one name."""
+def _joined_names(labels: LabelCounts, separator: str) -> Mistakes:
+    """Yield the labels that are several names with a character other than `separator` between them."""
     for mark in SEPARATORS if separator else ():
         if joined := _names_joined_by(mark, labels.names):
-            yield Mistake(
+            yield (
                 set(joined),
                 f"{quantity(len(joined), 'label')} made of several names separated by {mark!r} instead of "
                 f"{separator!r}: {labels.describe_several(joined)}; write {separator!r} there, or set data.separator "
@@ -143,31 +130,14 @@ def _names_joined_by(mark: str, names: Sequence[str]) -> list[int]:
     return [k for k, name_parts in parts.items() if known.issuperset(name_parts)]
 
 
-def _misspellings(labels: LabelCounts) -> Iterator[Mistake]:
-    """Yield a mistake per rare label that is one typing error from a frequent label."""
-    frequent = defaultdict(set)
-    for k, name in enumerate(labels.names):
-        if labels.counts[k] >= FREQUENT:
-            for key in _shortened(name):
-                frequent[key].add(k)
-    for k, name in enumerate(labels.names):
-        if not 0 < labels.counts[k] <= RARE:
-            continue
-        similar = {other for key in _shortened(name) for other in frequent[key]}
-        right = [other for other in similar if _is_typing_error(name.casefold(), labels.names[other].casefold())]
-        if right:
-            main = max(right, key=lambda other: labels.counts[other])
-            yield Mistake(
-                {k},
-                f"label {labels.describe(k)} may be a misspelling of {labels.count_text(main)}; write "
-                f"'{labels.names[main]}' there if it is",
-            )
-
-
-def _shortened(name: str) -> set[str]:
-    """Return a name, and the name without each of its letters. Names with one typing error share an element."""
-    lower = name.casefold()
-    return {lower, *(lower[:at] + lower[at + 1 :] for at in range(len(lower)))}
+def _misspellings(labels: LabelCounts) -> Mistakes:
+    """Yield each rare label that is one typing error from a frequent label."""
+    by_count = sorted(zip(labels.counts, labels.names, strict=True), reverse=True)
+    frequent = [name for count, name in by_count if count >= FREQUENT]
+    for k in (k for k, count in enumerate(labels.counts) if 0 < count <= RARE):
+        similar = (name for name in frequent if _is_typing_error(labels.names[k].casefold(), name.casefold()))
+        if main := next(similar, ""):
+            yield {k}, f"label {labels.describe(k)} may be a misspelling of '{main}'; write '{main}' there if it is"
 
 
 def _is_typing_error(wrong: str, right: str) -> bool:
@@ -178,69 +148,22 @@ def _is_typing_error(wrong: str, right: str) -> bool:
     """
     if re.findall(r"\d", wrong) != re.findall(r"\d", right):
         return False
-    start = _common_length(wrong, right)
-    end = _common_length(wrong[start:][::-1], right[start:][::-1])
-    wrong_part, right_part = wrong[start : len(wrong) - end], right[start : len(right) - end]
-    if len(wrong_part) == len(right_part) == 2:
-        return wrong_part == right_part[::-1]
-    if len(wrong_part) + len(right_part) == 1:
+    start = next(
+        (at for at, (a, b) in enumerate(zip(wrong, right, strict=False)) if a != b), min(len(wrong), len(right))
+    )
+    wrong_end, right_end = wrong[start:], right[start:]
+    if wrong_end[1:] == right_end or wrong_end == right_end[1:]:
         return max(len(wrong), len(right)) >= 4
-    return len(wrong_part) == len(right_part) == 1 and start > 0 and len(right) >= 6
+    if wrong_end[1:] == right_end[1:]:
+        return start > 0 and len(right) >= 6
+    return wrong_end[:2] == right_end[:2][::-1] and wrong_end[2:] == right_end[2:]
 
 
-def _common_length(first: str, second: str) -> int:
-    """Return the number of letters with which both texts begin."""
-    length = 0
-    for letter, other in zip(first, second, strict=False):
-        if letter != other:
-            break
-        length += 1
-    return length
-
-
-def _constant_labels(labels: LabelCounts) -> Iterator[Mistake]:
-    """Yield a mistake per label that all images have."""
+def _constant_labels(labels: LabelCounts) -> Mistakes:
+    """Yield each label that all images have."""
     for k, name in enumerate(labels.names):
         if labels.counts[k] == labels.images > 1:
-            yield Mistake(
+            yield (
                 {k},
                 f"label '{name}' is on all {labels.images:,} images, so a model learns nothing from it; remove it",
             )
-
-
-# --------------------------------------------------------------------------------------------------------------- files
-def explain_missing(paths: Sequence[str], root: str) -> str:
-    """Return how to correct the paths of missing image files, from files below `root` with similar names."""
-    if windows := [path for path in paths if "\\" in path]:
-        return f"{len(windows):,} of the paths have \\, as on Windows: write / instead"
-    files = _files_by_name(root)
-    pairs_by_fix: dict[str, list[str]] = defaultdict(list)
-    for path in paths:
-        name = os.path.basename(path).casefold()
-        if match := files.get(name):
-            is_same_folder = os.path.normpath(os.path.dirname(match)) == os.path.normpath(os.path.dirname(path))
-            fix = "the case of letters counts" if is_same_folder else "correct data.images or the paths in the table"
-        elif match := files.get(os.path.splitext(name)[0]):
-            fix = "correct the suffixes in the table"
-        else:
-            continue
-        pairs_by_fix[fix].append(f"{path}, but there is {match}")
-    if not pairs_by_fix:
-        return f"put {paths[0]} there, or correct data.root, data.images or the paths in the table"
-    fix, pairs = max(pairs_by_fix.items(), key=lambda item: len(item[1]))
-    return f"the table has {pairs[0]} ({len(pairs):,} such): {fix}"
-
-
-def _files_by_name(root: str) -> dict[str, str]:
-    """Return the files below a folder by their names, with and without suffix, in lower case."""
-    files: dict[str, str] = {}
-    paths = (
-        os.path.join(folder, name)
-        for folder, _, names in os.walk(os.path.expanduser(root), followlinks=True)
-        for name in sorted(names)
-    )
-    for path in itertools.islice(paths, MOST_FILES):
-        name = os.path.basename(path).casefold()
-        files.setdefault(name, path)
-        files.setdefault(os.path.splitext(name)[0], path)
-    return files

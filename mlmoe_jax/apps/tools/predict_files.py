@@ -83,8 +83,9 @@ def _shared_image_list(items: Sequence[str], target: OutputTarget) -> list[str]:
 
     Only the first process has a standard input. If it finds no image, it fails with the reason, which ends the job.
     """
-    paths = find_images(items, once=target.kind in FORMATS) if distributed.is_first() else None
-    return distributed.broadcast_from_first(paths)
+    paths = find_images(items) if distributed.is_first() else None
+    paths = distributed.broadcast_from_first(paths)
+    return list(dict.fromkeys(paths)) if target.kind in FORMATS else paths
 
 
 def _write(

@@ -16,6 +16,7 @@ from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import ArrayImages, ImageFiles
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.split_checks import check_splits, require_readable, require_same_images
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import distributed
 
 CLASSES = ("a", "b", "c", "d")
@@ -143,16 +144,16 @@ def data_set(tmp_path, monkeypatch):
                     content = image if isinstance(image, bytes) else jpeg(image)
                     (tmp_path / "images" / name).write_bytes(content)
 
-        def open_split(data, wanted, *, classes=None, seed=0, keep_missing=False):
+        def open_split(data, wanted, *, classes=None, seed=0, keep_missing=False, tree=None):
             assert data.bad_images == "skip"
             assert keep_missing
             if wanted not in splits:
-                raise check.UserError(f"data set mine has no split '{wanted}'; it has {', '.join(splits)}")
+                raise UserError(f"data set mine has no split '{wanted}'; it has {', '.join(splits)}")
             names = [name for name, _, _ in splits[wanted]]
             labels = np.array([labels for _, _, labels in splits[wanted]], np.int8).reshape(-1, 4)
             return Split(wanted, CLASSES, labels, names, ImageFiles(tmp_path / "images", names))
 
-        monkeypatch.setattr("mlmoe_jax.apps.tools.check.open_split", open_split)
+        monkeypatch.setattr("mlmoe_jax.data.sources.open.open_split", open_split)
         monkeypatch.setattr(check, "find_root", lambda data: data.root)
         config = default_config()
         config.data.name, config.data.root, config.data.test_splits = "mine", str(tmp_path), ("test",)
@@ -296,18 +297,11 @@ def test_duplicate_images_are_reported(data_set):
     assert len(report["warnings"]) == 4
 
 
-def test_a_split_that_cannot_be_opened_is_a_problem(data_set, refusal):
+def test_a_split_that_cannot_be_opened_is_refused(data_set, refusal):
     config = data_set(**{name: rows for name, rows in GOOD.items() if name != "val"}, empty=[])
-    config.data.test_splits = ("test", "empty")
-    report = check_data(config)
-    assert list(report["splits"]) == ["train", "test"]
-    assert report["problems"] == [
-        "data set mine has no split 'val'; it has train, test, empty",
-        "split empty has no image with a positive label, so nothing can be learned from it or measured on it; correct "
-        "its labels, name another split, or hold out more with data.val_fraction",
-    ]
-    config.data.train_split = "nope"
-    assert refusal(check_data, config).startswith("data set mine has no split 'nope'")
+    assert refusal(check_data, config) == "data set mine has no split 'val'; it has train, test, empty"
+    config.data.val_split, config.data.test_splits = "", ("test", "empty")
+    assert refusal(check_data, config).startswith("split empty has no image with a positive label")
 
 
 def test_the_text_is_short_for_many_classes_and_labels(data_set, monkeypatch):

@@ -25,14 +25,14 @@ def tree(tmp_path, monkeypatch):
     return tmp_path
 
 
-IN_DEPTH = ["a.PNG", "b.jpg", "c/d.webp", "c/e/f.tiff", "folder.jpg", "gone.jpg", "x[1].jpg"]
+IN_DEPTH = ["a.PNG", "b.jpg", "c/d.webp", "c/e/f.tiff", "gone.jpg", "x[1].jpg"]
 
 
 def stdin(monkeypatch, content: bytes) -> None:
     monkeypatch.setattr(image_list.sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
 
 
-def test_a_folder_is_searched_recursively_in_order_of_name(tree):
+def test_a_folder_is_searched_recursively(tree):
     assert find_images(["photos"]) == [f"photos/{name}" for name in IN_DEPTH]
     assert find_images([f"{tree}/photos/"]) == [f"{tree}/photos/{name}" for name in IN_DEPTH]
 
@@ -42,30 +42,21 @@ def test_order_and_duplicates_are_kept(tree):
     assert find_images(given) == [*given[:2], "photos/c/d.webp", "photos/c/e/f.tiff", "photos/b.jpg"]
 
 
-def test_folders_and_patterns_follow_links_but_no_cycles(tree):
+def test_folders_follow_links_but_no_cycles(tree):
     (tree / "elsewhere").mkdir()
     (tree / "elsewhere" / "z.jpg").write_bytes(b"-")
-    for name in ("up", "down"):  # glob itself would not end
+    for name in ("up", "down"):
         (tree / "photos" / "c" / name).symlink_to(tree / "photos")
     (tree / "photos" / "linked").symlink_to(tree / "elsewhere")
     expected = [*IN_DEPTH[:-1], "linked/z.jpg", IN_DEPTH[-1]]
     assert find_images(["photos"]) == [f"photos/{name}" for name in expected]
-    found = [f"photos/{n}" for n in ("b.jpg", "folder.jpg", "gone.jpg", "linked/z.jpg", "x[1].jpg")]
-    assert find_images(["photos/**/*.jpg"]) == found
-    assert find_images([f"{tree}/ph*/**/**/*.jpg"]) == [f"{tree}/{name}" for name in found]
-    assert find_images(["**/z.jpg"]) == ["elsewhere/z.jpg", "photos/linked/z.jpg"]
-    assert "photos/c/e/f.tiff" in find_images(["photos/**"])
-
-
-def test_a_closed_standard_input_has_no_images(monkeypatch, refusal):
-    monkeypatch.setattr(image_list.sys, "stdin", None)
-    assert "--images=- contains no images" in refusal(find_images, ["-"])
 
 
 def test_patterns(tree):
-    assert find_images(["photos/**/*.jpg"]) == [f"photos/{n}" for n in ("b.jpg", "folder.jpg", "gone.jpg", "x[1].jpg")]
+    assert find_images(["photos/**/*.jpg"]) == [f"photos/{n}" for n in ("b.jpg", "gone.jpg", "x[1].jpg")]
     assert find_images(["photos/[ab].*"]) == ["photos/a.PNG", "photos/b.jpg"]
     assert find_images(["photos/c/*"]) == ["photos/c/d.webp", "photos/c/notes.txt"], "all files, but not folders"
+    assert "photos/c/e/f.tiff" in find_images(["photos/**"])
     assert find_images(["photos/x[1].jpg"]) == ["photos/x[1].jpg"], "the name of a file is not a pattern"
 
 
@@ -80,22 +71,21 @@ def test_paths_in_a_list_are_relative_to_its_folder(tree):
 def test_paths_on_standard_input_are_relative_to_the_working_directory(tree, monkeypatch):
     stdin(monkeypatch, b"photos/b.jpg\nmissing.jpg\n")
     assert find_images(["photos/a.PNG", "-"]) == ["photos/a.PNG", "photos/b.jpg", "missing.jpg"]
-    stdin(monkeypatch, b"two\nlines.jpg\0\xff.jpg\0")
-    assert find_images(["-"]) == ["two\nlines.jpg", os.fsdecode(b"\xff.jpg")]
+    stdin(monkeypatch, b"\xff.jpg\n")
+    assert find_images(["-"]) == [os.fsdecode(b"\xff.jpg")]
 
 
 @pytest.mark.parametrize(
     ("item", "part"),
     [
-        ("photos/missing.jpg", "image or folder photos/missing.jpg does not exist"),
+        ("photos/missing.jpg", "--images=photos/missing.jpg contains no images"),
         ("photos/*.gif", "--images=photos/*.gif contains no images"),
-        ("photos/.thumbs/e", "image or folder photos/.thumbs/e does not exist"),
         (
             "photos/folder.jpg",
             "--images=photos/folder.jpg contains no images; give image files, folders with images (.jpg, ",
         ),
-        ("@missing.txt", "cannot read the list missing.txt: No such file"),
-        ("@photos/c/e", "cannot read the list photos/c/e: Is a directory"),
+        ("@missing.txt", "cannot read the list @missing.txt: No such file"),
+        ("@photos/c/e", "cannot read the list @photos/c/e: Is a directory"),
         ("@empty.txt", "--images=@empty.txt contains no images"),
         ("-", "--images=- contains no images"),
         ("", "--images= contains no images"),
@@ -107,16 +97,8 @@ def test_items_without_images_are_user_errors(tree, monkeypatch, refusal, item, 
     assert refusal(find_images, ["photos/b.jpg", item]).startswith(part)
 
 
-def test_a_folder_that_cannot_be_listed_is_a_user_error(tree, monkeypatch, refusal):
-    def refuse(path):
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(image_list.Path, "iterdir", refuse)
-    assert refusal(find_images, ["photos"]) == "cannot read folder photos: Permission denied"
-
-
 @pytest.mark.parametrize(
-    "item", ["~nosuchuser/x", "://", "nosuchstore://x", "x" * 5000, "a\0b", "@/dev/zero", "@pipe", "@a\0b"]
+    "item", ["~nosuchuser/x", "x" * 5000, "a\0b", "@/dev/zero", "@pipe", "@a\0b", "@nosuchstore://x"]
 )
 def test_places_that_cannot_be_read_are_one_sentence(item, tree, refusal):
     os.mkfifo("pipe")
