@@ -106,7 +106,7 @@ FLAGS: dict[str, dict[str, Any]] = {
     "batch-size": COUNT | {"help": "the number of images per batch"},
     "host": {"help": "the address to listen on", "default": "127.0.0.1"},
     "port": {"help": "the port to listen on; 0 takes a free port", "type": int, "default": 8000},
-    "split": {"help": "one split (default: all that both runs have)"},
+    "split": {"help": "the split (default: the first test split that both runs have)"},
     "against": {"help": "another run folder to compare with"},
     "cost": SWITCH | {"help": "count parameters and multiply-adds (takes seconds)"},
     "sample": COUNT | {"help": "the number of images to inspect per split (default: all)", "default": 0},

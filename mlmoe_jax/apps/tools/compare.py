@@ -9,7 +9,6 @@ import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass
-from typing import Any
 
 import numpy as np
 from etils import epath
@@ -30,7 +29,7 @@ from mlmoe_jax.runs.folder import CONFIG, LABEL_SPACE, RunFolder, read_config, r
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.storage import OutputTarget, open_output
 from mlmoe_jax.runtime.table import Column, Outcome, Table
-from mlmoe_jax.runtime.text import percent, printable
+from mlmoe_jax.runtime.text import percent
 
 RESAMPLES, SEED = 1000, 0
 CHANGED_IMAGES = 100  # images per split that changed most
@@ -81,15 +80,12 @@ class ChangedImage:
     Attributes:
       id: its id in the data set.
       change: mean |b − a| of the probabilities of its known labels.
-      a, b: mean probability of the truth, present or absent, over the known labels.
       labels: the present labels.
       moves: the labels that changed most.
     """
 
     id: str
     change: float
-    a: float
-    b: float
     labels: tuple[str, ...]
     moves: tuple[ScoreChange, ...]
 
@@ -151,19 +147,20 @@ class ComparedRun:
         return cls(folder, read_labels(folder), splits, settings, read_config(folder).data.test_splits)
 
 
-def shared_splits(first: ComparedRun, second: ComparedRun) -> list[str]:
-    """Return the splits for which both runs have scores, reported splits of the first run first."""
-    ordered = dict.fromkeys((*first.reported, *first.splits))
-    shared = [name for name in ordered if name in first.splits and name in second.splits]
-    if not shared:
-        raise UserError(
-            f"{first.folder} has scores of {', '.join(first.splits)} and {second.folder} of "
-            f"{', '.join(second.splits)}; run --mode=eval for both on the same --config.data.test_splits"
-        )
-    return shared
+def first_shared_split(first: ComparedRun, second: ComparedRun) -> str:
+    """Return a split for which both runs have scores, if possible one that the first run reports."""
+    for name in (*first.reported, *first.splits):
+        if name in first.splits and name in second.splits:
+            return name
+    raise UserError(
+        f"{first.folder} has scores of {', '.join(first.splits)} and {second.folder} of "
+        f"{', '.join(second.splits)}; run --mode=eval for both on the same --config.data.test_splits"
+    )
 
 
-def compare_runs(first: ComparedRun, second: ComparedRun, *, split: str = "", resamples: int = RESAMPLES) -> Comparison:
+def compare_runs(
+    first: ComparedRun, second: ComparedRun, *, split: str | None = None, resamples: int = RESAMPLES
+) -> Comparison:
     """Compare two runs on one split.
 
     The settings of the first run define the threshold of predictions and the treatment of difficult labels for both
@@ -171,13 +168,13 @@ def compare_runs(first: ComparedRun, second: ComparedRun, *, split: str = "", re
 
     Args:
       first, second: the runs a and b.
-      split: name of the split; by default the first of `shared_splits`.
+      split: name of the split; by default see `first_shared_split`.
       resamples: number of resamples of the images, for intervals.
 
     Raises:
       UserError: a run has no scores, the labels or the truth differ, or no image is in both.
     """
-    split = split or shared_splits(first, second)[0]
+    split = split or first_shared_split(first, second)
     a, b, counts = _match_images(first, second, split)
     settings = first.settings[split]
     truth = a.entries(settings.difficult)
@@ -237,11 +234,9 @@ def _measure_changes(
     measures: Sequence[WeightedMetrics], split: str, images: int, resamples: int
 ) -> tuple[list[str], list[MetricChange]]:
     """Return the names of the metrics, and their changes followed by the changes of the AP of each label."""
-    names: list[str] = []
 
     def values(measure: WeightedMetrics, weights: np.ndarray) -> np.ndarray:
         metrics, ap = measure(weights)
-        names[:] = metrics
         return np.column_stack([*metrics.values(), ap])
 
     differences = []
@@ -251,9 +246,12 @@ def _measure_changes(
             a, b = (values(measure, weights) for measure in measures)
             differences.append(b - a)
             progress.advance()
-    a, b = (values(measure, np.ones((images, 1), np.float32))[0] for measure in measures)
+    once = np.ones((images, 1), np.float32)
+    a, b = (values(measure, once)[0] for measure in measures)
     low, high = percentile_interval(np.concatenate(differences))
-    return names, [MetricChange(*row) for row in np.column_stack([a, b, b - a, low, high]).tolist()]
+    return list(measures[0](once)[0]), [
+        MetricChange(*row) for row in np.column_stack([a, b, b - a, low, high]).tolist()
+    ]
 
 
 def changed_images(a: SplitScores, b: SplitScores, truth: Entries, labels: Sequence[str]) -> tuple[ChangedImage, ...]:
@@ -270,13 +268,10 @@ def changed_images(a: SplitScores, b: SplitScores, truth: Entries, labels: Seque
     distances = np.where(known, np.abs(b.scores - a.scores), 0.0)
     changes = distances.sum(axis=1) / np.maximum(known.sum(axis=1), 1)
     largest = np.argsort(-changes, kind="stable")[:CHANGED_IMAGES]
-    true_a, true_b = (np.where(truth.positive, scored.scores, 1 - scored.scores) for scored in (a, b))
     return tuple(
         ChangedImage(
             id=str(a.ids[row]),
             change=float(changes[row]),
-            a=float(true_a[row][known[row]].mean()),
-            b=float(true_b[row][known[row]].mean()),
             labels=tuple(labels[k] for k in np.flatnonzero(truth.positive[row] & known[row])),
             moves=_score_changes(a.scores[row], b.scores[row], distances[row], truth.positive[row], labels),
         )
@@ -295,120 +290,62 @@ def _score_changes(
 
 
 # --------------------------------------------------------------------------------------------------------- the command
-def compare_folders(
-    a: RunFolder, b: RunFolder, *, split: str | None = None, output: str | None = None, resamples: int = RESAMPLES
-) -> Outcome:
-    """Compare two runs; return tables per split, and write a file.
+def compare_folders(a: RunFolder, b: RunFolder, *, split: str | None = None, output: str | None = None) -> Outcome:
+    """Compare two runs on one split; return a heading, the changes and the images that changed most.
 
     Args:
       a, b: the run folders.
-      split: a split; by default all of `shared_splits`.
-      output: path of a .csv file.
-      resamples: as in `compare_runs`.
+      split: as in `compare_runs`.
+      output: path of a CSV file of all changes, as fractions.
 
     Raises:
       UserError: as `compare_runs`, and if `a` and `b` are one folder.
     """
     if a.path == b.path:
         raise UserError(f"both --workdir are {a}; give the folders of two runs")
-    if output and not output.endswith(".csv"):
-        raise UserError(f"--output={output} should end in .csv")
-    comparisons = _compare_splits(ComparedRun.of(a), ComparedRun.of(b), split, resamples)
+    comparison = compare_runs(ComparedRun.of(a), ComparedRun.of(b), split=split)
+    changes = _change_rows(comparison)
     if output:
         with open_output(OutputTarget(epath.Path(output), "csv")) as file:
-            file.write(_csv_table(comparisons).csv())
+            file.write(Table(_COLUMNS, changes).csv())
         status(f"written to {output}")
-    parts = [part for comparison in comparisons for part in comparison_parts(comparison)]
-    return Outcome(parts, {comparison.split: comparison_document(comparison) for comparison in comparisons})
-
-
-def _compare_splits(first: ComparedRun, second: ComparedRun, split: str | None, resamples: int) -> list[Comparison]:
-    """Compare all splits that can be compared, or one split; UserError if there are none."""
-    comparisons: list[Comparison] = []
-    splits = [split] if split else shared_splits(first, second)
-    for name in splits:
-        try:
-            comparisons.append(compare_runs(first, second, split=name, resamples=resamples))
-        except UserError as error:
-            if not comparisons and name == splits[-1]:
-                raise
-            status(f"{name} is left out: {error}")
-    return comparisons
-
-
-def comparison_document(comparison: Comparison) -> dict[str, Any]:
-    """Return a comparison as values for JSON."""
-    values = asdict(comparison)
-    counts = values.pop("counts")
-    return values | counts
-
-
-def comparison_parts(comparison: Comparison) -> list[str | Table]:
-    """Return a heading, and tables of the metrics, of the labels and of the images that changed most."""
-    counts = comparison.counts
-    heading = (
-        f"{comparison.split}: {counts['images']:,} images in both runs ({counts['only_a']:,} only in a, "
-        f"{counts['only_b']:,} only in b, {counts['unread']:,} without scores)\n"
-        f"a = {comparison.a}\n"
-        f"b = {comparison.b}\n"
-        f"[95 % interval of b − a over {comparison.resamples:,} resamples of the images], * if it excludes 0"
-    )
-    labels = sorted(comparison.ap, key=lambda name: -np.nan_to_num(abs(comparison.ap[name].difference), nan=-1))
-    return [
-        heading,
-        _change_table("metric, %", comparison.metrics),
-        _change_table("AP of the labels that changed most, %", {name: comparison.ap[name] for name in labels[:_SHOWN]}),
-        _image_table(comparison.changed[:_SHOWN]),
-    ]
-
-
-def _change_table(title: str, changes: dict[str, MetricChange]) -> Table:
-    columns = [
-        Column("", align="<"),
-        *(Column(run, percent, width=6) for run in ("a", "b")),
-        Column("b − a", _signed_percent, width=6),
-        Column("", align="<"),
-    ]
-    rows = []
-    for name, item in changes.items():
-        interval = f"[{_signed_percent(item.low)}, {_signed_percent(item.high)}]"
-        rows.append([name, item.a, item.b, item.difference, f"{interval} *" if item.clear else interval])
-    return Table(columns, rows, title=title)
+    shown = Table(_COLUMNS, changes[: len(comparison.metrics) + _SHOWN], notes=["* the interval excludes 0"])
+    parts = (_heading(comparison), shown, _image_table(comparison.changed[:_SHOWN]))
+    return Outcome(parts, {comparison.split: asdict(comparison) | comparison.counts})
 
 
 def _signed_percent(value: float) -> str:
     return percent(value, sign="+")
 
 
+_COLUMNS = (
+    Column("metric", align="<"),
+    *(Column(run, percent) for run in ("a", "b")),
+    *(Column(name, _signed_percent) for name in ("difference", "low", "high")),
+    Column("clear", lambda clear: "*" if clear else ""),
+)
+
+
+def _change_rows(comparison: Comparison) -> list[list[str | float | bool]]:
+    """Return one row per metric, and one per label, the largest change first."""
+    ap = sorted(comparison.ap.items(), key=lambda item: -np.nan_to_num(abs(item[1].difference), nan=-1))
+    changes = [*comparison.metrics.items(), *((f"AP of {label}", change) for label, change in ap)]
+    return [[name, *astuple(change), change.clear] for name, change in changes]
+
+
+def _heading(comparison: Comparison) -> str:
+    counts = comparison.counts
+    return (
+        f"{comparison.split}: {counts['images']:,} images in both runs ({counts['only_a']:,} only in a, "
+        f"{counts['only_b']:,} only in b, {counts['unread']:,} without scores)\n"
+        f"a = {comparison.a}\n"
+        f"b = {comparison.b}\n"
+        f"in percent; low, high: 95 % interval of b − a over {comparison.resamples:,} resamples of the images"
+    )
+
+
 def _image_table(images: Sequence[ChangedImage]) -> Table:
     names = ("image", "present labels", "label a → b, + closer to the truth")
-    rows = [
-        [
-            image.change,
-            printable(image.id),
-            ", ".join(image.labels),
-            "; ".join(map(str, image.moves)),
-        ]
-        for image in images
-    ]
+    rows = [[image.change, image.id, ", ".join(image.labels), "; ".join(map(str, image.moves))] for image in images]
     columns = [Column("%", percent), *(Column(name, align="<") for name in names)]
     return Table(columns, rows, title="images that changed most: mean change of a probability")
-
-
-def _csv_table(comparisons: Sequence[Comparison]) -> Table:
-    """Return a table of all metrics, labels and images of all splits, as fractions.
-
-    For images, a and b are as in `ChangedImage`.
-    """
-    columns = ("split", "kind", "name", "positives", "a", "b", "difference", "low", "high", "moves")
-    rows: list[list[Any]] = []
-    for comparison in comparisons:
-        for name, item in comparison.metrics.items():
-            rows.append([comparison.split, "metric", name, None, *astuple(item), None])
-        for name, item in comparison.ap.items():
-            rows.append([comparison.split, "AP", name, comparison.positives[name], *astuple(item), None])
-        for image in comparison.changed:
-            moves = "; ".join(map(str, image.moves))
-            numbers = [len(image.labels), image.a, image.b, image.b - image.a]
-            rows.append([comparison.split, "image", image.id, *numbers, None, None, moves])
-    return Table(columns, rows)
