@@ -26,6 +26,7 @@ from mlmoe_jax.data.split_checks import (
 from mlmoe_jax.errors import DONE, FOUND_PROBLEMS
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.table import Column, Outcome, Table
+from mlmoe_jax.runtime.text import percent
 
 SHOWN_CLASSES = 60  # classes in the text; JSON contains all classes
 
@@ -43,16 +44,9 @@ def check_data(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
     Raises:
       UserError: a split cannot be opened, or has no positive label.
     """
-    data_config = config.data.copy_and_resolve_references()
-    data_config.bad_images = "skip"  # missing images are counted here instead of raising when a split is opened
-    others = (data_config.val_split, *data_config.test_splits)
-    splits = list(open_splits(data_config, others, seed=config.seed, keep_missing=True).values())
-    for split in splits:
-        check_splits(split, [])
+    splits = _open_splits(config)
     inspections = _inspect_splits(splits, sample, Decoding.from_config(config.data))
-    problems = []
-    if config.data.name == "packed":
-        problems += _damaged_files(config.data.root)
+    problems = _damaged_files(config.data.root) if config.data.name == "packed" else []
     for split, inspection in zip(splits, inspections, strict=True):
         problems += _bad_images(split, inspection.errors)
     duplicates = find_duplicates(splits, [inspection.images for inspection in inspections])
@@ -73,6 +67,16 @@ def check_data(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
             *(item.sentence() for item in duplicates if not item.is_leak),
         ],
     }
+
+
+def _open_splits(config: ConfigDict) -> list[Split]:
+    data_config = config.data.copy_and_resolve_references()
+    data_config.bad_images = "skip"  # missing images are counted here instead of raising when a split is opened
+    others = (data_config.val_split, *data_config.test_splits)
+    splits = list(open_splits(data_config, others, seed=config.seed, keep_missing=True).values())
+    for split in splits:
+        check_splits(split, [])
+    return splits
 
 
 def _inspect_splits(splits: Sequence[Split], sample: int, decoding: Decoding) -> list[Inspection]:
@@ -184,7 +188,7 @@ def _class_table(classes: Sequence[str], splits: dict[str, dict[str, Any]]) -> T
     """Return a table with one row per class, the most frequent class of the training split first."""
     columns, values = [Column("class", align="<")], [classes]
     for name, split in splits.items():
-        columns += [Column(name, "{:,}".format), Column("", _percent_text)]
+        columns += [Column(name, "{:,}".format), Column("%", percent)]
         values += [split["positive"], [count / split["images"] for count in split["positive"]]]
     positives = np.array(next(iter(splits.values()))["positive"])
     rows = [[column[k] for column in values] for k in np.argsort(-positives, kind="stable").tolist()]
@@ -192,7 +196,3 @@ def _class_table(classes: Sequence[str], splits: dict[str, dict[str, Any]]) -> T
         half = SHOWN_CLASSES // 2
         rows[half:-half] = [[f"… {hidden:,} more (all with --json)"]]
     return Table(columns, rows)
-
-
-def _percent_text(share: float) -> str:
-    return f"{100 * share:.1f} %"
