@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_codes import few_positives
@@ -145,9 +144,7 @@ def _add_pair_means(measured: Mapping[str, Measured], test_splits: Sequence[str]
     alone = [{name: rows} for name, rows in pairs.items() if name not in test_splits]
     for group in [tests, *alone] if tests else alone:
         for name, means in cooccurrence.summarize(group).items():
-            for key, value in means.items():
-                if not key.startswith("pairs") and not np.isnan(value):
-                    measured[name].metrics[f"cooccurrence/{key}"] = value
+            measured[name].metrics |= {f"cooccurrence/{key}": value for key, value in means.items()}
 
 
 # ------------------------------------------------------------------------------------------------------------ writing

@@ -104,6 +104,5 @@ def write_fixed(folder: RunFolder, names: Sequence[str], threshold: float) -> No
     changed since.
     """
     stored = stored_thresholds(folder) if training_finished(folder) else None
-    if stored is not None and (stored.source or stored.calibration) and set(stored.values) == set(names):
-        return
-    write_thresholds(folder, Thresholds.fixed(names, threshold))
+    if not (stored and (stored.source or stored.calibration)):
+        write_thresholds(folder, Thresholds.fixed(names, threshold))

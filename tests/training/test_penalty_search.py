@@ -157,9 +157,9 @@ def test_few_images_have_fewer_folds_and_one_image_is_an_error():
     features, codes = problem(3, 5)
     codes[:, 0] = [1, 0, 1]
     assert np.isfinite(fit_logistic(features, codes).held_out_logits).all()
-    with pytest.raises(UserError, match="two images or more"):
+    with pytest.raises(UserError, match="two images or more, of two groups"):
         fit_logistic(features[:1], codes[:1])
-    with pytest.raises(UserError, match="two groups of images or more"):
+    with pytest.raises(UserError, match="two images or more, of two groups"):
         fit_logistic(features, codes, groups=np.zeros(3, int))
 
 

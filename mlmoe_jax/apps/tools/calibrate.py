@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ml_collections import ConfigDict
-
 from mlmoe_jax.apps.tools.fit_thresholds import fit_table, open_split_to_fit
 from mlmoe_jax.evaluation.decisions.calibration_fit import CALIBRATION_FOLDS, fit_calibration
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
@@ -39,23 +37,14 @@ def calibrate_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) 
     stored = stored_thresholds(folder) or Thresholds.fixed(names, config.eval.threshold)
     calibrated = replace(stored, calibration=fit_calibration(table, names, config))
     if stored.source:
-        calibrated = _fit_again(folder, calibrated, names, config)
+        config.thresholds.update({key: stored.source[key] for key in _FIT_KEYS if key in stored.source})
+        fitted_on = require_split(folder, read_scores(folder), stored.source["split"])
+        calibrated = fit_thresholds(fitted_on, names, config, calibrated)
+        status("the thresholds were fitted to other scores, and are fitted again to the corrected ones")
     with folder.writing():
         write_thresholds(folder, calibrated)
-    status(
-        f"written to {folder / THRESHOLDS}, which --mode=predict, serve and export use; stored scores stay as they are"
-    )
-    if stored.source:
-        status("the thresholds were fitted to other scores, and are fitted again to the corrected ones")
+    status(f"written to {folder / THRESHOLDS}, which --mode=predict, serve and export use")
     fit = calibrated.calibration
-    how = f"{fit['method']}, on {quantity(fit['images'], 'image')}"
-    note = f"{how}; corrected by {CALIBRATION_FOLDS}-fold cross-validation"
+    images = quantity(fit["images"], "image")
+    note = f"{fit['method']}, on {images}; corrected by {CALIBRATION_FOLDS}-fold cross-validation"
     return Outcome([fit_table(fit, ("raw", "corrected"), [note], fit)])
-
-
-def _fit_again(folder: RunFolder, stale: Thresholds, names: Sequence[str], config: ConfigDict) -> Thresholds:
-    """Return thresholds of the goal and the split of a fit, fitted to the scores that its calibration corrects."""
-    source, config = stale.source, config.copy_and_resolve_references()
-    config.thresholds.update({key: source[key] for key in _FIT_KEYS if key in source})
-    table = require_split(folder, read_scores(folder), source["split"])
-    return fit_thresholds(table, names, config, stale)

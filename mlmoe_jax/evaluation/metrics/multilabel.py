@@ -174,11 +174,8 @@ def map_at_k(
 def _counts(predicted: LabelMatrix, labels: LabelMatrix, mask: LabelMatrix | None) -> Ints:
     """Return hits, predictions and positives per class among its valid entries, i64[3,K]."""
     predicted, positive, valid = as_flags(predicted, labels, mask)
-    totals = np.zeros((3, positive.shape[1]), np.int64)
-    for rows in row_blocks(*positive.shape):
-        claimed, actual = (predicted[rows] != 0) & valid[rows], positive[rows] & valid[rows]
-        totals += [np.count_nonzero(x, axis=0) for x in (claimed & actual, claimed, actual)]
-    return totals
+    claimed, actual = (predicted != 0) & valid, positive & valid
+    return np.array([np.count_nonzero(x, axis=0) for x in (claimed & actual, claimed, actual)])
 
 
 def map_of_returned(scores: ScoreMatrix, positive: LabelMatrix, valid: LabelMatrix, returned: LabelMatrix) -> float:

@@ -101,9 +101,8 @@ def check_inputs(scores: ArrayLike, labels: ArrayLike, mask: ArrayLike | None) -
     scores, positive, valid = as_flags(scores, labels, mask)
     if scores.dtype not in (np.float32, np.float64):
         scores = scores.astype(np.float64)
-    for rows in row_blocks(*scores.shape):
-        if (np.isnan(scores[rows]) & valid[rows]).any():
-            raise ValueError("a score is NaN: the model has diverged, or a padded entry is not masked")
+    if (np.isnan(scores) & valid).any():
+        raise ValueError("a score is NaN: the model has diverged, or a padded entry is not masked")
     return scores, positive, valid
 
 

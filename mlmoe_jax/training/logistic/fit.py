@@ -54,8 +54,7 @@ def fit_classifier(
     groups = None if split.groups is None else split.group_numbers[read]
     difficult = config.data.difficult_train
     fit = fit_logistic(features, split.labels[read], difficult=difficult, seed=config.seed, groups=groups)
-    penalties = f"{min(fit.losses):.1g} to {max(fit.losses):.1g}"
-    status(f"C={fit.penalty:.3g} has the least log loss of {penalties}: {fit.losses[fit.penalty]:.4f} out of fold")
+    status(f"C={fit.penalty:.3g} has the least log loss, {fit.losses[fit.penalty]:.4f} out of fold")
     _save_classifier(experiment, state, selection, manager, fit)
     scores = np.full(split.labels.shape, np.nan, np.float32)
     scores[read] = probabilities(fit.held_out_logits)

@@ -18,6 +18,10 @@ NEWTON, CONJUGATE, HALVINGS = 50, 100, 20  # the most steps of each loop
 RESIDUAL = 0.1  # largest residual of a linear system, relative to its right-hand side
 ROUNDING, TINY = 1e-6, 1e-30  # relative rounding error of a float32 sum, lower bound of a divisor
 
+Scalar = Float[Array, ""]
+PerColumn, Flags = Float[Array, " p"], Bool[Array, " p"]
+PerImage = Float[Array, "n p"]
+
 
 @jax.jit
 def solve(
@@ -25,10 +29,10 @@ def solve(
     label: Float[Array, "n k"],
     known: Float[Array, "n k"],
     fold: Int[Array, " n"],
-    penalty: Float[Array, ""],
+    penalty: Scalar,
     weights: Float[Array, "r k f"],
     biases: Float[Array, "k f"],
-    tolerance: Float[Array, ""],
+    tolerance: Scalar,
 ) -> tuple[Float[Array, "r k f"], Float[Array, "k f"]]:
     """Return the weights and biases that minimize the objective of each label and fit.
 
@@ -59,12 +63,12 @@ class _Step(NamedTuple):
     """Weights and biases of P columns, or a direction in them."""
 
     weights: Float[Array, "r p"]
-    biases: Float[Array, " p"]
+    biases: PerColumn
 
-    def plus(self, factor: Float[Array, " p"], other: _Step) -> _Step:
+    def plus(self, factor: PerColumn, other: _Step) -> _Step:
         return _Step(self.weights + factor * other.weights, self.biases + factor * other.biases)
 
-    def dot(self, other: _Step) -> Float[Array, " p"]:
+    def dot(self, other: _Step) -> PerColumn:
         return (self.weights * other.weights).sum(axis=0) + self.biases * other.biases
 
 
@@ -79,37 +83,37 @@ class _Problem(NamedTuple):
     """
 
     values: Float[Array, "n r"]
-    target: Float[Array, "n p"]
-    counted: Float[Array, "n p"]
-    penalty: Float[Array, ""]
+    target: PerImage
+    counted: PerImage
+    penalty: Scalar
 
-    def constant_columns(self) -> tuple[Bool[Array, " p"], Float[Array, " p"]]:
+    def constant_columns(self) -> tuple[Flags, PerColumn]:
         """Return whether the labels of a column have one value only, and the bias of such a column."""
         positives, total = (self.counted * self.target).sum(axis=0), self.counted.sum(axis=0)
         odds = jnp.log(len(self.values) + 1.0)
         return (positives == 0) | (positives == total), jnp.where(positives > 0, odds, -odds)
 
-    def margins(self, point: _Step) -> Float[Array, "n p"]:
+    def margins(self, point: _Step) -> PerImage:
         """Return w·x + b of all images."""
         return jnp.dot(self.values, point.weights, precision="highest") + point.biases
 
-    def transpose(self, residuals: Float[Array, "n p"]) -> _Step:
+    def transpose(self, residuals: PerImage) -> _Step:
         """Return the transposed matmul: the derivative of Σ residuals · margins by weights and biases."""
         return _Step(jnp.dot(self.values.T, residuals, precision="highest"), residuals.sum(axis=0))
 
-    def derivatives(self, point: _Step, margins: Float[Array, "n p"]) -> tuple[_Step, Float[Array, "n p"]]:
+    def derivatives(self, point: _Step, margins: PerImage) -> tuple[_Step, PerImage]:
         """Return the gradient of the objective, and the second derivatives of the losses by the margins."""
         shares = jax.nn.sigmoid(margins)
         gradient = self.transpose(self.penalty * self.counted * (shares - self.target))
         gradient = _Step(gradient.weights + point.weights, gradient.biases)
         return gradient, self.penalty * self.counted * shares * (1 - shares)
 
-    def objective(self, margins: Float[Array, "n p"], norms: Float[Array, " p"]) -> Float[Array, " p"]:
+    def objective(self, margins: PerImage, norms: PerColumn) -> PerColumn:
         losses = jax.nn.softplus(margins) - self.target * margins
         return self.penalty * (self.counted * losses).sum(axis=0) + norms / 2
 
 
-def _newton(problem: _Problem, point: _Step, fixed: Bool[Array, " p"], tolerance: Float[Array, ""]) -> _Step:
+def _newton(problem: _Problem, point: _Step, fixed: Flags, tolerance: Scalar) -> _Step:
     """Return the minima of all columns except the fixed ones."""
 
     def continues(state) -> Bool[Array, ""]:
@@ -143,12 +147,12 @@ class _NewtonSystem(NamedTuple):
     """
 
     problem: _Problem
-    curvature: Float[Array, "n p"]
+    curvature: PerImage
     diagonal: _Step
-    added: Float[Array, " p"]
+    added: PerColumn
 
     @classmethod
-    def of(cls, problem: _Problem, curvature: Float[Array, "n p"], gradient: _Step) -> _NewtonSystem:
+    def of(cls, problem: _Problem, curvature: PerImage, gradient: _Step) -> _NewtonSystem:
         mean, squares = curvature.mean(axis=0), (problem.values**2).sum(axis=0)
         bias_curvature = jnp.maximum(curvature.sum(axis=0), jnp.abs(gradient.biases) / 4 + TINY)
         diagonal = _Step(squares[:, None] * mean + 1, bias_curvature)
@@ -163,7 +167,7 @@ class _NewtonSystem(NamedTuple):
         return jax.tree.map(jnp.divide, residual, self.diagonal)
 
 
-def _conjugate_gradients(system: _NewtonSystem, gradient: _Step, converged: Bool[Array, " p"]) -> _Step:
+def _conjugate_gradients(system: _NewtonSystem, gradient: _Step, converged: Flags) -> _Step:
     """Return the Newton directions −H⁻¹g."""
     zero = jax.tree.map(jnp.zeros_like, gradient)
 
@@ -191,17 +195,17 @@ def _line_search(
     problem: _Problem,
     point: _Step,
     direction: _Step,
-    margins: Float[Array, "n p"],
-    change: Float[Array, "n p"],
-    slope: Float[Array, " p"],
-) -> Float[Array, " p"]:
+    margins: PerImage,
+    change: PerImage,
+    slope: PerColumn,
+) -> PerColumn:
     """Return the largest of the steps 1, 1/2, 1/4, … that lowers the objective enough (Armijo); 0 without any."""
     norm = (point.weights * point.weights).sum(axis=0)
     mixed = (point.weights * direction.weights).sum(axis=0)
     square = (direction.weights * direction.weights).sum(axis=0)
     objective = problem.objective(margins, norm)
 
-    def enough(factor: Float[Array, " p"]) -> Bool[Array, " p"]:
+    def enough(factor: PerColumn) -> Flags:
         new = problem.objective(margins + factor * change, norm + 2 * factor * mixed + factor**2 * square)
         return new <= objective + 1e-4 * factor * slope + ROUNDING * objective
 

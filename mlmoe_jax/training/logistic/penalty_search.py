@@ -75,9 +75,9 @@ def fit_logistic(
     Raises:
       UserError: there are fewer than two images or groups.
     """
-    units, noun = (len(codes), "images") if groups is None else (len(np.unique(groups)), "groups of images")
+    units = len(codes) if groups is None else len(np.unique(groups))
     if units < 2:
-        raise UserError(f"train.fit=logistic needs two {noun} or more to choose its penalty, and has {units}")
+        raise UserError("train.fit=logistic needs two images or more, of two groups, to choose its penalty")
     rotation = rotate(features)
     fold = stratified_folds(codes, min(FOLDS, units), seed, groups)
     positive, valid = targets(codes, difficult)
@@ -194,7 +194,8 @@ class PenaltySearch:
 
     def solve(self, penalty: float, start: PenaltyFit, tolerance: float) -> PenaltyFit:
         """Return the solutions for one C; blocks of labels bound the memory."""
-        labels, size = self.label.shape[1], self._block()
+        labels = self.label.shape[1]
+        size = min(labels, max(1, BLOCK_BYTES // (4 * len(self.values) * self.fits)))
         weights, biases = np.empty_like(start.weights), np.empty_like(start.biases)
         for low in range(0, labels, size):
             block = np.arange(low, low + size) % labels  # the last block repeats labels, for the same shapes
@@ -209,11 +210,6 @@ class PenaltySearch:
                 tolerance,
             )
         return PenaltyFit(penalty, weights, biases)
-
-    def _block(self) -> int:
-        """Return the number of labels that are fitted at a time."""
-        labels = self.label.shape[1]
-        return min(labels, max(1, BLOCK_BYTES // (4 * len(self.values) * self.fits)))
 
     def held_out_logits(self, fit: PenaltyFit) -> Float[np.ndarray, "n k"]:
         """Return the logits of each image by the fit without its fold."""

@@ -123,12 +123,8 @@ def test_splits_average_the_same_pairs():
     test = [bias(pairs[0], fpr_with_a=0.9), bias(pairs[1], fpr_with_a=math.nan), bias(pairs[2], fpr_with_a=0.7)]
     shift = [bias(pairs[0], fpr_with_a=0.6), bias(pairs[1], fpr_with_a=0.8), bias(pairs[2], ap_exclusive=math.nan)]
     summary = summarize({"test": test, "test_shift": shift})
-    for row in summary.values():
-        assert (row["pairs"], row["pairs_fpr"], row["pairs_ap"]) == (3, 2, 2)
     assert summary["test"]["fpr_with_a"] == pytest.approx((0.9 + 0.7) / 2)
     assert summary["test_shift"]["fpr_with_a"] == pytest.approx((0.6 + 0.5) / 2)
     assert summary["test_shift"]["fpr_gap"] == pytest.approx((0.1 + 0) / 2)
-    assert summarize({"test_shift": shift})["test_shift"]["pairs_fpr"] == 3
-    nothing = summarize({"test": []})["test"]
-    assert (nothing["pairs"], nothing["pairs_fpr"]) == (0, 0)
-    assert math.isnan(nothing["fpr_gap"])
+    assert summarize({"test_shift": shift})["test_shift"]["fpr_with_a"] == pytest.approx((0.6 + 0.8 + 0.5) / 3)
+    assert summarize({"test": test[1:2]})["test"].keys().isdisjoint(("fpr_with_a", "fpr_gap"))
