@@ -9,7 +9,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,15 @@ EXPERIMENT = "mlmoe_jax"  # unless the environment names one
 _EVERY_ROW = "epoch"  # a metric that every row has
 _TAGGED = ("data.name", "model.backbone.name", "model.head.kind")
 _FILES = (CONFIG, LABELS, STARTS, TABLE, RESULTS, PER_CLASS, THRESHOLDS)  # texts, without names of images
-_MOST_METRICS, _MOST_PARAMETERS, _LONGEST = 1000, 100, 6000  # in a call to MLflow, and characters of a parameter
+_MOST_PARAMETERS, _LONGEST = 100, 6000  # in a call to MLflow, and characters of a parameter
 
 
 class MLflowRun:
     """A run of MLflow, which a resumed training continues; the run folder keeps its id.
 
-    Rows are sent in a thread, and all rows that wait are sent together, so that a slow server does not delay the
-    training. At the start, the server gets the rows of the run folder that it lacks. A row that it has is not sent
-    again, because MLflow would keep both.
+    Rows are sent in a thread, so that a slow server does not delay the training. At the start and at the end, the
+    server gets the rows of the run folder that it lacks. A row that it has is not sent again, because MLflow would keep
+    both.
 
     Args:
       folder: the run folder.
@@ -54,10 +54,9 @@ class MLflowRun:
         self._folder = folder
         self._address = address
         self._thread = ThreadPoolExecutor(1, "mlflow")
-        self._running: Future | None = None
         self._warned = False
-        uri, artifacts = _store(address)
         with self._explained():
+            uri, artifacts = _store(address)
             self._client = MlflowClient(uri)
             stored = folder.read_json(MLFLOW) if (folder / MLFLOW).exists() else {}
             if stored.get("uri") == uri:
@@ -66,34 +65,31 @@ class MLflowRun:
             else:
                 self._id = self._create(config, artifacts)
                 folder.write_json(MLFLOW, {"uri": uri, "id": self._id})
-            self._steps = {metric.step for metric in self._client.get_metric_history(self._id, _EVERY_ROW)}
-        self._waiting: list[Mapping[str, Any]] = []
-        for row in folder.rows():
-            self._add(row)
+            self._steps = self._send_missing()
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Send a row, unless the server has it."""
-        self._add(row | {"time": time.time()})
-        if self._running is None or self._finished(self._running):
-            self._running = self._thread.submit(self._send)
+        """Send a row, unless the server has it. The first failure is a warning."""
+        if row["step"] not in self._steps:
+            self._thread.submit(self._try_to_send, row | {"time": time.time()})
 
     def close(self) -> None:
-        """Send the rows that wait, and mark the run as ended without results. An error is a warning."""
-        with _warning():
-            self._end("KILLED", {})
+        """Send the rows that the server lacks, and mark the run as ended without results. An error is a warning."""
+        self._thread.shutdown()
+        with _warning(), self._explained():
+            self._send_missing()
+            self._client.set_terminated(self._id, "KILLED")
 
     def finish(self, results: Mapping[str, Mapping[str, float]]) -> None:
-        """Send rows, results (split -> metric -> value) and files, and mark the run as finished."""
-        numbers = ((f"{split}/{name}", value) for split, row in results.items() for name, value in row.items())
-        self._end("FINISHED", {_name(name): value for name, value in numbers if not math.isnan(value)})
-
-    def _end(self, state: str, results: Mapping[str, float]) -> None:
-        self._thread.shutdown()
+        """Send results (split -> metric -> value) and files, and mark the run as finished."""
+        numbers = {_name(f"{split}/{name}"): value for split, row in results.items() for name, value in row.items()}
         with self._explained():
-            self._send()
-            if results:
-                self._send_results(results)
-            self._client.set_terminated(self._id, state)
+            known = self._client.get_run(self._id).data.metrics
+            new = {name: value for name, value in numbers.items() if not math.isnan(value) and known.get(name) != value}
+            self._client.log_batch(self._id, metrics=_metrics(new, max(self._steps, default=0), time.time()))
+            for name in _FILES:
+                if (self._folder / name).exists():
+                    self._client.log_text(self._id, self._folder.read_text(name), name)
+            self._client.set_terminated(self._id, "FINISHED")
 
     # ----------------------------------------------------------------------------------------------------------- calls
     def _create(self, config: ConfigDict, artifacts: str | None) -> str:
@@ -111,38 +107,25 @@ class MLflowRun:
             client.log_batch(created, params=parameters[start : start + _MOST_PARAMETERS])
         return created
 
-    def _add(self, row: Mapping[str, Any]) -> None:
-        if row["step"] not in self._steps:
-            self._steps.add(row["step"])
-            self._waiting.append(row)
+    def _send_missing(self) -> set[int]:
+        """Send the rows of the run folder that the server lacks; return the steps of all rows of the server."""
+        steps = {metric.step for metric in self._client.get_metric_history(self._id, _EVERY_ROW)}
+        for row in self._folder.rows():
+            if row["step"] not in steps:
+                self._send(row)
+                steps.add(row["step"])
+        return steps
 
-    def _send(self) -> None:
-        """Send all rows that wait; each is sent whole, and leaves the list when it is sent."""
-        while rows := self._waiting[:]:
-            metrics, count = [], 0
-            for row in rows:
-                added = _metrics(row, row["step"], row["time"])
-                if metrics and len(metrics) + len(added) > _MOST_METRICS:
-                    break
-                metrics += added
-                count += 1
-            self._client.log_batch(self._id, metrics=metrics)
-            del self._waiting[:count]
+    def _send(self, row: Mapping[str, Any]) -> None:
+        self._client.log_batch(self._id, metrics=_metrics(row, row["step"], row["time"]))
 
-    def _send_results(self, results: Mapping[str, float]) -> None:
-        known = self._client.get_run(self._id).data.metrics
-        new = {name: value for name, value in results.items() if known.get(name) != value}
-        self._client.log_batch(self._id, metrics=_metrics(new, max(self._steps, default=0), time.time()))
-        for name in _FILES:
-            if (self._folder / name).exists():
-                self._client.log_text(self._id, self._folder.read_text(name), name)
-
-    def _finished(self, sending: Future) -> bool:
-        """Return whether a call has ended. The first failure is a warning, and the next call sends the rows again."""
-        if sending.done() and (error := sending.exception()) and not self._warned:
+    def _try_to_send(self, row: Mapping[str, Any]) -> None:
+        try:
+            self._send(row)
+        except Exception as error:  # see `_explained`
+            if not self._warned:
+                _logger.warning(f"log.mlflow={self._address}: {reason_of(error)}; it will be tried again at the end")
             self._warned = True
-            _logger.warning(f"log.mlflow={self._address}: {reason_of(error)}; it will be tried again")
-        return sending.done()
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -175,8 +158,7 @@ def _store(address: str) -> tuple[str, str | None]:
     if "://" in address or address.startswith("databricks"):
         return address, None
     path = Path(address).expanduser().resolve()
-    with contextlib.suppress(OSError):  # the database reports it
-        path.mkdir(parents=True, exist_ok=True)
+    path.mkdir(parents=True, exist_ok=True)
     return f"sqlite:///{path / 'mlflow.db'}", (path / "artifacts").as_uri()
 
 

@@ -25,7 +25,7 @@ class Uploads:
 
     def __init__(self, write: Callable[[str, bytes], None]):
         self._write, self._files, self._began = write, {}, time.monotonic()
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="uploads")
         self._running: Future | None = None
 
     def add(self, name: str, content: Callable[[], bytes]) -> None:
@@ -39,35 +39,25 @@ class Uploads:
         """
         if time.monotonic() - self._began < UPLOAD_SECONDS or not (self._running is None or self._running.done()):
             return
-        try:
-            self._finish()
-        except UserError as error:
+        if self._running is not None and (error := self._running.exception()):
             _logger.warning(f"{error}; it will be tried again")
         self._start()
 
     def send(self) -> None:
         """Upload all files and wait; UserError if this fails."""
-        if not self._files:
-            return
-        if self._running is not None:
-            self._running.exception()  # replaced by this upload
-        self._start()
-        self._finish()
+        if self._files:
+            self._start().result()
 
     def close(self) -> None:
-        """Upload all files, wait, and end the thread."""
-        try:
-            self.send()
-        finally:
-            self._files.clear()
-            if self._thread is not None:
-                self._thread.shutdown()
-                self._thread = None
+        """Upload all files a last time."""
+        self.send()
+        self._files.clear()
 
-    def _start(self) -> None:
-        self._thread = self._thread or ThreadPoolExecutor(1, thread_name_prefix="uploads")
-        self._running = self._thread.submit(self._upload, {name: content() for name, content in self._files.items()})
+    def _start(self) -> Future:
+        files = {name: content() for name, content in self._files.items()}
+        self._running = self._thread.submit(self._upload, files)
         self._began = time.monotonic()
+        return self._running
 
     def _upload(self, files: dict[str, bytes]) -> None:
         for name, content in files.items():
@@ -75,8 +65,3 @@ class Uploads:
                 self._write(name, content)
             except Exception as error:  # the library of each store raises its own types
                 raise UserError(f"cannot upload {name}: {reason_of(error)}") from error
-
-    def _finish(self) -> None:
-        running, self._running = self._running, None
-        if running is not None:
-            running.result()
