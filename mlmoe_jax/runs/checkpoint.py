@@ -5,56 +5,29 @@ A checkpoint has four items:
     state     step, trainable, stats, optimizer, averages: everything from which training resumes
     selected  the values for evaluation and prediction
     notes     plain JSON, such as the best metric so far
-    digests   the step, and a sha256 of the notes and of every array, see `digests.py`
+    digests   a sha256 of the notes and of every array, see `digests.py`
 
 Orbax stores no checksum of array data, so it would silently restore flipped bits. If the digests of a checkpoint
-differ, or it belongs to another step, the previous checkpoint is used.
+differ, the previous checkpoint is used.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
-from etils import epath
 
-from mlmoe_jax.errors import DiskError, UserError
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs import digests
 from mlmoe_jax.runs.folder import CHECKPOINTS, RunFolder
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.files import damage_explained, disk_errors_explained
 from mlmoe_jax.runtime.progress import heartbeat, status
 from mlmoe_jax.runtime.sharding import copy_tree
-
-_LAST_WRITES_SECONDS = 60
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Averages:
-    """The fields of a state that `restore` reads for the moving averages."""
-
-    ema: dict[str, Any]
-
-    def values(self) -> dict[str, Any]:
-        return self.ema
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Raw:
-    """The fields of a state that `restore` reads for the latest values of a training without moving averages."""
-
-    trainable: dict[str, Any]
-    stats: dict[str, Any]
-
-    def values(self) -> dict[str, Any]:
-        return {**self.trainable, **self.stats}
 
 
 @dataclass(frozen=True)
@@ -64,14 +37,15 @@ class Restored:
     Attributes:
       step: the step of the checkpoint.
       newest: the step of the newest checkpoint. If it is not `step`, the newest checkpoint is damaged.
-      selected: the selected values, or the latest ones.
-      state: the state; None if only the selected values were requested.
+      notes: the notes.
+      selected: the selected values; None unless requested.
+      state: the state, or some of its fields; None unless requested.
     """
 
     step: int
     newest: int
-    selected: Any
     notes: dict[str, Any]
+    selected: Any = None
     state: Any = None
 
 
@@ -85,7 +59,7 @@ def open_manager(folder: RunFolder, *, keep: int = 2, writing: bool = True) -> I
         training may be writing to the folder, because the checkpoint in progress would be removed.
 
     Raises:
-      DiskError: a checkpoint could not be written; its partial files have been removed.
+      DiskError: a checkpoint could not be written.
     """
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=writing, cleanup_tmp_directories=writing)
     path = folder.writable_folder(CHECKPOINTS) if writing else folder / CHECKPOINTS
@@ -93,39 +67,18 @@ def open_manager(folder: RunFolder, *, keep: int = 2, writing: bool = True) -> I
     with damage_explained(f"a _CHECKPOINT_METADATA in {path}"), disk_errors_explained(path):
         manager = ocp.CheckpointManager(path, options=options)
     try:
+        yield manager
+    finally:
         try:
-            yield manager
-        finally:
-            _close(manager)
-    except DiskError:
-        if writing:
-            _remove_partial(path)
-        raise
-
-
-def _close(manager: ocp.CheckpointManager) -> None:
-    """Wait for the last checkpoint and end the threads of the manager, also after a failed write."""
-    try:
-        with disk_errors_explained(manager.directory):
+            wait_until_written(manager)
+        finally:  # also after an error, which would leave threads behind
             manager.close()
-    except DiskError:
-        manager.close()  # the first call raises the error and leaves threads behind
-        raise
 
 
-def _remove_partial(path: epath.Path) -> None:
-    for thread in threading.enumerate():  # after one error, Orbax does not wait for its further writers
-        if type(thread).__module__.startswith("orbax."):
-            threading.Thread.join(thread, _LAST_WRITES_SECONDS)  # Orbax's own join raises the thread's error
-    for partial in path.glob("*.orbax-checkpoint-tmp*"):
-        partial.rmtree()
-
-
-def require_written(manager: ocp.CheckpointManager, *, wait: bool = False) -> None:
-    """Raise DiskError if the last checkpoint could not be written; without `wait`, a write in progress is no error."""
-    if wait or not manager.is_saving_in_progress():
-        with disk_errors_explained(manager.directory):
-            manager.wait_until_finished()
+def wait_until_written(manager: ocp.CheckpointManager) -> None:
+    """Wait for the last checkpoint; DiskError if it could not be written."""
+    with disk_errors_explained(manager.directory):
+        manager.wait_until_finished()
 
 
 def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, notes: dict[str, Any]) -> None:
@@ -136,35 +89,29 @@ def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, n
     if jax.default_backend() == "cpu":  # the host reads the arrays in place, and the next step would wait for it
         # On simulated devices, transfers that wait can occupy the threads that a collective operation needs.
         state, selected = jax.block_until_ready(copy_tree((state, selected)))
-    plain = {"step": step, "notes": digests.json_digest(notes)}
     items = ocp.args.Composite(
         state=ocp.args.PyTreeSave(state),
         selected=ocp.args.PyTreeSave(selected),
         notes=ocp.args.JsonSave(notes),
-        digests=digests.Save(plain, {"state": state, "selected": selected}),
+        digests=digests.Save(notes, {"state": state, "selected": selected}),
     )
     with disk_errors_explained(manager.directory):
         manager.save(step, args=items)
 
 
 def restore(
-    manager: ocp.CheckpointManager,
-    *,
-    selected: Any = None,
-    state: Any = None,
-    latest: Averages | Raw | None = None,
-    step: int | None = None,
+    manager: ocp.CheckpointManager, *, selected: Any = None, state: Any = None, step: int | None = None
 ) -> Restored | None:
-    """Restore the newest undamaged checkpoint, with the shapes and shardings of `selected`, `state` and `latest`.
+    """Restore the newest undamaged checkpoint, with the shapes and shardings of `selected` and `state`.
 
-    A damaged checkpoint is reported, and the checkpoint before it is tried.
+    A damaged checkpoint is reported, and the checkpoint before it is tried. If both items are restored, a training
+    resumes. Damaged checkpoints after the restored one are then deleted, since Orbax only saves steps after the last
+    checkpoint.
 
     Args:
       manager: the manager of the checkpoints.
       selected: the values for evaluation, or their shapes.
-      state: the state of a training that resumes. Damaged checkpoints after the restored one are then deleted, since
-        Orbax only saves steps after the last checkpoint.
-      latest: restore these values of the state instead of the selected values.
+      state: the state of a training, or a dict with some of its fields.
       step: try only the checkpoint of this step.
 
     Returns:
@@ -177,31 +124,22 @@ def restore(
     if step is not None and step not in steps:
         known = ", ".join(map(str, steps[::-1]))
         raise UserError(f"{manager.directory} has checkpoints of steps {known}, not of {step}")
-    if not steps:
-        return None
     tried = steps if step is None else [step]
-    items = {"selected": selected, "state": state if latest is None else latest}
-    items = {name: item for name, item in items.items() if item is not None}
-    found, restored = _newest_undamaged(manager, tried, items)
-    if state is not None:
-        for damaged in tried[: tried.index(found)]:
-            manager.delete(damaged)
-    if latest is None:
-        return Restored(found, tried[0], restored["selected"], restored["notes"], restored.get("state"))
-    kind = "ema" if isinstance(latest, Averages) else "raw"
-    notes = {**restored["notes"], "step": found, "kind": kind, "split": ""}
-    return Restored(found, tried[0], restored["state"].values(), notes)
-
-
-def _newest_undamaged(
-    manager: ocp.CheckpointManager, steps: Sequence[int], items: dict[str, Any]
-) -> tuple[int, dict[str, Any]]:
-    """Return the first of `steps` with an undamaged checkpoint, and its restored items; UserError if there is none."""
-    for step in steps:
-        restored = _restore_undamaged(manager, step, items)
+    items = {name: item for name, item in {"selected": selected, "state": state}.items() if item is not None}
+    damaged = []
+    for each in tried:
+        restored = _restore_undamaged(manager, each, items)
         if restored is not None:
-            return step, restored
-    raise UserError(f"every checkpoint in {manager.directory} is damaged ({', '.join(map(str, steps))})")
+            break
+        damaged.append(each)
+    if not tried:
+        return None
+    if damaged == tried:
+        raise UserError(f"every checkpoint in {manager.directory} is damaged ({', '.join(map(str, tried))})")
+    if len(items) == 2:
+        for each in damaged:
+            manager.delete(each)
+    return Restored(tried[len(damaged)], tried[0], **restored)
 
 
 def _restore_undamaged(manager: ocp.CheckpointManager, step: int, items: dict[str, Any]) -> dict[str, Any] | None:
@@ -211,14 +149,14 @@ def _restore_undamaged(manager: ocp.CheckpointManager, step: int, items: dict[st
     """
     heartbeat()
     args = {name: _restore_args(tree) for name, tree in items.items()}
-    plain = {"notes": ocp.args.JsonRestore(), "digests": digests.Restore()}
+    args |= {"notes": ocp.args.JsonRestore(), "digests": digests.Restore()}
     restored = {}
     try:
-        stored = manager.restore(step, args=ocp.args.Composite(**args, **plain))
+        stored = manager.restore(step, args=ocp.args.Composite(**args))
         restored = {name: stored[name] for name in (*items, "notes")}
-        damage = _difference(step, restored["notes"], stored["digests"]) or digests.damage(
-            {name: restored[name] for name in items}, stored["digests"]
-        )
+        damage = digests.damage({name: stored[name] for name in items}, stored["digests"])
+        if stored["digests"]["notes"] != digests.json_digest(stored["notes"]):
+            damage = "its notes differ from the saved ones"
     except Exception as error:  # Orbax raises a bare Exception if an array on several devices cannot be read
         reason = error.__cause__ or error
         damage = (str(reason) or type(reason).__name__).splitlines()[0].partition(" [tensorstore_spec")[0]
@@ -228,33 +166,19 @@ def _restore_undamaged(manager: ocp.CheckpointManager, step: int, items: dict[st
     return restored
 
 
-def _difference(step: int, notes: dict[str, Any], stored: dict[str, Any]) -> str:
-    """Return how a checkpoint's step and notes differ from the saved ones; "" if they do not."""
-    if stored["step"] != step:
-        return f"it is the checkpoint of step {stored['step']}"
-    return "" if stored["notes"] == digests.json_digest(notes) else "its notes differ from the saved ones"
-
-
 def newest_notes(folder: RunFolder) -> dict[str, Any]:
-    """Return the newest undamaged notes; {} if there are none.
+    """Return the notes of the newest checkpoint; {} if there is none.
 
     Orbax is not used, because all processes of a job would have to call it together.
     """
     path = folder / CHECKPOINTS
     steps = [int(entry.name) for entry in path.iterdir() if entry.name.isdecimal()] if path.is_dir() else []
-    for step in sorted(steps, reverse=True):
-        with contextlib.suppress(UserError):
-            notes = folder.read_json(f"{CHECKPOINTS}/{step}/notes/metadata")
-            stored = folder.read_json(f"{CHECKPOINTS}/{step}/digests/metadata")
-            if not _difference(step, notes, stored):
-                return notes
-    return {}
+    return folder.read_json(f"{CHECKPOINTS}/{max(steps)}/notes/metadata") if steps else {}
 
 
 def _restore_args(tree: Any) -> ocp.args.CheckpointArgs:
     abstract = jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None)), tree
     )
-    strict = not isinstance(tree, Averages | Raw)
-    further = {"restore_args": ocp.checkpoint_utils.construct_restore_args(abstract), "partial_restore": not strict}
-    return ocp.args.PyTreeRestore(item=abstract, **further)
+    restore_args = ocp.checkpoint_utils.construct_restore_args(abstract)
+    return ocp.args.PyTreeRestore(item=abstract, restore_args=restore_args, partial_restore=True)

@@ -3,7 +3,7 @@
 Each process computes the digests of its own shards, in the thread that writes the checkpoint. A shard on several
 devices counts once. The first process writes `metadata`, and process i `metadata-i`:
 
-    {"step": 7, "notes": "<sha256>", "state": {"<leaf>": "<sha256>"}, "selected": {…}}
+    {"notes": "<sha256>", "state": {"<leaf>": "<sha256>"}, "selected": {…}}
 
 A sharded array has a sha256 per shard instead, such as {"0:4,0:8": "<sha256>", …}, with its rows and columns.
 """
@@ -36,7 +36,7 @@ class _Handler(ocp.AsyncCheckpointHandler):
 
     async def async_save(self, directory: epath.Path, args: Save) -> list[future.Future]:
         parts = {name: host_shards(tree) for name, tree in args.trees.items()}
-        write = _write(directory, args.plain, parts)
+        write = _write(directory, args.notes, parts)
         return [future.CommitFutureAwaitingContractedSignals(write, name="digests")]
 
     def save(self, directory: epath.Path, args: Save) -> None:
@@ -50,9 +50,9 @@ class _Handler(ocp.AsyncCheckpointHandler):
 @ocp.args.register_with_handler(_Handler, for_save=True)
 @dataclass
 class Save(ocp.args.CheckpointArgs):
-    """The digests to save: `plain` has the step and the digest of the notes, `trees` name -> tree of arrays."""
+    """The digests to save, of the notes and of `trees`, name -> tree of arrays."""
 
-    plain: dict[str, Any]
+    notes: dict[str, Any]
     trees: dict[str, Any]
 
 
@@ -60,11 +60,6 @@ class Save(ocp.args.CheckpointArgs):
 @dataclass
 class Restore(ocp.args.CheckpointArgs):
     """Restores the digests of all processes."""
-
-
-def write(directory: epath.Path, digests: Mapping[str, Any], process: int) -> None:
-    """Write the digests of one process."""
-    (directory / (f"{_FILE}-{process}" if process else _FILE)).write_text(json.dumps(digests))
 
 
 def read(directory: epath.Path) -> dict[str, Any]:
@@ -93,12 +88,11 @@ def host_shards(tree: Any) -> dict[str, dict[str, np.ndarray]]:
 
     A process copies the shards on its own devices. Of equal shards on several devices, only the first is copied.
     """
-    leaves = {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
     shards = {
         leaf: {
             _name(shard.index, array.shape): shard.data for shard in array.addressable_shards if not shard.replica_id
         }
-        for leaf, array in leaves.items()
+        for leaf, array in _leaves(tree)
     }
     jax.copy_to_host_async(shards)
     return jax.tree.map(np.asarray, shards)
@@ -110,12 +104,18 @@ def damage(trees: Mapping[str, Any], stored: Mapping[str, Digests]) -> str:
     Each process verifies its shards if the array is sharded as it was saved, and otherwise the whole array.
     """
     changed = [
-        f"{name}: {jax.tree_util.keystr(path)}"
+        f"{name}: {path}"
         for name, tree in trees.items()
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-        if not _is_intact(leaf, stored[name].get(jax.tree_util.keystr(path)))
+        for path, leaf in _leaves(tree)
+        if not _is_intact(leaf, stored[name].get(path))
     ]
     return f"{len(changed)} arrays differ from the saved ones, the first is {changed[0]}" if changed else ""
+
+
+def _leaves(tree: Any) -> list[tuple[str, Any]]:
+    """Return the leaves by their paths, which are the same for a dataclass and a dict of its fields."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in leaves]
 
 
 def _is_intact(array: Any, stored: str | dict[str, str] | None) -> bool:
@@ -151,7 +151,12 @@ def _sha256(values: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(values).reshape(-1).view(np.uint8)).hexdigest()
 
 
-async def _write(directory: epath.Path, plain: dict[str, Any], parts: dict[str, dict[str, dict[str, Any]]]) -> None:
+async def _write(
+    directory: epath.Path, notes: dict[str, Any], parts: dict[str, dict[str, dict[str, np.ndarray]]]
+) -> None:
+    """Write the digests of one process."""
     index, _ = distributed.process()
-    digests = {name: shard_digests(shards) for name, shards in parts.items()}
-    write(directory, digests if index else {**plain, **digests}, index)
+    digests: dict[str, Any] = {name: shard_digests(shards) for name, shards in parts.items()}
+    if not index:
+        digests["notes"] = json_digest(notes)
+    (directory / (f"{_FILE}-{index}" if index else _FILE)).write_text(json.dumps(digests))

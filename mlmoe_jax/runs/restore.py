@@ -46,7 +46,6 @@ from mlmoe_jax.runs.folder import (
     RunFolder,
     read_config,
     read_label_space,
-    stored_config,
 )
 from mlmoe_jax.runs.shared_model import restore_adapter
 from mlmoe_jax.runs.thresholds import write_fixed
@@ -102,22 +101,6 @@ class Run:
         """Return the model with its values as a Flax NNX module, in evaluation mode."""
         values = unpad({**self.values, **self.frozen}, self.mesh, self.label_axes)
         return cast(Classifier, self.definition.merge(values))
-
-
-def require_same_frozen(folder: RunFolder, parts: Parts) -> None:
-    """Raise UserError if the folder holds checkpoints of a run with other frozen weights."""
-    if (folder / BACKBONE).exists() and (folder / CHECKPOINTS).exists():
-        _require_fingerprint(folder, parts)
-
-
-def _require_fingerprint(folder: RunFolder, parts: Parts) -> None:
-    keys = ("name", "weights", "fingerprint")
-    name, weights, expected = folder.read_json(BACKBONE, lambda stored: [str(stored[key]) for key in keys])
-    if parts.fingerprint != expected:
-        raise UserError(
-            f"the frozen weights of {name} ({weights}) differ from the weights that {folder} was trained with; put the "
-            "original file back, or train in another --workdir"
-        )
 
 
 def read_preprocess(folder: RunFolder, image_size: int) -> Preprocess:
@@ -254,15 +237,14 @@ def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace)
         stored = cast_frozen({path: values[path] for path in elsewhere}, config) | stored
     frozen = {path: stored[path] for path in parts.frozen}
     parts = replace(parts, frozen=frozen, unpublished=frozenset(stored) - elsewhere)
-    _require_fingerprint(folder, parts)
+    keys = ("name", "weights", "fingerprint")
+    name, weights, expected = folder.read_json(BACKBONE, lambda stored: [stored[key] for key in keys])
+    if parts.fingerprint != expected:
+        raise UserError(
+            f"the frozen weights of {name} ({weights}) differ from the weights that {folder} was trained with; put the "
+            "original file back, or train in another --workdir"
+        )
     return parts
-
-
-def _latest(folder: RunFolder, parts: Parts, mesh: Mesh) -> checkpoint.Averages | checkpoint.Raw:
-    config = stored_config(folder)
-    if config is None or config.ema.decay:
-        return checkpoint.Averages(abstract_shards({**parts.trainable, **parts.stats}, mesh))
-    return checkpoint.Raw(abstract_shards(parts.trainable, mesh), abstract_shards(parts.stats, mesh))
 
 
 def restored_values(folder: RunFolder, parts: Parts, mesh: Mesh, which: str = BEST) -> checkpoint.Restored:
@@ -271,11 +253,17 @@ def restored_values(folder: RunFolder, parts: Parts, mesh: Mesh, which: str = BE
         if which != BEST:
             raise UserError(f"{folder} is a shared model, which has the selected values only; leave --checkpoint out")
         return restore_adapter(folder, {**parts.trainable, **parts.stats}, mesh)
-    values = abstract_shards({**parts.trainable, **parts.stats}, mesh)
-    targets = {"latest": _latest(folder, parts, mesh)} if which == LATEST else {"selected": values}
+    latest, averaged = which == LATEST, bool(read_config(folder).ema.decay)
+    values = {**parts.trainable, **parts.stats}
+    fields = {"ema": values} if averaged else {"trainable": parts.trainable, "stats": parts.stats}
+    items = abstract_shards({"state": fields} if latest else {"selected": values}, mesh)
     step = int(which) if which not in (BEST, LATEST) else None
     with checkpoint.open_manager(folder, writing=False) as manager:
-        restored = checkpoint.restore(manager, **targets, step=step)
+        restored = checkpoint.restore(manager, **items, step=step)
     if restored is None:
         raise UserError(f"{folder} holds no finished checkpoint yet; rerun its training command to resume it")
+    if latest:
+        merged = {path: value for part in restored.state.values() for path, value in part.items()}
+        notes = {**restored.notes, "step": restored.step, "kind": "ema" if averaged else "raw", "split": ""}
+        restored = replace(restored, selected=merged, notes=notes)
     return restored

@@ -119,4 +119,4 @@ def restore_adapter(folder: RunFolder, like: Params, mesh: Mesh) -> Restored:
         if unfit := sorted(path for path in shapes | expected if shapes.get(path) != expected.get(path)):
             raise ValueError(f"{len(unfit)} tensors do not fit its config, such as {printable(unfit[0], 100)}")
     values = {path: tensors[path].astype(value.dtype) for path, value in like.items()}
-    return Restored(notes["step"], notes["step"], shard_tree(values, mesh), notes)
+    return Restored(notes["step"], notes["step"], notes, shard_tree(values, mesh))

@@ -1,4 +1,5 @@
 import hashlib
+import json
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,12 +17,12 @@ def sha256(values: np.ndarray) -> str:
 
 def stored(**changes) -> dict:
     """Return the digests of an array that two processes saved in halves."""
-    return {"state": {"['x']": {name: sha256(part) for name, part in HALVES.items()} | changes}}
+    return {"state": {"x": {name: sha256(part) for name, part in HALVES.items()} | changes}}
 
 
 def test_a_whole_array_has_one_digest_in_any_type():
     tree = {"x": jnp.asarray(VALUES), "y": jnp.asarray(VALUES[::-1, 1], jnp.bfloat16), "z": jnp.float32(3)}
-    expected = {f"['{name}']": sha256(np.ascontiguousarray(value)) for name, value in tree.items()}
+    expected = {name: sha256(np.ascontiguousarray(value)) for name, value in tree.items()}
     assert digests.shard_digests(digests.host_shards(tree)) == expected
     assert digests.damage({"state": tree}, {"state": expected}) == ""
 
@@ -30,19 +31,19 @@ def test_a_whole_array_has_one_digest_in_any_type():
 def test_an_array_is_verified_against_the_digests_of_shards_on_other_devices(change):
     tree = {"state": {"x": jnp.asarray(VALUES)}}
     assert digests.damage(tree, stored()) == ""
-    assert digests.damage(tree, stored(**change)) == "1 arrays differ from the saved ones, the first is state: ['x']"
+    assert digests.damage(tree, stored(**change)) == "1 arrays differ from the saved ones, the first is state: x"
 
 
 def test_digests_that_do_not_cover_the_array_are_damage():
     incomplete = stored()
-    del incomplete["state"]["['x']"]["2:4,0:3"]
+    del incomplete["state"]["x"]["2:4,0:3"]
     for known in (incomplete, {"state": {}}):
         assert "1 arrays differ" in digests.damage({"state": {"x": jnp.asarray(VALUES)}}, known)
 
 
 def test_the_files_of_all_processes_are_read_together(tmp_path):
     first, second = stored(), stored()
-    del first["state"]["['x']"]["2:4,0:3"], second["state"]["['x']"]["0:2,0:3"]
-    digests.write(tmp_path, first | {"step": 3}, 0)
-    digests.write(tmp_path, second, 1)
-    assert digests.read(tmp_path) == stored() | {"step": 3}
+    del first["state"]["x"]["2:4,0:3"], second["state"]["x"]["0:2,0:3"]
+    (tmp_path / "metadata").write_text(json.dumps(first | {"notes": "abc"}))
+    (tmp_path / "metadata-1").write_text(json.dumps(second))
+    assert digests.read(tmp_path) == stored() | {"notes": "abc"}
