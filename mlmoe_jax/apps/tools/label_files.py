@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 import os
 from collections.abc import Iterator, Sequence
 
@@ -18,10 +16,7 @@ from mlmoe_jax.data.sources.open import find_root
 from mlmoe_jax.data.sources.source import difficult_treatment
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.progress import Progress
 from mlmoe_jax.runtime.table import Column, Outcome, Table
-
-IMAGES_PER_STEP = 1024  # images per step of the progress bar
 
 
 def write_labels(config: ConfigDict, name: str, output: str) -> Outcome:
@@ -47,7 +42,7 @@ def write_labels(config: ConfigDict, name: str, output: str) -> Outcome:
         difficult = _difficult_code(form, difficult_treatment(config.data, split.name))
         note = form.write(file, _entries(split, file.images, difficult))
         rows.append([split.name, len(split), np.count_nonzero(split.labels == POSITIVE), str(file.path)])
-        notes += filter(None, (_losses(split, form, difficult), note))
+        notes += [*_losses(split, form, difficult), *filter(None, [note])]
     counts = [Column(title, "{:,}".format) for title in ("images", "positive labels")]
     return Outcome([Table(["split", *counts, Column("written to", align="<")], rows, notes=notes)])
 
@@ -73,32 +68,26 @@ def _difficult_code(form: Format, treatment: str) -> int:
 
 
 def _entries(split: Split, images: Sequence[str], difficult: int) -> Iterator[LabelEntry]:
-    """Yield the entries of a split, and show progress.
+    """Yield the entries of a split.
 
     Args:
       split: the split.
       images: paths of its images in the file.
       difficult: the code that a difficult label gets.
     """
-    steps = math.ceil(len(split) / IMAGES_PER_STEP)
     codes = np.where(split.labels == DIFFICULT, difficult, split.labels)
     is_unlabeled = (codes == UNKNOWN).all(axis=1)
-    with contextlib.closing(Progress(split.name, steps, IMAGES_PER_STEP)) as progress:
-        for row, image in enumerate(images):
-            if row % IMAGES_PER_STEP == 0:
-                progress.advance()
-            present = np.flatnonzero(codes[row] > NEGATIVE)
-            labels = {split.classes[k]: int(codes[row, k]) for k in present}
-            yield LabelEntry(image, None if is_unlabeled[row] else labels)
+    for row, image in enumerate(images):
+        labels = {split.classes[k]: int(codes[row, k]) for k in np.flatnonzero(codes[row] > NEGATIVE)}
+        yield LabelEntry(image, None if is_unlabeled[row] else labels)
 
 
-def _losses(split: Split, form: Format, difficult: int) -> str:
-    """Return a sentence about the labels that are written as another label; "" if there are none."""
+def _losses(split: Split, form: Format, difficult: int) -> Iterator[str]:
+    """Yield sentences about the labels that are written as another label."""
     is_unknown = split.labels == UNKNOWN
     is_unknown[is_unknown.all(axis=1)] = False  # an image without known labels stays unlabeled
-    parts = []
     if unknown := np.count_nonzero(is_unknown):
-        parts.append(f"{unknown:,} unknown labels are written as absent")
+        yield f"{split.name}: {unknown:,} unknown labels are written as absent, because the format has no mark for them"
     if not form.holds_difficult and (count := np.count_nonzero(split.labels == DIFFICULT)):
-        parts.append(f"{count:,} difficult labels are written as {'present' if difficult == POSITIVE else 'absent'}")
-    return f"{split.name}: the format has no mark for them: {' and '.join(parts)}" if parts else ""
+        name = "present" if difficult == POSITIVE else "absent"
+        yield f"{split.name}: {count:,} difficult labels are written as {name}, because the format has no mark for them"

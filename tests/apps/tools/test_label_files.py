@@ -47,7 +47,7 @@ def test_labels_come_back(voc, name, treatment):
         np.testing.assert_array_equal(theirs.labels, labels[order])
         count = np.count_nonzero(ours.labels == DIFFICULT)
         absent = "present" if treatment == "positive" else "absent"
-        sentence = f"the format has no mark for them: {count} difficult labels are written as {absent}"
+        sentence = f"{count} difficult labels are written as {absent}, because the format has no mark for them"
         assert (sentence in text) is not FORMATS[name].holds_difficult
 
 
