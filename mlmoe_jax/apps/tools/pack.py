@@ -85,13 +85,9 @@ def _write_missing(
     folder: Folder, shards: Sequence[Shard], config: ConfigDict, stop: threading.Event
 ) -> dict[str, dict[str, Any]]:
     """Write the shards that the folder lacks, and return file -> entry. After a stop, entries are missing."""
-    skip_bad = config.data.bad_images == "skip"
-    entries = {}
-    for shard in shards:
-        entry = _read_entry(folder, shard)
-        if entry and (skip_bad or not entry["left_out"]):
-            entries[shard.file] = entry
+    entries = {shard.file: entry for shard in shards if (entry := _read_entry(folder, shard))}
     missing = [shard for shard in shards if shard.file not in entries]
+    skip_bad = config.data.bad_images == "skip"
     writer = ShardWriter(str(folder), config.pack.short_side, skip_bad, Decoding.from_config(config.data))
     workers = config.data.workers if config.data.workers >= 0 else cores()
     progress, written = Progress("pack", len(missing), SHARD_IMAGES), write_shards(writer, missing, workers)
@@ -109,22 +105,17 @@ def _read_entry(folder: Folder, shard: Shard) -> dict[str, Any] | None:
     if not (folder / shard.sidecar).exists():
         return None
     sidecar = folder.read_json(shard.sidecar)
-    with folder.reading(shard.sidecar):
-        entry = sidecar["entry"]
-        if sidecar["source_sha256"] != shard.source_sha256:
-            raise UserError(
-                f"{folder} was packed with other images, labels or groups ({shard.file}); set another --output"
-            )
-        path = folder / shard.file
-        is_complete = path.exists() and path.stat().length == entry["bytes"]
-        return entry if is_complete else None
+    if sidecar["source_sha256"] != shard.source_sha256:
+        raise UserError(f"{folder} was packed with other images, labels or groups ({shard.file}); set another --output")
+    entry, path = sidecar["entry"], folder / shard.file
+    return entry if path.exists() and path.stat().length == entry["bytes"] else None
 
 
 # -------------------------------------------------------------------------------------------------------- the manifest
 def _start_manifest(folder: Folder, config: ConfigDict, splits: Sequence[Split]) -> dict[str, Any]:
     """Return the manifest in the folder. A new folder gets a manifest without splits.
 
-    Raises UserError if the folder has other content.
+    Raises UserError if the folder was packed from another data set or with other settings, or has other content.
     """
     manifest = {
         "source": config.data.name,
@@ -133,24 +124,15 @@ def _start_manifest(folder: Folder, config: ConfigDict, splits: Sequence[Split])
         "splits": {},
     }
     if (folder / MANIFEST).exists():
-        before = folder.read_json(MANIFEST)
-        _require_same(folder, before, manifest)
-        return manifest | {"splits": before["splits"]}
+        stored = folder.read_json(MANIFEST)
+        if changed := [key for key in ("source", "classes", "settings") if stored[key] != manifest[key]]:
+            raise UserError(f"{folder} was packed with other {', '.join(changed)}; set another --output")
+        return stored
     files = folder.path.iterdir() if folder.path.is_dir() else ()  # an object store has no empty folders
     if names := sorted(path.name for path in files if not path.name.startswith(".")):
         raise UserError(f"{folder} contains other files, such as {names[0]}; set --output to a new or empty folder")
     folder.write_json(MANIFEST, manifest)
     return manifest
-
-
-def _require_same(folder: Folder, before: dict[str, Any], manifest: dict[str, Any]) -> None:
-    """Raise UserError if the folder was packed from another data set or with other settings."""
-    with folder.reading(MANIFEST):
-        changed = [key for key in ("source", "classes") if before[key] != manifest[key]]
-        settings = manifest["settings"].items()
-        changed += [f"pack.{key}" for key, value in settings if before["settings"].get(key) != value]
-    if changed:
-        raise UserError(f"{folder} was packed with other {', '.join(changed)}; set another --output")
 
 
 def _finish_split(folder: Folder, split: Split, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
