@@ -287,41 +287,18 @@ def _examine_steps(
 
 
 def check_outcome(report: dict[str, Any]) -> Outcome:
-    """Return a report of `check_steps` as text; the exit code is 1 if a step does not fit."""
-    mesh = ", ".join(f"{axis}={size}" for axis, size in report["mesh"].items())
-    capacity = report["capacity"]
-    memory = "unknown" if capacity is None else f"{capacity / GIB:.2f} GiB"
+    """Return a report of `check_steps` as text per device; the exit code is 1 if a step does not fit."""
     devices = f"{quantity(report['chips'], 'chip')}, {quantity(report['devices'], 'device')} ({report['device']})"
-    lines = [
-        f"{report['topology']}: {devices}",
-        f"mesh: {mesh}",
-        f"memory per device: {memory} ({report['capacity_source']})",
-    ]
-    if report["quick"]:
-        lines.append("compiled with minimal optimization: sizes may be a few percent off")
-    steps = report["steps"]
-    texts = (_step_text(name, step) for name, step in steps.items())
-    verdicts = (f"{name}: {_verdict(step, capacity)}" for name, step in steps.items())
-    exit_code = FOUND_PROBLEMS if report["fits"] is False else DONE
-    return Outcome(["\n".join(lines), *texts, "\n".join(verdicts)], report, exit_code)
-
-
-def _step_text(name: str, step: dict[str, Any]) -> str:
-    images = quantity(step["batch_a_device"], "image")
-    lines = [f"{name} step, batch {step['batch_size']:,}: {images} per device"]
-    if step["refused"]:
-        return "\n".join([*lines, "  the compiler ran out of memory"])
-    sizes = ", ".join(f"{part} {size / GIB:.3f}" for part, size in step["memory"].items())
-    lines += [
-        f"  per device: {step['flops'] / 1e9:,.1f} GFLOPs, {step['bytes_accessed'] / 1e9:,.2f} GB accessed",
-        f"  memory, GiB: {sizes}, held in addition {step['held'] / GIB:.3f}",
-        f"  compiled in {step['compile_seconds']:.0f} s",
-    ]
-    for kind, row in step["collectives"].items():
-        lines.append(f"  {kind}: {row['count']:,} per step, {row['bytes']:,} bytes per device")
-    if not step["collectives"]:
-        lines.append("  no collectives")
-    return "\n".join(lines)
+    lines = [f"{report['topology']}: {devices}", f"mesh: {report['mesh']}"]
+    for name, step in report["steps"].items():
+        lines.append(f"{name}, {quantity(step['batch_a_device'], 'image')}: {_verdict(step, report['capacity'])}")
+        if not step["refused"]:
+            lines.append(f"  {step['flops'] / 1e9:,.1f} GFLOPs, {step['bytes_accessed'] / 1e9:,.2f} GB accessed")
+            lines += [f"  {size / GIB:.3f} GiB {part}" for part, size in step["memory"].items()]
+            lines += [
+                f"  {row['bytes']:,} bytes in {row['count']:,} {kind}" for kind, row in step["collectives"].items()
+            ]
+    return Outcome(["\n".join(lines)], report, FOUND_PROBLEMS if report["fits"] is False else DONE)
 
 
 def _verdict(step: dict[str, Any], capacity: int | None) -> str:
