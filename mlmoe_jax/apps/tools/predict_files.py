@@ -8,7 +8,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from etils import epath
@@ -19,16 +19,16 @@ from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import FORMATS, LabelEntry, LabelFile, output_path
 from mlmoe_jax.errors import DONE, OUTDATED, USER_ERROR, UserError
 from mlmoe_jax.inference.predictor import LARGEST_BATCH, LabeledImage, Predictor, weights_by_label
-from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder
+from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import BEST
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.formats import join_names, row_writer
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.storage import STANDARD_OUTPUT, OutputTarget, open_output
-from mlmoe_jax.runtime.table import Column, Outcome, Table
+from mlmoe_jax.runtime.table import Outcome
 from mlmoe_jax.runtime.text import printable, quantity
 
-PRINTED_IMAGES = 20  # maximum number of images in the printed table, and of printed errors
+PRINTED_IMAGES = 20  # maximum number of printed images, and of printed errors
 
 
 def predict_files(
@@ -63,18 +63,23 @@ def predict_files(
     folder.require_model()
     paths = _shared_image_list(items, target)
     predictor = Predictor.from_run(folder.path, overrides, checkpoint=checkpoint)
-    rows = ResultRows(predictor.names, top_k)
-    _require_names(target, predictor, paths, rows, select)
+    selection = {}
     if select:
-        size = _batch_size(predictor, paths, batch_size)
-        rows = replace(rows, selection=select_images(predictor, paths, select, count, size))
-        paths = list(rows.selection)
-    if top_k is None and "split" in predictor.source:
-        status(f"thresholds: {folder / THRESHOLDS}, fitted on {predictor.source['split']}")
+        selection = select_images(predictor, paths, select, count, _batch_size(predictor, paths, batch_size))
+        paths = list(selection)
     size, summary = _batch_size(predictor, paths, batch_size), _Summary(len(paths))
     with contextlib.closing(Progress("predict", math.ceil(len(paths) / size), size)) as progress:
-        results = predictor.stream(paths, batch_size=size, top_k=top_k, gates=gates, progress=progress)
-        _write(target, predictor, paths, rows, summary.count_results(results))
+        results = summary.count_results(
+            predictor.stream(paths, batch_size=size, top_k=top_k, gates=gates, progress=progress)
+        )
+        if not distributed.is_first():
+            deque(results, maxlen=0)  # it takes part in computing them
+        elif target.kind in FORMATS:
+            _write_label_file(
+                LabelFile(target.path, predictor.names, paths, version=predictor.version), target, results
+            )
+        else:
+            ResultRows(predictor.names, top_k, selection).write(target, results)
     return summary.outcome(target, outdated=predictor.run.outdated)
 
 
@@ -86,36 +91,6 @@ def _shared_image_list(items: Sequence[str], target: OutputTarget) -> list[str]:
     paths = find_images(items) if distributed.is_first() else None
     paths = distributed.broadcast_from_first(paths)
     return list(dict.fromkeys(paths)) if target.kind in FORMATS else paths
-
-
-def _write(
-    target: OutputTarget, predictor: Predictor, paths: Sequence[str], rows: ResultRows, results: Iterable[LabeledImage]
-) -> None:
-    """Write the results in the first process; other processes take part in computing them."""
-    if not distributed.is_first():
-        deque(results, maxlen=0)
-    elif target.kind in FORMATS:
-        _write_label_file(_label_file(target, predictor, paths), target.kind, results)
-    else:
-        rows.write(target, results)
-
-
-def _require_names(
-    target: OutputTarget, predictor: Predictor, paths: Sequence[str], rows: ResultRows, select: str | None
-) -> None:
-    """Raise UserError if the target cannot name the images or labels."""
-    if target.kind in FORMATS:
-        FORMATS[target.kind].require(_label_file(target, predictor, paths))
-    elif target.kind == "csv" and rows.top_k is None:
-        columns = {*_COLUMNS, *(SELECTION_COLUMNS if select else ())}
-        if same := columns & set(predictor.names):
-            raise UserError(
-                f"the label {min(same)} has the name of a column of the CSV; write --output=….jsonl, or use --top-k"
-            )
-
-
-def _label_file(target: OutputTarget, predictor: Predictor, paths: Sequence[str]) -> LabelFile:
-    return LabelFile(target.path, predictor.names, paths, version=predictor.version)
 
 
 def _batch_size(predictor: Predictor, paths: Sequence[str], size: int | None) -> int:
@@ -177,9 +152,6 @@ def _file_target(output: str) -> OutputTarget:
 
 
 # --------------------------------------------------------------------------------------------------------------- rows
-_COLUMNS = ("image", "labels", "error")  # columns of a CSV before the scores
-
-
 @dataclass(frozen=True)
 class ResultRows:
     """The rows of results in a CSV or JSON lines file.
@@ -201,25 +173,30 @@ class ResultRows:
     selection: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
 
     def write(self, target: OutputTarget, results: Iterable[LabeledImage]) -> None:
-        """Write the results to a target of the kind csv or jsonl."""
+        """Write the results to a target of the kind csv or jsonl; UserError if a label has the name of a column."""
+        heading = self.heading()
+        if target.kind == "csv" and len(set(heading)) < len(heading):
+            raise UserError(
+                f"a label has the name of another column of the CSV ({', '.join(heading)}); write --output=….jsonl, or "
+                "use --top-k"
+            )
         with open_output(target) as file:
             if target.kind == "jsonl":
                 for result in results:
                     print(json.dumps(self.document(result), allow_nan=False), file=file)
             else:
                 write_row = row_writer(file)
-                write_row(self.heading())
+                write_row(heading)
                 for result in results:
                     write_row(self.cells(result))
 
     def heading(self) -> list[str]:
         """Return the names of the columns of a CSV."""
-        image, labels, error = _COLUMNS
-        selected = SELECTION_COLUMNS if self.selection else ()
+        image = ["image", *(SELECTION_COLUMNS if self.selection else ())]
         if self.top_k is None:
-            return [image, *selected, labels, error, *self.names]
+            return [*image, "labels", "error", *self.names]
         ranks = range(1, self.top_k + 1)
-        return [image, *selected, error, *(name for rank in ranks for name in (f"label_{rank}", f"score_{rank}"))]
+        return [*image, "error", *(name for rank in ranks for name in (f"label_{rank}", f"score_{rank}"))]
 
     def cells(self, result: LabeledImage) -> list[Any]:
         """Return the row of a CSV."""
@@ -243,44 +220,40 @@ class ResultRows:
         return row
 
 
-def _write_label_file(file: LabelFile, form: str, results: Iterable[LabeledImage]) -> None:
-    """Write the images that could be read to the file of a labeling tool."""
+def _write_label_file(file: LabelFile, target: OutputTarget, results: Iterable[LabeledImage]) -> None:
+    """Write the images that could be read to the file of a labeling tool; UserError if it cannot name them."""
+    form = FORMATS[target.kind]
+    form.require(file)
     entries = (
         LabelEntry(result.image, dict.fromkeys(result.labels, POSITIVE), result.scores)
         for result in results
         if not result.error
     )
-    if note := FORMATS[form].write(file, entries):
+    if note := form.write(file, entries):
         status(note)
 
 
 # ------------------------------------------------------------------------------------------------------------ summary
-_UNNAMED = Column("", align="<")
-
-
 class _Summary:
-    """The summary of a prediction: its first rows, the errors, and the speed."""
+    """The summary of a prediction: its first images, the errors, and the speed."""
 
     def __init__(self, images: int):
         self.images, self.unread, self.started = images, 0, time.perf_counter()
-        self.first: list[LabeledImage] = []
+        self.lines: list[str] = []
 
     def count_results(self, results: Iterable[LabeledImage]) -> Iterator[LabeledImage]:
         """Yield the results, and add each to the summary."""
-        for result in results:
+        for number, result in enumerate(results):
             yield result
-            self._add(result)
-
-    def _add(self, result: LabeledImage) -> None:
-        if len(self.first) < PRINTED_IMAGES:
-            self.first.append(result)
-        if result.error:
-            self.unread += 1
-            if self.unread <= PRINTED_IMAGES:
-                status(f"error: {printable(result.error)}")
+            if number < PRINTED_IMAGES:
+                self.lines.append(printable(f"{result.image}  {_labels_text(result)}"))
+            if result.error:
+                self.unread += 1
+                if self.unread <= PRINTED_IMAGES:
+                    status(f"error: {printable(result.error)}")
 
     def outcome(self, target: OutputTarget, *, outdated: bool) -> Outcome:
-        """Return the table and the numbers to print. If the rows are on standard output, log one line instead.
+        """Return the first images and the numbers to print. If the rows are on standard output, log the numbers.
 
         Args:
           target: the target of the rows.
@@ -297,19 +270,13 @@ class _Summary:
             return Outcome(exit_code=exit_code)
         numbers = {"images": self.images, "labeled": labeled, "unreadable": self.unread}
         document = {**numbers, "images_per_second": rate, "output": str(target)}
-        return Outcome([Table([_UNNAMED, _UNNAMED], self._rows()), sentence], document, exit_code)
-
-    def _rows(self) -> list[list[str]]:
-        rows = []
-        for result in self.first:
-            rows.append([printable(result.image), "unreadable" if result.error else _labels_text(result)])
-        if self.images > len(self.first):
-            rows.append([f"… and {self.images - len(self.first)} more"])
-        return rows
+        return Outcome(["\n".join(self.lines), sentence], document, exit_code)
 
 
 def _labels_text(result: LabeledImage) -> str:
-    scores = result.scores or {}
-    best = sorted(result.labels, key=scores.__getitem__, reverse=True)
-    text = "  ".join(f"{printable(label)} {100 * scores[label]:.0f} %" for label in best)
-    return text or "(no label reaches its threshold)"
+    if result.error:
+        return "unreadable"
+    best = sorted(result.labels, key=result.scores.__getitem__, reverse=True)
+    return (
+        "  ".join(f"{label} {100 * result.scores[label]:.0f} %" for label in best) or "(no label reaches its threshold)"
+    )

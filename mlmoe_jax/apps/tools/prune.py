@@ -73,7 +73,6 @@ def prune(config: ConfigDict, folder: RunFolder) -> Results:
         raise UserError(f"{folder} holds a run of another mode, which pruning would replace; choose another --workdir")
     search = copy.deepcopy(config)
     search.model.prompts.pruning = "learned"
-    config_of_run(search, folder.below(SEARCH))
     with folder.writing_by_first():
         _train_once(search, folder.below(SEARCH), "training with learned masks")
         results = _train_levels(config, folder, make_levels(_importance_once(folder), config.prune))
@@ -223,11 +222,9 @@ def _write_table(folder: RunFolder, results: dict[Level, Results], metric: str) 
     splits, rows = next(iter(results.values())), []
     columns = [(split, name) for split in splits for name in dict.fromkeys(("mAP", metric))]
     for level, measured in results.items():
-        segments = sum(
-            row.count("1") for row, token in zip(level.kept_segments, level.kept_tokens, strict=True) if token == "1"
-        )
+        segments = [row for row, token in zip(level.kept_segments, level.kept_tokens, strict=True) if token == "1"]
         metrics = (measured[split][name] for split, name in columns)
-        rows.append([level.name, level.kept_tokens.count("1"), segments, *metrics])
+        rows.append([level.name, len(segments), "".join(segments).count("1"), *metrics])
     folder.write_csv(LEVELS_TABLE, ["level", "prompts", "segments", *map("/".join, columns)], rows)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import os
 from collections.abc import Sequence
@@ -113,10 +112,6 @@ def _divide_by_labels(run: Run, paths: Sequence[str]) -> tuple[list[str], list[s
     unlabeled = [path for real, path in given.items() if real not in labeled]
     files = sorted(path for path in labeled if "://" in path or os.path.isfile(path))
     status(f"{len(unlabeled):,} of {quantity(len(given), 'image')} have no labels in the data set of the run")
-    if labeled and not files:
-        logging.getLogger(__name__).warning(
-            "no labeled image of the run is a file here, so images may be chosen that have labels"
-        )
     return files, unlabeled
 
 

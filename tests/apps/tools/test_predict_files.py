@@ -212,20 +212,9 @@ def test_names_are_printed_without_control_characters(command, capsys):
 def test_a_label_with_the_name_of_a_column_needs_json_lines(command, refusal, monkeypatch, predictor):
     monkeypatch.setattr(predictor, "names", ("red", "error", "blue", "dark"))
     sentence = refusal(command, "0.png")
-    assert sentence == "the label error has the name of a column of the CSV; write --output=….jsonl, or use --top-k"
+    assert sentence.startswith("a label has the name of another column of the CSV (image, labels, error, red, error, ")
     assert command("0.png", output="p.jsonl") == 0
     assert command("0.png", top_k=1) == 0
-
-
-def test_fitted_thresholds_are_logged(command, capsys, predictor, monkeypatch):
-    command("0.png")
-    assert "threshold" not in capsys.readouterr().err
-    monkeypatch.setattr(predictor, "source", {"split": "val"})
-    command("0.png")
-    file = Path("run/thresholds.json").resolve()
-    assert capsys.readouterr().err == f"thresholds: {file}, fitted on val\n"
-    command("0.png", top_k=1)
-    assert "threshold" not in capsys.readouterr().err, "they are not used"
 
 
 @pytest.mark.parametrize(

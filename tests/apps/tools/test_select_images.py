@@ -13,7 +13,6 @@ from scipy.stats import entropy
 from mlmoe_jax.apps.cli.flags import parse_flags
 from mlmoe_jax.apps.tools.acquisition import METHODS
 from mlmoe_jax.apps.tools.predict_files import choose_target, predict_files
-from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.main import main
@@ -92,12 +91,6 @@ def test_labels_are_known_although_another_image_of_the_data_set_is_gone(select)
     table = Path("photos/labels.csv")
     table.write_text(table.read_text() + "gone.png,1,0,0,0\n")
     assert {row["image"] for row in select("uncertain", 5)} == {f"photos/{name}.png" for name in "abcde"}
-
-
-def test_a_line_says_that_labeled_images_are_not_files(select, monkeypatch, caplog):
-    monkeypatch.setattr(ImageFiles, "name", lambda images, row: f"{images.names[row]} in a.arrayrecord")
-    assert len(select("both", 6)) == 6
-    assert "no labeled image of the run is a file here" in caplog.text
 
 
 def test_images_that_cannot_be_read_are_not_chosen(select, refusal, capsys):
