@@ -148,7 +148,7 @@ def _train(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.training.profiling import Window
 
     window = Window.parse(flags.profile) if flags.profile else None
-    return _finish_training(lambda: train(config, folder, profile=window), config, folder, flags)
+    return _finish_training(train(config, folder, profile=window), config, folder, flags)
 
 
 @_command(
@@ -162,14 +162,13 @@ def _prune(flags: Namespace, overrides: KeyValues) -> Outcome:
     config, folder = _start_run(flags, overrides)
     from mlmoe_jax.apps.tools.prune import prune
 
-    return _finish_training(lambda: prune(config, folder), config, folder, flags)
+    return _finish_training(prune(config, folder), config, folder, flags)
 
 
-def _finish_training(run: Callable[[], Results], config: ConfigDict, folder: RunFolder, flags: Namespace) -> Outcome:
-    """Train, write sample images and return the results."""
+def _finish_training(results: Results, config: ConfigDict, folder: RunFolder, flags: Namespace) -> Outcome:
+    """Write sample images, and return the results of a training."""
     from mlmoe_jax.inference.explain import write_requested_samples
 
-    results = run()
     write_requested_samples(folder, config)
     if config.eval.select_on == "test":
         print("selected on test, as published", file=sys.stderr)

@@ -5,7 +5,6 @@ versions of JAX and XLA, the options of the compiler, and the devices, including
 processes may use the cache at once.
 """
 
-import tempfile
 from pathlib import Path
 
 from mlmoe_jax.runtime import distributed
@@ -32,8 +31,6 @@ def cache_programs() -> None:
     folder = programs_folder()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # who can write to it can run code in this process
-        with tempfile.TemporaryFile(dir=folder) as probe:
-            probe.write(bytes(2**20))
     except OSError as error:
         status(f"compiled programs are not cached: {folder} cannot be written ({error.strerror or error})")
         return

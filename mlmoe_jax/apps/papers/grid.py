@@ -23,7 +23,6 @@ from mlmoe_jax.errors import DONE, USER_ERROR, DiskError, UserError
 from mlmoe_jax.evaluation.results import Results, training_results
 from mlmoe_jax.inference.explain import write_requested_samples
 from mlmoe_jax.runs.assemble import preprocess_for
-from mlmoe_jax.runs.checkpoint import newest_notes
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.naming import folder_name
 from mlmoe_jax.runtime import distributed
@@ -31,7 +30,7 @@ from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import InUse
 from mlmoe_jax.training.loop import train
 from mlmoe_jax.training.resume import changed_keys
-from mlmoe_jax.training.selection import Selection, require_metric
+from mlmoe_jax.training.selection import require_metric
 
 METHOD = "config"  # the swept "key" whose values are configs
 _SEPARATOR = r",(?![^(\[]*[)\]])"  # a comma outside of brackets
@@ -132,14 +131,11 @@ class GridRun(GridPoint):
 
     folder: RunFolder
     results: Results = field(default_factory=dict)  # {} = not finished
-    selected: str = ""  # the selected weights; "" if the checkpoints are missing or damaged
     error: str = ""
 
     def read_results(self) -> None:
         """Read the results from the folder if this or another process has finished the run."""
         self.results = training_results(self.folder) or {}
-        if self.results and (notes := newest_notes(self.folder)):
-            self.selected = str(Selection.from_notes({}, notes))
 
 
 def plan_runs(points: Sequence[GridPoint], folder: RunFolder) -> list[GridRun]:

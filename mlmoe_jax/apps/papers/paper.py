@@ -8,8 +8,8 @@ docs/results.md and `--mode=reproduce` show them. A JSON file per paper describe
     caveats           id -> why a number cannot be compared, or may not be reached
     backbones         backbone -> ids of the caveats of all its numbers
     results           id of a table ("1") or figure ("fig3") -> caption, columns, and if there are any: notes, ids of
-                      readings and caveats of all its numbers; x, the horizontal axis of a figure; then, commands after
-                      the trainings, in which {METHOD} is a run folder; side_by_side, the blocks of columns of the paper
+                      readings and caveats of all its numbers; then, commands after the trainings, in which {METHOD} is
+                      a run folder; side_by_side, the blocks of columns of the paper
 
 A CSV file per table, such as tables/mlvpt.1.csv, has a line per row:
 
@@ -115,7 +115,6 @@ class PublishedRow:
       numbers: column -> published number.
       ours: column -> number of this package.
       notes: ids of the notes of the row.
-      x: its x value in a figure.
     """
 
     settings: Mapping[str, str]
@@ -127,7 +126,6 @@ class PublishedRow:
     numbers: Mapping[str, PrintedNumber]
     ours: Mapping[str, float | None]
     notes: tuple[str, ...]
-    x: Any
 
     @property
     def label(self) -> str:
@@ -155,7 +153,6 @@ class PublishedTable:
       caption: what it shows.
       columns: the metrics.
       notes: ids of the notes of all numbers.
-      x: the config key on the horizontal axis of a figure, or "method"; "" for a table.
       then: commands after the trainings.
       side_by_side: names of the adjacent rows that the paper prints side by side.
     """
@@ -165,7 +162,6 @@ class PublishedTable:
     caption: str
     columns: Sequence[str]
     notes: Sequence[str] = ()
-    x: str = ""
     then: Sequence[str] = ()
     side_by_side: Sequence[str] = ()
 
@@ -231,7 +227,6 @@ class Paper:
         recipes = [Recipe(config, tuple(overrides.items())) for config in _read_configs(line, dataset)]
         recipe, subtracted, *_ = [*recipes, None, None]
         uncertain = self.readings.keys() & {*notes, *entry.get("notes", ())}
-        x = entry.get("x", "")
         return PublishedRow(
             settings,
             line["name"],
@@ -242,7 +237,6 @@ class Paper:
             {column: self._read_number(line[column], certain=not uncertain) for column in entry["columns"]},
             {name.removeprefix(OURS): float(cell) if cell else None for name, cell in line.items() if OURS in name},
             notes,
-            int(overrides[x]) if x in overrides else line["method"],
         )
 
     def _read_number(self, cell: str, *, certain: bool) -> PrintedNumber:

@@ -15,13 +15,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
 import numpy as np
 
 from mlmoe_jax.apps.papers.grid import GridPoint, plan_runs, train_missing
 from mlmoe_jax.apps.papers.paper import DASH, MISSING, UNCERTAIN, PublishedRow, Recipe, number_text
-from mlmoe_jax.apps.papers.plot import axis_value, draw_plot
 from mlmoe_jax.apps.papers.request import Request, commands_after
 from mlmoe_jax.apps.tools.preflight.cost import count_cost
 from mlmoe_jax.data.labels.space import LabelSpace
@@ -43,7 +41,7 @@ _PAIR = re.compile(r"p\((.+) \| (.+)\)")  # share of the first label among train
 
 
 def reproduce(request: Request, folder: RunFolder) -> Outcome:
-    """Train the missing runs of a table, write its CSV, Markdown and figure to `folder`, and return what to print.
+    """Train the missing runs of a table, write its CSV and Markdown to `folder`, and return what to print.
 
     Files have all rows of the table. Rows that were not requested have the numbers of finished runs.
 
@@ -102,9 +100,10 @@ class Measurements:
     def _measure_row(self, row: PublishedRow) -> RowNumbers:
         if row.recipe is None:
             return RowNumbers(row, state="this package does not have it")
-        measured = self._measure_runs(row.recipe, row)
+        runs = self._request.repeat(row.recipe)
+        measured = [self._measure_run(run, row) for run in runs]
         if row.subtracted is not None:
-            others = self._measure_runs(row.subtracted, row)
+            others = [self._measure_run(run, row) for run in self._request.repeat(row.subtracted)]
             measured = [
                 {column: one[column] - other[column] for column in one.keys() & other.keys()}
                 for one, other in zip(measured, others, strict=True)
@@ -116,12 +115,9 @@ class Measurements:
                 ours[column] = float(np.mean(values))
             if len(values) > 1 and column not in COSTS:
                 spread[column] = sample_deviation(values)
-        finished = sum(map(self._is_finished, self._request.repeat(row.recipe)))
+        finished = sum(map(self._is_finished, runs))
         state = "" if finished and ours.keys() == row.numbers.keys() else MISSING
         return RowNumbers(row, ours, spread, state, finished)
-
-    def _measure_runs(self, recipe: Recipe, row: PublishedRow) -> list[dict[str, float]]:
-        return [self._measure_run(run, row) for run in self._request.repeat(recipe)]
 
     def _measure_run(self, run: Recipe, row: PublishedRow) -> dict[str, float]:
         """Return the numbers of one run. Before it is finished, only the columns of COSTS have numbers."""
@@ -171,16 +167,10 @@ def comparison_table(request: Request, measured: Sequence[RowNumbers]) -> Table:
     """Return published numbers, own numbers and their differences, one line each. The caveats are notes."""
     columns, rows = request.table.columns, []
     for one in measured:
-        row, marks = one.row, request.paper.marks(one.row.all_notes)
-        if not columns:  # images, not numbers
-            rows.append([row.label, one.state, marks])
-            continue
-        rows.append([row.label, "published", *map(str, row.numbers.values()), marks])
-        if not one.ours:
-            rows.append(["", "ours", one.state])
-            continue
+        marks = request.paper.marks(one.row.all_notes)
+        rows.append([one.row.label, "published", *map(str, one.row.numbers.values()), marks])
         rows.append(["", "ours", *(_own_number(one, column) for column in columns), one.state])
-        if not request.dataset:
+        if one.ours and not request.dataset:
             differences = [number_text(one.difference(column), sign="+") for column in columns]
             rows.append(["", "difference", *differences, ""])
     texts = Column("", align="<")
@@ -257,27 +247,7 @@ def numbers_table(request: Request, measured: Sequence[RowNumbers]) -> Table:
 
 
 def write_tables(request: Request, measured: Sequence[RowNumbers], folder: RunFolder) -> None:
-    """Write TABLE.md, TABLE.csv if there are numbers, and TABLE.png of a figure, such as mlvpt.fig3.png."""
+    """Write TABLE.md, and TABLE.csv if there are numbers, such as mlvpt.1.csv."""
     folder.write_text(f"{request.name}.md", comparison_table(request, measured).markdown())
     if request.table.columns:  # a figure may have images instead of numbers
         folder.write_text(f"{request.name}.csv", numbers_table(request, measured).csv())
-    if request.table.x and any(one.ours for one in measured):
-        x_title = request.table.x.rpartition(".")[2]
-        image = draw_plot(figure_points(request, measured), x_title=x_title, y_title="%", title=_heading(request))
-        folder.write_bytes(f"{request.name}.png", image)
-
-
-def figure_points(request: Request, measured: Sequence[RowNumbers]) -> list[dict[str, Any]]:
-    """Return the points of a figure of the paper, published and own.
-
-    There is one panel per metric, such as mAP, CF1 and OF1, and one line per data set. Differences are left out.
-    """
-    points = []
-    for one in measured:
-        dataset, x = one.row.settings["dataset"], axis_value(one.row.x)
-        for column, number in one.row.numbers.items() if one.row.subtracted is None else ():
-            published_line, own_line = f"{dataset}, published", f"{request.dataset or dataset}, ours"
-            for line, y in ((published_line, number.value), (own_line, one.ours.get(column))):
-                if y is not None and math.isfinite(y):
-                    points.append({"panel": column, "line": line, "x": x, "y": y})
-    return points

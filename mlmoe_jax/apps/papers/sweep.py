@@ -8,14 +8,15 @@ only read, and an unfinished run resumes from its checkpoint. --sweep=config=vpt
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence
 from typing import Any
 
+import altair as alt
 import numpy as np
 
 from mlmoe_jax.apps.papers.grid import GridPoint, GridRun, plan_runs, point_name, train_missing, value_text
-from mlmoe_jax.apps.papers.plot import axis_value, draw_plot
 from mlmoe_jax.evaluation.metrics.multilabel import sample_deviation
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.table import Column, Outcome, Table
@@ -24,7 +25,7 @@ from mlmoe_jax.runtime.text import percent
 SWEEP_TABLE, PLOT = "sweep.csv", "sweep.png"
 SEED_KEY = "seed"
 _OVER_SEEDS, _ON_TEST = "mean ± sample standard deviation over seeds", "selected on test, as published"
-_WIDTH = 14  # of a column of scores
+_LOGARITHMIC_FROM = 20  # ratio of largest to smallest x value from which the axis is logarithmic
 
 
 def sweep(points: Sequence[GridPoint], folder: RunFolder) -> Outcome:
@@ -51,11 +52,11 @@ def write_sweep(folder: RunFolder, runs: Sequence[GridRun]) -> None:
     for run in runs:
         if run.results or run.error:
             measured = [run.results.get(split, {}).get(name) for split, name in metrics]
-            rows.append([*map(value_text, run.values.values()), run.selected, *measured, run.name, run.error])
-    folder.write_csv(SWEEP_TABLE, [*runs[0].values, "selected", *map("/".join, metrics), "run", "error"], rows)
-    if points := plot_points(runs):
-        title = _OVER_SEEDS if SEED_KEY in runs[0].values else ""
-        folder.write_bytes(PLOT, draw_plot(points, x_title=_main_key(runs), y_title="mAP (%)", title=title))
+            rows.append([*map(value_text, run.values.values()), *measured, run.name, run.error])
+    folder.write_csv(SWEEP_TABLE, [*runs[0].values, *map("/".join, metrics), "run", "error"], rows)
+    x_key = next((key for key in runs[0].values if key != SEED_KEY), SEED_KEY)
+    if points := plot_points(runs, x_key):
+        folder.write_bytes(PLOT, draw_plot(points, x_key))
 
 
 def list_runs(runs: Sequence[GridRun]) -> list[dict[str, Any]]:
@@ -64,7 +65,6 @@ def list_runs(runs: Sequence[GridRun]) -> list[dict[str, Any]]:
         {
             "run": run.name,
             "config": run.values,
-            "selected": run.selected or None,
             "results": run.results or None,
             "error": run.error or None,
         }
@@ -124,9 +124,8 @@ def runs_table(runs: Sequence[GridRun]) -> Table:
             rows.append([run.name, f"failed: {run.error}" if run.error else "another process is training it"])
         else:
             scores = finite_scores(run)
-            rows.append([run.name, *(scores.get(split, math.nan) for split in splits), run.selected])
-    columns = [Column(split, percent, width=_WIDTH) for split in splits]
-    return Table(["mAP, %", *columns, Column("weights", align="<")], rows)
+            rows.append([run.name, *(scores.get(split, math.nan) for split in splits)])
+    return Table(["mAP, %", *(Column(split, percent) for split in splits)], rows)
 
 
 def seeds_table(runs: Sequence[GridRun]) -> Table:
@@ -135,7 +134,7 @@ def seeds_table(runs: Sequence[GridRun]) -> Table:
     for average in average_seeds(runs):
         name = point_name(average["config"], runs[0].config)
         rows.append([name or "all", *map(average["mAP"].get, splits)])
-    return Table(["mAP, %", *(Column(split, _mean_text, width=_WIDTH) for split in splits)], rows, title=_OVER_SEEDS)
+    return Table(["mAP, %", *(Column(split, _mean_text) for split in splits)], rows, title=_OVER_SEEDS)
 
 
 def _mean_text(statistics: dict[str, float]) -> str:
@@ -144,24 +143,40 @@ def _mean_text(statistics: dict[str, float]) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------- plot
-def _main_key(runs: Sequence[GridRun]) -> str:
-    """Return the key on the x axis: the first swept key except the seed."""
-    return next((key for key in runs[0].values if key != SEED_KEY), SEED_KEY)
+def plot_points(runs: Sequence[GridRun], x_key: str) -> list[dict[str, Any]]:
+    """Return the points of the plot of the mAP over a swept key: "panel", "line", "x", a number or a name, and "y".
 
-
-def plot_points(runs: Sequence[GridRun]) -> list[dict[str, Any]]:
-    """Return the points of the plot of the mAP over the first swept key.
-
-    There is one panel per split, and one line per combination of the further keys.
+    There is one panel per split, and one line per combination of the further keys except the seed.
     """
-    x_key = _main_key(runs)
-    return [
-        {
-            "panel": split,
-            "line": _label(run, x_key, SEED_KEY) or "mAP",
-            "x": axis_value(run.values[x_key]),
-            "y": 100 * score,
-        }
-        for run in runs
-        for split, score in finite_scores(run).items()
-    ]
+    points = []
+    for run in runs:
+        line, x = _label(run, x_key, SEED_KEY) or "mAP", run.values[x_key]
+        if type(x) not in (int, float):  # True is no number
+            x = value_text(x)
+        scores = finite_scores(run)
+        points += [{"panel": split, "line": line, "x": x, "y": 100 * score} for split, score in scores.items()]
+    return points
+
+
+def draw_plot(points: Sequence[dict[str, Any]], x_key: str) -> bytes:
+    """Draw the result of `plot_points` and return the content of a PNG file.
+
+    Seeds are averaged, with an error bar of one sample standard deviation.
+    """
+    scale = {"title": "mAP (%)", "scale": alt.Scale(zero=False)}
+    base = alt.Chart(alt.Data(values=points)).encode(x=x_axis(points, x_key), color=alt.Color("line:N", title=None))
+    lines = base.mark_line(point=True).encode(y=alt.Y("mean(y):Q", **scale))
+    bars = base.mark_errorbar(extent="stdev").encode(y=alt.Y("y:Q", **scale))
+    chart = (lines + bars).facet(column=alt.Column("panel:N", title=None, sort=None)).resolve_scale(y="independent")
+    buffer = io.BytesIO()
+    chart.save(buffer, format="png", scale_factor=2)
+    return buffer.getvalue()
+
+
+def x_axis(points: Sequence[dict[str, Any]], title: str) -> alt.X:
+    """Return the x axis. A wide range of numbers gets a logarithmic axis."""
+    values = list(dict.fromkeys(point["x"] for point in points))
+    if any(isinstance(value, str) for value in values):
+        return alt.X("x:N", title=title, sort=values)
+    wide = min(values) > 0 and max(values) >= _LOGARITHMIC_FROM * min(values)
+    return alt.X("x:Q", title=title, scale=alt.Scale(type="log" if wide else "linear", zero=False))

@@ -72,9 +72,7 @@ def test_an_interrupted_sweep_resumes(run, monkeypatch, tmp_path):
     for one, row in zip(printed, table_of(folder), strict=True):
         stored = stored_metrics(folder / one["run"])
         assert one["results"] == stored
-        assert one["selected"] == row["selected"]
         assert row[key] == str(one["config"][key])
-        assert one["selected"].endswith(" weights of step 6 (the last)"), "the split is rough"
         assert float(row["test/mAP"]) == stored["test"]["mAP"]
     assert Image.open(folder / "sweep.png").format == "PNG"
 

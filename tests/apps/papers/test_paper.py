@@ -114,16 +114,22 @@ def test_another_data_set_keeps_the_backbone_but_a_small_one_has_its_own():
     assert recipes[0] == Recipe("vpt:backbone=vit_b16_in1k,dataset=voc2007,resolution=224")
     small = {row.recipe for row in find_table("mlvpt.1", SMALL_DATASETS[0])[1].rows}
     assert small == {Recipe(f"{name}:dataset=digits") for name in ("vpt", "gatevpt", "e2vpt", "mlvpt_dinov2")}
-    groups = [row.x for row in find_table("mlvpt.fig5", "digits")[1].rows]
-    assert groups == [1, 1, 2, 2, 3, 3, 5, 5, 8, 8]  # there are no 13 labels to divide
+    groups = [row.settings["model.prompts.num_groups"] for row in find_table("mlvpt.fig5", "digits")[1].rows]
+    assert groups == [f"num_groups={count}" for count in (1, 1, 2, 2, 3, 3, 5, 5, 8, 8)], (
+        "there are no 13 labels to divide"
+    )
 
 
-@pytest.mark.parametrize(("figure", "points"), [("fig5", [1, 2, 3, 5, 8, 13]), ("fig6", [2, 3, 4, 5, 6, 7])])
-def test_figures_with_several_backbones_have_a_row_for_each(figure, points):
+@pytest.mark.parametrize(
+    ("figure", "key", "points"),
+    [("fig5", "num_groups", [1, 2, 3, 5, 8, 13]), ("fig6", "per_group", [2, 3, 4, 5, 6, 7])],
+)
+def test_figures_with_several_backbones_have_a_row_for_each(figure, key, points):
     rows = find_table(f"mlvpt.{figure}")[1].rows
     backbones = dict.fromkeys(row.backbone for row in find_table("mlvpt.1")[1].rows)
     expected = {(name, dataset, x) for name in backbones for dataset in ("coco2014", "voc2007") for x in points}
-    assert {(row.backbone, row.recipe.dataset, row.x) for row in rows} == expected
+    values = [int(dict(row.recipe.overrides)[f"model.prompts.{key}"]) for row in rows]
+    assert {(row.backbone, row.recipe.dataset, x) for row, x in zip(rows, values, strict=True)} == expected
     assert len(rows) == len(expected) == 72
 
 

@@ -10,7 +10,7 @@ from helpers.scored_run import write_results
 
 import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.papers import grid
-from mlmoe_jax.apps.papers.reproduce import Measurements, comparison_table, figure_points, write_tables
+from mlmoe_jax.apps.papers.reproduce import Measurements, comparison_table, write_tables
 from mlmoe_jax.apps.papers.request import Request, parse_request
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.evaluation.metrics.published import preset
@@ -157,7 +157,8 @@ def test_a_figure_of_images_says_which_runs_are_missing(tmp_path):
     request, folder = parse_request("mlvpt.fig7"), RunFolder(tmp_path)
     finish(parse_request("mlvpt.fig7", only="VPT"), folder)
     lines = comparison_table(request, outcomes_of(request, folder)).text().splitlines()
-    assert ["not reproduced here" in line for line in lines[2:4]] == [False, True]
+    ours = [line for line in lines if line.split()[:1] == ["ours"]]
+    assert ["not reproduced here" in line for line in ours] == [False, True]
 
 
 def test_on_other_data_there_is_no_difference(tmp_path):
@@ -186,22 +187,6 @@ def test_files(two):
     widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}
     assert len(widths) == 1
     assert "| ML-VPT, DINOv2-B, voc2007, 224 | published | 96.4 |" in text
-
-
-def test_a_figure_has_a_panel_per_metric_and_a_line_per_source(tmp_path):
-    request, folder = parse_request("drmoe.4"), RunFolder(tmp_path)
-    finish(request, folder)
-    outcomes = outcomes_of(request, folder)
-    points = figure_points(request, outcomes)
-    assert list(dict.fromkeys(point["panel"] for point in points)) == ["mAP", "OF1", "CF1"]
-    lines = {}
-    for point in points:
-        if point["panel"] == "mAP":
-            lines.setdefault(point["line"], []).append((point["x"], point["y"]))
-    assert lines == {
-        "coco2014, published": [(2, 85.2), (4, 85.9), (6, 85.7)],
-        "coco2014, ours": [(x, outcome.ours["mAP"]) for x, outcome in zip((2, 4, 6), outcomes, strict=True)],
-    }
 
 
 # ---------------------------------------------------------------------------------------------------------- the whole
@@ -233,7 +218,6 @@ def test_only_what_is_missing_is_trained_and_all_that_is_there_is_shown(training
     entries = json.loads(capsys.readouterr().out)
     assert len(entries) == 10 * 3
     assert all(entry["ours"] is not None for entry in entries)
-    assert (tmp_path / "mlvpt.fig3-digits.png").read_bytes().startswith(b"\x89PNG")
     with open(tmp_path / "mlvpt.fig3-digits.csv", newline="") as file:
         assert len(list(csv.DictReader(file))) == 30
     assert main([*FLAGS, "--table=mlvpt.fig7", f"--workdir={tmp_path}"]) == 0

@@ -12,7 +12,7 @@ import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.papers import grid
 from mlmoe_jax.apps.papers import sweep as sweeping
 from mlmoe_jax.apps.papers.grid import GridPoint, combine_axes, plan_runs
-from mlmoe_jax.apps.papers.sweep import average_seeds, plot_points, runs_table, seeds_table
+from mlmoe_jax.apps.papers.sweep import average_seeds, plot_points, runs_table, seeds_table, x_axis
 from mlmoe_jax.config import default_config
 from mlmoe_jax.errors import USER_ERROR, Stopped, UserError
 from mlmoe_jax.runs.folder import CONFIG, RunFolder
@@ -71,7 +71,7 @@ def test_a_second_call_trains_only_the_missing_runs(trainings, tmp_path, capsys)
     assert trainings.ran == ["num_groups=2", "num_groups=3", "num_groups=8"]
     rows = table_of(tmp_path / "new")
     metrics = ("val/mAP", "val/OF1@0.5", "test/mAP", "test/OF1@0.5")
-    assert list(rows[0]) == [GROUPS, "selected", *metrics, "run", "error"]
+    assert list(rows[0]) == [GROUPS, *metrics, "run", "error"]
     assert [row[GROUPS] for row in rows] == ["8", "2", "3"]
     assert float(rows[1]["val/mAP"]) == pytest.approx(0.9 + 2 / 1000 + 1 / 3000, abs=1e-15), "not rounded"
     assert (rows[1]["val/OF1@0.5"], rows[1]["test/OF1@0.5"]) == ("", "0.25")
@@ -170,7 +170,6 @@ def test_json_has_unrounded_metrics_and_statistics_over_seeds(trainings, tmp_pat
     assert printed["runs"][0] == {
         "run": "num_groups=2,seed=0",
         "config": {"seed": 0, GROUPS: 2},
-        "selected": None,
         "results": {"val": {"mAP": value, "OF1@0.5": None}, "test": {"mAP": value + 0.01, "OF1@0.5": 0.25}},
         "error": None,
     }
@@ -205,10 +204,9 @@ def test_statistics_over_seeds_use_finite_values_of_finished_runs(tmp_path):
 
 def test_the_table_has_one_line_per_run_and_then_the_statistics_over_seeds(tmp_path):
     runs = runs_of(tmp_path, {GROUPS: (2,), "seed": (0, 1)}, fail=("num_groups=2,seed=1",))
-    runs[0].selected = "ema weights of step 12 (the last)"
     lines = [line.split() for line in runs_table(runs).text().splitlines()]
-    assert lines[0] == ["mAP,", "%", "val", "test", "weights"]
-    assert lines[1] == ["num_groups=2,seed=0", "90.23", "91.23", *runs[0].selected.split()]
+    assert lines[0] == ["mAP,", "%", "val", "test"]
+    assert lines[1] == ["num_groups=2,seed=0", "90.23", "91.23"]
     assert lines[2] == ["num_groups=2,seed=1", "failed:", "diverged"]
     title, _, line = seeds_table(runs).text().splitlines()
     assert title == "mean ± sample standard deviation over seeds"
@@ -229,20 +227,38 @@ def percent(groups, seed=0.0, split="val"):
 
 
 def test_one_key_gives_one_line_in_a_panel_per_split(tmp_path):
-    points = plot_points(runs_of(tmp_path, {GROUPS: (2, 8), "seed": (0, 1)}))
+    points = plot_points(runs_of(tmp_path, {GROUPS: (2, 8), "seed": (0, 1)}), GROUPS)
     assert points == [
         {"panel": split, "line": "mAP", "x": groups, "y": percent(groups, seed, split)}
         for groups in (2, 8)
         for seed in (0, 1)
         for split in ("val", "test")
     ]
-    assert [point["x"] for point in plot_points(runs_of(tmp_path, {"seed": (3, 0)}))] == [3, 3, 0, 0]
+    assert [point["x"] for point in plot_points(runs_of(tmp_path, {"seed": (3, 0)}), "seed")] == [3, 3, 0, 0]
 
 
 def test_more_keys_give_one_line_per_combination(tmp_path):
     axes = {"optim.name": ("adamw", "sgd"), GROUPS: (2, 3), "augment.flip": (False, True)}
-    points = plot_points(runs_of(tmp_path, axes, fail=["flip=false,name=adamw,num_groups=2"]))
+    points = plot_points(runs_of(tmp_path, axes, fail=["flip=false,name=adamw,num_groups=2"]), "optim.name")
     lines = {(point["line"], point["x"]) for point in points}
     names = [f"flip={flip},num_groups={groups}" for flip in ("false", "true") for groups in (2, 3)]
     whole = {(name, x) for name in names for x in ("adamw", "sgd")}
     assert whole - lines <= {("flip=false,num_groups=2", "adamw")}
+
+
+def points_at(values):
+    return [{"panel": "val", "line": "a", "x": x, "y": 90.0 + i} for i, x in enumerate(values)]
+
+
+@pytest.mark.parametrize(
+    ("values", "scale"),
+    [([1e-4, 1e-3, 1e-2], "log"), ([0.0, 1e-3, 1e-1], "linear"), ([8, 2, 3], "linear"), ([-1, 0, 100], "linear")],
+)
+def test_numbers_have_a_scale_for_their_range(values, scale):
+    x = x_axis(points_at(values), "groups").to_dict()
+    assert (x["type"], x["scale"]["type"], x["title"]) == ("quantitative", scale, "groups")
+
+
+def test_other_values_are_names_in_the_given_order():
+    x = x_axis(points_at(["sgd", "adamw"]), "optim.name").to_dict()
+    assert (x["type"], x["sort"]) == ("nominal", ["sgd", "adamw"])
