@@ -46,7 +46,10 @@ def _run(arguments: Sequence[str]) -> int:
 
         print("\n\n".join(map(describe_config, topics)))
         return DONE
-    flags, overrides = parse_flags(arguments)
+    try:
+        flags, overrides = parse_flags(arguments)
+    except SystemExit:  # --help and --version are printed
+        return DONE
     command = COMMANDS[flags.mode]
 
     def work() -> int:
