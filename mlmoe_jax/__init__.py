@@ -8,8 +8,8 @@ Importing the package imports no libraries: each name imports what it needs when
 
 from __future__ import annotations
 
-import importlib
 import os
+import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -71,11 +71,8 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:
-        raise AttributeError(f"module 'mlmoe_jax' has no attribute '{name}'; its public names are {', '.join(__all__)}")
-    module, _, attribute = _LAZY[name].partition(":")
-    value = importlib.import_module(module)
-    if attribute:
-        value = getattr(value, attribute)
+        raise AttributeError(f"module 'mlmoe_jax' has no attribute '{name}'")
+    value = pkgutil.resolve_name(_LAZY[name])
     globals()[name] = value  # the next access does not call __getattr__
     return value
 
@@ -117,7 +114,6 @@ def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, dict[str,
       UserError: the config, the data set or the run folder does not fit.
       KeyboardInterrupt: after Ctrl-C or SIGTERM, once a checkpoint is saved; calling `train` again then resumes.
     """
-    _require_config(config)
     from mlmoe_jax.inference.explain import write_requested_samples
     from mlmoe_jax.runs.folder import RunFolder
     from mlmoe_jax.training import loop
@@ -196,7 +192,6 @@ def build_model(
     Raises:
       UserError: there are no labels, the head or prompts do not fit the backbone, or the weights are missing.
     """
-    _require_config(config)
     from mlmoe_jax.runs.assemble import initial_model
 
     space = _label_space(labels, config)
@@ -250,7 +245,6 @@ def open_split(config: ConfigDict, split: str = "") -> Split:
     Raises:
       UserError: the data set is missing or damaged, or has no such split.
     """
-    _require_config(config)
     from mlmoe_jax.data.sources.open import open_splits
 
     name = split or config.data.train_split
@@ -273,7 +267,6 @@ def load_batches(
     Raises:
       UserError: raised by the iterator if an image cannot be read, unless `data.bad_images` is "skip".
     """
-    _require_config(config)
     from mlmoe_jax.data.pipeline import build_loader
 
     augment = config.augment if training else None
@@ -293,7 +286,6 @@ def make_loss(config: ConfigDict, labels: np.ndarray | None = None) -> Callable[
     Raises:
       UserError: the loss needs labels, and there are none.
     """
-    _require_config(config)
     from mlmoe_jax.training.objective import Objective, training_objective
 
     if labels is None and config.loss.kind == "bce" and not config.loss.positive_weight:
@@ -310,7 +302,6 @@ def trainable_filter(config: ConfigDict) -> Callable[[tuple, Any], bool]:
     Raises:
       UserError: raised by the filter if no rule of `config.trainable` matches a parameter.
     """
-    _require_config(config)
     from flax import nnx
 
     from mlmoe_jax.models.rules import assign
@@ -323,13 +314,6 @@ def trainable_filter(config: ConfigDict) -> Callable[[tuple, Any], bool]:
         return assign(rules, [name])[name]
 
     return nnx.filterlib.All(nnx.Param, trains)
-
-
-def _require_config(config: object) -> None:
-    from ml_collections import ConfigDict
-
-    if not isinstance(config, ConfigDict):
-        raise UserError(f"config is {config!r}; give the config that mm.load_config returns")
 
 
 def _label_space(labels: Sequence[str] | LabelSpace | Split | int, config: ConfigDict) -> LabelSpace:

@@ -137,7 +137,7 @@ def test_every_public_name_is_there_and_listed():
 
 
 def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match=r"has no attribute 'predictor'.*Predictor"):
+    with pytest.raises(AttributeError, match=r"has no attribute 'predictor'"):
         _ = mm.predictor
 
 
@@ -173,26 +173,14 @@ def test_overrides_are_python_values_or_texts():
 @pytest.mark.parametrize(
     ("overrides", "part"),
     [
-        ({"train.epoch": 1}, "did you mean 'train.epochs'"),
+        ({"train.epoch": 1}, "did you mean 'epochs'"),
         ({"train.epochs": 0}, "epochs"),
-        ({"train.epochs": None}, "cannot be set to None"),
-        ({"train": {"epochs": 1}}, "one key for each value"),
+        ({"train.epochs": None}, "not 'None'"),
+        ({"train": {"epochs": 1}}, "is a section with fit, epochs, "),
     ],
 )
 def test_what_does_not_fit_is_refused(overrides, part, refusal):
     assert part in refusal(mm.load_config, "linear_probe:dataset=digits", overrides)
-
-
-@pytest.mark.parametrize(
-    "name", ["train", "build_model", "open_split", "load_batches", "make_loss", "trainable_filter"]
-)
-def test_a_name_in_place_of_a_config_is_refused(name, refusal):
-    function = getattr(mm, name)
-    others = [one for one in inspect.signature(function).parameters.values() if one.default is inspect.Parameter.empty]
-    keyword = {one.name: 1 for one in others if one.kind is inspect.Parameter.KEYWORD_ONLY}
-    positional = ["x" for one in others[1:] if one.name not in keyword]
-    sentence = refusal(function, "mlvpt_digits", *positional, **keyword)
-    assert sentence == "config is 'mlvpt_digits'; give the config that mm.load_config returns"
 
 
 @pytest.mark.parametrize(

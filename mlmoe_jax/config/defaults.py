@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.config.keys import ConfigSection, IntegerKey, Key, NumberKey, RulesKey, TextKey, key_like, section, walk
+from mlmoe_jax.config.keys import ConfigSection, IntegerKey, Key, RulesKey, TextKey, key_like, section, walk
 from mlmoe_jax.config.tables.data_keys import AUGMENT_KEYS, DATA_KEYS, PACK_KEYS
 from mlmoe_jax.config.tables.evaluation_keys import (
     CALIBRATION_KEYS,
@@ -29,7 +29,6 @@ from mlmoe_jax.config.tables.training_keys import (
     OPTIM_KEYS,
     TRAIN_KEYS,
 )
-from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.registries import ADAPTERS
 from mlmoe_jax.runtime.registry import nearest, suggestion
 
@@ -76,20 +75,20 @@ KEYS: dict[str, Key] = {name: entry for name, entry in walk(CONFIG) if isinstanc
 SECTIONS: dict[str, ConfigSection] = {name: entry for name, entry in walk(CONFIG) if isinstance(entry, ConfigSection)}
 
 
+def section_named(name: str) -> ConfigSection | None:
+    """Return the section of a dotted name, also the section of an adapter; None if there is none. "" is the config."""
+    parent, _, leaf = name.rpartition(".")
+    if parent == ADAPTERS_SECTION and leaf in ADAPTERS:
+        return adapter_section(leaf)
+    return SECTIONS.get(name) if name else CONFIG
+
+
 def key_named(name: str) -> Key | None:
     """Return the key of a dotted name, also a key of an adapter or of an open section; None if there is none."""
-    if name in KEYS or name in SECTIONS:
-        return KEYS.get(name)
-    if name.startswith(f"{ADAPTERS_SECTION}."):
-        adapter, leaf = _adapter_and_leaf(name)
-        return adapter_section(adapter).entries.get(leaf) if adapter in ADAPTERS else None
-    return SECTIONS[name.rpartition(".")[0]].further if in_open_section(name) else None
-
-
-def in_open_section(name: str) -> bool:
-    """Return whether a dotted name is directly below a section that allows other keys."""
     parent, _, leaf = name.rpartition(".")
-    return bool(leaf) and parent in SECTIONS and SECTIONS[parent].further is not None
+    section = section_named(parent)
+    entry = section.entries.get(leaf, section.further) if section else None
+    return entry if isinstance(entry, Key) else None
 
 
 def default_config() -> ConfigDict:
@@ -112,15 +111,10 @@ def adapter_section(name: str) -> ConfigSection:
 
 
 def _adapter_key(setting: Setting) -> Key:
-    key = dataclasses.replace(key_like(setting.default), doc=setting.doc)
-    if isinstance(key, NumberKey) and setting.least is not None:
-        return dataclasses.replace(key, least=setting.least, most=setting.most)
-    return key
-
-
-def _adapter_and_leaf(name: str) -> tuple[str, str]:
-    adapter, _, leaf = name.removeprefix(f"{ADAPTERS_SECTION}.").partition(".")
-    return adapter, leaf
+    key = key_like(setting.default)
+    limits = {"least": setting.least, "most": setting.most}
+    given = {name: limit for name, limit in limits.items() if limit is not None}
+    return dataclasses.replace(key, doc=setting.doc, **given)
 
 
 def use_adapter(config: ConfigDict, name: str, **settings: Any) -> None:
@@ -132,62 +126,19 @@ def use_adapter(config: ConfigDict, name: str, **settings: Any) -> None:
       **settings: values of its settings. All other settings keep their value in the config, or have their default.
 
     Raises:
-      UserError: the adapter or a setting is unknown.
+      UserError: the adapter is unknown.
     """
-    entries = adapter_section(name).entries
-    if unknown := settings.keys() - entries.keys():
-        raise UserError(f"{ADAPTERS_SECTION}.{name} has no {min(unknown)}{suggestion(min(unknown), entries)}")
     adapters = config.model.adapters
-    defaults = {leaf: key.default for leaf, key in entries.items()}
+    defaults = {leaf: key.default for leaf, key in adapter_section(name).entries.items()}
     adapters[name] = ConfigDict(defaults | dict(adapters.get(name, {})) | settings)
 
 
 def why_unknown(name: str) -> str:
-    """Return the end of an error about an unknown key, with the nearest key."""
-    if name in SECTIONS:
-        return _one_of(name, SECTIONS[name])
-    if name.startswith(f"{ADAPTERS_SECTION}."):
-        return _why_unknown_adapter(name)
-    parent = name.rpartition(".")[0]
-    if parent in KEYS:
-        return f"does not exist: '{parent}' is a key, not a section"
-    return f"does not exist{_nearest_key(name) or _entries_around(name)}"
-
-
-def _nearest_key(name: str) -> str:
-    """Return the end of an error with the nearest key or section, or "".
-
-    Keys with the same last part come first, also if only their initials are given, such as lr for learning_rate.
-    """
-    leaf = name.rpartition(".")[2]
-    last_parts = {key: key.rpartition(".")[2] for key in KEYS}
-    if likely := [key for key, last in last_parts.items() if leaf and leaf in (last, _initials(last))]:
-        return nearest(name, likely, cutoff=0)
-    sections = [section for section in SECTIONS if not name.startswith(f"{section}.")]
-    return nearest(name, [*KEYS, *sections], cutoff=0.6)
-
-
-def _initials(name: str) -> str:
-    words = name.split("_")
-    return "".join(word[0] for word in words) if len(words) > 1 else ""
-
-
-def _entries_around(name: str) -> str:
-    """Return the end of an error with the entries of the innermost section that exists."""
-    while name:
-        name = name.rpartition(".")[0]
-        if name in SECTIONS:
-            return f"; '{name}' has {', '.join(SECTIONS[name].entries)}"
-    return f"; the config has {', '.join(CONFIG.entries)}"
-
-
-def _one_of(name: str, section: ConfigSection) -> str:
-    return f"is a section; set one of {', '.join(f'{name}.{leaf}' for leaf in section.entries)}"
-
-
-def _why_unknown_adapter(name: str) -> str:
-    adapter, leaf = _adapter_and_leaf(name)
-    if adapter not in ADAPTERS:
-        return f"does not exist{suggestion(adapter, ADAPTERS)}"
-    section = adapter_section(adapter)
-    return f"does not exist{suggestion(leaf, section.entries)}" if leaf else _one_of(name, section)
+    """Return the end of an error about a name that is not a key: the nearest name, or the names beside it."""
+    if section := section_named(name):
+        return f"is a section with {', '.join(section.entries)}; set one of them"
+    parent, _, leaf = name.rpartition(".")
+    section = section_named(parent)
+    if section in (None, CONFIG):
+        return f"does not exist{nearest(name, [*KEYS, *SECTIONS]) or suggestion(leaf, CONFIG.entries)}"
+    return f"does not exist{suggestion(leaf, section.entries or ADAPTERS)}"  # the section of all adapters has no keys

@@ -15,8 +15,6 @@ from typing import Any, ClassVar
 
 from mlmoe_jax.runtime.registry import Registry, nearest
 
-ANY = -math.inf  # `least` of a number without limits
-
 
 @dataclass(frozen=True)
 class Key(abc.ABC):
@@ -103,41 +101,29 @@ class FlagKey(Key):
 
 @dataclass(frozen=True)
 class NumberKey(Key):
-    """A finite number. Its lower limit is `above` or `least`, its upper limit `below`, `most` or LARGEST.
+    """A finite number within limits.
 
     Attributes:
       above: largest number that is too small.
-      least: smallest allowed number; ANY allows all.
+      least: smallest allowed number.
       below: smallest number that is too large.
-      most: largest allowed number.
-      LARGEST: the magnitude from which a number without upper limit is most likely a typo.
+      most: largest allowed number. A number above LARGEST, its default, is most likely a typo.
     """
-
-    _: KW_ONLY
-    above: float | None = None
-    least: float | None = None
-    below: float | None = None
-    most: float | None = None
 
     type_name: ClassVar[str] = "a number"
     LARGEST: ClassVar[float] = 1e9
 
+    _: KW_ONLY
+    above: float = -math.inf
+    least: float = -math.inf
+    below: float = math.inf
+    most: float = LARGEST
+
     @property
     def allowed(self) -> str:
-        if self.least == ANY:
-            return f"any {self.type_name.split()[-1]}"
-        if self.above is not None:
-            return f"{self.type_name} above {self.above:g}{self._upper_limit()}"
-        if self.most is not None:
-            return f"{self.type_name} from {self.least:g} to {_format_limit(self.most)}"
-        if self.below is not None:
-            return f"{self.type_name} from {self.least:g} to below {self.below:g}"
-        return f"{self.type_name} of at least {self.least:g}"
-
-    def _upper_limit(self) -> str:
-        if self.below is not None:
-            return f" and below {self.below:g}"
-        return f" and at most {_format_limit(self.most)}" if self.most is not None else ""
+        limits = {"above": self.above, "of at least": self.least, "below": self.below, "at most": self.most}
+        given = {words: limit for words, limit in limits.items() if math.isfinite(limit) and limit != self.LARGEST}
+        return f"{self.type_name} {' and '.join(f'{words} {limit:,}' for words, limit in given.items())}".rstrip()
 
     def parse(self, text: str) -> float:
         return float(text)
@@ -145,21 +131,7 @@ class NumberKey(Key):
     def allows(self, value: Any) -> bool:
         if isinstance(value, bool) or not isinstance(value, int | float):
             return False
-        if not -self.LARGEST <= value <= (self.LARGEST if self.most is None else self.most):
-            return False
-        if self.below is not None and value >= self.below:
-            return False
-        return value > self.above if self.least is None else value >= self.least
-
-    def hint(self, value: Any) -> str:
-        unlimited = self.most is None and self.below is None
-        if unlimited and isinstance(value, int | float) and abs(value) > self.LARGEST:
-            return f"; the largest is {self.LARGEST:,.0f}"
-        return ""
-
-
-def _format_limit(number: float) -> str:
-    return f"{number:,}" if isinstance(number, int) else f"{number:g}"
+        return self.above < value < self.below and self.least <= value <= self.most
 
 
 @dataclass(frozen=True)
@@ -168,6 +140,9 @@ class IntegerKey(NumberKey):
 
     type_name: ClassVar[str] = "an integer"
     LARGEST: ClassVar[float] = 1_000_000
+
+    _: KW_ONLY
+    most: float = LARGEST
 
     def parse(self, text: str) -> int:
         return int(text)
@@ -312,14 +287,8 @@ def walk(table: ConfigSection, prefix: str = "") -> Iterator[tuple[str, Key | Co
 
 def key_like(value: Any) -> Key:
     """Return a key that parses text as the type of `value`, for an option of a config file."""
-    keys = {
-        bool: FlagKey(value, ""),
-        int: IntegerKey(value, "", least=ANY),
-        float: NumberKey(value, "", least=ANY),
-        tuple: TextsKey(value, ""),
-        str: TextKey(value, ""),
-    }
-    return keys[type(value)]
+    keys = {bool: FlagKey, int: IntegerKey, float: NumberKey, tuple: TextsKey, str: TextKey}
+    return keys[type(value)](value, "")
 
 
 def to_tuples(value: Any) -> Any:

@@ -18,7 +18,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from mlmoe_jax.config.defaults import ADAPTERS_SECTION, SECTIONS, default_config, key_named, use_adapter, why_unknown
-from mlmoe_jax.config.keys import ChoiceKey, Key, TextsKey, key_like, to_tuples
+from mlmoe_jax.config.keys import ChoiceKey, Key, key_like, to_tuples
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
 from mlmoe_jax.runtime.registry import nearest, suggestion
@@ -42,7 +42,7 @@ def parse_arg(arg: str, **defaults: Any) -> ConfigDict:
       option -> value.
 
     Raises:
-      UserError: an option is unknown or repeated, or a value is not allowed.
+      UserError: an option is unknown, or a value is not allowed.
     """
     keys = {name: default if isinstance(default, Key) else key_like(default) for name, default in defaults.items()}
     options = ConfigDict({name: key.default for name, key in keys.items()})
@@ -62,30 +62,15 @@ def choice(names: Iterable[str], default: str = "") -> ChoiceKey:
 
 
 def _split_options(arg: str, keys: Mapping[str, Key]) -> Iterator[tuple[str, str]]:
-    """Yield name and text of each option of a text; UserError for an unknown or repeated option."""
-    names: set[str] = set()
+    """Yield name and text of each option of a text; UserError for an unknown option."""
     all_options = f"this config takes {', '.join(keys) or 'no arguments'}"
-    for item in _split_at_commas(arg, keys):
+    for item in filter(None, arg.split(",")):
         name, equals, text = item.partition("=")
         if not equals:
             raise UserError(f"'{item}' after the config's colon is not key=value; {all_options}")
         if name not in keys:
             raise UserError(f"config argument '{name}' does not exist{nearest(name, keys) or f'; {all_options}'}")
-        if name in names:
-            raise UserError(f"config argument '{name}' is given twice")
-        names.add(name)
         yield name, text
-
-
-def _split_at_commas(arg: str, keys: Mapping[str, Key]) -> list[str]:
-    """Split at commas, except inside a tuple: `a=1,b=x,y` has the items `a=1` and `b=x,y` if b is a tuple."""
-    items: list[str] = []
-    for part in filter(None, arg.split(",")):
-        if items and "=" not in part and isinstance(keys.get(items[-1].partition("=")[0]), TextsKey):
-            items[-1] += f",{part}"
-        else:
-            items.append(part)
-    return items
 
 
 def load_config(
@@ -104,7 +89,7 @@ def load_config(
     location, _, arg = reference.partition(":")
     path = find_config(location)
     try:
-        get_config = runpy.run_path(str(path)).get("get_config") if path.suffix == ".py" else None
+        get_config = runpy.run_path(str(path)).get("get_config")
     except SyntaxError as error:
         raise UserError(f"config {path} is not valid Python: line {error.lineno}, {error.msg}") from error
     if get_config is None:
@@ -138,24 +123,14 @@ def find_config(location: str) -> Path:
 
 
 def override_pairs(overrides: Overrides | None) -> list[tuple[str, str]]:
-    """Return overrides as pairs (dotted key, text); UserError for the value None and for a whole section."""
+    """Return overrides as pairs (dotted key, text)."""
     pairs = overrides.items() if isinstance(overrides, Mapping) else overrides or ()
-    return [(key, _text(key, value)) for key, value in pairs]
-
-
-def _text(key: str, value: Any) -> str:
-    if value is None or isinstance(value, Mapping):
-        raise UserError(f"config key '{key}' cannot be set to {value!r}; give a value, or one key for each value")
-    return repr(tuple(value)) if isinstance(value, list | tuple) else str(value)
+    return [(key, repr(value) if isinstance(value, list | tuple) else str(value)) for key, value in pairs]
 
 
 def apply_overrides(config: ConfigDict, overrides: list[tuple[str, str]]) -> ConfigDict:
-    """Set ("a.b", "text") pairs as `set_key` does; UserError also for a repeated key."""
-    keys: set[str] = set()
+    """Set ("a.b", "text") pairs as `set_key` does."""
     for key, text in overrides:
-        if key in keys:
-            raise UserError(f"--config.{key} is given twice")
-        keys.add(key)
         set_key(config, key, text, role="config key")
     return config
 
@@ -183,22 +158,16 @@ def set_key(config: ConfigDict, key: str, text: str, *, role: str) -> None:
 
 
 def _assign(config: ConfigDict, key: str, value: Any) -> None:
-    *parents, leaf = key.split(".")
     if key.startswith(f"{ADAPTERS_SECTION}."):
-        use_adapter(config, parents[-1])
-    node = config
-    for name in parents:
-        node = node[name]
-    node[leaf] = value
+        use_adapter(config, key.split(".")[-2])
+    config.update_from_flattened_dict({key: value})
 
 
 def _parse(key: Key, text: str, role: str) -> Any:
     try:
         return key.parse(text)
-    except (ValueError, KeyError, SyntaxError, TypeError, MemoryError, RecursionError) as error:  # of ast.literal_eval
-        example = key.format(key.default)
-        such = f" such as {example}" if example else ""
-        raise UserError(f"{role} takes {key.allowed}{such}, not '{text}'") from error
+    except (ValueError, KeyError, SyntaxError, TypeError) as error:
+        raise UserError(f"{role} takes {key.allowed} such as {key.format(key.default)}, not '{text}'") from error
 
 
 def to_json(config: ConfigDict) -> str:

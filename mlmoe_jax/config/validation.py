@@ -1,11 +1,10 @@
 """Validation of the whole config: each key on its own, and settings that must fit together."""
 
-from typing import Any
-
 from ml_collections import ConfigDict
 
-from mlmoe_jax.config.defaults import ADAPTERS_SECTION, KEYS, default_config, in_open_section, key_named, why_unknown
+from mlmoe_jax.config.defaults import KEYS, key_named, why_unknown
 from mlmoe_jax.config.loading import flatten
+from mlmoe_jax.config.tables.data_keys import AUGMENT_KEYS
 from mlmoe_jax.data.labels import hidden
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.registries import (
@@ -19,46 +18,17 @@ from mlmoe_jax.models.registries import (
     prompts_class,
 )
 
-# The keys of `config.augment` that change an image unless they have their default.
-AUGMENTS = (
-    "geometry",
-    "flip",
-    "contrast",
-    "brightness",
-    "saturation",
-    "hue",
-    "cutout",
-    "randaugment",
-    "erase",
-)
-
 
 def validate(config: ConfigDict) -> None:
     """Raise one UserError that lists every mistake in the config."""
-    flat = flatten(config)
-    adapters = {name: ADAPTERS[name].settings for name in config.model.adapters if name in ADAPTERS}
-    required = [name for name in KEYS if not in_open_section(name)]
-    required += [f"{ADAPTERS_SECTION}.{name}.{leaf}" for name, settings in adapters.items() for leaf in settings]
-    if missing := [name for name in required if name not in flat]:
-        raise UserError(f"the config lacks {', '.join(missing)}; let it start from default_config() and use_adapter")
-    checks = (_model_mistakes, _data_mistakes, _loss_mistakes, _cache_mistakes, _fit_mistakes)
-    if mistakes := [*_key_mistakes(flat), *(mistake for check in checks for mistake in check(config))]:
+    checks = (_key_mistakes, _model_mistakes, _data_mistakes, _loss_mistakes, _cache_mistakes, _fit_mistakes)
+    if mistakes := [mistake for check in checks for mistake in check(config)]:
         raise UserError("the config has mistakes: " + "; ".join(mistakes))
 
 
 def find_warnings(config: ConfigDict) -> list[str]:
     """Return warnings about settings that are valid but probably not intended."""
-    messages, loss = head_class(config).warnings(config), config.loss
-    if loss.kind == "focal" and loss.gamma_neg != KEYS["loss.gamma_neg"].default:
-        messages.append(
-            f"loss.gamma_neg={loss.gamma_neg:g} is for the asymmetric loss; the exponent of focal is loss.gamma, which "
-            f"is {loss.gamma:g}"
-        )
-    if config.data.bad_images == "skip" and has_batch_statistics(config):
-        messages.append(
-            "trained batch normalization would count the blank of an unreadable image, so in training "
-            "data.bad_images=skip leaves out only missing images, and an unreadable image is an error"
-        )
+    messages = head_class(config).warnings(config)
     if prompts_class(config).uses_groups and not head_class(config).uses_groups:
         messages.append(
             f"model.head.kind={config.model.head.kind} does not use label groups, so group prompts differ from deep "
@@ -81,14 +51,14 @@ def _trains_batch_norm(config: ConfigDict) -> bool:
     return settings.batch_norm == "trainable" and entry is not None and entry.shape.batch_norm_rule is not None
 
 
-def _key_mistakes(flat: dict[str, Any]) -> list[str]:
+def _key_mistakes(config: ConfigDict) -> list[str]:
     wrong = []
-    for name in [*KEYS, *sorted(flat.keys() - KEYS.keys())]:
+    for name, value in flatten(config).items():
         key = key_named(name)
         if key is None:
             wrong.append(f"{name} {why_unknown(name)}")
-        elif name in flat and not key.allows(flat[name]):
-            wrong.append(f"{name} is {flat[name]!r} and must be {key.allowed}{key.hint(flat[name])}")
+        elif not key.allows(value):
+            wrong.append(f"{name} is {value!r} and must be {key.allowed}{key.hint(value)}")
     return wrong
 
 
@@ -131,8 +101,13 @@ def _cache_mistakes(config: ConfigDict) -> list[str]:
     """Return the settings that would change cached features during training."""
     if config.data.cache_features == "no":
         return []
-    neutral, wrong = default_config().augment, []
-    if resets := [f"augment.{name}={neutral[name]}" for name in AUGMENTS if config.augment[name] != neutral[name]]:
+    wrong = []
+    resets = [
+        f"augment.{name}={key.default}"
+        for name, key in AUGMENT_KEYS.entries.items()
+        if config.augment[name] != key.default and name not in ("mix", "mix_alpha")  # features can be mixed
+    ]
+    if resets:
         wrong.append(f"data.cache_features computes features without augmentation: set {', '.join(resets)}")
     if config.augment.mix in ("cutmix", "both"):
         wrong.append(f"augment.mix={config.augment.mix} needs images: set augment.mix=mixup, or data.cache_features=no")

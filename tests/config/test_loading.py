@@ -70,36 +70,26 @@ def test_an_override_of_another_type_is_refused(refusal, key, text, kind):
 @pytest.mark.parametrize(
     ("key", "says"),
     [
-        ("optim.lerning_rate", "; did you mean 'optim.learning_rate'?"),
-        ("optim.lr", "; did you mean 'optim.learning_rate'?"),
-        ("train.bs", "; did you mean 'train.batch_size'?"),
+        ("optim.lerning_rate", "; did you mean 'learning_rate'?"),
+        ("optim.lr", "; there are name, learning_rate, schedule, "),
         ("optimm.learning_rate", "; did you mean 'optim.learning_rate'?"),
         ("learning_rate", "; did you mean 'optim.learning_rate'?"),
-        ("optim.epochs", "; did you mean 'train.epochs'?"),
         ("prompts.num_groups", "; did you mean 'model.prompts.num_groups'?"),
-        ("model.dropout", "; did you mean 'model.prompts.dropout'?"),
         ("optm", "; did you mean 'optim'?"),
-        ("mesh.zzz", "; 'mesh' has fsdp, expert"),
-        ("mesh.zzz.zzz", "; 'mesh' has fsdp, expert"),
-        ("model.promts", "; did you mean 'model.prompts'?"),
-        ("zzz", "; the config has seed, data, augment, "),
-        ("seed.first", ": 'seed' is a key, not a section"),
-        ("", "; the config has seed, data, augment, "),
+        ("mesh.zzz", "; there are fsdp, expert"),
+        ("model.promts", "; did you mean 'prompts'?"),
+        ("zzz", "; there are seed, data, augment, "),
+        ("seed.first", "; there are seed, data, augment, "),
     ],
 )
-def test_a_misspelt_key_gets_the_nearest_of_the_whole_config(refusal, key, says):
+def test_an_unknown_key_gets_the_nearest_or_the_keys_beside_it(refusal, key, says):
     sentence = refusal(set_key, default_config(), key, "1", role="config key")
     assert sentence.startswith(f"config key '{key}' does not exist{says}")
 
 
 def test_a_section_is_not_a_key(refusal):
     sentence = refusal(apply_overrides, default_config(), [("mesh", "4")])
-    assert sentence == "config key 'mesh' is a section; set one of mesh.fsdp, mesh.expert"
-
-
-def test_a_key_is_set_once(refusal):
-    twice = [("seed", "1"), ("train.epochs", "2"), ("seed", "1")]
-    assert refusal(apply_overrides, default_config(), twice) == "--config.seed is given twice"
+    assert sentence == "config key 'mesh' is a section with fsdp, expert; set one of them"
 
 
 # ---------------------------------------------------------------------------------------------------------- files
@@ -157,8 +147,7 @@ def test_a_config_without_arguments_says_so(refusal):
         ("epochs", "'epochs' after the config's colon is not key=value; this config takes epochs, name"),
         ("zzz=1", "config argument 'zzz' does not exist; this config takes epochs, name"),
         ("epoch=1", "config argument 'epoch' does not exist; did you mean 'epochs'?"),
-        ("epochs=x", "config argument 'epochs' takes any integer such as 3, not 'x'"),
-        ("epochs=1,epochs=2", "config argument 'epochs' is given twice"),
+        ("epochs=x", "config argument 'epochs' takes an integer such as 3, not 'x'"),
     ],
 )
 def test_parse_arg_refuses(refusal, arg, sentence):

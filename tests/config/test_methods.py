@@ -7,7 +7,6 @@ from helpers.methods import abstract, assert_frozen_values_stay_and_others_move,
 import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.tools.preflight import cost
 from mlmoe_jax.config import load_config
-from mlmoe_jax.config.recipes.benchmarks import ema_decay
 from mlmoe_jax.models.backbones.catalog import CATALOG
 from mlmoe_jax.runs.assemble import preprocess_for
 
@@ -102,12 +101,12 @@ METHODS = (
     "vpt",
     "gatevpt:gate_init=1,temperature=true",
     "e2vpt:key_values=2",
-    "lora:targets=query,fc2,prompts=2",
+    "lora:targets=query+fc2,prompts=2",
     "mlvpt_dinov2",
 )
 # of others, with --all
 VARIANTS = (
-    "dora:targets=query,fc2,prompts=2",
+    "dora:targets=query+fc2,prompts=2",
     "bitfit",
     "ssf:prompts=2",
     "adaptformer",
@@ -179,8 +178,6 @@ def test_the_decay_of_the_moving_average_is_computed_by_the_authors_rule():
     published["voc2012"] = published["voc2007"]
     for dataset, decay in published.items():
         assert load_config(f"vpt:dataset={dataset}", []).ema.decay == decay
-    assert ema_decay(82_081, epochs=1) == 0.9996905, "nearly the 0.9997 of the paper"
-    assert ema_decay(1_000, batch_size=10, epochs=3, share=0.5) == pytest.approx(0.5 ** (1 / 300), abs=1e-7)
 
 
 def test_images_are_normalized_as_in_the_authors_code_or_as_the_weights_expect():
@@ -221,12 +218,8 @@ def test_dinov3_is_the_default_of_its_configs():
         ),
         ("q2l_resnet101:tune=perhaps", "config argument 'tune' is 'perhaps' and must be one of auto, yes, no"),
         ("mlgcn_resnet101:schedule=mine", "config argument 'schedule' is 'mine' and must be one of code, paper"),
-        ("vpt:selection=fair", "config argument 'selection' is 'fair' and must be one of auto, published, held_out"),
+        ("vpt:selection=fair", "config argument 'selection' is 'fair' and must be one of published, held_out"),
         ("q2l_resnet101:preset=code", "config argument 'preset' is 'code' and must be one of published, held_out"),
-        (
-            "gvpt:preset=held_out,selection=published",
-            "preset=held_out means selection=held_out; leave selection=published out",
-        ),
     ],
 )
 def test_wrong_arguments_are_named(reference, complaint, refusal):

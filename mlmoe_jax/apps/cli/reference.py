@@ -6,7 +6,15 @@
 import textwrap
 from collections.abc import Iterator
 
-from mlmoe_jax.config.defaults import ADAPTERS_SECTION, CONFIG, SECTIONS, adapter_section, key_named, why_unknown
+from mlmoe_jax.config.defaults import (
+    ADAPTERS_SECTION,
+    CONFIG,
+    SECTIONS,
+    adapter_section,
+    key_named,
+    section_named,
+    why_unknown,
+)
 from mlmoe_jax.config.keys import ChoiceKey, ConfigSection, Key, TextKey
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.registries import ADAPTERS
@@ -70,13 +78,10 @@ def describe_config(topic: str) -> str:
 
     Raises UserError, with the nearest key, for an unknown section or key.
     """
-    if topic == ROOT:
-        return _describe_section("", CONFIG)
-    # The sections of adapters import jax.
-    sections = _all_sections() if topic.startswith(f"{ADAPTERS_SECTION}.") else SECTIONS
-    if topic in sections:
-        return _describe_section(topic, sections[topic])
-    key = key_named(topic)
+    name = "" if topic == ROOT else topic
+    if section := section_named(name):
+        return _describe_section(name, section)
+    key = key_named(name)
     if key is None:
         raise UserError(f"config section or key '{topic}' {why_unknown(topic)}")
     return _plain(_list_key(topic, key))

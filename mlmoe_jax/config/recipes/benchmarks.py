@@ -1,10 +1,13 @@
 """Data sets as the papers use them, and the splits and metrics that select weights."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from ml_collections import ConfigDict
 
+from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.config.keys import ChoiceKey
-from mlmoe_jax.config.loading import choice
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.config.loading import choice, parse_arg
 
 # ----------------------------------------------------------------------------------------------------------- data sets
 # Train split, test split, and the number of training images from which ML-VPT's code computes the decay of the EMA. The
@@ -19,13 +22,13 @@ _BENCHMARKS = {
 DATA_SETS = ("digits", "synthetic", *_BENCHMARKS)
 
 
-def ema_decay(images: int, *, batch_size: int = 128, epochs: float = 2, share: float = 0.82) -> float:
-    """Return the decay per step with which an EMA keeps a share of its past after some epochs, rounded to 7 digits.
+def ema_decay(images: int) -> float:
+    """Return the decay per step with which an EMA keeps 82 % of its past after two epochs, rounded to 7 digits.
 
-    share = decay^(epochs · steps per epoch). The defaults come from ML-VPT's code. It counts steps with a batch of 128
-    at any batch size of the training. With its batches of 64, 82 % of the past remains after one epoch.
+    0.82 = decay^(2 · steps per epoch), as in ML-VPT's code. It counts steps with a batch of 128 at any batch size of
+    the training. With its batches of 64, 82 % of the past remains after one epoch.
     """
-    return round(share ** (1 / (epochs * max(1, round(images / batch_size)))), 7)
+    return round(0.82 ** (1 / (2 * max(1, round(images / 128)))), 7)
 
 
 def use_dataset(config: ConfigDict, name: str, root: str, resolution: int) -> None:
@@ -52,6 +55,33 @@ def use_dataset(config: ConfigDict, name: str, root: str, resolution: int) -> No
     config.model.prompts.groups = "published"
 
 
+def method_config(
+    arg: str, *, dataset: str, backbone: str, resolution: int, presets: Sequence[str], **further: Any
+) -> tuple[ConfigDict, ConfigDict]:
+    """Return a config with a data set, its selection and a backbone, and the options read from `arg`.
+
+    Args:
+      arg: options: dataset, root, resolution, backbone, preset, selection, and the options in `further`.
+      dataset: default data set.
+      backbone: default backbone; on `digits` it is vit_digits.
+      resolution: default side of the images in pixels; on `digits` it is 64.
+      presets: the presets of the method, the default first.
+      **further: other options with their defaults.
+
+    Raises:
+      UserError: an option or a value is unknown.
+    """
+    common = {"dataset": choice(DATA_SETS, dataset), "root": "", "resolution": 0, "backbone": ""}
+    options = parse_arg(arg, **common, **selection_options(*presets), **further)
+    digits = options.dataset == "digits"
+    options.backbone = options.backbone or ("vit_digits" if digits else backbone)
+    config = default_config()
+    use_dataset(config, options.dataset, options.root, options.resolution or (64 if digits else resolution))
+    apply_selection(config, options, presets[0])
+    config.model.backbone.name = options.backbone
+    return config, options
+
+
 def train_on_digits(config: ConfigDict, *, rate: float) -> None:
     """Set the training that all methods share on `digits`."""
     config.optim.learning_rate = rate
@@ -67,7 +97,7 @@ HELD_OUT = "held_out"
 
 def selection_options(*presets: str) -> dict[str, ChoiceKey]:
     """Return the options `preset` and `selection` for `parse_arg`; the first preset is the default."""
-    return {"preset": choice((*presets, HELD_OUT)), "selection": choice(("auto", "published", HELD_OUT))}
+    return {"preset": choice((*presets, HELD_OUT)), "selection": choice(("published", HELD_OUT))}
 
 
 def apply_selection(config: ConfigDict, options: ConfigDict, default_preset: str) -> None:
@@ -79,15 +109,10 @@ def apply_selection(config: ConfigDict, options: ConfigDict, default_preset: str
 
     Args:
       config: the config, which changes.
-      options: the options. `preset=held_out` becomes `default_preset`, and `selection=auto` what it means.
+      options: the options. `preset=held_out` becomes `default_preset` with `selection=held_out`.
       default_preset: the default preset of the method.
-
-    Raises:
-      UserError: the preset and the selection contradict each other.
     """
     if options.preset == HELD_OUT:
-        if options.selection == "published":
-            raise UserError("preset=held_out means selection=held_out; leave selection=published out")
         options.preset, options.selection = default_preset, HELD_OUT
     if options.selection == HELD_OUT:
         if not config.data.val_split:

@@ -7,16 +7,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.config.defaults import default_config
-from mlmoe_jax.config.loading import choice, parse_arg
-from mlmoe_jax.config.recipes.benchmarks import (
-    DATA_SETS,
-    apply_selection,
-    evaluate_like,
-    selection_options,
-    train_on_digits,
-    use_dataset,
-)
+from mlmoe_jax.config.loading import choice
+from mlmoe_jax.config.recipes.benchmarks import evaluate_like, method_config, train_on_digits
 from mlmoe_jax.config.recipes.following import follow
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViTShape
@@ -37,25 +29,16 @@ def feature_map_config(
     """Return a config for a data set and a backbone, and the options read from `arg`.
 
     Args:
-      arg: options: dataset, root, resolution, backbone, tune, preset, selection, and the options in `further`.
-      dataset: default data set.
-      backbone: default backbone; on `digits` it is vit_digits.
-      resolution: default side of the images in pixels; on `digits` it is 64.
+      arg: the options of `method_config`, tune, and the options in `further`.
+      dataset, backbone, resolution, presets: as in `method_config`.
       tune: default of the option tune; see `tune_backbone`.
-      presets: the presets of the method, the default first.
       **further: other options with their defaults.
 
     Raises:
       UserError: an option or a value is unknown.
     """
-    common = {"dataset": choice(DATA_SETS, dataset), "root": "", "resolution": 0, "backbone": ""}
-    own = {"tune": choice(("auto", "yes", "no"), tune), **selection_options(*presets), **further}
-    options = parse_arg(arg, **common, **own)
-    digits = options.dataset == "digits"
-    config = default_config()
-    use_dataset(config, options.dataset, options.root, options.resolution or (64 if digits else resolution))
-    apply_selection(config, options, presets[0])
-    config.model.backbone.name = options.backbone or ("vit_digits" if digits else backbone)
+    common = {"dataset": dataset, "backbone": backbone, "resolution": resolution, "presets": presets}
+    config, options = method_config(arg, **common, tune=choice(("auto", "yes", "no"), tune), **further)
     tune_backbone(config, options.tune)
     config.loss.kind, config.loss.scale = "bce", 1.0
     config.ema.decay = 0.0

@@ -9,16 +9,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.config.defaults import adapter_section, default_config, use_adapter
-from mlmoe_jax.config.loading import choice, parse_arg
-from mlmoe_jax.config.recipes.benchmarks import (
-    DATA_SETS,
-    apply_selection,
-    evaluate_like,
-    selection_options,
-    train_on_digits,
-    use_dataset,
-)
+from mlmoe_jax.config.defaults import adapter_section, use_adapter
+from mlmoe_jax.config.loading import choice
+from mlmoe_jax.config.recipes.benchmarks import evaluate_like, method_config, train_on_digits
 from mlmoe_jax.config.recipes.following import follow
 
 ML_VPT_PRESETS = ("code", "paper")
@@ -42,8 +35,7 @@ def prompt_tuning_config(
     rate and the normalization follow the backbone and the image size, even if they change later.
 
     Args:
-      arg: options: dataset, root, resolution, backbone, preset, selection (see `recipes.benchmarks`), precision (a name
-        in PRECISIONS), and the options in `further`.
+      arg: the options of `method_config`, precision (a name in PRECISIONS), and the options in `further`.
       digits_rate: learning rate on `digits`.
       backbone: default backbone on other data sets.
       **further: other options with their defaults.
@@ -51,17 +43,10 @@ def prompt_tuning_config(
     Raises:
       UserError: an option or a value is unknown.
     """
-    common = {"dataset": choice(DATA_SETS, "coco2014"), "root": "", "resolution": 0, "backbone": ""}
-    own = {"precision": choice(PRECISIONS), **selection_options(*ML_VPT_PRESETS), **further}
-    options = parse_arg(arg, **common, **own)
-    digits = options.dataset == "digits"
-    options.backbone = options.backbone or ("vit_digits" if digits else backbone)
-    config = default_config()
-    use_dataset(config, options.dataset, options.root, options.resolution or (64 if digits else 224))
-    config.model.backbone.name = options.backbone
-    apply_selection(config, options, ML_VPT_PRESETS[0])
+    common = {"dataset": "coco2014", "backbone": backbone, "resolution": 224, "presets": ML_VPT_PRESETS}
+    config, options = method_config(arg, **common, precision=choice(PRECISIONS), **further)
     config.model.dtype, config.eval.dtype = PRECISIONS[options.precision]
-    if digits:
+    if options.dataset == "digits":
         train_on_digits(config, rate=digits_rate)
         config.model.prompts.count = 18  # equals 3 groups of 3 on both sides
     else:
@@ -88,7 +73,7 @@ def adapter_config(arg: str, name: str, *, digits_rate: float) -> ConfigDict:
 
     Args:
       arg: options of `prompt_tuning_config`, `pool`, `prompts` (the number of deep prompts beside the adapter), and the
-        settings of the adapter. Its targets are separated by `,` or `+`.
+        settings of the adapter. Its targets are separated by `+`.
       name: the adapter.
       digits_rate: learning rate on `digits`.
     """

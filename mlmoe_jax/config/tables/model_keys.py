@@ -1,6 +1,6 @@
 """Keys of the backbone, of the prompts, and of how the whole model is computed."""
 
-from mlmoe_jax.config.keys import ANY, ChoiceKey, FlagKey, IntegerKey, NumberKey, TextKey, TextsKey, section
+from mlmoe_jax.config.keys import ChoiceKey, FlagKey, IntegerKey, NumberKey, TextKey, TextsKey, section
 from mlmoe_jax.config.tables.head_keys import HEAD_KEYS
 from mlmoe_jax.models.registries import PROMPT_KINDS
 
@@ -43,7 +43,7 @@ PROMPT_KEYS = section(
     ),
     dropout=NumberKey(0.0, "Dropout rate of the entries of prompts, drawn per image.", least=0, most=1),
     gated=FlagKey(False, "For shallow: a learned gate per block between a prompt before and after it (GateVPT)."),
-    gate_init=NumberKey(10.0, "Gates start at sigmoid(−gate_init).", least=ANY),
+    gate_init=NumberKey(10.0, "Gates start at sigmoid(−gate_init)."),
     learn_temperature=FlagKey(False, "For shallow: an attention temperature per block (GateVPT)."),
     key_values=IntegerKey(10, "For e2vpt: additional keys and values per block.", least=0, most=10_000),
     share_key_values=FlagKey(True, "For e2vpt: one tensor for additional keys and values."),

@@ -8,7 +8,7 @@ from helpers.paths import REPOSITORY
 
 from mlmoe_jax.apps.cli.reference import describe_config, reference_page
 from mlmoe_jax.config.defaults import CONFIG, KEYS, SECTIONS
-from mlmoe_jax.config.keys import ANY, ChoiceKey, IntegerKey, Key, NumberKey
+from mlmoe_jax.config.keys import ChoiceKey, IntegerKey, Key, NumberKey
 from mlmoe_jax.main import main
 from mlmoe_jax.models.registries import ADAPTERS
 
@@ -26,12 +26,10 @@ def test_everything_has_a_sentence_and_a_default_that_is_allowed_and_reads_back(
             assert key.parse(str(key.default)) == key.default
 
 
-def test_numbers_have_a_range_or_say_that_they_have_none_and_choices_have_a_meaning_each():
+def test_numbers_have_their_type_and_choices_have_a_meaning_each():
     for name, key in KEYS.items():
         if isinstance(key, NumberKey):
-            assert (key.above is None) != (key.least is None), name
             assert isinstance(key.default, int if isinstance(key, IntegerKey) else float)
-            assert key.least != ANY or (key.most is None and key.below is None)
         if isinstance(key, ChoiceKey):
             assert len(set(key.choices)) == len(list(key.choices)) > 1
             if isinstance(key.choices, dict):
@@ -40,12 +38,12 @@ def test_numbers_have_a_range_or_say_that_they_have_none_and_choices_have_a_mean
 
 def test_kinds_say_what_they_take():
     ranges = {
-        "any number": {"least": ANY},
+        "a number": {},
         "a number above 0": {"above": 0},
         "a number above 0 and at most 1": {"above": 0, "most": 1},
         "a number of at least 0": {"least": 0},
-        "a number from 0 to 1": {"least": 0, "most": 1},
-        "a number from 0 to below 1": {"least": 0, "below": 1},
+        "a number of at least 0 and at most 1": {"least": 0, "most": 1},
+        "a number of at least 0 and below 1": {"least": 0, "below": 1},
     }
     assert [NumberKey(0.5, "", **limits).allowed for limits in ranges.values()] == list(ranges)
     assert IntegerKey(1, "", least=0).allowed == "an integer of at least 0"
@@ -77,12 +75,12 @@ def test_help_names_the_sections_below():
     assert "model.head.kind" not in describe_config("model")
     whole = describe_config("config")
     assert all(f"\n{name}: " in whole for name, entry in CONFIG.entries.items() if not isinstance(entry, Key))
-    assert "\nseed=0 (an integer from 0 to 4,294,967,295): " in whole
+    assert "\nseed=0 (an integer of at least 0 and at most 4,294,967,295): " in whole
 
 
 def test_help_of_an_open_section_says_so():
-    assert "\nloss.terms.NAME=0.0 (any number): " in describe_config("loss.terms")
-    assert describe_config("loss.terms.mine").startswith("loss.terms.mine=0.0 (any number)")
+    assert "\nloss.terms.NAME=0.0 (a number): " in describe_config("loss.terms")
+    assert describe_config("loss.terms.mine").startswith("loss.terms.mine=0.0 (a number)")
 
 
 @pytest.mark.parametrize(
@@ -90,7 +88,7 @@ def test_help_of_an_open_section_says_so():
     [
         ("optm", "does not exist; did you mean 'optim'?"),
         ("learning_rate", "does not exist; did you mean 'optim.learning_rate'?"),
-        ("", "does not exist; the config has seed, data, "),
+        ("zzz", "does not exist; there are seed, data, "),
     ],
 )
 def test_help_of_something_unknown(topic, says, refusal, capsys):
