@@ -9,9 +9,7 @@ from __future__ import annotations
 import base64
 import itertools
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -20,16 +18,12 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from mlmoe_jax.apps.serving.request_images import RAW, RequestImages
-from mlmoe_jax.apps.serving.service import READY, Service
-from mlmoe_jax.data.images import BadImage
+from mlmoe_jax.apps.serving.service import UNREADY, Options, Service
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.inference.predictor import LabeledImage
 from mlmoe_jax.runtime.formats import dump_json, join_names
 from mlmoe_jax.runtime.version import __version__
 
 HEADER_LENGTH = "Inference-Header-Content-Length"  # bytes of the JSON text before binary tensors
-IMAGE, PIXELS, PROBABILITY, LABELS = "image", "pixels", "probability", "labels"
-BYTES, UINT8, FP32 = "BYTES", "UINT8", "FP32"
 _AXES, _MOST_PARAMETERS = 4, 10
 
 
@@ -77,86 +71,80 @@ class _Message(BaseModel):
     id: str = Field("", max_length=1000)
     parameters: _Parameters = _Parameters()
     inputs: list[_Input] = Field(min_length=1, max_length=1)
-    outputs: list[_Output] = Field([_Output(name=PROBABILITY), _Output(name=LABELS)], max_length=2)
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A request: encoded images or pixels u8[N,H,W,3]."""
-
-    message: _Message
-    images: RequestImages | np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.images)
+    outputs: list[_Output] = Field([_Output(name="probability"), _Output(name="labels")], max_length=2)
 
 
 # -------------------------------------------------------------------------------------------------------------- routes
-class InferenceProtocol:
-    """The routes below /v2.
+def add_inference_routes(app: FastAPI, service: Service) -> None:
+    """Add the routes below /v2 to an application.
 
-    Raises:
-      UserError: no address can have the name of the model.
+    Raises UserError if no address can have the name of the model.
     """
+    name = service.labeler.name
+    if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
+        raise UserError(f"serve.name={name} is part of an address; write it with letters from a to z, digits and ._-")
+    model_url = f"/v2/models/{name}"
+    body = {"required": True, "content": {"application/json": {}, RAW: {}}}
 
-    def __init__(self, service: Service):
-        self._service, self._name = service, service.labeler.name
-        self._side: int = service.labeler.describe()["image_size"]
-        if not re.fullmatch(r"[\w.-]+", self._name, re.ASCII):
-            raise UserError(
-                f"serve.name={self._name} is part of an address; write it with letters from a to z, digits and ._-"
-            )
-
-    def add_to(self, app: FastAPI) -> None:
-        """Add the routes to an application."""
-        model_url = f"/v2/models/{self._name}"
-        unready = {503: {"description": "It is starting or stopping."}}
-        body = {"requestBody": {"content": {kind: {} for kind in ("application/json", RAW)}, "required": True}}
-        app.add_api_route("/v2", self.server)
-        app.add_api_route("/v2/health/live", self.live)
-        app.add_api_route("/v2/health/ready", self.ready, responses=unready)
-        app.add_api_route(f"{model_url}/ready", self.ready, responses=unready)
-        app.add_api_route(model_url, self.model)
-        app.add_api_route(f"{model_url}/infer", self.infer, methods=["POST"], openapi_extra=body)
-        anything = {"methods": ["GET", "POST"], "include_in_schema": False}
-        app.add_api_route("/v2/models/{path:path}", self.refuse_model, **anything)
-
-    async def server(self) -> dict[str, Any]:
+    @app.get("/v2")
+    async def server() -> dict[str, Any]:
         """Return the name and the extensions of the server."""
         return {"name": "mlmoe_jax", "version": __version__, "extensions": ["binary_tensor_data"]}
 
-    async def live(self) -> dict[str, bool]:
+    @app.get("/v2/health/live")
+    async def live() -> dict[str, bool]:
         """Return the status 200."""
         return {"live": True}
 
-    async def ready(self, response: Response) -> dict[str, bool]:
+    @app.get("/v2/health/ready", responses=UNREADY)
+    @app.get(f"{model_url}/ready", responses=UNREADY)
+    async def ready(response: Response) -> dict[str, bool]:
         """Return the status 200 if the model is ready."""
-        response.status_code = 200 if self._service.state == READY else 503
-        return {"ready": self._service.state == READY}
+        response.status_code = service.health
+        return {"ready": service.health == 200}
 
-    async def model(self) -> dict[str, Any]:
+    @app.get(model_url)
+    async def model() -> dict[str, Any]:
         """Return the tensors of the model, and its labels with thresholds."""
-        labels = self._service.describe()["labels"]
-        image = _describe_tensor(IMAGE, BYTES, [-1])
-        pixels = _describe_tensor(PIXELS, UINT8, [-1, self._side, self._side, 3])
-        probability = _describe_tensor(PROBABILITY, FP32, [-1, len(labels)])
-        names = _describe_tensor(LABELS, BYTES, [-1])
-        tensors = {"inputs": [image, pixels], "outputs": [probability, names]}
-        return {"name": self._name, "platform": "mlmoe_jax", **tensors, "labels": labels}
+        return _describe_model(service)
 
-    async def infer(self, request: Request) -> Response:
+    @app.post(f"{model_url}/infer", openapi_extra={"requestBody": body})
+    async def infer(request: Request) -> Response:
         """Label the images of one tensor."""
-        return await self._service.admit(partial(self._read_call, request), partial(_answer, self._service))
+        return await _infer(service, request)
 
-    async def refuse_model(self, path: str) -> None:
-        raise HTTPException(404, f"the only model of this server is {self._name}, without versions")
+    @app.api_route("/v2/models/{path:path}", methods=["GET", "POST"], include_in_schema=False)
+    async def refuse_model(path: str) -> None:
+        raise HTTPException(404, f"the only model of this server is {name}, without versions")
 
-    async def _read_call(self, request: Request) -> _Call:
-        if request.headers.get("content-encoding", "identity") != "identity":
-            raise HTTPException(415, "the body should not be compressed")
-        body = b"".join([part async for part in self._service.parts(request)])
+
+async def _infer(service: Service, request: Request) -> Response:
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise HTTPException(415, "the body should not be compressed")
+    async with service.admit() as arrived:
+        body = await service.body(request)
         length = request.headers.get(HEADER_LENGTH)
-        return await self._service.in_reader(_parse_call, body, length, self._side, self._service.most_images)
+        side = service.describe()["image_size"]
+        message, images = await service.in_reader(_parse_body, body, length, side, service.most_images)
+        arrived(len(images))
+        options = Options(top_k=message.parameters.top_k)
+        service.check(options)
+        results = await service.results(images, options)
+    for result in results:
+        if "error" in result:
+            raise HTTPException(422, result["error"])
+    return _respond(message, service.labeler.name, results)
+
+
+def _describe_model(service: Service) -> dict[str, Any]:
+    described = service.describe()
+    labels, side = described["labels"], described["image_size"]
+    image = _describe_tensor("image", "BYTES", [-1])
+    pixels = _describe_tensor("pixels", "UINT8", [-1, side, side, 3])
+    probability = _describe_tensor("probability", "FP32", [-1, len(labels)])
+    names = _describe_tensor("labels", "BYTES", [-1])
+    tensors = {"inputs": [image, pixels], "outputs": [probability, names]}
+    return {"name": service.labeler.name, "platform": "mlmoe_jax", **tensors, "labels": labels}
 
 
 def _describe_tensor(name: str, datatype: str, shape: list[int]) -> dict[str, Any]:
@@ -164,8 +152,8 @@ def _describe_tensor(name: str, datatype: str, shape: list[int]) -> dict[str, An
 
 
 # ------------------------------------------------------------------------------------------------------------- request
-def _parse_call(body: bytes, header_length: str | None, side: int, most: int) -> _Call:
-    """Return the request of a body; HTTPException if it is malformed or has more than `most` images.
+def _parse_body(body: bytes, header_length: str | None, side: int, most: int) -> tuple[_Message, RequestImages]:
+    """Return the message of a body and its images; HTTPException if it is malformed or has more than `most` images.
 
     Args:
       body: JSON text, and binary data after it.
@@ -179,10 +167,11 @@ def _parse_call(body: bytes, header_length: str | None, side: int, most: int) ->
     if problem := _shape_problem(tensor, side, most):
         raise HTTPException(400, problem)
     try:
-        return _Call(message, _read_tensor(tensor, body[length:]))
+        images = _read_tensor(tensor, body[length:])
     except (ValueError, TypeError) as error:
         reason = f"the content of the tensor {tensor.name} does not fit its data type, shape and size"
         raise HTTPException(400, reason) from error
+    return message, [(f"image {at}", image) for at, image in enumerate(images)]
 
 
 def _parse_length(text: str, most: int) -> int:
@@ -202,10 +191,10 @@ def _parse_message(text: bytes) -> _Message:
 
 def _shape_problem(tensor: _Input, side: int, most: int) -> str:
     """Explain a data type, shape or number of images that a tensor should not have; "" if there is none."""
-    if tensor.name == IMAGE:
-        datatype, shape, fits = BYTES, "[N]", tensor.shape[1:] in ([], [1])
+    if tensor.name == "image":
+        datatype, shape, fits = "BYTES", "[N]", tensor.shape[1:] in ([], [1])
     else:
-        datatype, shape, fits = UINT8, f"[N, {side}, {side}, 3]", tensor.shape[1:] == [side, side, 3]
+        datatype, shape, fits = "UINT8", f"[N, {side}, {side}, 3]", tensor.shape[1:] == [side, side, 3]
     if tensor.datatype != datatype or not tensor.shape or not fits:
         return f"the tensor {tensor.name} should be {datatype} of shape {shape}"
     if not 1 <= tensor.shape[0] <= most:
@@ -213,18 +202,18 @@ def _shape_problem(tensor: _Input, side: int, most: int) -> str:
     return ""
 
 
-def _read_tensor(tensor: _Input, binary: bytes) -> RequestImages | np.ndarray:
-    """Return encoded images, or pixels; ValueError or TypeError if they do not fit the tensor."""
+def _read_tensor(tensor: _Input, binary: bytes) -> Sequence[bytes | np.ndarray]:
+    """Return encoded images, or pixels u8[N,H,W,3]; ValueError or TypeError if they do not fit the tensor."""
     declared, data = tensor.parameters.binary_data_size, _flatten(tensor.data)
     if len(binary) != (declared or 0) or (declared is None) == (data is None):
         raise ValueError("binary data of another size, or both kinds of data")
-    if tensor.name == PIXELS:
+    if tensor.name == "pixels":
         # `bytes` refuses all but integers from 0 to 255.
         return np.frombuffer(binary if data is None else bytes(data), np.uint8).reshape(tensor.shape)
     contents = _split_elements(binary) if data is None else [base64.b64decode(text, validate=True) for text in data]
     if len(contents) != tensor.shape[0]:
         raise ValueError("another number of elements")
-    return [(f"image {at}", content) for at, content in enumerate(contents)]
+    return contents
 
 
 def _flatten(data: list[Any] | None) -> list[Any] | None:
@@ -246,20 +235,7 @@ def _split_elements(binary: bytes) -> list[bytes]:
 
 
 # -------------------------------------------------------------------------------------------------------------- answer
-async def _answer(service: Service, call: _Call) -> Response:
-    """Return the response with the outputs that a request names."""
-    message = call.message
-    service.require_top_k(message.parameters.top_k)
-    images = list(call.images) if isinstance(call.images, np.ndarray) else await service.decode(call.images)
-    if bad := [image for image in images if isinstance(image, BadImage)]:
-        raise HTTPException(422, str(bad[0]))
-    outputs = await service.label(images)
-    predictor = service.labeler.predictor
-    results = [predictor.result("", output.logits, message.parameters.top_k) for output in outputs]
-    return _respond(message, service.labeler.name, results)
-
-
-def _respond(message: _Message, model: str, results: Sequence[LabeledImage]) -> Response:
+def _respond(message: _Message, model: str, results: Sequence[Mapping[str, Any]]) -> Response:
     """Return the response to a message: JSON, or with binary tensors JSON and their bytes after it."""
     entries, contents = [], []
     for output in message.outputs:
@@ -279,11 +255,11 @@ def _respond(message: _Message, model: str, results: Sequence[LabeledImage]) -> 
     return Response(b"".join([text, *contents]), headers={HEADER_LENGTH: str(len(text))}, media_type=RAW)
 
 
-def _output_tensor(name: str, results: Sequence[LabeledImage]) -> tuple[str, np.ndarray]:
+def _output_tensor(name: str, results: Sequence[Mapping[str, Any]]) -> tuple[str, np.ndarray]:
     """Return the data type and the values of an output."""
-    if name == PROBABILITY:
-        return FP32, np.array([list(result.scores.values()) for result in results], np.float32)
-    return BYTES, np.array([join_names(result.labels) for result in results], object)
+    if name == "probability":
+        return "FP32", np.array([list(result["scores"].values()) for result in results], np.float32)
+    return "BYTES", np.array([join_names(result["labels"]) for result in results], object)
 
 
 def _encode(values: np.ndarray) -> bytes:

@@ -15,7 +15,6 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
@@ -29,61 +28,50 @@ from mlmoe_jax.errors import UserError, reason_of
 from mlmoe_jax.runtime.files import open_regular, read_stream
 from mlmoe_jax.runtime.storage import Folder
 
-PREFIX = "/label_studio"
 TOKEN = "LABEL_STUDIO_API_KEY"  # environment variable
 FETCH_SECONDS = 10.0  # time limit to fetch one image
 
 
-class LabelStudioBackend:
-    """The routes of the ML backend of Label Studio, below PREFIX.
+def add_label_studio_routes(app: FastAPI, service: Service) -> None:
+    """Add the routes of the ML backend of Label Studio, below /label_studio; UserError as of `TaskImages`."""
+    predictor = service.labeler.predictor
+    settings, version = predictor.run.config.serve, predictor.version
+    task_images = TaskImages(settings.folder, settings.label_studio, service.labeler.limits.megabytes << 20)
 
-    Raises:
-      UserError: as of `TaskImages`.
-    """
-
-    def __init__(self, service: Service):
-        predictor = service.labeler.predictor
-        settings = predictor.run.config.serve
-        self._service, self._version, self._labels = service, predictor.version, predictor.names
-        self._images = TaskImages(settings.folder, settings.label_studio, service.labeler.limits.megabytes << 20)
-
-    def add_to(self, app: FastAPI) -> None:
-        """Add the routes to an application."""
-        app.add_api_route(f"{PREFIX}/health", self.health, include_in_schema=False)
-        app.add_api_route(f"{PREFIX}/setup", self.setup, methods=["POST"], include_in_schema=False)
-        app.add_api_route(f"{PREFIX}/predict", self.predict, methods=["POST"], include_in_schema=False)
-
-    async def health(self) -> dict[str, str]:
+    @app.get("/label_studio/health", include_in_schema=False)
+    async def health() -> dict[str, str]:
         """Return the status 200, also while the model is compiled, because Label Studio waits for one second."""
-        return {"status": "UP", "model_class": self._version}
+        return {"status": "UP", "model_class": version}
 
-    async def setup(self) -> dict[str, str]:
+    @app.post("/label_studio/setup", include_in_schema=False)
+    async def setup() -> dict[str, str]:
         """Return the name of the model."""
-        return {"model_version": self._version}
+        return {"model_version": version}
 
-    async def predict(self, request: Request) -> dict[str, Any]:
+    @app.post("/label_studio/predict", include_in_schema=False)
+    async def predict(request: Request) -> dict[str, Any]:
         """Return a list of predictions per task: one, or none if its image cannot be read."""
-        body = await self._service.body(request)
-        tasks, name, control = await self._service.in_reader(_parse_request, body, self._labels)
-        results = await self._label_all(request, [task.get(control.image_key) for task in tasks])
-        require_readable(results)
-        predictions = [self._predictions(result, name, control) for result in results]
-        return {"model_version": self._version, "results": predictions}
-
-    async def _label_all(self, request: Request, addresses: Sequence[Any]) -> list[dict[str, Any]]:
-        """Return a result per image, which has an error if the image cannot be read, a few images at a time."""
+        async with service.admit():
+            body = await service.body(request)
+            tasks, name, control = await service.in_reader(_parse_request, body, predictor.names)
         results: list[dict[str, Any]] = []
-        for start in range(0, len(addresses), self._service.most_images):
-            part = addresses[start : start + self._service.most_images]
-            results += await self._service.results(request, Options(), partial(self._images.read_all, part))
-        return results
+        for start in range(0, len(tasks), service.most_images):  # each part has places and a time limit of its own
+            part = tasks[start : start + service.most_images]
+            async with service.admit() as arrived:
+                images = await task_images.read_all([task.get(control.image_key) for task in part])
+                arrived(len(images))
+                results += await service.results(images, Options())
+        require_readable(results)
+        predictions = [_predictions(result, name, control, version) for result in results]
+        return {"model_version": version, "results": predictions}
 
-    def _predictions(self, result: dict[str, Any], name: str, control: Control) -> list[dict[str, Any]]:
-        if "error" in result:
-            return []
-        # Label Studio refuses labels that are not among the project's choices.
-        labels = [label for label in result["labels"] if not control.values or label in control.values]
-        return [prediction(labels, result["scores"], self._version, control=name, image=control.image)]
+
+def _predictions(result: dict[str, Any], name: str, control: Control, version: str) -> list[dict[str, Any]]:
+    if "error" in result:
+        return []
+    # Label Studio refuses labels that are not among the project's choices.
+    labels = [label for label in result["labels"] if not control.values or label in control.values]
+    return [prediction(labels, result["scores"], version, control=name, image=control.image)]
 
 
 def _parse_request(body: bytes, labels: Sequence[str]) -> tuple[list[dict[str, Any]], str, Control]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
+import numpy as np
 from fastapi import HTTPException, Request, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
@@ -19,7 +20,8 @@ BODY = {
     "content": {"image/*": {"schema": _BYTES}, RAW: {"schema": _BYTES}, MULTIPART: {"schema": _FILES}},
 }
 
-RequestImages = Sequence[tuple[str, bytes | BadImage]]  # name, and content or error, of each image
+# Name of each image, and its encoded content, pixels u8[H,W,3] or error.
+RequestImages = Sequence[tuple[str, bytes | np.ndarray | BadImage]]
 
 
 async def limited_body(request: Request, most: int) -> AsyncIterator[bytes]:

@@ -9,7 +9,6 @@ import logging
 import signal
 import socket
 from collections.abc import AsyncIterator, Sequence
-from functools import partial
 from importlib.resources import files
 from typing import Annotated, Any
 
@@ -21,13 +20,13 @@ from starlette import exceptions
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
-from mlmoe_jax.apps.serving.kserve import InferenceProtocol
-from mlmoe_jax.apps.serving.label_studio_backend import LabelStudioBackend
+from mlmoe_jax.apps.serving.kserve import add_inference_routes
+from mlmoe_jax.apps.serving.label_studio_backend import add_label_studio_routes
 from mlmoe_jax.apps.serving.labeler import Labeler
-from mlmoe_jax.apps.serving.middleware import CountAnswers, ReadWholeBody, RefuseOtherSites
-from mlmoe_jax.apps.serving.request_images import BODY
-from mlmoe_jax.apps.serving.service import READY, REQUEST_SECONDS, Options, Service, require_readable
-from mlmoe_jax.errors import DONE, OUTDATED, UserError
+from mlmoe_jax.apps.serving.middleware import Guard
+from mlmoe_jax.apps.serving.request_images import BODY, read_request_images
+from mlmoe_jax.apps.serving.service import REQUEST_SECONDS, UNREADY, Options, Service, require_readable
+from mlmoe_jax.errors import DONE, OUTDATED, UserError, reason_of
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import BEST
@@ -44,7 +43,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "[::1]")  # as in the header Host
 def make_app(service: Service, *, hosts: Sequence[str] = ()) -> ASGIApp:
     """Return the application of a service, which compiles the model when it starts.
 
-    `hosts` are the names under which the server may be addressed, as in `RefuseOtherSites`.
+    `hosts` are the names under which the server may be addressed, as in `Guard`.
     """
 
     @contextlib.asynccontextmanager
@@ -57,53 +56,47 @@ def make_app(service: Service, *, hosts: Sequence[str] = ()) -> ASGIApp:
 
     about = {"title": "mlmoe_jax", "version": __version__, "docs_url": None, "redoc_url": None}
     app = FastAPI(**about, lifespan=lifespan, exception_handlers=_FAILURES)
-    for api in (ImageApi(service), LabelStudioBackend(service), InferenceProtocol(service)):
-        api.add_to(app)
+    add_image_routes(app, service)
+    add_label_studio_routes(app, service)
+    add_inference_routes(app, service)
     for path, (name, kind) in _ASSETS.items():
         asset = Response((files(__package__) / name).read_bytes(), media_type=kind)
-        app.add_route(path, partial(_fixed, asset), include_in_schema=False)
-    guarded = ReadWholeBody(RefuseOtherSites(app, frozenset(hosts)), service.seconds)
-    return CountAnswers(guarded, service.metrics, {route.path for route in app.routes})
+        app.add_route(path, asset, methods=["GET"], include_in_schema=False)
+    return Guard(app, service.metrics, service.seconds, hosts, {route.path for route in app.routes})
 
 
-class ImageApi:
-    """The server's own routes: labels of images, and the state of the server."""
+def add_image_routes(app: FastAPI, service: Service) -> None:
+    """Add the server's own routes: labels of images, and the state of the server."""
 
-    def __init__(self, service: Service):
-        self._service = service
-
-    def add_to(self, app: FastAPI) -> None:
-        """Add the routes to an application."""
-        app.add_api_route("/predict", self.predict, methods=["POST"], openapi_extra={"requestBody": BODY})
-        app.add_api_route("/health", self.health, responses={503: {"description": "It is starting or stopping."}})
-        app.add_api_route("/model", self.model)
-        app.add_api_route("/metrics", self.metrics, response_class=Response)
-
-    async def predict(self, request: Request, options: Annotated[Options, Query()]) -> Response:
+    @app.post("/predict", openapi_extra={"requestBody": BODY})
+    async def predict(request: Request, options: Annotated[Options, Query()]) -> Response:
         """Label one image, the body, or several images, the files of a form.
 
         If one of several images cannot be read, its result has an error, and the remaining images are labeled.
         """
-        results = await self._service.results(request, options)
+        service.check(options)
+        async with service.admit() as arrived:
+            images = await read_request_images(request, service.parts(request), service.most_images)
+            arrived(len(images))
+            results = await service.results(images, options)
         require_readable(results)
         return JSONResponse({"results": results})
 
-    async def health(self, response: Response) -> dict[str, str]:
+    @app.get("/health", responses=UNREADY)
+    async def health(response: Response) -> dict[str, str]:
         """Return the status 200 if the server is ready."""
-        response.status_code = 200 if self._service.state == READY else 503
-        return {"status": self._service.state}
+        response.status_code = service.health
+        return {"status": service.state}
 
-    async def model(self) -> dict[str, Any]:
+    @app.get("/model")
+    async def model() -> dict[str, Any]:
         """Return labels, thresholds and limits."""
-        return self._service.describe()
+        return service.describe()
 
-    async def metrics(self) -> Response:
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
         """Return counters in the text format of Prometheus."""
-        return Response(self._service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
-
-
-async def _fixed(answer: Response, request: Request) -> Response:
-    return answer
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 async def _refusal(request: Request, error: Exception) -> Response:
@@ -176,15 +169,13 @@ def _listening(host: str, port: int) -> socket.socket:
     """
     if not host:  # for a socket, "" means every address of the machine
         raise UserError("--host is empty; give an address such as 127.0.0.1, or 0.0.0.0 for all of this machine")
-    elsewhere = "give another --host or --port"
-    if not 0 <= port < 2**16:
-        raise UserError(f"cannot listen on {host}:{port}: ports are from 0 to 65535; {elsewhere}")
     try:
         ipv6 = ":" in host  # "::" accepts IPv4 too
         family = socket.AF_INET6 if ipv6 else socket.AF_INET
         return socket.create_server((host, port), family=family, dualstack_ipv6=ipv6)
-    except OSError as error:
-        raise UserError(f"cannot listen on {host}:{port}: {error.strerror}; {elsewhere}") from error
+    except (OSError, OverflowError) as error:
+        reason = f"{reason_of(error)}; give another --host or --port"
+        raise UserError(f"cannot listen on {host}:{port}: {reason}") from error
 
 
 def own_names(host: str) -> tuple[str, ...]:

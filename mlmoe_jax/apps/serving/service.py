@@ -6,7 +6,7 @@ import asyncio
 import base64
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence, Sized
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mlmoe_jax.apps.serving.batching import Batcher
 from mlmoe_jax.apps.serving.labeler import EXPLAINED, LABELED, Labeler
-from mlmoe_jax.apps.serving.request_images import RequestImages, limited_body, read_request_images
+from mlmoe_jax.apps.serving.request_images import RequestImages, limited_body
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.explain import MOST_SIDE, thumbnail
@@ -32,7 +32,8 @@ WAIT = 0.005  # longest time in seconds that an image waits for images that are 
 REQUEST_SECONDS = 30.0  # time limit of a request
 _DIGITS = 5  # digits of weights in answers
 _READERS = min(4, os.cpu_count() or 1)  # threads that decode images
-T, Loaded = TypeVar("T"), TypeVar("Loaded", bound=Sized)
+UNREADY: dict[int | str, Any] = {503: {"description": "It is starting or stopping."}}
+T = TypeVar("T")
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
@@ -134,6 +135,11 @@ class Service:
         for threads in (self._device, self._readers):
             threads.shutdown(cancel_futures=True)
 
+    @property
+    def health(self) -> int:
+        """The status 200 if the server is ready, else 503."""
+        return 200 if self.state == READY else 503
+
     # ---------------------------------------------------------------------------------------------------- a request
     def describe(self) -> dict[str, Any]:
         """Return the description of the model and the limits of requests, as JSON values."""
@@ -144,101 +150,69 @@ class Service:
         """The largest number of images of a request."""
         return min(self.labeler.limits.images, self._queue)
 
-    async def body(self, request: Request) -> bytes:
-        """Return the body of a request; HTTPException if it is too large or does not arrive in time."""
-        try:
-            async with asyncio.timeout(self.seconds):
-                return b"".join([part async for part in self.parts(request)])
-        except TimeoutError as late:
-            raise self._late() from late
-
     def parts(self, request: Request) -> AsyncIterator[bytes]:
         """Yield the body of a request; HTTPException if it is too large."""
         return limited_body(request, self.labeler.limits.megabytes << 20)
 
-    def _late(self) -> HTTPException:
-        return HTTPException(408, f"the request did not arrive within {self.seconds:g} s", {"Connection": "close"})
+    async def body(self, request: Request) -> bytes:
+        """Return the body of a request; HTTPException if it is too large."""
+        return b"".join([part async for part in self.parts(request)])
 
-    async def results(
-        self, request: Request, options: Options, images: Callable[[], Awaitable[RequestImages]] | None = None
-    ) -> list[dict[str, Any]]:
-        """Return the result of each image of a request, as JSON values; a result has an error if it cannot be read.
-
-        Args:
-          request: the request.
-          options: what to return.
-          images: reads the images, if they are not in the body of the request.
-
-        Raises:
-          HTTPException: the options do not fit the model, or as in `admit`.
-        """
+    def check(self, options: Options) -> None:
+        """Raise HTTPException if options do not fit the model."""
         if options.gates and not self.labeler.gate_entries:
             raise HTTPException(422, "the model has no gates")
-        self.require_top_k(options.top_k)
-        images = images or partial(read_request_images, request, self.parts(request), self.most_images)
-        return await self.admit(images, partial(self._results, options=options))
+        try:
+            self.labeler.predictor.check_top_k(options.top_k)
+        except UserError as error:
+            raise HTTPException(422, str(error)) from error
 
-    async def admit(self, read: Callable[[], Awaitable[Loaded]], answer: Callable[[Loaded], Awaitable[T]]) -> T:
-        """Return the answer to a request with a place in the queue, within the time limit.
+    @contextlib.asynccontextmanager
+    async def admit(self) -> AsyncIterator[Callable[[int], None]]:
+        """Reserve a place in the queue for a request, within the time limit.
 
-        Args:
-          read: returns the images of the request, or an object whose length is their number.
-          answer: images -> the answer.
+        Yields a function to call with the number of images once the request has arrived, which reserves their places.
 
         Raises:
           HTTPException: the server is not ready or is busy, or the request or its answer takes too long.
         """
         if self.state != READY:
             raise HTTPException(503, f"the server is {self.state}", {"Retry-After": "5"})
-        loaded = None
+        late = HTTPException(408, f"the request did not arrive within {self.seconds:g} s", {"Connection": "close"})
+        reserved = 0
+
+        def reserve(images: int) -> None:
+            nonlocal reserved
+            if self.active + images - reserved > self._queue:
+                raise HTTPException(429, "the server is busy", {"Retry-After": "1"})
+            self.active += images - reserved
+            reserved = images
+
+        def arrived(images: int) -> None:
+            nonlocal late
+            late = HTTPException(504, f"there is no result after {self.seconds:g} s")
+            reserve(images)
+
         try:
+            reserve(1)
             async with asyncio.timeout(self.seconds):
-                with self._reserved(1):
-                    loaded = await read()
-                    with self._reserved(len(loaded) - 1):
-                        return await answer(loaded)
-        except TimeoutError as late:
-            if loaded is None:
-                raise self._late() from late
-            raise HTTPException(504, f"there is no result after {self.seconds:g} s") from late
-
-    def require_top_k(self, top_k: int | None) -> None:
-        """Raise HTTPException if a request asks for more labels than there are."""
-        try:
-            self.labeler.predictor.check_top_k(top_k)
-        except UserError as error:
-            raise HTTPException(422, str(error)) from error
-
-    @contextlib.contextmanager
-    def _reserved(self, images: int) -> Iterator[None]:
-        if self.active + images > self._queue:
-            raise HTTPException(429, "the server is busy", {"Retry-After": "1"})
-        self.active += images
-        try:
-            yield
+                yield arrived
+        except TimeoutError as error:
+            raise late from error
         finally:
-            self.active -= images
+            self.active -= reserved
 
     async def in_reader(self, function: Callable[..., T], *arguments: Any) -> T:
         """Return the result of a function that reads a part of a request, called in a thread for this."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, function, *arguments)
 
-    async def decode(self, images: RequestImages) -> list[np.ndarray | BadImage]:
-        """Return u8[H,W,3] or the error for each image."""
-        decoded = await asyncio.gather(*(self.in_reader(self._read, *image) for image in images))
-        self.metrics.images.labels("unreadable").inc(sum(isinstance(image, BadImage) for image in decoded))
-        return decoded
-
-    async def label(self, images: Sequence[np.ndarray], kind: str = LABELED) -> list[Prediction]:
-        """Return the outputs for images u8[H,W,3], which share batches with the images of other requests."""
-        outputs = await self._batcher.submit(images, kind)
-        self.metrics.images.labels("labeled").inc(len(images))
-        return outputs
-
-    async def _results(self, images: RequestImages, options: Options) -> list[dict[str, Any]]:
-        decoded = await self.decode(images)
+    async def results(self, images: RequestImages, options: Options) -> list[dict[str, Any]]:
+        """Return the result of each image, as JSON values; a result has an error if its image cannot be read."""
+        decoded = await asyncio.gather(*(self.in_reader(self._decode, *image) for image in images))
         readable = [image for image in decoded if not isinstance(image, BadImage)]
-        outputs = iter(await self.label(readable, EXPLAINED if options.attention else LABELED))
+        self.metrics.images.labels("unreadable").inc(len(decoded) - len(readable))
+        outputs = iter(await self._batcher.submit(readable, EXPLAINED if options.attention else LABELED))
+        self.metrics.images.labels("labeled").inc(len(readable))
         results = []
         for (name, _), image in zip(images, decoded, strict=True):
             if isinstance(image, BadImage):
@@ -247,8 +221,8 @@ class Service:
                 results.append(self._result(name, image, next(outputs), options))
         return results
 
-    def _read(self, name: str, content: bytes | BadImage) -> np.ndarray | BadImage:
-        if isinstance(content, BadImage):
+    def _decode(self, name: str, content: bytes | np.ndarray | BadImage) -> np.ndarray | BadImage:
+        if not isinstance(content, bytes):
             return content
         try:
             return self.labeler.read(content, name)
