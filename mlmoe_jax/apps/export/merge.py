@@ -41,5 +41,5 @@ def merge_run(run: Run) -> Run:
     definition = evaluated_definition(config, parts, run.label_space)
     merged = replace(run, config=config, definition=definition, values=trained, frozen=frozen)
     label, weights = jax.jit(program_of(merged)), {**merged.values, **merged.frozen}
-    status(f"adapters merged, {require_equal(run, lambda images: label(weights, images), 'merged run')}")
+    status(f"adapters merged, {require_equal(run, lambda images: label(weights, images))}")
     return merged

@@ -1,10 +1,12 @@
-"""Export a run as a StableHLO program, or its values as a file with parameter paths or the names of the authors' code.
+"""Export a run as a StableHLO program, or its values in files of tensors: with parameter paths, or the names of
+the authors' code or of PEFT.
 
 The program is a function of weights and images, and includes preprocessing and probabilities.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -19,12 +21,13 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.apply import apply_model, make_eval_step
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.pretrained.official import departures, export_official, require_writable
+from mlmoe_jax.pretrained.peft import CONFIG, TENSORS, peft_files
 from mlmoe_jax.runs.assemble import abstract_parts
 from mlmoe_jax.runs.restore import Run
 from mlmoe_jax.runtime.formats import dump_json
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import remove_padding
-from mlmoe_jax.runtime.storage import atomic_file, require_new
+from mlmoe_jax.runtime.storage import atomic_file, atomic_folder, require_new
 
 _PLATFORMS = ("cpu", "cuda", "tpu")
 # A larger difference of a probability means that a program is wrong; rounding to 16 bits differs by less.
@@ -70,18 +73,16 @@ def scores_of(run: Run, pixels: np.ndarray) -> np.ndarray:
     return run.scores(np.concatenate(logits)[: len(pixels)])
 
 
-def largest_difference(run: Run, label: Callable[[np.ndarray], np.ndarray]) -> float:
-    """Return the largest difference between the probabilities of `label` and of the run, on random images."""
+def require_equal(run: Run, label: Callable[[np.ndarray], np.ndarray]) -> str:
+    """Return the largest difference of the probabilities of `label` and of the run on random images, in words.
+
+    Raises UserError if it is too large.
+    """
     size, images = run.preprocess.image_size, 2 * run.mesh.size
     pixels = np.random.default_rng(0).integers(0, 256, (images, size, size, 3)).astype(np.uint8)
-    return float(np.abs(label(pixels) - scores_of(run, pixels)).max())
-
-
-def require_equal(run: Run, label: Callable[[np.ndarray], np.ndarray], name: str) -> str:
-    """Return the `largest_difference` in words; UserError, with the `name` of the program, if it is too large."""
-    difference = largest_difference(run, label)
+    difference = float(np.abs(label(pixels) - scores_of(run, pixels)).max())
     if not difference <= _WRONG:
-        raise UserError(f"the {name} differs from the run by {difference:.2g}, so it was not written")
+        raise UserError(f"the program differs from the run by {difference:.2g}, so it was not written")
     return f"largest difference of a probability {difference:.1e}"
 
 
@@ -152,5 +153,16 @@ def _write_official(job: Export) -> str:
     return f"in the {source.name} layout"
 
 
+def _write_peft(job: Export) -> str:
+    """Write the LoRA or DoRA of a run, and its classifier, as a folder that PEFT loads onto a model of transformers."""
+    options, tensors = peft_files(job.run.model(), job.run.config)
+    with atomic_folder(job.path) as partial:
+        (partial / CONFIG).write_text(json.dumps(options, indent=2) + "\n")
+        save_file(tensors, partial / TENSORS, {"format": "pt"})
+    what = "with its classifier" if options["modules_to_save"] else "without the head, which transformers lacks"
+    return f"{len(tensors)} tensors, {what}"
+
+
+PEFT = ExportTarget(_write_peft)
 SAFETENSORS = ExportTarget(_write_safetensors, place=_new_file)
 AUTHORS = ExportTarget(_write_official, place=_state_dict)

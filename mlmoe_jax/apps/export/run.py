@@ -105,12 +105,12 @@ def export_run(
     sample = calibration_images(predictor.run, images, count or _IMAGES) if target.calibrated else ()
     export = Export(predictor.run, path, describe_model(predictor, kind), include_frozen, sample)
     try:
-        about = _write_program(export, target, predictor, template) if target.load else target.write(export)
+        about = _write_program(export, target, template) if target.load else target.write(export)
     except OSError as error:
         raise UserError(f"cannot write {path}: {reason_of(error)}") from error
     trained = export.description["trained"]
     line = f"{trained['kind']} weights of step {trained['step']} as {kind}; {about}; written to {path}"
-    return Outcome([line], exit_code=OUTDATED if predictor.run.outdated else DONE)
+    return Outcome([line], exit_code=OUTDATED if export.run.outdated else DONE)
 
 
 def _merge_adapters(predictor: Predictor) -> Predictor:
@@ -121,9 +121,23 @@ def _merge_adapters(predictor: Predictor) -> Predictor:
 
 def _default_format(output: str) -> str:
     """Return the format of an output without --format: a file with the suffix of a checkpoint is an official one."""
-    if output.endswith(CHECKPOINT_SUFFIXES):
-        return OFFICIAL
-    raise UserError(f"--output={output} needs --format={', '.join([*TARGETS][:-1])} or {[*TARGETS][-1]}")
+    if not output.endswith(CHECKPOINT_SUFFIXES):
+        raise UserError(f"--output={output} needs --format; there are {', '.join(TARGETS)}")
+    return OFFICIAL
+
+
+def _target(kind: str, *, include_frozen: str, merge: bool, template: str | None, sampled: bool) -> ExportTarget:
+    """Return a format; UserError if a flag is for other formats."""
+    target = TARGETS[kind]
+    flags = {
+        "--include-frozen": include_frozen != ALWAYS and kind != "safetensors",
+        "--merge": merge and (kind == "peft" or include_frozen == "never"),  # it changes frozen weights
+        "--template": template and not target.load,
+        "--images and --calibration-images": sampled and not target.calibrated,
+    }
+    if refused := [name for name, given in flags.items() if given]:
+        raise UserError(f"--format={kind} does not take {', '.join(refused)} here; leave it out")
+    return target
 
 
 def _settings(kind: str, target: ExportTarget, overrides: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -137,23 +151,7 @@ def _settings(kind: str, target: ExportTarget, overrides: Sequence[tuple[str, st
     return [*(item for item in needs.items() if item not in overrides), *overrides]
 
 
-def _target(kind: str, *, include_frozen: str, merge: bool, template: str | None, sampled: bool) -> ExportTarget:
-    """Return a format; UserError if a flag is for other formats."""
-    if kind != "safetensors" and include_frozen != ALWAYS:
-        raise UserError(f"--include-frozen is for --format=safetensors; leave it out of --format={kind}")
-    if merge and (kind == "peft" or include_frozen == "never"):
-        raise UserError("--merge changes frozen weights, which this export leaves out; leave --merge out")
-    target = TARGETS[kind]
-    if template and target.load is None:
-        raise UserError(f"--template={template} surrounds a program; leave it out of --format={kind}")
-    if sampled and not target.calibrated:
-        raise UserError(
-            f"--images and --calibration-images are for --format=onnx_int8; leave them out of --format={kind}"
-        )
-    return target
-
-
-def _write_program(export: Export, target: ExportTarget, predictor: Predictor, template: str | None) -> str:
+def _write_program(export: Export, target: ExportTarget, template: str | None) -> str:
     status("tracing and converting")
     with atomic_folder(export.path) as partial:
         about = target.write(replace(export, path=partial))
@@ -166,18 +164,15 @@ def _write_program(export: Export, target: ExportTarget, predictor: Predictor, t
             (partial / name).write_text(text, encoding="utf-8")  # which load.py and Spaces read, whatever the locale
         status("comparing with the run")
         program = runpy.run_path(str(partial / "load.py"))["Model"](partial)
-        if target.calibrated:
-            difference = _similarity(predictor, export, program)
-        else:
-            difference = require_equal(export.run, program, "exported program")
+        difference = _similarity(export, program) if target.calibrated else require_equal(export.run, program)
         size = sum(file.stat().st_size for file in partial.iterdir())
     return f"{about}; {size / 1e6:,.1f} MB, {difference}"
 
 
-def _similarity(predictor: Predictor, export: Export, program: ExportedProgram) -> str:
+def _similarity(export: Export, program: ExportedProgram) -> str:
     """Return how far the probabilities of other images differ in words; UserError if they are not similar."""
     images = np.stack(parts(export.images)[1])
-    expected = scores_of(predictor.run, images)
+    expected = scores_of(export.run, images)
     scores = np.concatenate([program(images[at : at + 8]) for at in range(0, len(images), 8)])
     difference = np.abs(scores - expected)
     with np.errstate(invalid="ignore"):  # nan if all probabilities are equal
@@ -187,11 +182,9 @@ def _similarity(predictor: Predictor, export: Export, program: ExportedProgram) 
             f"the probabilities of the exported program have a correlation of {correlation:.3f} with the probabilities "
             f"of the run, and {_SIMILAR} is the least, so it was not written; export it with --format=onnx"
         )
-    assigned, also = expected >= predictor.thresholds, scores >= predictor.thresholds
     return (
         f"on {len(images):,} other images, probabilities have a correlation of {correlation:.4f} and differ by "
-        f"{difference.mean():.1e} on average and {difference.max():.1e} at most; the program assigns "
-        f"{np.sum(assigned & also):,} of {assigned.sum():,} labels of the run, and {np.sum(also & ~assigned):,} others"
+        f"{difference.mean():.1e} on average and {difference.max():.1e} at most"
     )
 
 

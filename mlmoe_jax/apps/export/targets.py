@@ -79,7 +79,7 @@ TARGETS: Registry[ExportTarget] = Registry(
         "onnx_float16": "mlmoe_jax.apps.export.quantize:FLOAT16",
         "onnx_int8": "mlmoe_jax.apps.export.quantize:INT8",
         "safetensors": "mlmoe_jax.apps.export.program:SAFETENSORS",
-        "peft": "mlmoe_jax.apps.export.adapter_files:TARGET",
+        "peft": "mlmoe_jax.apps.export.program:PEFT",
         OFFICIAL: "mlmoe_jax.apps.export.program:AUTHORS",
     },
 )

@@ -271,10 +271,10 @@ def test_predict_gives_the_scores_of_eval(program, trained, monkeypatch, tmp_pat
         (["--config=mlvpt_dinov2:datset=voc2012", "--workdir={tmp}/new"], ["did you mean 'dataset'"]),
         (["--config=mlvpt_digits", "--workdir={tmp}/file/run"], ["cannot make the run folder"]),
         (["--mode=export", "--workdir={run}"], ["required: --output"]),
-        (["--mode=export", "--workdir={run}", "--output={tmp}/a"], ["needs --format=stablehlo, onnx"]),
+        (["--mode=export", "--workdir={run}", "--output={tmp}/a"], ["needs --format; there are stablehlo, onnx"]),
         (
             ["--mode=export", "--workdir={run}", "--output={tmp}/a.npz", "--include-frozen=auto"],
-            ["is for --format=safetensors"],
+            ["--format=official does not take --include-frozen"],
         ),
         (["--mode=export", "--workdir={run}", "--output={tmp}/a.npz", "--checkpoint=first"], ["not best, latest"]),
         (["--mode=export", "--workdir={run}", "--output={tmp}/a.pth"], ["needs PyTorch", ".safetensors"]),

@@ -22,7 +22,7 @@ from safetensors.numpy import load_file, safe_open
 from mlmoe_jax import load_config
 from mlmoe_jax.apps.export import program, standalone
 from mlmoe_jax.apps.export import run as export
-from mlmoe_jax.apps.export.program import image_shape, largest_difference, program_of, scores_of
+from mlmoe_jax.apps.export.program import image_shape, program_of, require_equal, scores_of
 from mlmoe_jax.apps.export.targets import ALWAYS, TARGETS, Export
 from mlmoe_jax.data.image_reader import ImageReader
 from mlmoe_jax.data.images import ArrayImages
@@ -202,8 +202,8 @@ def test_nothing_is_overwritten_and_nothing_half_written_stays(made, tmp_path, r
         assert "should be a folder, which will hold the program and its labels" in refuse(tmp_path / name)
     assert "should be a .safetensors file" in refuse(tmp_path / "a", "safetensors")
     sentence = refusal(export.export_run, folder, str(tmp_path / "a.safetensors"), "safetensors", template="space")
-    assert sentence == "--template=space surrounds a program; leave it out of --format=safetensors"
-    monkeypatch.setattr(program, "largest_difference", lambda run, label: float("nan"))
+    assert sentence == "--format=safetensors does not take --template here; leave it out"
+    monkeypatch.setattr(program, "scores_of", lambda run, pixels: np.nan)
     assert "differs from the run by nan" in refuse(tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
@@ -267,7 +267,7 @@ def test_onnx_runtime_gives_the_same_probabilities(reference, changes, runtime, 
         np.testing.assert_allclose(np.concatenate(apart), together, atol=1e-5)
         return together
 
-    assert largest_difference(run, label) < 1e-4
+    assert float(require_equal(run, label).split()[-1]) < 1e-4
     count = operations(tmp_path)
     if reference == "mlvpt_digits":  # two blocks, the last without queries of patches
         assert (count["Gelu"] >= 2, count["LayerNormalization"] >= 5, count["Softmax"] >= 2) == (True, True, True)

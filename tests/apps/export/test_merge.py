@@ -67,7 +67,7 @@ def test_what_cannot_be_merged_leaves_nothing(runs, tmp_path, refusal):
 
     assert refuse("plain", merge=True) == "the run has no adapters to merge; leave --merge out"
     assert refuse("bottleneck", merge=True).startswith("the adapter adaptformer is not linear")
-    assert refuse("lora", "peft", merge=True).startswith("--merge changes frozen weights, which this export leaves")
+    assert refuse("lora", "peft", merge=True) == "--format=peft does not take --merge here; leave it out"
     assert refuse("linear", "peft").startswith("PEFT's files hold one LoRA or DoRA and no prompts")
     assert not list(tmp_path.iterdir())
 

@@ -144,7 +144,7 @@ def test_a_program_that_is_not_similar_is_not_written(made, tmp_path, refusal, m
 def test_images_for_another_format_and_without_a_data_set_are_refused(made, tmp_path, refusal):
     folder, output = RunFolder(made / "run"), str(tmp_path / "out")
     sentence = refusal(export.export_run, folder, output, "onnx", count=5)
-    assert sentence == "--images and --calibration-images are for --format=onnx_int8; leave them out of --format=onnx"
+    assert sentence == "--format=onnx does not take --images and --calibration-images here; leave it out"
     sentence = refusal(export.export_run, folder, output, "onnx_int8")
     assert sentence.startswith("the calibration has no training images (")
     assert sentence.endswith("); give images with --images")
