@@ -176,7 +176,7 @@ def test_samples_have_the_scores_gates_and_attention_of_the_model(make_run, tmp_
 
     folder.write_json("config.json", json.loads(run.config.to_json_best_effort()))
     read = RunFiles(folder).samples  # as the report reads it
-    assert read.ids == [split.ids[row] for row in rows]
+    assert list(read.images) == [split.ids[row] for row in rows]
     assert set(read.gates) == set(prediction.gates)
     assert read.entries == index["entries"]
 

@@ -130,7 +130,7 @@ def test_without_other_splits_there_are_the_images_of_the_training(tmp_path):
     assert list(train(config, folder)) == [OUT_OF_FOLD]
     page = write_report(folder).read_text()
     assert "each scored by a fit without the image" in page
-    assert "A fit to convergence has no steps" in page
+    assert "a fit to convergence has no steps" in page
     assert "to convergence, by logistic regression" in page
     assert "cannot be shown" not in page, "the mistakes are images of the training split"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
 from collections.abc import Iterable
 
@@ -10,11 +9,9 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.apps.audit.audit import Audit
 from mlmoe_jax.apps.report.components import Note, PageTable, Section, Widget
-from mlmoe_jax.apps.report.mistakes import SIDE
 from mlmoe_jax.apps.report.page import render_page
-from mlmoe_jax.data.images import BadImage, Decoding
+from mlmoe_jax.apps.report.predictions import read_thumbnails
 from mlmoe_jax.data.label_codes import POSITIVE
-from mlmoe_jax.inference.explain import thumbnail
 from mlmoe_jax.runtime.text import quantity
 
 MOST_IMAGES, MOST_PAIRS = 200, 50
@@ -27,18 +24,10 @@ def audit_page(audit: Audit, config: ConfigDict) -> str:
     """Return the page about an audit of `config.data`."""
     worst = audit.worst_images[:MOST_IMAGES]
     twins = audit.twins[:MOST_PAIRS]
-    images = _thumbnails(audit, config, [*worst, *(row for pair in twins for row in pair)])
+    images = read_thumbnails(audit.split, config.data, [*worst, *(row for pair in twins for row in pair)])
     sections = [_suggestions(audit, worst, images), _twins(audit, twins, images), _together(audit)]
     title = f"{config.data.name} {config.data.root}".strip()
     return render_page(title, "Audit of labels", [section for section in sections if section.parts], images=images)
-
-
-def _thumbnails(audit: Audit, config: ConfigDict, rows: Iterable[int]) -> dict[str, bytes]:
-    decoding, images = Decoding.from_config(config.data, SIDE), {}
-    for row in rows:
-        with contextlib.suppress(BadImage):  # it could be read a moment ago
-            images[str(audit.split.ids[row])] = thumbnail(audit.split.images.read(row, decoding), SIDE)
-    return images
 
 
 def _cards(name: str, title: str, audit: Audit, labels: Iterable[tuple[int, dict[int, str]]], **settings) -> Widget:
@@ -86,7 +75,7 @@ def _together(audit: Audit) -> Section:
     names, counts, rows = audit.split.classes, (audit.split.labels == POSITIVE).sum(axis=0), []
     for pair in audit.pairs:
         rows.append([names[pair.a], names[pair.b], pair.p_b_given_a, int(counts[pair.a]) - pair.support])
-    columns = [("label", "text"), ("nearly always with", "text"), ("share", "fraction"), ("images without", "count")]
+    columns = ["label", "nearly always with", ("share", "fraction"), ("images without", "count")]
     caption = "Shares in percent of the images with the first label. Images without the second label may lack it."
     title = "Labels that are nearly always together"
     return Section("together", title, [PageTable("together-table", columns, rows, caption)] if rows else [])

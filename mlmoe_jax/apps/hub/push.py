@@ -17,7 +17,7 @@ from mlmoe_jax.config import default_config, flatten
 from mlmoe_jax.errors import DONE, OUTDATED
 from mlmoe_jax.evaluation.results import read_results, read_split_results, write_split_results
 from mlmoe_jax.pretrained import hub
-from mlmoe_jax.runs.folder import ADAPTER, RunFolder
+from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import parts_of_run, read_preprocess, read_run, restored_values, write_run_metadata
 from mlmoe_jax.runs.shared_model import CARD, FILES, write_adapter
 from mlmoe_jax.runs.thresholds import read_thresholds, write_thresholds
@@ -68,12 +68,11 @@ def push(
         path = target or Path(temporary) / "model"
         with atomic_folder(path) as partial:
             outdated = write_shared(folder, RunFolder(partial), address, license_name)
-        sizes = {name: (path / name).stat().st_size for name in FILES if (path / name).exists()}
-        values = f"adapter {megabytes(sizes[ADAPTER])}, all {len(sizes)} files {megabytes(sum(sizes.values()))}"
+        size = megabytes(sum(file.stat().st_size for file in path.iterdir()))
         if target is None:
-            line = f"{address}: {values}; {hub.upload_model(path, address, list(FILES), private=private)}"
+            line = f"{address}: {size}; {hub.upload_model(path, address, list(FILES), private=private)}"
         else:
-            line = f"{values}; written to {target}, and nothing was uploaded; leave --output out to upload it"
+            line = f"{size} written to {target}, and nothing was uploaded; leave --output out to upload it"
     return Outcome([line], exit_code=OUTDATED if outdated else DONE)
 
 

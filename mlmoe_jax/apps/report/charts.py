@@ -5,7 +5,6 @@ Heat maps encode values as opacities of one color, so that small values recede o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 
 BAR, LABEL_WIDTH = 15, 150  # pixels: height of a bar including its gap, maximum width of a label
 _ACCENT, _AGAINST, _INK = "var(--accent)", "var(--against)", "var(--ink)"
-_NUMBER = ",.4~g"
+NUMBER = ",.4~g"
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -34,93 +33,74 @@ def _chart(name: str) -> alt.Chart:
     return alt.Chart(alt.NamedData(name=name))
 
 
-def line_chart(rows: Rows, *, y_title: str, y_format: str = _NUMBER, from_zero: bool = True) -> dict[str, Any]:
+def line_chart(rows: Rows, number_format: str) -> dict[str, Any]:
     """Return lines over the training step. Each row has step, value and series."""
     series = list(dict.fromkeys(row["series"] for row in rows))
     few = len(rows) < 40 * len(series)
     chart = _chart("rows").mark_line(point={"size": 26} if few else False, strokeWidth=1.8)
+    axis = alt.Axis(format=number_format, tickCount=5)
     chart = chart.encode(
-        x=alt.X("step:Q", title="step", axis=alt.Axis(tickMinStep=1, tickCount=6, format="~s", grid=False)),
-        y=alt.Y("value:Q", title=y_title, scale=alt.Scale(zero=from_zero), axis=alt.Axis(format=y_format, tickCount=5)),
-        tooltip=[
-            alt.Tooltip("series:N", title="curve"),
-            alt.Tooltip("step:Q", format=","),
-            alt.Tooltip("value:Q", title=y_title, format=y_format),
-        ],
+        x=alt.X("step:Q", axis=alt.Axis(tickMinStep=1, tickCount=6, format="~s", grid=False)),
+        y=alt.Y("value:Q", title=None, scale=alt.Scale(zero=False), axis=axis),
+        tooltip=["series:N", alt.Tooltip("step:Q", format=","), alt.Tooltip("value:Q", format=number_format)],
         color=alt.Color("series:N", sort=series, legend=alt.Legend(title=None) if len(series) > 1 else None),
     )
     return _spec(chart.properties(width="container", height=190), rows=rows)
 
 
-def difference_bars(rows: Rows, *, title: str) -> dict[str, Any]:
-    """Return bars to the left and right of 0 in the order of `rows`: label, value, low, high, here, there (fractions).
+def difference_bars(rows: Rows) -> dict[str, Any]:
+    """Return bars to the left and right of 0 in the order of `rows`: label, difference, low, high (fractions).
 
-    A bar is pale if its interval contains 0.
+    A bar has the color of its sign, and is pale if its interval contains 0.
     """
-    tooltip = [
-        alt.Tooltip("label:N"),
-        alt.Tooltip("value:Q", title=title, format="+.2%"),
-        alt.Tooltip("low:Q", title="interval from", format="+.2%"),
-        alt.Tooltip("high:Q", title="to", format="+.2%"),
-        alt.Tooltip("here:Q", title="this run", format=".2%"),
-        alt.Tooltip("there:Q", title="other run", format=".2%"),
-    ]
+    values = (alt.Tooltip(f"{name}:Q", format="+.2%") for name in ("difference", "low", "high"))
+    tooltip = ["label:N", *values]
     label = alt.Y("label:N", sort=None, title=None, axis=alt.Axis(labelLimit=LABEL_WIDTH))
-    layers = alt.layer(
-        _bars(title).encode(y=label, tooltip=tooltip),
-        _chart("rows").mark_rule(color=_INK, strokeWidth=1.3).encode(x="low:Q", x2="high:Q", y=label, tooltip=tooltip),
-        _chart("zero").mark_rule(color=_INK).encode(x=alt.datum(0)),
+    bars = _chart("rows").mark_bar(height={"band": 0.72})
+    bars = bars.encode(
+        x=alt.X("difference:Q", title=None, axis=alt.Axis(format="+~%", orient="top", tickCount=6)),
+        y=label,
+        color=alt.condition("datum.difference >= 0", alt.value(_ACCENT), alt.value(_AGAINST)),
+        opacity=alt.condition("datum.low > 0 || datum.high < 0", alt.value(0.8), alt.value(0.3)),
+        tooltip=tooltip,
     )
-    return _spec(layers.properties(width="container", height=BAR * len(rows)), rows=rows, zero=[{}])
+    intervals = _chart("rows").mark_rule(color=_INK, strokeWidth=1.3)
+    intervals = intervals.encode(x="low:Q", x2="high:Q", y=label, tooltip=tooltip)
+    zero = _chart("zero").mark_rule(color=_INK).encode(x=alt.datum(0))
+    chart = alt.layer(bars, intervals, zero)
+    return _spec(chart.properties(width="container", height=BAR * len(rows)), rows=rows, zero=[{}])
 
 
-def _bars(title: str) -> alt.Chart:
-    """Return bars in the color of their sign, pale if their interval contains 0."""
-    return (
-        _chart("rows")
-        .mark_bar(height={"band": 0.72})
-        .encode(
-            x=alt.X("value:Q", title=title, axis=alt.Axis(format="+~%", orient="top", tickCount=6)),
-            color=alt.condition("datum.value >= 0", alt.value(_ACCENT), alt.value(_AGAINST)),
-            opacity=alt.condition("datum.low > 0 || datum.high < 0", alt.value(0.8), alt.value(0.3)),
-        )
-    )
-
-
-def heat_map(rows: Rows, *, names: Sequence[str], x_title: str, y_title: str) -> dict[str, Any]:
-    """Return a square heat map of cells with x, y, value in [0, 1] and text; cells missing from `rows` are empty."""
-    size = next(size for most, size in ((8, 40), (20, 24), (40, 16), (math.inf, 10)) if len(names) <= most)
+def heat_map(rows: Rows, names: Sequence[str]) -> dict[str, Any]:
+    """Return a square heat map of cells with a, b, value in [0, 1] and text; cells missing from `rows` are empty."""
+    size = max(10, min(40, 480 // len(names)))  # pixels of a cell
     axis = {"labelLimit": LABEL_WIDTH, "labelOverlap": False, "labelFontSize": min(11, size)}
     scale = alt.Scale(domain=list(names), padding=0.04)
     chart = _chart("rows").mark_rect(color=_ACCENT, strokeWidth=0)
     chart = chart.encode(
-        x=alt.X("x:N", scale=scale, title=x_title, axis=alt.Axis(orient="top", labelAngle=-90, **axis)),
-        y=alt.Y("y:N", scale=scale, title=y_title, axis=alt.Axis(**axis)),
+        x=alt.X("b:N", scale=scale, axis=alt.Axis(orient="top", labelAngle=-90, **axis)),
+        y=alt.Y("a:N", scale=scale, axis=alt.Axis(**axis)),
         opacity=alt.Opacity("value:Q", scale=alt.Scale(domain=[0, 1], range=[0.04, 1], clamp=True), legend=None),
         tooltip=[alt.Tooltip("text:N", title="")],
     )
     return _spec(chart.properties(width=alt.Step(size), height=alt.Step(size)), rows=rows)
 
 
-def unit_curve(
-    points: np.ndarray, names: tuple[str, str, str], *, last_format: str, diagonal: bool = False
-) -> dict[str, Any]:
+def unit_curve(points: np.ndarray, names: tuple[str, str, str], *, diagonal: bool = False) -> dict[str, Any]:
     """Return a curve of y over x in [0, 1]².
 
     Args:
       points: f64[T,3], x, y and a value for the tooltip.
       names: titles of x, y and the value.
-      last_format: the format of the value.
       diagonal: draw the diagonal.
     """
-    x, y, last = names
-    formats = {x: ".1%", y: ".1%", last: last_format}
-    tooltip = [alt.Tooltip(f"{name}:Q", format=text) for name, text in formats.items()]
-    curve = _unit_square("rows", x, y).encode(tooltip=tooltip)
-    line = _unit_square("diagonal", x, y)
+    x, y, _ = names
+    tooltip = [alt.Tooltip(f"{name}:Q", format=NUMBER) for name in names]
     chart = alt.layer(
-        line.mark_line(color=_INK, strokeDash=[3, 4], strokeWidth=1, tooltip=None),
-        curve.mark_line(color=_ACCENT, strokeWidth=2, point={"size": 20, "color": _ACCENT}),
+        _unit_square("diagonal", x, y).mark_line(color=_INK, strokeDash=[3, 4], strokeWidth=1, tooltip=None),
+        _unit_square("rows", x, y)
+        .encode(tooltip=tooltip)
+        .mark_line(color=_ACCENT, strokeWidth=2, point={"size": 20, "color": _ACCENT}),
     )
     rows = [dict(zip(names, point, strict=True)) for point in points.round(5).tolist()]
     ends = [{x: end, y: end} for end in (0, 1)] if diagonal else []

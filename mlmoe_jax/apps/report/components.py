@@ -32,14 +32,14 @@ class PageTable:
 
     Attributes:
       name: unique on the page.
-      columns: (heading, kind of its cells): "text", "term" (a name and its definition), "count", "number", "fraction"
-        (in percent) or "difference" (of fractions).
+      columns: the heading of a column of texts, or (heading, kind of its cells): "term" (a name and its definition),
+        "count", "number", "fraction" (in percent) or "difference" (of fractions).
       rows: cells; None and nan become a dash.
     """
 
     kind: ClassVar[str] = "table"
     name: str
-    columns: Sequence[tuple[str, str]]
+    columns: Sequence[str | tuple[str, str]]
     rows: Sequence[Sequence[Any]]
     caption: str = ""
 
@@ -52,7 +52,6 @@ class Chart:
     title: str
     spec: Mapping[str, Any]
     alt: str
-    wide: bool = False  # use the full width of the page
 
 
 @dataclass(frozen=True)

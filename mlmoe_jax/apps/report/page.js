@@ -64,7 +64,8 @@ function order(a, b, sign) {
 }
 
 function drawTable(place) {
-  const { columns, rows } = read("data-" + place.id);
+  const { columns: given, rows } = read("data-" + place.id);
+  const columns = given.map((column) => (typeof column === "string" ? [column, "text"] : column));
   let shown = rows, most = MOST, by = -1, sign = 1;
   const body = make("tbody");
   const heads = columns.map(([title, kind], column) => {

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,82 @@ _HERE = Path(__file__).parent
 _SCRIPTS = ("page.js", "samples.js")
 
 
+# -------------------------------------------------------------------------------------------------------- sections
+@dataclass(frozen=True)
+class Need:
+    """Data that a section needs.
+
+    Attributes:
+      data: an attribute of `RunFiles`, which is None or empty without the data.
+      missing: the sentence on the page without it.
+      flags: flags of the command that creates it, if there is one.
+    """
+
+    data: str
+    missing: str
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SectionKind:
+    """A section of the report: how its parts are made, and the data that this needs."""
+
+    name: str
+    title: str
+    parts: Callable[[RunFiles], Sequence[Any]]
+    needs: tuple[Need, ...] = ()
+
+    def describe(self, files: RunFiles) -> Section:
+        """Return the section about a run, which says what is missing if the run lacks its data."""
+        for need in self.needs:
+            if not attrgetter(need.data)(files):
+                command = files.command(*need.flags) if need.flags else ""
+                return Section(self.name, self.title, missing=need.missing, command=command)
+        return Section(self.name, self.title, self.parts(files))
+
+
+_EVAL = ("--mode=eval",)
+_SCORES = Need("raw", "Scores are written when training ends, or by an evaluation:", _EVAL)
+_RESULTS = Need("results", "results.json is written when training ends, or by an evaluation:", _EVAL)
+_LABELS = Need("per_class", "per_class.csv is written when training ends, or by an evaluation:", _EVAL)
+_FITTED = ("--mode=thresholds",)
+_THRESHOLDS = Need(
+    "thresholds", "thresholds.json is written when training starts, or fitted to the scores of a split:", _FITTED
+)
+_ROWS = Need("rows", "metrics.jsonl is written from the first logged step on; a fit to convergence has no steps.")
+_OTHER = Need(
+    "other",
+    "This page is about one run. To compare it with another run, put its folder in place of OTHER:",
+    ("--mode=report", "--against=OTHER"),
+)
+_SPACE = Need("label_space", "label_space.npz is written when training starts.")
+_SAMPLES = Need(
+    "samples",
+    "The run keeps no sample images (config.report.samples is 0); an evaluation adds them:",
+    ("--mode=eval", "--config.report.samples=16"),
+)
+_GATES = Need("samples.gates", "This model has no gates over experts.")
+_ATTENTION = Need("samples.attention", "The head of this model has no attention maps.")
+_COST = Need("cost", "Parameters and multiply-adds are not counted yet; this counts them:", ("--mode=report", "--cost"))
+SECTIONS = (
+    SectionKind("summary", "Summary", training.header),
+    SectionKind("images", "Images", mistakes.list_images, (_SCORES,)),
+    SectionKind("mistakes", "Most confident mistakes", mistakes.mistakes, (_SCORES,)),
+    SectionKind("metrics", "Metrics", result_sections.metrics, (_RESULTS,)),
+    SectionKind("labels", "Labels", result_sections.list_labels, (_LABELS,)),
+    SectionKind("thresholds", "Thresholds", result_sections.thresholds, (_THRESHOLDS,)),
+    SectionKind("curves", "Training curves", training.training_curves, (_ROWS,)),
+    SectionKind("differences", "Differences from another run", result_sections.differences, (_OTHER,)),
+    SectionKind("groups", "Label groups and co-occurrence", labels.groups, (_SPACE,)),
+    SectionKind("gates", "Gates: the experts of each label", samples.gates, (_SAMPLES, _GATES)),
+    SectionKind("attention", "Attention over the image", samples.attention, (_SAMPLES, _ATTENTION)),
+    SectionKind("scores", "Precision, recall and calibration", result_sections.score_curves, (_SCORES,)),
+    SectionKind("cost", "Cost", training.cost, (_COST,)),
+    SectionKind("config", "Config and versions", training.settings),
+)
+
+
+# ---------------------------------------------------------------------------------------------------------- page
 def write_report(
     folder: RunFolder, *, against: RunFolder | None = None, output: str | Path | None = None, cost: bool = False
 ) -> epath.Path:
@@ -43,17 +121,16 @@ def write_report(
       UserError: the folder is not a run folder, a file in it is damaged, the runs cannot be compared, or the output
         cannot be written.
     """
-    files = RunFiles(folder)
-    other = None if against is None else RunFiles(against)
-    if other is not None and other.name == files.name:
-        files.name, other.name = str(files.folder), str(other.folder)
+    files = RunFiles(folder, None if against is None else RunFiles(against))
+    if files.other and files.other.name == files.name:
+        files.name, files.other.name = str(files.folder), str(files.other.folder)
     if cost:
         from mlmoe_jax.apps.tools.preflight.cost import count_cost
 
         folder.write_json(COST, count_cost(files.config))
     bundle = vega_bundle()
-    with damage_explained(f"a file in {folder}" if other is None else f"a file in {folder} or {against}"):
-        page = render(files, other, bundle)
+    with damage_explained(f"a file in {folder}"):
+        page = render(files, bundle)
     target = folder / REPORT if output is None else epath.Path(output)
     try:
         RunFolder(target.parent).write_text(target.name, page)
@@ -62,37 +139,11 @@ def write_report(
     return target
 
 
-def sections(files: RunFiles, other: RunFiles | None, judged: mistakes.ThresholdedScores | None) -> list[Section]:
-    """Return all sections of the page in order."""
-    return [
-        training.header(files),
-        mistakes.list_images(files, judged),
-        mistakes.mistakes(files, judged),
-        result_sections.metrics(files),
-        result_sections.list_labels(files),
-        result_sections.thresholds(files),
-        training.training_curves(files),
-        result_sections.differences(files, other),
-        labels.groups(files),
-        samples.gates(files),
-        samples.attention(files),
-        result_sections.score_curves(files),
-        training.cost(files),
-        training.settings(files),
-    ]
-
-
-def render(files: RunFiles, other: RunFiles | None, bundle: str) -> str:
-    """Return the page about a run, compared with `other`. `bundle` is the JavaScript that draws charts."""
-    judged = mistakes.apply_thresholds(files)
-    return render_page(
-        files.name,
-        "Run report",
-        sections(files, other, judged),
-        images=samples.images(files) | ({} if judged is None else judged.thumbnails),
-        shared=samples.shared_data(files),
-        bundle=bundle,
-    )
+def render(files: RunFiles, bundle: str) -> str:
+    """Return the page about a run. `bundle` is the JavaScript that draws charts."""
+    sections = [kind.describe(files) for kind in SECTIONS]
+    shared = samples.shared_data(files)
+    return render_page(files.name, "Run report", sections, images=files.images, shared=shared, bundle=bundle)
 
 
 def render_page(

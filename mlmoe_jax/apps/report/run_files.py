@@ -1,4 +1,4 @@
-"""The files of a run folder for the report. Each file is read once, and is None if it is missing.
+"""The files of a run folder for the report. Each file is read once, and is None or empty if it is missing.
 
 Shape letters: N images, K labels, S sample images, E entries of a gate.
 """
@@ -6,54 +6,41 @@ Shape letters: N images, K labels, S sample images, E entries of a gate.
 from __future__ import annotations
 
 import io
-import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from ml_collections import ConfigDict
 
+from mlmoe_jax.apps.report.predictions import Predictions, read_thumbnails
 from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
 from mlmoe_jax.data.labels.space import LabelSpace
+from mlmoe_jax.data.sources.open import open_split
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.results import (
+    OUT_OF_FOLD,
     MetricSettings,
+    SplitResult,
     SplitScores,
     metric_scores,
     read_labels,
     read_scores,
     read_split_results,
 )
+from mlmoe_jax.models.consistency import Consistency
 from mlmoe_jax.runs import folder as files
+from mlmoe_jax.runs.checkpoint import newest_notes
 from mlmoe_jax.runs.folder import RunFolder, read_config, read_label_space
-from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
+from mlmoe_jax.runs.thresholds import Thresholds, stored_thresholds
 from mlmoe_jax.runtime.formats import read_rows
+from mlmoe_jax.training.selection import Selection
 
 COST = "cost.json"
-NO_SCORES = "Scores are written when training ends, or by an evaluation:"
 _NAMES = ("split", "label", "a", "b")  # columns of CSV files with names, which may be numbers
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """An evaluated split; parts whose file is missing are empty or None.
-
-    Attributes:
-      metrics: name -> fraction, nan if undefined.
-      per_class: label -> its row of per_class.csv without the names.
-      scores: the readable images with scores.
-      settings: the settings of the metrics.
-    """
-
-    name: str
-    metrics: Mapping[str, float]
-    per_class: Mapping[str, Row]
-    scores: SplitScores | None
-    settings: MetricSettings
 
 
 @dataclass(frozen=True)
@@ -62,8 +49,7 @@ class Samples:
 
     Attributes:
       grid: rows and columns of the patches.
-      ids: the names of the images.
-      images: contents of the files.
+      images: JPEG files by name, with the split before the name if it is not the main split.
       codes, scores: i8[S,K] and f64[S,K].
       prompts: [side, group, expert] of each prompt, or None.
       entries: gate -> names of its entries.
@@ -73,8 +59,7 @@ class Samples:
 
     split: str
     grid: tuple[int, int]
-    ids: Sequence[str]
-    images: Sequence[bytes]
+    images: Mapping[str, bytes]
     codes: np.ndarray
     scores: np.ndarray
     prompts: Sequence[Sequence[Any]] | None
@@ -84,15 +69,20 @@ class Samples:
 
 
 class RunFiles:
-    """The files of a run folder. Each is read on first use. `name` is the last part of its path.
+    """The files of a run folder. Each is read on first use.
 
     Raises UserError, on first use, if a file is damaged or leads out of the folder.
+
+    Attributes:
+      name: the last part of the path of the folder.
+      other: the run to compare with, or None.
     """
 
-    def __init__(self, folder: RunFolder):
+    def __init__(self, folder: RunFolder, other: RunFiles | None = None):
         self.folder = folder
         self.folder.require(files.CONFIG)
         self.name = (folder.path.resolve() if folder.is_local else folder.path).name
+        self.other = other
 
     def command(self, mode: str, *flags: str) -> str:
         """Return the shell command that runs a mode on this folder."""
@@ -105,12 +95,24 @@ class RunFiles:
 
     @cached_property
     def rows(self) -> list[Row]:
+        """The rows of metrics.jsonl."""
         return self.folder.rows()
+
+    @cached_property
+    def cost(self) -> dict[str, Any] | None:
+        """The result of `count_cost`."""
+        return self.json(COST)
+
+    @cached_property
+    def selection(self) -> Selection | None:
+        """The selection of the newest checkpoint, without its values."""
+        notes = newest_notes(self.folder)
+        return Selection.from_notes({}, notes) if notes else None
 
     @cached_property
     def thresholds(self) -> Thresholds | None:
         """The thresholds that prediction uses, and their origin."""
-        return read_thresholds(self.folder) if self.has(files.THRESHOLDS) else None
+        return stored_thresholds(self.folder)
 
     @cached_property
     def names(self) -> Sequence[str]:
@@ -127,44 +129,45 @@ class RunFiles:
         """The tree of the labels; empty if there is no label space."""
         return INDEPENDENT if self.label_space is None else self.label_space.tree
 
+    # -------------------------------------------------------------------------------------------------- results
     @cached_property
-    def splits(self) -> dict[str, Evaluated]:
-        """All evaluated splits by name."""
-        if not self.has(files.RESULTS):
-            return {}
-        results = read_split_results(self.folder)
-        scored = read_scores(self.folder) if any(entry.scores for entry in results.values()) else {}
-        scores = {name: split.readable() for name, split in scored.items()}
+    def results(self) -> dict[str, SplitResult]:
+        """The entries of results.json by split."""
+        return read_split_results(self.folder) if self.has(files.RESULTS) else {}
+
+    @cached_property
+    def main(self) -> str:
+        """The split in sections about one split: the first evaluated test split, or else any split; or ""."""
+        return next((name for name in (*self.config.data.test_splits, *self.results) if name in self.results), "")
+
+    @property
+    def settings(self) -> MetricSettings:
+        """The settings of the metrics of the main split."""
+        return self.results[self.main].settings
+
+    @cached_property
+    def per_class(self) -> dict[str, dict[str, Row]]:
+        """The rows of per_class.csv by split and label."""
         tables: dict[str, dict[str, Row]] = {}
         for row in self.table(files.PER_CLASS):
             tables.setdefault(row.pop("split"), {})[row.pop("label")] = row
-        return {
-            name: Evaluated(name, entry.metrics, tables.get(name, {}), scores.get(name), entry.settings)
-            for name, entry in results.items()
-        }
+        return tables
 
-    @property
-    def main_split(self) -> Evaluated | None:
-        """The split in sections about one split: the first evaluated test split, or else any split."""
-        reported = [name for name in self.config.data.test_splits if name in self.splits]
-        return self.splits[reported[0]] if reported else next(iter(self.splits.values()), None)
+    @cached_property
+    def raw(self) -> SplitScores | None:
+        """The readable images of the main split with their raw scores."""
+        entry = self.results.get(self.main)
+        return read_scores(self.folder)[self.main].readable() if entry and entry.scores else None
 
     @property
     def scored(self) -> SplitScores | None:
-        """The scores of which the metrics of the main split are computed; None without any."""
-        raw = self._raw
-        return None if raw is None else metric_scores(raw, self.tree, self.main_split.settings)
-
-    @property
-    def _raw(self) -> SplitScores | None:
-        main = self.main_split
-        return main.scores if main is not None and main.scores is not None and len(main.scores) else None
+        """The scores of which the metrics of the main split are computed."""
+        return metric_scores(self.raw, self.tree, self.settings) if self.raw else None
 
     @property
     def corrected(self) -> SplitScores | None:
-        """The scores of the main split as the run reports them; None without any."""
-        raw = self._raw
-        return None if raw is None else replace(raw, scores=self.correct(raw.scores))
+        """The scores of the main split as the run reports them."""
+        return replace(self.raw, scores=self.correct(self.raw.scores)) if self.raw else None
 
     def correct(self, scores: np.ndarray) -> np.ndarray:
         """Return the reported scores of raw probabilities."""
@@ -177,16 +180,34 @@ class RunFiles:
         return self.tree if self.config.eval.consistent else INDEPENDENT
 
     @cached_property
+    def predictions(self) -> Predictions | None:
+        """The predictions on the main split.
+
+        Thresholds that were fitted on this split are replaced by `eval.threshold`: their predictions would be too good.
+        """
+        scored, stored = self.corrected, self.thresholds
+        if not scored:
+            return None
+        limits, origin = self.settings.threshold, f"{self.settings.threshold:g} for every label"
+        if stored is not None and stored.source.get("split") != self.main:
+            limits, origin = stored.limits(self.names), files.THRESHOLDS
+        consistency = Consistency.of(self.reported_tree, limits, len(self.names))
+        scored = replace(scored, scores=consistency(scored.scores))
+        return Predictions(scored, self.names, consistency.limits, origin)
+
+    # --------------------------------------------------------------------------------------------------- images
+    @cached_property
     def samples(self) -> Samples | None:
+        """The sample images."""
         index = self.json(files.SAMPLE_INDEX)
         if index is None:
             return None
         arrays, listed = self.folder.read_npz(files.SAMPLE_ARRAYS), index["samples"]
+        prefix = "" if self.main in ("", index["split"]) else f"{index['split']}: "
         return Samples(
             split=index["split"],
             grid=tuple(index["grid"]),
-            ids=[item["id"] for item in listed],
-            images=[self.folder.read_bytes(item["file"]) for item in listed],
+            images={prefix + item["id"]: self.folder.read_bytes(item["file"]) for item in listed},
             codes=np.array([item["codes"] for item in listed], np.int8),
             scores=self.correct(np.array([item["scores"] for item in listed], np.float64)),
             prompts=index["prompt_groups"],
@@ -195,31 +216,46 @@ class RunFiles:
             attention=_below("attention/", arrays),
         )
 
-    @property
-    def finished(self) -> datetime | None:
-        """The time at which the results of the main split, or else the metrics of the training, were written."""
-        path = self.folder / (files.METRICS if self.main_split is None else files.RESULTS)
-        return datetime.fromtimestamp(path.stat().mtime, UTC) if path.exists() else None
+    @cached_property
+    def images(self) -> dict[str, bytes]:
+        """The JPEG files of the samples and of the images with the worst mistakes, by name."""
+        images = dict(self.samples.images) if self.samples else {}
+        if self.predictions:
+            images |= self._read_from_data([name for name in self.predictions.mistaken if name not in images])
+        return images
+
+    def _read_from_data(self, ids: Iterable[str]) -> dict[str, bytes]:
+        """Return thumbnails of images of the main split, as far as the data set has and can read them.
+
+        The data may have changed since the run. An image is left out unless it has the labels with which it was scored.
+        """
+        data, scored = self.config.data, self.raw
+        name = data.train_split if self.main == OUT_OF_FOLD else self.main
+        try:
+            split = open_split(data, name, classes=self.names, seed=self.config.seed)
+        except UserError:
+            return {}
+        rows = {str(name): row for row, name in enumerate(split.ids)}
+        codes = dict(zip(scored.ids.tolist(), scored.codes, strict=True))
+        same = [rows[name] for name in ids if name in rows and np.array_equal(split.labels[rows[name]], codes[name])]
+        return read_thumbnails(split, data, same)
 
     # ------------------------------------------------------------------------------------------------ one file
     def has(self, name: str) -> bool:
+        """Return whether the folder has a file."""
         return (self.folder / name).exists()
 
     def json(self, name: str) -> Any:
+        """Return the content of a JSON file; None if it is missing."""
         return self.folder.read_json(name) if self.has(name) else None
 
     def table(self, name: str) -> list[Row]:
-        """Return the rows of a CSV file of names and numbers; [] if it is missing."""
+        """Return the rows of a CSV file of names and numbers, nan for an empty cell; [] if the file is missing."""
         if not self.has(name):
             return []
         with self.folder.reading(name):
             rows = read_rows(io.StringIO(self.folder.read_bytes(name).decode(), newline=""))
-            return [{key: cell if key in _NAMES else _number(cell) for key, cell in row.items()} for row in rows]
-
-
-def _number(cell: str | None) -> float | None:
-    value = float(cell or "nan")
-    return value if math.isfinite(value) else None
+            return [{key: cell if key in _NAMES else float(cell or "nan") for key, cell in row.items()} for row in rows]
 
 
 def _below(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

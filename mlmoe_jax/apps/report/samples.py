@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mlmoe_jax.apps.report.components import Note, PageTable, Section, Widget
+from mlmoe_jax.apps.report.components import Note, PageTable, Widget
 from mlmoe_jax.apps.report.run_files import RunFiles, Samples
 from mlmoe_jax.inference.explain import query_names
 from mlmoe_jax.models.outputs import LABELS
@@ -18,40 +18,21 @@ from mlmoe_jax.models.outputs import LABELS
 MOST_LABELS = 80  # labels with gates per image
 LISTED = 12  # labels per image: its present labels, then the labels with the highest scores
 MOST_QUERIES = 36  # per image and kind of attention map
-_NO_SAMPLES = "The run keeps no sample images (config.report.samples is 0); an evaluation adds them:"
-
-
-def _command(files: RunFiles) -> str:
-    return files.command("--mode=eval", "--config.report.samples=16")
 
 
 def shared_data(files: RunFiles) -> dict[str, Any]:
     """Return the data shared by all sections about samples; {} without samples.
 
-    `ids` has the names of `images`, `labels` per image (label, code, score) of LISTED labels, and `names` all labels.
+    `ids` has the names of the images, `labels` per image (label, code, score) of LISTED labels, and `names` all labels.
     """
     samples = files.samples
     if samples is None:
         return {}
-    listed = [image_labels(samples, s, LISTED) for s in range(len(samples.ids))]
     labels = [
-        [(k, int(samples.codes[s, k]), round(float(samples.scores[s, k]), 4)) for k in indices]
-        for s, indices in enumerate(listed)
+        [(k, int(codes[k]), round(float(scores[k]), 4)) for k in image_labels(samples, s, LISTED)]
+        for s, (codes, scores) in enumerate(zip(samples.codes, samples.scores, strict=True))
     ]
-    return {"ids": _ids(files, samples), "labels": labels, "names": files.names}
-
-
-def images(files: RunFiles) -> dict[str, bytes]:
-    """Return the sample images by name, with the split before the name if it is not the main split."""
-    samples = files.samples
-    return {} if samples is None else dict(zip(_ids(files, samples), samples.images, strict=True))
-
-
-def _ids(files: RunFiles, samples: Samples) -> list[str]:
-    main = files.main_split
-    if main is None or main.name == samples.split:
-        return list(samples.ids)
-    return [f"{samples.split}: {name}" for name in samples.ids]
+    return {"ids": list(samples.images), "labels": labels, "names": files.names}
 
 
 def image_labels(samples: Samples, s: int, most: int) -> list[int]:
@@ -73,30 +54,25 @@ def _bytes(values: np.ndarray) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------------- gates
-def gates(files: RunFiles) -> Section:
+def gates(files: RunFiles) -> list[Any]:
     """Return the routing weights of a selected label per image, and a table of their means per label."""
-    name, title, samples = "gates", "Gates: the experts of each label", files.samples
-    if samples is None:
-        return Section(name, title, missing=_NO_SAMPLES, command=_command(files))
-    if not samples.gates:
-        return Section(name, title, missing="This model has no gates over experts.")
+    samples = files.samples
     labels = gate_labels(files, samples)
     packed = [
         {"name": gate, "entries": samples.entries[gate], "images": len(weights), "weights": _bytes(weights[:, labels])}
         for gate, weights in samples.gates.items()
     ]
     note = (
-        f"Routing weights sum to 1 over the entries of a gate. They are shown for {len(samples.ids)} sample images of "
-        f"{samples.split}, rounded to 1/255."
+        f"Routing weights sum to 1 over the entries of a gate. They are shown for {len(samples.images)} sample images "
+        f"of {samples.split}, rounded to 1/255. Of {len(files.names):,} labels, the {len(labels)} most frequent are "
+        "shown."
     )
-    if len(labels) < samples.codes.shape[1]:
-        note += f" Of {samples.codes.shape[1]:,} labels, the {len(labels)} most frequent are shown."
     static = [gate for gate, weights in samples.gates.items() if len(weights) == 1]
     if static:
         note += f" The weights of {', '.join(static)} do not depend on the image (static gates)."
     data = {"labels": labels, "gates": packed}
     widget = Widget("gates", "gates", data, "Routing weights of a selected label in every image")
-    return Section(name, title, [Note(note), widget, gate_table(files, samples)])
+    return [Note(note), widget, gate_table(files, samples)]
 
 
 def gate_table(files: RunFiles, samples: Samples) -> PageTable:
@@ -121,28 +97,21 @@ def gate_table(files: RunFiles, samples: Samples) -> PageTable:
         values.append(conditional / (len(space.names) - 1))
     rows = [[name, *row] for name, row in zip(files.names, np.stack(values, axis=1).round(5).tolist(), strict=True)]
     caption = f"Mean weights per label in percent, over the sample images of {samples.split}."
-    return PageTable("gate-table", [("label", "text"), *((name, "fraction") for name in columns)], rows, caption)
+    return PageTable("gate-table", ["label", *((name, "fraction") for name in columns)], rows, caption)
 
 
 # ------------------------------------------------------------------------------------------------------- attention
-def attention(files: RunFiles) -> Section:
+def attention(files: RunFiles) -> list[Any]:
     """Return attention maps of group prompts, label queries or the class token over the sample images."""
-    name, title, samples = "attention", "Attention over the image", files.samples
-    if samples is None:
-        return Section(name, title, missing=_NO_SAMPLES, command=_command(files))
-    if not samples.attention:
-        missing = "samples/explained.npz has no attention: the head of this model has no attention maps."
-        return Section(name, title, missing=missing)
+    samples = files.samples
     maps = [pack_attention(files, samples, kind, values) for kind, values in samples.attention.items()]
     note = (
         "Each map is scaled to its maximum; the peak is the ratio of the maximum to uniform attention over all "
-        "patches. Attention shows the patches that a query reads, which need not be the reason for a prediction."
+        "patches. Attention shows the patches that a query reads, which need not be the reason for a prediction. At "
+        f"most {MOST_QUERIES} maps are shown per image."
     )
-    for packed in maps:
-        if (count := samples.attention[packed["name"]].shape[1]) > (most := len(packed["shown"][0])):
-            note += f" Of {count:,} maps of {packed['name']} per image, {most} are shown."
     data = {"grid": list(samples.grid), "maps": maps}
-    return Section(name, title, [Note(note), Widget("attention", "attention", data, "Attention maps over an image")])
+    return [Note(note), Widget("attention", "attention", data, "Attention maps over an image")]
 
 
 def pack_attention(files: RunFiles, samples: Samples, kind: str, values: np.ndarray) -> dict[str, Any]:

@@ -13,16 +13,14 @@ from helpers.scored_run import stored_metrics, write_results
 from PIL import Image
 from sklearn.metrics import precision_recall_curve
 
-from mlmoe_jax.apps.report import labels, mistakes, page, result_sections, samples, training
+from mlmoe_jax.apps.report import labels, mistakes, page, result_sections, run_files, samples
+from mlmoe_jax.apps.report.predictions import KINDS, MOST_MISTAKES, SIDE, Predictions
 from mlmoe_jax.apps.report.run_files import RunFiles
-from mlmoe_jax.apps.tools.compare import SEED
-from mlmoe_jax.data.images import ArrayImages
+from mlmoe_jax.data.images import ArrayImages, BadImage
 from mlmoe_jax.data.label_tree import LabelTree
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.evaluation.metrics.bootstrap import draw
-from mlmoe_jax.evaluation.metrics.multilabel import average_precision
 from mlmoe_jax.evaluation.metrics.ranking import rank
 from mlmoe_jax.evaluation.results import SplitScores, read_scores
 from mlmoe_jax.models.calibration import probabilities, to_logits
@@ -32,15 +30,17 @@ from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds, write_thresho
 
 
 # -------------------------------------------------------------------------------------------------------------- numbers
-def test_precision_recall_points_equal_scikit_learn():
+def test_precision_recall_points_equal_scikit_learn(monkeypatch):
+    monkeypatch.setattr(result_sections, "MOST_POINTS", 1000)
     draw = np.random.default_rng(0)
     positive, values = draw.random(300) < 0.3, draw.random(300).round(2)
     ranking = rank(values[positive], [values[~positive]])
-    points = result_sections.precision_recall_points(ranking, values[positive], most=1000)
+    points = result_sections.precision_recall_points(ranking, values[positive])
     precision, recall, cuts = precision_recall_curve(positive, values)
     at = np.searchsorted(cuts, points[:, 2])
     np.testing.assert_allclose(points, np.stack([recall[at], precision[at], cuts[at]], axis=1))
-    few = result_sections.precision_recall_points(ranking, values[positive], most=10)
+    monkeypatch.setattr(result_sections, "MOST_POINTS", 10)
+    few = result_sections.precision_recall_points(ranking, values[positive])
     assert len(few) == 10
     np.testing.assert_array_equal(few[[0, -1]], points[[0, -1]])
 
@@ -54,38 +54,22 @@ def test_calibration_equals_the_metrics(text, run):
     assert first["recall"] == 1, "at the lowest threshold of a positive"
 
 
-def test_intervals_are_those_of_metrics_of_resampled_images(run):
-    files = RunFiles(run)
-    main, (count, found) = files.main_split, training.intervals(files, most=4)
-    truth = main.scores.entries("negative")
-    values = []
-    for of_resample in np.concatenate(list(draw(len(main.scores), 4, SEED)), axis=1).astype(int).T:
-        rows = np.repeat(np.arange(len(main.scores)), of_resample)
-        values.append(np.nanmean(average_precision(truth.scores[rows], truth.positive[rows], mask=truth.valid[rows])))
-    reach, value = 1.96 * np.std(values, ddof=1), main.metrics["mAP"]
-    assert found["mAP"] == pytest.approx((value - reach, min(1.0, value + reach)))
-    assert count == 4
-    assert "mAP@3" not in found, "it is not resampled"
-
-
 # ------------------------------------------------------------------------------------------------------------- mistakes
 def test_worst_mistakes_match_a_plain_loop():
     draw = np.random.default_rng(1)
     codes, values = draw.choice([0, 1, -1, 2], (30, 4)).astype(np.int8), draw.random((30, 4)).round(2)
     split = SplitScores("test", image_ids("test", 30), values, codes)
-    judged = mistakes.ThresholdedScores(split, "abcd", np.array([0.2, 0.5, 0.7, np.inf]), "", {})
-    for (_, kind, sign), code in zip(mistakes.KINDS, (0, 1), strict=True):
+    judged = Predictions(split, "abcd", np.array([0.2, 0.5, 0.7, np.inf]), "")
+    for (_, kind, sign), code in zip(KINDS, (0, 1), strict=True):
         entries = [
             (-sign * values[n, k], n, k)
             for n in range(30)
             for k in range(4)
             if codes[n, k] == code and (values[n, k] >= judged.thresholds[k]) == (code == 0)
         ]
-        expected = [(n, k) for _, n, k in sorted(entries)][: mistakes.MOST_MISTAKES]
+        expected = [(n, k) for _, n, k in sorted(entries)][:MOST_MISTAKES]
         assert judged.worst(kind, sign) == expected
-    unknown = mistakes.ThresholdedScores(
-        SplitScores("", split.ids, values, np.full_like(codes, -1)), "abcd", np.zeros(4), "", {}
-    )
+    unknown = Predictions(SplitScores("", split.ids, values, np.full_like(codes, -1)), "abcd", np.zeros(4), "")
     assert unknown.worst("false", 1) == []
 
 
@@ -93,8 +77,8 @@ def test_a_correct_prediction_is_no_mistake(run):
     files = RunFiles(run)
     scored = files.scored
     exact = SplitScores("test", scored.ids, (scored.codes == 1).astype(float), scored.codes)
-    judged = mistakes.ThresholdedScores(exact, files.names, np.full(len(NAMES), 0.5), "0.5 for every label", {})
-    (note,) = mistakes.mistakes(files, judged).parts
+    files.predictions = Predictions(exact, files.names, np.full(len(NAMES), 0.5), "0.5 for every label")
+    (note,) = mistakes.mistakes(files)
     assert note.text.startswith(f"On {IMAGES} images of test: 0 labels wrongly predicted and 0 missed. ")
 
 
@@ -108,16 +92,16 @@ def test_mistakes_leave_out_unknown_and_difficult_labels(text, run):
         expected = [row for row in data_block(text, f"mistakes-{outcome}")["rows"] if row[2] in available]
         assert [[*card["labels"][0][::2], card["id"]] for card in data["cards"]] == expected
         assert {card["labels"][0][1] for card in data["cards"]} == {outcome}
-    assert "images cannot be shown: " in section(text, "mistakes")
+    assert "images cannot be shown: the data" in section(text, "mistakes")
 
 
 def test_images_have_their_present_and_predicted_labels(text, run):
-    judged = mistakes.apply_thresholds(RunFiles(run))
-    ids = judged.table.ids.tolist()
+    judged = RunFiles(run).predictions
+    ids = judged.scored.ids.tolist()
     cards = {card["id"]: card["labels"] for card in data_block(text, "widget-cards-images")["cards"]}
     assert set(cards) == set(image_ids("test", 3)) == set(data_block(text, "of-images"))
     for name, shown in cards.items():
-        codes, predicted = judged.table.codes[ids.index(name)], judged.predicted[ids.index(name)]
+        codes, predicted = judged.scored.codes[ids.index(name)], judged.predicted[ids.index(name)]
         expected = {
             (NAMES[k], {1: "right" if guess else "missed", 0: "false"}.get(int(code), "unknown"))
             for k, (code, guess) in enumerate(zip(codes, predicted, strict=True))
@@ -131,16 +115,18 @@ def test_images_have_their_present_and_predicted_labels(text, run):
     assert rows[0][1] == len(list(filter(None, ", ".join(rows[0][2:4]).split(", "))))
 
 
-def test_thresholds_of_a_run():
-    for values, split, expected, origin in (
-        (None, "", [0.5, 0.5], "0.5 for every label"),
-        ((0.3, 0.4), "", [0.4, 0.3], "thresholds.json"),
-        ((0.3, 0.4), "val", [0.4, 0.3], "thresholds.json, fitted on val"),
-        ((0.3, 0.4), "test", [0.5, 0.5], "0.5 for every label, as thresholds.json was fitted on test itself"),
+def test_thresholds_of_predictions(tmp_path):
+    folder = make_run(tmp_path, samples=0)
+    for source, threshold, origin in (
+        ({}, 0.3, "thresholds.json"),
+        ({"split": "val"}, 0.3, "thresholds.json"),
+        ({"split": "test"}, 0.5, "0.5 for every label"),
     ):
-        stored = values and Thresholds(dict(zip("ab", values, strict=True)), {"split": split} if split else {})
-        found, of = mistakes.prediction_thresholds(stored, 0.5, "test", ["b", "a"])
-        assert (found.tolist(), of) == (expected, origin)
+        write_thresholds(folder, Thresholds(dict.fromkeys(NAMES, 0.3), source))
+        found = RunFiles(folder).predictions
+        assert (found.thresholds.tolist(), found.origin) == ([threshold] * len(NAMES), origin)
+    (folder / "thresholds.json").unlink()
+    assert RunFiles(folder).predictions.thresholds.tolist() == [0.5] * len(NAMES)
 
 
 def test_scores_are_corrected(tmp_path):
@@ -149,13 +135,11 @@ def test_scores_are_corrected(tmp_path):
     calibration = {"split": "val", "labels": labels}
     write_thresholds(folder, replace(read_thresholds(folder), calibration=calibration))
     files = RunFiles(folder)
-    raw, note = files.scored.scores, result_sections.score_curves(files).parts[0].text
+    raw, note = files.scored.scores, result_sections.score_curves(files)[0].text
     expected = probabilities(0.5 * to_logits(raw) + 0.25)
     np.testing.assert_allclose(files.corrected.scores, expected, rtol=1e-6)
-    np.testing.assert_allclose(files.samples.scores, expected[: len(files.samples.ids)], rtol=1e-3)
-    np.testing.assert_array_equal(
-        mistakes.apply_thresholds(files).predicted, expected >= files.thresholds.limits(NAMES)
-    )
+    np.testing.assert_allclose(files.samples.scores, expected[: len(files.samples.images)], rtol=1e-3)
+    np.testing.assert_array_equal(files.predictions.predicted, expected >= files.thresholds.limits(NAMES))
     assert "The scores are corrected as fitted on val; raw " in note
 
 
@@ -170,41 +154,42 @@ def test_scores_agree_with_the_tree_of_the_labels(tmp_path):
     reported = Consistency.of(tree, files.thresholds.limits(NAMES), 5)
     np.testing.assert_array_equal(files.corrected.scores, reported(raw))
     assert not np.array_equal(files.corrected.scores, files.scored.scores)
-    assert "corrected" not in result_sections.score_curves(files).parts[0].text
+    assert "corrected" not in result_sections.score_curves(files)[0].text
     for split in ("test", "val"):  # mistakes on the split of the thresholds are those at eval.threshold
         high = Thresholds(dict.fromkeys(NAMES, 0.9), {"split": split, "goal": "f1"})
         write_thresholds(folder, high)
-        judged = mistakes.apply_thresholds(files := RunFiles(folder))
-        assert judged.thresholds.tolist() == [0.5 if files.main_split.name == split else 0.9] * 5
-        assert violations(tree, raw, judged.thresholds) > violations(tree, judged.table.scores, judged.thresholds) == 0
+        judged = (files := RunFiles(folder)).predictions
+        assert judged.thresholds.tolist() == [0.5 if files.main == split else 0.9] * 5
+        assert violations(tree, raw, judged.thresholds) > violations(tree, judged.scored.scores, judged.thresholds) == 0
 
 
 def test_thumbnails_are_read_from_the_data_set_if_it_has_the_same_labels(tmp_path, monkeypatch):
     class Images(ArrayImages):
         def read(self, row, *how):
             if row == 4:
-                raise mistakes.BadImage("damaged")
+                raise BadImage("damaged")
             return super().read(row, *how)
 
-    files = RunFiles(make_run(tmp_path / "run", samples=0))
-    scored = files.scored
+    folder = make_run(tmp_path / "run", samples=0)
+    files = RunFiles(folder)
+    scored, mistaken = files.scored, files.predictions.mistaken
     pixels = np.full((IMAGES, 300, 200, 3), np.arange(IMAGES)[:, None, None, None], np.uint8)
     split = Split("test", NAMES, scored.codes.copy(), scored.ids.tolist(), Images(pixels))
     split.labels[3, 0] = 1 - np.clip(split.labels[3, 0], 0, 1)
-    monkeypatch.setattr(mistakes, "open_split", lambda data, name, **how: split)
-    found, missing = mistakes.read_thumbnails(files, scored, [f"test/{n:03}.jpg" for n in (7, 3, 4, 5, 7)])
-    assert list(found) == ["test/007.jpg", "test/005.jpg"]
-    assert missing.startswith("2 images cannot be shown, ")
+    monkeypatch.setattr(run_files, "open_split", lambda data, name, **how: split)
+    found = files.images
+    assert {"test/003.jpg", "test/004.jpg"} <= set(mistaken)
+    assert list(found) == [name for name in mistaken if name not in ("test/003.jpg", "test/004.jpg")]
+    assert "2 images cannot be shown: " in mistakes.mistakes(files)[0].text
     with Image.open(io.BytesIO(found["test/007.jpg"])) as shown:
-        assert max(shown.size) == mistakes.SIDE
+        assert max(shown.size) == SIDE
         assert np.abs(np.asarray(shown).astype(int) - 7).max() <= 2
 
     def absent(*_, **__):
         raise UserError("data.root is empty")
 
-    monkeypatch.setattr(mistakes, "open_split", absent)
-    left_out = "1 image cannot be shown: data.root is empty."
-    assert mistakes.read_thumbnails(files, scored, ["test/000.jpg"]) == ({}, left_out)
+    monkeypatch.setattr(run_files, "open_split", absent)
+    assert RunFiles(folder).images == {}
 
 
 # --------------------------------------------------------------------------------------------------------------- labels
@@ -216,7 +201,7 @@ def test_conditional_probabilities_and_groups(text, run):
     np.testing.assert_allclose(given[0], [0, 0.6, 0.1, 0])
     np.testing.assert_allclose(given[:, 0], [0, 0.75, 0.25, 0])
     space = RunFiles(run).label_space
-    cells = {(cell["y"], cell["x"]): cell["value"] for cell in data_block(text, "heat-0")["datasets"]["rows"]}
+    cells = {(cell["a"], cell["b"]): cell["value"] for cell in data_block(text, "heat-0")["datasets"]["rows"]}
     for a, b in ((0, 1), (1, 0)):
         assert cells[NAMES[a], NAMES[b]] == pytest.approx(space.counts[a, b] / space.positives[a], abs=1e-3)
     groups = [row[1:] for row in data_block(text, "group-table")["rows"]]
@@ -232,11 +217,10 @@ def test_many_labels_of_a_label_space(tmp_path, run):
     with open(tmp_path / "label_space.npz", "wb") as file:
         space.save(file)
     (tmp_path / "config.json").write_text(run.read_text("config.json"))
-    note, ungrouped, charts, _ = labels.groups(RunFiles(RunFolder(tmp_path))).parts
+    note, charts = labels.groups(RunFiles(RunFolder(tmp_path)))
     assert "Of 300 labels, the heat maps show the 80 most frequent" in note.text
-    assert "does not group its labels" in ungrouped.text
     [chart] = charts.charts
-    assert {row["x"] for row in chart.spec["datasets"]["rows"]} <= {str(k) for k in range(220, 300)}
+    assert {row["b"] for row in chart.spec["datasets"]["rows"]} <= {str(k) for k in range(220, 300)}
 
 
 # -------------------------------------------------------------------------------------------------------------- samples
@@ -259,21 +243,22 @@ def test_gates_per_image_and_their_means(text, run):
         ]
     )
     np.testing.assert_allclose([row[1:] for row in table["rows"]], expected, atol=1e-5)
-    assert [name for name, _ in table["columns"]][3:7] == [
+    assert [name for name, _ in table["columns"][3:7]] == [
         *("experts: shared 1", "experts: shared 2", "experts: task 1"),
         "experts: all shared experts",
     ]
 
 
 def test_gates_without_samples_and_without_gates(tmp_path):
+    [kind] = [kind for kind in page.SECTIONS if kind.name == "gates"]
     folder = make_run(tmp_path / "run", samples=0)
-    part = samples.gates(RunFiles(folder))
+    part = kind.describe(RunFiles(folder))
     assert "keeps no sample images" in part.missing
     assert not part.parts
     write_samples(folder, np.eye(5, dtype=np.int8)[:2], np.zeros((2, 5)), np.random.default_rng(0))
     arrays = folder.read_npz("samples/explained.npz")
     folder.write_npz("samples/explained.npz", **{name: of for name, of in arrays.items() if "gates" not in name})
-    assert samples.gates(RunFiles(folder)).missing.startswith("This model has no gates")
+    assert kind.describe(RunFiles(folder)).missing.startswith("This model has no gates")
 
 
 def test_attention_maps_and_their_peaks(text, run, monkeypatch):
@@ -324,5 +309,4 @@ def test_a_page_with_twenty_thousand_labels_stays_small(tmp_path, run, no_bundle
     assert len(data_block(text, "widget-gates")["labels"]) == samples.MOST_LABELS
     maps = {kind["name"]: kind for kind in data_block(text, "widget-attention")["maps"]}
     assert [len(shown) for shown in maps["labels"]["shown"]] == [samples.MOST_QUERIES] * 2
-    for name in ("gates", "attention"):
-        assert "Of 20,000" in section(text, name)
+    assert "Of 20,000" in section(text, "gates")
