@@ -17,10 +17,11 @@ from flax import nnx
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from mlmoe_jax.apps.export.program import image_shape, program_of, weights_of
-from mlmoe_jax.apps.export.targets import Export, ExportTarget, new_folder
+from mlmoe_jax.apps.export.targets import Export, ExportTarget
 from mlmoe_jax.errors import UserError, reason_of
 from mlmoe_jax.models.layers.batch_norm import fold_batch_norms
 from mlmoe_jax.models.params import ModelDef
+from mlmoe_jax.runtime.storage import require_new
 
 _OPSET = 21  # ONNX Runtime 1.17 and newer
 _INSTALL = 'in the folder with pyproject.toml, run pip install -e ".[onnx]" and then pip install --no-deps jax2onnx'
@@ -30,7 +31,7 @@ def _place(output: str) -> Path:
     for name in ("onnxruntime", "onnx", "jax2onnx"):
         if importlib.util.find_spec(name) is None:
             raise UserError(f"--format=onnx needs the package {name}: {_INSTALL}")
-    return new_folder(output)
+    return require_new(output)
 
 
 def _write(job: Export) -> str:

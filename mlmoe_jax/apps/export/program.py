@@ -27,7 +27,7 @@ from mlmoe_jax.runs.restore import Run
 from mlmoe_jax.runtime.formats import dump_json
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import remove_padding
-from mlmoe_jax.runtime.storage import atomic_file, atomic_folder, require_new
+from mlmoe_jax.runtime.storage import atomic_file, atomic_folder
 
 _PLATFORMS = ("cpu", "cuda", "tpu")
 # A larger difference of a probability means that a program is wrong; rounding to 16 bits differs by less.
@@ -124,13 +124,6 @@ STABLEHLO = ExportTarget(
 
 
 # ---------------------------------------------------------------------------------------------------------- values
-def _new_file(output: str) -> Path:
-    path = require_new(output)
-    if path.suffix != ".safetensors":
-        raise UserError(f"--output={output} should be a .safetensors file")
-    return path
-
-
 def _write_safetensors(job: Export) -> str:
     run, frozen = job.run, None if job.include_frozen == ALWAYS else frozenset()
     if job.include_frozen == AUTO:
@@ -164,5 +157,5 @@ def _write_peft(job: Export) -> str:
 
 
 PEFT = ExportTarget(_write_peft)
-SAFETENSORS = ExportTarget(_write_safetensors, place=_new_file)
+SAFETENSORS = ExportTarget(_write_safetensors)
 AUTHORS = ExportTarget(_write_official, place=_state_dict)

@@ -49,11 +49,7 @@ def calibration_images(run: Run, items: Sequence[str], count: int) -> list[np.nd
     if items:
         images = MixedImages(find_images(items))
     else:
-        try:
-            split = open_split(data, data.train_split, classes=run.label_space.names, seed=run.config.seed)
-        except UserError as error:
-            raise UserError(f"the calibration has no training images ({error}); give images with --images") from error
-        images = split.images
+        images = open_split(data, data.train_split, classes=run.label_space.names, seed=run.config.seed).images
     reader, readable = ImageReader.from_config(data), list[np.ndarray]()
     for row in np.random.default_rng(0).permutation(len(images)):
         if len(readable) == count:

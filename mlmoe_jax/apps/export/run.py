@@ -26,7 +26,7 @@ from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import BEST
 from mlmoe_jax.runtime.formats import dump_json
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.storage import atomic_folder
+from mlmoe_jax.runtime.storage import atomic_folder, require_new
 from mlmoe_jax.runtime.table import Outcome
 from mlmoe_jax.runtime.version import __version__
 
@@ -97,7 +97,7 @@ def export_run(
     """
     kind = kind or _default_format(output)
     target = _target(kind, include_frozen=include_frozen, merge=merge, template=template, sampled=bool(images or count))
-    path = target.place(output)
+    path = (target.place or require_new)(output)
     folder.require_model()
     predictor = Predictor.from_run(folder.path, _settings(kind, target, overrides), checkpoint=checkpoint)
     if merge:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.registry import Registry
 
 if TYPE_CHECKING:
@@ -16,16 +15,6 @@ if TYPE_CHECKING:
     from mlmoe_jax.runs.restore import Run
 
 ALWAYS, AUTO = "always", "auto"  # of --include-frozen, beside never
-
-
-def new_folder(output: str) -> Path:
-    """Return the path of a folder that does not exist yet; UserError if it does, or if `output` looks like a file."""
-    from mlmoe_jax.runtime.storage import require_new  # imported late, because the command line lists the formats
-
-    path = require_new(output)
-    if path.suffix in (".safetensors", ".onnx"):
-        raise UserError(f"--output={output} should be a folder, which will hold the program and its labels")
-    return path
 
 
 @dataclass(frozen=True)
@@ -56,7 +45,7 @@ class ExportTarget:
         part of the folder, so it imports what it needs. None for a file of tensors.
       files: file name -> its line in the README of the folder.
       install: the command in the README that installs the packages for `load`.
-      place: output -> its path; UserError if it cannot be written, or a package is missing.
+      place: output -> its path; UserError if it cannot be written, or a package is missing. By default `require_new`.
       needs: config keys with the only value that the format supports.
       calibrated: whether ranges of values are measured on images, so that the program only approximates the run.
     """
@@ -65,7 +54,7 @@ class ExportTarget:
     load: Callable[[Path], Callable[[np.ndarray], np.ndarray]] | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     install: str = ""
-    place: Callable[[str], Path] = new_folder
+    place: Callable[[str], Path] | None = None
     needs: Mapping[str, str] = field(default_factory=dict)
     calibrated: bool = False
 

@@ -146,6 +146,5 @@ def test_images_for_another_format_and_without_a_data_set_are_refused(made, tmp_
     sentence = refusal(export.export_run, folder, output, "onnx", count=5)
     assert sentence == "--format=onnx does not take --images and --calibration-images here; leave it out"
     sentence = refusal(export.export_run, folder, output, "onnx_int8")
-    assert sentence.startswith("the calibration has no training images (")
-    assert sentence.endswith("); give images with --images")
+    assert str(made / "absent") in sentence
     assert not list(tmp_path.iterdir())
