@@ -24,8 +24,8 @@ from mlmoe_jax.runtime.storage import Folder
 
 READ_BYTES = 1 << 20  # the most that is read at once
 TIMEOUT = 30.0  # seconds, for connecting and for every read
-PAUSES = (1.0, 3.0, 10.0)  # seconds before each retry; starts again after each piece
-_TEMPORARY = (408, 425, 429, 500, 502, 503, 504)  # HTTP status codes
+PAUSES = (1.0, 3.0, 10.0)  # seconds before each retry
+_TEMPORARY = (408, 416, 425, 429, 500, 502, 503, 504)  # HTTP status codes
 _MEANINGS = {401: " (login required)", 403: " (access denied)", 404: " (file not found)"}
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
@@ -34,10 +34,6 @@ pause = time.sleep  # a name that tests can replace
 
 class Unreachable(UserError):
     """The file cannot be downloaded. A copy that the user puts in its place works too."""
-
-
-class _Changed(NoAnswer):
-    """The file on the server has changed since the download began."""
 
 
 # ---------------------------------------------------------------------------------------------------------- interface
@@ -65,30 +61,25 @@ def fetch(address: str, target: Path, *, sha256: str = "") -> Path:
                 f"{target.name} is not in {target.parent} and cannot be downloaded from {address}, because {error}; "
                 f"put a copy of the file at {target}"
             ) from error
-    check_pinned(target, sha256=sha256)
+    if sha256 or _pin(target).is_file():  # not for a copy that the user has put there
+        _require_sha256(target, target, sha256)
     return target
 
 
-def check_pinned(target: Path, *, sha256: str = "") -> None:
-    """Raise UserError unless a file has the sha256 of its download.
+def _require_sha256(file: Path, target: Path, sha256: str) -> str:
+    """Return the sha256 of a file.
 
-    Args:
-      target: path of the file. Without a pin and `sha256`, as for a file from the user, the check passes.
-      sha256: the sha256 or its first digits, for a file without a pin.
+    Raises UserError unless it is the pinned sha256 of `target`, or begins with `sha256` if there is no pin.
     """
-    expected = _expected_sha256(target, sha256)
-    actual = file_sha256(target) if expected else ""
+    pin = _pin(target)
+    expected = pin.read_text().partition(" ")[0] if pin.is_file() else sha256
+    actual = file_sha256(file)
     if not actual.startswith(expected):
         raise UserError(
-            f"{target} is damaged or has been replaced, as its sha256 is {actual[:12]}… instead of {expected[:12]}…; "
-            f"delete it so that it is downloaded again, or {_pin(target)} if the replacement is intended"
+            f"{file} is damaged or has been replaced, as its sha256 is {actual[:12]}… instead of {expected[:12]}…; "
+            f"delete it so that it is downloaded again, or {pin} if the replacement is intended"
         )
-
-
-def _expected_sha256(target: Path, sha256: str) -> str:
-    """Return the pinned sha256 of a file; `sha256` if it has no pin."""
-    pin = _pin(target)
-    return pin.read_text().partition(" ")[0] if pin.is_file() else sha256.lower()
+    return actual
 
 
 def _pin(target: Path) -> Path:
@@ -104,19 +95,12 @@ def _download(address: str, target: Path, sha256: str) -> None:
     else:
         file = part
         _receive_with_retries(address, part)
-    actual, expected = file_sha256(file), _expected_sha256(target, sha256)
-    if not actual.startswith(expected):
-        _remove(part)
-        raise UserError(
-            f"{address} does not provide the expected {target.name}: the download, which was deleted, has the sha256 "
-            f"{actual[:12]}… instead of {expected[:12]}…; start again, put the right file at {target}, or delete "
-            f"{_pin(target)} if the new file is right"
-        )
+    digest = _require_sha256(file, target, sha256)
     # The pin is written first, so that every file in place can be checked later. A pin without a file does no harm.
-    Folder(target.parent).write_text(_pin(target).name, f"{actual}  {target.name}\n")
+    Folder(target.parent).write_text(_pin(target).name, f"{digest}  {target.name}\n")
     os.replace(file, target)
     _remove(part)
-    status(f"downloaded {target} ({megabytes(target.stat().st_size)}, sha256 {actual[:12]}…)")
+    status(f"downloaded {target} ({megabytes(target.stat().st_size)}, sha256 {digest[:12]}…)")
 
 
 def _part(target: Path) -> Path:
@@ -136,62 +120,43 @@ def _remove(part: Path) -> None:
     _version_file(part).unlink(missing_ok=True)
 
 
-def _size(part: Path) -> int:
-    return part.stat().st_size if part.is_file() else 0
-
-
 # --------------------------------------------------------------------------------------------------------------- https
 def _receive_with_retries(address: str, part: Path) -> None:
     """Complete a part, with pauses after temporary failures; Refused or NoAnswer if that fails."""
-    tries = 0
-    while True:
-        before = _size(part)
+    for seconds in PAUSES:
         try:
             return _receive(address, part)
         except NoAnswer as lost:
-            if isinstance(lost, _Changed):
-                _remove(part)
-            if _size(part) >= before + READ_BYTES:
-                tries = 0
-            if tries == len(PAUSES):
-                raise NoAnswer(f"{lost}, and retrying did not help") from lost
-            status(f"{part.stem}: {lost}; retrying in {PAUSES[tries]:.0f} s")
-            pause(PAUSES[tries])
-            tries += 1
+            status(f"{part.stem}: {lost}; retrying in {seconds:.0f} s")
+            pause(seconds)
+    return _receive(address, part)
 
 
 def _receive(address: str, part: Path) -> None:
     """Append to a part the rest of the file, in one request."""
-    offset = _size(part)
+    offset = part.stat().st_size if part.is_file() else 0
     version = _version_file(part).read_text() if offset and _version_file(part).is_file() else ""
     headers = {"Range": f"bytes={offset}-", "If-Range": version} if version else {}
-    with _open(address, headers) as response:
-        if response.status == http.client.PARTIAL_CONTENT:
-            _require_continuation(response, offset, version)
-        else:
+    with _open(address, headers, part) as response:
+        if response.status != http.client.PARTIAL_CONTENT:
             offset = 0
             _start(part, response)
+        elif _version(response) not in ("", version):  # servers may ignore If-Range
+            _remove(part)
+            raise NoAnswer("the file has changed")
         length = offset + response.length if response.length else 0
-        size = megabytes(length) if length else "? MB"
-        resuming = f", resuming at {megabytes(offset)}" if offset else ""
-        status(f"downloading {address} to {part.with_suffix('')} ({size}{resuming})")
+        status(f"downloading {address} to {part.with_suffix('')} from {megabytes(offset)} of {megabytes(length)}")
         bar = DownloadBar(total=length or None, initial=offset, desc=part.stem, unit="B", unit_scale=True)
         _append(response, part, bar)
-    if length and _size(part) != length:
-        raise NoAnswer(f"the connection was lost after {megabytes(_size(part))} of {megabytes(length)}")
-
-
-def _require_continuation(response: http.client.HTTPResponse, offset: int, version: str) -> None:
-    """Raise _Changed unless a response continues at `offset` and has the same version; servers may ignore If-Range."""
-    begins = (response.headers.get("Content-Range") or "").startswith(f"bytes {offset}-")
-    if not begins or _version(response) not in ("", version):
-        raise _Changed("the file has changed")
+    size = part.stat().st_size
+    if length and size != length:
+        raise NoAnswer(f"the connection was lost after {megabytes(size)} of {megabytes(length)}")
 
 
 def _start(part: Path, response: http.client.HTTPResponse) -> None:
     """Remove what a part has, and store the version of the file; Refused if the response is a web page."""
     if response.headers.get_content_type() == "text/html":
-        raise Refused("the response is a web page and not a file (perhaps the login page of a network)")
+        raise Refused("the response is a web page and not a file")
     _remove(part)  # first, so that old bytes never stand beside a new version
     Folder(part.parent).write_text(_version_file(part).name, _version(response))
 
@@ -231,7 +196,7 @@ def _require_https(address: str) -> None:
         raise Refused(f"'{address}' is not an https address")
 
 
-def _open(address: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+def _open(address: str, headers: Mapping[str, str], part: Path) -> http.client.HTTPResponse:
     """Request a file. urllib handles proxies, redirects and certificates, and is always installed."""
     _require_https(address)
     request = urllib.request.Request(address, headers={"User-Agent": "mlmoe_jax", **headers})
@@ -239,16 +204,11 @@ def _open(address: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
         return urllib.request.build_opener(_Redirects).open(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
         error.close()
-        raise _failure(error.code) from error
+        if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:  # the file is shorter than the part
+            _remove(part)
+        failure = NoAnswer if error.code in _TEMPORARY else Refused
+        raise failure(f"the server responds with {error.code}{_MEANINGS.get(error.code, '')}") from error
     except (OSError, http.client.HTTPException) as error:
         host = urllib.parse.urlsplit(address).hostname
         reason = reason_of(getattr(error, "reason", error))  # URLError wraps the error of the socket
         raise NoAnswer(f"{host} cannot be reached ({reason})") from error
-
-
-def _failure(code: int) -> NoAnswer | Refused:
-    """Return the meaning of an HTTP status code."""
-    if code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
-        return _Changed("the file has changed")
-    reason = f"the server responds with {code}{_MEANINGS.get(code, '')}"
-    return NoAnswer(reason) if code in _TEMPORARY else Refused(reason)

@@ -24,15 +24,16 @@ from mlmoe_jax.runtime.version import __version__
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoSibling
 
 _PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 _REPOSITORY = re.compile(rf"{_PART}/{_PART}")
-_REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 # The https address of a file on the hub.
 FILE = re.compile(
     r"https://(?:huggingface\.co|hf\.co)/(?P<repo>[^/]+(?:/[^/]+)?)/resolve/(?P<revision>[^/]+)/(?P<file>.+)"
 )
 _TIMEOUT = 30.0  # seconds, for connecting and for every read
+_REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _LOGIN = "set HF_TOKEN, or run `hf auth login`"
 
@@ -74,15 +75,6 @@ def parse_address(text: str) -> Address:
 
 
 # ---------------------------------------------------------------------------------------------------------- download
-@dataclass(frozen=True)
-class _HubFile:
-    """A file as the hub describes it: name, size in bytes, and sha256, which is "" for a small file."""
-
-    name: str
-    size: int
-    sha256: str
-
-
 def require_online() -> None:
     """Raise NoAnswer if the user has set MLMOE_OFFLINE."""
     if os.environ.get("MLMOE_OFFLINE", "") not in ("", "0"):
@@ -140,31 +132,29 @@ def fetch_model(address: Address, most: Mapping[str, int], required: Collection[
     return Path(models / commit)
 
 
-def _find_problem(files: Mapping[str, _HubFile], most: Mapping[str, int], required: Collection[str]) -> str:
+def _find_problem(files: Mapping[str, RepoSibling], most: Mapping[str, int], required: Collection[str]) -> str:
     """Return why files are not downloaded as a model; "" if they are."""
     for name in required:
         if name not in files:
             return f"is not a model that mlmoe_jax has shared: it has no {name}"
     for name in most.keys() & files.keys():
-        if files[name].size > most[name]:
-            return f"has a {name} of {megabytes(files[name].size)}, above {megabytes(most[name])}"
+        size = files[name].size or 0
+        if size > most[name]:
+            return f"has a {name} of {megabytes(size)}, above {megabytes(most[name])}"
     return ""
 
 
-def _look_up(address: Address) -> tuple[str, dict[str, _HubFile]]:
+def _look_up(address: Address) -> tuple[str, dict[str, RepoSibling]]:
     """Return the commit of a revision, and its files by name."""
     require_online()
     with _explained(address):
         about = _hub().model_info(address.repository, revision=address.revision, files_metadata=True, timeout=_TIMEOUT)
     if not _COMMIT.fullmatch(about.sha or ""):  # it becomes the name of a folder
         raise UserError(f"the hub describes {address} in a form that is not understood; try again, or another revision")
-    files = (
-        _HubFile(file.rfilename, file.size or 0, file.lfs.sha256 if file.lfs else "") for file in about.siblings or ()
-    )
-    return about.sha, {file.name: file for file in files}
+    return about.sha, {file.rfilename: file for file in about.siblings or ()}
 
 
-def _download(address: Address, commit: str, files: Iterable[_HubFile], folder: Path) -> None:
+def _download(address: Address, commit: str, files: Iterable[RepoSibling], folder: Path) -> None:
     """Download files of a commit, and compare their sizes and sha256 with those on the hub."""
     from huggingface_hub import hf_hub_download
 
@@ -173,17 +163,17 @@ def _download(address: Address, commit: str, files: Iterable[_HubFile], folder: 
         with _explained(address), disk_errors_explained(folder):
             hf_hub_download(
                 address.repository,
-                file.name,
+                file.rfilename,
                 revision=commit,
                 local_dir=folder,
                 library_name="mlmoe_jax",
                 library_version=__version__,
                 tqdm_class=DownloadBar,
             )
-        path = folder / file.name
-        if path.stat().st_size != file.size or (file.sha256 and file_sha256(path) != file.sha256):
+        path = folder / file.rfilename
+        if path.stat().st_size != file.size or (file.lfs and file_sha256(path) != file.lfs.sha256):
             path.unlink()
-            raise UserError(f"the {file.name} of {address} has another size or sha256 than on the hub; try again")
+            raise UserError(f"the {file.rfilename} of {address} has another size or sha256 than on the hub; try again")
 
 
 # ------------------------------------------------------------------------------------------------------------ upload
@@ -211,35 +201,24 @@ def upload_model(folder: Path, address: Address, names: Collection[str], *, priv
     Raises:
       UserError: the hub refuses or cannot be reached, or the repository is public but must be private.
     """
-
-    try:
-        with _explained(address, action="write to"):
-            return _upload(folder, address, names, private=private)
-    except NoAnswer as error:
-        raise UserError(f"{address.repository} cannot be uploaded, because {error}; try again") from error
-
-
-def _upload(folder: Path, address: Address, names: Collection[str], *, private: bool) -> str:
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
-
     repository, revision, hub = address.repository, address.revision, _hub()
-    hub.create_repo(repository, private=private or None, exist_ok=True)
-    if private and not hub.model_info(repository, timeout=_TIMEOUT).private:
-        raise UserError(f"{repository} exists and is public; make it private there, or leave --private out")
-    if revision != "main":
-        hub.create_branch(repository, branch=revision, exist_ok=True)
-    present = {file.rfilename for file in hub.model_info(repository, revision=revision).siblings or ()}
-    added = [name for name in names if (folder / name).exists()]
-    removed = sorted(present & set(names) - set(added))
-    commit = hub.create_commit(
-        repository,
-        [
-            *(CommitOperationAdd(name, folder / name) for name in added),
-            *(CommitOperationDelete(name) for name in removed),
-        ],
-        commit_message="Share a model of mlmoe_jax",
-        revision=revision,
-    )
+    try:
+        with _explained(address):
+            hub.create_repo(repository, private=private or None, exist_ok=True)
+            if private and not hub.model_info(repository, timeout=_TIMEOUT).private:
+                raise UserError(f"{repository} exists and is public; make it private there, or leave --private out")
+            if revision != "main":
+                hub.create_branch(repository, branch=revision, exist_ok=True)
+            commit = hub.upload_folder(
+                repo_id=repository,
+                folder_path=folder,
+                allow_patterns=list(names),
+                delete_patterns=list(names),
+                commit_message="Share a model of mlmoe_jax",
+                revision=revision,
+            )
+    except NoAnswer as error:
+        raise UserError(f"{repository} cannot be uploaded, because {error}; try again") from error
     return commit.commit_url
 
 
@@ -250,7 +229,7 @@ def _hub() -> HfApi:
 
 
 @contextlib.contextmanager
-def _explained(address: Address, action: str = "read") -> Iterator[None]:
+def _explained(address: Address) -> Iterator[None]:
     """Turn the errors of the hub's library into Refused or NoAnswer, without quoting a token."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -261,32 +240,23 @@ def _explained(address: Address, action: str = "read") -> Iterator[None]:
     except Exception as error:  # each major version of the library has other types of errors
         # LocalEntryNotFoundError hides the response of the hub.
         cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else error
-        raise _failure(cause or error, address, action) from error
+        raise _failure(cause or error, address) from error
 
 
-def _failure(error: BaseException, address: Address, action: str) -> Refused | NoAnswer:
-    """Return the meaning of an error of the hub's library. The action is "read" or "write to"."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    if not isinstance(error, HfHubHTTPError):
-        return NoAnswer(f"the hub cannot be reached ({reason_of(error)})")
-    code = getattr(error.response, "status_code", 0)
-    if code >= 500 or code in (408, 429):
-        return NoAnswer(f"the hub responds with {code}")
-    return Refused(_refusal(error, code, address, action))
-
-
-def _refusal(error: Exception, code: int, address: Address, action: str) -> str:
-    """Return why the hub refuses an action, and the remedy."""
+def _failure(error: BaseException, address: Address) -> Refused | NoAnswer:
+    """Return the meaning of an error of the hub's library, and the remedy."""
     from huggingface_hub import errors
 
     repository, page = address.repository, f"https://huggingface.co/{address.repository}"
+    if not isinstance(error, errors.HfHubHTTPError):
+        return NoAnswer(f"the hub cannot be reached ({reason_of(error)})")
+    code = error.response.status_code
+    if code >= 500 or code in (408, 429):
+        return NoAnswer(f"the hub responds with {code}")
     if isinstance(error, errors.GatedRepoError):
-        return f"access to {address} has to be requested at {page}; then {_LOGIN}"
+        return Refused(f"access to {address} has to be requested at {page}; then {_LOGIN}")
     if isinstance(error, errors.RevisionNotFoundError):
-        return f"the model {repository} has no revision '{address.revision}'; see {page}"
+        return Refused(f"the model {repository} has no revision '{address.revision}'; see {page}")
     if isinstance(error, errors.RepositoryNotFoundError):
-        return f"the hub has no model {repository}, or it is private: check the name, or {_LOGIN}"
-    if code in (401, 403):
-        return f"the token for the hub may not {action} {repository}; {_LOGIN} with a token that may"
-    return f"the hub refuses {address} with the status {code}; check the name and the token"
+        return Refused(f"the hub has no model {repository}, or it is private: check the name, or {_LOGIN}")
+    return Refused(f"the hub refuses {address} with the status {code}; {_LOGIN} with a token that has access")

@@ -18,7 +18,7 @@ from mlmoe_jax.models.backbones.catalog import CATALOG
 from mlmoe_jax.models.params import named_variables
 from mlmoe_jax.pretrained.rules.base import BACKBONE, Layout, Rule
 from mlmoe_jax.pretrained.rules.cnn_names import CNN_LAYOUTS
-from mlmoe_jax.pretrained.rules.head_names import HEAD_LAYOUTS, refuse_unknown_backbone
+from mlmoe_jax.pretrained.rules.head_names import HEAD_LAYOUTS
 from mlmoe_jax.pretrained.rules.prompt_names import PROMPT_LAYOUTS
 from mlmoe_jax.pretrained.rules.vit_names import VIT_LAYOUTS
 from mlmoe_jax.pretrained.torch_file import SUFFIXES as TORCH_SUFFIXES
@@ -82,28 +82,10 @@ class MappedFile:
         return f"{self.path} ({self.layout.name} layout)"
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """The part of a value that comes from one tensor.
-
-    Attributes:
-      rule: the rule that matches the name of the tensor.
-      index: the index of the part along each axis of the rule.
-      name: the name of the tensor.
-      value: the part.
-    """
-
-    rule: Rule
-    index: tuple[int, ...]
-    name: str
-    value: np.ndarray
-
-
 def read_tensors(path: Path) -> dict[str, np.ndarray]:
     """Read all tensors of a weights file; UserError with the cause if it cannot be read."""
     if not path.name.endswith(_SUFFIXES):
-        suffixes = f"{', '.join(_SUFFIXES[:-1])} and {_SUFFIXES[-1]}"
-        raise UserError(f"weights are read from {suffixes} files, not from {path.name}")
+        raise UserError(f"weights are read from {', '.join(_SUFFIXES)} files, not from {path.name}")
     try:
         with damage_explained(path), open_regular(path) as file:
             if path.suffix == ".npz":
@@ -145,11 +127,10 @@ def map_file(path: Path, *, whole_model: bool) -> MappedFile:
       whole_model: whether the values are for a whole model or its head; otherwise they are for a backbone alone.
 
     Raises:
-      UserError: the file cannot be read, its layout or backbone is unknown, it has no head although `whole_model` is
+      UserError: the file cannot be read, its layout is unknown, it has no head although `whole_model` is
         True, or it has only a head although `whole_model` is False.
     """
     tensors = read_tensors(path)
-    refuse_unknown_backbone(tensors)
     layout = recognize(tensors)
     if layout is None:
         names = ", ".join(sorted(tensors)[:3]) or "none"
@@ -177,9 +158,7 @@ def fill(module: nnx.Module, mapped: MappedFile) -> LoadReport:
         if values[target].size == math.prod(shapes[target]):
             values[target] = values[target].reshape(shapes[target])
     if mismatches := _find_mismatches(values, shapes, mapped):
-        listed = "; ".join(mismatches[:6])
-        more = f"; and {len(mismatches) - 6} more" if len(mismatches) > 6 else ""
-        raise UserError(f"{mapped} does not fit the model: {listed}{more}")
+        raise UserError(f"{mapped} does not fit the model: {'; '.join(mismatches[:6])}")
     filled = {
         # numpy converts the values, because JAX would compile a program for each shape
         place: variable.replace(jax.device_put(np.asarray(values[target], variable.dtype)))
@@ -205,7 +184,8 @@ def _find_wrapper(names: Collection[str], layout: Layout) -> str | None:
 
 def apply_rules(path: Path, tensors: dict[str, np.ndarray], layout: Layout) -> MappedFile:
     """Convert the tensors of a file by the rules of a layout. Tensors without the common prefix are unused."""
-    pieces: dict[str, list[_Piece]] = defaultdict(list)
+    pieces: dict[str, dict[tuple[int, ...], np.ndarray]] = defaultdict(dict)
+    rules: dict[str, Rule] = {}
     wrapper, unused = _find_wrapper(tensors, layout) or "", []
     for name, tensor in tensors.items():
         found = _find_rule(layout, name.removeprefix(wrapper)) if name.startswith(wrapper) else None
@@ -214,14 +194,21 @@ def apply_rules(path: Path, tensors: dict[str, np.ndarray], layout: Layout) -> M
             continue
         rule, match = found
         require_finite(path, name, tensor)
+        target = match.expand(rule.target)
         index = tuple(int(match.expand(number)) if isinstance(number, str) else number for number in rule.index)
+        if index in pieces[target]:
+            raise UserError(f"more than one tensor would become {target}, such as {name}")
         try:
-            pieces[match.expand(rule.target)].append(_Piece(rule, index, name, rule.transform(tensor)))
+            pieces[target][index] = rule.transform(tensor)
         except (ValueError, IndexError) as error:
             text = f"tensor {name} of shape {tensor.shape} does not fit the {layout.name} layout"
             raise UserError(text) from error
-    values = {target: _join(target, parts) for target, parts in pieces.items()}
-    may_reshape = frozenset(target for target, parts in pieces.items() if parts[0].rule.reshape)
+        rules[target] = rule
+    try:
+        values = {target: join_pieces(parts, rules[target].axes) for target, parts in pieces.items()}
+    except ValueError as error:
+        raise UserError(f"{path} has tensors of shapes that do not fit together: {error}") from error
+    may_reshape = frozenset(target for target, rule in rules.items() if rule.reshape)
     return MappedFile(path, layout, wrapper, values, may_reshape, tuple(unused))
 
 
@@ -231,19 +218,6 @@ def _find_rule(layout: Layout, name: str) -> tuple[Rule, re.Match[str]] | None:
         if match := re.fullmatch(rule.pattern, name):
             return rule, match
     return None
-
-
-def _join(target: str, pieces: list[_Piece]) -> np.ndarray:
-    """Return the value of a parameter from its pieces; UserError if they do not fit together."""
-    pieces.sort(key=lambda piece: piece.index)
-    by_index = {piece.index: piece.value for piece in pieces}
-    if len(by_index) < len(pieces):
-        raise UserError(f"more than one tensor would become {target}: {', '.join(piece.name for piece in pieces)}")
-    try:
-        return join_pieces(by_index, pieces[0].rule.axes)
-    except ValueError as error:
-        shapes = ", ".join(str(piece.value.shape) for piece in pieces)
-        raise UserError(f"the tensors that make {target} have shapes that do not fit together: {shapes}") from error
 
 
 def join_pieces(pieces: dict[tuple[int, ...], np.ndarray], axes: tuple[int, ...]) -> np.ndarray:

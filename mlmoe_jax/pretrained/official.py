@@ -26,9 +26,7 @@ from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN
 from mlmoe_jax.models.backbones.vit import ViT
 from mlmoe_jax.models.heads.linear import LinearHead
 from mlmoe_jax.models.heads.query import ML_DECODER_SETTINGS, Q2L_SETTINGS, QueryHead
-from mlmoe_jax.models.layers.positions import sine_positions
 from mlmoe_jax.models.params import ModelDef
-from mlmoe_jax.models.partition import LABEL
 from mlmoe_jax.models.query_decoder import STYLES
 from mlmoe_jax.pretrained.load import LAYOUTS, LoadReport, MappedFile, fill, map_file, recognize
 from mlmoe_jax.pretrained.rules.base import INVERSES, Layout, Rule
@@ -65,7 +63,7 @@ _EXPECTED = (
 )
 
 
-def load_official(model: nnx.Module, path: Path, labels: int) -> LoadReport:
+def load_official(model: nnx.Module, path: Path) -> LoadReport:
     """Fill a model from a checkpoint of the authors' code, which may contain only its head.
 
     A position table for another grid replaces the table of the backbone, because the authors' code for ViT-B/16
@@ -74,14 +72,13 @@ def load_official(model: nnx.Module, path: Path, labels: int) -> LoadReport:
     Args:
       model: the model, which changes.
       path: the checkpoint.
-      labels: number of labels.
 
     Raises:
-      UserError: the file is neither a whole model nor a head, has another number of labels, classifies other tokens
-        than the model, or does not fit the model.
+      UserError: the file is neither a whole model nor a head, classifies other tokens than the model, or does not fit
+        the model, which has another number of labels for instance.
     """
     mapped = map_file(path, whole_model=True)
-    if problem := _find_contradiction(model, mapped, labels):
+    if problem := _find_contradiction(model, mapped):
         raise UserError(f"{mapped} {problem}")
     if mapped.layout.is_head:
         mapped = replace(mapped, layout=replace(mapped.layout, optional=(r"(?!head/).*",)))
@@ -91,16 +88,9 @@ def load_official(model: nnx.Module, path: Path, labels: int) -> LoadReport:
     return fill(model, mapped)
 
 
-def _find_contradiction(model: nnx.Module, mapped: MappedFile, labels: int) -> str:
+def _find_contradiction(model: nnx.Module, mapped: MappedFile) -> str:
     """Return why a checkpoint is of another model although all shapes may fit, and the remedy; "" if it is not."""
-    axes = ModelDef.split(model)[0].axes()
-    counts = [value.size for path, value in mapped.values.items() if axes.get(path) == (LABEL,)]
-    if counts and counts[0] != labels:
-        return (
-            f"is a model of {counts[0]} labels, but the data has {labels}; the file has no label names, so the labels "
-            "must agree in number and order"
-        )
-    pool = _pooling(mapped.layout.name, mapped.values.get(POSITION_TABLE))
+    pool = _pooling(mapped.layout.name)
     if pool not in (None, _head_pool(model)):
         return f"comes from code that classifies {_TOKENS[pool]}; set config.model.head.pool={pool}"
     of_q2l = isinstance(model.head, QueryHead) and model.head.decoder.style == STYLES["q2l"]
@@ -113,23 +103,16 @@ def _find_contradiction(model: nnx.Module, mapped: MappedFile, labels: int) -> s
 _TOKENS = {"cls": "the class token", "mean": "the mean of prompts and patches, as on MAE"}
 
 
-def _pooling(layout: str, table: np.ndarray | None) -> str | None:
-    """Return the `model.head.pool` of the authors' code for a layout and a position table f32[1,1+S·S,D].
+def _pooling(layout: str) -> str | None:
+    """Return the `model.head.pool` of the authors' code for a layout; None if its names do not show it.
 
-    The code of VPT, GateVPT and E2VPT classifies the mean of prompts and patches on MAE, and the class token on other
-    backbones. GateVPT's code uses equal names for MAE and MoCo v3, but their fixed position tables differ. None for
-    another table, and for layouts of other models.
+    The code of VPT and E2VPT classifies the mean of prompts and patches on MAE, and the class token on other backbones.
+    GateVPT's code uses equal names for MAE and MoCo v3.
     """
     if layout.endswith("_mae"):
         return "mean"
-    if layout == "gate_vpt" or layout.endswith("_timm"):
-        if table is None or not _is_table(table, table.shape[-1]) or table.shape[-1] % 4:
-            return None
-        side = math.isqrt(table.shape[1] - 1)
-        mae = sine_positions(side, table.shape[-1], endpoint=False).reshape(side, side, -1)
-        patches = table[0, 1:].reshape(mae.shape)
-        tables = {"mean": mae, "cls": mae.swapaxes(0, 1)}  # of MAE and of MoCo v3
-        return next((pool for pool, fixed in tables.items() if np.allclose(patches, fixed, rtol=0, atol=1e-2)), None)
+    if layout.endswith("_timm"):
+        return None
     return "cls" if layout.startswith(("vpt", "e2vpt")) else None
 
 
@@ -161,23 +144,10 @@ def export_official(model: nnx.Module, path: Path) -> Layout:
 
 def require_writable(path: Path) -> None:
     """Raise UserError for a path with an unsupported suffix or a missing folder."""
-    if problem := _why_unwritable(path):
-        raise UserError(problem)
-
-
-def _why_unwritable(path: Path) -> str:
-    """Return why a state dict cannot be written to a path, and the remedy; "" if it can."""
-    if torch_suffix := next((suffix for suffix in TORCH_SUFFIXES if path.name.endswith(suffix)), ""):
-        file = f"{path.name.removesuffix(torch_suffix)}.safetensors"
-        return (
-            f"writing {path.name} needs PyTorch; export to {file} and, if it must be a .pth, run python -c "
-            f"\"import torch, safetensors.torch as s; torch.save(s.load_file('{file}'), '{path.name}')\""
-        )
     if path.suffix not in (".npz", ".safetensors"):
-        return f"a state dict is written to .safetensors and .npz files, not to '{path.name}'"
+        raise UserError(f"a state dict is written to .safetensors and .npz files, not to '{path.name}'")
     if not path.parent.is_dir():
-        return f"there is no folder {path.parent} to write {path.name} into"
-    return ""
+        raise UserError(f"there is no folder {path.parent} to write {path.name} into")
 
 
 def official_tensors(model: nnx.Module) -> tuple[Layout, dict[str, np.ndarray]]:
@@ -193,52 +163,27 @@ def official_tensors(model: nnx.Module) -> tuple[Layout, dict[str, np.ndarray]]:
         raise UserError("the authors' code has no ViT with rotary positions, so there is no layout for this model")
     _, params, stats = ModelDef.split(model)
     values = {path: np.asarray(value, np.float32) for path, value in {**params, **stats}.items()}
-    named = [(layout, *_name_tensors(layout, values)) for layout in LAYOUTS if layout.is_whole_model]
-    pools: dict[str, str | None] = {}
-    for layout, tensors, missing in named:
+    for layout in LAYOUTS:
+        tensors = _name_tensors(layout, values) if layout.is_whole_model else None
         # A layout with names for all parameters may belong to another class of models; its marker decides.
-        if not missing and recognize(tensors) is layout:
-            pools[layout.name] = _pooling(layout.name, values.get(POSITION_TABLE))
-            if pools[layout.name] in (None, _head_pool(model)):
-                return layout, {name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}
-    raise UserError(_why_no_layout(model, pools, named))
+        if tensors and recognize(tensors) is layout and _pooling(layout.name) in (None, _head_pool(model)):
+            return layout, {name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}
+    raise UserError("no layout of the authors' code has names for all parameters of this model and the same pooling")
 
 
-def _why_no_layout(
-    model: nnx.Module, pools: Mapping[str, str], named: Sequence[tuple[Layout, Mapping[str, Any], Sequence[str]]]
-) -> str:
-    """Return why no layout fits a model.
-
-    Args:
-      model: the model.
-      pools: layout -> the `model.head.pool` of its code, for the layouts with names for all parameters.
-      named: each layout, the tensors by its names, and the parameters without a name.
-    """
-    if pools:
-        name, pool = next(iter(pools.items()))
-        return (
-            f"the authors' code that reads the {name} layout classifies {_TOKENS[pool]} (model.head.pool={pool}), "
-            f"but this model has model.head.pool={_head_pool(model)}"
-        )
-    close = [(len(missing), layout.marker not in tensors, layout.name, missing) for layout, tensors, missing in named]
-    *_, closest, missing = min(entry for entry in close if entry[-1])
-    shown = ", ".join(missing[:4]) + (f" and {len(missing) - 4} more" if len(missing) > 4 else "")
-    return f"no layout has names for all parameters of this model; the closest layout, {closest}, has none for {shown}"
-
-
-def _name_tensors(layout: Layout, values: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Return the tensors of a layout by name, and the paths of the values without a name in the layout."""
-    tensors, missing = {}, []
+def _name_tensors(layout: Layout, values: dict[str, np.ndarray]) -> dict[str, np.ndarray] | None:
+    """Return the tensors of a layout by name; None if a value has no name in the layout."""
+    tensors = {}
     for path, value in values.items():
         try:
-            rules = [rule for rule in layout.rules if rule.transform in INVERSES and rule.makes(path)]
+            rules = [rule for rule in layout.rules if rule.transform in INVERSES and rule.tensor_name(path)]
             parts = {rule.tensor_name(path): INVERSES[rule.transform](part) for rule, part in split_value(rules, value)}
         except ValueError:  # the parameter has another shape in the layout, or the rule has no inverse
-            parts = {}
+            return None
         if not parts:
-            missing.append(path)
+            return None
         tensors |= parts
-    return tensors, missing
+    return tensors
 
 
 def split_value(rules: Sequence[Rule], value: np.ndarray) -> list[tuple[Rule, np.ndarray]]:
@@ -260,19 +205,9 @@ def split_value(rules: Sequence[Rule], value: np.ndarray) -> list[tuple[Rule, np
     if any(len(index) != 1 or isinstance(index[0], str) for index in by_index):
         raise ValueError("a value is split along one axis, with one rule per part")
     ordered = [by_index[index] for index in sorted(by_index)]
-    axis = ordered[0].axes[0]
-    sizes = _fill_sizes([rule.size for rule in ordered], value.shape[axis])
-    parts = np.split(value, np.cumsum(sizes)[:-1], axis=axis)
+    size = ordered[0].size
+    parts = np.split(value, len(ordered) if size is None else [size], axis=ordered[0].axes[0])
     return list(zip(ordered, parts, strict=True))
-
-
-def _fill_sizes(sizes: Sequence[int | None], length: int) -> list[int]:
-    """Divide the remaining entries equally over parts without a size; ValueError if they do not divide evenly."""
-    unsized = sum(size is None for size in sizes)
-    remaining = length - sum(size for size in sizes if size)
-    if remaining < 0 or (remaining % unsized if unsized else remaining):
-        raise ValueError(f"{length} entries do not divide into {sizes}")
-    return [remaining // unsized if size is None else size for size in sizes]
 
 
 def departures(settings: ConfigDict, layout: str) -> list[str]:

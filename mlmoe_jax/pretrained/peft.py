@@ -26,7 +26,7 @@ from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.heads.linear import LinearHead
 from mlmoe_jax.models.layers.deltas import layer_path
 from mlmoe_jax.pretrained.load import read_tensors, require_finite
-from mlmoe_jax.runtime.files import MIB, open_regular
+from mlmoe_jax.runtime.files import MIB, damage_explained, open_regular
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -97,45 +97,25 @@ def read_peft(path: Path) -> PeftAdapter:
       UserError: a file is missing or damaged, or the adapter has an option, a layer or a value that we cannot
         represent.
     """
-    options = _read_options(path)
+    with damage_explained(path / CONFIG), open_regular(path / CONFIG) as file:
+        options = json.loads(file.read(MIB))
+        rank, alpha = int(options["r"]), float(options["lora_alpha"])
+        problem = _find_unreadable_option(options)
+    if problem:
+        raise UserError(f"{path / CONFIG} has {problem}")
+    name = "dora" if options.get("use_dora") else "lora"
     tensors, classifier = _by_layer(path, read_tensors(path / TENSORS))
     targets = tuple(layer for layer in _NAMES if f"{layer}/a" in tensors)
-    if problem := _find_mismatch(options, targets, tensors):
-        raise UserError(f"{path / TENSORS} does not fit {CONFIG}: {problem}")
+    parts = ("a", "b", "magnitude") if name == "dora" else ("a", "b")
+    if odd := sorted(tensors.keys() ^ {f"{layer}/{part}" for layer in targets for part in parts}):
+        raise UserError(f"{path / TENSORS} does not fit {CONFIG}: {odd[0]} is missing or unexpected")
     settings = {
-        "rank": int(options["r"]),
-        "alpha": float(options["lora_alpha"]),
+        "rank": rank,
+        "alpha": alpha,
         "targets": targets,
         "rank_stabilized": bool(options.get("use_rslora")),
     }
-    return PeftAdapter(path, "dora" if options.get("use_dora") else "lora", settings, tensors, classifier)
-
-
-def _find_mismatch(options: Mapping[str, Any], targets: tuple[str, ...], tensors: Mapping[str, np.ndarray]) -> str:
-    """Return the first tensor that the options do not describe, in words; "" if there is none."""
-    parts = ("a", "b", "magnitude") if options.get("use_dora") else ("a", "b")
-    expected = {f"{layer}/{part}" for layer in targets for part in parts}
-    if odd := sorted(tensors.keys() ^ expected):
-        return f"{odd[0]} is missing or unexpected"
-    for layer in targets:
-        for name, axis in ((f"{layer}/a", 2), (f"{layer}/b", 1)):
-            if tensors[name].shape[axis] != options["r"]:
-                return f"{name} has not the rank r={options['r']}"
-    return ""
-
-
-def _read_options(path: Path) -> dict[str, Any]:
-    try:
-        with open_regular(path / CONFIG) as file:
-            options = json.loads(file.read(MIB))
-        kind, rank, alpha = options["peft_type"], options["r"], options["lora_alpha"]
-        if not (isinstance(kind, str) and type(rank) is int and rank > 0 and isinstance(alpha, int | float)):
-            raise ValueError("a value has the wrong type")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"cannot read {path / CONFIG}: {error}; export the adapter with PEFT again") from error
-    if problem := _find_unreadable_option(options):
-        raise UserError(f"{path / CONFIG} has {problem}")
-    return options
+    return PeftAdapter(path, name, settings, tensors, classifier)
 
 
 def _find_unreadable_option(options: Mapping[str, Any]) -> str:
@@ -176,13 +156,12 @@ def _stack_blocks(path: Path, rows: Mapping[str, Mapping[int, np.ndarray]]) -> d
     return tensors
 
 
-def fill_from_peft(model: Classifier, adapter: PeftAdapter, labels: int) -> list[str]:
+def fill_from_peft(model: Classifier, adapter: PeftAdapter) -> list[str]:
     """Fill the adapter of a model, and the classifier if the files and the model have one on the class token.
 
     Args:
       model: a model with the adapter and with a filled backbone, which changes.
       adapter: the adapter.
-      labels: number of labels.
 
     Returns:
       The paths of the filled values.
@@ -205,29 +184,24 @@ def fill_from_peft(model: Classifier, adapter: PeftAdapter, labels: int) -> list
         variable.set_value(jnp.asarray(value))
         filled.append(f"adapters/{adapter.name}/{name}")
     if adapter.classifier and _reads_class_token(model):
-        filled += _fill_classifier(model, adapter, labels)
+        filled += _fill_classifier(model, adapter)
     return filled
 
 
-def _fill_classifier(model: Classifier, adapter: PeftAdapter, labels: int) -> list[str]:
+def _fill_classifier(model: Classifier, adapter: PeftAdapter) -> list[str]:
     """Fill the classifier on the class token, and return the paths of the filled values."""
-    width, classifier = model.backbone.shape.width, adapter.classifier
-    if problem := _classifier_problem(width, classifier.get("kernel"), classifier.get("bias"), labels):
-        raise UserError(f"the classifier in {adapter.path / TENSORS} {problem}")
-    model.head.classifier.kernel.set_value(jnp.asarray(classifier["kernel"][:width]))
-    model.head.classifier.bias.set_value(jnp.asarray(classifier["bias"]))
-    return ["head/classifier/kernel", "head/classifier/bias"]
-
-
-def _classifier_problem(width: int, kernel: np.ndarray | None, bias: np.ndarray | None, labels: int) -> str:
-    """Return why a classifier cannot read class tokens f32[width] of a model with `labels`, "" if it can."""
-    if kernel is None or bias is None or bias.shape != (kernel.shape[-1],) or len(kernel) not in (width, 2 * width):
-        return "does not fit the backbone"
-    if len(bias) != labels:
-        return f"has {len(bias)} labels, but the data has {labels}"
+    width, own = model.backbone.shape.width, model.head.classifier
+    kernel, bias = adapter.classifier.get("kernel"), adapter.classifier.get("bias")
+    if kernel is None or bias is None or kernel[:width].shape != own.kernel.shape or bias.shape != own.bias.shape:
+        raise UserError(f"the classifier in {adapter.path / TENSORS} does not fit the backbone and the labels")
     if kernel[width:].any():
-        return "reads the mean of the patches too; remove it from the file, and a new one is trained"
-    return ""
+        raise UserError(
+            f"the classifier in {adapter.path / TENSORS} reads the mean of the patches too; remove it from the file, "
+            "and a new one is trained"
+        )
+    own.kernel.set_value(jnp.asarray(kernel[:width]))
+    own.bias.set_value(jnp.asarray(bias))
+    return ["head/classifier/kernel", "head/classifier/bias"]
 
 
 def _reads_class_token(model: Classifier) -> bool:
@@ -246,23 +220,6 @@ def _all_lengths(vit: ViT, layer: str) -> np.ndarray:
 
 
 # ---------------------------------------------------------------------------------------------------------- writing
-@dataclass(frozen=True)
-class _Names:
-    """The names of a backbone in transformers 5.
-
-    Attributes:
-      module: the backbone in a model with a classifier.
-      blocks: the list of blocks.
-      fc2: the second layer of the MLP.
-      classifier_inputs: number of inputs of its classifier.
-    """
-
-    module: str
-    blocks: str
-    fc2: str
-    classifier_inputs: int
-
-
 def peft_files(model: Classifier, config: ConfigDict) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return the content of `adapter_config.json`, and the tensors f32 of `adapter_model.safetensors`.
 
@@ -275,14 +232,16 @@ def peft_files(model: Classifier, config: ConfigDict) -> tuple[dict[str, Any], d
     if problem := _why_unwritable(model, config):
         raise UserError(problem)
     [name], shape = model.adapters, model.backbone.shape
-    settings, names = config.model.adapters[name], _transformers_names(shape)
-    layers = {layer: names.fc2 if layer == "fc2" else _NAMES[layer][0] for layer in settings.targets}
-    tensors = _classifier_tensors(model, names) if _reads_class_token(model) else {}
-    prefix = f"{_PREFIX}{names.module}." if tensors else _PREFIX
+    settings, (module, blocks) = config.model.adapters[name], _transformers_names(shape)
+    layers = {layer: _NAMES[layer][0] for layer in settings.targets}
+    if shape.mlp == "swiglu" and "fc2" in layers:
+        layers["fc2"] = "mlp.down_proj"
+    tensors = _classifier_tensors(model, shape.width if module == "vit" else 2 * shape.width)
+    prefix = f"{_PREFIX}{module}." if tensors else _PREFIX
     for layer, layer_name in layers.items():
         for index in range(shape.depth):
             for part, value in _update_parts(model, name, layer, index).items():
-                tensors[f"{prefix}{names.blocks}.{index}.{layer_name}.{part}"] = _tensor(value)
+                tensors[f"{prefix}{blocks}.{index}.{layer_name}.{part}"] = _tensor(value)
     address = re.match(r"https://huggingface\.co/([\w.-]+/[\w.-]+)/", catalog.entry(config.model.backbone.name).address)
     options = {
         "peft_type": "LORA",
@@ -295,7 +254,7 @@ def peft_files(model: Classifier, config: ConfigDict) -> tuple[dict[str, Any], d
         "use_rslora": settings.rank_stabilized,
         "use_dora": name == "dora",
         "target_modules": sorted(layers.values()),
-        "modules_to_save": ["classifier"] if _reads_class_token(model) else None,
+        "modules_to_save": ["classifier"] if prefix != _PREFIX else None,
         "bias": "none",
         "fan_in_fan_out": False,
     }
@@ -314,11 +273,11 @@ def _why_unwritable(model: Classifier, config: ConfigDict) -> str:
     return ""
 
 
-def _transformers_names(shape: ViTShape) -> _Names:
-    fc2 = _NAMES["fc2"][0] if shape.mlp == "gelu" else "mlp.down_proj"
+def _transformers_names(shape: ViTShape) -> tuple[str, str]:
+    """Return the names of a backbone in transformers 5: in a model with a classifier, and of its list of blocks."""
     if shape.layer_scale is None and not shape.registers:
-        return _Names("vit", "layers", fc2, shape.width)
-    return _Names("dinov2_with_registers" if shape.registers else "dinov2", "encoder.layer", fc2, 2 * shape.width)
+        return "vit", "layers"
+    return "dinov2_with_registers" if shape.registers else "dinov2", "encoder.layer"
 
 
 def _update_parts(model: Classifier, name: str, layer: str, index: int) -> dict[str, jax.Array | np.ndarray]:
@@ -330,10 +289,15 @@ def _update_parts(model: Classifier, name: str, layer: str, index: int) -> dict[
     return parts
 
 
-def _classifier_tensors(model: Classifier, names: _Names) -> dict[str, np.ndarray]:
-    """Return the classifier of transformers; its weights for the mean of the patches, if it reads it, are 0."""
+def _classifier_tensors(model: Classifier, inputs: int) -> dict[str, np.ndarray]:
+    """Return the classifier of transformers with a number of inputs; {} if the head reads more than the class token.
+
+    The weights for the mean of the patches, if it reads it, are 0.
+    """
+    if not _reads_class_token(model):
+        return {}
     kernel = np.asarray(model.head.classifier.kernel[...], np.float32)
-    kernel = np.pad(kernel, ((0, names.classifier_inputs - len(kernel)), (0, 0)))
+    kernel = np.pad(kernel, ((0, inputs - len(kernel)), (0, 0)))
     bias = model.head.classifier.bias[...]
     return {f"{_PREFIX}classifier.weight": _tensor(kernel), f"{_PREFIX}classifier.bias": _tensor(bias)}
 

@@ -49,8 +49,12 @@ def _open_zip(file: BinaryIO, size: int) -> tuple[Any, Read]:
     if len(roots) != 1:
         raise Unreadable("it is a zip archive without the data.pkl of torch.save")
     root = roots[0]
-    if problem := _find_zip_problem(archive, root, size):
-        raise Unreadable(problem)
+    # Compressed and overlapping records can be much larger than the file.
+    stored = all(not record.compress_type and record.compress_size == record.file_size for record in archive.infolist())
+    if not stored or sum(sizes.values()) > size:
+        raise Unreadable("its records are compressed or overlap, unlike the records of torch.save")
+    if f"{root}byteorder" in sizes and archive.read(f"{root}byteorder") != b"little":
+        raise Unreadable("it was written on a big-endian machine: save it again on a little-endian machine")
 
     def read(key: str, nbytes: int) -> bytes:
         name = f"{root}data/{key}"
@@ -61,26 +65,11 @@ def _open_zip(file: BinaryIO, size: int) -> tuple[Any, Read]:
     return read_pickle(io.BytesIO(archive.read(f"{root}data.pkl")), {}), read
 
 
-def _find_zip_problem(archive: zipfile.ZipFile, root: str, size: int) -> str:
-    """Return why an archive of `size` bytes with the folder `root` is not read, and the remedy; "" if it is."""
-    records = archive.infolist()
-    names = {record.filename for record in records}
-    if f"{root}constants.pkl" in names or any(name.startswith(f"{root}code/") for name in names):
-        return "it is a TorchScript archive, a program and not only weights: save its state_dict() instead"
-    # Compressed and overlapping records can be much larger than the file.
-    stored = all(not record.compress_type and record.compress_size == record.file_size for record in records)
-    if not stored or sum(record.file_size for record in records) > size:
-        return "its records are compressed or overlap, unlike the records of torch.save"
-    if f"{root}byteorder" in names and archive.read(f"{root}byteorder") != b"little":
-        return "it was written on a big-endian machine: save it again on a little-endian machine"
-    return ""
-
-
 def _open_legacy(data: mmap.mmap) -> tuple[Any, Read]:
     """Return the content of the file's main pickle, and the function that reads storages."""
     # Without this check for a binary pickle, text would be read as instructions.
     if data[:1] != b"\x80" or _MAGIC not in data[:32]:
-        raise Unreadable(_other_kind(data[:1024]))
+        raise Unreadable("it is no file of torch.save, but perhaps a web page, a Git LFS pointer or a safetensors file")
     storages: dict[str, Storage] = {}
     _, protocol, system, content, keys = (read_pickle(data, storages) for _ in range(5))
     if protocol != _PROTOCOL or not system["little_endian"]:
@@ -92,17 +81,6 @@ def _open_legacy(data: mmap.mmap) -> tuple[Any, Read]:
         if position > len(data) or count * storages[key].dtype.itemsize != storages[key].nbytes:
             raise Unreadable(f"it is cut off or damaged at its storage {key[:100]!r}")
     return content, lambda key, nbytes: data[starts[key] : starts[key] + nbytes]
-
-
-def _other_kind(head: bytes) -> str:
-    """Return the format of a file that torch.save did not write, by its first bytes, and the remedy."""
-    if head.lstrip().startswith(b"<"):
-        return "it is a web page and not a checkpoint: download the file itself"
-    if head.startswith(b"version https://git-lfs"):
-        return "it is a Git LFS pointer and not the file itself: run git lfs pull"
-    if head[8:10] == b'{"':
-        return "it is a safetensors file: give it the suffix .safetensors"
-    return "it has neither layout of torch.save, a zip archive or pickles that begin with PyTorch's magic number"
 
 
 # ------------------------------------------------------------------------------------------------- state dict, arrays

@@ -28,7 +28,6 @@ MOST_DATA = 8 * GIB  # size of a file of weights or labels; the largest publishe
 HUB, DEMO = "hf:", "demo:"
 
 _LONGEST_NAME = 255  # bytes, on common file systems
-_NOT_A_FILE = (errno.ELOOP, errno.ENXIO, errno.EISDIR)  # a symbolic link, a pipe, a folder
 _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free disk space and repeat the same command"),
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "make it writable or name another folder"),
@@ -115,17 +114,16 @@ def file_sha256(path: str | os.PathLike) -> str:
 
 
 def open_to_append(path: str | os.PathLike) -> BinaryIO:
-    """Open a local file to append to it; UserError if it is a symbolic link, a pipe or a folder.
+    """Open a local file to append to it; UserError if it is a symbolic link.
 
     Appending is the only change of a file in place, so a link of this name must not be followed.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
-        # O_NONBLOCK: opening a pipe that has no reader fails instead of waiting for one.
-        return os.fdopen(os.open(path, flags | os.O_NONBLOCK, 0o666), "ab")
+        return os.fdopen(os.open(path, flags, 0o666), "ab")
     except OSError as error:
-        if error.errno in _NOT_A_FILE:
-            raise UserError(f"{path} is not a regular file; remove it") from error
+        if error.errno == errno.ELOOP:
+            raise UserError(f"{path} is a symbolic link; remove it") from error
         raise
 
 
@@ -158,10 +156,8 @@ def disk_error(error: BaseException, place: object = "") -> DiskError | None:
     cause: BaseException | None = error
     while cause is not None:
         if number := _find_errno(cause):
-            what = f"cannot write {place}" if place else "cannot read or write"
-            if not place and (name := getattr(cause, "filename", None)):
-                what += f" {os.fsdecode(name)}"
-            return DiskError(f"{what}: {os.strerror(number)}; {_REMEDIES[number]}")
+            path = place or getattr(cause, "filename", None) or "to the disk"
+            return DiskError(f"cannot write {path}: {os.strerror(number)}; {_REMEDIES[number]}")
         cause = cause.__cause__
     return None
 

@@ -37,14 +37,11 @@ def setup_jax(config: ConfigDict, devices: Sequence[jax.Device] | None = None, *
 
 def require_whole_batch(config: ConfigDict, devices: int) -> None:
     """Raise UserError unless a training batch splits into equal parts for all devices and accumulations."""
-    size, parts = config.train.batch_size, config.train.accumulate
-    if size % (devices * parts):
-        near = max(1, round(size / devices / parts)) * devices * parts
-        over = " and ".join(
-            f"{count} {what}" for count, what in ((devices, "devices"), (parts, "accumulations")) if count > 1
-        )
+    size, parts = config.train.batch_size, devices * config.train.accumulate
+    if size % parts:
+        near = max(1, round(size / parts)) * parts
         raise UserError(
-            f"train.batch_size is {size}, which does not split over {over}; {near} does: set "
+            f"train.batch_size is {size}, which is not a multiple of {parts}, the devices times train.accumulate; set "
             f"--config.train.batch_size={near}"
         )
 

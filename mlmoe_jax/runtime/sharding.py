@@ -67,7 +67,7 @@ def make_mesh(sizes, devices: Sequence[jax.Device] | None = None) -> Mesh:
 
 def shard_tree(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
     """Put a tree of arrays on the mesh; pad the label axis if it does not divide over `expert`."""
-    padded = jax.tree_util.tree_map_with_path(lambda path, leaf: _pad(leaf, _axis(path, label_axes), mesh), tree)
+    padded = _pad_tree(tree, mesh, label_axes)
     return jax.tree.map(jax.device_put, padded, tree_shardings(padded, mesh, label_axes))
 
 
@@ -118,12 +118,9 @@ def _slicer(axes: tuple[int, ...], size: int, sharding: NamedSharding) -> Callab
 def abstract_shards(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
     """Return the result of `shard_tree` as ShapeDtypeStructs with shardings. Nothing is allocated."""
 
-    def shape_of(path: tuple, leaf: Any) -> jax.ShapeDtypeStruct:
-        axis = _axis(path, label_axes)
-        shape = leaf.shape if axis is None else _with_size(leaf.shape, axis, _padded_size(leaf.shape[axis], mesh))
-        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=NamedSharding(mesh, _spec(shape, axis, mesh)))
-
-    return jax.tree_util.tree_map_with_path(shape_of, tree)
+    padded = jax.eval_shape(lambda leaves: _pad_tree(leaves, mesh, label_axes), tree)
+    shardings = tree_shardings(padded, mesh, label_axes)
+    return jax.tree.map(lambda x, spread: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=spread), padded, shardings)
 
 
 def _axis(path: tuple, label_axes: LabelAxes | None) -> int | None:
@@ -144,17 +141,13 @@ def _spec(shape: tuple[int, ...], label_axis: int | None, mesh: Mesh) -> Partiti
     return PartitionSpec(*axes)
 
 
-def _padded_size(size: int, mesh: Mesh) -> int:
-    experts = mesh.shape["expert"]
-    return -(-size // experts) * experts
-
-
-def _with_size(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
-    return (*shape[:axis], size, *shape[axis + 1 :])
+def _pad_tree(tree: Any, mesh: Mesh, label_axes: LabelAxes | None) -> Any:
+    return jax.tree_util.tree_map_with_path(lambda path, leaf: _pad(leaf, _axis(path, label_axes), mesh), tree)
 
 
 def _pad(leaf: Any, axis: int | None, mesh: Mesh) -> Any:
-    if axis is None or not (missing := _padded_size(leaf.shape[axis], mesh) - leaf.shape[axis]):
+    missing = 0 if axis is None else -leaf.shape[axis] % mesh.shape["expert"]
+    if not missing:
         return leaf
     return jnp.pad(leaf, [(0, missing if i == axis else 0) for i in range(leaf.ndim)])
 

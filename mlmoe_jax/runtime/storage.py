@@ -200,7 +200,7 @@ class Folder:
     def read_json(self, name: str, convert: Callable[[dict[str, Any]], Converted] = dict) -> Converted:
         """Return the object in a JSON file, converted; UserError if it is damaged or `convert` raises an error."""
         with self.reading(name):
-            content = json.loads(self.read_text(name))
+            content = json.loads(self.read_bytes(name))
             if not isinstance(content, dict):
                 raise ValueError("it should hold an object")
             return convert(content)
@@ -242,23 +242,12 @@ def atomic_file(path: epath.Path, *, alone: bool = True) -> Iterator[Path]:
 
 def require_new(path: str | os.PathLike) -> Path:
     """Return the local path of an output that must not exist yet; UserError if it does, or if its folder does not."""
-    if problem := _why_not_new(path):
-        raise UserError(problem)
-    return Path(path)
-
-
-def _why_not_new(path: str | os.PathLike) -> str:
-    """Return why an output cannot become a new file or folder at a path, and the remedy; "" if it can."""
     local = Path(path)
-    if "://" in os.fspath(path):
-        return f"--output={path} should be a local path; copy the result to the object store afterwards"
     if os.path.lexists(local):
-        return f"{path} already exists; remove it or set another --output"
+        raise UserError(f"{path} already exists; remove it or set another --output")
     if not local.parent.is_dir():
-        return f"there is no folder {local.parent} to write {local.name} into"
-    if not os.access(local.parent, os.W_OK):
-        return f"the folder {local.parent} is not writable; set another --output"
-    return ""
+        raise UserError(f"there is no local folder {local.parent} to write {local.name} into")
+    return local
 
 
 @contextlib.contextmanager

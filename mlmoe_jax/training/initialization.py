@@ -117,7 +117,7 @@ class OfficialFile(Origin):
         model = nnx.eval_shape(build)
         table = ModelDef.split(model)[1].get(POSITION_TABLE)
         masks = {name: getattr(model.prompts, name).get_value() for name in _set_masks(config)}
-        report = load_official(model, path, len(label_space.names))
+        report = load_official(model, path)
         only_head = not any(target.startswith("backbone/") for target in report.loaded)
         if only_head:
             fill_backbone(model, config)
@@ -166,7 +166,7 @@ class PeftFolder(Origin):
 
     def parts(self, label_space: LabelSpace) -> Parts:
         model = initial_model(self.config, label_space)
-        filled = fill_from_peft(model, self.adapter, len(label_space.names))
+        filled = fill_from_peft(model, self.adapter)
         status(f"init_from {self.adapter.path}: {len(filled)} parameters from PEFT")
         return split_model(model, self.config)
 

@@ -121,6 +121,10 @@ class _Handler(BaseHTTPRequestHandler):
             return self.respond(content=content, headers=headers)
         if not known:
             return self.refuse(403)
+        if verb == "tree":
+            files = branches[urllib.parse.unquote(rest)]
+            entries = [{"type": "file", "path": name, "size": 0, "oid": "b" * 40} for name in files]
+            return self.respond(entries)
         if verb == "branch":
             branches.setdefault(urllib.parse.unquote(rest), dict(branches["main"]))
             return self.respond({})

@@ -211,7 +211,7 @@ def test_a_user_error_ends_every_process_and_modes_for_one_run_in_the_first(star
     codes = job.wait(120)
     assert codes[0] == 2
     assert 0 not in codes
-    assert "error: train.batch_size is 10, which does not split over 3 devices" in job.messages(0)
+    assert "error: train.batch_size is 10, which is not a multiple of 3" in job.messages(0)
     assert not (tmp_path / "none").exists()
     assert summary.wait(120) == [0, 0], summary.messages(0)
     assert json.loads(summary.printed(0))["params"]["total"] > 0

@@ -60,7 +60,7 @@ def model_of(folder, stored, name):
     own = ADAPTERS[adapter.name].from_config(settings, vit.shape, dtype=None, rngs=nnx.Rngs(1))
     head, adapters = LinearHead(16, 3, rngs=nnx.Rngs(2)), {adapter.name: own}
     model = Classifier(vit, None, head, final_norm=True, precision="highest", adapters=adapters)
-    filled = fill_from_peft(model, adapter, 3)
+    filled = fill_from_peft(model, adapter)
     assert set(filled) == {path for path in named_variables(model) if not path.startswith("backbone/")}
     return model, config
 
@@ -141,9 +141,8 @@ def test_names_of_transformers_4_are_read(stored, tmp_path):
         ({"modules_to_save": ["norm"]}, 'has modules_to_save=["norm"], which our adapters cannot represent'),
         ({"from_tomorrow": 3}, "has from_tomorrow=3, which our adapters cannot represent"),
         ({"peft_type": "LOHA"}, "has peft_type=LOHA, and only LORA can be read, with use_rslora and use_dora"),
-        ({"r": 7}, "does not fit adapter_config.json: query/a has not the rank r=7"),
         ({"use_dora": True}, "does not fit adapter_config.json: query/magnitude is missing or unexpected"),
-        ({"r": "x"}, "cannot read "),
+        ({"r": "x"}, "adapter_config.json is damaged: "),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

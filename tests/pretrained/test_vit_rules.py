@@ -306,9 +306,7 @@ def test_two_tensors_for_one_parameter_are_refused(refusal, tmp_path):
     tensors = timm(params_of(make_vit(PLAIN, 1)))
     tensors["blocks.0.1.norm1.bias"] = tensors["blocks.1.norm1.bias"]
     sentence = refused(refusal, make_vit(PLAIN, 2), write(tmp_path / "weights.npz", tensors))
-    assert sentence == (
-        "more than one tensor would become blocks/1/norm1/bias: blocks.1.norm1.bias, blocks.0.1.norm1.bias"
-    )
+    assert sentence == "more than one tensor would become blocks/1/norm1/bias, such as blocks.0.1.norm1.bias"
 
 
 def test_integer_tensors_are_refused(refusal, tmp_path):

@@ -74,7 +74,7 @@ def test_the_cache_folder_is_chosen_by_the_environment(monkeypatch, tmp_path):
 def test_the_sentence_names_the_file_the_reason_and_the_remedy(number, remedy):
     reason = os.strerror(number)
     named = files.disk_error(OSError(number, reason, "/data/x.csv"))
-    assert str(named) == f"cannot read or write /data/x.csv: {reason}; {remedy}"
+    assert str(named) == f"cannot write /data/x.csv: {reason}; {remedy}"
     assert named.exit_code == DISK_ERROR
     # as TensorStore and ArrayRecord report it, and as the cause of something else
     other = ValueError(f'RESOURCE_EXHAUSTED: Failed writing: "d/8": {reason} [os_error_code=x]')

@@ -11,9 +11,7 @@ from mlmoe_jax.runtime.machine import cores
 @pytest.fixture
 def group(tmp_path, monkeypatch):
     """The folder of a control group, without files, of a process that may run on 16 cores."""
-    old = tuple(tmp_path / path.name for path in machine.OLD_QUOTA)
     monkeypatch.setattr(machine, "QUOTA", tmp_path / machine.QUOTA.name)
-    monkeypatch.setattr(machine, "OLD_QUOTA", old)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
     return tmp_path
 
@@ -23,13 +21,6 @@ def group(tmp_path, monkeypatch):
 )
 def test_a_container_has_the_cores_of_its_quota(group, text, expected):
     (group / "cpu.max").write_text(f"{text}\n")
-    assert cores() == expected
-
-
-@pytest.mark.parametrize(("quota", "expected"), [("-1", 16), ("300000", 3)])
-def test_the_quota_of_an_older_system_counts_too(group, quota, expected):
-    (group / "cpu.cfs_quota_us").write_text(f"{quota}\n")
-    (group / "cpu.cfs_period_us").write_text("100000\n")
     assert cores() == expected
 
 

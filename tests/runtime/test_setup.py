@@ -38,6 +38,8 @@ def test_setup_resolves_types_and_checks_the_batches(refusal, monkeypatch):
     assert setup_jax(config).size == 3
     assert setup_jax(config, jax.devices()[:1]).size == 1
     config.train.batch_size, config.eval.batch_size = 10, 7
-    sentence = "train.batch_size is 10, which does not split over 3 devices; 9 does: set --config.train.batch_size=9"
-    assert refusal(setup_jax, config) == sentence
+    assert refusal(setup_jax, config) == (
+        "train.batch_size is 10, which is not a multiple of 3, the devices times train.accumulate; set "
+        "--config.train.batch_size=9"
+    )
     assert setup_jax(config, training=False).size == 3

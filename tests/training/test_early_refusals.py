@@ -54,7 +54,7 @@ def test_the_source_of_initial_values_is_read_before_the_data(refused, monkeypat
     Path("empty").mkdir()
     assert refused(init_from="empty") == "empty is not the run folder of a training: it has no config.json"
     Path("text.pth").write_text("not tensors")
-    assert "it has neither layout of torch.save" in refused(init_from="text.pth")
+    assert "it is no file of torch.save" in refused(init_from="text.pth")
     tiny.write_weights(Path("backbone.safetensors"), tiny.entry())
     assert "does not hold a whole model" in refused(init_from="backbone.safetensors")
     other = default_config()

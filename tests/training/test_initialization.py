@@ -157,7 +157,7 @@ def test_a_checkpoint_does_not_need_a_published_backbone(config, refusal, tmp_pa
     initial_parts(config, space)
     assert "the authors' code computes something else: model.backbone.normalization is unit" in capsys.readouterr().err
 
-    assert "is a model of 3 labels, but the data has 2" in refusal(initial_parts, config, space_of("a", "b"))
+    assert "head/classifier/bias has shape (3,) instead of (2,)" in refusal(initial_parts, config, space_of("a", "b"))
 
 
 # ------------------------------------------------------------------------------------------------- another run

@@ -9,7 +9,6 @@ maps the tensors `blocks.7.fc1.weight` or `blocks.7.w12.weight` to `blocks/7/mlp
 `blocks.{g1}.fc1.weight` (the first of `fc1|w12` is written), and the target becomes the pattern of its paths,
 `blocks/(?P<g1>\d+)/mlp/fc1/kernel`:
 
-    rule.makes("blocks/7/mlp/fc1/kernel")        # True
     rule.tensor_name("blocks/7/mlp/fc1/kernel")  # "blocks.7.fc1.weight"; its value is the inverse of `transpose`
 
 Rules that join tensors: of P prompts per block in L = 12 blocks, the authors' code stores the first block separately,
@@ -105,16 +104,14 @@ class Rule:
     size: int | None = None
     reshape: bool = False
 
-    def makes(self, path: str) -> bool:
-        """Return whether this rule makes a path; ValueError if the rule cannot be read backwards."""
-        return self._match(path) is not None
+    def tensor_name(self, path: str) -> str | None:
+        """Return the name of the tensor for a parameter path; None if the rule does not make the path.
 
-    def tensor_name(self, path: str) -> str:
-        """Return the name of the tensor for `path`, a path that the rule makes."""
-        return _template(self.pattern)[0].format(**self._match(path).groupdict())
-
-    def _match(self, path: str) -> re.Match[str] | None:
-        return re.fullmatch(_path_pattern(self.target, _template(self.pattern)[1]), path)
+        Raises ValueError if the rule cannot be read backwards.
+        """
+        template, groups = _template(self.pattern)
+        match = re.fullmatch(_path_pattern(self.target, groups), path)
+        return template.format(**match.groupdict()) if match else None
 
 
 _PIECE = re.compile(r"\\(\.)|\((\?:)?([^()]*)\)(\?)?|([\w/-]+)")

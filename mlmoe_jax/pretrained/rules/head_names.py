@@ -1,23 +1,12 @@
 """Layouts of models with a ResNet: Q2L, ML-Decoder (also its head alone), ML-GCN and ADD-GCN."""
 
-import re
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
-from mlmoe_jax.errors import UserError
 from mlmoe_jax.pretrained.rules.base import Layout, Rule, invertible, linear_rules, nest, norm_rules, transpose
 from mlmoe_jax.pretrained.rules.cnn_names import COUNTERS, batch_norm_rules, torchvision_resnet_rules
-
-# Tensor names of unsupported backbones of published query decoders.
-_UNSUPPORTED = {
-    "TResNet": r"(?:.*\.)?body\.conv1\.(?:0|conv)\.weight",
-    "Swin Transformer": r".*\.relative_position_bias_table",
-    "CvT": r"(?:.*\.)?stage\d\.blocks\.\d+\.attn\.conv_proj_[qkv]\..*",
-}
-
 
 # [out, in, 1, 1] as PyTorch stores a 1×1 convolution -> [in, out].
 pointwise = invertible(lambda tensor: tensor.squeeze((2, 3)).T, lambda value: value.T[:, :, None, None])
@@ -88,20 +77,6 @@ ML_DECODER_RESNET = Layout(
     ignored=(COUNTERS,),
 )
 ML_DECODER_HEAD = Layout("ml_decoder", "decoder.duplicate_pooling", _ML_DECODER_RULES)
-
-
-def refuse_unknown_backbone(names: Iterable[str]) -> None:
-    """Raise UserError for tensor names of TResNet, Swin or CvT.
-
-    Most published checkpoints of Q2L and ML-Decoder have such a backbone.
-    """
-    names = tuple(names)
-    for architecture, pattern in _UNSUPPORTED.items():
-        if any(re.fullmatch(pattern, name) for name in names):
-            raise UserError(
-                f"these are weights of a {architecture}, a backbone that is not supported: choose a checkpoint that "
-                "was trained on a ResNet, a ConvNeXt or a ViT"
-            )
 
 
 # ------------------------------------------------------------------------------------------------- ML-GCN and ADD-GCN

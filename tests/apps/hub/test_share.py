@@ -299,8 +299,8 @@ def test_a_public_model_is_not_taken_for_a_private_one(made, pushed, hub, refusa
 @pytest.mark.parametrize(
     ("part", "status", "expected"),
     [
-        ("/api/repos/create", 401, "the token for the hub may not write to user/name"),
-        ("/commit/", 403, "the token for the hub may not write to user/name"),
+        ("/api/repos/create", 401, "the hub refuses hf:user/name with the status 401"),
+        ("/commit/", 403, "the hub refuses hf:user/name with the status 403"),
         ("/commit/", 500, "cannot be uploaded, because the hub responds with 500"),
         ("/commit/", 400, "the hub refuses hf:user/name with the status 400"),
     ],
