@@ -14,9 +14,8 @@ the asymmetric loss with 4, 0 and 0.05 summed over images and labels, cutout, an
 authors' code imports. A trained backbone gets pixels in 0 … 1 without normalization, as the authors' TResNet.
 """
 
-from mlmoe_jax.config.recipes.benchmarks import evaluate_like
+from mlmoe_jax.config.recipes.benchmarks import evaluate_like, follow
 from mlmoe_jax.config.recipes.feature_map import feature_map_config, is_tuned, shrink_for_digits, train_batch_norm
-from mlmoe_jax.config.recipes.following import follow
 from mlmoe_jax.models.heads.query import ML_DECODER_SETTINGS
 
 

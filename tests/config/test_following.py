@@ -6,7 +6,7 @@ import pytest
 
 from mlmoe_jax.config import apply_overrides, default_config, from_json, load_config, to_json
 from mlmoe_jax.config.loading import flatten
-from mlmoe_jax.config.recipes.following import follow
+from mlmoe_jax.config.recipes.benchmarks import follow
 from mlmoe_jax.models.rules import first_match
 
 

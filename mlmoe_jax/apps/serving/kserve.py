@@ -161,7 +161,10 @@ def _parse_body(body: bytes, header_length: str | None, side: int, most: int) ->
       side: side of the model's images in pixels.
       most: largest number of images.
     """
-    length = len(body) if header_length is None else _parse_length(header_length, len(body))
+    text = str(len(body)) if header_length is None else header_length
+    if not re.fullmatch(r"\d{1,12}", text) or int(text) > len(body):
+        raise HTTPException(400, f"{HEADER_LENGTH} should be the length of the JSON text in the body")
+    length = int(text)
     message = _parse_message(body[:length])
     [tensor] = message.inputs
     if problem := _shape_problem(tensor, side, most):
@@ -172,12 +175,6 @@ def _parse_body(body: bytes, header_length: str | None, side: int, most: int) ->
         reason = f"the content of the tensor {tensor.name} does not fit its data type, shape and size"
         raise HTTPException(400, reason) from error
     return message, [(f"image {at}", image) for at, image in enumerate(images)]
-
-
-def _parse_length(text: str, most: int) -> int:
-    if not re.fullmatch(r"\d{1,12}", text) or int(text) > most:
-        raise HTTPException(400, f"{HEADER_LENGTH} should be the length of the JSON text in the body")
-    return int(text)
 
 
 def _parse_message(text: bytes) -> _Message:

@@ -12,7 +12,7 @@ import numpy as np
 
 from mlmoe_jax.data.image_reader import ImageReader
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.inference.explain import list_prompts, make_explain_step, query_names
+from mlmoe_jax.inference.explain import make_explain_step
 from mlmoe_jax.inference.predictor import SIZES_PER_DEVICE, Predictor, fitting_size
 from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.outputs import Prediction
@@ -122,10 +122,6 @@ class Labeler:
         batch = output["prediction"] if kind == EXPLAINED else Prediction(output["logits"], gates=output["gates"])
         batch = jax.device_get(replace(batch, terms={}, penalties={}))
         return [_image_output(batch, row) for row in range(len(images))]
-
-    def queries(self, attention: str, count: int) -> Sequence[str]:
-        """Return the names of the Q = `count` queries of an attention map, such as `prompts`."""
-        return query_names(attention, count, self.predictor.names, list_prompts(self._run.config))
 
     def describe(self) -> dict[str, Any]:
         """Return labels with thresholds (null = never), names of gate entries, and the image size, as JSON values."""

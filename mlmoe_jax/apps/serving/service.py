@@ -22,7 +22,7 @@ from mlmoe_jax.apps.serving.labeler import EXPLAINED, LABELED, Labeler
 from mlmoe_jax.apps.serving.request_images import RequestImages, limited_body
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.inference.explain import MOST_SIDE, thumbnail
+from mlmoe_jax.inference.explain import MOST_SIDE, list_prompts, query_names, thumbnail
 from mlmoe_jax.inference.predictor import weights_by_label
 from mlmoe_jax.models.outputs import Prediction
 
@@ -248,8 +248,9 @@ class Service:
     def _attention(self, image: np.ndarray, output: Prediction) -> dict[str, Any]:
         """Return the attention maps of an image u8[H,W,3], with their grid and the image itself, as JSON values."""
         jpeg = base64.b64encode(thumbnail(image, MOST_SIDE)).decode()
+        names, prompts = self.labeler.predictor.names, list_prompts(self.labeler.predictor.run.config)
         maps = {}
         for kind, weights in output.attention.items():
             rounded = np.round(np.float64(weights), _DIGITS).tolist()
-            maps[kind] = {"queries": self.labeler.queries(kind, len(weights)), "weights": rounded}
+            maps[kind] = {"queries": query_names(kind, len(weights), names, prompts), "weights": rounded}
         return {"image": f"data:image/jpeg;base64,{jpeg}", "grid": output.grid, "maps": maps}

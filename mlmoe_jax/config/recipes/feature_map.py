@@ -8,8 +8,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from mlmoe_jax.config.loading import choice
-from mlmoe_jax.config.recipes.benchmarks import evaluate_like, method_config, train_on_digits
-from mlmoe_jax.config.recipes.following import follow
+from mlmoe_jax.config.recipes.benchmarks import evaluate_like, follow, method_config, train_on_digits
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.backbones.vit import ViTShape
 from mlmoe_jax.models.heads.dr_moe import SETTINGS

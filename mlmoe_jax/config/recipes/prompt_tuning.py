@@ -11,8 +11,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.config.defaults import adapter_section, use_adapter
 from mlmoe_jax.config.loading import choice
-from mlmoe_jax.config.recipes.benchmarks import evaluate_like, method_config, train_on_digits
-from mlmoe_jax.config.recipes.following import follow
+from mlmoe_jax.config.recipes.benchmarks import evaluate_like, follow, method_config, train_on_digits
 
 ML_VPT_PRESETS = ("code", "paper")
 VIT_B16 = ("in1k", "in21k", "mae", "mocov3")  # the weights of ViT-B/16 in the papers
