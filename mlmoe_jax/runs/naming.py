@@ -8,12 +8,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Sequence
-
-from ml_collections import ConfigDict
+from collections.abc import Sequence
 
 from mlmoe_jax.config.loading import CONFIG_FOLDER, find_config
-from mlmoe_jax.data.sources.open import DATA_SETS
 
 # Keys and sections (with a dot at the end) that may differ when a run resumes: they do not change its results.
 FREE_KEYS = (
@@ -39,26 +36,9 @@ FREE_KEYS = (
 REPORTED_KEYS = ("data.bad_images", "data.exif", "data.truncated", "model.remat", "train.accumulate")
 
 RUNS = "runs"  # the folder of runs without --workdir, below the working directory
-_NAMED = ("init_from", "prune.")  # free, but part of the name of a run
+_NAMED = ("data.root", "init_from", "prune.")  # free, but part of the name of a run
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+=-]+")
 _LONGEST = 100  # file systems allow 255; the folders of a sweep append to it
-
-
-def default_folder(
-    reference: str, overrides: Sequence[tuple[str, str]], config: ConfigDict, *, mode: str, sweep: Sequence[str]
-) -> str:
-    """Return the run folder of a command without --workdir.
-
-    Args:
-      reference: see `run_name`.
-      overrides: see `run_name`.
-      config: the config that results from `reference` and `overrides`.
-      mode: see `run_name`.
-      sweep: `config.KEY=VALUE,…` as on the command line.
-    """
-    own_root = DATA_SETS[config.data.name].published is None
-    swept = [text.partition("=")[0].strip().removeprefix("config.") for text in sweep]
-    return f"{RUNS}/{run_name(reference, overrides, mode=mode, swept=swept, own_root=own_root)}"
 
 
 def run_name(
@@ -66,8 +46,7 @@ def run_name(
     overrides: Sequence[tuple[str, str]] = (),
     *,
     mode: str = "train",
-    swept: Iterable[str] = (),
-    own_root: bool = True,
+    sweep: Sequence[str] = (),
 ) -> str:
     """Return the name of the folder of a run, such as `mlvpt_dinov2,dataset=voc2012,seed=1`.
 
@@ -78,17 +57,16 @@ def run_name(
       reference: the config file with its arguments, as in `load_config`.
       overrides: ("section.key", "text"). Keys with which a run may resume are not part of the name.
       mode: part of the name if it is not "train".
-      swept: the keys of a sweep.
-      own_root: whether `root` and `data.root` name the data; for a published data set they are only its place.
+      sweep: `config.KEY=VALUE,…` as on the command line.
     """
     config, _, arguments = reference.partition(":")
-    settings = [argument.partition("=")[::2] for argument in arguments.split(",") if argument]
-    parts = sorted((key, value) for key, value in settings if own_root or key != "root")
-    parts += sorted((key, value) for key, value in overrides if _is_named(key, own_root))
+    parts = sorted(argument.partition("=")[::2] for argument in arguments.split(",") if argument)
+    parts += sorted((key, value) for key, value in overrides if _is_named(key))
     if mode != "train":
         parts.append(("mode", mode))
-    if swept := sorted(swept):
-        parts.append(("sweep", "+".join(swept)))
+    if sweep:
+        swept = [text.partition("=")[0].strip().removeprefix("config.") for text in sweep]
+        parts.append(("sweep", "+".join(sorted(swept))))
     return folder_name(parts, config=_config_name(config))
 
 
@@ -97,7 +75,9 @@ def folder_name(settings: Sequence[tuple[str, str]], *, config: str = "") -> str
     first = [config] if config else []
     exact = ",".join([*first, *(f"{key}={value}" for key, value in settings)])
     name = ",".join([*map(_readable, first), *(f"{key}={_readable(value)}" for key, value in settings)])
-    return name if name == exact and len(name) <= _LONGEST else _with_digest(name, exact)
+    if name == exact and len(name) <= _LONGEST:
+        return name
+    return f"{name[:_LONGEST]}-{hashlib.sha256(exact.encode()).hexdigest()[:8]}"
 
 
 def _config_name(location: str) -> str:
@@ -108,17 +88,8 @@ def _config_name(location: str) -> str:
     return os.path.normpath(location).removesuffix(".py")
 
 
-def _with_digest(name: str, exact: str) -> str:
-    """Return a name of at most _LONGEST letters, if possible of whole parts, and a digest of the exact name."""
-    if len(name) > _LONGEST:
-        name = name[:_LONGEST].rpartition(",")[0] or name[:_LONGEST]
-    return f"{name}-{hashlib.sha256(exact.encode()).hexdigest()[:8]}"
-
-
-def _is_named(key: str, own_root: bool) -> bool:
+def _is_named(key: str) -> bool:
     """Return whether an override is part of the name."""
-    if key == "data.root":
-        return own_root
     return key.startswith(_NAMED) or not (key in REPORTED_KEYS or is_free(key))
 
 

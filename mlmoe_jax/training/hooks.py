@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,7 +26,6 @@ from mlmoe_jax.training.step import TrainState, TrainStep
 
 # Largest factor by which the norm of all trainable parameters may grow between two checkpoints.
 DIVERGENCE_LIMIT = 1000.0
-WRITTEN_SECONDS = 2.0  # between two looks at whether the last checkpoint could be written
 _LISTED = 8  # images in a message
 _norm = jax.jit(optax.tree.norm)
 
@@ -184,14 +182,10 @@ class Checks(Hook):
     def __init__(self, experiment: Experiment, manager: ocp.CheckpointManager, state: TrainState):
         self._experiment, self._manager = experiment, manager
         self._saved = int(state.step), float(_norm(state.trainable))
-        self._looked = -math.inf
         self._unseen: list[tuple[int, Mapping[str, jax.Array]]] = []
         self._last: Mapping[str, jax.Array] = {}
 
     def after_step(self, step, metrics):
-        if time.monotonic() - self._looked > WRITTEN_SECONDS:
-            checkpoint.require_written(self._manager)
-            self._looked = time.monotonic()
         self._unseen.append((step, metrics))
         self._last = metrics
 
@@ -211,7 +205,7 @@ class Checks(Hook):
         self._saved = step, norm
 
     def finish(self):
-        checkpoint.require_written(self._manager, wait=True)
+        checkpoint.wait_until_written(self._manager)
 
     def require_finite(self, metrics: Mapping[str, Any]) -> None:
         """Raise UserError if more steps were not finite than may be skipped. `metrics` are those of the last step."""
@@ -220,10 +214,9 @@ class Checks(Hook):
             self._unseen.clear()
             return
         step, diverged = next(((s, m) for s, m in self._unseen if not _is_finite(m)), self._unseen[-1])
-        count = f"{skipped} steps are not finite, and train.skip_nonfinite={allowed} allows fewer; " if allowed else ""
         raise UserError(
-            f"{self._describe(step, diverged)}; {count}{self._newest_checkpoint()}; lower config.optim.learning_rate "
-            "and start in a new --workdir, or let the same command skip such steps with --config.train.skip_nonfinite=N"
+            f"{self._describe(step, diverged)}; earlier checkpoints are kept; lower config.optim.learning_rate and "
+            "start in a new --workdir, or let the same command skip such steps with --config.train.skip_nonfinite=N"
         )
 
     def _describe(self, step: int, metrics: Mapping[str, Any]) -> str:
@@ -231,17 +224,11 @@ class Checks(Hook):
         config, split = self._experiment.config, self._experiment.data.train_split
         rows = rows_of_step(split, batch_size=config.train.batch_size, seed=config.seed, step=step)
         images = ", ".join(str(split.ids[row]) for row in rows[:_LISTED])
-        if len(rows) > _LISTED:
-            images += f" and {len(rows) - _LISTED} more"
         rate = float(self._experiment.steps.learning_rate(step - 1))
         value = f"the loss is {float(metrics['loss']):g}"
         if _is_finite(metrics, "loss"):
             value = f"the norm of the gradient is {float(metrics['gradient_norm']):g}"
         return f"{value} at step {step} (learning rate {rate:g}, images {images})"
-
-    def _newest_checkpoint(self) -> str:
-        newest = self._manager.latest_step()
-        return "no checkpoint was written before it" if newest is None else f"the checkpoint of step {newest} is kept"
 
 
 def _is_finite(metrics: Mapping[str, Any], *names: str) -> bool:

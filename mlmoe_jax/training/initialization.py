@@ -22,7 +22,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.params import ModelDef, Params, draw_missing
 from mlmoe_jax.models.partition import axis_names, label_axes
-from mlmoe_jax.models.registries import head_class, prompts_class
+from mlmoe_jax.models.registries import head_class
 from mlmoe_jax.pretrained.load import LoadReport, map_file
 from mlmoe_jax.pretrained.official import CHECKPOINT_SUFFIXES, POSITION_TABLE, departures, load_official
 from mlmoe_jax.pretrained.peft import PeftAdapter, fill_from_peft, is_peft, read_peft
@@ -63,10 +63,10 @@ def find_origin(config: ConfigDict, folder: RunFolder | None = None) -> Origin:
         return OfficialFile(config, Path(location))
     if is_peft(Path(location)):
         return PeftFolder(config, read_peft(Path(location)))
-    if not run_folder(location).path.is_dir():
-        kinds = f"{', '.join(CHECKPOINT_SUFFIXES[:-1])} or {CHECKPOINT_SUFFIXES[-1]}"
-        raise UserError(f"config.init_from is '{location}', which is neither a file in {kinds} nor a run folder")
-    return OtherRun(config, run_folder(location))
+    source = run_folder(location)
+    if not source.path.is_dir():
+        raise UserError(f"config.init_from is '{location}', which is neither a file of weights nor a run folder")
+    return OtherRun(config, source)
 
 
 @dataclass(frozen=True)
@@ -201,8 +201,7 @@ class OtherRun(Origin):
 
         count, step = len(transferred) + len(published), restored.notes["step"]
         status(f"init_from {folder}: {count} of {len(initial)} parameters, as selected at step {step}")
-        grouped = prompts_class(config).uses_groups and match.same_groups
-        report_transfer(match, label_space, source_space, skipped, grouped=grouped)
+        report_transfer(match, skipped)
         parts = Parts(
             base.definition,
             {path: transferred.get(path, value) for path, value in base.trainable.items()},
@@ -210,15 +209,12 @@ class OtherRun(Origin):
             {path: transferred.get(path, value) for path, value in base.stats.items()},
             unpublished=frozenset(base.frozen) - published,
         )
-        table = base.trainable.get(POSITION_TABLE)
-        _require_same_table(parts, table)
+        _require_same_table(parts, base.trainable.get(POSITION_TABLE))
         return parts
 
     def _published_paths(self, source: Parts, source_config: ConfigDict) -> set[str]:
         """Return the paths of the frozen parameters that both runs have from one published file."""
         weights, source_weights = self.config.model.backbone.weights, source_config.model.backbone.weights
-        if weights not in ("auto", source_weights):
-            status(f"model.backbone.weights={weights} is not read, because the backbone comes from {self.folder}")
         return set(source.frozen) - source.unpublished if weights == source_weights == "auto" else set()
 
 

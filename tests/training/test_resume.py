@@ -30,18 +30,6 @@ def test_a_run_resumes_with_the_same_config_only(finished, refusal):
     assert "a different config" in refusal(config_of_run, config, folder)
 
 
-def test_more_epochs_for_a_finished_run_are_a_new_run_that_starts_from_it(finished, refusal):
-    config = default_config()
-    folder, advice = (
-        finished(to_json(config)),
-        "choose another --workdir, where --init-from={} (config.init_from) starts a new run from it",
-    )
-    config.train.epochs += 5
-    assert refusal(config_of_run, config, folder).endswith(advice.format(folder))
-    config.train.epochs -= 6
-    assert refusal(config_of_run, config, folder).endswith("choose another --workdir")
-
-
 def test_a_run_keeps_the_types_that_it_recorded(finished):
     config = default_config()
     config.model.dtype, config.model.frozen_dtype = "bfloat16", "float32"

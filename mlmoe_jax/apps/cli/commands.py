@@ -109,25 +109,21 @@ def _start_run(flags: Namespace, overrides: KeyValues, sweep: Sequence[str] = ()
     """
     import mlmoe_jax.config as configuration
     from mlmoe_jax.runs.folder import stored_config
-    from mlmoe_jax.runs.naming import RUNS, default_folder, run_name
-    from mlmoe_jax.runtime.progress import status
+    from mlmoe_jax.runs.naming import RUNS, run_name
 
     if not flags.config:
         raise UserError(f"--mode={flags.mode} needs --config=FILE, such as --config=configs/mlvpt_digits.py")
 
+    location = flags.workdir or f"{RUNS}/{run_name(flags.config, overrides, mode=flags.mode, sweep=sweep)}"
+
     def read_resumed() -> ConfigDict | None:
         if sweep:  # each run has its own folder
             return None
-        name = run_name(flags.config, overrides, mode=flags.mode)  # configs that read the data are for own data
-        folder = _open_folder(flags.workdir or f"{RUNS}/{name}")
+        folder = _open_folder(location)
         folder.require_creatable()
         return stored_config(folder)
 
     config = configuration.load_config(flags.config, overrides, run=read_resumed)
-    location = flags.workdir
-    if not location:
-        location = default_folder(flags.config, overrides, config, mode=flags.mode, sweep=sweep)
-        status(f"run folder: {location}")
     cache_programs()
     return config, _open_folder(location)
 

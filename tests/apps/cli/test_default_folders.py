@@ -45,7 +45,7 @@ def test_the_run_folder_of_a_command_without_one(place, command, monkeypatch):
     digits = "--config=mlvpt_digits"
     assert command(digits, "--config.log.wandb=x").returncode == 130
     assert command(digits, "--config.seed=1").stderr.splitlines()[0] == "run folder: runs/mlvpt_digits,seed=1"
-    assert "run folder: " not in command(digits, "--workdir=mine").stderr
+    assert command(digits, "--workdir=mine").stderr.splitlines()[0] == "run folder: mine"
     assert command(digits, "--sweep=config.seed=0,1").returncode == 0
     assert folders == ["runs/mlvpt_digits", "runs/mlvpt_digits,seed=1", "mine", "runs/mlvpt_digits,sweep=seed"]
 
