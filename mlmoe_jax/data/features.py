@@ -10,7 +10,6 @@ import functools
 import hashlib
 import json
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,6 @@ from etils import epath
 from mlmoe_jax.data.images import Images
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import cache_folder, damage_explained
-from mlmoe_jax.runtime.progress import megabytes
 from mlmoe_jax.runtime.storage import atomic_file
 
 PART_BYTES = 2**27  # limits the memory of a part, and what is computed again after an interruption
@@ -73,20 +71,6 @@ class FeatureTable:
         """Return the rows i64[n] of a part."""
         return np.arange(part * self.part_rows, min(self.rows, (part + 1) * self.part_rows))
 
-    def require_space(self, parts: Sequence[int]) -> None:
-        """Create the folder; UserError if that fails, or if its disk has no space for `parts`."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"cannot make the folder {self.folder}: {error.strerror}") from error
-        needed = sum(len(self.list_rows(part)) for part in parts) * self.row_bytes
-        free = shutil.disk_usage(self.folder).free
-        if needed > free:
-            raise UserError(
-                f"the features need {megabytes(needed)} in {self.folder.parent}, where {megabytes(free)} are free; let "
-                "MLMOE_CACHE name a larger disk, or set data.cache_features=no"
-            )
-
     def write(self, part: int, features: Mapping[str, np.ndarray], read: np.ndarray) -> None:
         """Store the features [n,…] of a part.
 
@@ -125,6 +109,7 @@ class FeatureTable:
         return self.folder / f"{part:05d}.{kind}.npy"
 
     def _save(self, part: int, kind: str, values: np.ndarray) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
         with atomic_file(epath.Path(self._file(part, kind)), alone=False) as partial, open(partial, "wb") as file:
             np.save(file, values, allow_pickle=False)
 

@@ -233,7 +233,7 @@ def _from_deep(gray: np.ndarray) -> Image.Image:
 
 
 class Images(abc.ABC):
-    """The images of a split, by row. A subclass defines `__len__` and `read`, and is picklable for worker processes.
+    """The images of a split, by row. A subclass defines `__len__` and `open`, and is picklable for worker processes.
 
     Attributes:
       are_decoded: whether reading decodes or renders an image, which takes a core about a millisecond.
@@ -245,15 +245,16 @@ class Images(abc.ABC):
     def __len__(self) -> int: ...
 
     @abc.abstractmethod
+    def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray | Image.Image:
+        """Return image `row` like `read`, or as a Pillow image if that saves a copy."""
+
     def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
         """Return image `row` as u8[h,w,3], RGB, at its own size or possibly reduced.
 
         Raises BadImage if it cannot be read.
         """
-
-    def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray | Image.Image:
-        """Return image `row` like `read`, or as a Pillow image if that saves a copy."""
-        return self.read(row, decoding)
+        image = self.open(row, decoding)
+        return to_pixels(image) if isinstance(image, Image.Image) else image
 
     def encoded(self, row: int) -> bytes:
         """Return image `row` as the bytes of an image file: the stored file if there is one, otherwise a PNG."""
@@ -298,6 +299,8 @@ class Images(abc.ABC):
 
 @dataclass(eq=False)
 class _Subset(Images):
+    """Some images of a split that are not files, which `ImageFiles.take` returns itself."""
+
     whole: Images
     rows: np.ndarray
 
@@ -308,9 +311,6 @@ class _Subset(Images):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
-        return self.whole.read(int(self.rows[row]), decoding)
-
     def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray | Image.Image:
         return self.whole.open(int(self.rows[row]), decoding)
 
@@ -319,12 +319,6 @@ class _Subset(Images):
 
     def name(self, row: int) -> str:
         return self.whole.name(int(self.rows[row]))
-
-    def line(self, row: int) -> tuple[str, int] | None:
-        return self.whole.line(int(self.rows[row]))
-
-    def missing(self) -> np.ndarray:
-        return np.flatnonzero(np.isin(self.rows, self.whole.missing()))
 
     def stamp(self, row: int) -> str:
         return self.whole.stamp(int(self.rows[row]))
@@ -339,7 +333,7 @@ class ArrayImages(Images):
     def __len__(self) -> int:
         return len(self.array)
 
-    def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
+    def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
         return self.array[row]
 
 
@@ -347,9 +341,6 @@ class EncodedImages(Images):
     """Images stored as the bytes of image files; a subclass defines `__len__` and `encoded`, and perhaps `name`."""
 
     are_decoded = True
-
-    def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
-        return to_pixels(self.open(row, decoding))
 
     def open(self, row: int, decoding: Decoding = STRICT) -> Image.Image:
         return open_image(self.encoded(row), name=self.name(row), decoding=decoding)

@@ -8,19 +8,18 @@ The YAML file maps a label to the labels that it implies, and lists groups of ex
     exclusive:
       - [day, night]
 
-A label may imply several others, so a "tree" is any graph without cycles. Shape letters: N images, K labels.
+Each label stands once under `implies`. It may imply several others, so a "tree" is any graph without cycles. Shape
+letters: N images, K labels.
 """
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
 
 import numpy as np
 import yaml
@@ -28,9 +27,8 @@ from numpy.typing import NDArray
 
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import MIB, damage_explained, read_bytes
+from mlmoe_jax.runtime.files import damage_explained, read_bytes
 
-MOST = 16 * MIB  # size of a file
 _FORM = "write such as `implies: {poodle: [dog, pet]}` and `exclusive: [[day, night]]`"
 
 
@@ -176,10 +174,20 @@ def read_tree(path: str | os.PathLike, names: Sequence[str]) -> LabelTree:
     Raises:
       UserError: the file is missing or has another form, a label is unknown or contradicts itself, or there is a cycle.
     """
-    reader = _TreeReader(path, names)
-    for key, value in _sections(path):
-        reader.read_section(key, value)
-    tree = LabelTree(tuple(reader.implies), tuple(reader.exclusive))
+    number = {name: k for k, name in enumerate(names)}
+    with damage_explained(path):
+        content = yaml.load(read_bytes(path), Loader=yaml.BaseLoader) or {}  # with it, `no` and `1` are text
+        if wrong := sorted(content.keys() - {"implies", "exclusive"}):
+            raise UserError(f"{path} has {wrong[0]}, which is neither implies nor exclusive; {_FORM}")
+        pairs = [(name, other) for name, others in content.get("implies", {}).items() for other in _to_list(others)]
+        groups = [_to_list(group) for group in content.get("exclusive", ())]
+        if unknown := [name for name in itertools.chain(*pairs, *groups) if name not in number]:
+            raise UserError(
+                f"{path} names '{unknown[0]}', which is not one of the {len(names):,} labels; correct it, or add it to "
+                "the file of data.classes"
+            )
+        implies = tuple((number[name], number[other]) for name, other in pairs)
+        tree = LabelTree(implies, tuple(tuple(number[name] for name in group) for group in groups))
     if not tree:
         raise UserError(f"{path} has no labels; {_FORM}")
     if problem := tree.find_contradiction(names):
@@ -187,51 +195,6 @@ def read_tree(path: str | os.PathLike, names: Sequence[str]) -> LabelTree:
     return tree
 
 
-class _TreeReader:
-    """Collects `implies` and `exclusive`, as in `LabelTree`, from the sections of a file."""
-
-    def __init__(self, path: str | os.PathLike, names: Sequence[str]):
-        self.path, self.names = path, names
-        self.number = {name: k for k, name in enumerate(names)}
-        self.implies: list[tuple[int, int]] = []
-        self.exclusive: list[tuple[int, ...]] = []
-
-    def read_section(self, key: yaml.Node, value: yaml.Node) -> None:
-        """Read one key of the file and its value."""
-        if key.value == "implies" and isinstance(value, yaml.MappingNode):
-            for name, parents in value.value:  # a repeated label adds to what it implies
-                self.implies += itertools.product(self._read_labels(name), self._read_labels(parents))
-        elif key.value == "exclusive" and isinstance(value, yaml.SequenceNode):
-            self.exclusive += [tuple(self._read_labels(group)) for group in value.value]
-        else:
-            raise self._error(key, f"has neither labels that imply others nor groups of exclusive labels; {_FORM}")
-
-    def _read_labels(self, node: yaml.Node) -> list[int]:
-        """Return the numbers of one label, or of a sequence of labels."""
-        nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
-        return [self._read_label(item) for item in nodes]
-
-    def _read_label(self, node: yaml.Node) -> int:
-        if not isinstance(node, yaml.ScalarNode):
-            raise self._error(node, f"has no name of a label; {_FORM}")
-        if node.value not in self.number:
-            close = difflib.get_close_matches(node.value, self.names, n=1)
-            hint = f"did you mean '{close[0]}'" if close else "correct it, or add it to the file of data.classes"
-            count = len(self.names)
-            raise self._error(node, f"names '{node.value}', which is not one of the {count:,} labels; {hint}")
-        return self.number[node.value]
-
-    def _error(self, node: yaml.Node, problem: str) -> UserError:
-        return UserError(f"{self.path} line {node.start_mark.line + 1} {problem}")
-
-
-def _sections(path: str | os.PathLike) -> Iterable[tuple[yaml.Node, yaml.Node]]:
-    """Return the keys and values of the file as nodes. Unlike values, nodes have a line, and `no` or `1` stays text."""
-    with damage_explained(path):
-        text = read_bytes(path, MOST).decode("utf-8-sig")
-        try:
-            root: Any = yaml.compose(text, Loader=yaml.SafeLoader)
-        except yaml.MarkedYAMLError as error:
-            line = error.problem_mark.line + 1 if error.problem_mark else 1
-            raise UserError(f"{path} line {line} is not YAML: {error.problem}; {_FORM}") from error
-    return root.value if isinstance(root, yaml.MappingNode) else ()
+def _to_list(names: str | list[str]) -> list[str]:
+    """Return one label, or several, as a list."""
+    return [names] if isinstance(names, str) else names

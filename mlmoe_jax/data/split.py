@@ -98,13 +98,11 @@ class Split:
         return replace(self.take(present, self.name), missing=self.take(absent, self.name))
 
     def __post_init__(self):
-        numbers = {"ids": len(self.ids), "images": len(self.images)}
-        numbers |= {} if self.groups is None else {"groups": len(self.groups)}
-        if self.labels.shape != (len(self.ids), len(self.classes)) or len(set(numbers.values())) > 1:
-            stated = ", ".join(f"{number} {name}" for name, number in numbers.items())
+        lengths = [len(values) for values in (self.ids, self.images, self.groups) if values is not None]
+        if self.labels.shape != (len(self.ids), len(self.classes)) or len(set(lengths)) > 1:
             raise ValueError(
-                f"split {self.name}: {stated}, {len(self.classes)} classes and labels of shape {self.labels.shape} do "
-                "not fit together"
+                f"split {self.name}: {lengths} ids, images and groups, {len(self.classes)} classes and labels of shape "
+                f"{self.labels.shape} do not fit together"
             )
         for name in self.classes:  # lines of labels.txt, and cells of tables
             if not name.isprintable():

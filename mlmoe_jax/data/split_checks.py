@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -14,9 +14,8 @@ from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.text import quantity
+from mlmoe_jax.runtime.text import abbreviate, quantity
 
-EXAMPLES = 5  # names per message
 SAMPLE = 16  # images per split that are read before a training or an evaluation
 
 
@@ -27,18 +26,15 @@ def require_same_images(name: str, splits: Iterable[Split]) -> None:
     """
     facts = {split.name: [len(split), len(split.missing or ()), split.fingerprint] for split in splits}
     for other in distributed.gather(facts):
-        for split, (images, *_) in facts.items():
+        for split in facts:
             if other[split] != facts[split]:
                 raise UserError(
-                    f"the processes find different images or labels of split {split} of {name} ({images:,} and "
-                    f"{other[split][0]:,} images); give all hosts the same files"
+                    f"the processes find different images or labels of split {split} of {name}; give all hosts "
+                    "the same files"
                 )
-    if parts := [
-        f"{missing:,} of the {missing + rest:,} images of {split}"
-        for split, (rest, missing, _) in facts.items()
-        if missing
-    ]:
-        status(f"{name}: {' and '.join(parts)} have no file and are left out")
+    for split, (rest, missing, _) in facts.items():
+        if missing:
+            status(f"{missing:,} of the {missing + rest:,} images of {split} have no file and are left out")
 
 
 def require_readable(splits: Iterable[Split], data_config: ConfigDict) -> None:
@@ -84,13 +80,11 @@ def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
                 f"split {split.name} has no image with a positive label, so nothing can be learned from it or measured "
                 "on it; correct its labels, name another split, or hold out more with data.val_fraction"
             )
-    ids = {split.name: set(split.ids) for split in splits}
     for first, second in itertools.combinations(splits, 2):
-        if not ids[first.name].isdisjoint(ids[second.name]):
-            shared = repeats(first.ids, second.ids)
+        if shared := set(first.ids).intersection(second.ids):
             raise UserError(
                 f"split {second.name} shares {len(shared):,} of its {len(second):,} images with split {first.name}, "
-                f"the first is {second.ids[shared[0][1]]}; correct the lists or name other splits"
+                f"such as {min(shared)}; correct the lists or name other splits"
             )
     if problems := shared_groups(splits):
         raise UserError(problems[0])
@@ -105,7 +99,7 @@ def shared_groups(splits: Sequence[Split]) -> list[str]:
         if shared := [name for name in second_groups if name in first_groups]:
             sentences.append(
                 f"split {second.name} shares {len(shared):,} of its {quantity(len(second_groups), 'group')} with split "
-                f"{first.name} ({examples(shared)}); move the images of a group into one split, or clear "
+                f"{first.name} ({abbreviate(shared)}); move the images of a group into one split, or clear "
                 "data.group_column"
             )
     return sentences
@@ -118,7 +112,7 @@ def label_warnings(train: Split) -> list[str]:
         return []
     return [
         f"split {train.name} has no positive image of {len(without):,} of its {len(train.classes):,} classes, which "
-        f"cannot be learned: {examples(without)}"
+        f"cannot be learned: {abbreviate(without)}"
     ]
 
 
@@ -132,26 +126,12 @@ def contradictions(splits: Iterable[Split]) -> list[str]:
     for split in splits:
         for kind, rows in zip(kinds, () if split.contradictions is None else split.contradictions.T, strict=False):
             if rows.any():
-                names = examples(split.ids[row] for row in np.flatnonzero(rows))
+                names = abbreviate([split.ids[row] for row in np.flatnonzero(rows)])
                 share = f"{rows.sum():,} of the {len(split):,} images of split {split.name}"
                 sentences.append(f"{share} have {kind} (data.tree): {names}")
     return sentences
 
 
-def examples(items: Iterable[object], separator: str = ", ") -> str:
-    """Return the first EXAMPLES items as text, with … for further items."""
-    first = list(map(str, itertools.islice(items, EXAMPLES + 1)))
-    return separator.join(first[:EXAMPLES] + ["…"] * (len(first) > EXAMPLES))
-
-
 def count_codes(split: Split, value: int) -> list[int]:
     """Return the number of images with a label code, per class."""
     return (split.labels == value).sum(axis=0).tolist()
-
-
-def repeats(first: Sequence[Hashable], second: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Return the pairs (i, j) with first[i] == second[j], for the smallest such i."""
-    positions: dict[Hashable, int] = {}
-    for i, value in enumerate(first):
-        positions.setdefault(value, i)
-    return [(positions[value], j) for j, value in enumerate(second) if value in positions]

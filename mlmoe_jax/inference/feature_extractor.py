@@ -88,10 +88,7 @@ class FeatureExtractor:
             yield {kind: values[real] for kind, values in output.items()}
 
     def cached(self, split: Split) -> Split:
-        """Return a split whose batches hold features instead of images; features missing in the cache are computed.
-
-        Raises UserError if the disk has no space for the features.
-        """
+        """Return a split whose batches hold features instead of images; features missing in the cache are computed."""
         stored = self.config.data.cache_features
         table = open_feature_table(split.images, split.ids, self.kinds(), stored, self.settings)
         # All processes together compute the parts that any process lacks.
@@ -99,7 +96,6 @@ class FeatureExtractor:
         size = f"{len(split):,} images, {megabytes(len(split) * table.row_bytes)} as {stored} in {table.folder}"
         status(f"features of {split.name}, without augmentation: {size}{'' if missing else ', already there'}")
         if missing:
-            table.require_space(missing)
             self._fill(table, missing, split)
         return replace(split, features=table)
 

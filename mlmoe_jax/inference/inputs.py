@@ -55,12 +55,8 @@ class MixedImages(Images):
         image = self.items[row]
         return os.fspath(image) if isinstance(image, str | os.PathLike) else f"image {row}"
 
-    def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
-        """Return image `row` as u8[h,w,3]; BadImage if it cannot be read or is of another type."""
-        return np.asarray(self.open(row, decoding))
-
     def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray | Image.Image:
-        """Return image `row` as an array if it is an array, else as a Pillow image."""
+        """Return image `row` as an array if it is an array, else as a Pillow image; BadImage if it cannot be read."""
         image, name = self.items[row], self.name(row)
         if isinstance(image, np.ndarray):
             if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:

@@ -69,7 +69,7 @@ def read_npz(file: BinaryIO, *, usual: int = UNPACKED_BYTES) -> dict[str, np.nda
     return arrays
 
 
-class XmlBuilder(ElementTree.TreeBuilder):
+class _XmlBuilder(ElementTree.TreeBuilder):
     """Builds the tree of an XML document, and refuses a document type, whose entities can expand without a bound."""
 
     def doctype(self, name: str, public_id: str | None, system: str | None) -> None:
@@ -77,9 +77,9 @@ class XmlBuilder(ElementTree.TreeBuilder):
         raise ValueError("it has a document type, which is not read")
 
 
-def parse_xml(file: BinaryIO, builder: XmlBuilder | None = None) -> ElementTree.Element:
-    """Return the root of an XML document; ElementTree.ParseError if it is malformed, or ValueError as in XmlBuilder."""
-    parser = ElementTree.XMLParser(target=builder or XmlBuilder())
+def parse_xml(file: BinaryIO) -> ElementTree.Element:
+    """Return the root of an XML document; ElementTree.ParseError if malformed, ValueError for a document type."""
+    parser = ElementTree.XMLParser(target=_XmlBuilder())
     return ElementTree.parse(file, parser).getroot()
 
 

@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 
 
-def abbreviate(names: Sequence[str], most: int = 8) -> str:
+def abbreviate(names: Sequence[str], most: int = 8, *, separator: str = ", ") -> str:
     """Return up to `most` names of a list, and the total number if there are more."""
-    return ", ".join(names[:most]) + (f", … ({len(names)})" if len(names) > most else "")
+    more = [f"… ({len(names)})"] if len(names) > most else []
+    return separator.join([*names[:most], *more])
 
 
 def printable(text: str, most: int = 2000) -> str:

@@ -52,12 +52,6 @@ def test_scenes_are_rendered_once_for_all_programs(few, monkeypatch):
         few()
 
 
-def test_a_cache_that_cannot_be_written_is_reported(few, tmp_path, caplog):
-    (tmp_path / "cache").write_text("not a folder")
-    assert few()[1].shape == (5, 64, 64, 3)
-    assert "cannot be stored in" in caplog.text
-
-
 # ----------------------------------------------------------------------------------------------------------- labels
 def test_a_split_has_the_documented_arrays(val):
     assert val.classes == tuple("0123456789")

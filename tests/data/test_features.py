@@ -28,7 +28,6 @@ def drawn(rows: int = ROWS) -> dict[str, np.ndarray]:
 
 
 def fill(table: FeatureTable, values: dict[str, np.ndarray], read: np.ndarray) -> None:
-    table.require_space(table.missing())
     for part in table.missing():
         rows = table.list_rows(part)
         table.write(part, {kind: value[rows] for kind, value in values.items()}, read[rows])
@@ -72,8 +71,6 @@ def test_a_damaged_file_is_named(table, refusal):
     path = table.folder / "00000.patches.npy"
     path.write_bytes(path.read_bytes()[:-20])
     assert f"{path} of the cache, which may be deleted, is damaged: " in refusal(table.__getitem__, 0)
-    wrong = FeatureTable(path / "table", ROWS, KINDS, "float32")
-    assert "cannot make the folder" in refusal(wrong.require_space, [0])
 
 
 def test_a_file_that_cannot_be_opened_is_not_called_damaged(table, refusal, monkeypatch):

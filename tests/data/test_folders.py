@@ -101,11 +101,11 @@ def test_missing_folder_of_a_split(tmp_path, refusal):
 
 def test_folders_without_images(tmp_path, refusal):
     assert refusal(open_split, settings(""), "train") == (
-        "data.root is empty; set it to the folder that holds the folders of your images"
+        "data.root is '', which is not a folder; set it to the folder of your images, with the folders of classes"
     )
     (tmp_path / "train").mkdir()
     write(tmp_path / "train", "a.jpg")
     for folder in ("", "a"):
         (tmp_path / "train" / folder).mkdir(exist_ok=True)
         sentence = refusal(open_split, settings(tmp_path), "train")
-        assert sentence.startswith(f"{tmp_path}/train holds no folders with images (.jpg, .jpeg, ")
+        assert sentence.startswith(f"{tmp_path}/train lists no images")

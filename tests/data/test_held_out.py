@@ -83,7 +83,7 @@ def test_images_without_labels_fill_the_parts():
     [
         ((10, 10, 0), ""),
         ((9, 9, 40), "a median of 9 positives per label"),
-        ((1, 0, 1), "a median of 1 positive per label, none for 1 of 3"),
+        ((1, 0, 1), "a median of 1 positives per label"),
         ((), ""),
     ],
 )

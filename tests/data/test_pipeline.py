@@ -21,7 +21,7 @@ class PlainImages(Images):
     def __len__(self) -> int:
         return self.count
 
-    def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
+    def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
         if row == self.broken:
             raise BadImage(f"cannot read image {row} as an image: it is empty")
         return np.full((SIDE, 6, 3), row, np.uint8)
@@ -156,8 +156,8 @@ HOST = augmentation(flip=True, brightness=0.5, cutout=0.5, randaugment="uda")
 class Noise(PlainImages):
     """Images of random values, on which augmentation is visible."""
 
-    def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
-        super().read(row)
+    def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
+        super().open(row)
         return np.random.default_rng(row).integers(0, 256, (SIDE, 6, 3), np.uint8)
 
 
@@ -277,7 +277,9 @@ def test_a_batch_size_that_processes_do_not_divide_is_refused():
 
 
 def test_a_split_with_inconsistent_sizes_is_refused():
-    with pytest.raises(ValueError, match=r"split s: 3 ids, 2 images, 3 classes and labels of shape \(3, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"split s: \[3, 2\] ids, images and groups, 3 classes and labels of shape \(3, 3\)"
+    ):
         Split("s", CLASSES, np.zeros((3, 3), np.int8), ["x", "y", "z"], PlainImages(2))
     with pytest.raises(ValueError, match="do not fit together"):
         Split("s", CLASSES, np.zeros((2, 2), np.int8), ["x", "y"], PlainImages(2))

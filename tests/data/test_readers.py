@@ -2,10 +2,9 @@ import numpy as np
 import pytest
 from helpers.tables import data_settings
 
-from mlmoe_jax.data import readers
+from mlmoe_jax.data import pipeline
 from mlmoe_jax.data.images import ArrayImages
-from mlmoe_jax.data.pipeline import build_loader
-from mlmoe_jax.data.readers import Readers, plan_for_few_images, plan_readers
+from mlmoe_jax.data.pipeline import Readers, build_loader, plan_for_few_images, plan_readers
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.files import MIB
 
@@ -14,8 +13,8 @@ SMALL = MIB  # bytes of a batch
 
 
 def choice(monkeypatch, usable: int, *, batch: int = SMALL, accelerator: bool = True, **changes) -> Readers:
-    monkeypatch.setattr(readers, "cores", lambda: usable)
-    monkeypatch.setattr(readers, "_has_accelerator", lambda: accelerator)
+    monkeypatch.setattr(pipeline, "cores", lambda: usable)
+    monkeypatch.setattr(pipeline, "_has_accelerator", lambda: accelerator)
     options = {"threads": AUTO, "workers": AUTO, "decodes": True} | changes
     return plan_readers(batch_bytes=batch, **options)
 
@@ -53,7 +52,7 @@ def load(count: int = 5, **changes) -> list:
 
 
 def test_batches_do_not_depend_on_the_number_of_threads(monkeypatch):
-    monkeypatch.setattr(readers, "cores", lambda: 2)
+    monkeypatch.setattr(pipeline, "cores", lambda: 2)
     batches = load()
     for explicit in ({"threads": 1, "workers": 0}, {"threads": 3, "workers": 0}):
         for batch, other in zip(load(**explicit), batches, strict=True):
@@ -62,6 +61,6 @@ def test_batches_do_not_depend_on_the_number_of_threads(monkeypatch):
 
 
 def test_few_images_are_read_by_threads(monkeypatch):
-    monkeypatch.setattr(readers, "cores", lambda: 64)
+    monkeypatch.setattr(pipeline, "cores", lambda: 64)
     assert plan_for_few_images(AUTO, AUTO) == {"threads": 8, "workers": 0}
     assert plan_for_few_images(3, 2) == {"threads": 3, "workers": 2}

@@ -32,9 +32,7 @@ def test_other_columns_separators_paths_and_a_byte_order_mark(tmp_path, refusal)
     write(tmp_path, "tables/all train.csv", '\ufeff"photo", id ,tags\r\n\r\nc.png,5,"a, b|c"\r\n')
     keys = {"table": "tables/all {split}.csv", "images": "sub", "image_column": "photo", "label_column": "tags"}
     split = open_source(settings(tmp_path, separator="|", **keys), "train")
-    assert refusal(open_source, settings(tmp_path, separator="", **keys), "train").startswith(
-        "data.separator is empty; "
-    )
+    assert refusal(open_source, settings(tmp_path, separator="", **keys), "train").endswith("empty separator")
     assert split.classes == ("a, b", "c")
     assert split.ids == ["c.png"]
     assert split.images[0].shape[1] == 3
@@ -114,7 +112,7 @@ def test_labels_are_lists_or_objects_of_names(tmp_path):
         *('{"image": ', '{"image": "a.png"}', "[]", "5", '"a"', "[" * 100_000, '{"image": 5, "labels": []}'),
         *(
             f'{{"image": "b.png", "labels": {labels}}}'
-            for labels in ('"dog"', "null", "[1]", '[""]', '{"dog": 2}', '{"dog": "1"}', '{"dog": []}')
+            for labels in ('"dog"', "null", '[""]', '{"dog": 2}', '{"dog": "1"}', '{"dog": []}')
         ),
     ],
 )
@@ -155,10 +153,10 @@ def test_the_class_file_selects_columns(tmp_path, refusal):
     ("text", "error"),
     [
         ("image\na.png\n", " has no column of a class; "),
-        ("image,cat,dog,\na.png,1,1,1\n", " has a column without a name (column 4); "),  # as spreadsheets write it
-        (",image,cat,dog\n1,a.png,1,1\n", " has a column without a name (column 1); "),  # the index of a table
-        ("image,dog,cat\na.png,1,0\nb.png,1,yes\n", " line 3, column 'cat' should be 1, 0 or empty, not 'yes'; "),
-        ("image,dog,cat\na.png,1,0\nb.png,1,-1\n", " line 3, column 'cat' should be 1, 0 or empty, not '-1'; "),
+        ("image,cat,dog,\na.png,1,1,1\n", " has a column without a name; "),  # as spreadsheets write it
+        (",image,cat,dog\n1,a.png,1,1\n", " has a column without a name; "),  # the index of a table
+        ("image,dog,cat\na.png,1,0\nb.png,1,yes\n", " line 3 has the cell 'yes' where 1, 0 or empty should be; "),
+        ("image,dog,cat\na.png,1,0\nb.png,1,-1\n", " line 3 has the cell '-1' where 1, 0 or empty should be; "),
     ],
 )
 def test_invalid_columns_of_classes_are_refused(tmp_path, refusal, text, error):
@@ -223,13 +221,12 @@ def test_labels_that_are_not_classes_are_refused(tmp_path, refusal):
     (tmp_path / "names.txt").write_text("dog\ncat\n")
     sentence = refusal(open_source, settings(tmp_path, classes="names.txt"), "train")
     assert sentence == (
-        f"{tmp_path}/train.csv line 3 has the label 'kat', which is not one of the 2 classes (the first of 3 such "
-        "labels); did you mean 'cat'"
+        f"{tmp_path}/train.csv line 3 has the label 'kat', which is not one of the 2 classes; did you mean 'cat'"
     )
     sentence = refusal(open_source, settings(tmp_path), "train", classes=["dog", "kat"])
     assert sentence == (
-        f"{tmp_path}/train.csv line 4 has the label 'elk', which is not one of the 2 classes (the only such label); "
-        "correct it, or list all classes in the file of data.classes"
+        f"{tmp_path}/train.csv line 4 has the label 'elk', which is not one of the 2 classes; correct it, or list "
+        "all classes in data.classes"
     )
     split = open_source(settings(tmp_path), "train", classes=["kat", "elk", "dog", "cow"])
     np.testing.assert_array_equal(split.labels, [[0, 0, 1, 0], [1, 0, 1, 0], [1, 1, 0, 0]])
@@ -259,35 +256,16 @@ def test_class_files_have_one_name_per_line(tmp_path, refusal):
 # -------------------------------------------------------------------------------------------------------- wrong tables
 def test_missing_tables_are_refused(tmp_path, refusal):
     assert refusal(open_source, settings(""), "train") == (
-        "data.root is empty; set it to the folder that holds the table {split}.csv of your images"
+        "data.root is '', which is not a folder; set it to the folder of your images, with the table {split}.csv"
     )
     assert refusal(open_source, settings(tmp_path / "no"), "train").startswith(
         f"data.root is '{tmp_path}/no', which is not a folder; set it to"
     )
     sentence = refusal(open_source, settings(tmp_path), "train")
     assert sentence == (f"there is no {tmp_path}/train.csv for split train; correct data.table, which is {{split}}.csv")
-    write(tmp_path, "labels.csv", "image,labels\n")
-    write(tmp_path, "a.jsonl", "")
-    assert refusal(open_source, settings(tmp_path), "train").endswith(
-        "which is {split}.csv (found a.jsonl, labels.csv)"
-    )
-
-
-def test_without_a_table_it_is_said_what_the_folder_has_instead(tmp_path, refusal):
-    for name in ("cat", "dog", ".git"):
-        (tmp_path / name).mkdir()
-    missing = f"there is no {tmp_path}/train.csv for split train; "
-    assert refusal(open_source, settings(tmp_path), "train").startswith(f"{missing}correct data.table"), "no images"
-    (tmp_path / "dog" / "1.jpg").touch()
-    assert refusal(open_source, settings(tmp_path), "train") == (
-        f"{missing}write it, or, if the folders there are the classes (cat, dog), set data.name=folders"
-    )
     (tmp_path / "mine.xlsx").touch()
-    save = "save it as CSV UTF-8, comma delimited, and name it"
-    assert refusal(open_source, settings(tmp_path), "train") == f"{missing}mine.xlsx is a spreadsheet: {save} train.csv"
-    named = settings(tmp_path, table="mine.xlsx")
-    assert refusal(open_source, named, "train") == (
-        f"{tmp_path}/mine.xlsx is a spreadsheet, which is not read; {save} mine.csv"
+    assert refusal(open_source, settings(tmp_path, table="mine.xlsx"), "train") == (
+        f"{tmp_path}/mine.xlsx is a spreadsheet, which is not read; save it as CSV UTF-8, comma delimited"
     )
 
 
@@ -314,18 +292,8 @@ def test_images_know_their_line_in_the_table(tmp_path, kind):
         ("file,labels\na.png,x\n", " has no column 'image', which data.image_column names (columns: file, labels); "),
         (
             "image,tags\na.png,x\n",
-            " has no column 'labels', which data.label_column names (columns: image, tags); correct one of the two, or "
-            "clear data.label_column if there is one column per class",
-        ),
-        (
-            "Image,Labels\na.png,x\n",
-            " has no column 'image', which data.image_column names (columns: Image, Labels); the case of letters "
-            "counts: rename 'Image' to 'image', or set data.image_column to Image",
-        ),
-        (
-            "image;labels\na.png;x\n",
-            " has no column 'image', which data.image_column names (columns: image;labels); its columns are separated "
-            "by ';': save it as a CSV with commas",
+            " has no column 'labels', which data.label_column (empty: a column per class) names (columns: image, "
+            "tags); correct one of the two",
         ),
         ("image,labels,image\na.png,x,y\n", " has two columns 'image'; write a line with the column names"),
         ("image,labels\na.png,x,y\n", " line 2 has 3 cells, but there are 2 columns; "),

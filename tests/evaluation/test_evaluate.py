@@ -107,9 +107,9 @@ class CountedImages(ArrayImages):
         super().__init__(array)
         self.reads = np.zeros(len(array), int)
 
-    def read(self, row: int, decoding=STRICT) -> np.ndarray:
+    def open(self, row: int, decoding=STRICT) -> np.ndarray:
         self.reads[row] += 1
-        return super().read(row, decoding)
+        return super().open(row, decoding)
 
 
 def test_several_weights_are_scored_in_one_pass_over_the_images():
@@ -340,10 +340,10 @@ def test_a_run_folder_is_evaluated(config, tmp_path, refusal):
 class Unreadable(ArrayImages):
     """Images of which the first cannot be read."""
 
-    def read(self, row, decoding=STRICT):
+    def open(self, row, decoding=STRICT):
         if row == 0:
             raise BadImage("cannot read val/0 as an image: it is empty")
-        return super().read(row, decoding)
+        return super().open(row, decoding)
 
 
 def test_unreadable_images_are_left_out_and_listed(config, tmp_path, monkeypatch, refusal):

@@ -39,10 +39,10 @@ class SomeUnreadable(ArrayImages):
 
     bad = (2,)
 
-    def read(self, row, decoding=STRICT):
+    def open(self, row, decoding=STRICT):
         if row in self.bad:
             raise BadImage(f"image {row} is damaged")
-        return super().read(row, decoding)
+        return super().open(row, decoding)
 
 
 def made_up(kind=ArrayImages):

@@ -13,12 +13,11 @@ from mlmoe_jax.apps.audit.audit_page import audit_page
 from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE
 from mlmoe_jax.data.sources.corrections import CELL_OF, COLUMNS, Correction, read_corrections
 from mlmoe_jax.data.sources.open import open_split, resolve_path
-from mlmoe_jax.data.split_checks import examples
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import Folder
 from mlmoe_jax.runtime.table import Outcome, Table
-from mlmoe_jax.runtime.text import quantity
+from mlmoe_jax.runtime.text import abbreviate, quantity
 
 AUDIT_FOLDER, SUGGESTIONS, PAGE = "audit", "suggestions.csv", "audit.html"
 
@@ -96,6 +95,6 @@ def audit_text(audit: Audit) -> str:
     if values["not_judged"]:
         text += (
             f"\nnot judged, because fewer than {MIN_IMAGES} {fold_units(audit.split)} have the label or are known not "
-            f"to have it: {examples(values['not_judged'])}"
+            f"to have it: {abbreviate(values['not_judged'])}"
         )
     return text

@@ -19,14 +19,13 @@ from mlmoe_jax.data.split_checks import (
     check_splits,
     contradictions,
     count_codes,
-    examples,
     label_warnings,
     shared_groups,
 )
 from mlmoe_jax.errors import DONE, FOUND_PROBLEMS
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.table import Column, Outcome, Table
-from mlmoe_jax.runtime.text import percent
+from mlmoe_jax.runtime.text import abbreviate, percent
 
 SHOWN_CLASSES = 60  # classes in the text; JSON contains all classes
 
@@ -141,7 +140,7 @@ def _bad_images(split: Split, errors: dict[int, BadImage]) -> Iterator[str]:
         )
     if damaged:
         places = image_places((split, row) for row in damaged)
-        yield f"{len(damaged):,} {share} cannot be read ({places}): {examples(damaged.values(), '; ')}"
+        yield f"{len(damaged):,} {share} cannot be read ({places}): {abbreviate([*damaged.values()], separator='; ')}"
 
 
 # -------------------------------------------------------------------------------------------------------------- tables

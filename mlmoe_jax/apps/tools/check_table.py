@@ -16,8 +16,7 @@ import numpy as np
 
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.data.split_checks import examples
-from mlmoe_jax.runtime.text import quantity
+from mlmoe_jax.runtime.text import abbreviate, quantity
 
 # A label on at most RARE images may be the misspelling of a label on at least FREQUENT images.
 RARE, FREQUENT = 2, 10
@@ -40,9 +39,12 @@ def image_places(images: Iterable[tuple[Split, int]]) -> str:
         else:
             table, line = table_line
             lines[table].append(line)
-    parts = [f"{table} line{'s' if len(rows) > 1 else ''} {examples(sorted(rows))}" for table, rows in lines.items()]
+    parts = [
+        f"{table} line{'s' if len(rows) > 1 else ''} {abbreviate(list(map(str, sorted(rows))))}"
+        for table, rows in lines.items()
+    ]
     if ids:
-        parts.append(examples(ids))
+        parts.append(abbreviate(ids))
     return " and ".join(parts)
 
 
@@ -62,7 +64,7 @@ class LabelCounts:
 
     def describe_several(self, labels: Sequence[int]) -> str:
         """Return the first of `labels`, as in `describe`."""
-        return examples(map(self.describe, labels))
+        return abbreviate([self.describe(k) for k in labels])
 
 
 def _is_label(codes: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ bits from a copy at 0.7 times the size and JPEG quality 75, and no two photograp
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -19,12 +19,12 @@ from PIL import Image
 
 from mlmoe_jax.data.images import STRICT, BadImage, Decoding, read_image
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.data.split_checks import EXAMPLES, repeats
 from mlmoe_jax.runtime.machine import cores
 from mlmoe_jax.runtime.progress import status
 
 SIMILAR = "look"  # the kind in the JSON output
 SAMENESS = {"id": "same id", "content": "same file content", SIMILAR: "similar appearance"}
+EXAMPLES = 5  # pairs that are listed
 IMAGES_PER_MAP = 1024  # images that are submitted to the threads at once
 
 GRID, STEP, CLOSE_BITS = 8, 2, 3
@@ -190,3 +190,11 @@ def similar_pairs(first: np.ndarray, second: np.ndarray, *, same: bool) -> list[
         rows = np.flatnonzero(close.any(axis=1))
         pairs += zip(close[rows].argmax(axis=1).tolist(), (start + rows).tolist(), strict=True)
     return pairs
+
+
+def repeats(first: Sequence[Hashable], second: Sequence[Hashable]) -> list[tuple[int, int]]:
+    """Return the pairs (i, j) with first[i] == second[j], for the smallest such i."""
+    positions: dict[Hashable, int] = {}
+    for i, value in enumerate(first):
+        positions.setdefault(value, i)
+    return [(positions[value], j) for j, value in enumerate(second) if value in positions]

@@ -148,7 +148,7 @@ def _words(name: str) -> list[str]:
 
 
 def _read_vectors(path: str | Path, words: set[str]) -> dict[str, NDArray[np.float64]]:
-    """Return word -> vector f64[d] for the words that the file has; UserError if it is no file of vectors."""
+    """Return word -> vector f64[d] for the words that the file has."""
     known = {word.encode(): word for word in words}
     vectors: dict[str, NDArray[np.float64]] = {}
     width = 0
@@ -163,17 +163,8 @@ def _read_vectors(path: str | Path, words: set[str]) -> dict[str, NDArray[np.flo
             width = width or len(numbers)
             # In the largest files, some words contain blanks and begin with a needed word.
             if word in known and len(numbers) == width:
-                vectors[known[word]] = _to_vector(numbers)
-        if not width:
-            raise ValueError("its lines should have a word and its numbers, as in a GloVe text file")
+                vectors[known[word]] = np.array([float(number) for number in numbers])
     return vectors
-
-
-def _to_vector(numbers: list[bytes]) -> NDArray[np.float64]:
-    vector = np.array([float(number) for number in numbers])
-    if not np.isfinite(vector).all():
-        raise ValueError("it has a number that is not finite")
-    return vector
 
 
 def _with_signs(vectors: NDArray[np.float64]) -> NDArray[np.float64]:

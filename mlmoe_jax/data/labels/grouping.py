@@ -52,8 +52,6 @@ def affinity(counts: Counts, positives: Positives, *, tau: float, side: str = "c
         closest values are 3 (COCO) and 4 (NUS-WIDE).
       side: "co" or "dc".
     """
-    if side not in ("co", "dc") or not tau > 0:
-        raise ValueError(f"side must be 'co' or 'dc', not {side!r}, and tau above 0, not {tau}")
     root = conditional_probabilities(counts, positives) ** (1 / tau)  # Rᵀ, since counts are symmetric
     together = (root + root.T) / 2
     return together if side == "co" else 1 - together
@@ -87,7 +85,6 @@ def group_labels(
       seed: for the random starts of the clustering.
 
     Raises:
-      ValueError: an unknown side, or tau ≤ 0.
       UserError: num_groups outside 1 … K.
     """
     matrix = affinity(counts, positives, tau=tau, side=side)

@@ -191,9 +191,8 @@ def _check_groups(numbers: Mapping[str, list[int]], side: str, labels: int, prom
 def _published(data_name: str, num_groups: int) -> dict[str, list[int]]:
     table = json.loads(PUBLISHED_GROUPS.read_text()).get(PUBLISHED_FOR.get(data_name, ""), {})
     if str(num_groups) not in table:
-        has = f"published for {', '.join(table)} groups, not for {num_groups}" if table else "not published"
         raise UserError(
-            f"label groups of {data_name} are {has}; set model.prompts.groups=computed to derive them from the "
-            "training labels"
+            f"no {num_groups} label groups of {data_name} are published; set model.prompts.groups=computed to derive "
+            "them from the training labels"
         )
     return table[str(num_groups)]

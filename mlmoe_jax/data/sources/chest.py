@@ -17,12 +17,12 @@ The images of a patient are a group. Images without a positive label are kept.
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.data.sources.rows import ImageRow, Listing, validated
 from mlmoe_jax.data.sources.source import DataSource, Published
@@ -73,8 +73,7 @@ def open_chestxray14(data_config: ConfigDict, split: str, classes: Sequence[str]
             if len(rows) != len(names):
                 raise ValueError(f"it has {len(rows):,} of the {len(names):,} images of {LISTS[split]}")
         listed = validated(rows, Listing(table, split), FINDINGS)
-    images = ImageFiles(folder, _with_folders(listed.images, folder))
-    return Split(split, FINDINGS, listed.labels, listed.images, images, groups=listed.groups)
+    return listed.to_split(folder, _with_folders(listed.images, folder))
 
 
 def _nih_rows(table: Path) -> Iterator[ImageRow]:
@@ -107,8 +106,7 @@ def open_chexpert(data_config: ConfigDict, split: str, classes: Sequence[str] | 
     table = folder / f"{split}.csv"
     with damage_explained(table):
         listed = validated(_chexpert_rows(table), Listing(table, split), OBSERVATIONS)
-    labels = _apply_no_finding(listed.labels)
-    return Split(split, OBSERVATIONS, labels, listed.images, ImageFiles(folder, listed.images), groups=listed.groups)
+    return replace(listed, labels=_apply_no_finding(listed.labels)).to_split(folder)
 
 
 def _chexpert_rows(table: Path) -> Iterator[ImageRow]:
@@ -132,7 +130,5 @@ def _apply_no_finding(labels: np.ndarray) -> np.ndarray:
     return labels
 
 
-CHESTXRAY14 = DataSource(open_chestxray14, splits=tuple(LISTS), labels=lambda data_config: len(FINDINGS), published=NIH)
-CHEXPERT = DataSource(
-    open_chexpert, splits=("train", "valid"), labels=lambda data_config: len(OBSERVATIONS), published=STANFORD
-)
+CHESTXRAY14 = DataSource(open_chestxray14, splits=tuple(LISTS), labels=len(FINDINGS), published=NIH)
+CHEXPERT = DataSource(open_chexpert, splits=("train", "valid"), labels=len(OBSERVATIONS), published=STANFORD)

@@ -28,7 +28,6 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.own_images import open_own_images
 from mlmoe_jax.data.sources.rows import ImageRow, Listing, first_repeated, validated
@@ -50,21 +49,18 @@ def open_coco2014(data_config: ConfigDict, split: str, classes: Sequence[str] | 
     with damage_explained(path):
         rows, categories = read_instances(path)
         listed = validated(rows, Listing(path, split), categories)
-    ids = [f"{split}2014/{file}" for file in listed.images]
-    return Split(split, listed.classes, listed.labels, ids, ImageFiles(folder, ids))
+    files = [f"{split}2014/{file}" for file in listed.images]
+    return listed.to_split(folder, files, files)
 
 
-def read_instances(path: Path) -> tuple[list[ImageRow], list[str]]:
+def read_instances(path: Path, *_: Any) -> tuple[list[ImageRow], list[str]]:
     """Return the rows and the categories of an instances file. Images are sorted by their id as text."""
     content = json.loads(read_bytes(path))
     names = _by_id(content["categories"], "category", "name")
     files = _by_id(content["images"], "image", "file_name")
     labels: dict[Any, dict[str, int]] = {image: {} for image in files}
     for annotation in content["annotations"]:
-        image, category = annotation["image_id"], annotation["category_id"]
-        if image not in files or category not in names:
-            raise ValueError(f"it annotates image {image} with category {category}, and lists only one of them")
-        labels[image][names[category]] = POSITIVE
+        labels[annotation["image_id"]][names[annotation["category_id"]]] = POSITIVE
     return [ImageRow(files[image], labels[image]) for image in sorted(files, key=str)], list(names.values())
 
 
@@ -76,13 +72,5 @@ def _by_id(items: list[dict], kind: str, key: str) -> dict[Any, Any]:
     return {item["id"]: item[key] for item in items}
 
 
-def _read_own_instances(
-    path: Path, data_config: ConfigDict, folder: Path, classes: Sequence[str] | None
-) -> tuple[list[ImageRow], list[str]]:
-    return read_instances(path)
-
-
-COCO2014 = DataSource(
-    open_coco2014, splits=("train", "val"), drops_empty=True, labels=lambda data_config: 80, published=COCO_FILES
-)
-COCO_JSON = DataSource(functools.partial(open_own_images, _read_own_instances), drops_empty=True)
+COCO2014 = DataSource(open_coco2014, splits=("train", "val"), drops_empty=True, labels=80, published=COCO_FILES)
+COCO_JSON = DataSource(functools.partial(open_own_images, read_instances), drops_empty=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import io
 import os
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -48,26 +47,18 @@ def correct_labels(split: Split, path: str | os.PathLike) -> Split:
     """Return a split with the accepted corrections of a file.
 
     Raises:
-      UserError: the file is missing or invalid, an accepted row names an image or a label that the split does not have,
-        or two accepted rows contradict each other.
+      UserError: the file is missing or invalid, an accepted row names an image or a label that the split does not have.
     """
-    corrections = read_corrections(path)
     columns = {name: k for k, name in enumerate(split.classes)}
-    images = {correction.image for correction in corrections}
-    rows: dict[str, list[int]] = defaultdict(list)  # of the images to correct
-    for row, name in enumerate(split.ids):
-        if name in images:
-            rows[name].append(row)
-    labels, codes = split.labels.copy(), {}
-    for line, image, label, code in corrections:
+    rows = {name: row for row, name in enumerate(split.ids)}
+    labels = split.labels.copy()
+    for line, image, label, code in read_corrections(path):
         if image not in rows or label not in columns:
             unknown = f"label '{label}'" if image in rows else f"image '{image}'"
             raise UserError(
                 f"{path} line {line} corrects the {unknown}, which split {split.name} does not have; write the name as "
                 "the data set has it, or clear accept in this line"
             )
-        if codes.setdefault((image, label), code) != code:
-            raise UserError(f"{path} line {line} contradicts an earlier line about {image} and '{label}'; delete one")
         labels[rows[image], columns[label]] = code
     return replace(split, labels=labels)
 
@@ -76,15 +67,8 @@ def read_corrections(path: str | os.PathLike) -> list[Correction]:
     """Return the accepted rows of a file, local or in an object store; UserError if it is missing or invalid."""
     refuse_spreadsheet(path)
     with damage_explained(path):
-        try:
-            content = read_bytes(path)
-        except FileNotFoundError as error:
-            raise UserError(
-                f"there is no file {path}, which data.corrections names; correct the key, or clear it to leave labels "
-                "unchanged"
-            ) from error
         # As the suggestions are written; a spreadsheet program puts a byte order mark before them.
-        text = io.StringIO(content.decode("utf-8-sig", errors="surrogateescape"), newline="")
+        text = io.StringIO(read_bytes(path).decode("utf-8-sig", errors="surrogateescape"), newline="")
         return list(_read_accepted(text, path))
 
 
@@ -93,9 +77,9 @@ def _read_accepted(lines: Iterable[str], path: str | os.PathLike) -> Iterator[Co
         code = CODE_OF_CELL.get(suggested.strip())
         accepted = _ANSWERS.get(accept.strip().lower())
         if code is None or accepted is None:
-            column, values, cell = ("suggested", "1, 0", suggested) if code is None else ("accept", "yes, no", accept)
             raise UserError(
-                f"{path} line {line}, column '{column}' should be {values} or empty, not {cell[:80]!r}; correct it"
+                f"{path} line {line} has {suggested[:80]!r} under suggested, which should be 1, 0 or empty, and "
+                f"{accept[:80]!r} under accept, which should be yes, no or empty; correct it"
             )
         if accepted:
             yield Correction(line, unescape_cell(image), unescape_cell(label), code)

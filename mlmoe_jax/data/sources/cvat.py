@@ -9,10 +9,10 @@ the attribute `difficult`. Every image of a file counts as labeled, because CVAT
 """
 
 import os
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
+from xml.sax.saxutils import escape
 
 from ml_collections import ConfigDict
 
@@ -20,40 +20,30 @@ from mlmoe_jax.data.images import read_size
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
 from mlmoe_jax.data.sources.rows import ImageRow
-from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import open_regular
-from mlmoe_jax.runtime.formats import XmlBuilder, parse_xml
+from mlmoe_jax.runtime.formats import parse_xml
 from mlmoe_jax.runtime.storage import OutputTarget, open_output
 
-_NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-
-
-class _Annotations(XmlBuilder):
-    """Collects the images and the label names of a file, and keeps no more of the tree than is open."""
-
-    def __init__(self):
-        super().__init__()
-        self.rows: list[ImageRow] = []
-        self.names: list[str] = []
-
-    def end(self, tag: str) -> ElementTree.Element:
-        """Close an element."""
-        element = super().end(tag)
-        if tag == "labels":
-            self.names += [label.findtext("name", "") for label in element.iter("label")]
-        elif tag == "image":
-            self.rows.append(ImageRow(element.attrib["name"], _read_labels(element), split=element.get("subset")))
-            element.clear()
-        return element
+SCORE = (
+    "<attribute><name>score</name><mutable>False</mutable><input_type>text</input_type><default_value></default_value>"
+    "<values></values></attribute>"
+)
+DIFFICULT_MARK = (
+    "<attribute><name>difficult</name><mutable>False</mutable><input_type>checkbox</input_type>"
+    "<default_value>false</default_value><values>false</values></attribute>"
+)
 
 
 def _read(
     path: Path, data_config: ConfigDict, folder: Path, known_classes: Sequence[str] | None
-) -> tuple[list[ImageRow], list[str] | None]:
-    annotations = _Annotations()
+) -> tuple[Iterator[ImageRow], list[str] | None]:
     with open_regular(path) as file:
-        parse_xml(file, annotations)
-    return annotations.rows, annotations.names or None
+        root = parse_xml(file)
+    names = [label.findtext("name", "") for label in root.iterfind(".//labels/label")]
+    images = root.iter("image")
+    return (ImageRow(image.attrib["name"], _read_labels(image), split=image.get("subset")) for image in images), (
+        names or None
+    )
 
 
 def _read_labels(image: ElementTree.Element) -> dict[str, int]:
@@ -70,15 +60,10 @@ def _read_labels(image: ElementTree.Element) -> dict[str, int]:
     return codes
 
 
-def _require(file: LabelFile) -> None:
-    if bad := next(filter(_NOT_IN_XML.search, file.images), None):
-        raise UserError(f"XML cannot name the image {bad!r}; rename it")
-
-
 def _write(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
     with open_output(OutputTarget(file.path, "xml")) as output:
         output.write('<?xml version="1.0" encoding="utf-8"?>\n<annotations>\n<version>1.1</version>\n')
-        output.write(_to_text(_make_meta(file)))
+        output.write(_make_meta(file))
         for number, entry in enumerate(entry for entry in entries if entry.labels is not None):
             # without a size for a missing or damaged image, of which CVAT has its own file
             size = read_size(os.path.join(file.folder, entry.image))
@@ -91,20 +76,13 @@ def _write(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
     return ""
 
 
-def _make_meta(file: LabelFile) -> ElementTree.Element:
+def _make_meta(file: LabelFile) -> str:
     """Return the definition of the labels, with the attribute `score` of a prediction, or otherwise `difficult`."""
-    meta = ElementTree.Element("meta")
-    labels = ElementTree.SubElement(ElementTree.SubElement(meta, "task"), "labels")
-    attribute = {"name": "difficult", "mutable": "False", "input_type": "checkbox", "default_value": "false"}
-    if file.version:
-        attribute = {"name": "score", "mutable": "False", "input_type": "text", "default_value": ""}
-    for name in file.names:
-        label = ElementTree.SubElement(labels, "label")
-        ElementTree.SubElement(label, "name").text = name
-        definition = ElementTree.SubElement(ElementTree.SubElement(label, "attributes"), "attribute")
-        for key, value in (attribute | {"values": attribute["default_value"]}).items():
-            ElementTree.SubElement(definition, key).text = value
-    return meta
+    attribute = SCORE if file.version else DIFFICULT_MARK
+    labels = (
+        f"<label><name>{escape(name)}</name><attributes>{attribute}</attributes></label>\n" for name in file.names
+    )
+    return f"<meta><task><labels>\n{''.join(labels)}</labels></task></meta>\n"
 
 
 def _add_tag(image: ElementTree.Element, name: str, code: int, scores: Mapping[str, float] | None) -> None:
@@ -120,4 +98,4 @@ def _to_text(element: ElementTree.Element) -> str:
     return ElementTree.tostring(element, encoding="unicode") + "\n"
 
 
-CVAT = Format(".xml", _read, _write, require=_require, holds_difficult=True)
+CVAT = Format(".xml", _read, _write, holds_difficult=True)

@@ -28,10 +28,9 @@ import argparse
 import csv
 import functools
 import hashlib
-import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from etils import epath
@@ -40,7 +39,6 @@ from PIL import Image
 from mlmoe_jax.data.images import STRICT, ArrayImages, Decoding, Images
 from mlmoe_jax.data.sources.source import DataSource
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import cache_folder
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import atomic_file
@@ -161,61 +159,39 @@ def paint_digit(random: np.random.RandomState, canvas: np.ndarray, scan: np.ndar
     _blend(canvas[window], np.clip(1.8 * ink - 0.25, 0, 1), polarity, contrast, tint)
 
 
-class _Stroke(NamedTuple):
-    """How a warped digit is drawn: its shape, its color and its strokes.
-
-    Attributes:
-      aspect: width over height.
-      slant: horizontal shift per vertical pixel.
-      angle: rotation in radians.
-      polarity: 1 is brighter than the background, −1 is darker.
-      contrast: difference to the background in gray levels.
-      tint: color f64[3] that is added.
-      gain: factor of the ink; bold strokes have more.
-      threshold: ink that is taken off.
-      bend: weights f32[2,4] of the waves that bend rows and columns, in cells of the scan.
-    """
-
-    aspect: float
-    slant: float
-    angle: float
-    polarity: int
-    contrast: float
-    tint: np.ndarray
-    gain: float
-    threshold: float
-    bend: np.ndarray
-
-    @classmethod
-    def draw(cls, random: np.random.RandomState) -> "_Stroke":
-        """Draw a stroke; the order of the draws is part of the data set."""
-        aspect, slant, angle = random.uniform(0.75, 1.15), random.uniform(-0.3, 0.3), random.uniform(-0.3, 0.3)
-        polarity, contrast = random.choice((-1, 1)), random.uniform(70, 130)
-        tint = random.uniform(-35, 35, size=3)
-        gain = random.uniform(1.3, 2.6)
-        threshold = gain * random.uniform(0.05, 0.22)
-        bend = random.uniform(-0.45, 0.45, size=(2, 4)).astype(np.float32)
-        return cls(aspect, slant, angle, polarity, contrast, tint, gain, threshold, bend)
-
-    def map_to_scan(self, y: np.ndarray, x: np.ndarray, size: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return the row and the column of the scan, f32[h,w] each, for offsets y f32[h] and x f32[w] in pixels."""
-        y, x = y[:, None], x[None]
-        cosine, sine = np.float32(np.cos(self.angle)), np.float32(np.sin(self.angle))
-        v = (cosine * y + sine * x) * np.float32(8 / size)
-        u = (cosine * x - sine * y + np.float32(self.slant) * y) * np.float32(8 / (size * self.aspect))
-        waves = np.stack([np.sin(0.8 * u), np.cos(0.8 * u) - 1, np.sin(0.8 * v), np.cos(0.8 * v) - 1])
-        dv, du = np.tensordot(self.bend, waves, axes=1)  # zero at the center
-        return v + dv + 3.5, u + du + 3.5
-
-
 def paint_warped(random: np.random.RandomState, canvas: np.ndarray, scan: np.ndarray, center, size: float) -> None:
     """Paint like `paint_digit`, with more variety: rotated by up to 17°, bent, and with thin to bold strokes."""
-    stroke = _Stroke.draw(random)
+    aspect, slant, angle = random.uniform(0.75, 1.15), random.uniform(-0.3, 0.3), random.uniform(-0.3, 0.3)
+    polarity, contrast = random.choice((-1, 1)), random.uniform(70, 130)
+    tint = random.uniform(-35, 35, size=3)
+    gain = random.uniform(1.3, 2.6)  # bold strokes have more
+    threshold = gain * random.uniform(0.05, 0.22)
+    bend = random.uniform(-0.45, 0.45, size=(2, 4)).astype(np.float32)
+
     window, y, x = _window(center, 0.75 * size)
-    row, column = stroke.map_to_scan(y, x, size)
+    row, column = _map_to_scan(y, x, (size, size * aspect), slant, angle, bend)
     ink = ((_bilinear_weights(row, 8) @ scan) * _bilinear_weights(column, 8)).sum(axis=-1)
-    covered = np.clip(stroke.gain * ink - stroke.threshold, 0, 1)
-    _blend(canvas[window], covered, stroke.polarity, stroke.contrast, stroke.tint)
+    _blend(canvas[window], np.clip(gain * ink - threshold, 0, 1), polarity, contrast, tint)
+
+
+def _map_to_scan(y, x, sides, slant: float, angle: float, bend: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the row and the column of the scan, f32[h,w] each, for pixels of a rotated and bent digit.
+
+    Args:
+      y: vertical offsets from the center in pixels, f32[h].
+      x: horizontal offsets, f32[w].
+      sides: height and width of the digit in pixels.
+      slant: horizontal shift per vertical pixel.
+      angle: rotation in radians.
+      bend: weights f32[2,4] of the waves that bend rows and columns, in cells of the scan.
+    """
+    y, x = y[:, None], x[None]
+    cosine, sine = np.float32(np.cos(angle)), np.float32(np.sin(angle))
+    v = (cosine * y + sine * x) * np.float32(8 / sides[0])
+    u = (cosine * x - sine * y + np.float32(slant) * y) * np.float32(8 / sides[1])
+    waves = np.stack([np.sin(0.8 * u), np.cos(0.8 * u) - 1, np.sin(0.8 * v), np.cos(0.8 * v) - 1])
+    dv, du = np.tensordot(bend, waves, axes=1)  # zero at the center
+    return v + dv + 3.5, u + du + 3.5
 
 
 def paint_canvas(random: np.random.RandomState) -> np.ndarray:
@@ -331,13 +307,9 @@ def _cached(name: str, render: Callable[[], np.ndarray]) -> np.ndarray:
     if (folder / name).is_file():
         return np.load(folder / name, mmap_mode="r")
     images = render()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with atomic_file(epath.Path(folder / name), alone=False) as partial, open(partial, "wb") as file:
-            np.save(file, images)
-    except (OSError, UserError) as error:
-        message = "the scenes %s cannot be stored in %s (%s) and will be rendered again"
-        logging.getLogger(__name__).warning(message, name, folder, error)
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic_file(epath.Path(folder / name), alone=False) as partial, open(partial, "wb") as file:
+        np.save(file, images)
     return images
 
 
@@ -352,7 +324,7 @@ class SingleImages(Images):
     def __len__(self) -> int:
         return SINGLES[self.split]
 
-    def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
+    def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
         render = render_varied_single if self.split == "train" else render_single
         return render(_stream(self.split, 2, row), row % 10, self.scans)
 
@@ -382,12 +354,12 @@ def write_files(out: Path) -> None:
 SCENES_SOURCE = DataSource(
     lambda data_config, split, classes: open_scenes(split),
     splits=tuple(SCENES),
-    labels=lambda data_config: len(DIGITS),
+    labels=len(DIGITS),
 )
 SINGLES_SOURCE = DataSource(
     lambda data_config, split, classes: open_single(split),
     splits=tuple(SINGLES),
-    labels=lambda data_config: len(DIGITS),
+    labels=len(DIGITS),
 )
 
 

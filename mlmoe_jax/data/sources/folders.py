@@ -13,7 +13,6 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.rows import ImageRow, Listing, validated
 from mlmoe_jax.data.sources.source import DataSource, data_folder
@@ -32,18 +31,12 @@ def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | N
 
     Raises UserError for a split without a folder, a folder that is not a class, or a split without images.
     """
-    root = data_folder(data_config, "the folders")
+    root = data_folder(data_config, "the folders of classes")
     top = _folder_of_split(root, split, data_config)
     names = _subfolders(top)
     prefix = "" if top == root else f"{split}/"
     rows = [ImageRow(f"{prefix}{name}/{file}", {name: POSITIVE}) for name in names for file in image_names(top / name)]
-    if not rows:
-        raise UserError(
-            f"{top} holds no folders with images ({', '.join(IMAGE_SUFFIXES)}); sort the images into one folder per "
-            "class"
-        )
-    listed = validated(rows, Listing(top, split), names if classes is None else classes)
-    return Split(split, listed.classes, listed.labels, listed.images, ImageFiles(root, listed.images))
+    return validated(rows, Listing(top, split), names if classes is None else classes).to_split(root)
 
 
 def _folder_of_split(root: Path, split: str, data_config: ConfigDict) -> Path:

@@ -1,6 +1,6 @@
 """Label Studio: tasks with annotations or predictions, and the labeling configuration of a project.
 
-Its exports JSON and JSON-MIN are read. `data.image_column` is the key of the image in the data of a task, and
+Its export JSON is read. `data.image_column` is the key of the image in the data of a task, and
 `data.label_column` the name of the Choices. Cancelled annotations are skipped. Of several annotations of an image,
 those marked as ground truth count if there are any; a label on which the annotations differ is unknown.
 
@@ -20,9 +20,9 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_codes import POSITIVE, UNKNOWN
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
-from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, read_classes
+from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import damage_explained, read_bytes
+from mlmoe_jax.runtime.files import read_bytes
 from mlmoe_jax.runtime.formats import parse_xml
 from mlmoe_jax.runtime.storage import OutputTarget, open_output
 from mlmoe_jax.runtime.text import abbreviate
@@ -50,88 +50,52 @@ def read_address(address: str) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
-class _Annotation(NamedTuple):
-    """One annotation of a task.
-
-    Attributes:
-      is_truth: whether it is marked as ground truth.
-      choices: name of the Choices -> the chosen names.
-    """
-
-    is_truth: bool
-    choices: dict[str, set[str]]
-
-
-class _Image(NamedTuple):
-    """The split and the annotations of one image, which several tasks may show."""
-
-    split: str | None
-    annotations: list[_Annotation]
-
-
 def _read(
     path: Path, data_config: ConfigDict, folder: Path, known_classes: Sequence[str] | None
 ) -> tuple[Iterator[ImageRow], None]:
-    tasks = json.loads(read_bytes(path))
-    if not isinstance(tasks, list):
-        raise ValueError("it should hold a list of tasks")
     control, key = data_config.label_column, data_config.image_column
-    images: dict[str, _Image] = {}
-    for task in tasks:
-        data = task.get("data", task)  # in JSON-MIN, the annotation is beside the data
+    splits: dict[str, str | None] = {}
+    annotations: dict[str, list[Mapping[str, Any]]] = {}  # of each image, which several tasks may show
+    for task in json.loads(read_bytes(path)):
+        data = task["data"]
         if key not in data:
             raise UserError(
                 f"a task of {path} has {abbreviate(sorted(data))}, not {key}; set data.image_column to its image"
             )
-        image = images.setdefault(read_address(data[key]), _Image(data.get(SPLIT_COLUMN), []))
-        image.annotations.extend(_read_annotations(task) if "data" in task else _read_small_task(task, control))
-    controls = {name for image in images.values() for annotation in image.annotations for name in annotation.choices}
-    if controls:
-        _require_control(path, control, controls)
-    return (_make_row(name, image, control) for name, image in images.items()), None
+        image = read_address(data[key])
+        splits.setdefault(image, data.get(SPLIT_COLUMN))
+        given = [annotation for annotation in task.get("annotations", ()) if not annotation.get("was_cancelled")]
+        annotations.setdefault(image, []).extend(given)
+    controls = {name for given in annotations.values() for annotation in given for name in _read_choices(annotation)}
+    if controls and control not in controls:
+        raise UserError(
+            f"the choices of {path} are named {abbreviate(sorted(controls))}, not {control}; set data.label_column to "
+            "a name"
+        )
+    return (_make_row(image, split, annotations[image], control) for image, split in splits.items()), None
 
 
-def _read_annotations(task: Mapping[str, Any]) -> Iterator[_Annotation]:
-    """Yield the annotations of a task of the export JSON that are not cancelled."""
-    for annotation in task.get("annotations", ()):
-        if annotation.get("was_cancelled"):
-            continue
-        choices: dict[str, set[str]] = {}
-        for result in annotation["result"] or ():
-            if result.get("type") == "choices":
-                choices.setdefault(result["from_name"], set()).update(_read_names(result["value"]))
-        yield _Annotation(bool(annotation.get("ground_truth")), choices)
+def _read_choices(annotation: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Return name of the Choices -> the chosen names."""
+    chosen: dict[str, set[str]] = {}
+    for result in annotation["result"] or ():
+        if result.get("type") == "choices":
+            chosen.setdefault(result["from_name"], set()).update(result["value"]["choices"])
+    return chosen
 
 
-def _read_small_task(task: Mapping[str, Any], control: str) -> Iterator[_Annotation]:
-    """Yield the annotation of a task of the export JSON-MIN; a single name of the Choices may stand alone there."""
-    if task.get("annotation_id") is None:
-        return
-    chosen = {name: value for name, value in task.items() if isinstance(value, dict) and "choices" in value}
-    if control in task:
-        chosen[control] = task[control]
-    yield _Annotation(False, {name: _read_names(value) for name, value in chosen.items()})
-
-
-def _read_names(value: Any) -> set[str]:
-    """Return the names of a value of the Choices, which may be one name, or none."""
-    if isinstance(value, dict):
-        return _read_names(value["choices"])
-    return set().union(*map(_read_names, value)) if isinstance(value, list) else {value} - {None, ""}
-
-
-def _make_row(name: str, image: _Image, control: str) -> ImageRow:
+def _make_row(image: str, split: str | None, annotations: Sequence[Mapping[str, Any]], control: str) -> ImageRow:
     """Return the row of an image: a label is positive if all annotations that count have it, and unknown if some have.
 
     Annotations marked as ground truth count if there are any, otherwise all.
     """
-    truths = [annotation for annotation in image.annotations if annotation.is_truth]
-    chosen = [annotation.choices.get(control, set()) for annotation in truths or image.annotations]
+    truths = [annotation for annotation in annotations if annotation.get("ground_truth")]
+    chosen = [_read_choices(annotation).get(control, set()) for annotation in truths or annotations]
     if not chosen:
-        return ImageRow(name, None, split=image.split)
+        return ImageRow(image, None, split=split)
     everywhere = set.intersection(*chosen)
     labels = {label: POSITIVE if label in everywhere else UNKNOWN for label in sorted(set.union(*chosen))}
-    return ImageRow(name, labels, split=image.split)
+    return ImageRow(image, labels, split=split)
 
 
 class Control(NamedTuple):
@@ -163,24 +127,6 @@ def read_controls(labeling_config: bytes) -> dict[str, Control]:
             values = [choice.get("alias") or choice.attrib["value"] for choice in choices.iter("Choice")]
             controls[choices.attrib["name"]] = Control(image, keys[image], list(dict.fromkeys(values)))
     return controls
-
-
-def _require_control(path: Path, control: str, controls: Iterable[str]) -> None:
-    if control not in controls:
-        raise UserError(
-            f"the choices of {path} are named {abbreviate(sorted(controls))}, not {control}; set data.label_column to "
-            "a name"
-        )
-
-
-def _read_classes(path: Path, data_config: ConfigDict) -> tuple[str, ...]:
-    """Return the choices of a labeling configuration (.xml), or the lines of a text file."""
-    if path.suffix != ".xml":
-        return read_classes(path)
-    with damage_explained(path):
-        controls = read_controls(read_bytes(path))
-        _require_control(path, data_config.label_column, controls)
-        return tuple(controls[data_config.label_column].values)
 
 
 # ------------------------------------------------------------------------------------------------------------- writing
@@ -237,4 +183,4 @@ def _make_task(entry: LabelEntry, version: str) -> dict[str, Any]:
     return task
 
 
-LABEL_STUDIO = Format(".json", _read, _write, read_classes=_read_classes)
+LABEL_STUDIO = Format(".json", _read, _write)

@@ -70,7 +70,6 @@ class Format:
         labels, or None if the format does not list them.
       write: writes the entries, and returns a sentence about further files, or "".
       require: raises UserError if the format cannot name the labels or images of a file.
-      read_classes: (file `data.classes`, `config.data`) -> the classes; None for one class name per line.
       holds_difficult: whether a label can be marked as difficult. No format can mark a single label as unknown.
     """
 
@@ -78,7 +77,6 @@ class Format:
     read: Callable[[Path, ConfigDict, Path, Sequence[str] | None], tuple[Iterable[ImageRow], Sequence[str] | None]]
     write: Callable[[LabelFile, Iterable[LabelEntry]], str]
     require: Callable[[LabelFile], None] = lambda file: None
-    read_classes: Callable[[Path, ConfigDict], tuple[str, ...]] | None = None
     holds_difficult: bool = False
 
 
@@ -87,14 +85,11 @@ def output_path(output: str | None, name: str) -> epath.Path:
     from etils import epath  # here, because --help does without it
 
     suffix = FORMATS[name].suffix
-    what = f"FILE{suffix}" if suffix else "FOLDER"
     if not output:
-        raise UserError(f"--format={name} needs --output={what}")
+        raise UserError(f"--format={name} needs --output={f'FILE{suffix}' if suffix else 'FOLDER'}")
     path = epath.Path(output).expanduser()
     if suffix and path.suffix != suffix:
         raise UserError(f"--output={output} should end in {suffix} for --format={name}")
-    if (suffix and path.is_dir()) or ("://" not in output and not path.parent.is_dir()):
-        raise UserError(f"--output={output} should be {what}, in a folder that exists")
     return path
 
 

@@ -12,10 +12,10 @@ Flickr; data.bad_images=skip skips missing images.
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.images import ImageFiles
+from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE
+from mlmoe_jax.data.sources.rows import ImageRow, Listing, validated
 from mlmoe_jax.data.sources.source import DataSource, Published
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.files import damage_explained
@@ -34,41 +34,40 @@ running sand sign sky snow soccer sports statue street sun sunset surf swimmers 
 train tree valley vehicle water waterfall wedding whales window zebra
 """
 CONCEPTS = tuple(_NAMES.split())
+CODE_OF_MARK = {"1": POSITIVE, "0": NEGATIVE}
 
 
 def open_nuswide(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
     """Open train or test. Images are in the order of the lists, and ids are relative to the root."""
     folder = NUSWIDE_FILES.folder(data_config.root)
     list_path = folder / "ImageList" / f"{split.capitalize()}Imagelist.txt"
-    files = [line.strip().replace("\\", "/") for line in NUSWIDE_FILES.lines(list_path) if line.strip()]
-    labels = _read_labels(folder / "Groundtruth", split.capitalize(), len(files), list_path)
-    ids = [f"Flickr/{file}" for file in files]
-    return Split(split, CONCEPTS, labels, ids, ImageFiles(folder, ids))
+    files = [line.replace("\\", "/") for line in _read_lines(list_path)]
+    labels = folder / "Groundtruth" / f"Labels_{split.capitalize()}.txt"
+    if labels.is_file():
+        marks = map(str.split, _read_lines(labels))
+    else:
+        labels = folder / "Groundtruth" / "TrainTestLabels"
+        marks = zip(
+            *(_read_lines(labels / f"Labels_{name}_{split.capitalize()}.txt") for name in CONCEPTS), strict=True
+        )
+    with damage_explained(f"{labels} for the images of {list_path}"):
+        rows = (_make_row(file, row) for file, row in zip(files, marks, strict=True))
+        return validated(rows, Listing(list_path, split), CONCEPTS).to_split(folder)
 
 
-def _read_labels(folder: Path, split: str, images: int, list_path: Path) -> np.ndarray:
-    """Read the labels of N images as i8[N,81], from the merged file or from one file per concept."""
-    merged, per_concept = folder / f"Labels_{split}.txt", folder / "TrainTestLabels"
-    if merged.is_file():
-        return _read_marks(merged, len(CONCEPTS), images, list_path)
-    files = [per_concept / f"Labels_{name}_{split}.txt" for name in CONCEPTS]
-    return np.concatenate([_read_marks(file, 1, images, list_path) for file in files], axis=1)
+def _read_lines(path: Path) -> list[str]:
+    return [line.strip() for line in NUSWIDE_FILES.lines(path) if line.strip()]
 
 
-def _read_marks(path: Path, count: int, images: int, list_path: Path) -> np.ndarray:
-    """Read i8[images,count] from a file with `count` numbers 0 or 1 per line."""
-    fields = NUSWIDE_FILES.read(path).split()
-    marks = b"".join(fields)
-    with damage_explained(path):
-        if len(fields) != count * images or len(marks) != len(fields) or marks.strip(b"01"):
-            raise ValueError(f"it should have {count} × {images:,} numbers 0 or 1, for the images of {list_path}")
-        return (np.frombuffer(marks, np.int8) - ord("0")).reshape(images, count)
+def _make_row(file: str, marks: Sequence[str]) -> ImageRow:
+    codes = {name: code for name, mark in zip(CONCEPTS, marks, strict=True) if (code := CODE_OF_MARK[mark])}
+    return ImageRow(f"Flickr/{file}", codes)
 
 
 NUSWIDE = DataSource(
     open_nuswide,
     splits=("train", "test"),
     drops_empty=True,
-    labels=lambda data_config: len(CONCEPTS),
+    labels=len(CONCEPTS),
     published=NUSWIDE_FILES,
 )

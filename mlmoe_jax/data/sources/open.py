@@ -178,7 +178,7 @@ def count_labels(data_config: ConfigDict) -> int:
     """Return the number of labels of the data set, which is opened only if necessary."""
     name = original_name(data_config)  # may be unknown, because packed data does not need its original source
     labels = DATA_SETS[name].labels if name in DATA_SETS else None
-    return labels(data_config) if labels else len(open_split(data_config, data_config.train_split).classes)
+    return labels or len(open_split(data_config, data_config.train_split).classes)
 
 
 def _hold_out(whole: Split, split: str, data_config: ConfigDict, seed: int) -> Split:

@@ -11,7 +11,6 @@ read only the local disk. All processes of a machine share the copy. The cache n
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import io
@@ -19,7 +18,6 @@ import itertools
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,23 +26,23 @@ from pathlib import Path
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordReader
 from etils import epath
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from mlmoe_jax.data.images import BadImage, EncodedImages
 from mlmoe_jax.data.sources.source import DataSource, require_known_split
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.errors import DiskError, UserError
-from mlmoe_jax.runtime import files
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import (
     MIB,
     MOST_TEXT,
     cache_folder,
     damage_explained,
+    file_sha256,
     is_file_name,
     read_bytes,
 )
 from mlmoe_jax.runtime.formats import UNPACKED_BYTES, read_npz
-from mlmoe_jax.runtime.progress import heartbeat, megabytes
+from mlmoe_jax.runtime.progress import heartbeat
 from mlmoe_jax.runtime.storage import atomic_file
 
 MANIFEST = "manifest.json"
@@ -53,8 +51,6 @@ MANIFEST = "manifest.json"
 OPEN_SHARDS = 256
 STREAMS = 16  # concurrent requests to an object store
 COPY_BYTES = 8 * MIB  # read at once from an object store
-LOCK_SECONDS = 0.2  # between two attempts to take the lock of a shard
-HEARTBEAT_SECONDS = 1.0  # between two heartbeats while the lock is taken
 
 
 @dataclass(frozen=True)
@@ -102,10 +98,7 @@ def read_manifest(root: str | os.PathLike) -> Manifest:
     folder = epath.Path(root).expanduser()
     path = folder / MANIFEST
     with damage_explained(path):
-        try:
-            content = json.loads(read_bytes(path, MOST_TEXT))
-        except FileNotFoundError as error:
-            raise UserError(f"there is no {path}; set data.root to the folder that --mode=pack wrote") from error
+        content = json.loads(read_bytes(path, MOST_TEXT))
         splits = {
             name: [PackedFile.from_entry(entry) for entry in (split["labels"], *split["shards"])]
             for name, split in content["splits"].items()
@@ -152,7 +145,7 @@ def verify(root: str | os.PathLike) -> Iterator[str]:
     def problem(item: PackedFile) -> str:
         path = manifest.folder / item.file
         try:
-            return "" if files.file_sha256(path) == item.sha256 else _changed(path)
+            return "" if file_sha256(path) == item.sha256 else _changed(path)
         except FileNotFoundError:
             return f"{path} is missing; copy it again, or repeat the --mode=pack command"
 
@@ -224,7 +217,7 @@ def _cached(folder: str, shard: PackedFile) -> str:
     source = epath.Path(folder) / shard.file
     try:
         local.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(local.with_suffix(".lock")):
+        with FileLock(local.with_suffix(".lock")):
             if not (local.is_file() and local.stat().st_size == shard.bytes):
                 _fetch(source, local, shard)
     except OSError as error:
@@ -235,27 +228,8 @@ def _cached(folder: str, shard: PackedFile) -> str:
     return str(local)
 
 
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a shard, with a heartbeat while another process holds it."""
-    lock = FileLock(path)
-    while not lock.is_locked:
-        heartbeat()
-        with contextlib.suppress(Timeout):
-            lock.acquire(timeout=HEARTBEAT_SECONDS, poll_interval=LOCK_SECONDS)
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 def _fetch(source: epath.Path, local: Path, shard: PackedFile) -> None:
-    """Copy a shard into the cache, with a heartbeat; UserError if the disk is too small, or the shard has changed."""
-    if (free := shutil.disk_usage(local.parent).free) < shard.bytes:
-        raise DiskError(
-            f"cannot copy {source} to {local.parent}: it has {megabytes(shard.bytes)}, and the disk has "
-            f"{megabytes(free)} free; free disk space, or set MLMOE_CACHE to a folder on another disk"
-        )
+    """Copy a shard into the cache, with a heartbeat; UserError if the shard has changed."""
     digest = hashlib.sha256()
     with (
         atomic_file(epath.Path(local), alone=False) as partial,

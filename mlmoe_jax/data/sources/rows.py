@@ -13,7 +13,9 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from jaxtyping import Int8
 
+from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import NEGATIVE
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained, open_text
 from mlmoe_jax.runtime.progress import status
@@ -74,18 +76,35 @@ class ListedImages:
     """The N images of a split, and their labels of K classes.
 
     Attributes:
+      listing: the file that lists them.
       classes: names of the classes.
       images: path of each image.
       labels: label codes.
-      groups: name of each image's group, "" for a group of its own.
-      lines: line of each image in the table.
+      groups: name of each image's group, "" for a group of its own; None if no image has one.
+      lines: line of each image in the table; empty in a file without a line per image.
     """
 
+    listing: Listing
     classes: tuple[str, ...]
     images: list[str]
     labels: Int8[np.ndarray, "n k"]
-    groups: list[str]
+    groups: list[str] | None
     lines: Sequence[int]
+
+    def to_split(
+        self, folder: str | os.PathLike, files: Sequence[str] | None = None, ids: Sequence[str] | None = None
+    ) -> Split:
+        """Return the split of these images.
+
+        Args:
+          folder: folder of the image files.
+          files: paths of the files in the folder, by default `images`.
+          ids: names of the images in the split, by default `images`.
+        """
+        table = os.path.basename(self.listing.path)
+        images = ImageFiles(folder, self.images if files is None else files, table, self.lines)
+        ids = self.images if ids is None else ids
+        return Split(self.listing.split, self.classes, self.labels, ids, images, self.groups)
 
 
 def validated(rows: Iterable[ImageRow], listing: Listing, classes: Sequence[str] | None = None) -> ListedImages:
@@ -139,17 +158,12 @@ class _Selection:
             self.unlabeled += included
             return
         if included or self.classes is None:
-            self._number_labels(row.labels, row.line)
-        if included:
-            self._store(row, row.labels)
-
-    def _number_labels(self, labels: Iterable[str], line: int) -> None:
-        for name in labels:
-            if name not in self.columns:
-                self.columns[_text(name)] = len(self.columns)
-                self.first_unknown = self.first_unknown or (line, name)
-
-    def _store(self, row: ImageRow, labels: Mapping[str, int]) -> None:
+            for name in row.labels:
+                if name not in self.columns:
+                    self.columns[_text(name)] = len(self.columns)
+                    self.first_unknown = self.first_unknown or (row.line, name)
+        if not included:
+            return
         if not row.image:
             raise UserError(f"{self.listing.line(row.line)} has no image path")
         if row.image in self.images:
@@ -158,9 +172,9 @@ class _Selection:
         self.groups.append(row.group)
         self.lines.append(row.line)
         self.other_labels.append(row.other_labels)
-        self.label_counts.append(len(labels))
-        self.label_columns.extend(map(self.columns.__getitem__, labels))
-        self.label_codes.extend(labels.values())
+        self.label_counts.append(len(row.labels))
+        self.label_columns.extend(map(self.columns.__getitem__, row.labels))
+        self.label_codes.extend(row.labels.values())
 
     def result(self) -> ListedImages:
         """Return the images of the split; UserError if there are none, or if labels are not classes."""
@@ -170,14 +184,22 @@ class _Selection:
         if None in self.splits and len(self.splits) > 1 and self.listing.train_split:
             raise UserError(f"{path} names the split of some images only; name the splits of all images or of none")
         if self.classes is not None and self.first_unknown:
-            raise UserError(self._describe_unknown(self.classes, *self.first_unknown))
+            line, name = self.first_unknown
+            close = difflib.get_close_matches(name, self.classes, n=1)
+            hint = f"did you mean '{close[0]}'" if close else "correct it, or list all classes in data.classes"
+            count = len(self.classes)
+            raise UserError(
+                f"{self.listing.line(line)} has the label '{name}', which is not one of the {count} classes; {hint}"
+            )
         if not self.columns:
             raise UserError(
                 f"{path} contains no labels, so the classes are unknown; correct data.label_column, or set "
                 "data.classes to a file that lists the classes"
             )
         classes = tuple(sorted(self.columns) if self.classes is None else self.classes)
-        return ListedImages(classes, list(self.images), self._labels(classes), self.groups, self.lines)
+        groups = self.groups if any(self.groups) else None
+        lines = self.lines if any(self.lines) else ()
+        return ListedImages(self.listing, classes, list(self.images), self._labels(classes), groups, lines)
 
     def _labels(self, classes: Sequence[str]) -> Int8[np.ndarray, "n k"]:
         position = {name: k for k, name in enumerate(classes)}
@@ -200,16 +222,6 @@ class _Selection:
                 "and use {split} in data.table, or hold out images with data.val_fraction and clear data.test_splits"
             )
         return f"lists no images of split {split}; its splits are {', '.join(sorted(map(str, self.splits)))}"
-
-    def _describe_unknown(self, classes: Sequence[str], line: int, name: str) -> str:
-        count = sum(column >= len(classes) for column in self.label_columns)
-        which = f"the first of {count:,} such labels" if count > 1 else "the only such label"
-        close = difflib.get_close_matches(name, classes, n=1)
-        hint = f"did you mean '{close[0]}'" if close else "correct it, or list all classes in the file of data.classes"
-        return (
-            f"{self.listing.line(line)} has the label '{name}', which is not one of the {len(classes)} classes "
-            f"({which}); {hint}"
-        )
 
 
 def _text(name: object) -> str:

@@ -27,7 +27,7 @@ class DataSource:
         with them.
       splits: names of the splits; empty if they depend on the settings.
       drops_empty: whether images without a positive label are left out unless `data.keep_empty` is set.
-      labels: `config.data` -> the number of labels; None if the data set has to be opened to count the labels.
+      labels: the number of labels; None if the data set has to be opened to count the labels.
       original: `config.data` -> the name of the original data set; None if this data set is not a copy.
       published: the files of a published data set; None for other data.
     """
@@ -35,7 +35,7 @@ class DataSource:
     open: Callable[[ConfigDict, str, Sequence[str] | None], Split]
     splits: Collection[str] = ()
     drops_empty: bool = False
-    labels: Callable[[ConfigDict], int] | None = None
+    labels: int | None = None
     original: Callable[[ConfigDict], str] | None = None
     published: Published | None = None
 
@@ -57,19 +57,15 @@ class Published:
     section: str
 
     def folder(self, root: str | os.PathLike = "") -> Path:
-        """Return the folder of the data set: `root`, or if `root` is empty, $MLMOE_DATA/NAME or data/NAME.
+        """Return the folder of the data set: `root`, or if `root` is empty, $MLMOE_DATA/NAME.
 
+        Without this variable, it is data/NAME in the working directory.
         Raises UserError if there is no such folder.
         """
-        if os.fspath(root):
-            folders = [Path(root).expanduser()]
-        else:
-            configured = [Path(os.environ[VARIABLE]).expanduser()] if os.environ.get(VARIABLE) else []
-            folders = [parent / self.name for parent in (*configured, DEFAULT_FOLDER)]
-        folder = next((path for path in folders if path.is_dir()), None)
-        if folder is None:
-            unset = "" if os.fspath(root) or len(folders) > 1 else f" (and ${VARIABLE} is not set)"
-            raise self.missing(f"there is no folder {' or '.join(map(str, folders))}{unset}")
+        parent = Path(os.environ.get(VARIABLE, DEFAULT_FOLDER))
+        folder = (Path(root) if os.fspath(root) else parent / self.name).expanduser()
+        if not folder.is_dir():
+            raise self.missing(f"there is no folder {folder}")
         return folder
 
     def read(self, path: Path) -> bytes:
@@ -106,6 +102,8 @@ def data_folder(data_config: ConfigDict, holds: str) -> Path:
     """Return the folder `data.root` of your own images. `holds` says in an error what the folder should hold."""
     folder = Path(data_config.root).expanduser()
     if not data_config.root or not folder.is_dir():
-        is_now = f"'{folder}', which is not a folder" if data_config.root else "empty"
-        raise UserError(f"data.root is {is_now}; set it to the folder that holds {holds} of your images")
+        raise UserError(
+            f"data.root is '{data_config.root}', which is not a folder; set it to the folder of your images, with "
+            f"{holds}"
+        )
     return folder

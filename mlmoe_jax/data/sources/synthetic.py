@@ -46,7 +46,7 @@ class _Mosaics(Images):
         colors = draw.random(LABELS_PER_IMAGE) * ((self.labels - 1 - positions) // TILES**2 + 1)
         return positions + TILES**2 * colors.astype(int)
 
-    def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
+    def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
         tiles = np.full((TILES**2, 3), 128)
         labels = self.row_labels(row)
         tiles[labels % TILES**2] = _color(labels // TILES**2, -(-self.labels // TILES**2))
@@ -67,4 +67,4 @@ def _color(number: np.ndarray, count: int) -> np.ndarray:
     return 32 + digits * (191 // max(1, levels - 1))
 
 
-SYNTHETIC = DataSource(open_synthetic, splits=tuple(SPLIT_SIZES), labels=lambda data_config: data_config.labels)
+SYNTHETIC = DataSource(open_synthetic, splits=tuple(SPLIT_SIZES))

@@ -41,7 +41,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -55,6 +55,7 @@ from mlmoe_jax.runtime.files import open_text
 from mlmoe_jax.runtime.text import abbreviate
 
 CODE_OF_CELL = {"1": POSITIVE, "0": NEGATIVE, "": UNKNOWN, "1.0": POSITIVE, "0.0": NEGATIVE}
+CODE_OF_VALUE = {1: POSITIVE, 0: NEGATIVE, None: UNKNOWN}  # in JSON
 _NUMBER = re.compile(r"^(\d+)\.0$")  # a number of a group, as other programs write it in a column with empty cells
 ReadLabels = Callable[[list[str], int], dict[str, int]]  # (cells of a row, its line) -> label -> code
 
@@ -67,59 +68,34 @@ def read_jsonl(
     return _jsonl_rows(path, data_config), None
 
 
-class _Keys(NamedTuple):
-    """The keys of a line: of the image, the labels, and the group, which may be ""."""
-
-    image: str
-    labels: str
-    group: str
-
-
 def _jsonl_rows(path: Path, data_config: ConfigDict) -> Iterator[ImageRow]:
-    keys = _Keys(data_config.image_column, data_config.label_column, data_config.group_column)
     with open_text(path) as file:
         for line, text in enumerate(file, 1):
             if not text.strip():
                 continue
-            row = _parse_line(text, line, keys)
-            if row is None:
-                grouped = f"a name or nothing under '{keys.group}', " if keys.group else ""
+            try:
+                row = _parse_line(text, line, data_config)
+            except Exception as error:  # JSON of another form raises errors of many types
                 raise UserError(
-                    f"{path} line {line} should be a JSON object with a path under '{keys.image}', {grouped}and under "
-                    f"'{keys.labels}' labels as a list of names, or as an object that maps names to 1, 0 or null, not "
-                    f"{text.strip()[:80]}"
-                )
+                    f"{path} line {line} should be a JSON object with a path under '{data_config.image_column}', and "
+                    f"under '{data_config.label_column}' labels as a list of names, or as an object that maps names to "
+                    f"1, 0 or null, not {text.strip()[:80]}"
+                ) from error
             yield row
 
 
-def _parse_line(text: str, line: int, keys: _Keys) -> ImageRow | None:
-    """Return the row of a line of JSON; None for a line of another form."""
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(record, dict):
-        return None
-    image, labels, split = record.get(keys.image), record.get(keys.labels), record.get(SPLIT_COLUMN)
-    group = record.get(keys.group) if keys.group else None
-    if not isinstance(image, str) or not isinstance(split, str | None) or type(group) not in (str, int, type(None)):
-        return None
-    codes = _parse_labels(labels)
-    if codes is None:
-        return None
-    group = "" if group is None else str(group).strip()
-    return ImageRow(image, codes, NEGATIVE if isinstance(labels, list) else UNKNOWN, split, group, line)
-
-
-def _parse_labels(labels: Any) -> dict[str, int] | None:
-    """Return the code of each label of a JSON value; None for a value of another form."""
-    if not isinstance(labels, list | dict) or not all(isinstance(name, str) and name for name in labels):
-        return None
+def _parse_line(text: str, line: int, data_config: ConfigDict) -> ImageRow:
+    """Return the row of a line of JSON. A line of another form raises an error of any type."""
+    record = json.loads(text)
+    labels, split = record[data_config.label_column], record.get(SPLIT_COLUMN)
+    group = record.get(data_config.group_column) if data_config.group_column else None
+    if "" in labels or not isinstance(split, str | None) or not isinstance(group, str | int | None):
+        raise ValueError("a label, the split or the group is not a name")
+    image, group = os.fspath(record[data_config.image_column]), "" if group is None else str(group).strip()
     if isinstance(labels, list):
-        return dict.fromkeys(labels, POSITIVE)
-    if all(code is None or code in (0, 1) for code in labels.values()):
-        return {name: UNKNOWN if code is None else int(code) for name, code in labels.items()}
-    return None
+        return ImageRow(image, dict.fromkeys(labels, POSITIVE), NEGATIVE, split, group, line)
+    codes = {name: CODE_OF_VALUE[value] for name, value in labels.items()}
+    return ImageRow(image, codes, UNKNOWN, split, group, line)
 
 
 # ----------------------------------------------------------------------------------------------------------------- CSV
@@ -132,42 +108,29 @@ def read_csv(
     """
     with open_text(path) as file:
         header = _read_header(csv.reader(file, skipinitialspace=True), path)
-    columns = _Columns.find(header, data_config, path)
     if data_config.label_column:
-        own_classes, read_labels = None, _names_reader(header, data_config, path)
-    else:
-        own_classes = _class_columns(header, data_config, classes, path)
-        read_labels = _codes_reader(header, own_classes, path)
-    return _csv_rows(path, header, columns, read_labels), own_classes
+        return _csv_rows(path, data_config, _names_reader(header, data_config, path)), None
+    own_classes = _class_columns(header, data_config, classes, path)
+    return _csv_rows(path, data_config, _codes_reader(header, own_classes, path)), own_classes
 
 
-class _Columns(NamedTuple):
-    """Positions of the columns of images, splits and groups. None is a column that the table does not have or need."""
-
-    image: int
-    split: int | None
-    group: int | None
-
-    @classmethod
-    def find(cls, header: list[str], data_config: ConfigDict, path: Path) -> _Columns:
-        """Find the columns in the header of a table; UserError if one is missing."""
+def _csv_rows(path: Path, data_config: ConfigDict, read_labels: ReadLabels) -> Iterator[ImageRow]:
+    with open_text(path) as file:
+        reader = csv.reader(file, skipinitialspace=True)
+        header = _read_header(reader, path)
         image = find_column(header, data_config.image_column, "data.image_column", path)
         split = header.index(SPLIT_COLUMN) if SPLIT_COLUMN in header else None
         group = None
         if data_config.group_column:
             group = find_column(header, data_config.group_column, "data.group_column", path)
-        return cls(image, split, group)
-
-
-def _csv_rows(path: Path, header: list[str], columns: _Columns, read_labels: ReadLabels) -> Iterator[ImageRow]:
-    with open_text(path) as file:
-        reader = csv.reader(file, skipinitialspace=True)
-        _read_header(reader, path)
         for line, cells in whole_rows(reader, header, path):
-            image = formats.unescape_cell(cells[columns.image])
-            split = None if columns.split is None else cells[columns.split]
-            group = "" if columns.group is None else formats.unescape_cell(cells[columns.group].strip())
-            yield ImageRow(image, read_labels(cells, line), NEGATIVE, split, _NUMBER.sub(r"\1", group), line)
+            yield ImageRow(
+                formats.unescape_cell(cells[image]),
+                read_labels(cells, line),
+                split=None if split is None else cells[split],
+                group="" if group is None else _NUMBER.sub(r"\1", formats.unescape_cell(cells[group].strip())),
+                line=line,
+            )
 
 
 def _read_header(reader: Iterator[list[str]], path: Path) -> list[str]:
@@ -180,13 +143,10 @@ def _read_header(reader: Iterator[list[str]], path: Path) -> list[str]:
 
 def _names_reader(header: list[str], data_config: ConfigDict, path: Path) -> ReadLabels:
     """Return a function that reads the labels in one column of names."""
-    column = find_column(header, data_config.label_column, "data.label_column", path)
-    separator = data_config.separator
-    if not separator:
-        raise UserError("data.separator is empty; set it to the text between the label names in a cell, such as ;")
+    column = find_column(header, data_config.label_column, "data.label_column (empty: a column per class)", path)
 
     def read_labels(cells: list[str], line: int) -> dict[str, int]:
-        names = formats.split_names(formats.unescape_cell(cells[column]), separator)
+        names = formats.split_names(formats.unescape_cell(cells[column]), data_config.separator)
         return dict.fromkeys(filter(None, map(str.strip, names)), POSITIVE)
 
     return read_labels
@@ -200,10 +160,9 @@ def _codes_reader(header: list[str], classes: Sequence[str], path: Path) -> Read
         try:
             return {name: code for at, name in columns if (code := CODE_OF_CELL[cells[at]]) != NEGATIVE}
         except KeyError as error:
-            at = next(at for at, _ in columns if cells[at] not in CODE_OF_CELL)
             raise UserError(
-                f"{path} line {line}, column '{header[at]}' should be 1, 0 or empty, not {cells[at][:80]!r}; correct "
-                "it, or set data.label_column if one column contains all names"
+                f"{path} line {line} has the cell {error.args[0][:80]!r} where 1, 0 or empty should be; correct it, or "
+                "set data.label_column if one column contains all names"
             ) from error
 
     return read_labels
@@ -237,16 +196,18 @@ def _class_columns(
     """Return the classes of a CSV with one column per class; UserError if its columns are not the classes."""
     others = (data_config.image_column, data_config.group_column or SPLIT_COLUMN, SPLIT_COLUMN)
     columns = [name for name in header if name not in others]
+    if not columns or "" in columns:
+        raise UserError(
+            f"{path} has {'a column without a name' if columns else 'no column of a class'}; write one column per "
+            "class, or set data.label_column"
+        )
     names = tuple(sorted(columns)) if classes is None else tuple(classes)
     for name in names:
         find_column(header, name, "the list of classes", path)
-    if not columns or "" in columns:
-        wrong = f"a column without a name (column {header.index('') + 1})" if columns else "no column of a class"
-        raise UserError(f"{path} has {wrong}; write one column per class, or set data.label_column")
     if not data_config.classes and len(columns) > len(names):
         raise UserError(
-            f"{path} has the column '{next(name for name in columns if name not in names)}', which is not one of the "
-            f"{len(names)} classes; remove it, or list the class columns in the file of data.classes"
+            f"{path} has the column '{min(set(columns) - set(names))}', which is not one of the {len(names)} classes; "
+            "remove it, or list the class columns in the file of data.classes"
         )
     return names
 
@@ -255,25 +216,10 @@ def find_column(header: Sequence[str], name: str, named_by: str, path: str | os.
     """Return the position of a column. `named_by` says in an error which key, or which list, names the column."""
     if name not in header:
         raise UserError(
-            f"{path} has no column '{name}', which {named_by} names (columns: {abbreviate(header)}); "
-            f"{_column_advice(header, name, named_by)}"
+            f"{path} has no column '{name}', which {named_by} names (columns: {abbreviate(header)}); correct one "
+            "of the two"
         )
     return header.index(name)
-
-
-def _column_advice(header: Sequence[str], name: str, named_by: str) -> str:
-    similar = next((column for column in header if column.strip().casefold() == name.casefold()), None)
-    if similar is not None:
-        key = named_by if named_by.startswith("data.") else "the name there"
-        return f"the case of letters counts: rename '{similar}' to '{name}', or set {key} to {similar}"
-    if len(header) == 1:
-        for separator in (";", "\t", "|"):
-            if separator in header[0]:
-                return f"its columns are separated by {separator!r}: save it as a CSV with commas"
-    if not named_by.startswith("data."):
-        return "correct its columns"
-    unset = "data.label_column if there is one column per class"
-    return f"correct one of the two, or clear {named_by if named_by == 'data.group_column' else unset}"
 
 
 CSV = DataSource(functools.partial(open_own_images, read_csv))

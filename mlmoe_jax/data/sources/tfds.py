@@ -14,7 +14,6 @@ Labels come from the first of these features: `labels` (a sequence of classes), 
 --mode=pack makes a copy with separate labels.
 """
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -83,7 +82,7 @@ def open_tfds(data_config: ConfigDict, split: str, classes: Sequence[str] | None
 # ------------------------------------------------------------------------------------------------------ the builder
 def _builder(root: epath.Path, name: str):
     """Return the read-only builder of the newest version of a data set below `root`."""
-    how = f"'tfds build {name} --file_format=array_record --data_dir={{}}'"
+    how = f"on a machine with TensorFlow run 'tfds build {name} --file_format=array_record'"
     with damage_explained(f"tfds:{name} in {root}"):  # TFDS raises various errors for damaged files
         try:
             if (root / "dataset_info.json").exists():
@@ -93,16 +92,13 @@ def _builder(root: epath.Path, name: str):
         except tfds.core.DatasetNotFoundError as error:
             raise UserError(
                 f"tfds:{name} is not prepared in {root}, or has several configurations of which data.name should name "
-                f"one; on a machine with TensorFlow run {how.format(root)} and copy the folder to this machine"
+                f"one; {how} and copy the folder to this machine"
             ) from error
-        info, folder = builder.info, builder.data_dir
-        formats = {one.value for one in info.available_file_formats()}
-    if info.name != re.split("[/:]", name)[0]:
-        raise UserError(f"{root} holds tfds:{info.full_name} and not tfds:{name}; correct data.root or data.name")
+        formats = {form.value for form in builder.info.available_file_formats()}
     if "array_record" not in formats:
         raise UserError(
-            f"{folder} is stored as {', '.join(sorted(formats)) or 'nothing known'}, which only TensorFlow reads; on a "
-            f"machine that has it run {how.format('OTHER')} and set data.root to OTHER"
+            f"{builder.data_dir} is stored as {', '.join(sorted(formats))}, which only TensorFlow reads; {how} in "
+            "another folder"
         )
     return builder
 

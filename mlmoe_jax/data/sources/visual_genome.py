@@ -19,15 +19,14 @@ file of 500 names.
 import functools
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import POSITIVE
-from mlmoe_jax.data.sources.rows import read_classes
+from mlmoe_jax.data.sources.rows import ImageRow, Listing, read_classes, validated
 from mlmoe_jax.data.sources.source import DataSource, Published
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
@@ -67,12 +66,12 @@ def open_vg256(data_config: ConfigDict, split: str, classes: Sequence[str] | Non
         raise PUBLISHED_256.missing(f"there is neither {OBJECTS[0]} nor {OBJECTS[1]} in {folder}")
     state = path.stat()
     with damage_explained(path):
-        numbers, labels = _read_objects(path, state.st_size, state.st_mtime_ns)
-    order = np.random.RandomState(1).permutation(len(numbers))
+        images = _read_objects(path, state.st_size, state.st_mtime_ns)
+    order = np.random.RandomState(1).permutation(len(images))
     first_of_test = len(order) - round(TEST_SHARE * len(order))
-    rows = np.sort(order[:first_of_test] if split == "train" else order[first_of_test:])
-    files = [f"{number}.jpg" for number in numbers[rows]]
-    return _split(split, tuple(_categories()), labels[rows], files, folder)
+    drawn = np.sort(order[:first_of_test] if split == "train" else order[first_of_test:])
+    labels = {f"{images[row][0]}.jpg": images[row][1] for row in drawn}
+    return _make_split(labels, Listing(path, split), tuple(_categories()), folder)
 
 
 def find_category(name: str, categories: dict[str, int]) -> int | None:
@@ -90,8 +89,8 @@ def _categories() -> dict[str, list[str]]:
 
 
 @functools.lru_cache(maxsize=1)  # all splits come from the same 400 MB of text
-def _read_objects(path: Path, size: int, modified: int) -> tuple[np.ndarray, np.ndarray]:
-    """Read the numbers i64[N], ascending, and labels i8[N,256] of the images with a label.
+def _read_objects(path: Path, size: int, modified: int) -> list[tuple[int, set[int]]]:
+    """Return number and categories of the images with a category, by ascending number.
 
     `size` and `modified` are those of the file: if it changes, the cached result is not used.
     """
@@ -105,11 +104,7 @@ def _read_objects(path: Path, size: int, modified: int) -> tuple[np.ndarray, np.
         return find_category(names[0], category_by_name) if names else None
 
     images = json.loads(PUBLISHED_256.read(path), object_hook=shrink)
-    images = sorted((number, categories) for number, categories in images if categories)
-    labels = np.zeros((len(images), len(_categories())), np.int8)
-    for row, (_, categories) in enumerate(images):
-        labels[row, list(categories)] = POSITIVE
-    return np.array([number for number, _ in images], np.int64), labels
+    return sorted((number, categories) for number, categories in images if categories)
 
 
 # ------------------------------------------------------------------------------------------------------------ vg500
@@ -124,27 +119,27 @@ def open_vg500(data_config: ConfigDict, split: str, classes: Sequence[str] | Non
     list_path, index_path = folder / f"{split}_list_500.txt", folder / INDEX_500
     files = [line.strip().rpartition("/")[2] for line in PUBLISHED_500.lines(list_path) if line.strip()]
     with damage_explained(index_path):
-        labels = _read_index(index_path, files)
-    return _split(split, classes, labels, files, folder)
-
-
-def _read_index(path: Path, files: list[str]) -> np.ndarray:
-    numbers_of = json.loads(PUBLISHED_500.read(path))
-    labels = np.zeros((len(files), LABELS_500), np.int8)
-    for row, file in enumerate(files):
-        if not all(type(k) is int and 0 <= k < LABELS_500 for k in numbers_of[file]):
-            raise ValueError(f"the labels of {file} should be numbers from 0 to {LABELS_500 - 1}")
-        labels[row, numbers_of[file]] = POSITIVE
-    return labels
+        numbers_of = json.loads(PUBLISHED_500.read(index_path))
+        labels = {file: numbers_of[file] for file in files}
+        return _make_split(labels, Listing(list_path, split), classes, folder)
 
 
 # ------------------------------------------------------------------------------------------------------------- both
-def _split(split: str, classes: tuple[str, ...], labels: np.ndarray, files: list[str], folder: Path) -> Split:
-    """Return a split of images that may be in either folder. Ids have the first folder in any case."""
+def _make_split(labels: Mapping[str, Iterable[int]], listing: Listing, classes: Sequence[str], folder: Path) -> Split:
+    """Return a split of images that may be in either folder. Ids have the first folder in any case.
+
+    Args:
+      labels: file name -> the numbers of its classes.
+      listing: what lists the images.
+      classes: names of the classes.
+      folder: folder of both folders of images.
+    """
     first, second = IMAGE_FOLDERS
     in_second = set(os.listdir(folder / second)) if (folder / second).is_dir() else set()
-    images = ImageFiles(folder, [f"{second if file in in_second else first}/{file}" for file in files])
-    return Split(split, classes, labels, [f"{first}/{file}" for file in files], images)
+    name_of = dict(enumerate(classes))
+    rows = (ImageRow(f"{first}/{file}", {name_of[k]: POSITIVE for k in numbers}) for file, numbers in labels.items())
+    files = [f"{second if file in in_second else first}/{file}" for file in labels]
+    return validated(rows, listing, classes).to_split(folder, files)
 
 
 VG256 = DataSource(open_vg256, splits=("train", "test"), labels=lambda data_config: 256, published=PUBLISHED_256)

@@ -14,11 +14,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE
+from mlmoe_jax.data.sources.rows import ImageRow, Listing, validated
 from mlmoe_jax.data.sources.source import DataSource, Published
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.files import damage_explained
@@ -44,21 +43,17 @@ def open_voc(year: int, data_config: ConfigDict, split: str, classes: Sequence[s
     """
     published = VOC_FILES[year]
     folder = _find(published.folder(data_config.root), year)
-    names, labels = _read_lists(published, folder / "ImageSets" / "Main", split)
-    ids = [f"JPEGImages/{name}.jpg" for name in names]
-    return Split(split, VOC_CLASSES, labels, ids, ImageFiles(folder, ids))
-
-
-def _read_lists(published: Published, folder: Path, split: str) -> tuple[list[str], np.ndarray]:
-    """Return the names of the N images of a split, sorted, and their labels i8[N,20]."""
-    names, columns = [], []
+    lists = folder / "ImageSets" / "Main"
+    labels: dict[str, dict[str, int]] = {}  # image -> class -> code
     for name in VOC_CLASSES:
-        path = folder / f"{name}_{split}.txt"
+        path = lists / f"{name}_{split}.txt"
         with damage_explained(path):
             marks = dict(line.split() for line in published.lines(path) if line.strip())
-            names = names if columns else sorted(marks)  # of the first list
-            columns.append([CODE_OF_MARK[marks[image]] for image in names])
-    return names, np.array(columns, np.int8).T.copy()
+            labels = labels or {image: {} for image in sorted(marks)}
+            for image, codes in labels.items():
+                codes[name] = CODE_OF_MARK[marks[image]]
+    rows = (ImageRow(f"JPEGImages/{image}.jpg", codes) for image, codes in labels.items())
+    return validated(rows, Listing(lists, split), VOC_CLASSES).to_split(folder)
 
 
 def _find(root: Path, year: int) -> Path:
@@ -77,7 +72,7 @@ def _make_source(year: int) -> DataSource:
         functools.partial(open_voc, year),
         splits=("train", "val", "trainval", "test"),
         drops_empty=True,
-        labels=lambda data_config: len(VOC_CLASSES),
+        labels=len(VOC_CLASSES),
         published=VOC_FILES[year],
     )
 

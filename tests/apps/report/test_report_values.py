@@ -165,10 +165,10 @@ def test_scores_agree_with_the_tree_of_the_labels(tmp_path):
 
 def test_thumbnails_are_read_from_the_data_set_if_it_has_the_same_labels(tmp_path, monkeypatch):
     class Images(ArrayImages):
-        def read(self, row, *how):
+        def open(self, row, *how):
             if row == 4:
                 raise BadImage("damaged")
-            return super().read(row, *how)
+            return super().open(row, *how)
 
     folder = make_run(tmp_path / "run", samples=0)
     files = RunFiles(folder)

@@ -74,7 +74,8 @@ def test_every_planted_mistake_is_named_with_its_lines_and_its_correction(table,
         "or remove the label",
     ]
     assert report["problems"] == [
-        f"{(last + 1) // 2} of the {last} images of split train cannot be found (labels.csv lines 2, 4, 6, 8, 10, …): "
+        f"{(last + 1) // 2} of the {last} images of split train cannot be found (labels.csv lines "
+        f"2, 4, 6, 8, 10, 12, 14, 16, … ({(last + 1) // 2})): "
         f"put {tmp_path}/gone/00.png there, or correct data.root, data.images or the paths in the table"
     ]
 
@@ -122,14 +123,14 @@ def test_names_of_other_names_are_told_for_each_separator():
 def test_many_labels_with_one_image_are_one_sentence():
     (sentence,) = warnings(*((f"{number} label", 1) for number in range(9)))
     assert sentence.startswith("9 labels with one image, too few to train and evaluate: '0 label' (1 image: 0.jpg), ")
-    assert sentence.endswith(", …; add images, or remove the label")
+    assert sentence.endswith(", … (9); add images, or remove the label")
 
 
 # -------------------------------------------------------------------------------------------------------------- places
 def test_places_are_lines_or_ids():
     listed, other = split_of({"x": [0]}, 9, lines=range(2, 11)), split_of({"x": [0]}, 9)
     assert image_places([(listed, 3)]) == "labels.csv line 5"
-    assert image_places((listed, row) for row in (8, 1, 2, 3, 4, 5)) == "labels.csv lines 3, 4, 5, 6, 7, …"
+    assert image_places((listed, row) for row in (8, 1, 2, 3, 4, 5)) == "labels.csv lines 3, 4, 5, 6, 7, 10"
     assert image_places([(listed, 0), (other, 4)]) == "labels.csv line 2 and 4.jpg"
     arrays = Split("train", ("x",), np.ones((1, 1), np.int8), ["a"], ArrayImages(np.zeros((1, 2, 2, 3), np.uint8)))
     assert image_places([(arrays, 0)]) == "a"

@@ -3,7 +3,6 @@
 import functools
 import json
 import pickle
-import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +18,6 @@ from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.sources import packed
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.sources.packed import open_packed, verify
-from mlmoe_jax.errors import DiskError
 
 
 def flip(path: Path, at: int) -> None:
@@ -61,8 +59,7 @@ def test_missing_and_shortened_shards_are_refused(packed_folder, refusal):
 
 
 def test_other_folders_splits_and_manifests_are_refused(packed_folder, tmp_path, refusal):
-    assert "there is no " in refusal(open_packed, tmp_path / "nothing", "train")
-    assert f"there is no {tmp_path}/manifest.json; set data.root" in refusal(open_packed, tmp_path, "train")
+    assert refusal(open_packed, tmp_path, "train").startswith(f"cannot read {tmp_path}/manifest.json: ")
     assert refusal(open_packed, packed_folder, "nope") == "data set packed has no split 'nope'; it has train, val"
     manifest = (packed_folder / "manifest.json").read_text()
     for damaged in (manifest[:50], "[]", '{"source": "csv"}'):
@@ -128,7 +125,6 @@ def test_a_machine_copies_a_shard_once_for_all_its_processes(small_voc, bucket, 
     """Threads open the file of the lock separately, as processes do."""
     pack(config_of(small_voc), "gs://bucket/packed")
     bucket.clear()
-    monkeypatch.setattr(packed, "LOCK_SECONDS", 0.01)
     fetch = packed._fetch
     monkeypatch.setattr(packed, "_fetch", lambda *shard: (time.sleep(0.05), fetch(*shard)))
     shards = open_packed("gs://bucket/packed", "train").images.shards
@@ -136,16 +132,6 @@ def test_a_machine_copies_a_shard_once_for_all_its_processes(small_voc, bucket, 
         paths = list(pool.map(lambda number: packed._cached("gs://bucket/packed", shards[number % 3]), range(24)))
     assert len(set(paths)) == 3
     assert sorted(bucket) == sorted(f"gs://bucket/packed/{shard.file}" for shard in shards)
-
-
-def test_a_shard_that_does_not_fit_on_the_disk_is_not_copied(small_voc, bucket, monkeypatch, refusal):
-    pack(config_of(small_voc), "gs://bucket/packed")
-    bucket.clear()
-    images = open_packed("gs://bucket/packed", "train").images
-    monkeypatch.setattr("shutil.disk_usage", lambda path: shutil._ntuple_diskusage(100, 90, 100))
-    sentence = refusal(images.read, 0, error=DiskError)
-    assert "and the disk has 0.0 MB free; free disk space, or set MLMOE_CACHE" in sentence
-    assert not bucket
 
 
 def test_a_missing_package_for_an_object_store_is_reported(refusal):

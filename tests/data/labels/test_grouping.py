@@ -124,7 +124,3 @@ def test_invalid_arguments_are_refused():
     for num_groups in (-1, 0, 6):
         with pytest.raises(UserError, match=f"into {num_groups} groups; set model.prompts.num_groups to 1 … 5"):
             grouping.group_labels(counts, positives, num_groups=num_groups, tau=2, side="co", seed=0)
-    with pytest.raises(ValueError, match="tau"):
-        grouping.affinity(counts, positives, tau=0)
-    with pytest.raises(ValueError, match="both"):
-        grouping.affinity(counts, positives, tau=2, side="both")

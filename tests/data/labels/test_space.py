@@ -165,14 +165,11 @@ def test_published_groups_cover_all_labels():
 
 # -------------------------------------------------------------------------------------------------------- mistakes
 def test_groups_that_are_not_published_are_refused(refusal):
-    sentence = refusal(grouped, "published")
-    assert sentence == (
-        "label groups of digits are not published; set model.prompts.groups=computed to derive them from the "
-        "training labels"
-    )
-    sentence = refusal(grouped, "published", 99, data="voc2007")
-    assert sentence.startswith("label groups of voc2007 are published for 1, 2, 3, ")
-    assert "groups, not for 99; set model.prompts.groups=computed" in sentence
+    for count, data in ((2, "digits"), (99, "voc2007")):
+        sentence = refusal(grouped, "published", count, data=data)
+        assert sentence.startswith(
+            f"no {count} label groups of {data} are published; set model.prompts.groups=computed"
+        )
 
 
 @pytest.mark.parametrize(
