@@ -29,6 +29,7 @@ from scipy.sparse import csr_array
 
 from mlmoe_jax.evaluation.metrics.metric_groups import MetricGroup
 from mlmoe_jax.evaluation.metrics.ranking import check_inputs, rank
+from mlmoe_jax.runtime.array_types import Bools, Reals
 
 
 @dataclass(frozen=True)
@@ -140,21 +141,33 @@ def pair_biases(
             "b_only": known & ~shows_a & shows_b,
             "neither": known & ~shows_a & ~shows_b,
         }
-        row = {**vars(pair), **{f"images_{name}": int(cell.sum()) for name, cell in cells.items()}}
-        for side, cell in (("with_a", "a_only"), ("without_a", "neither")):
-            values = score[cells[cell]].astype(np.float64)
-            enough = values.size >= max(1, fewest)
-            row[f"fpr_{side}"] = float((values >= thresholds[pair.b]).mean()) if enough else np.nan
-            row[f"score_{side}"] = float(values.mean()) if enough else np.nan
-        negatives = score[known_b & ~shows_b]
-        for side, cell in (("cooccurring", "both"), ("exclusive", "b_only")):
-            values = score[cells[cell]]
-            enough = min(values.size, negatives.size) >= max(1, fewest)
-            ranking = rank(values, [negatives])
-            row[f"ap_{side}"] = ranking.average_precision() if enough else np.nan
-            row[f"auc_{side}"] = ranking.roc_auc() if enough else np.nan
-        rows.append(row)
+        images = {f"images_{name}": int(cell.sum()) for name, cell in cells.items()}
+        values = _false_positives(score, cells, thresholds[pair.b], max(1, fewest))
+        values |= _rankings(score, cells, score[known_b & ~shows_b], max(1, fewest))
+        rows.append({**vars(pair), **images, **values})
     return rows
+
+
+def _false_positives(score: Reals, cells: Mapping[str, Bools], threshold: np.float64, fewest: int) -> PairRow:
+    """Return the false-positive rate and the mean score of b, whose scores are f[N], with a and without a."""
+    rates, means = {}, {}
+    for side, cell in (("with_a", cells["a_only"]), ("without_a", cells["neither"])):
+        values = score[cell].astype(np.float64)
+        enough = values.size >= fewest
+        rates[f"fpr_{side}"] = float((values >= threshold).mean()) if enough else np.nan
+        means[f"score_{side}"] = float(values.mean()) if enough else np.nan
+    return rates | means
+
+
+def _rankings(score: Reals, cells: Mapping[str, Bools], negatives: Reals, fewest: int) -> PairRow:
+    """Return AP and AUC of b over its positives with a and without a, against the scores of all its negatives."""
+    precisions, areas = {}, {}
+    for side, cell in (("cooccurring", cells["both"]), ("exclusive", cells["b_only"])):
+        enough = min(np.count_nonzero(cell), negatives.size) >= fewest
+        ranking = rank(score[cell], [negatives]) if enough else None
+        precisions[f"ap_{side}"] = np.nan if ranking is None else ranking.average_precision()
+        areas[f"auc_{side}"] = np.nan if ranking is None else ranking.roc_auc()
+    return precisions | areas
 
 
 def summarize(splits: Mapping[str, Sequence[PairRow]]) -> dict[str, dict[str, float]]:

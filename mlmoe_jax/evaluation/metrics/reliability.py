@@ -76,8 +76,7 @@ def reliability(
     for rows in row_blocks(*scores.shape):
         keep = valid[rows]
         score, label = scores[rows][keep].astype(np.float64), positive[rows][keep]
-        if score.size and not (score.min() >= 0 and score.max() <= 1):
-            raise ValueError("calibration is defined for probabilities, and a score is outside [0, 1]")
+        _require_probabilities(score)
         class_ = np.broadcast_to(np.arange(classes), keep.shape)[keep]
         bin_ = class_ * bins + np.minimum((score * bins).astype(np.int64), bins - 1)
         count += np.bincount(bin_, minlength=count.size)
@@ -85,6 +84,11 @@ def reliability(
         total += np.bincount(bin_, score, minlength=count.size)
         squared += np.bincount(class_, np.square(score - label), minlength=classes)
     return Reliability(*(x.reshape(classes, bins) for x in (count, hits, total)), squared)
+
+
+def _require_probabilities(scores: Floats) -> None:
+    if scores.size and not (scores.min() >= 0 and scores.max() <= 1):
+        raise ValueError("calibration is defined for probabilities, and a score is outside [0, 1]")
 
 
 _MEANINGS = {
