@@ -277,7 +277,7 @@ def test_predict_gives_the_scores_of_eval(program, trained, monkeypatch, tmp_pat
             ["--format=official does not take --include-frozen"],
         ),
         (["--mode=export", "--workdir={run}", "--output={tmp}/a.npz", "--checkpoint=first"], ["not best, latest"]),
-        (["--mode=export", "--workdir={run}", "--output={tmp}/a.pth"], ["needs PyTorch", ".safetensors"]),
+        (["--mode=export", "--workdir={run}", "--output={tmp}/a.pth"], ["is written to .safetensors and .npz files"]),
         (["--mode=import", "--config=mlvpt_digits", "--workdir={tmp}/new"], ["needs --config.init_from"]),
         (["--mode=prune", "--config=mlvpt_digits", "--workdir={tmp}/new"], ["configs/e2vpt.py"]),
         (["--mode=eval", "--workdir={run}", "--sweep=config.seed=1,2"], ["unrecognized arguments: --sweep"]),
