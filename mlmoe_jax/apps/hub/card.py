@@ -13,7 +13,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from ml_collections import ConfigDict
 
 from mlmoe_jax.apps.report.run_files import RunFiles
-from mlmoe_jax.apps.report.training import why_rough
+from mlmoe_jax.apps.report.training import intervals, why_rough
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.evaluation.measure import headlines
@@ -64,7 +64,7 @@ def write_card(
         data=_data_set(config),
         main=files.main,
         splits=list(results),
-        metrics_table=_metrics_table(results),
+        metrics_table=_metrics_table(files, results),
         rough=why_rough(files),
         thresholds=files.thresholds,
         label_table=_label_table(files, space),
@@ -78,9 +78,17 @@ def _data_set(config: ConfigDict) -> str:
     return "a data set of the owner" if config.data.name in _LAYOUTS else config.data.name
 
 
-def _metrics_table(results: Results) -> list[list[str]]:
-    """Return the main metrics of each split in percent."""
-    return [[_plain(name), *(percent(values.get(name)) for values in results.values())] for name in headlines(results)]
+def _metrics_table(files: RunFiles, results: Results) -> list[list[str]]:
+    """Return the main metrics of each split in percent, and for the main split their intervals."""
+    ends = intervals(files)
+
+    def cell(split: str, name: str) -> str:
+        value = percent(results[split].get(name))
+        if split != files.main or name not in ends:
+            return value
+        return f"{value} ({' to '.join(percent(end, 1) for end in ends[name])})"
+
+    return [[_plain(name), *(cell(split, name) for split in results)] for name in headlines(results)]
 
 
 def _metadata(name: str, config: ConfigDict, results: Results, main: str, license_name: str) -> ModelCardData:

@@ -11,9 +11,11 @@ import mlmoe_jax.config as configuration
 from mlmoe_jax.apps.report import charts
 from mlmoe_jax.apps.report.components import Chart, Charts, Details, Note, Numbers, PageTable
 from mlmoe_jax.apps.report.run_files import RunFiles
+from mlmoe_jax.apps.tools.compare import RESAMPLES, SEED
 from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.data.label_codes import few_positives
 from mlmoe_jax.evaluation.measure import headlines
+from mlmoe_jax.evaluation.metrics.bootstrap import WeightedMetrics, draw, standard_interval
 from mlmoe_jax.evaluation.results import OUT_OF_FOLD
 from mlmoe_jax.models.registries import describe_adapters
 from mlmoe_jax.runs.folder import BACKBONE
@@ -21,6 +23,8 @@ from mlmoe_jax.runs.starts import read_starts
 from mlmoe_jax.runtime.text import percent, quantity
 
 MOST_POINTS = 500  # points of a curve
+MOST_LABELS, FEWEST = 2000, 100  # most labels that are ranked in each resample, fewest resamples of a large split
+_MOST_ENTRIES = 2e9  # scores in all resamples together: a few seconds
 _MACS = (
     "MACs are multiply-adds per image. layers: as the prompt-tuning papers count, without attention, experts and "
     "gates; full: with them; products: full without norms, as the papers on heads over feature maps count; executed: "
@@ -38,16 +42,46 @@ def why_rough(files: RunFiles) -> str:
     return f"The metrics on {files.main} are rough: its images {' and '.join(reasons)}." if reasons else ""
 
 
+def intervals(files: RunFiles, *, resamples: int = RESAMPLES) -> dict[str, tuple[float, float]]:
+    """Return the 95 % intervals of metrics of the main split, by a bootstrap over its images.
+
+    A large split has fewer resamples. A run without scores, or with more than MOST_LABELS labels, has no intervals.
+    """
+    scored = files.scored
+    if scored is None or scored.codes.shape[1] > MOST_LABELS:
+        return {}
+    count = min(resamples, max(FEWEST, int(_MOST_ENTRIES / scored.codes.size)))
+    entries = scored.entries(files.settings.difficult)
+    measure = WeightedMetrics(entries.scores, entries.positive, entries.valid, files.settings.threshold)
+    parts = [measure(weights)[0] for weights in draw(len(scored), count, SEED)]
+    metrics = files.results[files.main].metrics
+    ends = {
+        name: standard_interval(metrics[name], np.concatenate([part[name] for part in parts]))
+        for name in parts[0]
+        if name in metrics
+    }
+    return {name: pair for name, pair in ends.items() if not np.isnan(pair[0])}
+
+
 # ---------------------------------------------------------------------------------------------------------- header
 def header(files: RunFiles) -> list[Any]:
-    """Return the summary: model and data, the selected step, and the main metrics."""
+    """Return the summary: model and data, the selected step, and the main metrics with their intervals."""
     notes = [why_rough(files)]
     if not files.results:
         notes.append("No split is evaluated yet; results are written when training ends, or by --mode=eval.")
     if files.main == OUT_OF_FOLD:
         notes.append("out_of_fold: the training images, each scored by a fit without the image.")
     measured = files.results[files.main].metrics if files.results else {}
-    tiles = [(f"{name}, %", percent(measured[name]), f"on {files.main}") for name in headlines({files.main: measured})]
+    ends, tiles = intervals(files), []
+    for name in headlines({files.main: measured}):
+        interval = f", {' to '.join(percent(end, 1) for end in ends[name])}" if name in ends else ""
+        tiles.append((f"{name}, %", percent(measured[name]), f"on {files.main}{interval}"))
+    if ends:
+        notes.append(
+            "Ranges are 95 % intervals, 1.96 standard deviations on each side, over resamples of the images "
+            "(bootstrap). They measure how much a number depends on the choice of the evaluated images, not on the "
+            "seed of the training."
+        )
     return [
         Numbers(tiles),
         *(Note(note) for note in notes if note),

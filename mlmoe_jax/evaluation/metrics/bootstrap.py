@@ -74,6 +74,20 @@ def percentile_interval(values: Floats, confidence: float = 0.95) -> tuple[Float
     return np.where(undefined, np.nan, low), np.where(undefined, np.nan, high)
 
 
+def standard_interval(value: float, values: Floats) -> tuple[float, float]:
+    """Return the ends of the 95 % interval around the metric `value`, from its values f64[R] over resamples.
+
+    It is `value` ± 1.96 standard deviations, within 0 … 1; nan if `value` is nan or fewer than two resamples have one.
+    Percentiles are unsuitable for one run: a resample has copies of an image, which tie, so the average precision of
+    resamples is biased upward. Source: Efron and Tibshirani, sec. 13.2.
+    """
+    defined = values[~np.isnan(values)]
+    if defined.size < 2 or np.isnan(value):
+        return np.nan, np.nan
+    reach = 1.96 * float(np.std(defined, ddof=1))
+    return max(0.0, value - reach), min(1.0, value + reach)
+
+
 @dataclass(frozen=True)
 class _Ranked:
     """A class with its images by decreasing score, in J segments that each end at a distinct score of a positive.

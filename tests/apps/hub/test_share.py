@@ -137,6 +137,9 @@ def test_the_model_card_says_when_its_numbers_are_rough(made, tmp_path, monkeypa
     card = (tmp_path / "out" / "README.md").read_text()
     reasons = "its images selected the weights and have a median of 6 positives per label"
     assert f"The metrics on val are rough: {reasons}." in card
+    assert "In brackets: 95 % intervals over resamples of the images." in card
+    low, high = training.intervals(RunFiles(run))["mAP"]
+    assert f"| mAP | 75.00 ({100 * low:.1f} to {100 * high:.1f}) |" in card
     assert "Trained on 10 images of a data set of the owner at" in card
     assert 'In the source folder of mlmoe_jax:\n\n```bash\npip install -e ".[serve]"\n' in card
 

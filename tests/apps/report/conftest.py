@@ -3,7 +3,7 @@
 import pytest
 from helpers.made_run import make_run
 
-from mlmoe_jax.apps.report import page, result_sections
+from mlmoe_jax.apps.report import page, result_sections, training
 from mlmoe_jax.apps.report.run_files import RunFiles
 from mlmoe_jax.apps.tools.compare import compare_runs
 from mlmoe_jax.runs.folder import RunFolder
@@ -21,8 +21,10 @@ def other(tmp_path_factory) -> RunFolder:
 
 @pytest.fixture(scope="module", autouse=True)
 def few_resamples():
+    intervals = training.intervals
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(result_sections, "compare_runs", lambda a, b: compare_runs(a, b, resamples=20))
+        patch.setattr(training, "intervals", lambda files, resamples=20: intervals(files, resamples=resamples))
         yield
 
 

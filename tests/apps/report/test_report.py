@@ -101,7 +101,9 @@ def test_a_page_is_not_written_through_a_link(tmp_path, run, precious, no_bundle
 def test_summary(text, run):
     found, facts = section(text, "summary"), rows_of(text, "facts")
     assert facts["labels"][1] == "5 labels, 40 training images"
-    assert f"mAP, % {100 * stored_metrics(run)['test']['mAP']:.2f} on test" in found
+    low, high = (f"{100 * end:.1f}" for end in training.intervals(RunFiles(run), resamples=20)["mAP"])
+    assert f"mAP, % {100 * stored_metrics(run)['test']['mAP']:.2f} on test, {low} to {high}" in found
+    assert "over resamples of the images" in found
     assert "CF1@0.5, % " in found
 
 

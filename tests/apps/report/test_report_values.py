@@ -13,14 +13,17 @@ from helpers.scored_run import stored_metrics, write_results
 from PIL import Image
 from sklearn.metrics import precision_recall_curve
 
-from mlmoe_jax.apps.report import labels, mistakes, page, result_sections, run_files, samples
+from mlmoe_jax.apps.report import labels, mistakes, page, result_sections, run_files, samples, training
 from mlmoe_jax.apps.report.predictions import KINDS, MOST_MISTAKES, SIDE, Predictions
 from mlmoe_jax.apps.report.run_files import RunFiles
+from mlmoe_jax.apps.tools.compare import SEED
 from mlmoe_jax.data.images import ArrayImages, BadImage
 from mlmoe_jax.data.label_tree import LabelTree
 from mlmoe_jax.data.labels.space import LabelSpace
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.evaluation.metrics.bootstrap import draw
+from mlmoe_jax.evaluation.metrics.multilabel import average_precision
 from mlmoe_jax.evaluation.metrics.ranking import rank
 from mlmoe_jax.evaluation.results import SplitScores, read_scores
 from mlmoe_jax.models.calibration import probabilities, to_logits
@@ -310,3 +313,14 @@ def test_a_page_with_twenty_thousand_labels_stays_small(tmp_path, run, no_bundle
     maps = {kind["name"]: kind for kind in data_block(text, "widget-attention")["maps"]}
     assert [len(shown) for shown in maps["labels"]["shown"]] == [samples.MOST_QUERIES] * 2
     assert "Of 20,000" in section(text, "gates")
+
+
+def test_intervals_are_those_of_metrics_of_resampled_images(run):
+    files = RunFiles(run)
+    found, truth, values = training.intervals(files, resamples=4), files.raw.entries("negative"), []
+    for counts in np.concatenate(list(draw(len(files.raw), 4, SEED)), axis=1).astype(int).T:
+        rows = np.repeat(np.arange(len(files.raw)), counts)
+        values.append(np.nanmean(average_precision(truth.scores[rows], truth.positive[rows], mask=truth.valid[rows])))
+    reach, value = 1.96 * np.std(values, ddof=1), files.results["test"].metrics["mAP"]
+    assert found["mAP"] == pytest.approx((value - reach, min(1.0, value + reach)))
+    assert "mAP@3" not in found, "it is not resampled"
