@@ -26,6 +26,7 @@ from mlmoe_jax.models.backbones.entry import IMAGENET_MEAN
 from mlmoe_jax.models.backbones.vit import ViT
 from mlmoe_jax.models.heads.linear import LinearHead
 from mlmoe_jax.models.heads.query import ML_DECODER_SETTINGS, Q2L_SETTINGS, QueryHead
+from mlmoe_jax.models.layers.positions import sine_positions
 from mlmoe_jax.models.params import ModelDef
 from mlmoe_jax.models.query_decoder import STYLES
 from mlmoe_jax.pretrained.load import LAYOUTS, LoadReport, MappedFile, fill, map_file, recognize
@@ -90,7 +91,7 @@ def load_official(model: nnx.Module, path: Path) -> LoadReport:
 
 def _find_contradiction(model: nnx.Module, mapped: MappedFile) -> str:
     """Return why a checkpoint is of another model although all shapes may fit, and the remedy; "" if it is not."""
-    pool = _pooling(mapped.layout.name)
+    pool = _pooling(mapped.layout.name, mapped.values.get(POSITION_TABLE))
     if pool not in (None, _head_pool(model)):
         return f"comes from code that classifies {_TOKENS[pool]}; set config.model.head.pool={pool}"
     of_q2l = isinstance(model.head, QueryHead) and model.head.decoder.style == STYLES["q2l"]
@@ -103,16 +104,23 @@ def _find_contradiction(model: nnx.Module, mapped: MappedFile) -> str:
 _TOKENS = {"cls": "the class token", "mean": "the mean of prompts and patches, as on MAE"}
 
 
-def _pooling(layout: str) -> str | None:
-    """Return the `model.head.pool` of the authors' code for a layout; None if its names do not show it.
+def _pooling(layout: str, table: np.ndarray | None) -> str | None:
+    """Return the `model.head.pool` of the authors' code for a layout and a position table f32[1,1+S·S,D].
 
-    The code of VPT and E2VPT classifies the mean of prompts and patches on MAE, and the class token on other backbones.
-    GateVPT's code uses equal names for MAE and MoCo v3.
+    The code of VPT, GateVPT and E2VPT classifies the mean of prompts and patches on MAE, and the class token on other
+    backbones. GateVPT's code uses equal names for MAE and MoCo v3, but their fixed position tables differ. None for
+    another table, and for layouts of other models.
     """
     if layout.endswith("_mae"):
         return "mean"
-    if layout.endswith("_timm"):
-        return None
+    if layout == "gate_vpt" or layout.endswith("_timm"):
+        if table is None or not _is_table(table, table.shape[-1]) or table.shape[-1] % 4:
+            return None
+        side = math.isqrt(table.shape[1] - 1)
+        mae = sine_positions(side, table.shape[-1], endpoint=False).reshape(side, side, -1)
+        patches = table[0, 1:].reshape(mae.shape)
+        tables = {"mean": mae, "cls": mae.swapaxes(0, 1)}  # of MAE and of MoCo v3
+        return next((pool for pool, fixed in tables.items() if np.allclose(patches, fixed, rtol=0, atol=1e-2)), None)
     return "cls" if layout.startswith(("vpt", "e2vpt")) else None
 
 
@@ -166,7 +174,8 @@ def official_tensors(model: nnx.Module) -> tuple[Layout, dict[str, np.ndarray]]:
     for layout in LAYOUTS:
         tensors = _name_tensors(layout, values) if layout.is_whole_model else None
         # A layout with names for all parameters may belong to another class of models; its marker decides.
-        if tensors and recognize(tensors) is layout and _pooling(layout.name) in (None, _head_pool(model)):
+        named = tensors and recognize(tensors) is layout
+        if named and _pooling(layout.name, values.get(POSITION_TABLE)) in (None, _head_pool(model)):
             return layout, {name: np.ascontiguousarray(tensors[name]) for name in sorted(tensors)}
     raise UserError("no layout of the authors' code has names for all parameters of this model and the same pooling")
 

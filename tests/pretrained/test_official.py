@@ -92,12 +92,15 @@ def test_every_variant_is_exported_as_it_was_imported(tmp_path, name):
     assert layout.name == others.get(name, name.removesuffix("_timm"))
 
 
-@pytest.mark.parametrize(("name", "other"), [("vpt_deep_mae", "vpt_deep"), ("e2vpt_mae", "e2vpt_unshared")])
+@pytest.mark.parametrize(
+    ("name", "other"), [("gate_vpt_mae", "gate_vpt"), ("vpt_deep_mae", "vpt_deep"), ("e2vpt_mae", "e2vpt_unshared")]
+)
 def test_a_file_whose_code_pools_otherwise_is_refused(refusal, tmp_path, name, other):
     path = write(tmp_path / "on_mae.npz", family.state_dict(name))
     sentence = refusal(load_official, make_model(other), path)
+    layout = name if name != "gate_vpt_mae" else "gate_vpt"  # the same names on MAE and MoCo v3
     assert sentence == (
-        f"{path} ({name} layout) comes from code that classifies the mean of prompts and patches, as on MAE; set "
+        f"{path} ({layout} layout) comes from code that classifies the mean of prompts and patches, as on MAE; set "
         "config.model.head.pool=mean"
     )
 
@@ -108,10 +111,23 @@ def test_a_class_token_is_not_read_as_a_mean(refusal, tmp_path):
     assert sentence.endswith("comes from code that classifies the class token; set config.model.head.pool=cls")
 
 
+def test_gate_vpt_on_mae_and_on_moco_v3_differ_in_their_positions(refusal, tmp_path):
+    tensors, model = family.state_dict("gate_vpt_mae"), make_model("gate_vpt_mae")
+    table = tensors["pos_embed"][:, 1:].reshape(1, 4, 4, -1)
+    assert np.abs(table[:, :, 1] - table[:, :, 0]).max() > 0.8  # the first channels depend on the column
+    tensors["pos_embed"][:, 1:] = table.swapaxes(1, 2).reshape(1, 16, -1)
+    path = write(tmp_path / "moco.npz", tensors)
+    assert refusal(load_official, model, path).endswith("set config.model.head.pool=cls")
+    load_official(make_model("gate_vpt"), path)
+    tensors["pos_embed"] = tensors["pos_embed"].astype(np.float16).astype(np.float32)
+    path = write(tmp_path / "half.npz", tensors)
+    assert refusal(load_official, model, path).endswith("set config.model.head.pool=cls")
+
+
 def test_a_model_that_its_code_would_pool_otherwise_is_not_exported(refusal):
-    model = make_model("VPT deep")
-    model.prompts = None
-    model.head.pool = "mean"
+    model, on_mae = make_model("gate_vpt"), family.positions_of_mae()
+    assert official_tensors(model)[0].name == "gate_vpt"
+    model.backbone.pos_embed = nnx.Param(jnp.asarray(on_mae))
     assert "the same pooling" in refusal(official_tensors, model)
 
 
