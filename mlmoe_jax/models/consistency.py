@@ -15,7 +15,7 @@ Such scores are not changed. Other scores are changed in two ways:
   score of the label and of the labels that imply it; of equal labels, the first is the strongest. Weaker labels, and
   the labels that imply them, get scores just below their thresholds.
 
-Shape letters: K labels, P labels of a level, C neighbors of a label, M exclusive labels of a group.
+Shape letters: K labels, P labels of a level, C neighbors of a label, G groups of M exclusive labels.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from mlmoe_jax.runtime.array_types import Floats, Ints
 
 _GAP = 2.0**-20  # relative distance of a score below a threshold from it; float32 resolves it
 _UNBOUNDED = 2.0  # the bound of a label without a bound, above every score
+_ROWS = 4096  # images that the host treats at a time
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,12 @@ class _Level:
         padded = [[*some, *some[-1:] * (most - len(some))] for some in neighbors.values()]
         return cls(np.array(list(neighbors)), np.array(padded))
 
-
-def _replace(scores: Any, labels: Ints, values: Any, xp: Any) -> Any:
-    """Return scores [...,K] with the values [...,P] of some labels. There is no scatter in some export formats."""
-    count = scores.shape[-1]
-    source = np.arange(count)
-    source[labels] = count + np.arange(len(labels))
-    return xp.concatenate([scores, values], axis=-1)[..., source]
+    def replace(self, scores: Any, values: Any, xp: Any) -> Any:
+        """Return scores [...,K] with the values [...,P] of these labels. There is no scatter in some export formats."""
+        count = scores.shape[-1]
+        source = np.arange(count)
+        source[self.labels] = count + np.arange(len(self.labels))
+        return xp.concatenate([scores, values], axis=-1)[..., source]
 
 
 def _sort_into_levels(neighbors: Mapping[int, Sequence[int]]) -> tuple[_Level, ...]:
@@ -84,13 +84,15 @@ class Consistency:
       limits: the thresholds f64[K]; a label is predicted if its score is at least its threshold; infinity = never.
       upward: the labels that others imply, with the labels that imply them directly; those that imply come first.
       downward: the labels that imply others, with the labels that they imply directly; the implied ones come first.
-      exclusive: groups of exclusive labels, i64[M] each.
+      groups: the exclusive labels i64[G,M], -1 where a group has fewer.
+      slots: the exclusive labels, with their positions in the flat `groups`; None without exclusive labels.
     """
 
     limits: Floats = field(default_factory=lambda: np.zeros(0))
     upward: tuple[_Level, ...] = ()
     downward: tuple[_Level, ...] = ()
-    exclusive: tuple[Ints, ...] = ()
+    groups: Ints = field(default_factory=lambda: np.zeros((0, 0), np.int64))
+    slots: _Level | None = None
 
     @classmethod
     def of(cls, tree: LabelTree, limits: ArrayLike, labels: int) -> Consistency:
@@ -102,21 +104,35 @@ class Consistency:
         limits = np.array(np.broadcast_to(np.asarray(limits, np.float64), labels))
         implied = [label for label, children in tree.children.items() if children]
         limits[implied] = np.minimum(limits[implied], 1)
-        exclusive = tuple(map(np.array, tree.exclusive))
-        if exclusive:
-            lowerable = np.concatenate([*exclusive, list(tree.parents)]).astype(np.int64)
+        most = max(map(len, tree.exclusive), default=0)
+        groups = np.array([[*group, *[-1] * (most - len(group))] for group in tree.exclusive], np.int64)
+        groups = groups.reshape(len(tree.exclusive), most)
+        positions: dict[int, list[int]] = {}
+        for position, label in enumerate(groups.ravel().tolist()):
+            if label >= 0:
+                positions.setdefault(label, []).append(position)
+        if positions:
+            lowerable = [*positions, *tree.parents]
             limits[lowerable] = np.maximum(limits[lowerable], _GAP)
-        return cls(limits, _sort_into_levels(tree.children), _sort_into_levels(tree.parents), exclusive)
+        slots = _Level.of(positions) if positions else None
+        return cls(limits, _sort_into_levels(tree.children), _sort_into_levels(tree.parents), groups, slots)
 
     def __call__(self, scores: Any) -> Any:
         """Return the scores of scores [...,K], in their type: an array of NumPy, or one of JAX for use inside jit."""
-        if not (self.upward or self.exclusive):
+        if not (self.upward or self.slots):
             return scores
-        xp = np if isinstance(scores, np.ndarray) else scores.__array_namespace__()  # no import of JAX on the host
+        if not isinstance(scores, np.ndarray):
+            return self._agree(scores, scores.__array_namespace__())  # jax.numpy, which the host does not need
+        if scores.ndim == 2 and len(scores) > _ROWS:
+            return np.concatenate([self(scores[at : at + _ROWS]) for at in range(0, len(scores), _ROWS)])
+        return self._agree(scores, np)
+
+    def _agree(self, scores: Any, xp: Any) -> Any:
+        """Return the scores in agreement; `xp` is numpy or jax.numpy."""
         limits = self.limits.astype(scores.dtype)  # rounded up, so that a score at a limit is not below the threshold
         limits = np.where(limits < self.limits, np.nextafter(limits, limits.dtype.type(np.inf)), limits)
         raised = self._raise_implied(scores, limits, xp)
-        if not self.exclusive:
+        if self.slots is None:
             return raised
         strength = self._raise_implied(scores, np.full_like(limits, np.inf), xp)
         bounds = self._bound_excluded(strength, raised >= limits, limits, xp)
@@ -128,7 +144,7 @@ class Consistency:
             implying, least = scores[..., level.neighbors], limits[level.labels][:, None]
             reached = implying >= limits[level.neighbors]
             needed = xp.where(reached, xp.maximum(implying, least), implying).max(axis=-1)
-            scores = _replace(scores, level.labels, xp.maximum(scores[..., level.labels], needed), xp)
+            scores = level.replace(scores, xp.maximum(scores[..., level.labels], needed), xp)
         return scores
 
     def _bound_excluded(self, strength: Any, predicted: Any, limits: NDArray, xp: Any) -> Any:
@@ -143,17 +159,18 @@ class Consistency:
           limits: [K], the thresholds.
           xp: numpy or jax.numpy.
         """
+        assert self.slots is not None
         under = (self.limits * (1 - _GAP)).astype(limits.dtype)
-        bounds = xp.full_like(strength, _UNBOUNDED)
-        for group in self.exclusive:
-            rivals = xp.where(predicted[..., group], strength[..., group], -1)
-            strongest = rivals.argmax(axis=-1)[..., None] == np.arange(len(group))
-            excluded = xp.where((rivals >= 0) & ~strongest, under[group], bounds[..., group])
-            bounds = _replace(bounds, group, excluded, xp)
+        rivals = xp.where((self.groups >= 0) & predicted[..., self.groups], strength[..., self.groups], -1)
+        strongest = rivals.argmax(axis=-1)[..., None] == np.arange(self.groups.shape[1])
+        weaker = ((rivals >= 0) & ~strongest).reshape(*strength.shape[:-1], self.groups.size)
+        excluded = weaker[..., self.slots.neighbors].any(axis=-1)
+        unbounded = xp.full_like(strength, _UNBOUNDED)
+        bounds = self.slots.replace(unbounded, xp.where(excluded, under[self.slots.labels], _UNBOUNDED), xp)
         for level in self.downward:
             implied = bounds[..., level.neighbors].min(axis=-1)
             implied = xp.where(implied < _UNBOUNDED, xp.minimum(implied, under[level.labels]), implied)
-            bounds = _replace(bounds, level.labels, xp.minimum(bounds[..., level.labels], implied), xp)
+            bounds = level.replace(bounds, xp.minimum(bounds[..., level.labels], implied), xp)
         return bounds
 
 
