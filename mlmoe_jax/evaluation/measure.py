@@ -19,6 +19,7 @@ from mlmoe_jax.evaluation.metrics.metric_groups import measure_entries
 from mlmoe_jax.evaluation.metrics.published import measure_preset
 from mlmoe_jax.evaluation.metrics.threshold_search import prior_matched
 from mlmoe_jax.evaluation.results import (
+    FALL,
     MetricSettings,
     Results,
     SplitResult,
@@ -38,7 +39,7 @@ from mlmoe_jax.runtime.text import percent, quantity
 
 Metrics = dict[str, float]  # name -> fraction
 # Patterns of the main metrics. The first match counts, which is a metric at eval.threshold.
-_HEADLINES = ("mAP", "CF1@.+", "OF1@.+", "AUC_macro", "precision@1")
+_HEADLINES = ("mAP", "CF1@.+", "OF1@.+", "AUC_macro", "precision@1", FALL)
 _PER_CLASS = ("positives", "AP", "AP_envelope", "AP_11point", "AUC")  # columns of per_class.csv
 
 
@@ -89,7 +90,7 @@ def measure_and_write(
 ) -> Results:
     """Measure splits and return the metrics of each. Process 0 writes them to the run folder.
 
-    The metrics include the means over pairs of labels.
+    The metrics include the means over pairs of labels, and the drop of mAP from `test` to `test_shift`.
 
     Args:
       folder: the run folder.
@@ -104,6 +105,9 @@ def measure_and_write(
     pairs = cooccurrence.training_pairs(label_space.together, label_space.positives, label_space.images)
     measured = {name: _measure_split(item, label_space, settings, pairs, fitted) for name, item in scored.items()}
     _add_pair_means(measured, config.data.test_splits)
+    if {"test", "test_shift"} <= measured.keys():
+        test, shifted = measured["test"].metrics, measured["test_shift"].metrics
+        shifted[FALL] = test["mAP"] - shifted["mAP"]
     for name, item in measured.items():
         if few := few_positives(item.scored.readable().codes):
             status(f"the metrics on {name} are rough: {few}")

@@ -49,6 +49,8 @@ class Thresholds:
             return Calibration()
         stored = [_entry(self.calibration["labels"], name, "calibration", "calibrate") for name in names]
         scale, offset = (np.array([entry[part] for entry in stored], np.float64) for part in ("scale", "offset"))
+        if not (scale > 0).all() or not np.isfinite([scale, offset]).all():  # the model may be from somebody else
+            raise ValueError("a calibration does not increase")
         return Calibration(scale, offset, fitted_on=self.calibration["split"])
 
     def correct(self, scores: Floats, names: Sequence[str], tree: LabelTree = INDEPENDENT) -> Floats:
@@ -81,6 +83,8 @@ def read_thresholds(folder: RunFolder) -> Thresholds:
         values, calibration = source.pop("thresholds"), source.pop("calibration", {})
         values = {name: math.inf if value is None else float(value) for name, value in values.items()}
         stored = Thresholds(values, source, calibration)
+        if np.isnan(list(values.values())).any():
+            raise ValueError("nan is no threshold")
         if calibration:
             stored.correction(list(calibration["labels"]))
         return stored

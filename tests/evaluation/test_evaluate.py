@@ -21,7 +21,7 @@ from mlmoe_jax.evaluation import evaluate
 from mlmoe_jax.evaluation.evaluate import evaluate_run, score_split
 from mlmoe_jax.evaluation.measure import Measured, measure, measure_and_write, results_table, write_measured
 from mlmoe_jax.evaluation.metrics.multilabel import per_class
-from mlmoe_jax.evaluation.results import SplitScores, changing_results, read_scores, read_split_results
+from mlmoe_jax.evaluation.results import FALL, SplitScores, changing_results, read_scores, read_split_results
 from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.calibration import probabilities
 from mlmoe_jax.runs.assemble import preprocess_for
@@ -259,7 +259,11 @@ def test_results_include_pairs_of_labels(tmp_path):
     assert rows["test"]["fpr_with_a"] == "", "no image has a alone"
     assert float(rows["test_shift"]["fpr_with_a"]) == 1
     assert float(rows["test_shift"]["fpr_without_a"]) == 0
-    assert results["test"]["mAP"] > results["test_shift"]["mAP"]
+    assert results["test_shift"][FALL] == results["test"]["mAP"] - results["test_shift"]["mAP"] > 0
+    assert FALL not in results["test"]
+    assert FALL in results_table(results).text()
+    measure_and_write(folder, {"test": scored["test"]}, space, config)
+    assert FALL not in scored_run.stored_metrics(folder)["test_shift"], "it would refer to other results on test"
     assert (tmp_path / "cooccurrence.csv").exists()
     measure_and_write(folder, scored, replace(space, together=np.zeros((3, 3), int)), config)
     assert not (tmp_path / "cooccurrence.csv").exists(), "no pair occurs together in this training"

@@ -175,15 +175,29 @@ def test_thresholds_are_written_and_read_back(tmp_path):
     assert read_thresholds(folder) == Thresholds({"a": 1.0, "b": np.inf})
 
 
+NOT_INCREASING = {
+    "thresholds": {"a": 0.5},
+    "calibration": {"split": "val", "labels": {"a": {"scale": 0.0, "offset": 0.0}}},
+}
+
+
 @pytest.mark.parametrize(
     "stored",
-    [[0.5], {"thresholds": "high"}, {"thresholds": {"a": [1]}, "split": "val"}, {"thresholds": {"a": 10**400}}],
+    [
+        [0.5],
+        {"thresholds": "high"},
+        {"thresholds": {"a": [1]}, "split": "val"},
+        {"thresholds": {"a": 10**400}},
+        NOT_INCREASING,
+    ],
 )
 def test_damaged_thresholds(tmp_path, refusal, stored):
     folder = RunFolder(tmp_path)
     assert "no thresholds.json" in refusal(read_thresholds, folder)
     folder.write_json("thresholds.json", stored)
     assert str(folder / "thresholds.json") in refusal(read_thresholds, folder)
+    folder.write_text("thresholds.json", '{"thresholds": {"a": NaN}}')
+    assert "nan is no threshold" in refusal(read_thresholds, folder)
 
 
 def test_fitted_thresholds_are_kept_when_training_is_rerun(tmp_path):
