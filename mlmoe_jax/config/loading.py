@@ -42,7 +42,7 @@ def parse_arg(arg: str, **defaults: Any) -> ConfigDict:
       option -> value.
 
     Raises:
-      UserError: an option is unknown, or a value is not allowed.
+      UserError: an option is unknown or repeated, or a value is not allowed.
     """
     keys = {name: default if isinstance(default, Key) else key_like(default) for name, default in defaults.items()}
     options = ConfigDict({name: key.default for name, key in keys.items()})
@@ -62,7 +62,8 @@ def choice(names: Iterable[str], default: str = "") -> ChoiceKey:
 
 
 def _split_options(arg: str, keys: Mapping[str, Key]) -> Iterator[tuple[str, str]]:
-    """Yield name and text of each option of a text; UserError for an unknown option."""
+    """Yield name and text of each option of a text; UserError for an option that is unknown or repeated."""
+    seen = set()
     all_options = f"this config takes {', '.join(keys) or 'no arguments'}"
     for item in filter(None, arg.split(",")):
         name, equals, text = item.partition("=")
@@ -70,6 +71,9 @@ def _split_options(arg: str, keys: Mapping[str, Key]) -> Iterator[tuple[str, str
             raise UserError(f"'{item}' after the config's colon is not key=value; {all_options}")
         if name not in keys:
             raise UserError(f"config argument '{name}' does not exist{nearest(name, keys) or f'; {all_options}'}")
+        if name in seen:
+            raise UserError(f"config argument '{name}' is given twice")
+        seen.add(name)
         yield name, text
 
 

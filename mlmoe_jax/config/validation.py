@@ -28,7 +28,17 @@ def validate(config: ConfigDict) -> None:
 
 def find_warnings(config: ConfigDict) -> list[str]:
     """Return warnings about settings that are valid but probably not intended."""
-    messages = head_class(config).warnings(config)
+    messages, loss = head_class(config).warnings(config), config.loss
+    if loss.kind == "focal" and loss.gamma_neg != KEYS["loss.gamma_neg"].default:
+        messages.append(
+            f"loss.gamma_neg={loss.gamma_neg:g} is for the asymmetric loss; the exponent of focal is loss.gamma, which "
+            f"is {loss.gamma:g}"
+        )
+    if config.data.bad_images == "skip" and has_batch_statistics(config):
+        messages.append(
+            "trained batch normalization would count the blank of an unreadable image, so in training "
+            "data.bad_images=skip leaves out only missing images, and an unreadable image is an error"
+        )
     if prompts_class(config).uses_groups and not head_class(config).uses_groups:
         messages.append(
             f"model.head.kind={config.model.head.kind} does not use label groups, so group prompts differ from deep "

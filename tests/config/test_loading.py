@@ -147,6 +147,7 @@ def test_a_config_without_arguments_says_so(refusal):
         ("epochs", "'epochs' after the config's colon is not key=value; this config takes epochs, name"),
         ("zzz=1", "config argument 'zzz' does not exist; this config takes epochs, name"),
         ("epoch=1", "config argument 'epoch' does not exist; did you mean 'epochs'?"),
+        ("epochs=1,epochs=2", "config argument 'epochs' is given twice"),
         ("epochs=x", "config argument 'epochs' takes an integer such as 3, not 'x'"),
     ],
 )

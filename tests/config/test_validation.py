@@ -206,3 +206,13 @@ def test_group_prompts_of_a_head_without_groups_warn(head, count):
     config = default_config()
     config.model.prompts.kind, config.model.head.kind = "group", head
     assert sum("does not use label groups" in line for line in find_warnings(config)) == count
+
+
+def test_the_exponent_of_focal_is_not_that_of_the_asymmetric_loss():
+    config = default_config()
+    config.loss.kind, config.loss.gamma_neg = "focal", 3.0
+    assert find_warnings(config) == [
+        "loss.gamma_neg=3 is for the asymmetric loss; the exponent of focal is loss.gamma, which is 2"
+    ]
+    config.loss.gamma_neg = default_config().loss.gamma_neg
+    assert find_warnings(config) == []

@@ -182,6 +182,8 @@ def _sweep(flags: Namespace, overrides: KeyValues) -> Outcome:
     from mlmoe_jax.apps.papers.sweep import sweep
     from mlmoe_jax.config import default_config
 
+    if flags.profile:
+        raise UserError("--profile traces one training; leave it out of a --sweep")
     axes = parse_sweep(flags.sweep, default_config())
     if both := axes.keys() & {key for key, _ in overrides}:
         raise UserError(f"{min(both)} is set by --sweep and by --config.{min(both)}; leave one out")
@@ -432,6 +434,10 @@ def _push(flags: Namespace, overrides: KeyValues) -> Outcome:
     options={"output": {"help": "of --audit: a folder (default: audit)"}},
 )
 def _data(flags: Namespace, overrides: KeyValues) -> Outcome:
+    if flags.audit and flags.sample:
+        raise UserError("--audit takes all images; leave --sample out")
+    if flags.output and not flags.audit:
+        raise UserError("--mode=data writes files only with --audit; add it, or leave --output out")
     config = _load_config(flags.config, overrides)
     if flags.audit:
         from mlmoe_jax.apps.audit.suggestions import audit_data

@@ -152,10 +152,22 @@ def parse_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, KeyValues
     plain, overrides = words, []
     if words[0] not in COMMANDS or COMMANDS[words[0]].takes_keys:
         plain, overrides = _split_overrides(words)
+    _require_once(words)
     flags = _parser().parse_args(plain)
     if source := vars(flags).get("init_from"):
         overrides.append(("init_from", source))
     return flags, overrides
+
+
+def _require_once(words: Sequence[str]) -> None:
+    """Raise UserError for a flag or key that is given again, of which the first value would be lost."""
+    command = COMMANDS.get(words[0])
+    names = [word.partition("=")[0] for word in words if word.startswith("--")]
+    for name in dict.fromkeys(names):
+        flag = name.removeprefix("--")
+        options = FLAGS.get(flag, {}) | (command.options.get(flag, {}) if command else {})
+        if names.count(name) > 1 and options.get("action") != "append":
+            raise UserError(f"{name} is given {names.count(name)} times; give it once")
 
 
 def _put_mode_first(arguments: Sequence[str]) -> list[str]:
