@@ -93,7 +93,7 @@ def load_config(
     location, _, arg = reference.partition(":")
     path = find_config(location)
     try:
-        get_config = runpy.run_path(str(path)).get("get_config")
+        get_config = runpy.run_path(str(path)).get("get_config") if path.suffix == ".py" else None
     except SyntaxError as error:
         raise UserError(f"config {path} is not valid Python: line {error.lineno}, {error.msg}") from error
     if get_config is None:
@@ -133,8 +133,11 @@ def override_pairs(overrides: Overrides | None) -> list[tuple[str, str]]:
 
 
 def apply_overrides(config: ConfigDict, overrides: list[tuple[str, str]]) -> ConfigDict:
-    """Set ("a.b", "text") pairs as `set_key` does."""
+    """Set ("a.b", "text") pairs as `set_key` does; UserError also for a repeated key."""
+    keys = [key for key, _ in overrides]
     for key, text in overrides:
+        if keys.count(key) > 1:
+            raise UserError(f"--config.{key} is given twice")
         set_key(config, key, text, role="config key")
     return config
 

@@ -2,7 +2,7 @@
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.config.defaults import KEYS, key_named, why_unknown
+from mlmoe_jax.config.defaults import CONFIG, KEYS, key_named, why_unknown
 from mlmoe_jax.config.loading import flatten
 from mlmoe_jax.config.tables.data_keys import AUGMENT_KEYS
 from mlmoe_jax.data.labels import hidden
@@ -21,6 +21,8 @@ from mlmoe_jax.models.registries import (
 
 def validate(config: ConfigDict) -> None:
     """Raise one UserError that lists every mistake in the config."""
+    if missing := CONFIG.entries.keys() - config.keys():
+        raise UserError(f"the config lacks {', '.join(sorted(missing))}; let it start from default_config()")
     checks = (_key_mistakes, _model_mistakes, _data_mistakes, _loss_mistakes, _cache_mistakes, _fit_mistakes)
     if mistakes := [mistake for check in checks for mistake in check(config)]:
         raise UserError("the config has mistakes: " + "; ".join(mistakes))

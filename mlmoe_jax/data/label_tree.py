@@ -168,6 +168,16 @@ class LabelTree:
 INDEPENDENT = LabelTree()  # labels that imply and exclude nothing
 
 
+class _Loader(yaml.BaseLoader):
+    """Reads `no` and `1` as text, and refuses a repeated key, of which YAML would take the last value only."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        names = [key.value for key, _ in node.value]
+        if repeated := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"it has '{repeated[0]}' twice")
+        return super().construct_mapping(node, deep)
+
+
 def read_tree(path: str | os.PathLike, names: Sequence[str]) -> LabelTree:
     """Read the tree of the labels `names` from a YAML file.
 
@@ -176,7 +186,7 @@ def read_tree(path: str | os.PathLike, names: Sequence[str]) -> LabelTree:
     """
     number = {name: k for k, name in enumerate(names)}
     with damage_explained(path):
-        content = yaml.load(read_bytes(path), Loader=yaml.BaseLoader) or {}  # with it, `no` and `1` are text
+        content = yaml.load(read_bytes(path), Loader=_Loader) or {}
         if wrong := sorted(content.keys() - {"implies", "exclusive"}):
             raise UserError(f"{path} has {wrong[0]}, which is neither implies nor exclusive; {_FORM}")
         pairs = [(name, other) for name, others in content.get("implies", {}).items() for other in _to_list(others)]

@@ -141,7 +141,7 @@ def _receive(address: str, part: Path) -> None:
         if response.status != http.client.PARTIAL_CONTENT:
             offset = 0
             _start(part, response)
-        elif _version(response) not in ("", version):  # servers may ignore If-Range
+        elif not _continues(response, offset) or _version(response) not in ("", version):  # they may ignore If-Range
             _remove(part)
             raise NoAnswer("the file has changed")
         length = offset + response.length if response.length else 0
@@ -151,6 +151,10 @@ def _receive(address: str, part: Path) -> None:
     size = part.stat().st_size
     if length and size != length:
         raise NoAnswer(f"the connection was lost after {megabytes(size)} of {megabytes(length)}")
+
+
+def _continues(response: http.client.HTTPResponse, offset: int) -> bool:
+    return (response.headers.get("Content-Range") or "").startswith(f"bytes {offset}-")
 
 
 def _start(part: Path, response: http.client.HTTPResponse) -> None:

@@ -96,8 +96,10 @@ class _Wrapped(_StandIn):
 
 
 class _Dict(_StandIn, dict):
-    def __init__(self, *more: Any):
-        super().__init__()
+    def __init__(self, items: Any = (), *more: Any):
+        super().__init__(items if type(items) is list else ())
+        if type(items) is list:  # an OrderedDict of Python 2; a cleared list cannot be copied again and again
+            items.clear()
 
 
 class _Empty(_StandIn):

@@ -215,6 +215,8 @@ class OtherRun(Origin):
     def _published_paths(self, source: Parts, source_config: ConfigDict) -> set[str]:
         """Return the paths of the frozen parameters that both runs have from one published file."""
         weights, source_weights = self.config.model.backbone.weights, source_config.model.backbone.weights
+        if weights not in ("auto", source_weights):
+            status(f"model.backbone.weights={weights} is not read, because the backbone comes from {self.folder}")
         return set(source.frozen) - source.unpublished if weights == source_weights == "auto" else set()
 
 

@@ -210,3 +210,13 @@ def test_unknown_stored_keys_are_ignored_with_a_warning(caplog):
     config = from_json('{"seed": 7, "gone": {"key": 1}, "train": {"epocs": 1, "epochs": 3}}')
     assert flatten(config) == {**flatten(default_config()), "seed": 7, "train.epochs": 3}
     assert caplog.messages == ["the stored config has unknown keys, which are ignored: gone.key, train.epocs"]
+
+
+def test_a_key_is_set_once(refusal):
+    twice = [("seed", "1"), ("train.epochs", "2"), ("seed", "1")]
+    assert refusal(apply_overrides, default_config(), twice) == "--config.seed is given twice"
+
+
+def test_only_python_files_are_configs(refusal, tmp_path):
+    (tmp_path / "config.json").write_text('{"seed": false}')
+    assert "defines no get_config(arg) function" in refusal(load_config, str(tmp_path / "config.json"), [])

@@ -216,3 +216,9 @@ def test_the_exponent_of_focal_is_not_that_of_the_asymmetric_loss():
     ]
     config.loss.gamma_neg = default_config().loss.gamma_neg
     assert find_warnings(config) == []
+
+
+def test_a_config_starts_from_the_defaults(refusal):
+    config = default_config()
+    del config.train, config.optim
+    assert refusal(validate, config) == "the config lacks optim, train; let it start from default_config()"

@@ -87,6 +87,7 @@ def test_every_source_is_corrected(source, tmp_path):
             "line 3 has '1' under suggested, which should be 1, 0 or empty, and 'maybe' under accept",
         ),
         ("a.png,cat,1,yes\n", "line 2 has 4 cells, but there are 6 columns"),
+        ("a.png,cat,0,1,0.1,yes\na.png,cat,0,0,0.1,yes\n", "line 3 contradicts an earlier line about a.png and 'cat'"),
     ],
 )
 def test_a_wrong_row_is_one_sentence_with_its_line(rows, says, corrected, refusal):

@@ -49,6 +49,7 @@ def test_a_file_is_read(tmp_path):
         ("exclusive: [[day, day]]", "day, day are not two or more different labels"),
         ("exclusive: [day, night]", "the exclusive labels day are not two or more different labels"),
         ("exclusive: [[day, [night]]]", "is damaged"),
+        ("implies: {dog: animal, dog: day}", "is damaged: it has 'dog' twice"),
         ("exclude: [[day, night]]", "has exclude, which is neither implies nor exclusive; write such as"),
         ("implies: [dog, animal]", "is damaged"),
         ("- dog", "is damaged"),

@@ -81,6 +81,12 @@ def test_an_old_parameter_is_its_tensor(read):
     assert all(value.tolist() == FOUR.tolist() for value in tensors.values())
 
 
+def test_an_ordered_dict_of_python_2_is_read(read):
+    pair = b"](U\x04fc.a" + tensor() + b"e"
+    pickled = named("collections.OrderedDict") + row(b"](" + pair + b"e") + b"R"
+    assert list(read(pickled)) == ["fc.a"]
+
+
 def test_a_storage_can_be_part_of_another(read):
     view = row(text("v"), number(1), number(3))
     pickled = table(w=tensor(storage(view=view), 1, (2,)), all=tensor(storage(view=b"N")))

@@ -224,6 +224,14 @@ def test_bombs_are_refused_before_they_take_memory_or_time(reason, bomb, monkeyp
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < used + 2**20, "less than 1 GB"
 
 
+def test_copies_of_a_list_of_python_2_are_empty(read):
+    pair = b"](U\x04fc.a" + tensor() + b"e"
+    pickled = (
+        named("collections.OrderedDict") + b"](" + pair + b"eq\1\x85R0" + named("collections.OrderedDict") + b"h\1\x85R"
+    )
+    assert list(read(table(w=tensor(), x=pickled))) == ["w"]
+
+
 # -------------------------------------------------------------------------------------------------------- damaged files
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_file_that_is_cut_off_or_has_a_flipped_bit_is_refused_or_gives_arrays(refusal, tmp_path, layout):

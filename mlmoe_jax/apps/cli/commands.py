@@ -492,8 +492,8 @@ def _features(flags: Namespace, overrides: KeyValues) -> Outcome:
     flags=("config", "configs"),
 )
 def _summary(flags: Namespace, overrides: KeyValues) -> Outcome:
-    if not (flags.config or flags.configs):
-        raise UserError("--mode=summary needs --config=FILE or --configs=FILE,FILE,…")
+    if bool(flags.config) == bool(flags.configs):
+        raise UserError("--mode=summary needs either --config=FILE or --configs=FILE,FILE,…")
     from mlmoe_jax.apps.tools.preflight.cost import cost_outcome, count_cost
     from mlmoe_jax.config import split_references
 

@@ -164,6 +164,8 @@ def _read_vectors(path: str | Path, words: set[str]) -> dict[str, NDArray[np.flo
             # In the largest files, some words contain blanks and begin with a needed word.
             if word in known and len(numbers) == width:
                 vectors[known[word]] = np.array([float(number) for number in numbers])
+                if not np.isfinite(vectors[known[word]]).all():
+                    raise ValueError("it has a number that is not finite")
     return vectors
 
 

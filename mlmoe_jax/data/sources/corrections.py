@@ -47,11 +47,12 @@ def correct_labels(split: Split, path: str | os.PathLike) -> Split:
     """Return a split with the accepted corrections of a file.
 
     Raises:
-      UserError: the file is missing or invalid, an accepted row names an image or a label that the split does not have.
+      UserError: the file is missing or invalid, an accepted row names an image or a label that the split does not have,
+        or two accepted rows contradict each other.
     """
     columns = {name: k for k, name in enumerate(split.classes)}
     rows = {name: row for row, name in enumerate(split.ids)}
-    labels = split.labels.copy()
+    labels, codes = split.labels.copy(), {}
     for line, image, label, code in read_corrections(path):
         if image not in rows or label not in columns:
             unknown = f"label '{label}'" if image in rows else f"image '{image}'"
@@ -59,6 +60,8 @@ def correct_labels(split: Split, path: str | os.PathLike) -> Split:
                 f"{path} line {line} corrects the {unknown}, which split {split.name} does not have; write the name as "
                 "the data set has it, or clear accept in this line"
             )
+        if codes.setdefault((image, label), code) != code:
+            raise UserError(f"{path} line {line} contradicts an earlier line about {image} and '{label}'; delete one")
         labels[rows[image], columns[label]] = code
     return replace(split, labels=labels)
 

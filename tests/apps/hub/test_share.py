@@ -250,6 +250,12 @@ def changed(content: bytes, tensors: dict | None = None, **about) -> bytes:
         ("config.json", lambda b: b"\x80\x04", "is damaged"),
         ("label_space.npz", lambda b: b"PK", "is damaged"),
         ("thresholds.json", lambda b: b'{"thresholds": {"a": "x"}}', "could not convert string to float"),
+        ("thresholds.json", lambda b: b'{"thresholds": {"a": NaN}}', "nan is no threshold"),
+        (
+            "thresholds.json",
+            lambda b: b'{"thresholds": {}, "calibration": {"split": "v", "labels": {"a": {"scale": -1, "offset": 0}}}}',
+            "a calibration does not increase",
+        ),
     ],
 )
 def test_a_damaged_model_is_one_sentence(made, pushed, refusal, name, change, expected):
