@@ -5,29 +5,33 @@ A checkpoint has four items:
     state     step, trainable, stats, optimizer, averages: everything from which training resumes
     selected  the values for evaluation and prediction
     notes     plain JSON, such as the best metric so far
-    digests   a sha256 of the notes and of every array, see `digests.py`
+    digests   the step, and a sha256 of the notes and of every array, see `digests.py`
 
 Orbax stores no checksum of array data, so it would silently restore flipped bits. If the digests of a checkpoint
-differ, the previous checkpoint is used.
+differ, or it belongs to another step, the previous checkpoint is used.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from etils import epath
 
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.errors import DiskError, UserError
 from mlmoe_jax.runs import digests
 from mlmoe_jax.runs.folder import CHECKPOINTS, RunFolder
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.files import damage_explained, disk_errors_explained
 from mlmoe_jax.runtime.progress import heartbeat, status
 from mlmoe_jax.runtime.sharding import copy_tree
+
+_LAST_WRITES_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ def open_manager(folder: RunFolder, *, keep: int = 2, writing: bool = True) -> I
         training may be writing to the folder, because the checkpoint in progress would be removed.
 
     Raises:
-      DiskError: a checkpoint could not be written.
+      DiskError: a checkpoint could not be written; its partial files have been removed.
     """
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=writing, cleanup_tmp_directories=writing)
     path = folder.writable_folder(CHECKPOINTS) if writing else folder / CHECKPOINTS
@@ -67,18 +71,40 @@ def open_manager(folder: RunFolder, *, keep: int = 2, writing: bool = True) -> I
     with damage_explained(f"a _CHECKPOINT_METADATA in {path}"), disk_errors_explained(path):
         manager = ocp.CheckpointManager(path, options=options)
     try:
-        yield manager
-    finally:
         try:
-            wait_until_written(manager)
-        finally:  # also after an error, which would leave threads behind
+            yield manager
+        finally:
+            _close(manager)
+    except DiskError:
+        if writing:
+            _remove_partial(path)
+        raise
+
+
+def _close(manager: ocp.CheckpointManager) -> None:
+    """Wait for the last checkpoint and end the threads of the manager, also after a failed write."""
+    try:
+        with disk_errors_explained(manager.directory):
             manager.close()
+    except DiskError:
+        manager.close()  # the first call raises the error and leaves threads behind
+        raise
 
 
-def wait_until_written(manager: ocp.CheckpointManager) -> None:
-    """Wait for the last checkpoint; DiskError if it could not be written."""
-    with disk_errors_explained(manager.directory):
-        manager.wait_until_finished()
+def _remove_partial(path: epath.Path) -> None:
+    """Remove the files of checkpoints that could not be written."""
+    for thread in threading.enumerate():  # after one error, Orbax does not wait for its further writers
+        if type(thread).__module__.startswith("orbax."):
+            threading.Thread.join(thread, _LAST_WRITES_SECONDS)  # Orbax's own join raises the thread's error
+    for partial in path.glob("*.orbax-checkpoint-tmp*"):
+        partial.rmtree()
+
+
+def require_written(manager: ocp.CheckpointManager, *, wait: bool = False) -> None:
+    """Raise DiskError if the last checkpoint could not be written; without `wait`, a write in progress is no error."""
+    if wait or not manager.is_saving_in_progress():
+        with disk_errors_explained(manager.directory):
+            manager.wait_until_finished()
 
 
 def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, notes: dict[str, Any]) -> None:
@@ -89,11 +115,12 @@ def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, n
     if jax.default_backend() == "cpu":  # the host reads the arrays in place, and the next step would wait for it
         # On simulated devices, transfers that wait can occupy the threads that a collective operation needs.
         state, selected = jax.block_until_ready(copy_tree((state, selected)))
+    plain = {"step": step, "notes": digests.json_digest(notes)}
     items = ocp.args.Composite(
         state=ocp.args.PyTreeSave(state),
         selected=ocp.args.PyTreeSave(selected),
         notes=ocp.args.JsonSave(notes),
-        digests=digests.Save(notes, {"state": state, "selected": selected}),
+        digests=digests.Save(plain, {"state": state, "selected": selected}),
     )
     with disk_errors_explained(manager.directory):
         manager.save(step, args=items)
@@ -154,9 +181,9 @@ def _restore_undamaged(manager: ocp.CheckpointManager, step: int, items: dict[st
     try:
         stored = manager.restore(step, args=ocp.args.Composite(**args))
         restored = {name: stored[name] for name in (*items, "notes")}
-        damage = digests.damage({name: stored[name] for name in items}, stored["digests"])
-        if stored["digests"]["notes"] != digests.json_digest(stored["notes"]):
-            damage = "its notes differ from the saved ones"
+        damage = _difference(step, stored["notes"], stored["digests"]) or digests.damage(
+            {name: stored[name] for name in items}, stored["digests"]
+        )
     except Exception as error:  # Orbax raises a bare Exception if an array on several devices cannot be read
         reason = error.__cause__ or error
         damage = (str(reason) or type(reason).__name__).splitlines()[0].partition(" [tensorstore_spec")[0]
@@ -166,14 +193,27 @@ def _restore_undamaged(manager: ocp.CheckpointManager, step: int, items: dict[st
     return restored
 
 
+def _difference(step: int, notes: dict[str, Any], stored: dict[str, Any]) -> str:
+    """Return how a checkpoint's step and notes differ from the saved ones; "" if they do not."""
+    if stored["step"] != step:
+        return f"it is the checkpoint of step {stored['step']}"
+    return "" if stored["notes"] == digests.json_digest(notes) else "its notes differ from the saved ones"
+
+
 def newest_notes(folder: RunFolder) -> dict[str, Any]:
-    """Return the notes of the newest checkpoint; {} if there is none.
+    """Return the newest undamaged notes; {} if there are none.
 
     Orbax is not used, because all processes of a job would have to call it together.
     """
     path = folder / CHECKPOINTS
     steps = [int(entry.name) for entry in path.iterdir() if entry.name.isdecimal()] if path.is_dir() else []
-    return folder.read_json(f"{CHECKPOINTS}/{max(steps)}/notes/metadata") if steps else {}
+    for step in sorted(steps, reverse=True):
+        with contextlib.suppress(UserError, KeyError):
+            notes = folder.read_json(f"{CHECKPOINTS}/{step}/notes/metadata")
+            stored = folder.read_json(f"{CHECKPOINTS}/{step}/digests/metadata")
+            if not _difference(step, notes, stored):
+                return notes
+    return {}
 
 
 def _restore_args(tree: Any) -> ocp.args.CheckpointArgs:

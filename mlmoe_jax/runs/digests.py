@@ -3,7 +3,7 @@
 Each process computes the digests of its own shards, in the thread that writes the checkpoint. A shard on several
 devices counts once. The first process writes `metadata`, and process i `metadata-i`:
 
-    {"notes": "<sha256>", "state": {"<leaf>": "<sha256>"}, "selected": {…}}
+    {"step": 7, "notes": "<sha256>", "state": {"<leaf>": "<sha256>"}, "selected": {…}}
 
 A sharded array has a sha256 per shard instead, such as {"0:4,0:8": "<sha256>", …}, with its rows and columns.
 """
@@ -36,7 +36,7 @@ class _Handler(ocp.AsyncCheckpointHandler):
 
     async def async_save(self, directory: epath.Path, args: Save) -> list[future.Future]:
         parts = {name: host_shards(tree) for name, tree in args.trees.items()}
-        write = _write(directory, args.notes, parts)
+        write = _write(directory, args.plain, parts)
         return [future.CommitFutureAwaitingContractedSignals(write, name="digests")]
 
     def save(self, directory: epath.Path, args: Save) -> None:
@@ -50,9 +50,9 @@ class _Handler(ocp.AsyncCheckpointHandler):
 @ocp.args.register_with_handler(_Handler, for_save=True)
 @dataclass
 class Save(ocp.args.CheckpointArgs):
-    """The digests to save, of the notes and of `trees`, name -> tree of arrays."""
+    """The digests to save: `plain` has the step and the digest of the notes, `trees` name -> tree of arrays."""
 
-    notes: dict[str, Any]
+    plain: dict[str, Any]
     trees: dict[str, Any]
 
 
@@ -152,11 +152,11 @@ def _sha256(values: np.ndarray) -> str:
 
 
 async def _write(
-    directory: epath.Path, notes: dict[str, Any], parts: dict[str, dict[str, dict[str, np.ndarray]]]
+    directory: epath.Path, plain: dict[str, Any], parts: dict[str, dict[str, dict[str, np.ndarray]]]
 ) -> None:
     """Write the digests of one process."""
     index, _ = distributed.process()
     digests: dict[str, Any] = {name: shard_digests(shards) for name, shards in parts.items()}
     if not index:
-        digests["notes"] = json_digest(notes)
+        digests |= plain
     (directory / (f"{_FILE}-{index}" if index else _FILE)).write_text(json.dumps(digests))

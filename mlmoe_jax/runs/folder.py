@@ -24,7 +24,9 @@ from mlmoe_jax.runs.uploads import Uploads
 from mlmoe_jax.runtime import distributed, files
 from mlmoe_jax.runtime.files import open_to_append
 from mlmoe_jax.runtime.formats import dump_json
+from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.storage import LOCK, Folder
+from mlmoe_jax.runtime.text import quantity
 
 CONFIG, LABELS, LABEL_SPACE, PREPROCESS = "config.json", "labels.txt", "label_space.npz", "preprocess.json"
 BACKBONE, THRESHOLDS, METRICS, RESULTS = "backbone.json", "thresholds.json", "metrics.jsonl", "results.json"
@@ -86,11 +88,11 @@ class RunFolder(Folder):
         self.uploads.offer()
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of metrics.jsonl, without a line that a crash left incomplete."""
-        rows = []
-        for line in (self._stored_lines() if self._lines is None else self._lines).splitlines():
-            with contextlib.suppress(ValueError):
-                rows.append(json.loads(line))
+        """Return the rows of metrics.jsonl. Damaged lines, such as a truncated one, are left out, with a message."""
+        lines = (self._stored_lines() if self._lines is None else self._lines).splitlines()
+        rows = [row for row in map(_parse_row, lines) if row is not None]
+        if len(rows) < len(lines):
+            status(f"{self / METRICS}: {quantity(len(lines) - len(rows), 'damaged line')} left out")
         return rows
 
     def drop_rows_after(self, step: int) -> None:
@@ -102,6 +104,15 @@ class RunFolder(Folder):
     def _stored_lines(self) -> bytes:
         path = self / METRICS
         return path.read_bytes() if path.exists() else b""
+
+
+def _parse_row(line: bytes) -> dict[str, Any] | None:
+    """Return a line of metrics.jsonl as a row; None if it is damaged."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and "step" in row else None
 
 
 def read_config(folder: RunFolder) -> ConfigDict:

@@ -103,6 +103,22 @@ class Run:
         return cast(Classifier, self.definition.merge(values))
 
 
+def require_same_frozen(folder: RunFolder, parts: Parts) -> None:
+    """Raise UserError if a training with other frozen weights has begun in the folder."""
+    if (folder / BACKBONE).exists() and (folder / CHECKPOINTS).exists():
+        _require_fingerprint(folder, parts)
+
+
+def _require_fingerprint(folder: RunFolder, parts: Parts) -> None:
+    keys = ("name", "weights", "fingerprint")
+    name, weights, expected = folder.read_json(BACKBONE, lambda stored: [stored[key] for key in keys])
+    if parts.fingerprint != expected:
+        raise UserError(
+            f"the frozen weights of {name} ({weights}) differ from the weights that {folder} was trained with; put the "
+            "original file back, or train in another --workdir"
+        )
+
+
 def read_preprocess(folder: RunFolder, image_size: int) -> Preprocess:
     """Return the stored mean and standard deviation with the image size of the config, which may differ."""
 
@@ -237,13 +253,7 @@ def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace)
         stored = cast_frozen({path: values[path] for path in elsewhere}, config) | stored
     frozen = {path: stored[path] for path in parts.frozen}
     parts = replace(parts, frozen=frozen, unpublished=frozenset(stored) - elsewhere)
-    keys = ("name", "weights", "fingerprint")
-    name, weights, expected = folder.read_json(BACKBONE, lambda stored: [stored[key] for key in keys])
-    if parts.fingerprint != expected:
-        raise UserError(
-            f"the frozen weights of {name} ({weights}) differ from the weights that {folder} was trained with; put the "
-            "original file back, or train in another --workdir"
-        )
+    _require_fingerprint(folder, parts)
     return parts
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import logging
 import platform
 from datetime import UTC, datetime
 from typing import Any
@@ -11,8 +12,11 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import STARTS, RunFolder
 from mlmoe_jax.runtime.version import __version__
+
+_logger = logging.getLogger(__name__)
 
 # Libraries whose versions are recorded at every start, since results can depend on them.
 _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy", "pillow")
@@ -25,7 +29,7 @@ def versions() -> dict[str, str]:
 
 
 def record_start(folder: RunFolder, step: int, mesh: Mesh) -> None:
-    """Append to `starts.json`: time, first step, versions, devices, processes and mesh."""
+    """Append to `starts.json`: time, first step, versions, devices, processes and mesh. A damaged file is replaced."""
     start = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "step": step,
@@ -39,8 +43,12 @@ def record_start(folder: RunFolder, step: int, mesh: Mesh) -> None:
 
 
 def read_starts(folder: RunFolder) -> list[dict[str, Any]]:
-    """Return the starts of a run, oldest first; [] without the file."""
+    """Return the starts of a run, oldest first; [] without the file, or with a warning if the file is damaged."""
     if not (folder / STARTS).exists():
         return []
-    with folder.reading(STARTS):
-        return json.loads(folder.read_text(STARTS))
+    try:
+        with folder.reading(STARTS):
+            return list(json.loads(folder.read_text(STARTS)))
+    except UserError as error:
+        _logger.warning(error)  # neither training nor a report depends on it
+        return []

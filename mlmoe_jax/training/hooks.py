@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from mlmoe_jax.training.step import TrainState, TrainStep
 
 # Largest factor by which the norm of all trainable parameters may grow between two checkpoints.
 DIVERGENCE_LIMIT = 1000.0
+WRITTEN_SECONDS = 2.0  # between two looks at whether the last checkpoint could be written
 _LISTED = 8  # images in a message
 _norm = jax.jit(optax.tree.norm)
 
@@ -182,10 +184,14 @@ class Checks(Hook):
     def __init__(self, experiment: Experiment, manager: ocp.CheckpointManager, state: TrainState):
         self._experiment, self._manager = experiment, manager
         self._saved = int(state.step), float(_norm(state.trainable))
+        self._looked = -math.inf
         self._unseen: list[tuple[int, Mapping[str, jax.Array]]] = []
         self._last: Mapping[str, jax.Array] = {}
 
     def after_step(self, step, metrics):
+        if time.monotonic() - self._looked > WRITTEN_SECONDS:
+            checkpoint.require_written(self._manager)
+            self._looked = time.monotonic()
         self._unseen.append((step, metrics))
         self._last = metrics
 
@@ -205,7 +211,7 @@ class Checks(Hook):
         self._saved = step, norm
 
     def finish(self):
-        checkpoint.wait_until_written(self._manager)
+        checkpoint.require_written(self._manager, wait=True)
 
     def require_finite(self, metrics: Mapping[str, Any]) -> None:
         """Raise UserError if more steps were not finite than may be skipped. `metrics` are those of the last step."""

@@ -22,7 +22,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.build import Classifier
 from mlmoe_jax.models.params import ModelDef, Params, draw_missing
 from mlmoe_jax.models.partition import axis_names, label_axes
-from mlmoe_jax.models.registries import head_class
+from mlmoe_jax.models.registries import head_class, prompts_class
 from mlmoe_jax.pretrained.load import LoadReport, map_file
 from mlmoe_jax.pretrained.official import CHECKPOINT_SUFFIXES, POSITION_TABLE, departures, load_official
 from mlmoe_jax.pretrained.peft import PeftAdapter, fill_from_peft, is_peft, read_peft
@@ -201,7 +201,8 @@ class OtherRun(Origin):
 
         count, step = len(transferred) + len(published), restored.notes["step"]
         status(f"init_from {folder}: {count} of {len(initial)} parameters, as selected at step {step}")
-        report_transfer(match, skipped)
+        grouped = prompts_class(config).uses_groups and match.same_groups
+        report_transfer(match, label_space, source_space, skipped, grouped=grouped)
         parts = Parts(
             base.definition,
             {path: transferred.get(path, value) for path, value in base.trainable.items()},

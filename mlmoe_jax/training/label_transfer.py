@@ -165,21 +165,59 @@ def _block(shape: Sequence[int], axes: Iterable[int], rows: list[int]) -> tuple[
     return np.ix_(*(rows if axis in axes else range(size) for axis, size in enumerate(shape)))
 
 
-def report_transfer(match: Counterparts, skipped: Mapping[str, Sequence[str]]) -> None:
-    """Print how labels are matched, and which parameters are not transferred (see `transfer_parameters`)."""
-    if not match.same_labels:
-        _report_labels(match)
+def report_transfer(
+    match: Counterparts,
+    space: LabelSpace,
+    source_space: LabelSpace,
+    skipped: Mapping[str, Sequence[str]],
+    *,
+    grouped: bool,
+) -> None:
+    """Print how labels are matched, and which parameters are not transferred.
+
+    Args:
+      match: how the two models correspond.
+      space: the label space of the model.
+      source_space: the label space of the source.
+      skipped: a result of `transfer_parameters`.
+      grouped: the model uses the groups of the source.
+    """
+    _report_labels(match)
+    if grouped:
+        _report_groups(match, space, source_space)
     for reason, paths in skipped.items():
         status(f"not transferred, {reason}: {', '.join(sorted(paths))}")
 
 
 def _report_labels(match: Counterparts) -> None:
     """Print the labels that are matched, new and left out."""
-    names, source_names = set(match.names), set(match.source_names)
-    common = [name for name in match.names if name in source_names]
-    new = [name for name in match.names if name not in source_names]
-    left_out = [name for name in match.source_names if name not in names]
+    if match.same_labels:
+        return
+    common = _common_labels(match)
+    new = [name for name in match.names if name not in set(common)]
+    left_out = [name for name in match.source_names if name not in set(common)]
     status(
         f"labels matched by name: {', '.join(common) or 'none'}; new: {', '.join(new) or 'none'}; left out: "
         f"{', '.join(left_out) or 'none'}"
     )
+
+
+def _report_groups(match: Counterparts, space: LabelSpace, source_space: LabelSpace) -> None:
+    """Print the common labels whose group changes."""
+    groups, source_groups = _groups_by_label(space), _groups_by_label(source_space)
+    if moved := [name for name in _common_labels(match) if groups[name] != source_groups[name]]:
+        status(
+            f"{len(moved)} of these labels change their groups ({', '.join(moved)}) and start with prompts that were "
+            "trained for other labels; model.prompts.groups can name a file with the same groups"
+        )
+
+
+def _common_labels(match: Counterparts) -> list[str]:
+    """Return the labels of the model that the source has too."""
+    source_names = set(match.source_names)
+    return [name for name in match.names if name in source_names]
+
+
+def _groups_by_label(space: LabelSpace) -> dict[str, tuple[int, int]]:
+    """Return label -> its groups on the co-occurrence side and on the discriminative side."""
+    return dict(zip(space.names, zip(space.co_group.tolist(), space.dc_group.tolist(), strict=True), strict=True))

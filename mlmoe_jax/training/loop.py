@@ -25,7 +25,7 @@ from mlmoe_jax.runs import checkpoint
 from mlmoe_jax.runs.assemble import preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.mlflow_log import send_results
-from mlmoe_jax.runs.restore import write_run_metadata
+from mlmoe_jax.runs.restore import require_same_frozen, write_run_metadata
 from mlmoe_jax.runs.thresholds import write_thresholds
 from mlmoe_jax.runs.trackers import require_trackers
 from mlmoe_jax.runtime import distributed, memory
@@ -60,7 +60,6 @@ def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = Non
       Stopped: after SIGTERM or Ctrl-C, once the state is saved.
     """
     config = checked_config(config, folder)
-    status(f"run folder: {folder}")
     origin = find_origin(config, folder)
     by_steps = fits_by_steps(config)
     preprocess, mesh = preprocess_for(config), setup_jax(config, training=by_steps)
@@ -70,6 +69,7 @@ def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = Non
     if not by_steps:
         require_only_classifier(parts.trainable, profile)
     status(parameter_table(parts.trainable, parts.frozen).text())
+    require_same_frozen(folder, parts)
     options = {"resumes": origin.resumes, "profile": profile}
     experiment = make_experiment(config, folder, data, parts, preprocess, mesh, **options)
 

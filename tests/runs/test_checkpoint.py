@@ -48,9 +48,16 @@ def test_a_checkpoint_restores_bit_for_bit(folder):
 def test_the_notes_of_the_newest_checkpoint_can_be_read_alone(folder, monkeypatch):
     assert newest_notes(folder) == {}
     save_steps(folder, 2, 9)
+    damage(folder, 9)
     # One process of a job may ask while others do something else, but Orbax makes all of them wait for one another.
     monkeypatch.setattr(ocp, "CheckpointManager", None)
     assert newest_notes(folder) == {"best": {"ema": 0.5}, "step": 9}
+    notes = Path(folder.path) / CHECKPOINTS / "9" / "notes" / "metadata"
+    for damaged in (notes.read_text().replace("0.5", "0.6"), "[" * 100_000, "[1]"):
+        notes.write_text(damaged)
+        assert newest_notes(folder) == {"best": {"ema": 0.5}, "step": 2}, "those of the checkpoint before it"
+    notes.unlink()
+    assert newest_notes(folder) == {"best": {"ema": 0.5}, "step": 2}
 
 
 def test_the_selected_values_can_be_restored_alone(folder):

@@ -97,8 +97,8 @@ def test_training_skips_a_damaged_checkpoint_with_a_message_and_saves_it_again(f
 
 @pytest.mark.parametrize(
     "notes",
-    [b'{"best": {"ema": 0.9999}, "step": 9}', b"{", b"\xff"],
-    ids=["another score", "no JSON", "not UTF-8"],
+    [b'{"best": {"ema": 0.9999}, "step": 9}', b"[1]", b"{", b"null", b"\xff", b"[" * 100_000],
+    ids=["another score", "a list", "no JSON", "null", "not UTF-8", "nested"],
 )
 def test_damaged_notes_are_a_damaged_checkpoint(folder, capsys, notes):
     save_steps(folder, 4, 9)
@@ -110,6 +110,19 @@ def test_damaged_notes_are_a_damaged_checkpoint(folder, capsys, notes):
     assert restored.notes == {"best": {"ema": 0.5}, "step": 4}
     identical(restored.selected, make_state(4).ema)
     assert "checkpoint 9 is damaged and was skipped: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_a_checkpoint_under_another_number_is_not_used(folder, capsys, training):
+    save_steps(folder, 6, 12)
+    checkpoints = Path(folder.path) / CHECKPOINTS
+    (checkpoints / "12").rename(checkpoints / "9999")
+    state = make_state(0)
+    with open_manager(folder, writing=training) as manager:
+        restored = restore(manager, selected=state.ema, state=state if training else None)
+        assert restored.step == 6
+        assert sorted(manager.all_steps()) == ([6] if training else [6, 9999])
+    assert "checkpoint 9999 is damaged and was skipped: it is the checkpoint of step 12" in capsys.readouterr().err
 
 
 def test_the_values_at_the_end_and_those_of_a_step_can_be_restored(folder, capsys, refusal):

@@ -1,6 +1,7 @@
 """Restoring a run from its folder, and the metadata files that this needs."""
 
 import shutil
+from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +18,7 @@ from mlmoe_jax.models.params import fingerprint
 from mlmoe_jax.runs import assemble as assembling
 from mlmoe_jax.runs.assemble import abstract_parts, assemble, cast_frozen, preprocess_for, trainable_rules
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.restore import open_run, parts_of_run, write_run_metadata
+from mlmoe_jax.runs.restore import open_run, parts_of_run, require_same_frozen, write_run_metadata
 
 SPACE = synthetic_label_space(len(CLASSES), 1)
 
@@ -28,12 +29,22 @@ def config(tmp_path):
         yield config
 
 
+def test_a_run_does_not_resume_with_other_frozen_weights(config, tmp_path, refusal):
+    folder = RunFolder(tmp_path / "run")
+    parts, _ = write_run(folder, config)
+    require_same_frozen(folder, parts)
+    other = replace(parts, frozen={path: value + 1 for path, value in parts.frozen.items()})
+    assert "differ from the weights that" in refusal(require_same_frozen, folder, other)
+    require_same_frozen(RunFolder(tmp_path / "new"), other)
+
+
 def test_a_resume_reads_the_frozen_weights_once_for_their_fingerprint(config, tmp_path, monkeypatch):
     folder = RunFolder(tmp_path / "run")
     write_run(folder, config)
     calls = []
     monkeypatch.setattr(assembling, "fingerprint", lambda frozen: calls.append(frozen) or fingerprint(frozen))
     parts = parts_of_run(folder, config, SPACE)
+    require_same_frozen(folder, parts)
     write_run_metadata(folder, config, SPACE, preprocess_for(config), parts)
     assert len(calls) == 1
 

@@ -5,6 +5,7 @@ import json
 import platform
 
 import jax
+import pytest
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.runs.folder import RunFolder
@@ -27,3 +28,14 @@ def test_every_start_is_recorded(tmp_path):
     assert starts[0]["devices"] == jax.device_count()
     assert starts[0]["mesh"] == {"data": jax.device_count(), "fsdp": 1, "expert": 1}
     assert (starts[0]["device"], starts[0]["processes"]) == (jax.devices()[0].device_kind, 1)
+
+
+@pytest.mark.parametrize("content", [b"", b'[{"step": 0', b"\xff\xfe", b"5"])
+def test_a_damaged_file_is_named_and_does_not_stop_a_training(tmp_path, caplog, content):
+    folder = RunFolder(tmp_path)
+    (tmp_path / "starts.json").write_bytes(content)
+    assert read_starts(folder) == []
+    (warning,) = caplog.messages
+    assert warning.startswith(f"{tmp_path / 'starts.json'} is damaged: ")
+    record_start(folder, 7, make_mesh(default_config().mesh))
+    assert [start["step"] for start in read_starts(folder)] == [7]

@@ -183,7 +183,7 @@ def test_features_are_written_for_the_user(tmp_path, cache, capsys):
 
 def test_features_need_a_folder_and_no_prompts(tmp_path, capsys):
     assert main(["--mode=features", "--config=linear_probe:dataset=digits"]) == 2
-    assert "--mode=features needs --output=FOLDER" in capsys.readouterr().err
+    assert "the following arguments are required: --output" in capsys.readouterr().err
     assert main(["--mode=features", "--config=vpt:dataset=digits", f"--output={tmp_path / 'out'}"]) == 2
     assert "needs a backbone without deep prompts" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

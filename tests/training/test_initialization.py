@@ -204,6 +204,7 @@ def test_group_experts_are_transferred_label_by_label(config, published, tmp_pat
         np.testing.assert_array_equal(parts.trainable[path], theirs[path])
     told = capsys.readouterr().err
     assert "labels matched by name: cow, cat; new: none; left out: dog" in told
+    assert "1 of these labels change their groups (cat)" in told
 
     config.model.prompts.num_groups = 3
     parts = initial_parts(config, space_of("cow", "cat", "dog", groups=3))

@@ -191,11 +191,12 @@ def test_a_diverged_state_is_not_saved_and_the_run_can_resume(whole, copied, con
     assert digests(copied) == digests(whole[0])
 
 
-@pytest.mark.parametrize("line", [b"\xff\xfe\n", b'{"step": 3, "lo'])
-def test_a_damaged_row_of_metrics_does_not_stop_a_run_that_can_resume(copied, line):
+@pytest.mark.parametrize("line", [b"\xff\xfe\n", b"5\n", b"[" * 100_000, b'{"step": 3, "lo'])
+def test_a_damaged_row_of_metrics_does_not_stop_a_run_that_can_resume(copied, capsys, line):
     with open(copied / "metrics.jsonl", "ab") as file:
         file.write(line)
     assert [row["step"] for row in rows(copied)] == list(range(1, MIDDLE + 1))
+    assert f"{copied / 'metrics.jsonl'}: 1 damaged line left out" in capsys.readouterr().err
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(whole, copied, config, capsys):

@@ -110,6 +110,7 @@ def _start_run(flags: Namespace, overrides: KeyValues, sweep: Sequence[str] = ()
     import mlmoe_jax.config as configuration
     from mlmoe_jax.runs.folder import stored_config
     from mlmoe_jax.runs.naming import RUNS, run_name
+    from mlmoe_jax.runtime.progress import status
 
     if not flags.config:
         raise UserError(f"--mode={flags.mode} needs --config=FILE, such as --config=configs/mlvpt_digits.py")
@@ -124,6 +125,10 @@ def _start_run(flags: Namespace, overrides: KeyValues, sweep: Sequence[str] = ()
         return stored_config(folder)
 
     config = configuration.load_config(flags.config, overrides, run=read_resumed)
+    if not sweep:  # without the swept values it may be invalid
+        configuration.validate(config)
+    if not flags.workdir:
+        status(f"run folder: {location}")
     cache_programs()
     return config, _open_folder(location)
 

@@ -21,7 +21,8 @@ def place(tmp_path, monkeypatch):
 def test_the_literal_command_says_what_it_lacks_and_leaves_nothing(place, command):
     done = command(f"--config={REPOSITORY}/configs/mlvpt_dinov2.py")
     assert done.returncode == 2
-    (error,) = done.stderr.splitlines()
+    first, error = done.stderr.splitlines()
+    assert first == "run folder: runs/mlvpt_dinov2"
     for part in (
         "no folder data/coco2014",
         "needs annotations, train2014 and val2014",
@@ -43,8 +44,8 @@ def test_the_run_folder_of_a_command_without_one(place, command, monkeypatch):
     monkeypatch.setattr(sweeps, "sweep", lambda config, folder, *_, **__: folders.append(str(folder)) or Outcome())
     digits = "--config=mlvpt_digits"
     assert command(digits, "--config.log.wandb=x").returncode == 130
-    command(digits, "--config.seed=1")
-    command(digits, "--workdir=mine")
+    assert command(digits, "--json", "--config.seed=1").stderr.splitlines()[0] == "run folder: runs/mlvpt_digits,seed=1"
+    assert "run folder: " not in command(digits, "--workdir=mine").stderr
     assert command(digits, "--sweep=config.seed=0,1").returncode == 0
     assert folders == ["runs/mlvpt_digits", "runs/mlvpt_digits,seed=1", "mine", "runs/mlvpt_digits,sweep=seed"]
 
