@@ -33,7 +33,7 @@ pause = time.sleep  # a name that tests can replace
 
 
 class Unreachable(UserError):
-    """The file cannot be downloaded. A copy that the user puts in its place works too."""
+    """An error: the file cannot be downloaded. Putting a copy of the file at the target path fixes it too."""
 
 
 # ---------------------------------------------------------------------------------------------------------- interface
@@ -67,9 +67,15 @@ def fetch(address: str, target: Path, *, sha256: str = "") -> Path:
 
 
 def _require_sha256(file: Path, target: Path, sha256: str) -> str:
-    """Return the sha256 of a file.
+    """Return the sha256 of `file` as a hexadecimal string.
 
-    Raises UserError unless it is the pinned sha256 of `target`, or begins with `sha256` if there is no pin.
+    Args:
+      file: the file to check.
+      target: the path at which the file is or will be stored. If `target`.sha256 exists, it has the expected sha256.
+      sha256: the expected sha256 or its first digits, used if `target`.sha256 does not exist. "" accepts any file.
+
+    Raises:
+      UserError: the sha256 differs from the expected sha256.
     """
     pin = _pin(target)
     expected = pin.read_text().partition(" ")[0] if pin.is_file() else sha256
@@ -88,7 +94,7 @@ def _pin(target: Path) -> Path:
 
 # ------------------------------------------------------------------------------------------------------- the download
 def _download(address: str, target: Path, sha256: str) -> None:
-    """Download a file, compare its sha256, pin it and move it into place."""
+    """Download a file, check its sha256, store the sha256 in `target`.sha256 and move the file to `target`."""
     part = _part(target)
     if match := hub.FILE.fullmatch(address):
         file = hub.download_file(match, part)
@@ -104,7 +110,7 @@ def _download(address: str, target: Path, sha256: str) -> None:
 
 
 def _part(target: Path) -> Path:
-    """Return the path of an incomplete file. It is a folder during a download from the hub."""
+    """Return the path `target`.part of an incomplete download: a folder for the hub, otherwise a file."""
     return target.with_name(f"{target.name}.part")
 
 
@@ -122,7 +128,12 @@ def _remove(part: Path) -> None:
 
 # --------------------------------------------------------------------------------------------------------------- https
 def _receive_with_retries(address: str, part: Path) -> None:
-    """Complete a part, with pauses after temporary failures; Refused or NoAnswer if that fails."""
+    """Download the missing bytes of the file `part`, and retry after temporary failures, with pauses.
+
+    Raises:
+      Refused: the server refuses the request.
+      NoAnswer: the last attempt has failed too.
+    """
     for seconds in PAUSES:
         try:
             return _receive(address, part)
@@ -133,7 +144,7 @@ def _receive_with_retries(address: str, part: Path) -> None:
 
 
 def _receive(address: str, part: Path) -> None:
-    """Append to a part the rest of the file, in one request."""
+    """Request the missing bytes of a file once, and append them to the file `part`."""
     offset = part.stat().st_size if part.is_file() else 0
     version = _version_file(part).read_text() if offset and _version_file(part).is_file() else ""
     headers = {"Range": f"bytes={offset}-", "If-Range": version} if version else {}
@@ -158,7 +169,10 @@ def _continues(response: http.client.HTTPResponse, offset: int) -> bool:
 
 
 def _start(part: Path, response: http.client.HTTPResponse) -> None:
-    """Remove what a part has, and store the version of the file; Refused if the response is a web page."""
+    """Prepare a download from the first byte: remove `part`, and store the version of the file on the server.
+
+    Raises Refused if the response is a web page.
+    """
     if response.headers.get_content_type() == "text/html":
         raise Refused("the response is a web page and not a file")
     _remove(part)  # first, so that old bytes never stand beside a new version
@@ -166,7 +180,7 @@ def _start(part: Path, response: http.client.HTTPResponse) -> None:
 
 
 def _append(response: http.client.HTTPResponse, part: Path, bar: DownloadBar) -> None:
-    """Append the content of a response to a part; NoAnswer if the connection is lost."""
+    """Append the body of a response to the file `part`, and advance `bar`; NoAnswer if the connection is lost."""
     with open_to_append(part) as file, bar:
         while True:
             try:
@@ -180,13 +194,13 @@ def _append(response: http.client.HTTPResponse, part: Path, bar: DownloadBar) ->
 
 
 def _version(response: http.client.HTTPResponse) -> str:
-    """Return the value for If-Range that identifies the content: a strong ETag or the modification time."""
+    """Return a strong ETag, or else the modification time, for the header If-Range; "" if the response has neither."""
     tag = response.headers.get("ETag") or ""
     return tag if tag.startswith('"') else response.headers.get("Last-Modified") or ""
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follow redirects that stay on https."""
+    """A handler that follows redirects to https addresses only, and to http addresses on this machine."""
 
     def redirect_request(self, req, fp, code, msg, headers, newurl):
         _require_https(newurl)
@@ -194,14 +208,24 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 def _require_https(address: str) -> None:
-    """Raise Refused for an address that is neither https, nor http on this machine."""
+    """Raise Refused unless `address` begins with https, or with http and is on this machine."""
     parts = urllib.parse.urlsplit(address)
     if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOCAL_HOSTS):
         raise Refused(f"'{address}' is not an https address")
 
 
 def _open(address: str, headers: Mapping[str, str], part: Path) -> http.client.HTTPResponse:
-    """Request a file. urllib handles proxies, redirects and certificates, and is always installed."""
+    """Send a GET request with urllib, and return the response.
+
+    Args:
+      address: the address of the file.
+      headers: further headers of the request.
+      part: the incomplete file. It is removed if the server responds that the file is shorter than `part`.
+
+    Raises:
+      Refused: the server refuses the request.
+      NoAnswer: the server cannot be reached, or the failure is temporary.
+    """
     _require_https(address)
     request = urllib.request.Request(address, headers={"User-Agent": "mlmoe_jax", **headers})
     try:

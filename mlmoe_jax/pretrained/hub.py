@@ -40,7 +40,12 @@ _LOGIN = "set HF_TOKEN, or run `hf auth login`"
 
 @dataclass(frozen=True)
 class Address:
-    """A model on the hub: user/name, and a branch, tag or commit."""
+    """The address of a model on the hub.
+
+    Attributes:
+      repository: the repository, user/name.
+      revision: a branch, tag or commit.
+    """
 
     repository: str
     revision: str = "main"
@@ -50,11 +55,11 @@ class Address:
 
 
 class NoAnswer(UserError):
-    """A server cannot be reached, or does not answer completely. A retry may help."""
+    """An error: a server cannot be reached, or its answer is incomplete. A retry may help."""
 
 
 class Refused(UserError):
-    """A server refuses a request. A retry is of no use."""
+    """An error: a server refuses a request. A retry does not help."""
 
 
 def parse_address(text: str) -> Address:
@@ -82,10 +87,15 @@ def require_online() -> None:
 
 
 def download_file(match: re.Match[str], folder: Path) -> Path:
-    """Download the file whose address FILE matches, and return its path below `folder`.
+    """Download one file from the hub, and return its path below `folder`.
+
+    Args:
+      match: a match of the regex FILE with the address of the file.
+      folder: the folder for the download.
 
     Raises:
-      Refused, NoAnswer: the hub does not provide the file.
+      Refused: the hub refuses the request, or the repository does not have the file.
+      NoAnswer: the hub cannot be reached.
       UserError: the download has another size or sha256 than the file on the hub.
     """
     address, name = Address(match["repo"], match["revision"]), urllib.parse.unquote(match["file"])
@@ -97,17 +107,17 @@ def download_file(match: re.Match[str], folder: Path) -> Path:
 
 
 def fetch_model(address: Address, most: Mapping[str, int], required: Collection[str]) -> Path:
-    """Download the files of a model that are not in the cache, and return their folder.
+    """Download the files of a model into the cache unless they are there, and return their folder.
 
     If the hub cannot be reached, the files of the last download of this revision are used, and a message says so.
 
     Args:
       address: the model and its revision.
-      most: name -> the largest size in bytes. Only these files are downloaded.
-      required: the files that a model must have.
+      most: name of a file -> its largest allowed size in bytes. Other files are not downloaded.
+      required: names of the files that a model must have.
 
     Raises:
-      UserError: the repository does not exist, is not visible or lacks a required file, a file is too large, or a
+      UserError: the repository does not exist, is not visible or lacks a required file. Or a file is too large, or a
         download fails.
     """
     models = Folder(cache_folder() / "hub" / address.repository.replace("/", "--"))
@@ -133,7 +143,15 @@ def fetch_model(address: Address, most: Mapping[str, int], required: Collection[
 
 
 def _find_problem(files: Mapping[str, RepoSibling], most: Mapping[str, int], required: Collection[str]) -> str:
-    """Return why files are not downloaded as a model; "" if they are."""
+    """Return why a repository is not accepted as a model; "" if it is accepted.
+
+    The repository must have all `required` files, and no file may be larger than its size in `most`.
+
+    Args:
+      files: name -> file of the repository.
+      most: name -> the largest allowed size in bytes.
+      required: names of the required files.
+    """
     for name in required:
         if name not in files:
             return f"is not a model that mlmoe_jax has shared: it has no {name}"
@@ -145,7 +163,7 @@ def _find_problem(files: Mapping[str, RepoSibling], most: Mapping[str, int], req
 
 
 def _look_up(address: Address) -> tuple[str, dict[str, RepoSibling]]:
-    """Return the commit of a revision, and its files by name."""
+    """Return the commit of a revision, and the files of the commit as a dict: name -> file."""
     require_online()
     with _explained(address):
         about = _hub().model_info(address.repository, revision=address.revision, files_metadata=True, timeout=_TIMEOUT)
@@ -155,7 +173,10 @@ def _look_up(address: Address) -> tuple[str, dict[str, RepoSibling]]:
 
 
 def _download(address: Address, commit: str, files: Iterable[RepoSibling], folder: Path) -> None:
-    """Download files of a commit, and compare their sizes and sha256 with those on the hub."""
+    """Download files of a commit to `folder`, and check their sizes and sha256 against the hub.
+
+    Raises UserError if a download fails, or if a size or a sha256 differs.
+    """
     from huggingface_hub import hf_hub_download
 
     status(f"downloading {address}, commit {commit[:12]}, to {folder}")
@@ -178,7 +199,7 @@ def _download(address: Address, commit: str, files: Iterable[RepoSibling], folde
 
 # ------------------------------------------------------------------------------------------------------------ upload
 def require_token() -> None:
-    """Raise UserError without a token of the user for the hub."""
+    """Raise UserError if the user has not stored a token for the hub."""
     from huggingface_hub import get_token
 
     if not get_token():
@@ -192,14 +213,14 @@ def upload_model(folder: Path, address: Address, names: Collection[str], *, priv
     The repository and the branch are created if they do not exist.
 
     Args:
-      folder: the folder.
+      folder: the local folder.
       address: the repository and the branch.
-      names: the files to upload. Files of an earlier upload that are in `names` but not in the folder are deleted. All
-        other files of the repository stay.
+      names: names of the files to upload. A name that `folder` does not have is deleted from the repository. All other
+        files of the repository stay.
       private: whether the repository must be private.
 
     Raises:
-      UserError: the hub refuses or cannot be reached, or the repository is public but must be private.
+      UserError: the hub refuses the upload or cannot be reached, or the repository is public but `private` is True.
     """
     repository, revision, hub = address.repository, address.revision, _hub()
     try:
@@ -230,7 +251,7 @@ def _hub() -> HfApi:
 
 @contextlib.contextmanager
 def _explained(address: Address) -> Iterator[None]:
-    """Turn the errors of the hub's library into Refused or NoAnswer, without quoting a token."""
+    """Convert the exceptions of huggingface_hub in the block to Refused or NoAnswer. The messages contain no token."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
@@ -244,7 +265,7 @@ def _explained(address: Address) -> Iterator[None]:
 
 
 def _failure(error: BaseException, address: Address) -> Refused | NoAnswer:
-    """Return the meaning of an error of the hub's library, and the remedy."""
+    """Convert an exception of huggingface_hub to an error that states the cause and, if there is one, a remedy."""
     from huggingface_hub import errors
 
     repository, page = address.repository, f"https://huggingface.co/{address.repository}"

@@ -45,10 +45,10 @@ class LoadReport:
 
     Attributes:
       layout: the name of the layout of the file.
-      loaded: the paths of the values from the file.
-      unused: the tensors of the file that were not used.
-      missing: the paths of optional values that the file lacks. They have not changed.
-      sorted_labels: see Layout.
+      loaded: paths of the parameters and statistics that the file has filled.
+      unused: names of the tensors of the file that were not used.
+      missing: paths of optional parameters that the file does not have. Their values have not changed.
+      sorted_labels: whether the head's outputs are in alphabetical order of the labels, see `Layout`.
     """
 
     layout: str
@@ -60,15 +60,15 @@ class LoadReport:
 
 @dataclass(frozen=True)
 class MappedFile:
-    """The values of a file by parameter path.
+    """The tensors of a weights file, converted and assigned to parameter paths.
 
     Attributes:
       path: the file.
-      layout: its layout.
-      wrapper: the common prefix of all names in the file.
-      values: the values by parameter path.
-      may_reshape: the paths whose values may be reshaped.
-      unused: the tensors that match no rule.
+      layout: the layout of the file.
+      wrapper: the common prefix of all tensor names in the file, which the rules do not contain.
+      values: parameter path -> array.
+      may_reshape: paths of the parameters whose arrays may be reshaped to the shape of the parameter.
+      unused: names of the tensors that match no rule.
     """
 
     path: Path
@@ -96,7 +96,7 @@ def read_tensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def require_finite(path: Path, name: str, tensor: np.ndarray) -> None:
-    """Raise UserError for a tensor with numbers that are not finite, which no trained model has."""
+    """Raise UserError if a tensor contains inf or nan. `path` and `name` are used in the error."""
     if jnp.issubdtype(tensor.dtype, jnp.floating) and not np.isfinite(tensor).all():
         raise UserError(f"tensor {name} in {path} has non-finite numbers; use an undamaged file")
 
@@ -104,15 +104,16 @@ def require_finite(path: Path, name: str, tensor: np.ndarray) -> None:
 def load_weights(module: nnx.Module, path_or_name: str | Path) -> LoadReport:
     """Fill the parameters and batch statistics of a module from a file.
 
-    Every value needs a tensor of its shape, and every tensor must be used, except optional values and ignored tensors
-    of the layout. From a file with a whole model, a backbone reads only the backbone.
+    The file must have a tensor of the right shape for every parameter that is not optional in the layout. Every tensor
+    must be used, unless the layout ignores it. If `module` is a backbone and the file has a whole model, only the
+    backbone is read.
 
     Args:
-      module: the module, which changes.
+      module: the module. It is changed in place.
       path_or_name: path of the file, or name of a backbone in the catalog.
 
     Raises:
-      UserError: the file does not fit. The error lists the mismatches, and the module has not changed.
+      UserError: the file does not fit. The error lists the mismatches, and the module is unchanged.
     """
     path = find_weights(path_or_name) if path_or_name in CATALOG else Path(path_or_name)
     whole_model = any(target.startswith(BACKBONE) for target in named_variables(module, nnx.Param, nnx.BatchStat))
@@ -120,15 +121,15 @@ def load_weights(module: nnx.Module, path_or_name: str | Path) -> LoadReport:
 
 
 def map_file(path: Path, *, whole_model: bool) -> MappedFile:
-    """Read a weights file and map its tensors to parameter paths, by the layout that the tensor names show.
+    """Read a weights file, and assign its tensors to parameter paths. The layout is recognized by the tensor names.
 
     Args:
       path: the file.
-      whole_model: whether the values are for a whole model or its head; otherwise they are for a backbone alone.
+      whole_model: True to fill a whole model or its head, False to fill a backbone alone.
 
     Raises:
-      UserError: the file cannot be read, its layout is unknown, it has no head although `whole_model` is
-        True, or it has only a head although `whole_model` is False.
+      UserError: the file cannot be read, or its layout is unknown. Or the file has no head although `whole_model` is
+        True, or only a head although `whole_model` is False.
     """
     tensors = read_tensors(path)
     layout = recognize(tensors)
@@ -141,7 +142,7 @@ def map_file(path: Path, *, whole_model: bool) -> MappedFile:
 
 
 def _misuse(layout: Layout, whole_model: bool) -> str:
-    """Return why a file in a layout cannot fill a whole model, or a backbone alone; "" if it can."""
+    """Return why a layout cannot fill a whole model (if `whole_model`) or a backbone alone; "" if it can."""
     if layout.is_head and not whole_model:
         return "holds a head and no backbone; set config.init_from to it"
     if whole_model and not (layout.is_whole_model or layout.is_head):
@@ -150,7 +151,10 @@ def _misuse(layout: Layout, whole_model: bool) -> str:
 
 
 def fill(module: nnx.Module, mapped: MappedFile) -> LoadReport:
-    """Fill a module with the values of a file; UserError lists mismatches, without changing the module."""
+    """Fill the parameters of a module from a mapped file, in place.
+
+    Raises UserError with a list of the mismatches if the file does not fit. The module is then unchanged.
+    """
     variables = named_variables(module, nnx.Param, nnx.BatchStat)
     shapes = {target: variable.shape for target, (_, variable) in variables.items()}
     values = dict(mapped.values)
@@ -171,7 +175,7 @@ def fill(module: nnx.Module, mapped: MappedFile) -> LoadReport:
 
 
 def recognize(names: Collection[str]) -> Layout | None:
-    """Return the layout of tensor names, or None if it is unknown."""
+    """Return the layout to which the tensor names of a file belong, or None if there is no such layout."""
     return next((layout for layout in LAYOUTS if _find_wrapper(names, layout) is not None), None)
 
 
@@ -183,7 +187,7 @@ def _find_wrapper(names: Collection[str], layout: Layout) -> str | None:
 
 
 def apply_rules(path: Path, tensors: dict[str, np.ndarray], layout: Layout) -> MappedFile:
-    """Convert the tensors of a file by the rules of a layout. Tensors without the common prefix are unused."""
+    """Convert tensors by the rules of a layout. Tensors whose names lack the common prefix are listed as unused."""
     pieces: dict[str, dict[tuple[int, ...], np.ndarray]] = defaultdict(dict)
     rules: dict[str, Rule] = {}
     wrapper, unused = _find_wrapper(tensors, layout) or "", []
@@ -213,7 +217,7 @@ def apply_rules(path: Path, tensors: dict[str, np.ndarray], layout: Layout) -> M
 
 
 def _find_rule(layout: Layout, name: str) -> tuple[Rule, re.Match[str]] | None:
-    """Return the first rule of a layout for a tensor name, and its match; None if there is no such rule."""
+    """Return the first rule of a layout that matches a tensor name, and the match; None if no rule matches."""
     for rule in layout.rules:
         if match := re.fullmatch(rule.pattern, name):
             return rule, match
@@ -231,7 +235,13 @@ def join_pieces(pieces: dict[tuple[int, ...], np.ndarray], axes: tuple[int, ...]
 
 
 def _find_mismatches(values: dict[str, np.ndarray], shapes: dict[str, tuple], mapped: MappedFile) -> list[str]:
-    """Return how the values of a file and the shapes of a model's values differ, one sentence part for each."""
+    """Return one phrase for each difference between the arrays of a file and the parameters of a model.
+
+    Args:
+      values: parameter path -> array from the file.
+      shapes: parameter path -> shape in the model.
+      mapped: the mapped file.
+    """
     layout = mapped.layout
     lacking = sorted(set(shapes) - set(values))
     found = [f"no tensor for {target}" for target in lacking if not _matches(layout.optional, target)]

@@ -41,7 +41,7 @@ _Q2L_WITH_SELF_ATTENTION, _SELF_ATTENTION = "q2l_self_attention", r"head/decoder
 
 
 def _decoder_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a query decoder that change its outputs, but not the shape of a parameter."""
+    """Return the settings of a query decoder that change its outputs but no parameter shape, by their config key."""
     return {f"head.decoder.{key}": settings[key] for key in ("heads", "style")}
 
 
@@ -65,18 +65,18 @@ _EXPECTED = (
 
 
 def load_official(model: nnx.Module, path: Path) -> LoadReport:
-    """Fill a model from a checkpoint of the authors' code, which may contain only its head.
+    """Fill a model from a checkpoint of the authors' code. The checkpoint may contain only the head.
 
-    A position table for another grid replaces the table of the backbone, because the authors' code for ViT-B/16
-    resamples the table when it builds a model for larger images, and stores the result.
+    If the position table of the file has another number of positions, it replaces the table of the backbone. The
+    authors' code for ViT-B/16 resamples the table when it builds a model for larger images, and stores the result.
 
     Args:
-      model: the model, which changes.
+      model: the model. It is changed in place.
       path: the checkpoint.
 
     Raises:
-      UserError: the file is neither a whole model nor a head, classifies other tokens than the model, or does not fit
-        the model, which has another number of labels for instance.
+      UserError: the checkpoint is neither a whole model nor a head. Or its code classifies other tokens than the model.
+        Or its shapes do not fit the model, for instance because the number of labels differs.
     """
     mapped = map_file(path, whole_model=True)
     if problem := _find_contradiction(model, mapped):
@@ -105,11 +105,15 @@ _TOKENS = {"cls": "the class token", "mean": "the mean of prompts and patches, a
 
 
 def _pooling(layout: str, table: np.ndarray | None) -> str | None:
-    """Return the `model.head.pool` of the authors' code for a layout and a position table f32[1,1+S·S,D].
+    """Return the `model.head.pool` of the authors' code for a layout, "cls" or "mean"; None if it is unknown.
 
     The code of VPT, GateVPT and E2VPT classifies the mean of prompts and patches on MAE, and the class token on other
-    backbones. GateVPT's code uses equal names for MAE and MoCo v3, but their fixed position tables differ. None for
-    another table, and for layouts of other models.
+    backbones. GateVPT's code uses the same tensor names for MAE and MoCo v3, but the fixed position tables of MAE and
+    MoCo v3 differ. The result is None for any other position table, and for layouts of other models.
+
+    Args:
+      layout: the name of the layout.
+      table: the position table f32[1,1+S·S,D] of the file, or None if the file has none.
     """
     if layout.endswith("_mae"):
         return "mean"
@@ -129,16 +133,16 @@ def _head_pool(model: nnx.Module) -> str | None:
 
 
 def _is_table(value: np.ndarray, width: int) -> bool:
-    """Return whether a value is f32[1,1+S·S,D], the positions of the class token and of a square grid."""
+    """Return whether an array has the shape [1,1+S·S,D] with D = `width`: a class token and S × S patch positions."""
     return (
         value.ndim == 3 and value.shape[::2] == (1, width) and math.isqrt(value.shape[1] - 1) ** 2 == value.shape[1] - 1
     )
 
 
 def export_official(model: nnx.Module, path: Path) -> Layout:
-    """Write a whole model as a state dict of the authors' code, in float32, and return the layout.
+    """Write a whole model as a float32 state dict of the authors' code, and return the layout.
 
-    The file is .npz or .safetensors, see `require_writable`. Raises UserError for a model without a layout.
+    The file is .npz or .safetensors, see `require_writable`. Raises UserError if no layout fits the model.
     """
     layout, tensors = official_tensors(model)
     with atomic_file(path, alone=False) as partial:
@@ -151,7 +155,7 @@ def export_official(model: nnx.Module, path: Path) -> Layout:
 
 
 def require_writable(path: Path) -> None:
-    """Raise UserError for a path with an unsupported suffix or a missing folder."""
+    """Raise UserError if the suffix of a path is unsupported or the folder of the path does not exist."""
     if path.suffix not in (".npz", ".safetensors"):
         raise UserError(f"a state dict is written to .safetensors and .npz files, not to '{path.name}'")
     if not path.parent.is_dir():
@@ -159,13 +163,14 @@ def require_writable(path: Path) -> None:
 
 
 def official_tensors(model: nnx.Module) -> tuple[Layout, dict[str, np.ndarray]]:
-    """Return the layout of the authors' code for a whole model, and its values f32 by the names of the layout.
+    """Return the layout of the authors' code that fits a whole model, and the parameters as a dict: tensor name -> f32.
 
-    Importing these tensors restores the values. E2VPT's prompt keys and values have no names that can be written.
+    Importing these tensors restores the parameters. E2VPT's prompt keys and values cannot be exported, because their
+    rules cannot be read backwards.
 
     Raises:
-      UserError: no layout has names for all parameters, the code of the layout classifies other tokens, or the model
-        has rotary positions, which no authors' code has.
+      UserError: no layout has names for all parameters, or the code of the layout classifies other tokens. Or the model
+        has rotary positions, which the authors' code does not have.
     """
     if isinstance(model.backbone, ViT) and model.backbone.shape.rotary_base is not None:
         raise UserError("the authors' code has no ViT with rotary positions, so there is no layout for this model")
@@ -181,7 +186,7 @@ def official_tensors(model: nnx.Module) -> tuple[Layout, dict[str, np.ndarray]]:
 
 
 def _name_tensors(layout: Layout, values: dict[str, np.ndarray]) -> dict[str, np.ndarray] | None:
-    """Return the tensors of a layout by name; None if a value has no name in the layout."""
+    """Return tensor name -> array for the parameters `values`; None if the layout has no name for a parameter."""
     tensors = {}
     for path, value in values.items():
         try:
@@ -196,17 +201,17 @@ def _name_tensors(layout: Layout, values: dict[str, np.ndarray]) -> dict[str, np
 
 
 def split_value(rules: Sequence[Rule], value: np.ndarray) -> list[tuple[Rule, np.ndarray]]:
-    """Split a value into the parts that `rules` join along one axis, the inverse of `load.join_pieces`.
+    """Split an array into the tensors that `rules` concatenate along one axis: the inverse of `load.join_pieces`.
 
     Args:
-      rules: the rules of the parts. If two rules make the same part, the first is used.
-      value: the value.
+      rules: the rules of the tensors. If two rules make the same tensor, the first is used.
+      value: the array.
 
     Returns:
-      (rule, part) in the order of the parts.
+      A list of (rule, tensor) in the order of the tensors along the axis.
 
     Raises:
-      ValueError: the value cannot be split by the rules.
+      ValueError: the rules cannot split the array.
     """
     by_index = {rule.index: rule for rule in reversed(rules)}
     if set(by_index) <= {()}:
@@ -220,7 +225,7 @@ def split_value(rules: Sequence[Rule], value: np.ndarray) -> list[tuple[Rule, np
 
 
 def departures(settings: ConfigDict, layout: str) -> list[str]:
-    """Return the settings of `config.model` that differ from the authors' code of a layout, one clause each."""
+    """Return one phrase for each setting of `config.model` that differs from the authors' code of a layout."""
     expected = next((table for pattern, table in _EXPECTED if re.fullmatch(pattern, layout)), {})
     expected = {"backbone.normalization": "imagenet"} | expected
     if layout == "q2l" and settings.head.decoder.style == _Q2L_WITH_SELF_ATTENTION:
@@ -237,6 +242,9 @@ def departures(settings: ConfigDict, layout: str) -> list[str]:
 
 
 def _normalization(backbone: ConfigDict) -> str:
-    """Return the normalization of `config.model.backbone`, with "imagenet" for `auto` if the backbone uses it."""
+    """Return the image normalization of `config.model.backbone`.
+
+    The value `auto` is returned as "imagenet" if the backbone uses ImageNet's mean, otherwise as "auto".
+    """
     imagenet = catalog.entry(backbone.name).mean == IMAGENET_MEAN
     return "imagenet" if backbone.normalization == "auto" and imagenet else backbone.normalization

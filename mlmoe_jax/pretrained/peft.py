@@ -66,15 +66,15 @@ _NEUTRAL = {
 
 @dataclass(frozen=True)
 class PeftAdapter:
-    """An adapter that PEFT has written.
+    """A LoRA or DoRA adapter that PEFT has written.
 
     Attributes:
-      path: its folder.
-      name: the adapter in our catalog, `lora` or `dora`.
+      path: the folder of the files.
+      name: the name of the adapter in mlmoe_jax, `lora` or `dora`.
       settings: the settings of `model.adapters.NAME` that the files determine.
-      tensors: `LAYER/a`, `LAYER/b` and `LAYER/magnitude`, f32[L,…] with a row per block, in our orientation. The
-        magnitude is PEFT's, the length of a column.
-      classifier: `kernel` f32[D,K] or f32[2D,K], and `bias` f32[K]; {} if the file has none.
+      tensors: `LAYER/a`, `LAYER/b` and `LAYER/magnitude` -> f32[L,…] for L blocks, in the axis order of Flax.
+        `magnitude` is PEFT's: the norm of each column, not its difference from the norm of the frozen column.
+      classifier: `kernel` f32[D,K] or f32[2D,K], and `bias` f32[K]; {} if the files have no classifier.
     """
 
     path: Path
@@ -85,17 +85,16 @@ class PeftAdapter:
 
 
 def is_peft(path: Path) -> bool:
-    """Return whether a path is a folder of PEFT."""
+    """Return whether a path is a folder with PEFT's files."""
     return (path / CONFIG).is_file()
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
 def read_peft(path: Path) -> PeftAdapter:
-    """Read the adapter in a folder of PEFT.
+    """Read an adapter from a folder with PEFT's files.
 
     Raises:
-      UserError: a file is missing or damaged, or the adapter has an option, a layer or a value that we cannot
-        represent.
+      UserError: a file is missing or damaged, or mlmoe_jax does not support an option, a layer or a value in the files.
     """
     with damage_explained(path / CONFIG), open_regular(path / CONFIG) as file:
         options = json.loads(file.read(MIB))
@@ -119,7 +118,7 @@ def read_peft(path: Path) -> PeftAdapter:
 
 
 def _find_unreadable_option(options: Mapping[str, Any]) -> str:
-    """Return the first option of PEFT that our adapters cannot represent, in words; "" if there is none."""
+    """Describe the first option of PEFT that the adapters of mlmoe_jax do not support; "" if all are supported."""
     if options["peft_type"] != "LORA":
         return f"peft_type={options['peft_type']}, and only LORA can be read, with use_rslora and use_dora"
     for name, value in options.items():
@@ -129,7 +128,10 @@ def _find_unreadable_option(options: Mapping[str, Any]) -> str:
 
 
 def _by_layer(path: Path, stored: Mapping[str, np.ndarray]) -> tuple[dict, dict]:
-    """Return tensors and classifier as in PeftAdapter."""
+    """Return the `tensors` and the `classifier` of a `PeftAdapter` from the tensors of a file.
+
+    Raises UserError if a tensor is not finite or belongs to an unknown layer.
+    """
     rows: dict[str, dict[int, np.ndarray]] = defaultdict(dict)
     classifier = {}
     for name, tensor in stored.items():
@@ -146,7 +148,18 @@ def _by_layer(path: Path, stored: Mapping[str, np.ndarray]) -> tuple[dict, dict]
 
 
 def _stack_blocks(path: Path, rows: Mapping[str, Mapping[int, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Return tensors with a row per block; UserError if a block lacks a row or has another shape."""
+    """Stack the tensors of all blocks along a new first axis.
+
+    Args:
+      path: the folder, for the error.
+      rows: name of a tensor -> index of a block -> array.
+
+    Returns:
+      name of a tensor -> array [L,…] for L blocks.
+
+    Raises:
+      UserError: a block has no such tensor, or its shape differs from the other blocks.
+    """
     depth = 1 + max((block for values in rows.values() for block in values), default=-1)
     tensors = {}
     for name, values in rows.items():
@@ -157,17 +170,20 @@ def _stack_blocks(path: Path, rows: Mapping[str, Mapping[int, np.ndarray]]) -> d
 
 
 def fill_from_peft(model: Classifier, adapter: PeftAdapter) -> list[str]:
-    """Fill the adapter of a model, and the classifier if the files and the model have one on the class token.
+    """Fill the adapter of a model from PEFT's files, and the classifier if possible.
+
+    The classifier is filled if the files have one and the head is a linear classifier of the normalized class token.
 
     Args:
-      model: a model with the adapter and with a filled backbone, which changes.
-      adapter: the adapter.
+      model: a model that has the adapter and a filled backbone. It is changed in place.
+      adapter: the adapter from the files.
 
     Returns:
-      The paths of the filled values.
+      The paths of the filled parameters.
 
     Raises:
-      UserError: shapes differ, or the classifier has other labels or reads more than the class token.
+      UserError: shapes differ. Or the classifier of the files has another number of labels, or reads more than the
+        class token.
     """
     own, filled = model.adapters[adapter.name], []
     for name, value in adapter.tensors.items():
@@ -189,7 +205,7 @@ def fill_from_peft(model: Classifier, adapter: PeftAdapter) -> list[str]:
 
 
 def _fill_classifier(model: Classifier, adapter: PeftAdapter) -> list[str]:
-    """Fill the classifier on the class token, and return the paths of the filled values."""
+    """Fill the linear classifier of the class token, and return the paths of the filled parameters."""
     width, own = model.backbone.shape.width, model.head.classifier
     kernel, bias = adapter.classifier.get("kernel"), adapter.classifier.get("bias")
     if kernel is None or bias is None or kernel[:width].shape != own.kernel.shape or bias.shape != own.bias.shape:
@@ -209,25 +225,26 @@ def _reads_class_token(model: Classifier) -> bool:
 
 
 def _lengths(vit: ViT, index: int, layer: str) -> np.ndarray:
-    """Return the lengths f32[out] of the columns of a kernel in block `index`."""
+    """Return the L2 norms f32[out] of the columns of a layer's kernel in block `index`."""
     kernel, _ = layer_weights(vit, layer_path(index, layer))
     return np.linalg.norm(np.asarray(kernel, np.float32), axis=0)
 
 
 def _all_lengths(vit: ViT, layer: str) -> np.ndarray:
-    """Return the lengths f32[L,out] of the columns of a kernel in every block."""
+    """Return the L2 norms f32[L,out] of the columns of a layer's kernel in each of the L blocks."""
     return np.stack([_lengths(vit, index, layer) for index in range(vit.shape.depth)])
 
 
 # ---------------------------------------------------------------------------------------------------------- writing
 def peft_files(model: Classifier, config: ConfigDict) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the content of `adapter_config.json`, and the tensors f32 of `adapter_model.safetensors`.
+    """Return the content of `adapter_config.json`, and the float32 tensors of `adapter_model.safetensors` by name.
 
-    A linear classifier on the class token becomes the classifier of transformers; other heads are not part of the
-    files. The names are of transformers 5.
+    A linear classifier of the class token is exported as the classifier of transformers. Other heads are not exported.
+    The tensor names are the names in transformers 5.
 
     Raises:
-      UserError: the model has prompts, another adapter than one LoRA or DoRA, or a backbone without such names.
+      UserError: the model has prompts, has other adapters than one LoRA or DoRA, or has a backbone that transformers
+        does not have.
     """
     if problem := _why_unwritable(model, config):
         raise UserError(problem)
@@ -262,7 +279,7 @@ def peft_files(model: Classifier, config: ConfigDict) -> tuple[dict[str, Any], d
 
 
 def _why_unwritable(model: Classifier, config: ConfigDict) -> str:
-    """Return why PEFT's files cannot hold a model; "" if they can."""
+    """Return why a model cannot be stored in PEFT's files; "" if it can."""
     adapters, shape = list(model.adapters), model.backbone.shape
     if adapters not in (["lora"], ["dora"]) or config.model.prompts.kind != "none":
         return "PEFT's files hold one LoRA or DoRA and no prompts; choose another --format"
@@ -274,14 +291,14 @@ def _why_unwritable(model: Classifier, config: ConfigDict) -> str:
 
 
 def _transformers_names(shape: ViTShape) -> tuple[str, str]:
-    """Return the names of a backbone in transformers 5: in a model with a classifier, and of its list of blocks."""
+    """Return two names in transformers 5: of the backbone in a model with a classifier, and of its list of blocks."""
     if shape.layer_scale is None and not shape.registers:
         return "vit", "layers"
     return "dinov2_with_registers" if shape.registers else "dinov2", "encoder.layer"
 
 
 def _update_parts(model: Classifier, name: str, layer: str, index: int) -> dict[str, jax.Array | np.ndarray]:
-    """Return the values of an adapter for a layer of block `index`, by PEFT's name of the part."""
+    """Return the adapter's arrays for a layer of block `index`, as a dict: PEFT's name of the array -> array."""
     update = getattr(model.adapters[name], layer)
     parts = {"lora_A.weight": update.a[index], "lora_B.weight": update.b[index]}
     if name == "dora":
@@ -290,9 +307,12 @@ def _update_parts(model: Classifier, name: str, layer: str, index: int) -> dict[
 
 
 def _classifier_tensors(model: Classifier, inputs: int) -> dict[str, np.ndarray]:
-    """Return the classifier of transformers with a number of inputs; {} if the head reads more than the class token.
+    """Return `weight` and `bias` of the classifier of transformers; {} if the head reads more than the class token.
 
-    The weights for the mean of the patches, if it reads it, are 0.
+    Args:
+      model: the model.
+      inputs: number of inputs of the classifier. If it also reads the mean of the patches (2D inputs), the weights of
+        that mean are 0.
     """
     if not _reads_class_token(model):
         return {}
@@ -303,5 +323,5 @@ def _classifier_tensors(model: Classifier, inputs: int) -> dict[str, np.ndarray]
 
 
 def _tensor(value: jax.Array | np.ndarray) -> np.ndarray:
-    """Return a value as a tensor f32 in PyTorch's orientation."""
+    """Return an array as float32 with reversed axes, which is the axis order of PyTorch."""
     return np.ascontiguousarray(np.asarray(value, np.float32).T)

@@ -24,14 +24,14 @@ Read = Callable[[str, int], bytes]
 
 
 def read_torch_file(file: BinaryIO) -> dict[str, np.ndarray]:
-    """Return the tensors of a state dict that torch.save wrote, in its zip layout or in its legacy layout.
+    """Return name -> array of a state dict that torch.save wrote, in its zip layout or its legacy layout.
 
-    If the file has more than the state dict, the first of STATE_KEYS with tensors is used. Entries that are not tensors
-    are left out, and a prefix `module.` of all names is removed. Only the needed storages are read, each once. Tensors
-    that share a storage in the file also share it here, so the arrays are read-only.
+    If the content is a dict, the tensors come from the first of its keys STATE_KEYS that has tensors, or else from the
+    dict itself. Entries that are not tensors are ignored. If all names begin with `module.`, this prefix is removed.
+    Each needed storage is read once. Arrays are read-only, because arrays of one storage share its memory.
 
     Raises:
-      Unreadable: the file has another format, or refers to a name that is not in the whitelist.
+      Unreadable: the file has another format, or its pickle has a name that is not in the whitelist.
       Exception: any other exception, if the file is damaged.
     """
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -42,7 +42,10 @@ def read_torch_file(file: BinaryIO) -> dict[str, np.ndarray]:
 
 # ---------------------------------------------------------------------------------------------------- the two layouts
 def _open_zip(file: BinaryIO, size: int) -> tuple[Any, Read]:
-    """Return the content of the archive's pickle, and the function that reads storages. `size` is the file size."""
+    """Return the unpickled content of a zip archive, and a function that reads its storages.
+
+    `size` is the size of the file in bytes.
+    """
     archive = zipfile.ZipFile(file)
     sizes = {record.filename: record.file_size for record in archive.infolist()}
     roots = [name.removesuffix("data.pkl") for name in sizes if re.fullmatch("[^/]+/data\\.pkl", name)]
@@ -66,7 +69,7 @@ def _open_zip(file: BinaryIO, size: int) -> tuple[Any, Read]:
 
 
 def _open_legacy(data: mmap.mmap) -> tuple[Any, Read]:
-    """Return the content of the file's main pickle, and the function that reads storages."""
+    """Return the unpickled content of a file in the legacy layout, and a function that reads storages."""
     # Without this check for a binary pickle, text would be read as instructions.
     if data[:1] != b"\x80" or _MAGIC not in data[:32]:
         raise Unreadable("it is no file of torch.save, but perhaps a web page, a Git LFS pointer or a safetensors file")
@@ -85,7 +88,10 @@ def _open_legacy(data: mmap.mmap) -> tuple[Any, Read]:
 
 # ------------------------------------------------------------------------------------------------- state dict, arrays
 def _state_dict(content: Any) -> dict[str, Tensor]:
-    """Return the tensors of the first of STATE_KEYS that has some, or those of the content itself, by name."""
+    """Return name -> tensor from the first of STATE_KEYS that has tensors, or else from `content` itself.
+
+    Raises Unreadable if `content` has no tensors.
+    """
     content = content if isinstance(content, dict) else {}
     found = (_named_tensors(value) for value in (*map(content.get, STATE_KEYS), content))
     tensors = next(filter(None, found), None)
@@ -99,13 +105,23 @@ def _state_dict(content: Any) -> dict[str, Tensor]:
 
 
 def _named_tensors(value: Any) -> dict[str, Tensor]:
-    """Return the entries of a dict that are tensors with a name; {} for another value."""
+    """Return the entries of a dict whose keys are strings and whose values are tensors; {} if `value` is not a dict."""
     items = value.items() if isinstance(value, dict) else ()
     return {name: item for name, item in items if type(name) is str and type(item) is Tensor}
 
 
 def _array(name: str, tensor: Tensor, read: Read, file_size: int) -> np.ndarray:
-    """Return an array on the bytes of the tensor's storage, after a check of its bounds."""
+    """Return a tensor as a NumPy array that shares the memory of its storage.
+
+    Args:
+      name: name of the tensor, for the error.
+      tensor: the description of the tensor.
+      read: returns the bytes of a storage.
+      file_size: size of the file in bytes.
+
+    Raises:
+      Unreadable: the tensor exceeds its storage or the file.
+    """
     if not _fits(tensor, file_size):
         raise Unreadable(f"its tensor {name[:100]!r} does not fit into its storage and the file")
     storage, shape, item = tensor.storage, tensor.shape, tensor.dtype.itemsize

@@ -39,12 +39,12 @@ _WITHOUT_CONTENT = re.compile(
 
 
 class Unreadable(UserError):
-    """The reason why a file cannot be read, as the end of an error message."""
+    """An error: a file cannot be read. Its text is the reason, to be appended to a message."""
 
 
 # ------------------------------------------------------------------------------------------------ values of a pickle
 class _StandIn:
-    """A value whose attributes a pickle cannot set, because its state is dropped."""
+    """The base of the classes that replace the classes in a pickle. A pickle cannot set their attributes."""
 
     def __setstate__(self, state: Any) -> None:
         pass
@@ -52,7 +52,15 @@ class _StandIn:
 
 @dataclass(frozen=True, eq=False)
 class Storage(_StandIn):
-    """A range of `nbytes` bytes in the file. A tensor may use `count` elements of it from element `start` on."""
+    """A storage of a PyTorch file: a range of bytes that tensors share.
+
+    Attributes:
+      key: the name of the storage in the file.
+      dtype: the type of its elements.
+      nbytes: the size of the storage in bytes.
+      start: the first element that a tensor may use.
+      count: the number of elements from `start` that a tensor may use.
+    """
 
     key: str
     dtype: np.dtype
@@ -63,7 +71,15 @@ class Storage(_StandIn):
 
 @dataclass(frozen=True, eq=False)
 class Tensor(_StandIn):
-    """A tensor as described by the pickle. All fields but `dtype` are unchecked and may have any type."""
+    """A tensor as the pickle describes it. Fields other than `dtype` are unchecked and may have any type.
+
+    Attributes:
+      storage: the `Storage`.
+      dtype: the type of the elements.
+      offset: the number of elements before the first element.
+      shape: the shape.
+      strides: the strides in elements.
+    """
 
     storage: Any
     dtype: np.dtype
@@ -74,7 +90,7 @@ class Tensor(_StandIn):
 
 @dataclass(frozen=True, eq=False)
 class _Kind(_StandIn):
-    """A type of numbers or storages."""
+    """The replacement of a tensor type, storage type or dtype of PyTorch: its NumPy dtype."""
 
     dtype: np.dtype
 
@@ -103,7 +119,7 @@ class _Dict(_StandIn, dict):
 
 
 class _Empty(_StandIn):
-    """An object without tensors, which drops all items."""
+    """The replacement of an object that contains no tensors. It discards all arguments and items."""
 
     def __init__(self, *arguments: Any):
         pass
@@ -162,15 +178,18 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_pickle(data: Any, storages: dict[str, Storage]) -> Any:
-    """Return the content of the next pickle of a file object, and move its position behind the pickle.
+    """Unpickle the next pickle of a file object, and leave the position of the file object after the pickle.
 
     Args:
-      data: a mapped file or io.BytesIO.
-      storages: receives every storage of the pickle, by key.
+      data: a memory map or io.BytesIO.
+      storages: key -> storage. Every storage of the pickle is added.
+
+    Returns:
+      The unpickled object.
 
     Raises:
       Unreadable: the pickle has a name that is not in the whitelist.
-      Exception: any other exception, for damaged instructions.
+      Exception: any other exception, if the pickle is damaged.
     """
     start = data.tell()
     _check(data)
@@ -180,10 +199,10 @@ def read_pickle(data: Any, storages: dict[str, Storage]) -> Any:
 
 
 def _check(data: Any) -> None:
-    """Read a pickle to its end without building its values; ValueError if they could need much memory or time.
+    """Read the instructions of a pickle without building its values; ValueError if they could need much memory or time.
 
     A small pickle can request a memo of 2**32 entries, or the hash of a tuple that contains one tuple in 2**n ways.
-    Therefore, an index of the memo must not exceed the length of the pickle, and the size of nested tuples is limited.
+    Therefore an index of the memo must not exceed the length of the pickle, and the size of nested tuples is limited.
     """
     start, stack = data.tell(), _StackOfSizes()
     for opcode, argument, position in pickletools.genops(data):
@@ -195,7 +214,10 @@ def _check(data: Any) -> None:
 
 
 class _StackOfSizes:
-    """The stack of the unpickler. It has the number of items and the depth of tuples of each value, not the value."""
+    """A simulation of the unpickler's stack.
+
+    For each value on the stack it stores only the number of nested items and the depth of nested tuples, not the value.
+    """
 
     def __init__(self):
         self.values: list[tuple[int, int]] = []
@@ -203,7 +225,7 @@ class _StackOfSizes:
         self.memo: dict[int, tuple[int, int]] = {}
 
     def apply(self, opcode: pickletools.OpcodeInfo, argument: Any) -> None:
-        """Change the stack as an instruction does; ValueError for one that takes too many values."""
+        """Update the stack for one instruction; ValueError if the instruction takes more values than the stack has."""
         name = opcode.name
         if name == "MARK":
             self.marks.append(len(self.values))
@@ -219,7 +241,10 @@ class _StackOfSizes:
             self.values[first:] = [result] * len(opcode.stack_after)
 
     def _first_taken(self, before: list[pickletools.StackObject]) -> int:
-        """Return the index of the first value that an instruction takes; `before`: what it expects on the stack."""
+        """Return the index on the stack of the first value that an instruction takes.
+
+        `before` is the list of stack objects that the instruction takes, as `pickletools` documents it.
+        """
         if pickletools.markobject in before:
             first = self.marks.pop() - before.index(pickletools.markobject)
         else:
@@ -230,7 +255,10 @@ class _StackOfSizes:
 
 
 def _tuple_size(items: list[tuple[int, int]]) -> tuple[int, int]:
-    """Return the number of items and the depth of a tuple with these items; ValueError if it is too large."""
+    """Return the number of nested items and the depth of a tuple; ValueError if it exceeds a limit.
+
+    `items` has the number and the depth of each item of the tuple.
+    """
     size, depth = 1 + sum(size for size, _ in items), 1 + max((depth for _, depth in items), default=0)
     if size > _MOST_ITEMS or depth > _MOST_DEPTH:
         raise ValueError("a tuple of the pickle is too large")

@@ -15,9 +15,9 @@ _OTHERWISE = (
 
 
 def find_weights(name: str) -> Path:
-    """Return the file with the published weights of a backbone, and download it if necessary.
+    """Return the path of the file with the published weights of a backbone. Download the file if necessary.
 
-    Raises UserError if the file is not available, with its name, folder and place of publication, and the remedy.
+    Raises UserError if the file is not available. The error states its name, folder, place of publication and a remedy.
     """
     backbone = entry(name)
     if not backbone.file:
@@ -50,7 +50,7 @@ def has_weights(name: str) -> bool:
 
 
 def _packages(backbone: BackboneEntry) -> list[Path]:
-    """Return the folders for weights in this package and in the package of the backbone, which is not imported."""
+    """Return the folders for weights in mlmoe_jax and in the backbone's own package, without importing that package."""
     package, _, folder = backbone.package.partition("/")
     spec = importlib.util.find_spec(package) if package else None
     installed = [Path(parent, folder) for parent in (spec and spec.submodule_search_locations) or ()]

@@ -57,22 +57,28 @@ token_set = invertible(lambda tensor: tensor[:, None], lambda value: value.squee
 
 
 def flatten_columns(tensor: np.ndarray) -> np.ndarray:
-    """[D, heads, D/heads] as Flax stores an input projection -> [D, D]."""
+    """Reshape [D, heads, D/heads], an input projection as Flax stores it, to [D, D]."""
     return tensor.reshape(tensor.shape[0], -1)
 
 
 def flatten_rows(tensor: np.ndarray) -> np.ndarray:
-    """[heads, D/heads, D] as Flax stores an output projection, or a patch kernel [p,p,3,D] -> [·, D]."""
+    """Merge all axes but the last.
+
+    An output projection of Flax [heads, D/heads, D] becomes [D, D]. A patch kernel [p,p,3,D] becomes [3·p·p, D].
+    """
     return tensor.reshape(-1, tensor.shape[-1])
 
 
 def flatten_vector(tensor: np.ndarray) -> np.ndarray:
-    """[heads, D/heads] -> [D]."""
+    """Reshape [heads, D/heads] to [D]."""
     return tensor.reshape(-1)
 
 
 def pad_class_position(tensor: np.ndarray) -> np.ndarray:
-    """Positions of patches, [1,S·S,D] -> [1,1+S·S,D]. The position of the class token is part of the token."""
+    """Insert a zero position for the class token into patch positions: [1,S·S,D] -> [1,1+S·S,D].
+
+    In such a file the position of the class token is already added to the class token.
+    """
     return np.pad(tensor, ((0, 0), (1, 0), (0, 0)))
 
 
@@ -105,7 +111,7 @@ class Rule:
     reshape: bool = False
 
     def tensor_name(self, path: str) -> str | None:
-        """Return the name of the tensor for a parameter path; None if the rule does not make the path.
+        """Return the tensor name that the rule maps to a parameter path; None if the rule does not produce the path.
 
         Raises ValueError if the rule cannot be read backwards.
         """
@@ -119,7 +125,7 @@ _PIECE = re.compile(r"\\(\.)|\((\?:)?([^()]*)\)(\?)?|([\w/-]+)")
 
 @functools.cache
 def _template(pattern: str) -> tuple[str, tuple[str, ...]]:
-    """Return a pattern as a format string with {g1}, {g2} … for its groups, and the patterns of the groups."""
+    """Return a regex as a format string with {g1}, {g2} … in place of its groups, and the regexes of the groups."""
     template, groups, end = "", [], 0
     for piece in _PIECE.finditer(pattern):
         if piece.start() != end:
@@ -140,7 +146,7 @@ def _template(pattern: str) -> tuple[str, tuple[str, ...]]:
 
 @functools.cache
 def _path_pattern(target: str, groups: tuple[str, ...]) -> str:
-    """Convert a target to the regular expression of its paths."""
+    """Convert the target of a rule to a regex that matches the parameter paths that the rule produces."""
     return re.sub(r"\\\\(\d)", lambda match: f"(?P<g{match[1]}>{groups[int(match[1]) - 1]})", re.escape(target))
 
 
@@ -170,16 +176,16 @@ class Layout:
 
     @property
     def is_whole_model(self) -> bool:
-        """Whether the layout has a whole model: backbone, prompts and head."""
+        """Whether files in this layout contain a whole model: backbone, prompts and head."""
         return any(rule.target.startswith(BACKBONE) for rule in self.rules)
 
     @property
     def is_head(self) -> bool:
-        """Whether the layout has a head without its backbone."""
+        """Whether files in this layout contain only a head."""
         return all(rule.target.startswith(HEAD) for rule in self.rules)
 
     def backbone_only(self) -> "Layout":
-        """Return the layout for reading only the backbone of a whole model."""
+        """Return a copy of the layout that reads only the backbone from a file with a whole model."""
         backbone = tuple(rule for rule in self.rules if rule.target.startswith(BACKBONE))
         others = tuple(rule.pattern for rule in self.rules if not rule.target.startswith(BACKBONE))
         rules = tuple(replace(rule, target=rule.target.removeprefix(BACKBONE)) for rule in backbone)
@@ -189,18 +195,25 @@ class Layout:
 
 
 def nest(rules: tuple[Rule, ...], pattern_prefix: str, target_prefix: str) -> tuple[Rule, ...]:
-    """Return the rules with prefixes before their patterns and targets."""
+    """Return the rules with `pattern_prefix` before each pattern and `target_prefix` before each target."""
     return tuple(
         replace(rule, pattern=pattern_prefix + rule.pattern, target=target_prefix + rule.target) for rule in rules
     )
 
 
 def linear_rules(pattern: str, target: str, *, kernel: Transform = transpose, bias: bool = True) -> tuple[Rule, ...]:
-    """Return the rules of a PyTorch layer with a weight and perhaps a bias, by default of a linear layer."""
+    """Return the rules of a PyTorch layer with a weight and, if `bias`, a bias.
+
+    Args:
+      pattern: regex of the layer's name.
+      target: parameter path of the layer.
+      kernel: conversion of the weight; the default is right for a linear layer.
+      bias: whether the layer has a bias.
+    """
     weight = Rule(rf"{pattern}\.weight", f"{target}/kernel", kernel)
     return (weight, Rule(rf"{pattern}\.bias", f"{target}/bias")) if bias else (weight,)
 
 
 def norm_rules(pattern: str, target: str) -> tuple[Rule, Rule]:
-    """Return the rules of scale and bias of a PyTorch normalization."""
+    """Return the rules of the scale and the bias of a PyTorch normalization layer."""
     return Rule(rf"{pattern}\.weight", f"{target}/scale"), Rule(rf"{pattern}\.bias", f"{target}/bias")

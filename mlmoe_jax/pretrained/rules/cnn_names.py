@@ -15,7 +15,7 @@ _conv = partial(linear_rules, kernel=conv_kernel)
 
 
 def channels(tensor: np.ndarray) -> np.ndarray:
-    """[D, 1, 1] -> [D]."""
+    """Reshape [D, 1, 1] to [D]."""
     return tensor.squeeze((1, 2))
 
 
@@ -29,7 +29,7 @@ def batch_norm_rules(pattern: str, target: str) -> tuple[Rule, ...]:
 
 
 def torchvision_resnet_rules() -> tuple[Rule, ...]:
-    """Return the rules of the layout of torchvision and timm, which counts stages from 1."""
+    """Return the rules of the ResNets of torchvision and timm, which number stages from 1."""
     rules = [*_conv("conv1", "stem/conv", bias=False), *batch_norm_rules("bn1", "stem/norm")]
     for stage in range(4):
         pattern, target = rf"layer{stage + 1}\.(\d+)", rf"stages/{stage}/\1"
@@ -58,7 +58,13 @@ def _hugging_face_resnet() -> tuple[Rule, ...]:
 
 
 def _convnext_block(pattern: str, target: str, names: tuple[str, str, str, str]) -> tuple[Rule, ...]:
-    """Return the rules of a block except its layer scale; `names`: the depthwise, LayerNorm and two linear layers."""
+    """Return the rules of a ConvNeXt block, without its layer scale.
+
+    Args:
+      pattern: regex of the block's name.
+      target: parameter path of the block.
+      names: names of the depthwise convolution, the LayerNorm and the two linear layers.
+    """
     depthwise, norm, first, second = (rf"{pattern}\.{name}" for name in names)
     return (
         *_conv(depthwise, f"{target}/depthwise"),
@@ -69,7 +75,7 @@ def _convnext_block(pattern: str, target: str, names: tuple[str, str, str, str])
 
 
 def torchvision_convnext_rules() -> tuple[Rule, ...]:
-    """Return the rules of torchvision's layout: one list of alternating downsampling layers and stages."""
+    """Return the rules of torchvision's ConvNeXt, where downsampling layers and stages alternate in one list."""
     rules = [*_conv(r"features\.0\.0", "stem/conv"), *norm_rules(r"features\.0\.1", "stem/norm")]
     for stage in range(4):
         pattern, target = rf"features\.{2 * stage + 1}\.(\d+)", rf"stages/{stage}/blocks/\1"
@@ -84,7 +90,16 @@ def torchvision_convnext_rules() -> tuple[Rule, ...]:
 def _convnext(
     *, stem: tuple[str, str], down: str, block: str, layers: tuple[str, str, str, str], scale: str, norm: str
 ) -> tuple[Rule, ...]:
-    """Return the rules of a layout that counts stages from 0; `down` and `block` match the stage, `block` the block."""
+    """Return the rules of a ConvNeXt layout that numbers stages from 0.
+
+    Args:
+      stem: names of the two layers of the stem.
+      down: regex of a downsampling layer, with the stage as its group.
+      block: regex of a block, with the stage and the block as its groups.
+      layers: names of the depthwise convolution, the LayerNorm and the two linear layers.
+      scale: name of the layer scale.
+      norm: name of the last norm.
+    """
     return (
         *_conv(stem[0], "stem/conv"),
         *norm_rules(stem[1], "stem/norm"),

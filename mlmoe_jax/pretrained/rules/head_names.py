@@ -17,7 +17,7 @@ label_bias = invertible(lambda tensor: tensor.squeeze(0), lambda value: value[No
 
 
 def attention_rules(pattern: str, target: str) -> tuple[Rule, ...]:
-    """Return the rules of torch.nn.MultiheadAttention, where one matrix has queries, keys and values, as here."""
+    """Return the rules of a torch.nn.MultiheadAttention, in which one matrix holds queries, keys and values."""
     return (
         Rule(rf"{pattern}\.in_proj_weight", f"{target}/qkv/kernel", transpose),
         Rule(rf"{pattern}\.in_proj_bias", f"{target}/qkv/bias"),
@@ -26,7 +26,12 @@ def attention_rules(pattern: str, target: str) -> tuple[Rule, ...]:
 
 
 def encoder_rules(pattern: str, target: str) -> tuple[Rule, ...]:
-    """Return the rules of the layers of a torch.nn.TransformerEncoder, with the prefixes `pattern` and `target`."""
+    """Return the rules of the layers of a torch.nn.TransformerEncoder.
+
+    Args:
+      pattern: regex of the encoder's name, the prefix of its tensor names.
+      target: prefix of the parameter paths.
+    """
     pattern, target = rf"{pattern}\.layers\.(\d+)", rf"{target}/\1"
     return (
         *attention_rules(rf"{pattern}\.self_attn", f"{target}/attn"),
@@ -36,7 +41,12 @@ def encoder_rules(pattern: str, target: str) -> tuple[Rule, ...]:
 
 
 def decoder_rules(pattern: str, target: str) -> tuple[Rule, ...]:
-    """Return the rules of the layers of a torch.nn.TransformerDecoder, with the prefixes `pattern` and `target`."""
+    """Return the rules of the layers of a torch.nn.TransformerDecoder.
+
+    Args:
+      pattern: regex of the decoder's name, the prefix of its tensor names.
+      target: prefix of the parameter paths.
+    """
     pattern, target = rf"{pattern}\.layers\.(\d+)", rf"{target}/\1"
     return (
         *attention_rules(rf"{pattern}\.self_attn", f"{target}/self_attn"),
@@ -85,17 +95,17 @@ _INDICES = {"conv1": 0, "bn1": 1, "layer1": 4, "layer2": 5, "layer3": 6, "layer4
 
 
 def pointwise_matrix(tensor: np.ndarray) -> np.ndarray:
-    """[out, in, 1] or [out, in, 1, 1], a convolution of size 1 -> [in, out]."""
+    """Convert the kernel of a convolution of size 1, [out, in, 1] or [out, in, 1, 1], to a matrix [in, out]."""
     return tensor.reshape(tensor.shape[:2]).T
 
 
 def own_classifier(tensor: np.ndarray) -> np.ndarray:
-    """[K, D, 1] -> [K, D]."""
+    """Reshape the weights of one classifier per label, [K, D, 1], to [K, D]."""
     return tensor.squeeze(2)
 
 
 def sequential_resnet_rules() -> tuple[Rule, ...]:
-    """Return torchvision's rules for a ResNet whose modules are named by their index in a list or as in torchvision."""
+    """Return the rules of a ResNet with the layers of torchvision, named as there or by their index in a Sequential."""
     rules = []
     for rule in torchvision_resnet_rules():
         name, rest = rule.pattern.split(r"\.", 1)

@@ -14,7 +14,7 @@ label_values = invertible(lambda tensor: tensor.squeeze(0), lambda value: value.
 
 
 def join_heads(tensor: np.ndarray) -> np.ndarray:
-    """[heads, m, D/heads], the keys or values of one block -> [1, 1, m, D]."""
+    """Merge the heads of the prompt keys or values of one block: [heads, m, D/heads] -> [1, 1, m, D]."""
     return tensor.transpose(1, 0, 2).reshape(1, 1, tensor.shape[1], -1)
 
 
@@ -56,7 +56,7 @@ ML_VPT = Layout("ml_vpt", "adapt_experts.W1", _ml_vpt(timm_rules()))
 
 # ------------------------------------------------------------------------------------------- VPT, E2VPT and GateVPT
 def vpt_rules() -> tuple[Rule, ...]:
-    """Return the rules of the supervised ViT in the code of VPT and E2VPT."""
+    """Return the rules of the ViT that is pretrained with labels, as the code of VPT and E2VPT names it."""
     layer = r"encoder\.layer\.(\d+)"
     return (
         Rule(r"embeddings\.cls_token", "cls_token"),
@@ -72,7 +72,12 @@ def vpt_rules() -> tuple[Rule, ...]:
 
 
 def _key_values(attention: str, *, shared: bool) -> tuple[Rule, ...]:
-    """Return the rules of E2VPT's prompt keys and values: one tensor per block if `shared`, otherwise two tensors."""
+    """Return the rules of E2VPT's prompt keys and values.
+
+    Args:
+      attention: regex of the attention layer's name, with the block as its group.
+      shared: whether keys and values share one tensor per block; otherwise each has its own tensor.
+    """
     name = rf"{attention}\.deep_QKV_embeddings"
     together = Rule(name, "prompts/key_value", join_heads, index=(r"\1", 0), axes=(0, 1))
     keys, values = replace(together, pattern=f"{name}_K"), replace(together, pattern=f"{name}_V", index=(r"\1", 1))
@@ -88,10 +93,17 @@ _GATES = (Rule("gate_logit", "prompts/gate"), Rule("temp", "prompts/temperature"
 
 
 def _layout(name: str, outer: str, inner: str, marker: str, rules: tuple[Rule, ...], *, required: str = "") -> Layout:
-    """Return the layout of a classifier with `rules` for its encoder, whose names have the prefix `outer` + `inner`.
+    """Return the layout of an encoder with a linear head, in the code of VPT, GateVPT and E2VPT.
 
-    `outer` is the prefix of the encoder in a classifier, whose head is outside the encoder. `inner` is a prefix inside
-    the encoder of all names but the encoder's own head, which is the head of an encoder that is stored alone.
+    The tensor names of the encoder begin with `outer` + `inner`.
+
+    Args:
+      name: name of the layout.
+      outer: prefix of the encoder in a model whose head is outside the encoder; "" for an encoder with its own head.
+      inner: prefix inside the encoder. All names of the encoder have it, except the names of the encoder's own head.
+      marker: name of the tensor that identifies the layout, without both prefixes.
+      rules: the rules of the encoder, without both prefixes.
+      required: name of another tensor that the file must have, without both prefixes; "" if there is none.
     """
     encoder = nest(rules, f"{outer}{inner}".replace(".", r"\."), "")
     head = linear_rules(r"head(?:\.last_layer)?", "head/classifier")
@@ -103,7 +115,10 @@ def _layout(name: str, outer: str, inner: str, marker: str, rules: tuple[Rule, .
 
 
 def _supervised(outer: str) -> tuple[Layout, ...]:
-    """Return the layouts of the VPT and E2VPT code on the supervised ViT. `vpt` has no prompts."""
+    """Return the layouts of the VPT and E2VPT code for the ViT that is pretrained with labels.
+
+    The layout `vpt` is without prompts. `outer`: see `_layout`.
+    """
     backbone, attention = nest(vpt_rules(), "", "backbone/"), r"encoder\.layer\.(\d+)\.attn"
     deep = (*backbone, *_deep_prompts(), *_SHALLOW[1:], *_MASKS)
     keys = "encoder.layer.0.attn.deep_QKV_embeddings"
@@ -118,9 +133,10 @@ def _supervised(outer: str) -> tuple[Layout, ...]:
 
 
 def _self_supervised(outer: str) -> tuple[Layout, ...]:
-    """Return the layouts of the VPT, E2VPT and GateVPT code on MAE and MoCo v3, which use timm's names.
+    """Return the layouts of the VPT, E2VPT and GateVPT code for MAE and MoCo v3, whose tensors have timm's names.
 
     On MAE, the code of VPT and E2VPT replaces the last norm by `fc_norm`. GateVPT's code keeps the last norm.
+    `outer`: see `_layout`.
     """
     backbone, attention = nest(timm_rules(), "", "backbone/"), r"blocks\.(\d+)\.attn"
     prompts = (*_deep_prompts(), *_SHALLOW[1:], *_MASKS)

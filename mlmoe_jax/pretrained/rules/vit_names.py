@@ -25,7 +25,7 @@ BLOCK, CHUNKED_BLOCK = r"blocks\.(?:\d+\.)?(\d+)", r"blocks\.0\.(\d+)"
 
 
 def patch_rules(pattern: str) -> tuple[Rule, Rule]:
-    """Return the rules of a PyTorch patch convolution."""
+    """Return the rules of the convolution of a patch embedding in PyTorch; `pattern` is the regex of its name."""
     return (
         Rule(rf"{pattern}\.weight", "patch_embed/kernel", patch_kernel),
         Rule(rf"{pattern}\.bias", "patch_embed/bias"),
@@ -41,7 +41,16 @@ def fuse_rules(
     names: tuple[str, ...] = ("query", "key", "value"),
     target: str = r"blocks/\1/attn/qkv",
 ) -> tuple[Rule, ...]:
-    """Return the rules that fuse layers, such as queries, keys and values. PART in `pattern` stands for each name."""
+    """Return the rules that concatenate separate layers, by default queries, keys and values, to one layer.
+
+    Args:
+      pattern: regex of a layer's tensors, in which PART stands for the name of the layer.
+      kernel: name of the weight.
+      to_matrix: conversion of the weight.
+      to_vector: conversion of the bias.
+      names: names of the layers, in the order of concatenation.
+      target: parameter path of the fused layer.
+    """
     rules = []
     for index, name in enumerate(names):
         layer, part = pattern.replace("PART", name), {"index": (index,), "axes": (-1,)}
@@ -77,7 +86,10 @@ def timm_rules(
 
 
 def _hugging_face() -> tuple[Rule, ...]:
-    """Return the rules of Dinov2, Dinov2WithRegisters, ViT and ViT-MAE, whose names do not collide."""
+    """Return the common rules of Dinov2, Dinov2WithRegisters, ViT and ViT-MAE in transformers.
+
+    One set of rules is enough, because no name means different tensors in two of these models.
+    """
     layer = r"encoder\.layer\.(\d+)"
     return (
         Rule(r"embeddings\.(cls_token|mask_token|register_tokens)", r"\1"),
@@ -138,7 +150,10 @@ AUGREG = Layout("augreg", "Transformer/encoder_norm/scale", _augreg(), (r"head/.
 
 # ------------------------------------------------------------------------------------------------------------- DINOv3
 def drop_key_bias(tensor: np.ndarray) -> np.ndarray:
-    """[3D], the biases of queries, keys and values -> [2D]; the authors' code multiplies the keys' bias by 0."""
+    """Remove the bias of the keys: [3D], the biases of queries, keys and values -> [2D].
+
+    The authors' code multiplies the bias of the keys by 0.
+    """
     query, _, value = np.split(tensor, 3)
     return np.concatenate([query, value])
 
@@ -190,17 +205,17 @@ ORIGINAL_DINOV3 = Layout(
 
 # ---------------------------------------------------------------------------------------------------- CLIP and SigLIP
 def as_class_token(tensor: np.ndarray) -> np.ndarray:
-    """[D] -> [1,1,D]."""
+    """Reshape [D] to [1,1,D]."""
     return tensor.reshape(1, 1, -1)
 
 
 def as_position_table(tensor: np.ndarray) -> np.ndarray:
-    """[T,D] -> [1,T,D]."""
+    """Reshape [T,D] to [1,T,D]."""
     return tensor[None]
 
 
 def _hugging_face_tower() -> tuple[Rule, ...]:
-    """Return the common rules of the vision towers of CLIP and SigLIP."""
+    """Return the rules that the vision towers of CLIP and SigLIP in transformers have in common."""
     layer = r"encoder\.layers\.(\d+)"
     return (
         Rule(r"embeddings\.patch_embedding\.weight", "patch_embed/kernel", patch_kernel),
