@@ -1,7 +1,8 @@
 """Judge the labels of a data set: which labels are improbable, and which images or labels contradict one another.
 
-A regularized logistic regression on the features of the frozen backbone gives each image probabilities, by a fit
-without its fold. If the given value of a label is less probable than its other value, the other value is suggested.
+A regularized logistic regression is fitted to the features of the frozen backbone, with cross-validation: the
+probabilities of an image are from the fit without the fold of the image. If the given value of a label (present or
+absent) is less probable than the opposite value, the audit suggests the opposite value.
 Shape letters: N images, K labels, S suggestions.
 """
 
@@ -44,10 +45,10 @@ class Audit:
     """The audited labels of a split.
 
     Attributes:
-      split: the images that could be read.
-      scores: probabilities of the labels, each by a fit without the image.
-      similar: rows of two images of similar appearance.
-      pairs: labels a that are nearly always with label b.
+      split: the readable images of the split.
+      scores: f64[N,K], out-of-fold probabilities: the fit for an image does not use the image.
+      similar: pairs of rows of `split` whose images have a similar appearance.
+      pairs: pairs of labels (a, b): nearly all images with label a also have label b.
     """
 
     split: Split
@@ -57,48 +58,60 @@ class Audit:
 
     @cached_property
     def confidence(self) -> Float[np.ndarray, "n k"]:
-        """The probability of each given label; nan for labels that cannot be judged."""
+        """The out-of-fold probability of each given label value, f64[N,K]; nan for labels that cannot be judged."""
         return np.where(self.judged, self_confidence(self.split.labels, self.scores), np.nan)
 
     @cached_property
     def judged(self) -> Bool[np.ndarray, " k"]:
-        """Whether each label is judged."""
+        """Whether each label can be judged, bool[K]; see `can_judge`."""
         return can_judge(self.split)
 
     @cached_property
     def suggestions(self) -> Int[np.ndarray, "s 2"]:
-        """(row, label) of each suggestion, the least probable given label first."""
+        """(row, label) of each suggested correction, i64[S,2], sorted by increasing `confidence`."""
         return ranked(self.confidence)[: int((self.confidence < LEAST).sum())]
 
     @cached_property
     def worst_images(self) -> list[int]:
-        """The rows of the images with suggestions, the image with the lowest quality first."""
+        """The rows of the images with suggestions, sorted by increasing `image_quality`."""
         rows = np.unique(self.suggestions[:, 0])
         return rows[np.argsort(image_quality(self.confidence)[rows], kind="stable")].tolist()
 
     @cached_property
     def twins(self) -> list[tuple[int, int]]:
-        """The pairs of `similar` whose labels contradict each other."""
+        """The pairs of `similar` in which the labels of the two images contradict each other, see `differences`."""
         return [pair for pair in self.similar if self.differences(*pair)]
 
     def differences(self, row: int, other: int) -> list[int]:
-        """Return the labels on which two images contradict each other: positive in one, negative in the other."""
+        """Return the indices of the labels that are positive in one of two images and negative in the other.
+
+        Args:
+          row: the row of the first image.
+          other: the row of the second image.
+        """
         codes = np.sort(self.split.labels[[row, other]], axis=0)
         return np.flatnonzero((codes[0] == NEGATIVE) & (codes[1] == POSITIVE)).tolist()
 
     def is_missing(self, row: int, label: int) -> bool:
-        """Return whether a suggestion adds the label; otherwise it removes it."""
+        """Return True if the suggestion for this image and label adds the label, and False if it removes the label."""
         return bool(self.split.labels[row, label] != POSITIVE)
 
 
 def ranked(confidence: Float[np.ndarray, "n k"]) -> Int[np.ndarray, "m 2"]:
-    """Return (row, label) of all finite confidences, sorted from low to high. Equal confidences keep their order."""
+    """Return (row, label) of all entries of `confidence` that are not nan, in increasing order of confidence.
+
+    Equal confidences keep their order.
+    """
     order = np.argsort(confidence, axis=None, kind="stable")[: int((~np.isnan(confidence)).sum())]
     return np.stack(np.unravel_index(order, confidence.shape), axis=1)
 
 
 def can_judge(split: Split) -> Bool[np.ndarray, " k"]:
-    """Return which labels can be judged: MIN_IMAGES images or groups have the label, and as many lack it."""
+    """Return which labels can be judged, bool[K].
+
+    At least MIN_IMAGES images must be positive for the label, and at least MIN_IMAGES images negative. In a split with
+    groups of images, groups count instead of images.
+    """
     group = number_groups(split.groups, len(split))
     order = np.argsort(group, kind="stable")
     firsts = np.unique(group[order], return_index=True)[1]
@@ -107,7 +120,10 @@ def can_judge(split: Split) -> Bool[np.ndarray, " k"]:
 
 
 def probe_config(config: ConfigDict) -> ConfigDict:
-    """Return a config with a linear classifier on cached features, and with no training images held out."""
+    """Return a copy of a config that trains a linear classifier (a linear probe) on cached features.
+
+    The copy has no prompts and no adapters, freezes the backbone, and holds no training images out for validation.
+    """
     config, plain = config.copy_and_resolve_references(), default_config()
     for section in ("head", "prompts", "adapters"):
         config.model[section] = plain.model[section]
@@ -119,7 +135,15 @@ def probe_config(config: ConfigDict) -> ConfigDict:
 
 
 def audit_split(split: Split, config: ConfigDict) -> Audit:
-    """Fit probes on the features of a split and return its audit; UserError if no label can be judged."""
+    """Fit linear classifiers to the features of a split by cross-validation, and return the audit of its labels.
+
+    Args:
+      split: the images and labels to audit.
+      config: a config from `probe_config`.
+
+    Raises:
+      UserError: no label can be judged, see `can_judge`.
+    """
     require_readable([split], config.data)
     for warning in check_splits(split, []):
         logging.getLogger(__name__).warning(warning)
@@ -136,25 +160,36 @@ def audit_split(split: Split, config: ConfigDict) -> Audit:
 
 
 def _find_similar(split: Split, config: ConfigDict) -> list[tuple[int, int]]:
-    """Return pairs of rows whose images are similar."""
+    """Return the sorted pairs of rows whose images are duplicates or have a similar appearance."""
     with contextlib.closing(Progress("similar images", len(split), 1)) as progress:
         images, _ = inspect_images(split, np.arange(len(split)), progress.advance, Decoding.from_config(config.data))
     return sorted({tuple(sorted(pair)) for item in find_duplicates([split], [images]) for pair in item.pairs})
 
 
 def _find_together(split: Split) -> list[Pair]:
-    """Return the pairs of labels that nearly always occur together. Pairs that the tree implies are left out."""
+    """Return the pairs (a, b) of labels for which nearly all images with label a also have label b.
+
+    A pair is left out if label a implies label b in the label tree.
+    """
     implied = split.tree.add_implied(np.eye(len(split.classes), dtype=bool))
     pairs = training_pairs(*cooccurrence(split.labels), len(split), level=TOGETHER, support=SUPPORT)
     return [pair for pair in pairs if not implied[pair.a, pair.b]]
 
 
 def fold_units(split: Split) -> str:
-    """Return the noun for the parts of a fold: images, or groups of images."""
+    """Return the word for the units that are assigned to folds: "images", or "groups of images" for grouped splits."""
     return "images" if split.groups is None else "groups of images"
 
 
 def extract_features(split: Split, config: ConfigDict) -> tuple[Split, Float[np.ndarray, "n d"]]:
-    """Return the readable images of a split, and their features from the backbone of a `probe_config`."""
+    """Return the readable images of a split, and their backbone features.
+
+    Args:
+      split: a split of N images.
+      config: a config from `probe_config`.
+
+    Returns:
+      The split without unreadable images, and f64 or f32 features of shape [number of readable images, D].
+    """
     features, read = read_features(FeatureExtractor.from_config(config, len(split.classes)).cached(split).features)
     return split.take(np.flatnonzero(read), split.name), features

@@ -15,13 +15,13 @@ from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.runtime.text import quantity
 
 MOST_IMAGES, MOST_PAIRS = 200, 50
-# Outcomes of a label on a card: their words and their choices in the menu.
+# The words for the outcomes of a label on a card, and the entries of the menu that filters the cards by outcome.
 _WORDS = {"missed": "missing", "false": "superfluous", "right": "✓", "unknown": "absent"}
 _KINDS = [("", "all"), ("missed", "with a missing label"), ("false", "with a superfluous label")]
 
 
 def audit_page(audit: Audit, config: ConfigDict) -> str:
-    """Return the page about an audit of `config.data`."""
+    """Return the HTML page about an audit of the data set of `config.data`."""
     worst = audit.worst_images[:MOST_IMAGES]
     twins = audit.twins[:MOST_PAIRS]
     images = read_thumbnails(audit.split, config.data, [*worst, *(row for pair in twins for row in pair)])
@@ -31,7 +31,17 @@ def audit_page(audit: Audit, config: ConfigDict) -> str:
 
 
 def _cards(name: str, title: str, audit: Audit, labels: Iterable[tuple[int, dict[int, str]]], **settings) -> Widget:
-    """Return cards of images: for each (row, label -> outcome) the image, and the outcomes with the probabilities."""
+    """Return a widget with one card per image.
+
+    A card shows the image and, for each listed label, the outcome and the probability.
+
+    Args:
+      name: the name of the widget after "cards-".
+      title: the alternative text of the widget.
+      audit: the audit.
+      labels: pairs of the row of an image, and a dict from label index to outcome, a key of `_WORDS`.
+      **settings: further entries of the data of the widget, such as `filter`.
+    """
     names, cards = audit.split.classes, []
     for row, outcomes in labels:
         texts = [(names[k], outcome, round(float(audit.scores[row, k]), 4)) for k, outcome in outcomes.items()]

@@ -25,8 +25,13 @@ AUDIT_FOLDER, SUGGESTIONS, PAGE = "audit", "suggestions.csv", "audit.html"
 def audit_data(config: ConfigDict, output: str) -> Outcome:
     """Audit the whole training split, write the page and the CSV to the folder `output`, and return a summary.
 
+    Args:
+      config: the config of the data set and the backbone.
+      output: the folder to write to; "" = AUDIT_FOLDER.
+
     Raises:
-      UserError: the data cannot be opened, no label can be judged, or the folder has suggestions that are accepted.
+      UserError: the data cannot be opened, no label can be judged, or the CSV in the folder has accepted suggestions,
+        which would be overwritten.
     """
     folder = Folder(output or AUDIT_FOLDER)
     folder.require_creatable()
@@ -53,7 +58,12 @@ def audit_data(config: ConfigDict, output: str) -> Outcome:
 
 
 def suggestions_table(audit: Audit, corrected: Sequence[Correction] = ()) -> Table:
-    """Return the table that `data.corrections` reads: the suggestions, and the corrections of earlier audits."""
+    """Return the table of corrections, in the format of the file `data.corrections`.
+
+    Args:
+      audit: the audit. Each suggestion is a row that is not accepted yet.
+      corrected: accepted corrections of earlier audits. Each is a row with "yes" in the column `accept`.
+    """
     split, rows = audit.split, []
     for row, label in audit.suggestions.tolist():
         suggested = POSITIVE if audit.is_missing(row, label) else NEGATIVE
@@ -67,7 +77,12 @@ def suggestions_table(audit: Audit, corrected: Sequence[Correction] = ()) -> Tab
 
 
 def audit_document(audit: Audit) -> dict[str, Any]:
-    """Return the audit as values for JSON."""
+    """Return the content of the audit as a dict that can be written as JSON.
+
+    Keys: `split`, `images` (number), `missing` and `superfluous` (numbers of suggestions that add or remove a label),
+    `suggestions`, `similar_images_with_other_labels` (pairs of ids), `together` (pairs of labels with their share), and
+    `not_judged` (names of labels).
+    """
     split, names = audit.split, audit.split.classes
     missing = sum(audit.is_missing(row, label) for row, label in audit.suggestions.tolist())
     suggestions = suggestions_table(audit).values()
@@ -86,7 +101,7 @@ def audit_document(audit: Audit) -> dict[str, Any]:
 
 
 def audit_text(audit: Audit) -> str:
-    """Return the audit in sentences."""
+    """Return the summary of the audit to print: numbers of suggestions, and the labels that were not judged."""
     values = audit_document(audit)
     text = (
         f"{quantity(values['images'], 'image')} of split {values['split']}: {values['missing']:,} missing and "

@@ -34,14 +34,14 @@ class Command:
     """One command of the program, such as `mlmoe train`.
 
     Attributes:
-      run: runs it, and returns what to print.
-      sentence: what it does.
-      example: its arguments in an example.
-      needs: the names of its required flags in `flags.FLAGS`.
-      flags: the names of its other flags.
-      takes_keys: it has --config.KEY=VALUE.
-      together: all processes of a job work; otherwise only the first process works.
-      options: the name of a flag -> arguments of `add_argument` that differ from those in `flags.FLAGS`.
+      run: the function that runs the command and returns its output.
+      sentence: the help text of the command.
+      example: the arguments of the example in the help text.
+      needs: the names of the required flags, keys of `flags.FLAGS`.
+      flags: the names of the optional flags, keys of `flags.FLAGS`.
+      takes_keys: whether the command accepts `--config.KEY=VALUE`.
+      together: whether all processes of a multi-process job run the command. If False, only the first process runs it.
+      options: name of a flag -> arguments of `add_argument` that replace the arguments in `flags.FLAGS`.
     """
 
     run: RunCommand
@@ -58,7 +58,10 @@ COMMANDS: dict[str, Command] = {}
 
 
 def _command(name: str, sentence: str, example: str, **settings) -> Callable[[RunCommand], RunCommand]:
-    """Make a function the command `name`. The other arguments are fields of `Command`."""
+    """Return a decorator that registers a function as the command `name` in COMMANDS.
+
+    The remaining arguments are attributes of `Command`.
+    """
 
     def add(run: RunCommand) -> RunCommand:
         COMMANDS[name] = Command(run, sentence, example, **settings)
@@ -77,12 +80,15 @@ def _load_config(reference: str, overrides: KeyValues) -> ConfigDict:
 
 
 def _is_shared(location: str) -> bool:
-    """Return whether a --workdir names a read-only model, on the hub or in the package."""
+    """Return whether the value of --workdir names a read-only model: on the Hugging Face hub, or in this package."""
     return location.startswith((HUB, DEMO))
 
 
 def _open_folder(location: str) -> RunFolder:
-    """Return a run folder that the command may change; UserError for a model on the hub or in the package."""
+    """Return the run folder at `location`, for commands that may write to it.
+
+    Raises UserError if `location` names a model on the Hugging Face hub or in this package, which are read-only.
+    """
     from mlmoe_jax.runs.folder import RunFolder
 
     if _is_shared(location):
@@ -94,7 +100,10 @@ def _open_folder(location: str) -> RunFolder:
 
 
 def _open_model(location: str) -> RunFolder:
-    """Return the folder of a run or of a shared model, for commands that only read it."""
+    """Return the folder of a run, or of a model on the hub or in this package, for commands that only read it.
+
+    Also enable the cache of compiled programs, see `cache_programs`.
+    """
     from mlmoe_jax.runs.shared_model import run_folder
 
     folder = run_folder(location)
@@ -103,9 +112,14 @@ def _open_model(location: str) -> RunFolder:
 
 
 def _start_run(flags: Namespace, overrides: KeyValues, sweep: Sequence[str] = ()) -> tuple[ConfigDict, RunFolder]:
-    """Return the config and the folder of a run that starts or resumes.
+    """Return the config and the folder of a training that starts or resumes.
 
-    Without --workdir, the folder gets a name from the command.
+    Without --workdir, the name of the folder is made from the config, the overrides, the mode and the sweep.
+
+    Args:
+      flags: the parsed flags.
+      overrides: pairs of config key and value.
+      sweep: the values of --sweep, if the runs of a sweep start.
     """
     import mlmoe_jax.config as configuration
     from mlmoe_jax.runs.folder import stored_config
@@ -167,7 +181,7 @@ def _prune(flags: Namespace, overrides: KeyValues) -> Outcome:
 
 
 def _finish_training(results: Results, config: ConfigDict, folder: RunFolder, flags: Namespace) -> Outcome:
-    """Write sample images, and return the results of a training."""
+    """Write the requested sample images of a finished training, and return its results to print."""
     from mlmoe_jax.inference.explain import write_requested_samples
 
     write_requested_samples(folder, config)

@@ -127,7 +127,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Return the parser, with a subparser for each command."""
+    """Return the argument parser, with a subparser for each command."""
     style = {"allow_abbrev": False, "formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = _Parser(prog="mlmoe", description="Multi-label image classification.", epilog=_END, **style)
     parser.add_argument("--version", action="version", version=f"mlmoe_jax {__version__}")
@@ -142,11 +142,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def parse_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, KeyValues]:
-    """Return the flags and the overrides ("section.key", "text") of a command.
+    """Parse the arguments of the command line.
+
+    Returns:
+      The flags, and the config overrides as pairs ("section.key", "text").
 
     Raises:
-      UserError: a flag is unknown or missing, or its value is wrong.
-      SystemExit: the arguments ask for help or the version, which is printed.
+      UserError: a flag is unknown, missing or repeated, or its value is wrong.
+      SystemExit: the arguments ask for the help or the version, which was printed.
     """
     words = _put_mode_first(arguments)
     plain, overrides = words, []
@@ -160,7 +163,10 @@ def parse_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, KeyValues
 
 
 def _require_once(words: Sequence[str]) -> None:
-    """Raise UserError for a flag or key that is given again, of which the first value would be lost."""
+    """Raise UserError if a flag or config key that may not be repeated is given more than once.
+
+    Otherwise, the last value would silently replace the first.
+    """
     command = COMMANDS.get(words[0])
     names = [word.partition("=")[0] for word in words if word.startswith("--")]
     for name in dict.fromkeys(names):
@@ -171,7 +177,10 @@ def _require_once(words: Sequence[str]) -> None:
 
 
 def _put_mode_first(arguments: Sequence[str]) -> list[str]:
-    """Replace `--mode=MODE` by the first word MODE. Without either, the mode is DEFAULT_MODE."""
+    """Return the arguments with the mode as the first word.
+
+    `--mode=MODE` is moved to the front as MODE. If no mode is given, DEFAULT_MODE is inserted.
+    """
     modes = [word.removeprefix("--mode=") for word in arguments if word.startswith("--mode=")]
     others = [word for word in arguments if not word.startswith("--mode=")]
     if not modes and (not others or (others[0].startswith("-") and others[0] not in ("-h", "--help", "--version"))):
@@ -180,7 +189,7 @@ def _put_mode_first(arguments: Sequence[str]) -> list[str]:
 
 
 def _split_overrides(words: Sequence[str]) -> tuple[list[str], KeyValues]:
-    """Split arguments into the plain ones and the (key, value) pairs of `--config.KEY=VALUE`."""
+    """Return the arguments other than `--config.KEY=VALUE`, and the pairs (KEY, VALUE) of the config overrides."""
     plain, overrides = [], []
     for word in words:
         key, equals, value = word.partition("=")

@@ -12,11 +12,12 @@ TUNABLES, LARGE_PAGES = "GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"
 
 
 def use_large_pages() -> None:
-    """Restart this process so that large arrays get large pages, if the system provides them only on request.
+    """Restart this process with transparent huge pages for large arrays, if the system provides them only on request.
 
     On a CPU, XLA returns its temporary arrays to the system after each step. With small pages, a third of the time of
-    a training step can be page faults. glibc reads the variable only when a process starts, and worker processes
-    inherit it. Nothing happens if GLIBC_TUNABLES is set already, or in a notebook or a debugger.
+    a training step can be page faults. The restart is needed because glibc reads the environment variable
+    GLIBC_TUNABLES only when a process starts. Worker processes inherit the variable. Nothing happens if GLIBC_TUNABLES
+    is set already, or in a notebook or a debugger.
     """
     arguments = sys.argv[1:]
     is_own_process = sys.gettrace() is None and bool(arguments) and sys.orig_argv[-len(arguments) :] == arguments

@@ -28,7 +28,7 @@ _TOPIC = "--help="  # followed by a section or a key of the config; --help alone
 
 
 def run_command(arguments: Sequence[str]) -> int:
-    """Run the command of these arguments, print what it returns, and return its exit code."""
+    """Run the command that `arguments` name, print its output, and return its exit code."""
     try:
         with interruptible(INTERRUPTED), warnings_printed():
             code = _run(arguments)
@@ -66,13 +66,13 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def run_job(work: Callable[[], int], *, together: bool) -> int:
-    """Join the job of this process, if there is one, and return the exit code of `work`.
+    """Call `work` and return its exit code, in a multi-process job after connecting to the other processes.
 
-    If a process of a job fails, it prints the reason and ends here.
+    If `work` fails in a process of a job, the process prints the reason and exits here.
 
     Args:
-      work: the command.
-      together: all processes of a job work; otherwise only the first process works.
+      work: the command; returns its exit code.
+      together: whether all processes of the job call `work`. If False, only the first process calls it.
     """
     job = distributed.find_job(os.environ)
     if job is None:
@@ -103,7 +103,10 @@ def run_job(work: Callable[[], int], *, together: bool) -> int:
 
 # ----------------------------------------------------------------------------------------------------------------- end
 def explain(error: BaseException) -> int | None:
-    """Print an expected error in one sentence and return its exit code. Return None for an unexpected error."""
+    """Print one sentence about an expected error, and return the exit code of the process.
+
+    Return None for an unexpected error, and print nothing.
+    """
     if isinstance(error, KeyboardInterrupt):
         print("stopped", file=sys.stderr)
         return INTERRUPTED
@@ -120,7 +123,10 @@ def explain(error: BaseException) -> int | None:
 # ------------------------------------------------------------------------------------------------------------ warnings
 @contextlib.contextmanager
 def warnings_printed() -> Iterator[None]:
-    """Within the block, print warnings of the package to stderr as `warning: …`. Only the first process prints."""
+    """Print warnings that this package logs to stderr as `warning: …` while the context is active.
+
+    In a multi-process job, only the first process prints.
+    """
     logger, printer = logging.getLogger("mlmoe_jax"), AboveBars(logging.WARNING)
     printer.setFormatter(logging.Formatter("warning: %(message)s"))
     propagate, logger.propagate = logger.propagate, False  # to handlers of the root, which would print them again
@@ -134,7 +140,13 @@ def warnings_printed() -> Iterator[None]:
 
 # ----------------------------------------------------------------------------------------------------- standard output
 def results_only_from(first: bool) -> None:
-    """Reserve stdout for results, printed by the first process only. Output of C++ libraries goes to stderr."""
+    """Reserve standard output for the results of the first process.
+
+    Everything that C++ libraries write to standard output goes to stderr instead.
+
+    Args:
+      first: whether this process is the first. All other processes discard their results.
+    """
     sys.stdout.flush()
     results = os.dup(1) if first else os.open(os.devnull, os.O_WRONLY)
     os.dup2(2, 1)
@@ -142,7 +154,7 @@ def results_only_from(first: bool) -> None:
 
 
 def flush_output() -> None:
-    """Write the buffered output now, so that a full disk is a DiskError and no traceback at exit."""
+    """Flush standard output, so that a full disk raises DiskError here instead of printing a traceback at exit."""
     try:
         with disk_errors_explained("standard output"):
             sys.stdout.flush()
@@ -160,9 +172,10 @@ def discard_output() -> None:
 
 # ----------------------------------------------------------------------------------------------- messages of libraries
 def quiet_libraries() -> None:
-    """Until the process ends, suppress messages of libraries about errors that they also raise or that do no harm.
+    """Suppress messages of libraries about errors that they also raise, and about errors without consequences.
 
-    JAX compiles a program that it cannot read from its cache, and goes on if it cannot write to it.
+    The setting lasts until the process ends. An example without consequences is an unreadable or unwritable
+    compilation cache: JAX then compiles the program again.
     """
     sys.unraisablehook = _ignore_leftovers(sys.unraisablehook)
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
@@ -172,11 +185,14 @@ def quiet_libraries() -> None:
 
 
 def _ignore_leftovers(show: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return a `sys.unraisablehook` that ignores the aftermath of errors that are reported anyway.
+    """Return a `sys.unraisablehook` that ignores errors which only follow from an error that is reported anyway.
 
-    Orbax closes its event loop and raises at an array that it cannot read. TensorStore still reads further arrays and
-    notifies the closed loop later, and the coroutines that wait for them never finish. A KeyboardInterrupt that is lost
-    in a callback is raised again, see `interruptible`.
+    If Orbax cannot read an array, it closes its event loop and raises an exception. TensorStore continues to read other
+    arrays and later notifies the closed event loop, and the coroutines that wait for these arrays never finish. A
+    KeyboardInterrupt that is lost in a callback is raised again, see `interruptible`.
+
+    Args:
+      show: the hook for all other errors.
     """
 
     def show_unless_known(what: Any) -> None:
@@ -193,6 +209,9 @@ def _is_not_unretrieved(record: logging.LogRecord) -> bool:
 
 
 def _is_not_full_disk(record: logging.LogRecord) -> bool:
-    """Return False for a record about a full disk: a thread of Orbax logs the traceback of what it also raises."""
+    """Return False for a log record about a full disk.
+
+    A thread of Orbax logs the traceback of this error, and Orbax also raises the error.
+    """
     error = record.exc_info[1] if record.exc_info else None
     return error is None or disk_error(error) is None

@@ -16,11 +16,11 @@ SHORTEST = 0.1  # seconds; programs that compile faster than this are not cached
 
 
 def cache_programs() -> None:
-    """Make JAX cache compiled programs on disk, up to MOST_BYTES. The oldest programs are removed first.
+    """Enable JAX's persistent compilation cache, limited to MOST_BYTES on disk by removing the oldest programs.
 
-    Without effect if JAX has a cache already (JAX_COMPILATION_CACHE_DIR), if caching is off
-    (JAX_ENABLE_COMPILATION_CACHE=false), and in a job of several processes on GPUs, whose autotuning is shared.
-    If the folder cannot be written, one line says so.
+    The call has no effect if JAX already has a cache (JAX_COMPILATION_CACHE_DIR), if caching is off
+    (JAX_ENABLE_COMPILATION_CACHE=false), or in a multi-process job on GPUs, because its processes share autotuning
+    results. If the folder of the cache cannot be written, a message is printed and nothing is cached.
     """
     import jax  # only modes that compute need it
     from jax.experimental.compilation_cache import compilation_cache
@@ -41,5 +41,5 @@ def cache_programs() -> None:
 
 
 def programs_folder() -> Path:
-    """Return the folder of compiled programs."""
+    """Return the folder of JAX's compilation cache."""
     return cache_folder() / "programs"

@@ -36,7 +36,12 @@ Each key has its default and unit, and in parentheses what it takes. Unless a li
 
 
 def _list_key(name: str, key: Key) -> Iterator[str]:
-    """Yield the lines of a key as items of a Markdown list: the key, and its choices below it."""
+    """Yield the lines of a nested Markdown list about a config key: one item for the key, and one per choice.
+
+    Args:
+      name: the name of the key as it is printed.
+      key: the key.
+    """
     default = key.format(key.default)
     choices = key.choices if isinstance(key, ChoiceKey) and isinstance(key.choices, dict) else {}
     written = f"`{name}={default}`" if default else f"`{name}`"
@@ -53,7 +58,14 @@ def _list_key(name: str, key: Key) -> Iterator[str]:
 
 
 def _list_keys(name: str, section: ConfigSection) -> Iterator[str]:
-    """Yield the lines of the keys directly in a section; NAME stands for keys that may be added."""
+    """Yield the Markdown lines of the keys of a section, without the keys of its subsections.
+
+    If the section accepts additional keys with any name, the last item is called NAME.
+
+    Args:
+      name: the dotted name of the section; "" for the whole config.
+      section: the section.
+    """
     prefix = f"{name}." if name else ""
     for last, entry in section.entries.items():
         if isinstance(entry, Key):
@@ -63,7 +75,7 @@ def _list_keys(name: str, section: ConfigSection) -> Iterator[str]:
 
 
 def _all_sections() -> dict[str, ConfigSection]:
-    """Return the sections by name, with a section of each adapter after the section of all."""
+    """Return dotted name -> section. The section of each adapter follows the section `ADAPTERS_SECTION`."""
     sections = {}
     for name, section in SECTIONS.items():
         sections[name] = section
@@ -74,9 +86,13 @@ def _all_sections() -> dict[str, ConfigSection]:
 
 # ------------------------------------------------------------------------------------------------------------ the help
 def describe_config(topic: str) -> str:
-    """Return the help text of a dotted section or key, or of `config`, the whole table.
+    """Return the help text of a section or a key of the config.
 
-    Raises UserError, with the nearest key, for an unknown section or key.
+    Args:
+      topic: a dotted name such as `optim` or `optim.learning_rate`, or `config` for the whole config.
+
+    Raises:
+      UserError: there is no such section or key. The message names the most similar key.
     """
     name = "" if topic == ROOT else topic
     if section := section_named(name):
@@ -96,7 +112,7 @@ def _describe_section(name: str, section: ConfigSection) -> str:
 
 
 def _plain(lines: Iterator[str] | list[str]) -> str:
-    """Return the lines of a Markdown list as text for a terminal."""
+    """Return the lines of a Markdown list as plain text for a terminal, without list marks and wrapped to _WIDTH."""
     wrapped = []
     for line in lines:
         indent = " " * (len(line) - len(line.lstrip()))
@@ -114,7 +130,7 @@ def _plain(lines: Iterator[str] | list[str]) -> str:
 
 # ------------------------------------------------------------------------------------------------------------ the page
 def reference_page() -> str:
-    """Return docs/configuration.md."""
+    """Return the text of docs/configuration.md."""
     lines = [_INTRODUCTION, *_list_keys("", CONFIG), ""]
     for name, section in _all_sections().items():
         keys = list(_list_keys(name, section))

@@ -17,13 +17,18 @@ _BATCH = 32
 
 
 class LabelTable:
-    """The model of an exported folder, for tables of images."""
+    """The model of an exported folder, with a `predict` method for DataFrames of images."""
 
     def __init__(self, folder: str):
         self.model = runpy.run_path(str(Path(folder) / "load.py"))["Model"](folder)
 
     def predict(self, table: Any, params: dict[str, Any] | None = None) -> Any:
-        """Return a DataFrame with the index of `table` and a column of probabilities per label."""
+        """Return a DataFrame of probabilities with the index of `table` and one column per label.
+
+        Args:
+          table: a DataFrame with a column `image` of encoded files (bytes) or a column `path`, without missing values.
+          params: ignored; MLflow passes it.
+        """
         import pandas
 
         columns = [column for column in ("image", "path") if column in table and table[column].notna().all()]

@@ -35,7 +35,10 @@ def _place(output: str) -> Path:
 
 
 def _write(job: Export) -> str:
-    """Write model.onnx, with tensors above 1 MB in model.onnx.data; input `image`, output `probability`."""
+    """Write model.onnx with the input `image` and the output `probability`, and return a few words for the message.
+
+    Tensors above 1 MB are written to model.onnx.data.
+    """
     run = job.run
     from jax2onnx import to_onnx
 
@@ -79,9 +82,18 @@ def _load(folder: Path) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def _evaluate(jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    """Evaluate traced operations, also inside functions that are called, with the replacements in _SIMPLER.
+    """Evaluate a jaxpr, and replace the operations that are keys of _SIMPLER.
 
-    `jax.lax.platform_dependent` evaluates its default.
+    The jaxprs of called functions are evaluated in the same way. For `jax.lax.platform_dependent`, the default branch
+    is evaluated.
+
+    Args:
+      jaxpr: the jaxpr.
+      consts: the values of `jaxpr.constvars`.
+      arguments: the values of `jaxpr.invars`.
+
+    Returns:
+      The values of `jaxpr.outvars`.
     """
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *arguments], strict=True))
     for equation in jaxpr.eqns:
@@ -105,14 +117,21 @@ def _evaluate(jaxpr: Jaxpr, consts: Sequence[Any], arguments: Sequence[Any]) -> 
 
 
 def _function_of(equation: JaxprEqn) -> str:
-    """Return the name of an operation, followed by the name of the function that it calls if _SIMPLER has both."""
+    """Return the key of an equation in _SIMPLER: "PRIMITIVE FUNCTION" if this is a key, otherwise "PRIMITIVE".
+
+    FUNCTION is the name of the function that the equation calls.
+    """
     name, settings = equation.primitive.name, equation.params
     function = settings["call_jaxpr"].jaxpr.debug_info.func_name if name == "custom_vjp_call" else settings.get("name")
     return called if (called := f"{name} {function}") in _SIMPLER else name
 
 
 def _matmul(left: jax.Array, right: jax.Array, settings: Mapping[str, Any]) -> jax.Array:
-    """Multiply […,m] by [m,n] in a MatMul, which programs recognize as a linear layer; the converter's is an Einsum."""
+    """Return the product of `left` […,m] and `right` [m,n] by `jnp.matmul`; evaluate any other dot product as traced.
+
+    The converter writes `jnp.matmul` as MatMul, which ONNX runtimes recognize as a linear layer. It would write
+    `dot_general` as Einsum.
+    """
     if right.ndim == 2 and settings["dimension_numbers"] == (((left.ndim - 1,), (0,)), ((), ())):
         return jnp.matmul(left, right)
     return jax.lax.dot_general_p.bind(left, right, **settings)
@@ -133,7 +152,12 @@ def _layer_norm(tokens: jax.Array, scale: jax.Array, bias: jax.Array, settings: 
 
 
 def _attend(*inputs: Any) -> jax.Array:
-    """Return softmax(QKᵀ/√d)·V, heads first: [B,h,Q,d], [B,h,T,d] -> [B,h,Q,d]; a mask may follow the values."""
+    """Return attention softmax(QKᵀ/√d)·V of shape [B,h,Q,d], with h heads.
+
+    Args:
+      *inputs: the queries [B,h,Q,d], the keys [B,h,T,d], the values [B,h,T,d], optionally a mask bool[…,Q,T], and the
+        parameters of the equation, which are not used.
+    """
     query, key, value, *mask, _ = inputs
     scores = jnp.matmul(query * query.shape[-1] ** -0.5, key.swapaxes(-1, -2))
     scores = jnp.where(mask[0], scores, np.finfo(np.float32).min) if mask else scores
@@ -141,7 +165,14 @@ def _attend(*inputs: Any) -> jax.Array:
 
 
 def _max_pool(maps: jax.Array, settings: Mapping[str, Any]) -> jax.Array:
-    """Pool f32[B,H,W,C] with images and channels in one axis, because runtimes pool over at most three axes."""
+    """Apply max pooling to f32[B,H,W,C].
+
+    The axes B and C are joined to one axis for the pooling, because ONNX runtimes pool over at most three axes.
+
+    Args:
+      maps: the feature maps.
+      settings: the parameters of `reduce_window_max`.
+    """
     batch, height, width, channels = maps.shape
     planes = maps.transpose(0, 3, 1, 2).reshape(batch * channels, height, width)
     shorter = {key: value[:3] for key, value in settings.items()}
@@ -149,7 +180,7 @@ def _max_pool(maps: jax.Array, settings: Mapping[str, Any]) -> jax.Array:
     return pooled.reshape(batch, channels, *pooled.shape[1:]).transpose(0, 2, 3, 1)
 
 
-# Operation that calls a function -> the setting that holds the function.
+# Name of a primitive that calls a function -> the parameter of the equation that holds the jaxpr of the function.
 _BODIES = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 _SIMPLER: dict[str, Callable[..., jax.Array]] = {
     "reduce_window_max": _max_pool,

@@ -35,7 +35,10 @@ _WRONG = 1e-2
 
 
 def program_of(run: Run) -> Callable[[Params, jax.Array], jax.Array]:
-    """Return the function (weights, images u8[B,H,W,3]) -> probabilities f32[B,K] for the values of `weights_of`."""
+    """Return a function (weights, images u8[B,H,W,3]) -> probabilities f32[B,K].
+
+    The weights are a dict as `weights_of` returns it.
+    """
 
     def label(weights: Params, image: jax.Array) -> jax.Array:
         prediction, _ = apply_model(run.definition, weights, {"image": image}, run.preprocess, None)
@@ -45,9 +48,13 @@ def program_of(run: Run) -> Callable[[Params, jax.Array], jax.Array]:
 
 
 def weights_of(run: Run, *, frozen: frozenset[str] | None = None) -> dict[str, np.ndarray]:
-    """Return the values of a run by parameter path, in float32, which represents every type of a run exactly.
+    """Return parameter path -> value of a run, in float32.
 
-    `frozen` has the paths of the frozen values to include, by default all.
+    float32 represents the values of every dtype that a run can have exactly.
+
+    Args:
+      run: the run.
+      frozen: the paths of the frozen values to include; None = all.
     """
     included = {path: value for path, value in run.frozen.items() if frozen is None or path in frozen}
     values = jax.device_get(remove_padding({**run.values, **included}, run.label_axes))
@@ -55,14 +62,19 @@ def weights_of(run: Run, *, frozen: frozenset[str] | None = None) -> dict[str, n
 
 
 def image_shape(run: Run) -> jax.ShapeDtypeStruct:
-    """Return the shape u8[B,H,W,3] of the images, with a symbolic B."""
+    """Return the shape and dtype of the images, u8[B,H,W,3], with a symbolic dimension B."""
     size = run.preprocess.image_size
     (batch,) = export.symbolic_shape("B")
     return jax.ShapeDtypeStruct((batch, size, size, 3), np.uint8)
 
 
 def scores_of(run: Run, pixels: np.ndarray) -> np.ndarray:
-    """Return the probabilities of a run, f32[N,K], for images u8[N,H,W,3] at its size."""
+    """Return the probabilities f32[N,K] that a run assigns to images.
+
+    Args:
+      run: the run.
+      pixels: u8[N,H,W,3], images with the image size of the run.
+    """
     step = make_eval_step(run.definition, run.preprocess, run.mesh, run.label_axes)
     devices, logits = run.mesh.size, []
     size = devices * min(8, math.ceil(len(pixels) / devices))
@@ -74,9 +86,17 @@ def scores_of(run: Run, pixels: np.ndarray) -> np.ndarray:
 
 
 def require_equal(run: Run, label: Callable[[np.ndarray], np.ndarray]) -> str:
-    """Return the largest difference of the probabilities of `label` and of the run on random images, in words.
+    """Compare the probabilities of an exported function with the probabilities of the run, on random images.
 
-    Raises UserError if it is too large.
+    Args:
+      run: the run.
+      label: images u8[N,H,W,3] -> probabilities f32[N,K].
+
+    Returns:
+      Text with the largest absolute difference, for a message.
+
+    Raises:
+      UserError: the largest difference exceeds _WRONG.
     """
     size, images = run.preprocess.image_size, 2 * run.mesh.size
     pixels = np.random.default_rng(0).integers(0, 256, (images, size, size, 3)).astype(np.uint8)
@@ -88,9 +108,10 @@ def require_equal(run: Run, label: Callable[[np.ndarray], np.ndarray]) -> str:
 
 # -------------------------------------------------------------------------------------------------------- StableHLO
 def _write(job: Export) -> str:
-    """Write model.stablehlo, a program for any number of images on all platforms, and its weights beside it.
+    """Write model.stablehlo and weights.safetensors, and return a few words for the message.
 
-    The weights are arguments of the program, not constants in it, so it has less than 1 MB.
+    The program accepts any number of images and runs on all _PLATFORMS. The weights are arguments of the program, not
+    constants in it, so the file of the program has less than 1 MB.
     """
     weights = weights_of(job.run)
     shapes = {path: jax.ShapeDtypeStruct(value.shape, value.dtype) for path, value in weights.items()}
@@ -147,7 +168,10 @@ def _write_official(job: Export) -> str:
 
 
 def _write_peft(job: Export) -> str:
-    """Write the LoRA or DoRA of a run, and its classifier, as a folder that PEFT loads onto a model of transformers."""
+    """Write the LoRA or DoRA weights of a run, and its classifier, as a folder for the library PEFT.
+
+    PEFT loads the folder onto a model of the library transformers. Return a few words for the message.
+    """
     options, tensors = peft_files(job.run.model(), job.run.config)
     with atomic_folder(job.path) as partial:
         (partial / CONFIG).write_text(json.dumps(options, indent=2) + "\n")

@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto
 
 _BATCH = 8  # images at a time in the calibration
-_EXTERNAL = 2**20  # bytes of a tensor from which it is in model.onnx.data, as in float32
-# Functions between two layers that a quantized layer can include.
+_EXTERNAL = 2**20  # tensors of at least this number of bytes are stored in model.onnx.data, as in the float32 format
+# The types of layers that are quantized, and the types of activation functions that a quantized layer can include.
 _LAYERS, _INCLUDED = ("Conv", "Gemm", "MatMul"), ("Clip", "Relu")
 
 
 # ---------------------------------------------------------------------------------------------------------- the images
 def calibration_images(run: Run, items: Sequence[str], count: int) -> list[np.ndarray]:
-    """Return at most `count` images at the size of the model, a sample that is equal in every export, u8[H,W,3] each.
+    """Return a random sample of at most `count` images, u8[H,W,3] each, with the image size of the model.
 
-    Unreadable images are left out.
+    The random seed is fixed, so every export has the same sample. Unreadable images are left out.
 
     Args:
-      run: its training split is sampled unless there are `items`.
-      items: files, folders and lists, as in image_list.py.
+      run: the run.
+      items: files, folders and lists, as in image_list.py. If empty, the images of the training split are sampled.
       count: the number of images.
 
     Raises:
@@ -62,13 +62,17 @@ def calibration_images(run: Run, items: Sequence[str], count: int) -> list[np.nd
 
 
 def parts(images: Sequence[np.ndarray]) -> tuple[Sequence[np.ndarray], Sequence[np.ndarray]]:
-    """Return the images for the ranges, four fifths, and the images on which the program is compared."""
+    """Split the sample of `calibration_images` into two parts.
+
+    Returns:
+      The first four fifths, to calibrate the activation ranges, and the rest, to compare the program with the run.
+    """
     at = 4 * len(images) // 5
     return images[:at], images[at:]
 
 
 class _Batches:
-    """The images in batches, as onnxruntime asks for them, with a bar."""
+    """A data reader of onnxruntime's quantizer: batches of images, with a progress bar."""
 
     def __init__(self, images: Sequence[np.ndarray]):
         firsts = range(0, len(images), _BATCH)
@@ -86,7 +90,10 @@ class _Batches:
 # -------------------------------------------------------------------------------------------------------- the programs
 @contextmanager
 def _program(job: Export) -> Iterator[Path]:
-    """Write the program in float32 to a folder that is removed afterwards."""
+    """Write the float32 program to a temporary folder, and yield the path of its model.onnx.
+
+    The folder is removed when the context ends.
+    """
     with tempfile.TemporaryDirectory(dir=job.path) as folder:
         onnx.TARGET.write(replace(job, path=Path(folder)))
         yield Path(folder, "model.onnx")
@@ -101,7 +108,11 @@ def _save(program: ModelProto, folder: Path) -> None:
 
 
 def _write_float16(job: Export) -> str:
-    """Write model.onnx in 16 bits up to its last product: small probabilities of 16 bits would be equal or zero."""
+    """Write model.onnx in float16, and return a few words for the message.
+
+    The operations after the last matrix product or convolution stay in float32, because small probabilities in float16
+    would be rounded to equal values or to zero.
+    """
     import onnx as library
     from onnxruntime.transformers.float16 import convert_float_to_float16
     from onnxruntime.transformers.onnx_model import OnnxModel
@@ -119,10 +130,11 @@ def _write_float16(job: Export) -> str:
 
 
 def _write_int8(job: Export) -> str:
-    """Write model.onnx with quantized layers, whose ranges are measured on images of the job.
+    """Write model.onnx with layers quantized to 8-bit integers, and return a few words for the message.
 
-    Convolutions and matmuls with weights are quantized, with a scale per output channel. Products of two activations,
-    attention weights, norms and logits stay in float32.
+    The activation ranges are calibrated on the images of the export job (`job.images`). Convolutions and matmuls with
+    weights are quantized, with one scale per output channel. Products of two activations, attention weights, norms and
+    logits stay in float32.
     """
     import onnx as library
     from onnxruntime.quantization import QuantType, quantize_static
@@ -151,7 +163,11 @@ def _write_int8(job: Export) -> str:
 
 
 def _layers(graph: GraphProto) -> list[str]:
-    """Return the names of the operations to quantize, and make their biases vectors, which the quantizer expects."""
+    """Return the names of the nodes to quantize.
+
+    Also reshape the bias of each Gemm node in `graph` to a vector, which the quantizer expects, and remove the stored
+    shapes, which the quantizer infers again.
+    """
     tensors, names = {tensor.name: tensor for tensor in graph.initializer}, []
     del graph.value_info[:]  # shapes, which the quantizer infers again
     for node in graph.node:

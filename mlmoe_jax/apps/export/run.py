@@ -76,24 +76,30 @@ def export_run(
     images: Sequence[str] = (),
     count: int | None = None,
 ) -> Outcome:
-    """Export a run and return a line to print. A program is compared with the run before the folder gets its name.
+    """Export a run to a file or a folder, and return a line to print.
+
+    An exported program is first written to a temporary folder. The folder is renamed to `output` only if the program
+    and the run give nearly equal probabilities.
 
     Args:
-      folder, overrides, checkpoint: as in `Predictor.from_run`.
+      folder: the run folder.
       output: a file or a folder, depending on the format.
-      kind: a format of TARGETS; by default `official` for an output with the suffix of a checkpoint.
+      kind: a format, a key of TARGETS; None = `official` if `output` has the suffix of a checkpoint.
+      overrides: as in `Predictor.from_run`.
+      checkpoint: as in `Predictor.from_run`.
       include_frozen: for safetensors: always (all frozen weights), auto (unpublished frozen weights), or never.
-      merge: make adapters part of the weights.
-      template: a name of TEMPLATES, whose files are added to the folder of a program.
-      images: files, folders and lists as in image_list.py, in place of training images, for a calibrated format.
-      count: the number of images for a calibrated format. On a fifth of them, the program is only compared.
+      merge: merge the adapters into the weights of the backbone.
+      template: a key of TEMPLATES, whose files are added to the folder of a program.
+      images: for a calibrated format: files, folders and lists as in image_list.py, used instead of training images.
+      count: for a calibrated format: the number of images. A fifth of the images is not used for the calibration, and
+        only to compare the program with the run.
 
     Returns:
-      The line, with exit code 3 if the newest checkpoint is damaged.
+      The line to print. Its exit code is 3 if the newest checkpoint is damaged.
 
     Raises:
       UserError: the output exists or cannot be written, a package is missing, the run cannot be opened, or the format
-        lacks an operation of its model.
+        cannot represent an operation of the model.
     """
     kind = kind or _default_format(output)
     target = _target(kind, include_frozen=include_frozen, merge=merge, template=template, sampled=bool(images or count))
@@ -114,20 +120,31 @@ def export_run(
 
 
 def _merge_adapters(predictor: Predictor) -> Predictor:
-    """Return a predictor whose adapters are part of the weights."""
+    """Return a predictor whose adapters are merged into the weights of the backbone."""
     thresholds = dict(zip(predictor.names, predictor.thresholds.tolist(), strict=True))
     return Predictor(merge_run(predictor.run), thresholds, predictor.source)
 
 
 def _default_format(output: str) -> str:
-    """Return the format of an output without --format: a file with the suffix of a checkpoint is an official one."""
+    """Return the default format for an output path: OFFICIAL if the path has the suffix of a checkpoint.
+
+    Raises UserError for any other path, which needs --format.
+    """
     if not output.endswith(CHECKPOINT_SUFFIXES):
         raise UserError(f"--output={output} needs --format; there are {', '.join(TARGETS)}")
     return OFFICIAL
 
 
 def _target(kind: str, *, include_frozen: str, merge: bool, template: str | None, sampled: bool) -> ExportTarget:
-    """Return a format; UserError if a flag is for other formats."""
+    """Return the export target of the format `kind`; raise UserError if a given flag does not apply to this format.
+
+    Args:
+      kind: a key of TARGETS.
+      include_frozen: the value of --include-frozen.
+      merge: whether --merge is given.
+      template: the value of --template, or None.
+      sampled: whether --images or --calibration-images is given.
+    """
     target = TARGETS[kind]
     flags = {
         "--include-frozen": include_frozen != ALWAYS and kind != "safetensors",
@@ -141,7 +158,10 @@ def _target(kind: str, *, include_frozen: str, merge: bool, template: str | None
 
 
 def _settings(kind: str, target: ExportTarget, overrides: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the overrides and the keys that the format needs; UserError if an override has another value."""
+    """Return the config overrides of an export: the keys that the format requires, then `overrides`.
+
+    Raises UserError if an override sets a required key to another value.
+    """
     needs = dict(target.needs)
     if not target.load:
         needs["calibration.use"] = "false"  # a file of tensors does not correct scores
@@ -170,7 +190,14 @@ def _write_program(export: Export, target: ExportTarget, template: str | None) -
 
 
 def _similarity(export: Export, program: ExportedProgram) -> str:
-    """Return how far the probabilities of other images differ in words; UserError if they are not similar."""
+    """Compare a calibrated program with the run, on the sample images that were not used for the calibration.
+
+    Returns:
+      Text with the correlation and the absolute differences of the probabilities, for a message.
+
+    Raises:
+      UserError: the correlation of the probabilities is below _SIMILAR.
+    """
     images = np.stack(parts(export.images)[1])
     expected = scores_of(export.run, images)
     scores = np.concatenate([program(images[at : at + 8]) for at in range(0, len(images), 8)])
@@ -189,14 +216,17 @@ def _similarity(export: Export, program: ExportedProgram) -> str:
 
 
 def loader(target: ExportTarget) -> str:
-    """Return the text of load.py: `standalone` with the function of a format that loads its program."""
+    """Return the text of load.py: the source of standalone.py with `target.load` inserted as `load_program`."""
     before, guard, after = Path(standalone.__file__).read_text().partition(_GUARD)
     return f"{before}\n\n{inspect.getsource(target.load)}\n\nload_program = {target.load.__name__}\n{guard}{after}"
 
 
 # ------------------------------------------------------------------------------------------------------ description
 def describe_model(predictor: Predictor, kind: str) -> dict[str, Any]:
-    """Return the content of model.json: labels, thresholds, preprocessing, and model settings without local paths."""
+    """Return the content of model.json: labels, thresholds, preprocessing and the model section of the config.
+
+    Local paths in the model section are shortened to file names.
+    """
     run, size = predictor.run, predictor.run.preprocess.image_size
     model = run.config.model.copy_and_resolve_references()
     texts = {key: value for key, value in flatten(model).items() if isinstance(value, str)}

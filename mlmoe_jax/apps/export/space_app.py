@@ -10,7 +10,16 @@ from typing import Any
 
 
 def label(model: Any, path: str | None) -> tuple[str, dict[str, float]]:
-    """Return the labels of an image file that reach their thresholds, the best first, and all probabilities."""
+    """Label an image file.
+
+    Args:
+      model: a `Model` of load.py.
+      path: path of the image file; None = no image.
+
+    Returns:
+      The labels that reach their thresholds, separated by commas and sorted by decreasing probability, and a dict
+      label -> probability of all labels.
+    """
     if path is None:  # the image was removed
         return "", {}
     [scores] = model([model.read(path)])
@@ -20,7 +29,7 @@ def label(model: Any, path: str | None) -> tuple[str, dict[str, float]]:
 
 
 def page(model: Any) -> Any:
-    """Return the page, a `gradio.Interface`."""
+    """Return the web page that labels an uploaded image, a `gradio.Interface`."""
     import gradio
 
     def answer(path: str | None) -> tuple[str, dict[str, float]]:

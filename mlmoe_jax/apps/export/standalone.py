@@ -25,10 +25,10 @@ ELONGATED = 50  # ratio of the long side to the model's input, above which only 
 
 
 class Model:
-    """The model of a folder, by default the folder of this file.
+    """The model of an exported folder, by default the folder of this file.
 
     Attributes:
-      labels: the K names.
+      labels: the names of the K labels.
       thresholds: f64[K], the lowest probability at which a label is assigned; infinity = never.
       description: the content of model.json.
     """
@@ -41,14 +41,17 @@ class Model:
         self._run = load_program(folder)  # noqa: F821 - the export adds this function of the format
 
     def __call__(self, images: np.ndarray | Sequence[np.ndarray]) -> np.ndarray:
-        """Return the probabilities f32[B,K] of images u8[B,H,W,3], RGB at the model's size."""
+        """Return the probabilities f32[B,K] of images u8[B,H,W,3] in RGB, with the image size of the model."""
         images, size = np.asarray(images), self.description["preprocess"]["image_size"]
         if images.dtype != np.uint8 or images.shape[1:] != (size, size, 3):
             raise ValueError(f"images should be uint8 [B,{size},{size},3], not {images.dtype} {list(images.shape)}")
         return self._run(images)
 
     def read(self, path: str | Path) -> np.ndarray:
-        """Read an image file as in training, u8[H,W,3] at the model's size; requires Pillow."""
+        """Read and resize an image file as in training; return u8[H,W,3] with the image size of the model.
+
+        This requires Pillow.
+        """
         from PIL import Image, ImageOps
 
         how = self.description["preprocess"]
@@ -67,7 +70,7 @@ class Model:
 
 
 def _resize_and_crop(image: Any, short: int, size: int) -> np.ndarray:
-    """Resize the short side of an image, then crop the center to a square."""
+    """Resize an image so that its short side has `short` pixels, crop the center square, and return u8[size,size,3]."""
     from PIL import Image
 
     scaled = tuple(short * side // min(image.size) for side in image.size)
@@ -88,7 +91,10 @@ def _resize(image: Any, size: tuple[int, int]) -> np.ndarray:
 
 
 def main(paths: Sequence[str]) -> int:
-    """Print the labels of image files, the most probable first."""
+    """Print the labels of image files, sorted by decreasing probability; return the exit code.
+
+    The exit code is 0, or 2 if no path is given or an image cannot be read.
+    """
     if not paths:
         print("usage: python load.py IMAGE…", file=sys.stderr)
         return 2

@@ -22,10 +22,12 @@ class Export:
     """An export in progress.
 
     Attributes:
-      path: a hidden file or folder, which gets its name when it is complete.
+      run: the run to export.
+      path: the file or folder to write.
       description: the content of model.json.
-      include_frozen: the frozen weights to write, for files of tensors.
-      images: u8[H,W,3] each, for the ranges of a `calibrated` format and for its comparison with the run.
+      include_frozen: for the format safetensors: which frozen weights to write, see `export_run`.
+      images: u8[H,W,3] each, for `calibrated` formats: images to calibrate the activation ranges, and to compare the
+        program with the run. See `quantize.parts`.
     """
 
     run: Run
@@ -40,14 +42,16 @@ class ExportTarget:
     """A format of --mode=export.
 
     Attributes:
-      write: writes an export, and returns a few words for the message.
-      load: for a folder with a program, folder -> (images u8[B,H,W,3] -> probabilities f32[B,K]). Its source becomes
-        part of the folder, so it imports what it needs. None for a file of tensors.
-      files: file name -> its line in the README of the folder.
+      write: function that writes the files of an export, and returns a few words for the message.
+      load: function that loads an exported program: folder -> (images u8[B,H,W,3] -> probabilities f32[B,K]). The
+        source of `load` is copied into load.py of the folder, so `load` imports all modules that it needs. None for a
+        format without a program, which only stores tensors.
+      files: file name -> its description in the README of the folder.
       install: the command in the README that installs the packages for `load`.
-      place: output -> its path; UserError if it cannot be written, or a package is missing. By default `require_new`.
-      needs: config keys with the only value that the format supports.
-      calibrated: whether ranges of values are measured on images, so that the program only approximates the run.
+      place: function that returns the path of the value of --output. It raises UserError if the path cannot be written
+        or a package is missing. None = `require_new`.
+      needs: config key -> the only value that the format supports.
+      calibrated: whether activation ranges are calibrated on images, so that the program only approximates the run.
     """
 
     write: Callable[[Export], str]

@@ -31,15 +31,17 @@ def _source(name: str) -> str:
 
 
 def mlflow_files(description: Mapping[str, Any], packages: Sequence[str], readme: str) -> dict[str, str]:
-    """Return the files for `mlflow.pyfunc.load_model`, which takes a table of images and returns probabilities.
+    """Return the files that let `mlflow.pyfunc.load_model` load an exported folder.
+
+    The files in YAML format are written as JSON, which is valid YAML, so writing them does not need MLflow.
 
     Args:
       description: the content of model.json.
       packages: the requirements of load.py.
-      readme: the README of the folder.
+      readme: the text of the README of the folder.
 
     Returns:
-      File name -> text. JSON is YAML too, so MLflow is not needed to write its files.
+      File name -> text.
     """
     inputs = [{"name": "image", "type": "binary"}, {"name": "path", "type": "string"}]
     signature = {
@@ -63,7 +65,10 @@ def mlflow_files(description: Mapping[str, Any], packages: Sequence[str], readme
 
 
 def space_files(description: Mapping[str, Any], packages: Sequence[str], readme: str) -> dict[str, str]:
-    """Return the files of a Space with Gradio; arguments and result as in `mlflow_files`."""
+    """Return the files that make an exported folder a Space (a Gradio app) of the Hugging Face hub.
+
+    The arguments and the result are described in `mlflow_files`.
+    """
     return {
         "app.py": _source("space_app.py"),
         "requirements.txt": "\n".join(packages) + "\n",  # the Space installs Gradio itself
