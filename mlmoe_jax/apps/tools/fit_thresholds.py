@@ -104,6 +104,8 @@ def fitted_lines(thresholds: Thresholds) -> list[str]:
     if source["shared"]:
         few = f"with fewer than {source['least_positives']} positive images share one threshold"
         lines.append(f"labels {few}: {abbreviate(source['shared'])}")
+    if always := [name for name, value in thresholds.values.items() if value == 0]:
+        lines.append(f"labels always predicted, since no higher threshold has the bound: {abbreviate(always)}")
     if never := [name for name, value in thresholds.values.items() if np.isinf(value)]:
         lines.append(f"labels never that precise, so never predicted: {abbreviate(never)}")
     return lines

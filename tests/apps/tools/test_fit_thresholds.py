@@ -12,7 +12,7 @@ from mlmoe_jax.evaluation.decisions import threshold_fit
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
 from mlmoe_jax.evaluation.metrics.threshold_search import best_thresholds
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runs.thresholds import read_thresholds
+from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
 
 
 def config_with(difficult: str = "negative", **settings: str):
@@ -79,6 +79,12 @@ def test_labels_that_cannot_be_fitted():
     assert shared == "labels with fewer than 1 positive images share one threshold: c"
     assert never == "labels never that precise, so never predicted: b"
     assert fit_thresholds(table, "abc", config_with("positive")).values["c"] == pytest.approx(0.25)
+
+
+def test_labels_that_are_always_predicted_are_named():
+    source = {"goal": "miss_rate", "miss_rate": 0.1, "per": "class", "images": 9, "shared": []}
+    line = fitted_lines(Thresholds({"a": 0.0, "b": 0.5}, source))[-1]
+    assert line == "labels always predicted, since no higher threshold has the bound: a"
 
 
 @pytest.mark.parametrize("least", [1, 4, 5, 100], indirect=True)
