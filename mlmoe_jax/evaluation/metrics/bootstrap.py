@@ -22,9 +22,17 @@ RESAMPLES_AT_ONCE = 100  # resamples at a time: their weights take 16 MB for 40,
 
 
 def draw(images: int, resamples: int, seed: int) -> Iterator[NDArray[np.float32]]:
-    """Draw resamples; yield the number of times that they have each image, f32[N,R'] with R' ≤ RESAMPLES_AT_ONCE.
+    """Yield bootstrap resamples of the images, in blocks of at most RESAMPLES_AT_ONCE.
 
-    A comparison is paired because both runs use the same resamples.
+    Equal seeds give equal resamples. Two runs that are evaluated on equal resamples can be compared pairwise.
+
+    Args:
+      images: N, the number of images.
+      resamples: R, the number of resamples in total.
+      seed: seed of the random generator.
+
+    Yields:
+      f32[N,R'] with R' ≤ RESAMPLES_AT_ONCE: how many times each resample contains each image.
     """
     generator = np.random.default_rng(seed)
     for start in range(0, resamples, RESAMPLES_AT_ONCE):
@@ -33,7 +41,17 @@ def draw(images: int, resamples: int, seed: int) -> Iterator[NDArray[np.float32]
 
 
 class WeightedMetrics:
-    """The metrics of `metric_groups.measure_entries` at one threshold, for images with integer weights."""
+    """A function from integer weights of the images of a split to weighted metrics.
+
+    The metrics are `mAP`, `mAP_envelope`, `precision@1`, and the metrics of `multilabel.measure_counts` with the suffix
+    `@THRESHOLD`. For weights of 1, they equal the metrics of `metric_groups.measure_entries`.
+
+    Args:
+      scores: f[N,K].
+      labels: [N,K], positive if equal to 1.
+      mask: [N,K], 0 for entries to ignore.
+      threshold: a class is predicted if its score ≥ `threshold`.
+    """
 
     def __init__(self, scores: ArrayLike, labels: ArrayLike, mask: ArrayLike, threshold: float):
         scores, valid = np.asarray(scores, np.float64), np.asarray(mask) != 0
@@ -46,9 +64,16 @@ class WeightedMetrics:
         self.top, self.any = (x.any(axis=1).astype(np.float32) for x in (top, valid))
 
     def __call__(self, weights: NDArray[np.float32]) -> tuple[dict[str, Floats], Floats]:
-        """Return (metrics by name, f64[R] each; average precision f64[R,K]) for weights f32[N,R]; nan if undefined.
+        """Return the metrics and the average precision per class for R resamples.
 
-        Means over classes leave out classes without a positive, or without a prediction, in a resample.
+        In each resample, means over classes leave out a class whose value is undefined: its AP or recall if it has no
+        positive, its precision if it has no prediction.
+
+        Args:
+          weights: f32[N,R], the integer weight of each image in each resample.
+
+        Returns:
+          A dict, metric name -> f64[R], and the average precision f64[R,K]. Undefined values are nan.
         """
         curves = [ranked.average_precision(weights) for ranked in self.ranked]
         plain, envelope = (np.stack(kind, axis=1) for kind in zip(*curves, strict=True))
@@ -63,10 +88,17 @@ class WeightedMetrics:
 
 
 def percentile_interval(values: Floats, confidence: float = 0.95) -> tuple[Floats, Floats]:
-    """Return the ends of the percentile interval of values f64[R,…] over resamples, nan if all are nan.
+    """Return the lower and the upper end of the percentile interval over resamples.
 
-    Values that are nan, such as the AP of a class without a positive in a resample, are left out.
+    NaN values, such as the AP of a class without a positive in a resample, are ignored.
     Source: Efron and Tibshirani, sec. 13.3.
+
+    Args:
+      values: f64[R,…], a metric in each resample.
+      confidence: the coverage of the interval.
+
+    Returns:
+      (low, high), f64[…] each; nan where all R values are nan.
     """
     undefined = np.isnan(values).all(axis=0)
     tails = 100 * np.array([(1 - confidence) / 2, (1 + confidence) / 2])
@@ -75,11 +107,18 @@ def percentile_interval(values: Floats, confidence: float = 0.95) -> tuple[Float
 
 
 def standard_interval(value: float, values: Floats) -> tuple[float, float]:
-    """Return the ends of the 95 % interval around the metric `value`, from its values f64[R] over resamples.
+    """Return the lower and the upper end of a 95 % interval around the metric `value`.
 
-    It is `value` ± 1.96 standard deviations, within 0 … 1; nan if `value` is nan or fewer than two resamples have one.
-    Percentiles are unsuitable for one run: a resample has copies of an image, which tie, so the average precision of
+    The interval is `value` ± 1.96 sample standard deviations of `values`, clipped to [0, 1]. Percentiles are unsuitable
+    for one run: a resample contains copies of images, the scores of copies tie, and so the average precision of
     resamples is biased upward. Source: Efron and Tibshirani, sec. 13.2.
+
+    Args:
+      value: the metric on the split itself.
+      values: f64[R], the metric in each resample.
+
+    Returns:
+      (low, high); (nan, nan) if `value` is nan, or if fewer than two of `values` are not nan.
     """
     defined = values[~np.isnan(values)]
     if defined.size < 2 or np.isnan(value):
@@ -90,9 +129,13 @@ def standard_interval(value: float, values: Floats) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class _Ranked:
-    """A class with its images by decreasing score, in J segments that each end at a distinct score of a positive.
+    """The valid images of one class by decreasing score, divided into J segments.
 
-    images, positives: [J,N], the images and the positives of each segment. None for a class without positives.
+    Each segment ends after the images with the score of a positive. Images with equal scores are in one segment.
+
+    Attributes:
+      images: sparse f32[J,N], 1 for the images of each segment; None if the class has no positives.
+      positives: sparse f32[J,N], 1 for the positive images of each segment; None if the class has no positives.
     """
 
     images: csr_matrix | None
@@ -100,7 +143,13 @@ class _Ranked:
 
     @classmethod
     def of(cls, scores: Floats, positive: NDArray[np.bool_], valid: NDArray[np.bool_]) -> _Ranked:
-        """Rank the valid images by scores f64[N]."""
+        """Rank the valid images of one class by score.
+
+        Args:
+          scores: f64[N].
+          positive: bool[N], whether an image is a valid positive.
+          valid: bool[N], whether an image is ranked.
+        """
         rows = np.flatnonzero(valid)
         rows = rows[np.argsort(-scores[rows])]
         ranks = np.flatnonzero(positive[rows])
@@ -118,7 +167,14 @@ class _Ranked:
         return cls(segments(rows, ends), segments(rows[ranks], np.searchsorted(ranks, ends)))
 
     def average_precision(self, weights: NDArray[np.float32]) -> tuple[Floats, Floats]:
-        """Return the AP without and with the envelope, f64[R] each."""
+        """Return the AP in R resamples, without interpolation and with the envelope of `multilabel.average_precision`.
+
+        Args:
+          weights: f32[N,R], the integer weight of each image in each resample.
+
+        Returns:
+          (plain, envelope), f64[R] each; nan where the class has no positive.
+        """
         if self.images is None:
             undefined = np.full(weights.shape[1], np.nan)
             return undefined, undefined

@@ -34,7 +34,15 @@ from mlmoe_jax.runtime.array_types import Bools, Reals
 
 @dataclass(frozen=True)
 class Pair:
-    """Labels a, b with their training statistics: p(b | a), p(b), and the number of images with both."""
+    """An ordered pair of labels (a, b) with its training statistics.
+
+    Attributes:
+      a: index of label a.
+      b: index of label b.
+      p_b_given_a: share of the training images with a that also have b.
+      p_b: share of all training images that have b.
+      support: number of training images with both labels.
+    """
 
     a: int
     b: int
@@ -82,14 +90,17 @@ COOCCURRENCE_METRICS = MetricGroup("Co-occurrence overfitting, means over pairs 
 def training_pairs(
     together: csr_array | ArrayLike, positives: ArrayLike, images: int, *, level: float = 0.4, support: int = 20
 ) -> list[Pair]:
-    """Choose the ordered pairs (a, b) with p(b | a) ≥ level > 0 and above p(b), by decreasing p(b | a).
+    """Return the ordered pairs (a, b) of labels that often co-occur in training, by decreasing p(b | a).
 
-    A very frequent label (COCO's person) reaches any level with most labels by chance, so only pairs that co-occur more
-    often than by chance are chosen.
+    A pair is included if p(b | a) ≥ `level`, p(b | a) > p(b), and `support` or more training images have both labels.
+    The condition p(b | a) > p(b) excludes pairs that co-occur by chance: a very frequent label (COCO's person) reaches
+    any level with most labels.
 
     Args:
-      together, positives, images: as in `data.labels.LabelSpace`.
-      level: the minimum of p(b | a); 0.4 is the threshold of an edge in ML-GCN's label graph.
+      together: i[K,K], sparse or dense: number of training images with both labels, as in `data.labels.LabelSpace`.
+      positives: i[K], number of training images with each label.
+      images: number of training images.
+      level: minimum of p(b | a), above 0; 0.4 is the threshold of an edge in ML-GCN's label graph.
       support: minimum number of training images with both labels, because frequencies of a few images are noise.
     """
     together, positives = csr_array(together).tocoo(), np.asarray(positives, np.int64)
@@ -110,23 +121,27 @@ def pair_biases(
     mask: ArrayLike | None = None,
     fewest: int = 10,
 ) -> list[PairRow]:
-    """Measure each pair on a split, in the order of `pairs`.
+    """Return the co-occurrence metrics of each pair on one split, in the order of `pairs`.
+
+    The images form four cells: label a and label b are both present, a only, b only, or neither.
 
     Args:
       scores: f[N,K], probabilities.
       labels: [N,K], positive if equal to 1.
       pairs: result of `training_pairs`.
-      thresholds: a number or f[K]; b is predicted if its score ≥ its threshold.
-      mask: [N,K] or None; an image counts for a pair only if both labels are known; negatives of b count for the AP
-        even if a is unknown.
-      fewest: minimum number of images in each cell that a metric uses.
+      thresholds: a number or f[K]. Label b is predicted if its score ≥ its threshold.
+      mask: [N,K], 0 for unknown labels; None: all labels are known. An image is in a cell only if a and b are known.
+        The negatives for AP and AUC also include images in which a is unknown.
+      fewest: minimum number of images in each cell that a metric uses. With fewer images the metric is nan.
 
     Returns:
-      per pair:
-      * the fields of `Pair`,
-      * images_CELL: the number of images with both, a only, b only and neither, if both labels are known,
-      * fpr_*, score_*: the share predicted as b and the mean score of b, in images without b,
-      * ap_*, auc_*: of b over its positives with a (cooccurring) or without (exclusive), against all its negatives.
+      One dict per pair:
+      * `a`, `b`, `p_b_given_a`, `p_b`, `support`: the fields of `Pair`.
+      * `images_both`, `images_a_only`, `images_b_only`, `images_neither`: the number of images in each cell.
+      * `fpr_with_a`, `fpr_without_a`: the false-positive rate of b in images without b, with and without a.
+      * `score_with_a`, `score_without_a`: the mean score of b in images without b, with and without a.
+      * `ap_cooccurring`, `auc_cooccurring`: AP and AUC of b for its positives with a, against all negatives of b.
+      * `ap_exclusive`, `auc_exclusive`: AP and AUC of b for its positives without a, against all negatives of b.
     """
     scores, positive, valid = check_inputs(scores, labels, mask)
     thresholds = np.broadcast_to(np.asarray(thresholds, np.float64), scores.shape[1:])
@@ -149,7 +164,14 @@ def pair_biases(
 
 
 def _false_positives(score: Reals, cells: Mapping[str, Bools], threshold: np.float64, fewest: int) -> PairRow:
-    """Return the false-positive rate and the mean score of b, whose scores are f[N], with a and without a."""
+    """Return the false-positive rate and the mean score of label b, in images with label a and without label a.
+
+    Args:
+      score: f[N], the scores of b.
+      cells: name in CELLS -> bool[N], the images of the cell.
+      threshold: b is predicted if its score ≥ `threshold`.
+      fewest: minimum number of images in a cell; values of smaller cells are nan.
+    """
     rates, means = {}, {}
     for side, cell in (("with_a", cells["a_only"]), ("without_a", cells["neither"])):
         values = score[cell].astype(np.float64)
@@ -160,7 +182,14 @@ def _false_positives(score: Reals, cells: Mapping[str, Bools], threshold: np.flo
 
 
 def _rankings(score: Reals, cells: Mapping[str, Bools], negatives: Reals, fewest: int) -> PairRow:
-    """Return AP and AUC of b over its positives with a and without a, against the scores of all its negatives."""
+    """Return AP and AUC of label b, for its positives with label a and for its positives without label a.
+
+    Args:
+      score: f[N], the scores of b.
+      cells: name in CELLS -> bool[N], the images of the cell.
+      negatives: f[n], the scores of b for all its negatives.
+      fewest: minimum number of positives and of negatives; with fewer, values are nan.
+    """
     precisions, areas = {}, {}
     for side, cell in (("cooccurring", cells["both"]), ("exclusive", cells["b_only"])):
         enough = min(np.count_nonzero(cell), negatives.size) >= fewest
@@ -171,17 +200,18 @@ def _rankings(score: Reals, cells: Mapping[str, Bools], negatives: Reals, fewest
 
 
 def summarize(splits: Mapping[str, Sequence[PairRow]]) -> dict[str, dict[str, float]]:
-    """Average the pairs of one or several splits so that the splits are comparable.
+    """Return the mean of each metric over pairs, comparable between splits.
 
-    All pairs have equal weights regardless of their number of images, because the most frequent label would dominate
-    otherwise. A pair is part of the means of a question (see the module) only if all metrics of the question are
-    defined on *all* splits, so that all splits and both sides of a gap average the same pairs.
+    Each metric belongs to one of two questions (see the module). The means of a question are over the pairs for which
+    all metrics of the question are defined on *all* splits. So all splits, and both terms of a gap, average one set of
+    pairs. Pairs have equal weights: with weights by number of images, the most frequent label would dominate.
 
     Args:
-      splits: name -> result of `pair_biases`, for equal pairs.
+      splits: split -> result of `pair_biases`, with equal pairs for all splits.
 
     Returns:
-      per split, the mean of each metric and of the gaps, without questions that no pair answers.
+      split -> metric -> mean. The metrics are keys of `pair_biases`, and `fpr_gap`, `score_gap` and `auc_gap`. The
+      metrics of a question are missing if no pair defines them.
     """
     report: dict[str, dict[str, float]] = {name: {} for name in splits}
     with_gaps = [

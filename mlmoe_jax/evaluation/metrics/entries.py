@@ -23,17 +23,20 @@ TOP_MINIMUM = 0.5  # lowest score of a predicted label in @topk_min
 
 @dataclass(frozen=True)
 class Entries:
-    """The scores of a split with the truth, and cached values that several metrics use.
+    """The scores and the true labels of a split, with cached values that several metrics use.
+
+    Shape letters: B images, K labels.
 
     Attributes:
       scores: f[B,K], probabilities.
-      positive, valid: bool[B,K], the present and the valid labels.
+      positive: bool[B,K], whether a label is present.
+      valid: bool[B,K], whether an entry is used by metrics. Unknown labels are not valid.
       thresholds: name -> a number or f64[K]. A label is predicted if score ≥ threshold.
-      predicted: name -> further predictions bool[B,K].
-      k: number of labels per image in mAP@k and @topk.
-      tree: what the labels imply and exclude.
-      raw: f[B,K], the scores before they were brought into agreement with the tree, if they were: predictions at each
-        threshold then agree with it too.
+      predicted: name -> bool[B,K], further predictions.
+      k: number of predicted labels per image in mAP@k and @topk.
+      tree: which labels imply and exclude each other.
+      raw: f[B,K], the scores before `models.consistency` adjusted them to the tree; None if they were not adjusted. If
+        given, the predictions at each threshold use `raw`, adjusted to the tree at that threshold.
     """
 
     scores: Reals
@@ -47,25 +50,35 @@ class Entries:
 
     @classmethod
     def of(cls, scores: ArrayLike, codes: Integer[np.ndarray, "b k"], difficult: str) -> Entries:
-        """Return the entries of scores f[B,K] and codes, with difficult labels as in `data.label_codes.targets`.
+        """Return the entries for scores and label codes.
 
-        Raises ValueError if a valid score is NaN.
+        Args:
+          scores: f[B,K], probabilities.
+          codes: label codes of `data.label_codes`.
+          difficult: treatment of difficult labels, as in `data.label_codes.targets`.
+
+        Raises:
+          ValueError: a valid score is NaN.
         """
         return cls(*check_inputs(scores, *targets(codes, difficult)))
 
     @cached_property
     def per_class(self) -> dict[str, NDArray]:
-        """The ranking metrics per class, see `multilabel.per_class`."""
+        """Ranking metrics per class: name -> [K], as returned by `multilabel.per_class`."""
         return multilabel.per_class(self.scores, self.positive, mask=self.valid)
 
     @cached_property
     def top(self) -> Bools:
-        """The k highest valid classes per image, bool[B,K]."""
+        """Whether a class is one of the k valid classes with the highest scores of its image, bool[B,K]."""
         return multilabel.top_k(self.scores, self.k, mask=self.valid)
 
     @cached_property
     def predictions(self) -> dict[str, Bools]:
-        """Name of a threshold, or of a number of labels per image -> the predicted labels bool[B,K]."""
+        """Predictions by name: name -> bool[B,K].
+
+        The names are the keys of `thresholds` and `predicted`, `top{k}` (the k highest labels of each image), and
+        `top{k}_min0.5` (the labels among them with score ≥ 0.5).
+        """
         predicted = {name: self._predict(limits) for name, limits in self.thresholds.items()}
         predicted |= self.predicted
         predicted[f"top{self.k}"] = self.top

@@ -13,16 +13,16 @@ from mlmoe_jax.runtime.registry import Registry
 
 @dataclass(frozen=True)
 class MetricGroup:
-    """Related metrics: one table of the report.
+    """A group of related metrics, shown as one table in the report.
 
     Attributes:
       caption: the heading of the table.
-      meanings: regular expression for names -> definition in one sentence, with {0} for the first group of the
-        expression.
-      measure: `Entries` -> name -> fraction, nan if undefined; None if the metrics need more than the scores of one
-        split (`evaluation.measure` then adds them).
-      selectable: config -> names of metrics by which a training can select values: computed for every split, and better
-        if higher.
+      meanings: regular expression for metric names -> definition in one sentence. `{0}`, `{1}`, … in the sentence are
+        replaced by the groups of the match.
+      measure: `Entries` -> {metric name: fraction}, nan if undefined. None if the metrics need more than the scores of
+        one split; `evaluation.measure` then adds them.
+      selectable: config -> the metric names that `eval.select_metric` may have. These metrics are computed for every
+        split, and higher values are better.
     """
 
     caption: str
@@ -46,9 +46,12 @@ GROUPS: Registry[MetricGroup] = Registry(
 
 
 def measure_entries(entries: Entries) -> dict[str, float]:
-    """Return all metrics of the scores of a split, each under a name that states its definition.
+    """Return the metrics of all groups for one split, as {metric name: fraction}. Undefined metrics are nan.
 
-    Raises ValueError if a valid score is outside [0, 1].
+    Groups whose `measure` is None are skipped.
+
+    Raises:
+      ValueError: a valid score is outside [0, 1].
     """
     metrics: dict[str, float] = {}
     for group in map(GROUPS.__getitem__, GROUPS):
@@ -58,5 +61,5 @@ def measure_entries(entries: Entries) -> dict[str, float]:
 
 
 def selectable_metrics(config: ConfigDict) -> list[str]:
-    """Return the valid values of `eval.select_metric`."""
+    """Return the metric names that are valid values of `eval.select_metric`."""
     return [name for group in map(GROUPS.__getitem__, GROUPS) for name in group.selectable(config)]

@@ -29,17 +29,20 @@ PerClass = Float[np.ndarray, " k"]
 def average_precision(
     scores: ScoreMatrix, labels: LabelMatrix, *, mask: LabelMatrix | None = None, interpolation: str = "none"
 ) -> PerClass:
-    """Return the average precision per class.
+    """Return the average precision (AP) per class; nan for a class without positives.
 
     Entries with equal scores are one step of the precision-recall curve, so their order does not matter. (In published
-    evaluators it depends on the sort; without ties all agree.)
+    evaluators it depends on the sort. Without ties, all evaluators agree.)
 
     Args:
-      scores: see the module, as labels and mask.
-      interpolation: "none", mean of the precision at each positive (scikit-learn, ML-GCN, ADD-GCN, ASL, ML-Decoder);
-        "envelope", mean of the largest precision at the recall of each positive or any higher recall (VOC 2010+, SSGRL,
-        Q2L, ML-VPT), never below "none";
-        "11point", mean of this largest precision at recall 0, 0.1 … 1 (VOC 2007; recalls compared exactly).
+      scores: real numbers; larger means more likely.
+      labels: positive if equal to 1.
+      mask: 0 for entries to ignore; None: no entry is ignored.
+      interpolation:
+        "none": mean of the precision at each positive (scikit-learn, ML-GCN, ADD-GCN, ASL, ML-Decoder).
+        "envelope": as "none", but each precision is replaced by the largest precision at this or any higher recall
+        (VOC 2010+, SSGRL, Q2L, ML-VPT). It is never below "none".
+        "11point": mean of this largest precision at recall 0, 0.1 … 1 (VOC 2007; recalls are compared exactly).
 
     Raises:
       ValueError: unknown interpolation, wrong shapes, or a NaN score in a valid entry.
@@ -48,9 +51,10 @@ def average_precision(
 
 
 def roc_auc(scores: ScoreMatrix, labels: LabelMatrix, *, mask: LabelMatrix | None = None) -> PerClass:
-    """Return the area under the ROC curve per class: how likely a positive scores above a negative, ties counting half.
+    """Return the area under the ROC curve (AUC) per class; nan for a class without a positive or without a negative.
 
-    It is nan for classes without a positive or without a negative. Arguments as for `average_precision`.
+    It is the probability that a positive has a higher score than a negative. Equal scores count half. The arguments are
+    described in `average_precision`.
     """
     return np.array([r.roc_auc() for r in rank_classes(*check_inputs(scores, labels, mask))])
 
@@ -58,7 +62,14 @@ def roc_auc(scores: ScoreMatrix, labels: LabelMatrix, *, mask: LabelMatrix | Non
 def per_class(
     scores: ScoreMatrix, labels: LabelMatrix, *, mask: LabelMatrix | None = None
 ) -> dict[str, Num[np.ndarray, " k"]]:
-    """Return positives, AP, AP_envelope, AP_11point and AUC per class, from one sort per class."""
+    """Return all ranking metrics per class, from one sort per class.
+
+    The arguments are described in `average_precision`.
+
+    Returns:
+      A dict with arrays [K]: "positives" (i64, number of positives), "AP", "AP_envelope" and "AP_11point" (average
+      precision with each interpolation), and "AUC".
+    """
     ranked = [
         (r.positives, *(r.average_precision(kind) for kind in INTERPOLATIONS), r.roc_auc())
         for r in rank_classes(*check_inputs(scores, labels, mask))
@@ -71,19 +82,21 @@ def per_class(
 def micro_average_precision(
     scores: ScoreMatrix, labels: LabelMatrix, *, mask: LabelMatrix | None = None, interpolation: str = "none"
 ) -> float:
-    """Return the AP of the entries of all classes ranked in one list; nan without positives.
+    """Return the AP of the entries of all classes, ranked in one list; nan without positives.
 
-    Unlike AP per class, it requires scores that are comparable between classes. Arguments as for
+    Unlike AP per class, this metric requires scores that are comparable between classes. The arguments are described in
     `average_precision`.
     """
     return rank_all(*check_inputs(scores, labels, mask)).average_precision(interpolation)
 
 
 def mean_average_precision(ap: Num[np.ndarray, " k"], *, weights: Num[np.ndarray, " k"] | None = None) -> float:
-    """Return the mean over the classes that have a positive (ap is not nan); nan if there are none.
+    """Return the mean of the AP over the classes that have a positive; nan if no class has a positive.
 
-    `weights` are of the classes; None means equal weights (macro). With the number of positives per class, the result
-    is the weighted mAP.
+    Args:
+      ap: AP per class; nan for a class without positives.
+      weights: the weight of each class; None: equal weights (macro). With the number of positives per class as weights,
+        the result is the weighted mAP.
     """
     ap = np.asarray(ap, np.float64)
     if weights is None:
@@ -96,22 +109,30 @@ def mean_average_precision(ap: Num[np.ndarray, " k"], *, weights: Num[np.ndarray
 def precision_recall_f1(
     predicted: LabelMatrix, labels: LabelMatrix, *, mask: LabelMatrix | None = None, empty: str = "skip"
 ) -> dict[str, float]:
-    """Return precision, recall and F1, per class and overall.
+    """Return precision, recall and F1, as means over classes and over all entries together.
 
-    With TP, P (predicted) and G (positive) counts of a class:
-    CP, CR = means over classes of TP/P and TP/G; OP, OR = ΣTP/ΣP and ΣTP/ΣG;
-    CF1, OF1 = harmonic means of CP with CR and of OP with OR (the CF1 of nearly all published tables);
-    CF1_mean = mean over classes of 2TP/(P+G);
-    precision_macro, recall_macro, F1_macro = means over all K classes of TP/P, TP/G and 2TP/(P+G), where 0/0 counts 0
-    whatever `empty` is: scikit-learn's average="macro". With "skip", CP is larger if classes are never predicted.
-
-    CF1 and OF1 are 0 if precision and recall are both 0, and nan if either is nan.
+    For each class, TP is the number of true positives, P of predictions, and G of positives.
 
     Args:
-      predicted: 0 or False for other classes.
-      labels, mask: see the module.
-      empty: the value of 0/0: "skip", a class is left out of the mean, and an overall value is nan (ML-VPT); "zero", 0
-        (scikit-learn); "one", as "skip" but P is at least 1 for each class, also in ΣP (ML-GCN, ADD-GCN).
+      predicted: 0 or False for classes that are not predicted.
+      labels: positive if equal to 1.
+      mask: 0 for entries to ignore; None: no entry is ignored.
+      empty: treatment of 0/0:
+        "skip": the class is left out of the mean, and an overall value is nan (ML-VPT). CP is then larger if some
+          classes
+        are never predicted.
+        "zero": 0/0 is 0 (scikit-learn).
+        "one": as "skip", but P is at least 1 for each class, also in ΣP (ML-GCN, ADD-GCN).
+
+    Returns:
+      A dict with the keys
+      * `CP`, `CR`: means over classes of TP/P and TP/G.
+      * `OP`, `OR`: ΣTP/ΣP and ΣTP/ΣG, sums over classes.
+      * `CF1`, `OF1`: harmonic means of CP with CR, and of OP with OR (the CF1 of nearly all published tables). They are
+        0 if precision and recall are both 0, and nan if either is nan.
+      * `CF1_mean`: mean over classes of 2TP/(P+G).
+      * `precision_macro`, `recall_macro`, `F1_macro`: means over all K classes of TP/P, TP/G and 2TP/(P+G), where 0/0
+        is 0 for every `empty` (scikit-learn's average="macro").
     """
     hits, claimed, actual = _counts(predicted, labels, mask)
     if empty == "one":
@@ -123,16 +144,16 @@ def precision_recall_f1(
 def top_k(
     scores: ScoreMatrix, k: int, *, minimum: float | None = None, mask: LabelMatrix | None = None
 ) -> Bool[np.ndarray, "b k"]:
-    """Return whether each class is one of the k highest of an image.
+    """Return whether each class is one of the k valid classes with the highest scores of its image.
 
-    Of equal scores, the lower class index ranks higher. Without `minimum` each image has exactly k classes (older
-    work).
+    If scores are equal, the class with the lower index ranks higher. Without `minimum` and `mask`, each image has
+    exactly k classes (older work).
 
     Args:
-      scores: see the module.
+      scores: real numbers; larger means more likely.
       k: number of classes per image.
-      minimum: drop classes with a lower score (ML-GCN's top-3 requires logit ≥ 0).
-      mask: 0 for classes to skip.
+      minimum: classes with a lower score are dropped (ML-GCN's top-3 requires logit ≥ 0); None: no minimum.
+      mask: 0 for entries to ignore; None: no entry is ignored.
 
     Raises:
       ValueError: k is below 1, or a valid score is NaN.
@@ -161,25 +182,41 @@ def top_k(
 def map_at_k(
     scores: ScoreMatrix, labels: LabelMatrix, k: int, *, mask: LabelMatrix | None = None, minimum: float | None = None
 ) -> float:
-    """Return the mAP if each image returns only its k highest valid classes (DR-MoE does not define it in detail).
+    """Return the mAP if each image returns only its k valid classes with the highest scores.
 
-    A class ranks the images that returned it; its positives in other images count with precision 0. With `minimum`,
-    images do not return classes with a lower score. Equal to the plain mAP for k ≥ K without a minimum. At most 1; nan
-    if no class has a positive.
+    The AP of a class is computed over the images that return the class. Its positives in other images have precision 0.
+    For k ≥ K and no `minimum`, the result is the plain mAP. (DR-MoE does not define mAP@k in detail.)
+
+    Args:
+      scores: real numbers; larger means more likely.
+      labels: positive if equal to 1.
+      k: number of classes per image.
+      mask: 0 for entries to ignore; None: no entry is ignored.
+      minimum: images do not return classes with a lower score; None: no minimum.
+
+    Returns:
+      A number in [0, 1]; nan if no class has a positive.
     """
     scores, positive, valid = check_inputs(scores, labels, mask)
     return map_of_returned(scores, positive, valid, top_k(scores, k, minimum=minimum, mask=valid))
 
 
 def _counts(predicted: LabelMatrix, labels: LabelMatrix, mask: LabelMatrix | None) -> Ints:
-    """Return hits, predictions and positives per class among its valid entries, i64[3,K]."""
+    """Return i64[3,K]: the true positives, predictions and positives of each class among its valid entries."""
     predicted, positive, valid = as_flags(predicted, labels, mask)
     claimed, actual = (predicted != 0) & valid, positive & valid
     return np.array([np.count_nonzero(x, axis=0) for x in (claimed & actual, claimed, actual)])
 
 
 def map_of_returned(scores: ScoreMatrix, positive: LabelMatrix, valid: LabelMatrix, returned: LabelMatrix) -> float:
-    """Return the mAP of rankings of only the `returned` entries; see `map_at_k`."""
+    """Return the mAP of `map_at_k`, given which classes each image returns.
+
+    Args:
+      scores: real numbers; larger means more likely.
+      positive: bool, whether a class is present.
+      valid: bool, whether an entry is used.
+      returned: bool, whether an image returns a class; the result of `top_k`.
+    """
     *_, positives = _counts(positive, positive, valid)
     gained = [
         r.positives * r.average_precision() if r.positives else 0.0 for r in rank_classes(scores, positive, returned)
@@ -195,9 +232,16 @@ def measure_counts(
     *,
     fill: float = np.nan,
 ) -> dict[str, Any]:
-    """Return the metrics of `precision_recall_f1` from counts of true positives, predictions and positives.
+    """Return the metrics of `precision_recall_f1` from counts per class.
 
-    `fill` is the value of 0/0; nan leaves a class out of the means. In macro metrics 0/0 is 0.
+    Args:
+      hits: number of true positives.
+      claimed: number of predictions.
+      actual: number of positives.
+      fill: the value of 0/0; nan leaves the class out of means. It does not apply to macro metrics, where 0/0 is 0.
+
+    Returns:
+      metric name -> array with the leading axes of the counts. The last axis, K classes, is reduced.
     """
     hits, claimed, actual = map(np.asarray, (hits, claimed, actual))
     cp, cr = (mean_defined(ratio(hits, count, fill)) for count in (claimed, actual))
@@ -215,7 +259,7 @@ def ratio(numerator: ArrayLike, denominator: ArrayLike, fill: float = np.nan) ->
 
 
 def mean_defined(values: ArrayLike) -> Any:
-    """Return the mean over the last axis of the values other than nan, nan if all are nan: f64[…] of f64[...,K]."""
+    """Return the mean over the last axis, without nan: f64[...,K] -> f64[...]; nan where all K values are nan."""
     values = np.asarray(values, np.float64)
     if values.ndim > 1:
         return np.array([mean_defined(row) for row in values])
@@ -224,12 +268,12 @@ def mean_defined(values: ArrayLike) -> Any:
 
 
 def sample_deviation(values: ArrayLike) -> float:
-    """Return the sample standard deviation f64[n] -> √(Σ(x − mean)²/(n − 1)), nan for fewer than two values."""
+    """Return the sample standard deviation √(Σ(x − mean)²/(n − 1)) of n values; nan for n < 2."""
     values = np.asarray(values, np.float64)
     return float(values.std(ddof=1)) if values.size > 1 else float("nan")
 
 
 def harmonic(a: ArrayLike, b: ArrayLike) -> Floats:
-    """Return the harmonic mean of a and b, which are not negative; 0 if both are 0."""
+    """Return the elementwise harmonic mean of two nonnegative arrays; 0 where both are 0."""
     a, b = np.asarray(a), np.asarray(b)
     return np.where((a == 0) & (b == 0), 0.0, ratio(2 * a * b, a + b))
