@@ -31,15 +31,19 @@ from mlmoe_jax.runtime.text import quantity
 def score_split(
     eval_step: Callable, candidates: Mapping[str, Params], frozen: Params, split: Split, config: ConfigDict, mesh: Mesh
 ) -> dict[str, SplitScores]:
-    """Score each image of a split exactly once per candidate, on any number of processes; return name -> scores.
+    """Return the scores of all images of a split for each candidate, as {candidate: scores}.
 
-    Every image is read, decoded and transferred once for all candidates; unreadable images score NaN.
-    `config.eval.batch_size` is per device, so that scores do not depend on the number of devices, to the last bit.
+    Each image is read, decoded and transferred once for all candidates, and scored exactly once, on any number of
+    processes. The scores of unreadable images are NaN. `config.eval.batch_size` is per device, so that scores do not
+    depend on the number of devices, to the last bit.
 
     Args:
       eval_step: result of `make_eval_step`.
-      candidates: name -> values of the model, such as `raw` and `ema`.
-      frozen: the frozen values of the model.
+      candidates: name -> trainable parameters and statistics of the model, such as `raw` and `ema`.
+      frozen: the frozen parameters of the model.
+      split: the images.
+      config: the config of the run.
+      mesh: the devices.
 
     Raises:
       UserError: a score is not finite, or a device is out of memory.
@@ -71,13 +75,15 @@ def score_split(
 
 
 def evaluate_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, which: str = BEST) -> Results:
-    """Restore a run, evaluate its test splits and write their results, which replace earlier ones.
+    """Restore a run, evaluate its test splits, write their results, and return the results.
 
-    Sample images are explained if `report.samples` is above 0.
+    New results of a split replace its earlier results in the folder. If `report.samples` is above 0, sample images with
+    explanations are written too.
 
     Args:
-      overrides: as in `restore.open_run`.
-      which: as in `restore.open_run`.
+      folder: the run folder.
+      overrides: config keys and their values, as in `restore.open_run`.
+      which: the checkpoint, as in `restore.open_run`.
 
     Raises:
       UserError: the run cannot be restored, or the data has other classes than the run.
@@ -86,7 +92,7 @@ def evaluate_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *
 
 
 def evaluate_opened(folder: RunFolder, run: Run) -> Results:
-    """Evaluate a restored run as `evaluate_run` does."""
+    """Evaluate a run that `restore.open_run` has restored from `folder`; see `evaluate_run`."""
     config = run.config
     if not config.data.test_splits:
         raise UserError("data.test_splits is empty; name the splits to evaluate, such as --config.data.test_splits=val")

@@ -45,13 +45,13 @@ _PER_CLASS = ("positives", "AP", "AP_envelope", "AP_11point", "AUC")  # columns 
 
 @dataclass
 class Measured:
-    """A split with its metrics.
+    """A scored split with its metrics.
 
     Attributes:
-      scored: the images with their scores.
-      entries: the scores of the readable images, of which the metrics are computed.
+      scored: all images with their scores.
+      entries: the scores and labels of the readable images, from which the metrics are computed.
       metrics: name -> fraction.
-      pairs: the pairs of labels that occur together in training.
+      pairs: one row per pair of labels that often co-occur in training, the result of `cooccurrence.pair_biases`.
     """
 
     scored: SplitScores
@@ -63,15 +63,16 @@ class Measured:
 def measure(
     scored: SplitScores, label_space: LabelSpace, config: ConfigDict, fitted: Thresholds | None = None
 ) -> Metrics:
-    """Return all metrics over the images of a split that have scores: name -> fraction.
+    """Return all metrics of a split over its readable images, name -> fraction.
 
-    The results of a paper's own evaluator (`config.metrics.preset`) are included under its name.
+    The metrics of a paper's own evaluator (`config.metrics.preset`) are included, with the name of the evaluator as
+    prefix.
 
     Args:
-      scored: the split.
-      label_space: the labels.
+      scored: the images with their scores.
+      label_space: the labels and their training statistics.
       config: the config of the run.
-      fitted: thresholds for additional metrics, unless they were fitted on this split.
+      fitted: thresholds for the additional metrics `…@fitted`. They are used only if they were fitted on another split.
 
     Raises:
       UserError: no image has a score.
@@ -88,18 +89,18 @@ def measure_and_write(
     fitted: Thresholds | None = None,
     ends_training: bool = False,
 ) -> Results:
-    """Measure splits and return the metrics of each. Process 0 writes them to the run folder.
+    """Compute the metrics of splits and return them, split -> metric -> fraction. Process 0 writes them to the run folder.
 
-    The metrics include the means over pairs of labels, and the drop of mAP from `test` to `test_shift`.
+    The metrics include means over pairs of co-occurring labels, and the drop of mAP from `test` to `test_shift`.
 
     Args:
       folder: the run folder.
-      scored: split -> scores.
-      label_space: the labels.
+      scored: split -> images with their scores.
+      label_space: the labels and their training statistics.
       config: the config of the run, or of the evaluation.
       fitted: as in `measure`.
-      ends_training: whether these are the results of the training. They then replace all results in the folder, and
-        the run is finished. Otherwise they replace those of their splits.
+      ends_training: whether these are the final results of the training. If so, they replace all results in the folder,
+        and the run is finished. Otherwise they replace only the earlier results of these splits.
     """
     settings = MetricSettings.of(config)
     pairs = cooccurrence.training_pairs(label_space.together, label_space.positives, label_space.images)
@@ -142,7 +143,11 @@ def _measure_split(
 
 
 def _add_pair_means(measured: Mapping[str, Measured], test_splits: Sequence[str]) -> None:
-    """Add the means over pairs of labels to the metrics; all test splits average the same pairs."""
+    """Add the means over pairs of labels to the metrics of each split.
+
+    All test splits average one set of pairs, so that their means are comparable. Every other split is averaged
+    separately.
+    """
     pairs = {name: item.pairs for name, item in measured.items() if item.pairs}
     tests = {name: rows for name, rows in pairs.items() if name in test_splits}
     alone = [{name: rows} for name, rows in pairs.items() if name not in test_splits]
@@ -160,9 +165,9 @@ def write_measured(
     *,
     ends_training: bool = False,
 ) -> None:
-    """Write the scores, per_class.csv, cooccurrence.csv and results.json of splits.
+    """Write the results of splits: scores, per_class.csv, cooccurrence.csv and results.json.
 
-    results.json is the last file of a training: a run in which it has the results of the training is finished.
+    results.json is written last. A run is finished when results.json contains the final results of its training.
 
     Args:
       folder: the run folder.
@@ -195,12 +200,14 @@ def write_measured(
 
 
 def list_skipped(folder: RunFolder, skipped: Iterable[SkippedImages], replaced: Iterable[str] | None = None) -> None:
-    """Write skipped_images.csv to the run folder if images were skipped, and log their number.
+    """Write skipped_images.csv to the run folder, and log the number of skipped images if there are any.
+
+    If the file would have no row, it is removed.
 
     Args:
       folder: the run folder.
       skipped: the skipped images of each split.
-      replaced: the splits whose rows are replaced; None: all splits.
+      replaced: the splits whose earlier rows are replaced; None: all splits.
     """
     rows = [row for images in skipped for row in images.table()]
     with changing_results(folder):
@@ -211,16 +218,20 @@ def list_skipped(folder: RunFolder, skipped: Iterable[SkippedImages], replaced: 
 
 # ------------------------------------------------------------------------------------------------------------ showing
 def headlines(results: Results) -> list[str]:
-    """Return the names of the main metrics that a split has."""
+    """Return the names of the main metrics that occur in the results of any split."""
     names = dict.fromkeys(name for values in results.values() for name in values)
     matches = (next((name for name in names if re.fullmatch(pattern, name)), None) for pattern in _HEADLINES)
     return list(filter(None, matches))
 
 
 def results_table(results: Results, *, every: bool = False) -> Table:
-    """Return the main metrics of each split in percent, with `every` below all further metrics.
+    """Return a table of metrics in percent, with one row per metric and one column per split.
 
     A cell is empty if the split lacks the metric.
+
+    Args:
+      results: split -> metric -> fraction.
+      every: whether the table has all metrics. If so, the main metrics are the last rows. Otherwise it has only these.
     """
     main = headlines(results)
     names = dict.fromkeys(name for values in results.values() for name in values)

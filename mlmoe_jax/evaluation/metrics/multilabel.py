@@ -119,8 +119,7 @@ def precision_recall_f1(
       mask: 0 for entries to ignore; None: no entry is ignored.
       empty: treatment of 0/0:
         "skip": the class is left out of the mean, and an overall value is nan (ML-VPT). CP is then larger if some
-          classes
-        are never predicted.
+        classes are never predicted.
         "zero": 0/0 is 0 (scikit-learn).
         "one": as "skip", but P is at least 1 for each class, also in ΣP (ML-GCN, ADD-GCN).
 

@@ -62,7 +62,7 @@ _TABLE = ("CP", "CR", "CF1", "OP", "OR", "OF1")
 
 @dataclass(frozen=True)
 class Evaluator:
-    """The definitions of one paper's evaluator, applied by `preset`."""
+    """The definitions that one paper's evaluator uses. `preset` applies them."""
 
     # scores, known and frequency -> predictions
     predict: Callable[[Floats, Bools, ArrayLike | None], Bools] = lambda scores, known, frequency: scores >= 0.5
@@ -82,18 +82,24 @@ def preset(
     frequency: ArrayLike | None,
     ap: Floats | None = None,
 ) -> dict[str, float]:
-    """Return the metrics that a paper's evaluator prints for a split, as fractions; see the module for definitions.
+    """Return the metrics that a paper's evaluator prints for a split, as fractions.
+
+    The module docstring has the definitions of each paper.
 
     Args:
       name: mlvpt, q2l, mlgcn, asl or drmoe.
       scores: f[N,K], probabilities.
-      codes: i8[N,K]: 1, 0, −1 unknown, 2 difficult.
+      codes: i8[N,K]: 1 positive, 0 negative, −1 unknown, 2 difficult.
       frequency: f[K], the share of training images with each label; required by mlvpt only.
-      ap: f[K], the result of `average_precisions`, if it is known already.
+      ap: f[K], the result of `average_precisions`; None: it is computed.
 
     Returns:
-      mAP; CP CR CF1 OP OR OF1 at the paper's threshold (drmoe: CF1 CF1_mean OF1; asl: CF1_mean as well); the first six
-      also @top3 (exactly three per image) or @top3_min0.5 if the paper has them.
+      metric name -> fraction:
+      * `mAP`.
+      * At the paper's threshold: `CP`, `CR`, `CF1`, `OP`, `OR`, `OF1`; for asl also `CF1_mean`; for drmoe only `CF1`,
+        `CF1_mean` and `OF1`.
+      * For the three highest labels per image: the six metrics `CP` … `OF1` with the suffix `@top3` (exactly three
+        labels) or `@top3_min0.5` (only labels with score ≥ 0.5), if the paper has them.
     """
     evaluator = EVALUATORS[name]
     scores, codes = np.asarray(scores), np.asarray(codes)
@@ -116,7 +122,10 @@ def preset(
 
 
 def average_precisions(name: str, scores: ArrayLike, codes: ArrayLike) -> Floats:
-    """Return the average precision of each label, f64[K], as `preset` averages it; nan without positives."""
+    """Return the average precision of each label as a paper's evaluator defines it, f64[K]; nan without positives.
+
+    The arguments are described in `preset`, which averages the result.
+    """
     evaluator = EVALUATORS[name]
     entries = Entries.of(scores, np.asarray(codes), evaluator.difficult_in_ap)
     scores, positive, known = entries.scores, entries.positive, entries.valid
@@ -126,12 +135,13 @@ def average_precisions(name: str, scores: ArrayLike, codes: ArrayLike) -> Floats
 def measure_preset(
     name: str, entries: Entries, codes: NDArray[np.int8], difficult: str, frequency: ArrayLike
 ) -> dict[str, float]:
-    """Return the metrics of `preset` by names such as mlvpt/mAP; {} if the name is "none".
+    """Return the metrics of `preset` under names such as `mlvpt/mAP`; {} if `name` is "none".
 
     Args:
-      name: "none", or as in `preset`.
-      entries: the scores, whose average precision is used if it has the paper's definition.
-      codes: i8[N,K] of the entries.
+      name: "none", or an evaluator as in `preset`.
+      entries: the scores and labels of the split. Their cached average precision is used if the paper defines it in the
+        same way.
+      codes: i8[N,K], the label codes of the images in `entries`.
       difficult: the treatment of difficult labels in `entries`.
       frequency: f[K], as in `preset`.
     """

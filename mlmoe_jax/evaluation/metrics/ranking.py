@@ -18,11 +18,14 @@ _CLASSES = 8  # columns of a row-major matrix copied at a time: one cache line o
 
 @dataclass(frozen=True)
 class Ranking:
-    """Counts for each positive of a class, from the lowest score to the highest.
+    """The positives of one class, ranked among its negatives.
+
+    The arrays have one entry per positive, in order of increasing score.
 
     Attributes:
-      hits: i64[P], positives with at least this score.
-      above, level: i64[P], negatives with a higher score, and with an equal score.
+      hits: i64[P], number of positives with this score or a higher one.
+      above: i64[P], number of negatives with a higher score.
+      level: i64[P], number of negatives with an equal score.
       negatives: number of negatives.
     """
 
@@ -36,7 +39,7 @@ class Ranking:
         return self.hits.size
 
     def average_precision(self, interpolation: str = "none") -> float:
-        """Return AP as defined by `multilabel.average_precision`; nan without positives."""
+        """Return the AP for an `interpolation` of `multilabel.average_precision`; nan without positives."""
         if interpolation not in INTERPOLATIONS:
             raise ValueError(f"interpolation must be 'none', 'envelope' or '11point', not {interpolation!r}")
         if not self.positives:
@@ -52,7 +55,10 @@ class Ranking:
         return float(highest[last].mean())
 
     def roc_auc(self) -> float:
-        """Return the chance that a positive scores higher than a negative; ties count half; nan without either."""
+        """Return the probability that a positive has a higher score than a negative. Equal scores count half.
+
+        It is nan without positives or without negatives.
+        """
         if not self.positives or not self.negatives:
             return float("nan")
         misordered = 2 * int(self.above.sum()) + int(self.level.sum())
@@ -61,7 +67,12 @@ class Ranking:
 
 
 def rank(positives: Reals, negatives: Iterable[Reals]) -> Ranking:
-    """Rank the scores f[P] of positives among the scores of negatives, in parts f[n]."""
+    """Return the ranking of the positives of one class among its negatives.
+
+    Args:
+      positives: f[P], the scores of the positives.
+      negatives: the scores of the negatives, in one or several arrays f[n].
+    """
     positives = np.sort(positives)
     hits = positives.size - np.searchsorted(positives, positives)
     above, level, total = np.zeros_like(hits), np.zeros_like(hits), 0
@@ -78,7 +89,10 @@ def rank(positives: Reals, negatives: Iterable[Reals]) -> Ranking:
 
 
 def rank_classes(scores: Reals, positive: Bools, valid: Bools) -> Iterator[Ranking]:
-    """Yield the ranking of each class over its valid entries; arguments are results of `check_inputs`."""
+    """Yield the ranking of each class over its valid entries.
+
+    The arguments are results of `check_inputs`: scores f[B,K], positive bool[B,K] and valid bool[B,K].
+    """
     for first in range(0, scores.shape[1], _CLASSES):
         columns = (np.ascontiguousarray(x[:, first : first + _CLASSES].T) for x in (scores, positive, valid))
         for s, y, v in zip(*columns, strict=True):
@@ -86,7 +100,10 @@ def rank_classes(scores: Reals, positive: Bools, valid: Bools) -> Iterator[Ranki
 
 
 def rank_all(scores: Reals, positive: Bools, valid: Bools) -> Ranking:
-    """Return the ranking of the valid entries of all classes in one list."""
+    """Return the ranking of the valid entries of all classes in one list.
+
+    The arguments are results of `check_inputs`: scores f[B,K], positive bool[B,K] and valid bool[B,K].
+    """
     positives = scores[positive & valid]
     # Large parts, because all positives are searched in each.
     blocks = row_blocks(*scores.shape, entries=max(4 * _ENTRIES, positives.size))
@@ -94,9 +111,18 @@ def rank_all(scores: Reals, positive: Bools, valid: Bools) -> Ranking:
 
 
 def check_inputs(scores: ArrayLike, labels: ArrayLike, mask: ArrayLike | None) -> tuple[Reals, Bools, Bools]:
-    """Return (scores f32 or f64[B,K], positive bool[B,K], valid bool[B,K]), without a copy if possible.
+    """Return scores, positive labels and valid entries as arrays, without a copy if possible.
 
-    Raises ValueError for other shapes, or a NaN score in a valid entry.
+    Args:
+      scores: [B,K].
+      labels: [B,K], positive if equal to 1.
+      mask: [B,K], 0 for entries to ignore; None: no entry is ignored.
+
+    Returns:
+      (scores f32 or f64[B,K], positive bool[B,K], valid bool[B,K]).
+
+    Raises:
+      ValueError: the shapes are wrong or differ, or a valid score is NaN.
     """
     scores, positive, valid = as_flags(scores, labels, mask)
     if scores.dtype not in (np.float32, np.float64):
@@ -107,7 +133,10 @@ def check_inputs(scores: ArrayLike, labels: ArrayLike, mask: ArrayLike | None) -
 
 
 def as_flags(values: ArrayLike, labels: ArrayLike, mask: ArrayLike | None) -> tuple[NDArray, Bools, Bools]:
-    """Return (values, positive, valid), all [B,K]: label 1 or True; mask other than 0. Raises ValueError for shapes."""
+    """Return (values, positive, valid), all [B,K]: `positive` is labels == 1, and `valid` is mask != 0.
+
+    If `mask` is None, all entries are valid. Raises ValueError if the shapes are not [B,K] or differ.
+    """
     values, labels = np.asarray(values), np.asarray(labels)
     positive = labels if labels.dtype == bool else labels == 1
     valid = np.broadcast_to(np.True_, labels.shape) if mask is None else np.asarray(mask)
@@ -117,6 +146,6 @@ def as_flags(values: ArrayLike, labels: ArrayLike, mask: ArrayLike | None) -> tu
 
 
 def row_blocks(images: int, classes: int, *, entries: int | None = None) -> Iterator[slice]:
-    """Return slices that cover all rows of a matrix [B,K], of about `entries` entries each."""
+    """Return slices that together cover the B rows of a matrix [B,K]. A block has about `entries` entries."""
     step = max(1, (entries or _ENTRIES) // max(1, classes))
     return (slice(start, start + step) for start in range(0, images, step))

@@ -20,14 +20,16 @@ from mlmoe_jax.runtime.array_types import Floats, Ints
 
 @dataclass(frozen=True)
 class Reliability:
-    """Sums over the valid entries of a split, one row per class, from which all metrics of this module follow.
+    """Sums over the valid entries of a split, per class and bin. All metrics of this module are computed from them.
 
-    The M bins have equal width: bin m holds the scores with floor(M · score) = m, and the last bin also the score 1.
+    An entry is one image and one class. The M bins have equal width: bin m has the scores with floor(M · score) = m,
+    and the last bin also has the score 1.
 
     Attributes:
-      count, positive: i64[K,M], entries and positives per bin.
-      score: f64[K,M], the sum of the scores of the entries.
-      squared_error: f64[K], the sum of (score − label)².
+      count: i64[K,M], number of entries.
+      positive: i64[K,M], number of positive entries.
+      score: f64[K,M], sum of the scores.
+      squared_error: f64[K], sum of (score − label)² over all bins.
     """
 
     count: Ints
@@ -37,26 +39,32 @@ class Reliability:
 
     @property
     def mean_score(self) -> Floats:
-        """f64[K,M], nan for an empty bin."""
+        """The mean score of each bin, f64[K,M]; nan for an empty bin."""
         return ratio(self.score, self.count)
 
     @property
     def fraction_positive(self) -> Floats:
-        """f64[K,M], nan for an empty bin."""
+        """The fraction of positives in each bin, f64[K,M]; nan for an empty bin."""
         return ratio(self.positive, self.count)
 
     @property
     def expected_calibration_error(self) -> Floats:
-        """Mean of |fraction positive − mean score| over bins, weighted by their counts; f64[K], nan without entries."""
+        """The expected calibration error (ECE) per class, f64[K]; nan for a class without entries.
+
+        It is the mean over bins of |fraction of positives − mean score|, weighted by the number of entries.
+        """
         return ratio(np.abs(self.positive - self.score).sum(axis=1), self.count.sum(axis=1))
 
     @property
     def brier(self) -> Floats:
-        """Mean of (score − label)² per class (Brier 1950), f64[K] in [0, 1], nan without entries."""
+        """The Brier score per class (Brier 1950), f64[K] in [0, 1]: the mean of (score − label)²; nan without entries."""
         return ratio(self.squared_error, self.count.sum(axis=1))
 
     def pooled(self) -> "Reliability":
-        """Return the sums over all classes, K = 1. Entries have equal weights, so errors of classes can cancel."""
+        """Return the sums over all classes, as one class (K = 1).
+
+        Entries have equal weights. In a bin, too high scores of one class can cancel too low scores of another class.
+        """
         fields = (self.count, self.positive, self.score, self.squared_error)
         return Reliability(*(x.sum(axis=0, keepdims=True) for x in fields))
 
@@ -64,10 +72,16 @@ class Reliability:
 def reliability(
     scores: ScoreMatrix, labels: LabelMatrix, *, mask: LabelMatrix | None = None, bins: int = 15
 ) -> Reliability:
-    """Sort the entries of a split into `bins` bins by score, in one pass.
+    """Count the valid entries of a split in bins of equal width by score.
 
-    More bins resolve finer errors, but with few entries per bin they also measure noise.
-    Raises ValueError for wrong shapes, or a valid score that is NaN or outside [0, 1].
+    Args:
+      scores: probabilities.
+      labels: positive if equal to 1.
+      mask: 0 for entries to ignore; None: no entry is ignored.
+      bins: number of bins M. More bins detect finer errors, but with few entries per bin they also measure noise.
+
+    Raises:
+      ValueError: the shapes are wrong, or a valid score is NaN or outside [0, 1].
     """
     scores, positive, valid = check_inputs(scores, labels, mask)
     classes = scores.shape[1]
@@ -99,7 +113,10 @@ _MEANINGS = {
 
 
 def measure_calibration(entries: Entries) -> dict[str, float]:
-    """Return the calibration errors and the Brier score."""
+    """Return the calibration metrics `ECE_pooled`, `ECE_macro` and `Brier_pooled`.
+
+    The pooled metrics treat the entries of all labels as one list; `ECE_macro` is the mean of the ECE over labels.
+    """
     binned = reliability(entries.scores, entries.positive, mask=entries.valid)
     pooled = binned.pooled()
     return {

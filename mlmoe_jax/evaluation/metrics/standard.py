@@ -28,9 +28,10 @@ _RANKING_MEANINGS = {
 
 
 def _measure_ranking(entries: Entries) -> dict[str, float]:
-    """Return the metrics of rankings.
+    """Return the ranking metrics, name -> fraction; _RANKING_MEANINGS has their definitions.
 
-    precision@1 is over the images with a valid entry. Images without positives are misses.
+    `precision@1` is the share of images, among images with a valid entry, whose highest label is positive. An image
+    without positives counts as an error.
     """
     per_class, positive, valid = entries.per_class, entries.positive, entries.valid
     best = top_k(entries.scores, 1, mask=valid)
@@ -79,7 +80,7 @@ THRESHOLD_MEANINGS = {
 
 
 def _measure_predictions(entries: Entries) -> dict[str, float]:
-    """Return `precision_recall_f1` of each of `Entries.predictions`."""
+    """Return the metrics of `precision_recall_f1` for each prediction in `Entries.predictions`, as `METRIC@NAME`."""
     metrics = {}
     for name, predicted in entries.predictions.items():
         values = precision_recall_f1(predicted, entries.positive, mask=entries.valid)
@@ -92,7 +93,7 @@ def _selectable(config: ConfigDict) -> list[str]:
 
 
 def selectable_predictions(config: ConfigDict) -> tuple[str, ...]:
-    """Return the names of the predictions that every split has, see `Entries.predictions`."""
+    """Return the names in `Entries.predictions` that every split has, such as "0.5" and "top3"."""
     top = f"top{TOP_COUNT}"
     return f"{config.eval.threshold:g}", "prior_matched_transductive", top, f"{top}_min{TOP_MINIMUM:g}"
 

@@ -20,21 +20,23 @@ def prior_matched(
 ) -> Floats:
     """Return one threshold per class, at which each class is predicted as often as it was positive in training.
 
-    ML-VPT's published CP … OF1 use these thresholds: the m-th largest score of class k, with m = floor(r_k · N_k) in
-    float64, r_k the fraction of training images with class k, and N_k the number of images whose label is known. The
-    thresholds are computed from the scores of the evaluated images themselves (transductive), so they are for
-    comparison with published tables, never for prediction. All scores equal to a threshold are predicted, so there may
-    be more than m predictions.
+    ML-VPT's published CP … OF1 use these thresholds. The threshold of class k is the m-th largest score of the class,
+    with m = floor(r_k · N_k) in float64. Here r_k is the fraction of training images with class k, and N_k is the
+    number of evaluated images whose label k is known. All scores equal to the threshold are predicted, so there may be
+    more than m predictions.
+
+    The thresholds are computed from the scores of the evaluated images themselves (transductive). They are for
+    comparison with published tables, never for prediction.
 
     Args:
       scores: f[N,K].
-      train_frequency: f[K], fractions in [0, 1].
-      mask: [N,K], 0 for unknown labels, whose scores are ignored; None: all are known.
+      train_frequency: f[K], r_k, fractions in [0, 1].
+      mask: [N,K], 0 for unknown labels, whose scores are ignored; None: all labels are known.
       when_zero: the threshold if m = 0. "none": infinity, so no image is predicted. "all": the smallest score, so all
-        images are predicted, as in ML-VPT's code (index m − 1 = −1 wraps around).
+        images are predicted, as in ML-VPT's code (where the index m − 1 = −1 wraps around).
 
     Returns:
-      f64[K], infinity also for a class without known labels.
+      f64[K]; infinity for a class without known labels.
     """
     scores, frequency = np.asarray(scores), np.asarray(train_frequency, np.float64)
     scores, _, valid = check_inputs(scores, np.broadcast_to(np.False_, scores.shape), mask)
@@ -59,26 +61,29 @@ def best_thresholds(
     precision: float = 0.9,
     miss_rate: float = 0.1,
 ) -> Floats:
-    """Return the thresholds that reach a goal on the images of one split, exactly, by trying every possible threshold.
+    """Return the thresholds that reach a goal on the images of one split, by exact search over all thresholds.
 
-    With P predicted, G positive and TP correctly predicted images, "f1" selects the threshold with the largest
-    F1 = 2TP / (P + G), the highest threshold if several are equal. "precision" selects the lowest threshold with
-    TP/P ≥ precision, which predicts as many positives as possible. Equal scores are predicted together. The threshold
-    of both is midway between the lowest predicted score and the next lower score (0 if there is none), because new
-    images score on both sides of it. "miss_rate" selects a threshold by conformal risk control, see `bounded_misses`.
+    The goals are defined with the numbers of predicted (P), positive (G) and correctly predicted (TP) images:
+
+    * "f1": the threshold with the largest F1 = 2TP / (P + G). If several are equal, the highest threshold.
+    * "precision": the lowest threshold with TP/P ≥ `precision`. It predicts as many positives as possible.
+    * "miss_rate": a threshold by conformal risk control; see `bounded_misses`.
+
+    Equal scores are predicted together. For "f1" and "precision", the threshold is midway between the lowest predicted
+    score and the next lower score (0 if there is none), because scores of new images lie on both sides of it.
 
     Args:
       scores: f[N,K], probabilities.
       labels: [N,K], positive if equal to 1.
-      mask: [N,K], 0 for entries to ignore; None: none.
-      per: "class", one threshold per class; "global", one threshold, fitted to the entries of all classes together.
+      mask: [N,K], 0 for entries to ignore; None: no entry is ignored.
+      per: "class": one threshold per class. "global": one threshold, fitted to the entries of all classes together.
       goal: "f1", "precision" or "miss_rate".
-      precision: the goal of "precision", within [0, 1].
-      miss_rate: the bound of "miss_rate", within (0, 1].
+      precision: the minimum precision for the goal "precision", within [0, 1].
+      miss_rate: the maximum miss rate for the goal "miss_rate", within (0, 1].
 
     Returns:
-      f64[K]: within [0, 1]; nan for a class without positives, whose threshold is undetermined; infinity if no
-      threshold is precise enough, so that the class is never predicted.
+      f64[K] within [0, 1]. For a class without positives the threshold is nan (undetermined). If no threshold is
+      precise enough, it is infinity, so that the class is never predicted.
     """
     scores, positive, valid = check_inputs(scores, labels, mask)
     classes = scores.shape[1]
@@ -93,17 +98,17 @@ def best_thresholds(
 
 
 def least_to_bound(miss_rate: float) -> int:
-    """Return the least number of images with a present label for which `bounded_misses` is above 0."""
+    """Return the smallest number of images with a present label for which `bounded_misses` can be above 0."""
     return math.ceil(1 / miss_rate - 1e-9) - 1
 
 
 def bounded_misses(scores: Floats, positive: Bools, miss_rate: float) -> float:
-    """Return the highest threshold whose expected share of misses on a new image is at most `miss_rate`.
+    """Return the highest threshold at which the expected miss rate on a new image is at most `miss_rate`.
 
-    The loss of an image is the share of its present labels below the threshold. With the mean R of the losses of the n
-    images that have a present label, the threshold is the highest with (nR + 1)/(n + 1) ≤ miss_rate. If a new image
-    with a present label is exchangeable with these images, its expected loss is then at most `miss_rate`, whatever the
-    model and the distribution (Angelopoulos et al. 2022, Conformal Risk Control, theorem 1).
+    The loss of an image is the share of its present labels with a score below the threshold. R is the mean loss of the
+    n images that have a present label. The result is the highest threshold with (nR + 1)/(n + 1) ≤ `miss_rate`. If a
+    new image with a present label is exchangeable with these images, its expected loss is then at most `miss_rate`, for
+    any model and distribution (Angelopoulos et al. 2022, Conformal Risk Control, theorem 1).
 
     Args:
       scores: f[N,C].
@@ -111,7 +116,8 @@ def bounded_misses(scores: Floats, positive: Bools, miss_rate: float) -> float:
       miss_rate: within (0, 1].
 
     Returns:
-      The lowest score that is not missed; 0 if n is below `least_to_bound`, nan if n is 0, infinity if the bound is 1.
+      The threshold, which is the lowest score of a present label that is not missed. It is nan if n is 0, 0 if n is
+      below `least_to_bound`, and infinity if `miss_rate` is 1.
     """
     count = positive.sum(axis=1)
     images, present = np.count_nonzero(count), scores[positive]
@@ -126,7 +132,14 @@ def bounded_misses(scores: Floats, positive: Bools, miss_rate: float) -> float:
 
 
 def _best_of_columns(scores: Reals, positive: Bools, goal: str, precision: float) -> Floats:
-    """Return `best_thresholds` of each column of scores f[N,K], which are −1 for entries to ignore."""
+    """Return the thresholds of `best_thresholds` for each column, f64[K].
+
+    Args:
+      scores: f[N,K], −1 for entries to ignore.
+      positive: bool[N,K], False for entries to ignore.
+      goal: "f1" or "precision".
+      precision: as in `best_thresholds`.
+    """
     if not len(scores):
         return np.full(scores.shape[1], np.nan)
     order = np.argsort(-scores, axis=0)
@@ -140,12 +153,18 @@ def _best_of_columns(scores: Reals, positive: Bools, goal: str, precision: float
 
 
 def _best_ranks(possible: Bools, hits: Ints, goal: str, precision: float) -> tuple[Ints, Bools]:
-    """Return the last predicted rank of each column i64[K], and whether it reaches the goal.
+    """Return the best number of predictions for each column, as the rank of its lowest predicted score.
+
+    Rank 0 is the highest score of a column.
 
     Args:
-      possible: bool[N,K], whether a threshold can lie below a rank.
-      hits: i64[N,K], the positives up to a rank.
-      goal, precision: as in `best_thresholds`.
+      possible: bool[N,K], whether a threshold can lie directly below the score of a rank.
+      hits: i64[N,K], the number of positives up to and including a rank.
+      goal: "f1" or "precision".
+      precision: as in `best_thresholds`.
+
+    Returns:
+      The ranks i64[K], and whether a threshold there reaches the goal, bool[K].
     """
     ranks = np.arange(1, len(hits) + 1)[:, None]
     if goal == "f1":
@@ -156,7 +175,7 @@ def _best_ranks(possible: Bools, hits: Ints, goal: str, precision: float) -> tup
 
 
 def _between(upper: Reals, lower: Reals) -> Floats:
-    """Return the numbers midway between two scores f[K]; the upper ones if no number is between them."""
+    """Return the midpoint of `upper` and `lower`, f64[K]; `upper` where no float64 number lies between the two."""
     upper, lower = upper.astype(np.float64), lower.astype(np.float64)
     middle = lower + (upper - lower) / 2
     return np.where(middle > lower, middle, upper)
