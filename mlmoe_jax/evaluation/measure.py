@@ -89,7 +89,7 @@ def measure_and_write(
     fitted: Thresholds | None = None,
     ends_training: bool = False,
 ) -> Results:
-    """Compute the metrics of splits and return them, split -> metric -> fraction. Process 0 writes them to the run folder.
+    """Return the metrics of splits, split -> metric -> fraction, and write them to the run folder (process 0).
 
     The metrics include means over pairs of co-occurring labels, and the drop of mAP from `test` to `test_shift`.
 

@@ -57,7 +57,10 @@ class Reliability:
 
     @property
     def brier(self) -> Floats:
-        """The Brier score per class (Brier 1950), f64[K] in [0, 1]: the mean of (score − label)²; nan without entries."""
+        """The Brier score per class (Brier 1950), f64[K] in [0, 1]; nan for a class without entries.
+
+        It is the mean of (score − label)².
+        """
         return ratio(self.squared_error, self.count.sum(axis=1))
 
     def pooled(self) -> "Reliability":
