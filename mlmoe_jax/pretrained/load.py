@@ -180,7 +180,7 @@ def recognize(names: Collection[str]) -> Layout | None:
 
 
 def _find_wrapper(names: Collection[str], layout: Layout) -> str | None:
-    """Return the common prefix of all names of a file in this layout; None for a file in another layout."""
+    """Return the prefix of the layout's names in a file, or "" without a prefix; None if the layout does not match."""
     wrappers = [name.removesuffix(layout.marker) for name in names if name.endswith(layout.marker)]
     wrappers = [wrapper for wrapper in wrappers if all(f"{wrapper}{name}" in names for name in layout.required)]
     return min((wrapper for wrapper in wrappers if _WRAPPERS.fullmatch(wrapper)), key=len, default=None)

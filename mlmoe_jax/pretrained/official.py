@@ -90,7 +90,10 @@ def load_official(model: nnx.Module, path: Path) -> LoadReport:
 
 
 def _find_contradiction(model: nnx.Module, mapped: MappedFile) -> str:
-    """Return why a checkpoint is of another model although all shapes may fit, and the remedy; "" if it is not."""
+    """Return why a checkpoint belongs to another model although all shapes may fit, and the remedy.
+
+    Return "" if nothing contradicts the model.
+    """
     pool = _pooling(mapped.layout.name, mapped.values.get(POSITION_TABLE))
     if pool not in (None, _head_pool(model)):
         return f"comes from code that classifies {_TOKENS[pool]}; set config.model.head.pool={pool}"

@@ -21,9 +21,10 @@ STEPS_IN_FLIGHT = 1  # steps dispatched after the step whose output is transferr
 def device_batches(
     loader: Iterator[dict[str, np.ndarray]], mesh: Mesh, progress: Progress | None = None
 ) -> Iterator[dict[str, jax.Array]]:
-    """Yield the batches of a loader as global arrays on the mesh, and measure in `progress` the wait for each.
+    """Yield the batches of a loader as global arrays on the mesh.
 
-    The next batch is transferred while the current one is used.
+    The next batch is transferred while the current batch is used. If `progress` is given, it measures the time spent
+    waiting for the loader.
     """
     current = None
     for batch in loader if progress is None else progress.waiting(loader):
@@ -36,17 +37,18 @@ def device_batches(
 
 
 class RunAhead:
-    """Keeps the host at most `steps` steps ahead of the device, which is then never idle.
+    """A limit for asynchronous dispatch: the host runs at most `steps` steps ahead of the device.
 
-    Without it the host would queue steps until something reads a result. The batches of the queued steps would fill the
-    memory of an accelerator, and the measured wait for data would not be time in which the device waits.
+    With `steps` of 1 or more the device never waits for the host to dispatch a step. Without a limit, the host would
+    queue steps until some code reads a result. The batches of the queued steps would fill the memory of an accelerator.
+    The measured wait for data would also be wrong, because the device would still be busy during this wait.
     """
 
     def __init__(self, steps: int = 2):
         self._limit, self._results = steps, deque()
 
     def add(self, result: Any) -> None:
-        """Record the result of a step that was just dispatched, and wait for the result `steps` steps earlier."""
+        """Record the result of a newly dispatched step, and block until the result `steps` steps earlier is ready."""
         self._results.append(result)
         if len(self._results) > self._limit:
             jax.block_until_ready(self._results.popleft())
@@ -60,14 +62,14 @@ def run_batches(
     advice: str,
     progress: Progress | None = None,
 ) -> Iterator[Any]:
-    """Apply a compiled step to each batch of a loader; yield its outputs on the host, in order.
+    """Apply a compiled step to each batch of a loader. Yield the outputs as NumPy arrays, in the order of the batches.
 
     Args:
-      step: global batch on the mesh -> tree of arrays.
-      loader: this process's part of each batch, as `data.pipeline.build_loader` returns it.
+      step: a compiled function from a global batch on the mesh to a tree of arrays.
+      loader: yields this process's part of each batch, as `data.pipeline.build_loader` does.
       mesh: the mesh on which the step runs.
-      advice: what to change if a device is out of memory, for the message.
-      progress: advanced once per batch, and closed at the end.
+      advice: the end of the error message if a device is out of memory: what the user can change.
+      progress: is advanced once per batch, and closed at the end; None shows no progress.
 
     Raises:
       UserError: a device is out of memory.

@@ -35,14 +35,22 @@ _METADATA = "http://metadata.google.internal/computeMetadata/v1/instance/attribu
 # ------------------------------------------------------------------------------------------------- start and end
 @dataclass(frozen=True)
 class Job:
-    """A job of several processes: the index of this process, and the arguments of `jax.distributed.initialize`."""
+    """A job of several processes.
+
+    Attributes:
+      index: the index of this process.
+      arguments: keyword arguments of `jax.distributed.initialize`.
+    """
 
     index: int
     arguments: dict[str, Any]
 
 
 def find_job(environment: Mapping[str, str]) -> Job | None:
-    """Return the job of this process, None if it is alone; UserError for inconsistent variables."""
+    """Return the job to which this process belongs according to environment variables; None for a single process.
+
+    Raises UserError if the variables MLMOE_COORDINATOR, MLMOE_PROCESSES and MLMOE_PROCESS are incomplete or invalid.
+    """
     if any(environment.get(name) for name in VARIABLES):
         return _job_from_variables(environment)
     if "SLURM_STEP_NODELIST" in environment:  # only srun sets it
@@ -78,7 +86,10 @@ def _job_from_variables(environment: Mapping[str, str]) -> Job | None:
 
 
 def _has_tpu(environment: Mapping[str, str]) -> bool:
-    """Return whether JAX uses a TPU here: this machine has a PCI device of Google, and libtpu is installed."""
+    """Return whether JAX can use a TPU here.
+
+    This requires a PCI device of Google, an installed libtpu, and JAX_PLATFORMS without a value or with tpu.
+    """
     platforms = environment.get("JAX_PLATFORMS", "")
     usable = "TPU_LIBRARY_PATH" in environment or importlib.util.find_spec("libtpu") is not None
     vendors = Path("/sys/bus/pci/devices").glob("*/vendor")
@@ -113,7 +124,10 @@ def connect(job: Job) -> None:
 
 
 def _wait_for(address: str, seconds: float) -> None:
-    """Wait for the first process: JAX ends the process with a native stack trace if there is none."""
+    """Wait until the first process accepts connections; UserError after `seconds`.
+
+    Without this wait, JAX would end the process with a native stack trace if there is no first process.
+    """
     host, _, port = address.rpartition(":")
     end = time.monotonic() + seconds
     while True:
@@ -139,7 +153,7 @@ def disconnect() -> None:
 
 # -------------------------------------------------------------------------------------------------------- identity
 def process() -> tuple[int, int]:
-    """Return (the index of this process, the number of processes): (0, 1) if there is only one."""
+    """Return (index of this process, number of processes), which is (0, 1) for a single process."""
     jax = sys.modules.get("jax")  # a process without JAX has not joined a job
     if jax is None or not jax.distributed.is_initialized():
         return 0, 1
@@ -147,7 +161,7 @@ def process() -> tuple[int, int]:
 
 
 def is_first() -> bool:
-    """Return whether this is the process that writes files, prints and reports."""
+    """Return whether this process has index 0. Only this process writes files and prints results."""
     return process()[0] == 0
 
 
@@ -162,7 +176,7 @@ def barrier(name: str) -> None:
 
 
 def gather(value: Any) -> list[Any]:
-    """Return the values of all processes, ordered by process index. `value` is anything that JSON can hold."""
+    """Return a list with the `value` of every process, ordered by process index. `value` must be JSON-serializable."""
     if process()[1] == 1:
         return [value]
     import numpy as np  # here, because --help does without it
@@ -175,15 +189,19 @@ def gather(value: Any) -> list[Any]:
 
 
 def broadcast_from_first(value: Any) -> Any:
-    """Return the first process's value on every process, for decisions on which all processes must agree."""
+    """Return the `value` of the first process on every process.
+
+    Use it for decisions on which all processes must agree. `value` must be JSON-serializable.
+    """
     return gather(value if is_first() else None)[0]
 
 
 class Vote:
-    """A vote of all processes about once per `seconds`: does any of them say yes? The device never waits for it.
+    """A repeated vote of all processes on whether any process says yes, without waiting for the device.
 
-    Each process calls `any` once per step. The processes vote in the same steps: with every vote they agree on the
-    number of steps until the next one, the least that a process has counted in `seconds`.
+    Each process calls `any` once per step. A vote takes place about every `seconds`, in the same step on all processes.
+    With each vote the processes also agree on the number of steps until the next vote: the smallest number of steps
+    that a process has run in `seconds`.
     """
 
     def __init__(self, seconds: float = 1.0):
@@ -192,10 +210,11 @@ class Vote:
         self._began = time.monotonic()
 
     def any(self, yes: bool) -> bool:
-        """Return whether any process has voted yes. One process answers at once; several answer in a later call.
+        """Return whether any process has voted yes.
 
-        The votes of a step are fetched in the next one. A vote for yes counts only in steps in which the processes
-        vote, so a process passes yes until the answer is yes.
+        With one process, the result is `yes`. With several processes, the result of a vote is returned in the step
+        after the vote, and other steps return False. A process must pass yes=True in every step until the result is
+        True, because votes do not take place in every step.
         """
         if process()[1] == 1:
             return yes
@@ -214,7 +233,10 @@ class Vote:
         return answer
 
     def _start(self, ballot: Any) -> Any:
-        """Start to reduce the ballots i32[2] of all processes to their maximum."""
+        """Dispatch the maximum of the arrays `ballot`, i32[2], over all processes.
+
+        Return the global array of the result.
+        """
         import jax
         import numpy as np
         from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -228,7 +250,7 @@ class Vote:
 
 
 def to_host(tree: Any) -> Any:
-    """Return a tree of arrays as numpy, complete on every process.
+    """Return a tree of arrays as NumPy arrays, each with its global shape on every process.
 
     An array that is sharded over several processes is gathered, one array at a time. Any other array is only copied.
     """

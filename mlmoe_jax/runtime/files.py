@@ -36,14 +36,17 @@ _REMEDIES = {
 
 
 def cache_folder() -> Path:
-    """Return $MLMOE_CACHE, or mlmoe_jax in the user's cache folder if that is not set. It may not exist yet."""
+    """Return the cache folder: $MLMOE_CACHE if it is set, otherwise mlmoe_jax in the user's cache folder.
+
+    The folder may not exist yet.
+    """
     if folder := os.environ.get("MLMOE_CACHE"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlmoe_jax"
 
 
 def is_file_name(value: Any) -> bool:
-    """Return whether a value is the name of a file in a folder, and not a path."""
+    """Return whether a value is a string that can name a file in a folder: not empty, without / and not too long."""
     if not isinstance(value, str) or value in ("", ".", "..") or "/" in value or "\0" in value:
         return False
     try:
@@ -53,7 +56,10 @@ def is_file_name(value: Any) -> bool:
 
 
 def open_regular(path: str | os.PathLike) -> BinaryIO:
-    """Open a local file to read it; OSError if it is no regular file, or if no file can have its name."""
+    """Open a local file for reading, in binary mode.
+
+    Raises OSError if the path is not a regular file, or is a name that no file can have.
+    """
     try:
         # O_NONBLOCK: opening a pipe does not wait for its other end.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -67,12 +73,15 @@ def open_regular(path: str | os.PathLike) -> BinaryIO:
 
 
 def open_text(path: str | os.PathLike) -> TextIO:
-    """Open a local text file like `open_regular`. A byte order mark is left out, and line ends stay as they are."""
+    """Open a regular local file as UTF-8 text. A byte order mark is skipped, and line ends are not converted."""
     return io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="")
 
 
 def read_bytes(path: str | os.PathLike, most: int = MOST_DATA) -> bytes:
-    """Return a file of at most `most` bytes, local or at an address such as gs://; OSError if it cannot be read."""
+    """Return the content of a file, local or at an address such as gs://.
+
+    Raises OSError if the file cannot be read or has more than `most` bytes.
+    """
     if "://" in os.fspath(path):
         return _read_remote(path, most)
     with open_regular(path) as file:
@@ -81,7 +90,7 @@ def read_bytes(path: str | os.PathLike, most: int = MOST_DATA) -> bytes:
 
 
 def read_stream(file: BinaryIO, most: int) -> bytes:
-    """Return the rest of an open file or pipe; OSError if it has more than `most` bytes."""
+    """Return the remaining content of an open file or pipe; OSError if it has more than `most` bytes."""
     content = bytearray()
     while piece := file.read(MIB):
         content += piece
@@ -114,9 +123,9 @@ def file_sha256(path: str | os.PathLike) -> str:
 
 
 def open_to_append(path: str | os.PathLike) -> BinaryIO:
-    """Open a local file to append to it; UserError if it is a symbolic link.
+    """Open a local file for appending, in binary mode; UserError if it is a symbolic link.
 
-    Appending is the only change of a file in place, so a link of this name must not be followed.
+    All other writes replace a file by a new one. Appending changes a file in place, so it must not follow a link.
     """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
@@ -129,7 +138,7 @@ def open_to_append(path: str | os.PathLike) -> BinaryIO:
 
 @contextlib.contextmanager
 def damage_explained(path: Any) -> Iterator[None]:
-    """Turn any error of reading and parsing a file into a UserError that names the file.
+    """Convert any error in the block to a UserError that names the file `path`.
 
     The block should read, parse and convert every value that is used later, and do nothing else.
     """
@@ -145,11 +154,11 @@ def damage_explained(path: Any) -> Iterator[None]:
 
 
 def disk_error(error: BaseException, place: object = "") -> DiskError | None:
-    """Return a DiskError if a full, read-only or failing disk caused an error, otherwise None.
+    """Return a DiskError if `error` was caused by a full, read-only or failing disk, otherwise None.
 
     Args:
-      error: any exception; its causes are searched too.
-      place: the file or folder that was written; by default the path in the error.
+      error: any exception. Its causes are searched too.
+      place: the file or folder that was written. By default, the path in `error` is used.
     """
     if isinstance(error, UserError):  # its text is the reason already
         return error if isinstance(error, DiskError) else None
@@ -163,7 +172,10 @@ def disk_error(error: BaseException, place: object = "") -> DiskError | None:
 
 
 def _find_errno(error: BaseException) -> int | None:
-    """Return the errno of an error if _REMEDIES has it; C++ libraries raise other types with the text of an OSError."""
+    """Return the errno of an error if it is a key of _REMEDIES, otherwise None.
+
+    C++ libraries raise other exception types, so the error message is also searched for the text of such an errno.
+    """
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno if error.errno in _REMEDIES else None
     text = str(error)
@@ -172,7 +184,10 @@ def _find_errno(error: BaseException) -> int | None:
 
 @contextlib.contextmanager
 def disk_errors_explained(place: object) -> Iterator[None]:
-    """Turn an error of a full, read-only or failing disk into a DiskError. The block writes the path `place`."""
+    """Convert an error in the block to a DiskError if a full, read-only or failing disk caused it.
+
+    `place` is the path that the block writes.
+    """
     try:
         yield
     except Exception as error:

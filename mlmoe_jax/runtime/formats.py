@@ -31,7 +31,10 @@ _ESCAPED = re.compile(r"'+[=+\-@\t\r]")
 
 
 def dump_json(value: Any, *, indent: int | None = None) -> str:
-    """Return strict JSON: a number that is not finite, such as the mAP of a split without positives, becomes null."""
+    """Return a value as strict JSON.
+
+    A float that is not finite becomes null, such as the mAP of a split without positives.
+    """
 
     def strict(item: Any) -> Any:
         if isinstance(item, dict):
@@ -44,14 +47,14 @@ def dump_json(value: Any, *, indent: int | None = None) -> str:
 
 
 def read_npz(file: BinaryIO, *, usual: int = UNPACKED_BYTES) -> dict[str, np.ndarray]:
-    """Return all arrays of an open npz file. Nothing is unpickled.
+    """Return all arrays of an open npz file as a dict: name -> array. Pickled objects are refused.
 
     Args:
-      file: the file, open for reading.
-      usual: the number of bytes to which any file may unpack. A larger file may unpack to UNPACK_RATIO times its size.
+      file: the file, open for reading in binary mode.
+      usual: the maximum unpacked size in bytes. A large file may instead unpack to UNPACK_RATIO times its own size.
 
     Raises:
-      Exception: any type, see `files.damage_explained`.
+      Exception: any type, if the file is damaged or too large. Call it inside `files.damage_explained`.
     """
     most = max(usual, UNPACK_RATIO * file.seek(0, os.SEEK_END))
     with zipfile.ZipFile(file) as archive:
@@ -70,33 +73,42 @@ def read_npz(file: BinaryIO, *, usual: int = UNPACKED_BYTES) -> dict[str, np.nda
 
 
 class _XmlBuilder(ElementTree.TreeBuilder):
-    """Builds the tree of an XML document, and refuses a document type, whose entities can expand without a bound."""
+    """A builder of XML trees that refuses a document type declaration, whose entities can expand without a bound."""
 
     def doctype(self, name: str, public_id: str | None, system: str | None) -> None:
-        """Raise ValueError."""
+        """Raise ValueError, because a document type declaration is not allowed."""
         raise ValueError("it has a document type, which is not read")
 
 
 def parse_xml(file: BinaryIO) -> ElementTree.Element:
-    """Return the root of an XML document; ElementTree.ParseError if malformed, ValueError for a document type."""
+    """Return the root element of an XML document.
+
+    Raises:
+      ElementTree.ParseError: the document is malformed.
+      ValueError: the document has a document type declaration.
+    """
     parser = ElementTree.XMLParser(target=_XmlBuilder())
     return ElementTree.parse(file, parser).getroot()
 
 
 def escape_cell(cell: Any) -> Any:
-    """Return a cell as it is written: text that would be a formula gets an apostrophe, and nan becomes empty."""
+    """Return the value to write into a CSV cell.
+
+    A text that a spreadsheet would evaluate as a formula gets an apostrophe at its start. nan becomes "". Any other
+    value is returned unchanged.
+    """
     if cell != cell:  # only nan differs from itself
         return ""
     return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
 
 
 def unescape_cell(cell: str) -> str:
-    """Return the text from which `escape_cell` made a cell."""
+    """Return the original text of a cell that `escape_cell` returned: the inverse of `escape_cell` for text."""
     return cell[1:] if _ESCAPED.match(cell) else cell
 
 
 def row_writer(file: TextIO) -> Callable[[Iterable[Any]], None]:
-    """Return a function that writes a row of escaped cells to a CSV file."""
+    """Return a function that writes one row of cells to a CSV file, with `escape_cell` applied to each cell."""
     line = io.StringIO(newline="")
     table = csv.writer(line, lineterminator="\r\n")  # csv then quotes "\r" and "\n"; with "\n" it leaves "\r" bare
 
@@ -110,9 +122,9 @@ def row_writer(file: TextIO) -> Callable[[Iterable[Any]], None]:
 
 
 def read_rows(lines: Iterable[str]) -> list[dict[str, str]]:
-    """Return the rows of a table that `row_writer` wrote, as dicts with the cells of the heading as keys.
+    """Read a CSV table that `row_writer` wrote. Return one dict per row: column name -> text of the cell.
 
-    Raises csv.Error or ValueError if it is damaged.
+    Raises csv.Error or ValueError if the table is damaged.
     """
     rows = [[unescape_cell(cell) for cell in row] for row in csv.reader(lines, strict=True)]
     heading = rows[0] if rows else []
@@ -120,12 +132,12 @@ def read_rows(lines: Iterable[str]) -> list[dict[str, str]]:
 
 
 def join_names(names: Sequence[str]) -> str:
-    r"""Return names as one cell, separated by `;`. In a name, `;` and `\` get a backslash, as in `a\;b`."""
+    r"""Join names with `;` to the text of one cell. `;` and `\` in a name are escaped by a backslash, as in `a\;b`."""
     return ";".join(name.replace("\\", r"\\").replace(";", r"\;") for name in names)
 
 
 def split_names(cell: str, separator: str = ";") -> list[str]:
-    """Return the names of a cell, as `join_names` writes them. Other backslashes are part of the names."""
+    """Split the text of a cell into names: the inverse of `join_names`. A backslash before another character stays."""
     if "\\" not in cell:
         return cell.split(separator)
     names, escaped = [""], re.escape(separator)

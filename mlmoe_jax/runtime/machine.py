@@ -10,7 +10,10 @@ QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def cores() -> int:
-    """Return the number of processor cores that this process may use, by its affinity and its quota; at least 1."""
+    """Return the number of CPU cores that this process may use, at least 1.
+
+    It is the minimum of the CPU affinity and the quota of the cgroup, rounded up.
+    """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # not on macOS
     quota, period = QUOTA.read_text().split() if QUOTA.is_file() else ("max", "1")
     limit = math.inf if quota == "max" else int(quota) / int(period)
@@ -18,10 +21,10 @@ def cores() -> int:
 
 
 def return_freed_memory() -> None:
-    """Let glibc give freed memory back to the system. Does nothing on systems with another malloc.
+    """Return freed memory from glibc to the operating system. Do nothing if the C library is not glibc.
 
-    glibc keeps freed memory in an arena per thread. Every save of a checkpoint starts threads, so a long training
-    would hold more and more of it.
+    glibc keeps freed memory in one arena per thread. Every save of a checkpoint starts threads, so the memory of a long
+    training would otherwise grow.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

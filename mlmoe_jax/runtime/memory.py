@@ -18,19 +18,28 @@ TRAINING_ADVICE = (
 
 
 def device_bytes(tree: Any) -> int:
-    """Return the bytes that a tree of sharded arrays, or of their shapes, takes on one device, without padding."""
+    """Return the number of bytes that a tree of sharded arrays takes on one device, without padding.
+
+    Leaves may also be ShapeDtypeStructs with a sharding.
+    """
     leaves = jax.tree.leaves(tree)
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def device_capacity(device: jax.Device) -> tuple[int | None, str]:
-    """Return the memory of a device in bytes (None if the device does not report it), and the source of the number."""
+    """Return (bytes, source): the memory that this process may use on a device, and the origin of the number in words.
+
+    The number is None if the device does not report it.
+    """
     limit = (device.memory_stats() or {}).get("bytes_limit")
     return (limit, "what this process may allocate") if limit else (None, f"not reported by a {device.platform} device")
 
 
 def memory_parts(compiled: jax.stages.Compiled) -> dict[str, int]:
-    """Return the compiler's account of a program's memory per device, in bytes by kind."""
+    """Return the memory per device that the compiler reports for a program, in bytes.
+
+    The keys are `arguments`, `outputs`, `aliased` (donated arguments), `temporaries`, `code` and `peak`.
+    """
     stats = compiled.memory_analysis()
     return {
         "arguments": stats.argument_size_in_bytes,
@@ -43,16 +52,19 @@ def memory_parts(compiled: jax.stages.Compiled) -> dict[str, int]:
 
 
 def required_bytes(memory: dict[str, int]) -> int:
-    """Return the bytes that a program occupies: the sum of its parts, or the compiler's peak if that is larger.
+    """Return the bytes that a program needs on a device, from the dict that `memory_parts` returns.
 
-    Donated arguments count once.
+    The result is the sum of all parts, with donated arguments counted once, or the compiler's peak if that is larger.
     """
     parts = memory["arguments"] + memory["outputs"] - memory["aliased"] + memory["temporaries"] + memory["code"]
     return max(parts, memory["peak"])
 
 
 def describe_memory(name: str, compiled: jax.stages.Compiled) -> str:
-    """Return a line about the memory that a program compiled for this process needs on each device."""
+    """Return a line of text: the memory that a compiled program needs per device, and the capacity of the device.
+
+    `name` is the name of the program in the line.
+    """
     parts, (capacity, _) = memory_parts(compiled), device_capacity(jax.local_devices()[0])
     of = "" if capacity is None else f" of {capacity / GIB:.2f}"
     shares = ", ".join(f"{kind} {parts[kind] / GIB:.2f}" for kind in ("arguments", "temporaries"))
@@ -61,7 +73,7 @@ def describe_memory(name: str, compiled: jax.stages.Compiled) -> str:
 
 @contextlib.contextmanager
 def shortage_explained(advice: str) -> Iterator[None]:
-    """Turn XLA's out-of-memory error into a UserError that ends in `advice`."""
+    """Convert XLA's out-of-memory error in the block to a UserError whose message ends in `advice`."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:

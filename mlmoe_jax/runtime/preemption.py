@@ -21,29 +21,35 @@ _calls = itertools.count()  # JAX compares the numbers of the calls, so they con
 
 
 class StopRequest(threading.Event):
-    """A request to stop. It may reach only some processes of a job, and each of them at a different step."""
+    """A request to stop. In a job of several processes, it may arrive at some processes only, or at different steps."""
 
     def __init__(self):
         super().__init__()
         self._vote = distributed.Vote()
 
     def agreed(self) -> bool:
-        """Return whether training stops after this step. Every process calls it once per step and gets the same answer.
+        """Return whether training must stop after this step. Call it once per step; all processes get the same result.
 
-        A single process stops after the step in which the request arrived. Several processes stop one step later,
-        because their votes are fetched while the device computes the next step.
+        A single process stops after the step in which the request arrived. Several processes stop at least one step
+        later, because their votes are fetched while the device computes the next step.
         """
         if distributed.process()[1] > 1 and _maintenance_noticed():
             self.set()
         return self._vote.any(self.is_set())
 
     def agreed_at_end(self) -> bool:
-        """Return whether a request has reached any process since the last step; the processes wait for one another."""
+        """Return whether any process has received a request. The call waits for all processes.
+
+        It finds a request that arrived after the last step.
+        """
         return any(distributed.gather(self.is_set()))
 
 
 def _maintenance_noticed() -> bool:
-    """Return whether JAX's preemption service stops the job at this call, which is the same call on all processes."""
+    """Return whether JAX's preemption service asks the job to stop at this call.
+
+    The service returns True in the same call on all processes.
+    """
     import jax
     from jax.experimental import multihost_utils
 
@@ -52,7 +58,7 @@ def _maintenance_noticed() -> bool:
 
 @contextlib.contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Turn SIGTERM and the first Ctrl-C into a request, so that the current step finishes and is saved."""
+    """Yield a request that SIGTERM or the first Ctrl-C sets, so that the current step can finish and be saved."""
     request = StopRequest()
 
     def handle(number: int, frame: Any) -> None:
@@ -73,16 +79,17 @@ _EXTENSION_CODE = {getattr(ExtensionFileLoader, name).__code__ for name in ("cre
 
 @contextlib.contextmanager
 def interruptible(code: int, patience: float = 2.0) -> Iterator[None]:
-    """Let SIGTERM and Ctrl-C end the block with KeyboardInterrupt: files are closed and partial ones removed.
+    """Convert SIGTERM and Ctrl-C in the block to KeyboardInterrupt.
 
-    The handler of the first signal only records the signal, because Python loses an exception that is raised in some
-    places, such as a callback of the garbage collector. `stop_if_requested` then raises KeyboardInterrupt. After
-    `patience` seconds, or at a second signal, the handler raises it itself, but not in the initialization of an
-    extension module, which can crash.
+    Files are then closed, and partial files are removed. At the first signal the handler only records it, because
+    Python loses an exception that is raised in some places, such as a callback of the garbage collector.
+    `stop_if_requested` then raises KeyboardInterrupt. After `patience` seconds or at a second signal, the handler
+    raises KeyboardInterrupt itself. It does not do so while an extension module is being initialized, because that can
+    crash.
 
     Args:
       code: the exit code of the process if it still runs after another `patience` seconds, or at a third signal.
-      patience: seconds.
+      patience: the time to wait, in seconds.
     """
     global _stage
     signals, last = 0, math.inf
@@ -117,14 +124,17 @@ def interruptible(code: int, patience: float = 2.0) -> Iterator[None]:
 
 
 def _initializes_extension(frame: Any) -> bool:
-    """Return whether an extension module is imported in a frame or in a caller of it."""
+    """Return whether `frame` or one of its callers is importing an extension module."""
     while frame is not None and frame.f_code not in _EXTENSION_CODE:
         frame = frame.f_back
     return frame is not None
 
 
 def stop_if_requested() -> None:
-    """Raise KeyboardInterrupt in the main thread, once, if a signal was recorded; called where this is safe."""
+    """Raise KeyboardInterrupt if a signal was recorded. It is raised once, and only in the main thread.
+
+    Call it where KeyboardInterrupt cannot be lost.
+    """
     global _stage
     if _stage == _REQUESTED and threading.current_thread() is threading.main_thread():
         _stage = _RAISED
@@ -133,7 +143,10 @@ def stop_if_requested() -> None:
 
 @contextlib.contextmanager
 def _handling(handle: Callable[[int, Any], None], *numbers: int) -> Iterator[None]:
-    """Handle signals during the block. Does nothing outside the main thread, where Python allows no handlers."""
+    """Handle the signals `numbers` with `handle` during the block.
+
+    Do nothing outside the main thread, because Python does not allow signal handlers there.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -27,7 +27,7 @@ SPEED_STEPS = 100  # number of steps over which the speed is measured
 
 
 class AboveBars(logging.Handler):
-    """Writes each line to stderr, above the active bars. Only the first process writes."""
+    """A logging handler that writes each line to stderr above the active progress bars, in the first process only."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if distributed.is_first():
@@ -43,16 +43,17 @@ if _PACKAGE.level == logging.NOTSET:
 
 
 class Progress:
-    """A bar on a terminal; if stderr is a file, one line per 5 s, and per 15 s after a minute.
+    """The progress of a loop: a bar on a terminal, or lines if stderr is not a terminal.
 
-    Speed, remaining time and the share of waiting are measured over the last SPEED_STEPS steps, without the first step,
-    which compiles, and without pauses.
+    A line is written every 5 s during the first minute, and every 15 s later. The speed, the remaining time and the
+    share of waiting are measured over the last SPEED_STEPS steps. Pauses and the first step, which compiles, are
+    excluded.
 
     Args:
-      task: its name, such as "train".
-      total: number of steps at the end.
-      images_per_step: batch size.
-      start: number of steps before this process started.
+      task: name of the loop, such as "train".
+      total: number of the last step.
+      images_per_step: number of images in a batch.
+      start: number of steps that were completed before this process started.
     """
 
     def __init__(self, task: str, total: int, images_per_step: int, *, start: int = 0):
@@ -71,7 +72,7 @@ class Progress:
         heartbeat()
 
     def waiting(self, batches: Iterable) -> Iterator:
-        """Yield batches, and measure the time of waiting for them."""
+        """Yield the items of `batches`, and measure the time spent waiting for each item."""
         batches = iter(batches)
         try:
             while True:
@@ -86,7 +87,7 @@ class Progress:
             self._silence.cancel()  # also after an error
 
     def advance(self, note: str = "") -> None:
-        """Count one step. `note` is shown after the speed."""
+        """Record that one step is complete. `note` is shown after the speed; "" keeps the previous note."""
         self._silence.cancel()
         self.step += 1
         now = time.perf_counter()
@@ -102,14 +103,17 @@ class Progress:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Exclude the time of the block, such as an evaluation, from the speed."""
+        """Exclude the time of the block from the measured speed, for example an evaluation."""
         began = time.perf_counter()
         yield
         heartbeat()
         self._paused += time.perf_counter() - began
 
     def speed(self) -> dict[str, float]:
-        """Return `images_per_second` and `data_wait`, the share of time spent waiting for data; {} before two steps."""
+        """Return `images_per_second` and `data_wait`, the fraction of time spent waiting for data.
+
+        Return {} before two steps.
+        """
         if len(self._steps) < 2:
             return {}
         seconds = max(1e-9, self._steps[-1][0] - self._steps[0][0])
@@ -117,7 +121,7 @@ class Progress:
         return {"images_per_second": images / seconds, "data_wait": (self._steps[-1][1] - self._steps[0][1]) / seconds}
 
     def speed_text(self) -> str:
-        """Return `speed` as text; "" before two steps."""
+        """Return the speed and the share of waiting as text; "" before two steps."""
         if not (speed := self.speed()):
             return ""
         images = speed["images_per_second"]
@@ -137,7 +141,7 @@ class Progress:
 
 
 class DownloadBar(tqdm):
-    """The progress of a download in bytes, on a terminal only. Every update is a heartbeat."""
+    """A progress bar of a download in bytes, shown on a terminal only. Every update calls `heartbeat`."""
 
     def __init__(self, **options: Any):
         options.pop("name", None)  # an argument of the bars of huggingface_hub 1
@@ -149,7 +153,7 @@ class DownloadBar(tqdm):
 
 
 def heartbeat() -> None:
-    """Touch the file that MLMOE_HEARTBEAT names, whose age `launch/supervise.sh` watches.
+    """Update the modification time of the file $MLMOE_HEARTBEAT. `launch/supervise.sh` watches this time.
 
     Raises KeyboardInterrupt if the command was asked to stop.
     """
@@ -160,12 +164,12 @@ def heartbeat() -> None:
 
 
 def megabytes(count: float) -> str:
-    """Return a number of bytes in MB as text."""
+    """Return a number of bytes as text in MB."""
     return f"{count / 1e6:.1f} MB"
 
 
 def status(text: str) -> None:
-    """Log a message, by default to stderr, so that stdout carries results only. The first process logs for all.
+    """Log a message in the first process, by default to stderr. stdout is reserved for results.
 
     Raises KeyboardInterrupt if the command was asked to stop.
     """

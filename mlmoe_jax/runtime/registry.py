@@ -29,7 +29,7 @@ class Registry(Generic[T]):
         self.kind, self.entries = kind, entries
 
     def __getitem__(self, name: str) -> T:
-        """Return the object of `name`; UserError with the nearest name if there is no such entry."""
+        """Import and return the object `name`; UserError with the nearest known name if there is no such entry."""
         if name not in self:
             raise UserError(f"there is no {self.kind} '{name}'{suggestion(name, self.entries)}")
         module, _, attribute = self.entries[_entry(name, self.entries)].partition(":")
@@ -46,18 +46,24 @@ class Registry(Generic[T]):
 
 
 def _entry(name: str, entries: Container[str]) -> str:
-    """Return the entry of the family that a name belongs to, or the name."""
+    """Return the entry `FAMILY:NAME` if `name` belongs to such a family, otherwise `name`."""
     family, _, member = name.partition(":")
     return f"{family}:NAME" if member and f"{family}:NAME" in entries else name
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error about an unknown `name`: the nearest known name, or all of them if none is near."""
+    """Return the end of an error message about an unknown `name`.
+
+    It suggests the nearest known name, or lists all known names if none is similar.
+    """
     known = list(known)
     return nearest(name, known) or (f"; there are {', '.join(known)}" if known else "")
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return the end of an error about an unknown `name`: the nearest known name; "" if none is near."""
+    """Return the end of an error message that suggests the known name nearest to `name`; "" if none is similar.
+
+    `cutoff` is the least similarity, as in `difflib.get_close_matches`.
+    """
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f"; did you mean '{close[0]}'?" if close else ""

@@ -15,17 +15,21 @@ AUTO = "auto"
 
 
 def setup_jax(config: ConfigDict, devices: Sequence[jax.Device] | None = None, *, training: bool = True) -> Mesh:
-    """Return the mesh, see `make_mesh`, and resolve the types of the config.
+    """Build the device mesh of a run, see `make_mesh`, and replace dtypes `auto` in the config.
 
-    A type that is `auto` is replaced by the type for the platform of the devices, so that a run folder records it.
+    A dtype `auto` is replaced by the default of the platform, so that the run folder records the dtype in use.
 
     Args:
-      config: the config of a run. It is changed.
-      devices: the devices of the mesh; by default all.
-      training: check that `train.batch_size` is a multiple of the number of devices times `train.accumulate`.
+      config: the config of a run. It is changed in place.
+      devices: the devices of the mesh; None means all devices.
+      training: whether to check that `train.batch_size` is a multiple of the number of devices times
+        `train.accumulate`.
+
+    Returns:
+      The mesh.
 
     Raises:
-      UserError: the batch size is not a multiple, or the mesh does not fit the devices.
+      UserError: the batch size is not such a multiple, or the sizes of the mesh do not divide the number of devices.
     """
     mesh = make_mesh(config.mesh, devices)
     platform = (jax.devices() if devices is None else devices)[0].platform
@@ -36,7 +40,7 @@ def setup_jax(config: ConfigDict, devices: Sequence[jax.Device] | None = None, *
 
 
 def require_whole_batch(config: ConfigDict, devices: int) -> None:
-    """Raise UserError unless a training batch splits into equal parts for all devices and accumulations."""
+    """Raise UserError unless `train.batch_size` is a multiple of the number of devices times `train.accumulate`."""
     size, parts = config.train.batch_size, devices * config.train.accumulate
     if size % parts:
         near = max(1, round(size / parts)) * parts
@@ -48,10 +52,11 @@ def require_whole_batch(config: ConfigDict, devices: int) -> None:
 
 # --------------------------------------------------------------------------------------------------------------- types
 def dtypes(config: ConfigDict, platform: str = "") -> tuple[str, str]:
-    """Return the types of matmuls and of frozen weights on a platform; "" = the platform of JAX in this process.
+    """Return (dtype of matmuls, dtype of frozen weights), the defaults for a platform.
 
-    Matmuls in bfloat16 are several times as fast as in float32 on GPUs and TPUs, but not on most CPUs. They round
-    frozen weights to bfloat16 anyway, so frozen weights are stored in bfloat16, unless evaluation uses another type.
+    `platform` is a JAX platform; "" means the default platform of this process. Matmuls in bfloat16 are several times
+    as fast as in float32 on GPUs and TPUs, but not on most CPUs. They round frozen weights to bfloat16 anyway. Frozen
+    weights are therefore stored in bfloat16, unless the dtype of evaluation is another one.
     """
     model = config.model
     matmuls = model.dtype

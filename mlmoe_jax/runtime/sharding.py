@@ -32,24 +32,35 @@ LEAST_SHARDED = 2**12  # minimum number of entries of an array sharded over `fsd
 
 @dataclass(frozen=True)
 class LabelAxes:
-    """The label axis of parameters: path -> axis. `num_labels` is the number of labels K."""
+    """The position of the label axis in the parameters that have one.
+
+    Attributes:
+      num_labels: the number of labels K.
+      axis: parameter path -> index of the label axis.
+    """
 
     num_labels: int
     axis: Mapping[str, int]
 
     def find(self, path: tuple) -> int | None:
-        """Return the label axis of the leaf at a tree path. One key of the tree path is the path of the parameter."""
+        """Return the label axis of the leaf at a JAX tree path; None if it has none.
+
+        The tree path contains the path of a parameter as one of its keys.
+        """
         keys = (getattr(key, "key", None) for key in path)
         return next((self.axis[key] for key in keys if key in self.axis), None)
 
 
 def make_mesh(sizes, devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """Build the mesh over `devices`, by default all, from `config.mesh`.
+    """Build the device mesh with the axes `data`, `fsdp` and `expert`.
 
-    One of `fsdp` and `expert` may be −1, which takes all devices that the other one leaves. The axis `data` takes the
-    rest.
+    Args:
+      sizes: `config.mesh`, the sizes of `fsdp` and `expert`. One of the sizes may be −1, which means all devices that
+        the other axis leaves. `data` gets the remaining factor.
+      devices: the devices; None means all devices.
 
-    Raises UserError if the sizes do not divide the number of devices.
+    Raises:
+      UserError: the sizes do not divide the number of devices.
     """
     devices = np.asarray(jax.devices() if devices is None else devices)
     fsdp, expert = sizes["fsdp"], sizes["expert"]
@@ -66,13 +77,16 @@ def make_mesh(sizes, devices: Sequence[jax.Device] | None = None) -> Mesh:
 
 
 def shard_tree(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
-    """Put a tree of arrays on the mesh; pad the label axis if it does not divide over `expert`."""
+    """Put a tree of arrays on the mesh.
+
+    The label axis is padded if its size is not a multiple of the size of the mesh axis `expert`.
+    """
     padded = _pad_tree(tree, mesh, label_axes)
     return jax.tree.map(jax.device_put, padded, tree_shardings(padded, mesh, label_axes))
 
 
 def tree_shardings(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
-    """Return the NamedSharding of each leaf of `tree` between steps. Leaves may be ShapeDtypeStructs."""
+    """Return the NamedSharding that each leaf of `tree` has between steps. Leaves may be ShapeDtypeStructs."""
 
     def placement(path: tuple, leaf: Any) -> NamedSharding:
         return NamedSharding(mesh, _spec(np.shape(leaf), _axis(path, label_axes), mesh))
@@ -81,14 +95,15 @@ def tree_shardings(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -
 
 
 def remove_padding(tree: Any, label_axes: LabelAxes | None) -> Any:
-    """Remove the padding of `shard_tree` from the label axis; for use inside jit and grad."""
+    """Remove the padding that `shard_tree` has added to the label axis; for use inside jit and grad."""
     return jax.tree_util.tree_map_with_path(lambda path, leaf: _slice(leaf, _axis(path, label_axes), label_axes), tree)
 
 
 def unpad(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
-    """Return sharded arrays as checkpoints store them: padded arrays are sliced and replicated, others are unchanged.
+    """Return a sharded tree in the form in which checkpoints store it.
 
-    A leaf may be a ShapeDtypeStruct. The result then is one, with a sharding.
+    Padded arrays are sliced to K labels and replicated. Other arrays are unchanged. A leaf may be a ShapeDtypeStruct;
+    the result is then a ShapeDtypeStruct with a sharding.
     """
     everywhere = NamedSharding(mesh, REPLICATED)
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
@@ -116,7 +131,7 @@ def _slicer(axes: tuple[int, ...], size: int, sharding: NamedSharding) -> Callab
 
 
 def abstract_shards(tree: Any, mesh: Mesh, label_axes: LabelAxes | None = None) -> Any:
-    """Return the result of `shard_tree` as ShapeDtypeStructs with shardings. Nothing is allocated."""
+    """Return the tree that `shard_tree` would return, as ShapeDtypeStructs with shardings. No memory is allocated."""
 
     padded = jax.eval_shape(lambda leaves: _pad_tree(leaves, mesh, label_axes), tree)
     shardings = tree_shardings(padded, mesh, label_axes)
@@ -159,7 +174,10 @@ def _slice(leaf: jax.Array, axis: int | None, label_axes: LabelAxes | None) -> j
 
 
 def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array]:
-    """Make global arrays from this process's part of a batch, with the leading axis sharded over the whole mesh."""
+    """Return a batch as global arrays whose leading axis is sharded over all axes of the mesh.
+
+    `batch` is the part of the batch that this process has loaded.
+    """
     sharding = NamedSharding(mesh, BATCH)
     if distributed.process()[1] == 1:
         return jax.device_put(batch, sharding)  # one call for all arrays
@@ -168,14 +186,18 @@ def shard_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, jax.Array
 
 @jax.jit  # one small program instead of one for each shape
 def copy_tree(values: Any) -> Any:
-    """Return a copy of a tree of values that remains valid after the next step donates the originals."""
+    """Return a copy of a tree of arrays.
+
+    The copy remains valid after a step has received the original arrays as donated buffers.
+    """
     return jax.tree.map(jnp.copy, values)
 
 
 def interleave(batch: dict[str, jax.Array], parts: int, mesh: Mesh) -> dict[str, jax.Array]:
     """Split a global batch into `parts` along a new leading axis; for use inside jit.
 
-    Part i has the images i, i + parts, …: an equal share of the images of each device, so that none is transferred.
+    Part i has the images i, i + parts, i + 2·parts, … Each part has equally many images of each device, so that no
+    image is transferred between devices.
     """
     spread = NamedSharding(mesh, PartitionSpec(None, AXES))
 

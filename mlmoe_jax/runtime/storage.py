@@ -38,7 +38,7 @@ _LIBRARIES = {"gs": "gcsfs", "s3": "s3fs"}  # required by etils for an object st
 
 
 class InUse(UserError):
-    """Another process is writing to the folder."""
+    """An error: another process is writing to the folder."""
 
 
 class Folder:
@@ -58,7 +58,10 @@ class Folder:
 
     # ------------------------------------------------------------------------------------------------ places inside
     def inside(self, name: str) -> epath.Path:
-        """Return the path `name`, such as samples/0000.jpg; UserError if it or a link leads out of the folder."""
+        """Return the path of the file `name` below the folder, such as samples/0000.jpg.
+
+        Raises UserError if `name` or a symbolic link leads out of the folder.
+        """
         if not all(map(is_file_name, name.split("/"))):
             raise UserError(f"{name!r} does not name a file in the {self.kind} {self}; give a path below it")
         path = self.path / name
@@ -69,7 +72,10 @@ class Folder:
         return path
 
     def writable_folder(self, name: str) -> epath.Path:
-        """Return the path of a folder inside; UserError if the folder or an entry of it leads out of this one."""
+        """Return the path of the subfolder `name`.
+
+        Raises UserError if the subfolder, or one of its entries, is a link out of this folder.
+        """
         path = self.inside(name)
         for entry in path.iterdir() if self.is_local and path.is_dir() else ():
             self.inside(f"{name}/{entry.name}")
@@ -77,7 +83,7 @@ class Folder:
 
     # ------------------------------------------------------------------------------------------------ opening
     def require_creatable(self) -> None:
-        """Raise UserError if the folder could not be created; called before long computations."""
+        """Raise UserError if the folder does not exist and cannot be created. Call it before a long computation."""
         self._require_library()
         if self.is_local:
             path = Path(self.path).absolute()
@@ -90,14 +96,14 @@ class Folder:
 
     @contextlib.contextmanager
     def writing(self, *, wait: bool = False) -> Iterator[None]:
-        """Create the folder and hold its lock.
+        """Create the folder if necessary, and hold its lock during the block.
 
         Args:
-          wait: wait while another process holds the lock.
+          wait: whether to wait while another process holds the lock.
 
         Raises:
-          UserError: the folder cannot be created.
-          InUse: another process holds the lock, without `wait`.
+          UserError: the folder cannot be created or locked.
+          InUse: another process holds the lock and `wait` is False.
         """
         try:
             with disk_errors_explained(self):
@@ -120,7 +126,10 @@ class Folder:
             lock.release()
 
     def is_in_use(self) -> bool:
-        """Return whether another process holds the lock of the folder; False in an object store, which has no locks."""
+        """Return whether another process holds the lock of the folder.
+
+        Return False for a folder in an object store, which has no locks.
+        """
         path = self.path / LOCK
         if not (self.is_local and path.exists()):
             return False
@@ -138,7 +147,7 @@ class Folder:
 
     # ------------------------------------------------------------------------------------------------ whole files
     def write_bytes(self, name: str, content: bytes) -> None:
-        """Replace a file atomically: after a crash, and for readers, it has the old content or the new.
+        """Create or replace the file `name` atomically: a reader sees the old or the new content, also after a crash.
 
         A symbolic link of this name is replaced, not followed. Raises UserError if `name` leads out of this folder.
         """
@@ -164,11 +173,14 @@ class Folder:
         self.write_bytes(name, buffer.getvalue())
 
     def write_csv(self, name: str, columns: list[str], rows: list[list]) -> None:
-        """Replace a CSV file atomically; see `Table.csv` for its cells."""
+        """Create or replace a CSV file atomically. The cells are written as in `Table.csv`."""
         self.write_text(name, Table(columns, rows).csv())
 
     def files(self) -> Iterator[str]:
-        """Yield the names of all files below the folder, such as samples/0000.jpg; UserError at a link out of it."""
+        """Yield the names of all files below the folder, such as samples/0000.jpg.
+
+        Raises UserError if a symbolic link leads out of the folder.
+        """
         waiting = [""]
         while waiting:
             prefix = waiting.pop()
@@ -180,11 +192,11 @@ class Folder:
                     yield name
 
     def reading(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Return `damage_explained` for a file of this folder."""
+        """Return the context manager `damage_explained` for the file `name` of this folder."""
         return damage_explained(self / name)
 
     def read_bytes(self, name: str) -> bytes:
-        """Return the content of a file; UserError if it cannot be read or is not a regular file."""
+        """Return the content of the file `name`; UserError if it cannot be read or is not a regular file."""
         with self.reading(name):
             return read_bytes(self / name)
 
@@ -193,12 +205,18 @@ class Folder:
             return self.read_bytes(name).decode()
 
     def read_npz(self, name: str, convert: Callable[[dict[str, np.ndarray]], Converted] = dict) -> Converted:
-        """Return the arrays of an npz file, converted; UserError if it is damaged or `convert` raises an error."""
+        """Read the npz file `name`, and return `convert` of the dict: name -> array.
+
+        Raises UserError if the file is damaged or `convert` raises an error.
+        """
         with self.reading(name):
             return convert(read_npz(io.BytesIO(self.read_bytes(name))))
 
     def read_json(self, name: str, convert: Callable[[dict[str, Any]], Converted] = dict) -> Converted:
-        """Return the object in a JSON file, converted; UserError if it is damaged or `convert` raises an error."""
+        """Read the JSON file `name`, and return `convert` of the object in the file.
+
+        Raises UserError if the file is damaged, has no object or `convert` raises an error.
+        """
         with self.reading(name):
             content = json.loads(self.read_bytes(name))
             if not isinstance(content, dict):
@@ -208,15 +226,16 @@ class Folder:
 
 @contextlib.contextmanager
 def atomic_file(path: epath.Path, *, alone: bool = True) -> Iterator[Path]:
-    """Yield the path of a local file to write. It becomes `path` if the block succeeds and is removed otherwise.
+    """Yield the path of a temporary local file. It is moved to `path` if the block succeeds, and removed otherwise.
 
-    The file is hidden and in the folder of `path`, so that renaming is atomic. For an object store, whose uploads
-    are atomic, it is in a temporary folder. It is created anew, so no link under its name or `path` is followed.
+    The temporary file is a hidden file in the folder of `path`, so that renaming is atomic. If `path` is in an object
+    store, whose uploads are atomic, the file is in a temporary folder. Symbolic links at the temporary path and at
+    `path` are replaced, not followed.
 
     Args:
-      path: the path at the end.
-      alone: no other process writes `path` at the same time. Otherwise the name of the file is a random number, because
-        process numbers repeat in containers that share a folder.
+      path: the final path.
+      alone: whether no other process can write to `path` at the same time. If False, the name of the temporary file
+        contains a random number, because process numbers repeat in containers that share a folder.
     """
     local = "://" not in str(path)
     with disk_errors_explained(path), contextlib.ExitStack() as stack:
@@ -241,7 +260,10 @@ def atomic_file(path: epath.Path, *, alone: bool = True) -> Iterator[Path]:
 
 
 def require_new(path: str | os.PathLike) -> Path:
-    """Return the local path of an output that must not exist yet; UserError if it does, or if its folder does not."""
+    """Return `path`, a local path for an output, if it does not exist yet.
+
+    Raises UserError if `path` exists, or if its parent folder does not exist.
+    """
     local = Path(path)
     if os.path.lexists(local):
         raise UserError(f"{path} already exists; remove it or set another --output")
@@ -252,9 +274,9 @@ def require_new(path: str | os.PathLike) -> Path:
 
 @contextlib.contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """Yield a new local folder to fill. It becomes `path`, which must not exist, if the block succeeds.
+    """Yield a temporary local folder. It is renamed to `path` if the block succeeds, and removed otherwise.
 
-    Until then it is a hidden folder beside `path`, so that renaming is atomic. It is removed if the block fails.
+    The temporary folder is a hidden folder beside `path`, so that renaming is atomic. `path` must not exist.
     """
     partial = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
@@ -271,7 +293,12 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class OutputTarget:
-    """The target of an output: a file, or standard output if `path` is None. `kind` is its format, such as csv."""
+    """The target of an output.
+
+    Attributes:
+      path: the file; None means standard output.
+      kind: the format of the output, such as csv.
+    """
 
     path: epath.Path | None
     kind: str
@@ -282,10 +309,13 @@ class OutputTarget:
 
 @contextlib.contextmanager
 def open_output(target: OutputTarget) -> Iterator[TextIO]:
-    """Open a target to write text to it. Paths in the text that are not UTF-8 keep their bytes.
+    """Open an output target for writing text in UTF-8. Bytes of paths that are not valid UTF-8 are written unchanged.
 
-    A file gets its name only if the block succeeds, see `atomic_file`. Standard output is written line by line. If its
-    reader closes it, as in `… | head`, BrokenPipeError ends the command. Raises UserError if writing fails.
+    A file appears under its name only if the block succeeds, see `atomic_file`. Standard output is flushed after each
+    line. If the reader of standard output closes it, as in `… | head`, BrokenPipeError is raised.
+
+    Raises:
+      UserError: the file cannot be written.
     """
     encoding: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
     if target.path is None:

@@ -23,9 +23,9 @@ class Column:
 
     Attributes:
       name: the heading.
-      show: returns the text of a value, for people. Values that are texts already are shown as they are.
-      align: "<" for left, ">" for right.
-      width: the smallest width in a text.
+      show: function that returns the displayed text of a value. It is not applied to strings.
+      align: "<" for left-aligned, ">" for right-aligned.
+      width: the minimum width in the text of a table, in characters.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Column:
     width: int = 0
 
     def cell(self, value: Any) -> str:
-        """Return the text of a value of this column; None is empty."""
+        """Return the displayed text of a value of this column: "" for None."""
         if value is None:
             return ""
         return value if isinstance(value, str) else self.show(value)
@@ -42,16 +42,17 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of values.
-
-    A row may have fewer cells than there are columns. Its last cell is then free text, which widens no column.
+    """A table of values that can be written as text, Markdown, CSV or JSON.
 
     Attributes:
-      columns: columns, or only their names; the first column of a name is left-aligned, and others right-aligned.
-      rows: one value per column.
-      title: lines above the table.
-      notes: sentences below it.
-      document: the value that `json` writes instead of the rows, if the rows are only a part or an excerpt of it.
+      columns: `Column` objects or names. If names are given, the first column is left-aligned and the other columns are
+        right-aligned.
+      rows: the cells of each row, at most one per column. The last cell of a shorter row is free text: it does not
+        affect the widths of the columns.
+      title: text above the table.
+      notes: sentences below the table.
+      document: the value that `json` writes in place of the rows; None writes the rows. It is given if the rows are
+        only an excerpt of the results.
     """
 
     columns: Sequence[Column | str]
@@ -61,24 +62,27 @@ class Table:
     document: Any = None
 
     def heading(self) -> list[Column]:
-        """Return all columns as `Column`."""
+        """Return all columns as `Column` objects."""
         default = [Column(str(one), align="<" if at == 0 else ">") for at, one in enumerate(self.columns)]
         return [one if isinstance(one, Column) else default[at] for at, one in enumerate(self.columns)]
 
     def cells(self) -> list[list[str]]:
-        """Return the heading and the rows as texts."""
+        """Return the displayed texts of the table: first the list of headings, then one list per row."""
         columns = self.heading()
         shown = [[column.cell(value) for column, value in zip(columns, row, strict=False)] for row in self.rows]
         return [[column.name for column in columns], *shown]
 
     def text(self) -> str:
-        """Return title, aligned table and notes for a terminal. A heading without names is left out."""
+        """Return the title, the aligned table and the notes as text for a terminal.
+
+        The heading is omitted if all column names are empty.
+        """
         columns, (names, *rows) = self.heading(), self.cells()
         lines = [*aligned([names, *rows] if any(names) else rows, columns), *map(_wrapped, self.notes)]
         return "\n".join([self.title, *lines] if self.title else lines)
 
     def markdown(self) -> str:
-        """Return title, table and notes as Markdown; the title is a heading, and the notes are a list."""
+        """Return the table as Markdown. The title becomes a heading, and the notes become a list."""
         columns, (names, *rows) = self.heading(), self.cells()
         padded = [[*row, *[""] * (len(columns) - len(row))] for row in rows]
         rule = f"|{'|'.join('---' if column.align == '<' else '---:' for column in columns)}|"
@@ -88,7 +92,7 @@ class Table:
         return "\n".join(lines) + "\n"
 
     def csv(self) -> str:
-        """Return heading and values as CSV. Cells that look like formulas are escaped, see `formats.escape_cell`."""
+        """Return the headings and the values as CSV. Cells are escaped by `formats.escape_cell`."""
         file = io.StringIO()
         write = row_writer(file)
         write(column.name for column in self.heading())
@@ -97,25 +101,25 @@ class Table:
         return file.getvalue()
 
     def values(self) -> Any:
-        """Return what `json` writes: the document, or one dict per row."""
+        """Return the value that `json` writes: `document`, or if it is None a list with one dict per row."""
         if self.document is not None:
             return self.document
         names = [column.name for column in self.heading()]
         return [dict(zip(names, row, strict=False)) for row in self.rows]
 
     def json(self) -> str:
-        """Return `values` as strict JSON: nan becomes null."""
+        """Return `values()` as strict JSON, in which nan becomes null."""
         return dump_json(self.values(), indent=2)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a command, which the command line prints as text or, with --json, as one document.
+    """The outcome of a command. The command line prints it as text or, with --json, as one JSON document.
 
     Attributes:
-      parts: tables and plain texts, one empty line apart; none, if the command prints nothing.
-      document: the value of --json; by default the values of the first table.
-      exit_code: see `errors`.
+      parts: tables and texts, which are printed with one empty line between them. () prints nothing.
+      document: the value that --json prints; None means the values of the first table.
+      exit_code: the exit code of the command, see `errors`.
     """
 
     parts: Sequence[Table | str] = ()
@@ -123,11 +127,11 @@ class Outcome:
     exit_code: int = 0
 
     def text(self) -> str:
-        """Return all parts for a terminal."""
+        """Return all parts as text for a terminal."""
         return "\n\n".join(part.text() if isinstance(part, Table) else part for part in self.parts)
 
     def json(self) -> str:
-        """Return the document as strict JSON. Without a document and a table, return the text."""
+        """Return `document`, or if it is None the first table, as strict JSON. Without either, return the text."""
         if self.document is not None:
             return dump_json(self.document, indent=2)
         tables = [part for part in self.parts if isinstance(part, Table)]
@@ -135,7 +139,7 @@ class Outcome:
 
 
 def aligned(rows: Sequence[Sequence[str]], columns: Sequence[Column]) -> Iterator[str]:
-    """Yield rows of texts as lines with two spaces between the columns."""
+    """Yield each row as a line of text, with cells padded to column widths and two spaces between columns."""
     complete = [row if len(row) == len(columns) else row[:-1] for row in rows]  # without free text
     widths = [
         max([column.width, *(len(row[at]) for row in complete if at < len(row))]) for at, column in enumerate(columns)

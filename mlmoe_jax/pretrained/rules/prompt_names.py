@@ -44,7 +44,10 @@ def _routed_classifier(pattern: str, target: str) -> tuple[Rule, ...]:
 
 
 def _deep_prompts() -> tuple[Rule, ...]:
-    """Return the rules of prompts per block: one tensor for the first block, one for all other blocks."""
+    """Return the rules of deep prompts.
+
+    The prompts of block 0 are one tensor, and the prompts of all other blocks are another tensor.
+    """
     first = Rule("prompt_embeddings", "prompts/deep", token_set, index=(0,), axes=(0,), size=1)
     return first, replace(first, pattern="deep_prompt_embeddings", index=(1,), size=None)
 
