@@ -108,18 +108,11 @@ def make_experiment(
     steps = build_steps(config, parts, preprocess, mesh, labels, total_steps=total_steps, evaluated=evaluated)
     if config.data.cache_features != "no":
         require_frozen(parts)
-        if resumes:
-            parts = _with_restored_statistics(folder, parts, mesh)
+        if resumes and parts.stats:
+            selected = restored_values(folder, parts, mesh).selected
+            parts = replace(parts, stats={path: selected[path] for path in parts.stats})
         data = with_features(data, FeatureExtractor(config, parts, preprocess, mesh))
     return Experiment(config, folder, data, steps, profile)
-
-
-def _with_restored_statistics(folder: RunFolder, parts: Parts, mesh: Mesh) -> Parts:
-    """Return a model with the statistics in the checkpoint of its run."""
-    if not parts.stats:
-        return parts
-    selected = restored_values(folder, parts, mesh).selected
-    return replace(parts, stats={path: selected[path] for path in parts.stats})
 
 
 def training_batches(

@@ -140,18 +140,13 @@ def evaluate(experiment: Experiment, state: TrainState, selection: Selection, st
     if experiment.config.ema.decay:
         candidates["ema"] = state.ema
     split = selection_split(experiment.config)
-    measured = measure_candidates(experiment, candidates, state.frozen, split) if split else {}
+    measured: dict[str, Metrics] = {}
+    if split:
+        scored = score(experiment, candidates, state.frozen, experiment.data.eval_splits[split])
+        label_space = experiment.data.label_space
+        measured = {kind: measure(scores, label_space, experiment.config) for kind, scores in scored.items()}
     select(experiment, selection, step, candidates, measured)
     return {f"{split}/{kind}/{name}": value for kind, metrics in measured.items() for name, value in metrics.items()}
-
-
-def measure_candidates(
-    experiment: Experiment, candidates: Mapping[str, Params], frozen: Params, split: str
-) -> dict[str, Metrics]:
-    """Return kind -> metrics of a split, for each of the candidates."""
-    scored = score(experiment, candidates, frozen, experiment.data.eval_splits[split])
-    label_space = experiment.data.label_space
-    return {kind: measure(scores, label_space, experiment.config) for kind, scores in scored.items()}
 
 
 def select(
@@ -199,7 +194,11 @@ def finish(experiment: Experiment, selection: Selection, frozen: Params, outside
     config, folder, label_space = experiment.config, experiment.folder, experiment.data.label_space
     if outside is None:
         status(f"evaluating the {selection}")
-    scored = score_selected(experiment, selection, frozen)
+    candidates = {selection.kind: selection.values}
+    scored = {
+        name: score(experiment, candidates, frozen, split)[selection.kind]
+        for name, split in experiment.data.eval_splits.items()
+    }
     skipped = [experiment.data.skipped.everywhere(), *(scores.skipped for scores in scored.values())]
     if outside is not None:
         scored[outside.name] = outside
@@ -219,15 +218,6 @@ def finish(experiment: Experiment, selection: Selection, frozen: Params, outside
         send_results(folder, config, results)
     distributed.barrier("results")  # from here on, every process may read the results
     return results
-
-
-def score_selected(experiment: Experiment, selection: Selection, frozen: Params) -> dict[str, SplitScores]:
-    """Return split -> scores of the selected values, for each evaluation split."""
-    candidates = {selection.kind: selection.values}
-    return {
-        name: score(experiment, candidates, frozen, split)[selection.kind]
-        for name, split in experiment.data.eval_splits.items()
-    }
 
 
 def score(
