@@ -104,7 +104,7 @@ def make_optimizer(optim: Any, total_steps: int, paths: Iterable[str]) -> optax.
     core = {
         "adamw": (adam, add_decay),
         "adam": (add_decay, adam),
-        "muon": (_choose(_is_backbone_matrix, _scale_by_muon(), adam), add_decay),
+        "muon": (optax.partition({"muon": _scale_by_muon(), "adamw": adam}, _muon_or_adamw), add_decay),
         "sgd": (add_decay, momentum),
     }[optim.name]
     return optax.chain(
@@ -157,39 +157,17 @@ def _scale_by_muon() -> optax.GradientTransformation:
     Scaled by 0.2·√max(rows, columns), so that updates are as large as with AdamW and both use one rate
     (Moonlight, sec. 2.2).
     """
-    # documented as the default for matrices, but optax fails without it
+    # Documented as the default for matrices, but optax fails without it.
     axes = optax.contrib.MuonDimensionNumbers()
-    direction = optax.contrib.scale_by_muon(weight_dimension_numbers=lambda grads: dict.fromkeys(grads, axes))
+    direction = optax.contrib.scale_by_muon(weight_dimension_numbers=lambda grads: jax.tree.map(lambda _: axes, grads))
 
-    def update(grads, state, params=None):
-        updates, state = direction.update(grads, state, params)
-        return {path: 0.2 * math.sqrt(max(u.shape)) * u for path, u in updates.items()}, state
+    def scaled(updates: Params, _: Params | None) -> Params:
+        return jax.tree.map(lambda update: 0.2 * math.sqrt(max(update.shape)) * update, updates)
 
-    return optax.GradientTransformation(direction.init, update)
-
-
-def _is_backbone_matrix(path: str, value: Array) -> bool:
-    return value.ndim == 2 and re.fullmatch("backbone/.*/kernel", path) is not None
+    return optax.chain(direction, optax.stateless(scaled))
 
 
-def _choose(
-    matches: Callable[[str, Array], bool], matching: optax.GradientTransformation, other: optax.GradientTransformation
-) -> optax.GradientTransformation:
-    """Return a transformation: `matching` for the values with `matches(path, value)`, `other` for further values."""
-
-    def split(tree: Params) -> tuple[Params, Params]:
-        chosen = {path: value for path, value in tree.items() if matches(path, value)}
-        return chosen, {path: value for path, value in tree.items() if path not in chosen}
-
-    def init(params: Params) -> tuple[Any, Any]:
-        chosen, further = split(params)
-        return matching.init(chosen), other.init(further)
-
-    def update(grads: Params, state: tuple[Any, Any], params: Params) -> tuple[Params, tuple[Any, Any]]:
-        chosen, further = split(grads)
-        chosen_params, further_params = split(params)
-        chosen, chosen_state = matching.update(chosen, state[0], chosen_params)
-        further, further_state = other.update(further, state[1], further_params)
-        return {**chosen, **further}, (chosen_state, further_state)
-
-    return optax.GradientTransformation(init, update)
+def _muon_or_adamw(values: Params) -> dict[str, str]:
+    """Return path -> "muon" for a kernel of the backbone with two axes, else "adamw"."""
+    kernels = {path for path, value in values.items() if value.ndim == 2 and re.fullmatch("backbone/.*/kernel", path)}
+    return {path: "muon" if path in kernels else "adamw" for path in values}
