@@ -42,11 +42,9 @@ from mlmoe_jax.runs.restore import Run, open_run
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.batches import run_batches
 from mlmoe_jax.runtime.formats import dump_json
-from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes
 
 MOST_SIDE = 224  # maximum side of a thumbnail in pixels
-MOST_NUMBERS = 20_000_000  # entries of one array of explained.npz; a larger array is left out
 IMAGES_PER_DEVICE = 8  # in a batch: attention maps of many labels are large
 THUMBNAIL_QUALITY = 85  # of JPEG
 
@@ -117,24 +115,20 @@ def choose_samples(codes: np.ndarray, count: int) -> np.ndarray:
 
 
 class Explained(NamedTuple):
-    """Explained images of a split. `left_out` has the names of arrays that are too large."""
+    """Explained images of a split."""
 
     rows: np.ndarray  # i64[S], rows of the readable images
     images: np.ndarray  # u8[S,H,W,3], the model input
     scores: np.ndarray  # f32[S,K]
     arrays: dict[str, np.ndarray]  # the content of explained.npz
     grid: tuple[int, int]
-    left_out: tuple[str, ...]
 
 
-def explain_images(run: Run, split: Split, *, most_numbers: int = MOST_NUMBERS) -> Explained:
-    """Explain each readable image of a split. Arrays of more than `most_numbers` entries are left out.
-
-    Raises UserError if no image can be read.
-    """
+def explain_images(run: Run, split: Split) -> Explained:
+    """Explain each readable image of a split. Raises UserError if no image can be read."""
     step = make_explain_step(run.definition, run.preprocess, run.mesh, run.label_axes)
     batches = run_batches(
-        lambda batch: _transferred(step(run.values, run.frozen, batch), len(split), most_numbers),
+        lambda batch: _transferred(step(run.values, run.frozen, batch)),
         build_loader(
             run.config.data,
             split,
@@ -157,29 +151,16 @@ def explain_images(run: Run, split: Split, *, most_numbers: int = MOST_NUMBERS) 
     rows, images, scores = (joined.pop(name) for name in ("rows", "images", "scores"))
     if not len(rows):
         raise UserError(f"none of {len(split):,} images of {split.name} can be read, so none can be explained")
-    return Explained(rows.astype(np.int64), images, scores, joined, output["grid"], tuple(output["large"]))
+    return Explained(rows.astype(np.int64), images, scores, joined, output["grid"])
 
 
-def _transferred(output: dict[str, Any], num_images: int, most_numbers: int) -> dict[str, Any]:
-    """Return the part of an output of the step that is transferred from the device.
-
-    Args:
-      output: an output of `make_explain_step`.
-      num_images: the number of images of the split.
-      most_numbers: the largest number of entries of an array for all images.
-    """
+def _transferred(output: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of an output of `make_explain_step` that is transferred from the device."""
     prediction = output["prediction"]
-    arrays = {f"gates/{name}": weights for name, weights in prediction.gates.items()}
-    arrays |= {f"attention/{name}": weights for name, weights in prediction.attention.items()}
-    small, large = {}, []
-    for name, values in arrays.items():
-        count = 1 if len(values) == 1 else num_images  # 1: static gates
-        if values.size // len(values) * count > most_numbers:
-            large.append(name)
-        else:
-            small[name] = values.astype(np.float16)
-    per_image = {"rows": output["id"], "images": output["image"], "scores": jax.nn.sigmoid(prediction.logits)}
-    return {"mask": output["mask"], "arrays": small | per_image, "grid": prediction.grid, "large": sorted(large)}
+    arrays = {f"gates/{name}": weights.astype(np.float16) for name, weights in prediction.gates.items()}
+    arrays |= {f"attention/{name}": weights.astype(np.float16) for name, weights in prediction.attention.items()}
+    arrays |= {"rows": output["id"], "images": output["image"], "scores": jax.nn.sigmoid(prediction.logits)}
+    return {"mask": output["mask"], "arrays": arrays, "grid": prediction.grid}
 
 
 def write_samples(folder: RunFolder, run: Run, split: Split, *, count: int) -> None:
@@ -191,12 +172,9 @@ def write_samples(folder: RunFolder, run: Run, split: Split, *, count: int) -> N
     explained = explain_images(run, samples)
     if not distributed.is_first():
         return
-    for name in explained.left_out:
-        status(
-            f"{name} of {len(samples)} samples has more than {MOST_NUMBERS:,} entries and is left out of "
-            f"{SAMPLE_ARRAYS}"
-        )
-    _remove_samples(folder)
+    former = folder.inside(SAMPLES)  # nothing is removed through a link
+    for path in [folder / SAMPLE_INDEX, folder / SAMPLE_ARRAYS, *former.glob("*.jpg")]:  # the index first
+        path.unlink(missing_ok=True)
     listed = _write_thumbnails(folder, run.config.data, samples, explained)
     folder.write_npz(SAMPLE_ARRAYS, **explained.arrays)
     index = {
@@ -207,16 +185,6 @@ def write_samples(folder: RunFolder, run: Run, split: Split, *, count: int) -> N
         "samples": listed,
     }
     folder.write_text(SAMPLE_INDEX, dump_json(index) + "\n")  # last: readers ignore samples without an index
-
-
-def _remove_samples(folder: RunFolder) -> None:
-    """Remove the samples of a run folder, the index first."""
-    samples = folder.inside(SAMPLES)  # nothing is removed through a link
-    for name in (SAMPLE_INDEX, SAMPLE_ARRAYS):
-        (folder / name).unlink(missing_ok=True)
-    if samples.exists():
-        for path in samples.glob("*.jpg"):
-            path.unlink()
 
 
 def _write_thumbnails(

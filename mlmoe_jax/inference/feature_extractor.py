@@ -91,18 +91,16 @@ class FeatureExtractor:
         """Return a split whose batches hold features instead of images; features missing in the cache are computed."""
         stored = self.config.data.cache_features
         table = open_feature_table(split.images, split.ids, self.kinds(), stored, self.settings)
+        # Images that could not be read when they were stored may be readable now.
+        decoding = Decoding.from_config(self.config.data)
+        readable = [row for row in table.unread() if not split.images.problem(row, decoding)]
         # All processes together compute the parts that any process lacks.
-        missing = sorted(set().union(*distributed.gather([*table.missing(), *self._readable_again(table, split)])))
+        missing = sorted(set().union(*distributed.gather([*table.missing(), *table.find_parts(readable)])))
         size = f"{len(split):,} images, {megabytes(len(split) * table.row_bytes)} as {stored} in {table.folder}"
         status(f"features of {split.name}, without augmentation: {size}{'' if missing else ', already there'}")
         if missing:
             self._fill(table, missing, split)
         return replace(split, features=table)
-
-    def _readable_again(self, table: FeatureTable, split: Split) -> list[int]:
-        """Return the parts with images that could not be read when they were stored, but can be read now."""
-        decoding = Decoding.from_config(self.config.data)
-        return table.find_parts([row for row in table.unread() if not split.images.problem(row, decoding)])
 
     def _fill(self, table: FeatureTable, missing: list[int], split: Split) -> None:
         """Compute the missing parts of a table; a batch may hold images of several parts."""

@@ -170,15 +170,21 @@ class Predictor:
         if is_one_image(images):
             raise UserError("stream takes a sequence of images; put the image in a list")
         self.check_top_k(top_k)
-        devices = self.run.mesh.size
+        run, devices = self.run, self.run.mesh.size
         if batch_size is None:
             batch_size = fitting_size(len(images), [size * devices for size in SIZES_PER_DEVICE])
         if batch_size < 1:
             raise UserError(f"the batch size is {batch_size} and should be above 0")
         batch_size = devices * math.ceil(batch_size / devices)
-        if gates and not self._has_gates(batch_size):
-            raise UserError(f"a model with the head {self.run.config.model.head.kind} has no gates")
-        return self._results(images, batch_size, top_k, gates, progress) if len(images) else iter(())
+        if gates:
+            batch = run.preprocess.batch_shapes(batch_size)
+            if not jax.eval_shape(self._steps[True], run.values, run.frozen, batch)["gates"]:
+                raise UserError(f"a model with the head {run.config.model.head.kind} has no gates")
+        if not len(images):
+            return iter(())
+        split = self._split(images)
+        outputs = self._outputs(self._steps[gates], split, batch_size, progress)
+        return (result for output in outputs for result in self._batch_results(output, split, top_k))
 
     def embed(
         self, images: Sequence[ImageLike], *, batch_size: int, progress: Progress | None = None
@@ -202,15 +208,6 @@ class Predictor:
         """Raise UserError for a number of best labels that is not from 1 to K."""
         if top_k is not None and not 1 <= top_k <= len(self.names):
             raise UserError(f"top_k is {top_k} and should be from 1 to the {len(self.names)} labels of the model")
-
-    def _has_gates(self, batch_size: int) -> bool:
-        shapes = self.run.preprocess.batch_shapes(batch_size)
-        return bool(jax.eval_shape(self._steps[True], self.run.values, self.run.frozen, shapes)["gates"])
-
-    def _results(self, images, batch_size, top_k, gates, progress) -> Iterator[LabeledImage]:
-        split = self._split(images)
-        for output in self._outputs(self._steps[gates], split, batch_size, progress):
-            yield from self._batch_results(output, split, top_k)
 
     @staticmethod
     def _split(images: Sequence[ImageLike]) -> Split:

@@ -196,16 +196,6 @@ def test_samples_have_their_own_size_and_show_what_the_model_saw(make_run, tmp_p
     assert np.abs(shown - seen)[:, [4, 60]].max() < 8
 
 
-def test_arrays_that_are_too_large_are_left_out(make_run, tmp_path, monkeypatch, capsys):
-    run, split = make_run(MLMOE), made_up()
-    size = IMAGES * K * 5  # of the gates; attention has IMAGES·K·4 for labels and IMAGES·12·4 for prompts
-    assert set(explain_images(run, split, most_numbers=size).arrays) == {"gates/experts", "attention/labels"}
-    assert explain_images(run, split, most_numbers=size - 1).left_out == ("attention/prompts", "gates/experts")
-    monkeypatch.setattr(explain.explain_images, "__kwdefaults__", {"most_numbers": size})
-    write_samples(RunFolder(tmp_path), run, split, count=IMAGES)
-    assert "attention/prompts of 11 samples" in capsys.readouterr().err
-
-
 def test_without_an_image_or_a_split_nothing_is_explained(make_run, tmp_path, refusal):
     run, folder = make_run(MLMOE), RunFolder(tmp_path)
     nothing = made_up(SomeUnreadable).take(np.array([2]), "val")
