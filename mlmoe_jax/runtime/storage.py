@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 from mlmoe_jax.errors import DiskError, UserError
 from mlmoe_jax.runtime.files import (
     damage_explained,
+    disk_error,
     disk_errors_explained,
     is_file_name,
     read_bytes,
@@ -118,7 +119,10 @@ class Folder:
             lock.acquire()
         except Timeout as error:
             raise InUse(f"another process is writing to {self}; wait for it or name another folder") from error
-        except OSError as error:  # it is a link or a folder, or belongs to somebody else
+        except OSError as error:
+            if (reason := disk_error(error, self / LOCK)) is not None:
+                raise reason from error
+            # it is a link or a folder
             raise UserError(f"cannot lock {self}: {error.strerror or error}; remove {self / LOCK}") from error
         try:
             yield
