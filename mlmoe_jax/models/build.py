@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -20,17 +20,6 @@ from mlmoe_jax.models.contracts import Adapter, Backbone, BackboneShape, Head
 from mlmoe_jax.models.outputs import PROMPTS, Delta, Deltas, Features, LayerCall, Prediction
 from mlmoe_jax.models.registries import ADAPTERS, describe_adapters, head_class, prompts_class
 from mlmoe_jax.runtime.setup import dtypes
-
-
-def _at_own_precision(method: Callable) -> Callable:
-    """Trace a method of a module at its precision, without changing JAX's setting for the process."""
-
-    @functools.wraps(method)
-    def traced(self, *args, **kwargs):
-        with jax.default_matmul_precision(self.precision):
-            return method(self, *args, **kwargs)
-
-    return traced
 
 
 class Classifier(nnx.Module):
@@ -75,25 +64,24 @@ class Classifier(nnx.Module):
         features = self.encode(image, rngs=rngs, return_attention=return_attention)
         return self.classify(features, labels=labels, rngs=rngs, return_attention=return_attention)
 
-    @_at_own_precision
     def encode(self, image: jax.Array, *, rngs: nnx.Rngs | None = None, return_attention: bool = False) -> Features:
         """Return the features of f32[B,H,W,3] that the head reads."""
-        adapters = [adapter for adapter in (self.prompts, *self.adapters.values()) if adapter is not None]
-        prompts = [adapter(image.shape[0], rngs=rngs) for adapter in adapters]
-        prompts = [value for value in prompts if value is not None]
-        if len(prompts) > 1:
-            raise ValueError("only one adapter of a model can give prompts")
-        deltas = sum_deltas([adapter.deltas(rngs=rngs) for adapter in adapters])
-        return self.backbone(
-            image,
-            prompts[0] if prompts else None,
-            read=self.head.read,
-            norm=self.final_norm,
-            return_attention=return_attention,
-            **({"deltas": deltas} if deltas else {}),
-        )
+        with jax.default_matmul_precision(self.precision):
+            adapters = [adapter for adapter in (self.prompts, *self.adapters.values()) if adapter is not None]
+            prompts = [adapter(image.shape[0], rngs=rngs) for adapter in adapters]
+            prompts = [value for value in prompts if value is not None]
+            if len(prompts) > 1:
+                raise ValueError("only one adapter of a model can give prompts")
+            deltas = sum_deltas([adapter.deltas(rngs=rngs) for adapter in adapters])
+            return self.backbone(
+                image,
+                prompts[0] if prompts else None,
+                read=self.head.read,
+                norm=self.final_norm,
+                return_attention=return_attention,
+                **({"deltas": deltas} if deltas else {}),
+            )
 
-    @_at_own_precision
     def classify(
         self,
         features: Features,
@@ -103,7 +91,7 @@ class Classifier(nnx.Module):
         return_attention: bool = False,
     ) -> Prediction:
         """Classify the features that `encode` returns."""
-        with partition.shard_head(self.head):
+        with jax.default_matmul_precision(self.precision), partition.shard_head(self.head):
             prediction = self.head(features, labels=labels, rngs=rngs)
             sharded = jax.tree.map(partition.shard_labels, (prediction.logits, prediction.terms, prediction.gates))
             prediction = replace(prediction, **dict(zip(("logits", "terms", "gates"), sharded, strict=True)))

@@ -28,19 +28,37 @@ from mlmoe_jax.models.partition import LABEL, PROMPT, axes
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {"gelu": gelu, "relu": jax.nn.relu}
 
 
-class BottleneckExpert(nnx.Module):
+class FeedForwardExpert(nnx.Module):
+    """E(h) = W₂ᵀ act(W₁ᵀh + b₁) + b₂, followed by a ReLU if `relu_output`."""
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        *,
+        activation: str = "relu",
+        relu_output: bool = False,
+        dtype: Dtype = None,
+        rngs: nnx.Rngs,
+    ):
+        self.activation = activation
+        self.relu_output = relu_output
+        self.up = torch_linear(width, hidden, dtype=dtype, rngs=rngs)
+        self.down = torch_linear(hidden, width, dtype=dtype, rngs=rngs)
+
+    def __call__(self, feature: Float[ArrayLike, "... d"]) -> Float[Array, "... d"]:
+        output = self.down(ACTIVATIONS[self.activation](self.up(feature)))
+        return jax.nn.relu(output) if self.relu_output else output
+
+
+class BottleneckExpert(FeedForwardExpert):
     """E(z) = z + W₂ᵀ act(W₁ᵀ z + b₁) + b₂ with a narrow hidden layer (ML-VPT, eq. 11).
 
     The activation is ReLU in the paper and the exact GELU in the authors' code.
     """
 
-    def __init__(self, width: int, hidden: int, *, activation: str = "gelu", dtype: Dtype = None, rngs: nnx.Rngs):
-        self.activation = activation
-        self.up = torch_linear(width, hidden, dtype=dtype, rngs=rngs)
-        self.down = torch_linear(hidden, width, dtype=dtype, rngs=rngs)
-
     def __call__(self, token: Float[ArrayLike, "... d"]) -> Float[Array, "... d"]:
-        return token + self.down(ACTIVATIONS[self.activation](self.up(token)))
+        return token + super().__call__(token)
 
 
 def make_bank(
@@ -103,19 +121,6 @@ class ReluLinearExpert(nnx.Module):
 
     def __call__(self, feature: Float[ArrayLike, "... d"]) -> Float[Array, "... o"]:
         return jax.nn.relu(self.linear(feature))
-
-
-class FeedForwardExpert(nnx.Module):
-    """E(h) = W₂ᵀ ReLU(W₁ᵀh + b₁) + b₂, followed by a ReLU if `relu_output`."""
-
-    def __init__(self, width: int, hidden: int, *, relu_output: bool = False, dtype: Dtype = None, rngs: nnx.Rngs):
-        self.relu_output = relu_output
-        self.up = torch_linear(width, hidden, dtype=dtype, rngs=rngs)
-        self.down = torch_linear(hidden, width, dtype=dtype, rngs=rngs)
-
-    def __call__(self, feature: Float[ArrayLike, "... d"]) -> Float[Array, "... d"]:
-        output = self.down(jax.nn.relu(self.up(feature)))
-        return jax.nn.relu(output) if self.relu_output else output
 
 
 EXPERTS: dict[str, Callable[..., nnx.Module]] = {

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
-from jaxtyping import Float, Integer, Num
+from jaxtyping import Bool, Float, Num
 from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
@@ -244,12 +244,8 @@ class Softmax(Loss):
 
 
 # ----------------------------------------------------------------------------------------------------------- reduction
-def count_valid(label_mask: Num[ArrayLike, "b k"], mask: Num[ArrayLike, " b"]) -> Integer[Array, ""]:
-    """Return the number of valid entries, see `reduce`."""
-    return jnp.sum(_valid(label_mask, mask))
-
-
-def _valid(label_mask: ArrayLike, mask: ArrayLike) -> Array:
+def valid_entries(label_mask: Num[ArrayLike, "b k"], mask: Num[ArrayLike, " b"]) -> Bool[Array, "b k"]:
+    """Return which entries are valid, see `reduce`."""
     return (jnp.asarray(label_mask) != 0) & (jnp.asarray(mask) != 0)[:, None]
 
 
@@ -280,7 +276,7 @@ def reduce(
     Returns:
       The scalar, 0 if no entry is valid.
     """
-    valid = _valid(label_mask, mask)
+    valid = valid_entries(label_mask, mask)
     total = jnp.sum(jnp.where(valid, as_float(per_element), 0.0))
     if how == "mean":
         total = total / jnp.maximum(jnp.sum(valid) if count is None else count, 1)

@@ -75,11 +75,6 @@ def decoder_settings(settings: ConfigDict, channels: int) -> dict[str, Any]:
     return arguments | {"width": settings.width or channels}
 
 
-def fixed_queries(settings: ConfigDict) -> tuple[tuple[str, bool], ...]:
-    """Return the rules for fixed queries, which precede `config.trainable`."""
-    return (FIXED_QUERIES,) if STYLES[settings.style].fixed_queries else ()
-
-
 class QueryDecoder(nnx.Module):
     """Map image tokens f32[B,N,C] to one feature per query f32[B,Q,D], by an encoder over patches and a decoder.
 
@@ -131,7 +126,8 @@ class QueryDecoder(nnx.Module):
         self.num_queries = num_queries
         projects = self.style.relu_projection or channels != width
         self.project = torch_linear(channels, width, dtype=dtype, rngs=rngs) if projects else None
-        self.queries = _draw_queries(num_queries, width, owner, rngs)
+        queries = nnx.initializers.normal(1.0)(rngs.params(), (num_queries, width))
+        self.queries = nnx.Param(queries, **partition.axes(owner, None))
         rates = {"dropout": dropout, "attention_dropout": dropout if attention_dropout else 0.0}
         settings = {**rates, "init": self.style.init, "dtype": dtype, "rngs": rngs}
         self.encoder = nnx.List(EncoderLayer(width, heads, hidden, **settings) for _ in range(encoder_layers))
@@ -275,12 +271,6 @@ class QueryDecoder(nnx.Module):
             tokens = self.project(tokens)
         tokens = tokens.astype(jnp.float32)
         return jax.nn.relu(tokens) if self.style.relu_projection else tokens
-
-
-def _draw_queries(count: int, width: int, owner: str, rngs: nnx.Rngs) -> nnx.Param:
-    """Return f32[Q,D] from N(0, 1); `owner` is the name of the axis of the queries."""
-    values = nnx.initializers.normal(1.0)(rngs.params(), (count, width))
-    return nnx.Param(values, **partition.axes(owner, None))
 
 
 def _check_sizes(width: int, heads: int, positions: str) -> None:

@@ -68,7 +68,7 @@ class Objective:
         """
         settings, whole = self.settings, batch if whole is None else whole
         logits, examples = {"logits": prediction.logits, **prediction.terms}, self._examples(batch, step, values)
-        entries = losses.count_valid(self._counted(whole), whole["mask"])
+        entries = jnp.sum(losses.valid_entries(self._counted(whole), whole["mask"]))
         images = jnp.sum(whole["mask"] != 0)
         parts = {
             name: losses.reduce(

@@ -13,8 +13,8 @@ from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models.adapters.group_prompts import prompt_groups, prompt_mask
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import build_model
+from mlmoe_jax.models.heads.dr_moe import GroupTokenDecoder, label_prompt_mask
 from mlmoe_jax.models.heads.gcn import ADDGCNHead
-from mlmoe_jax.models.heads.mlmoe import GroupTokenDecoder, label_prompt_mask
 from mlmoe_jax.models.heads.query import QueryHead
 from mlmoe_jax.models.layers.attention import Attention
 from mlmoe_jax.models.outputs import Features, Prompts

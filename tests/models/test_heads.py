@@ -10,9 +10,9 @@ from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models.adapters.group_prompts import prompt_groups, prompt_mask
 from mlmoe_jax.models.build import build_model
 from mlmoe_jax.models.experts import BottleneckExpert, apply_bank, make_bank
+from mlmoe_jax.models.heads.dr_moe import GroupTokenDecoder, label_prompt_mask
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead, GroupLinearHead, combine_sides
 from mlmoe_jax.models.heads.linear import POOLS, LinearHead
-from mlmoe_jax.models.heads.mlmoe import GroupTokenDecoder, label_prompt_mask
 from mlmoe_jax.models.outputs import PATCHES, PROMPTS, Features
 from mlmoe_jax.models.params import ModelDef, split_trainable
 

@@ -12,7 +12,7 @@ from helpers.paths import REPOSITORY
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.labels.counts import TrainingLabels
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.models import label_estimates
+from mlmoe_jax.models import missing_labels
 from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.models.registries import LOSSES
 from mlmoe_jax.training.objective import Objective
@@ -304,7 +304,7 @@ def test_initial_estimates():
 
 def test_losses_with_values_per_image_need_the_values_and_space(monkeypatch):
     codes = np.full((5, 4), -1, np.int8)
-    monkeypatch.setattr(label_estimates, "MOST_VALUES", 19)
+    monkeypatch.setattr(missing_labels, "MOST_VALUES", 19)
     for kind in ("role", "ll_cp"):
         objective = Objective(settings(kind), TrainingLabels(codes, "negative"))
         with pytest.raises(UserError, match="only a training has"):

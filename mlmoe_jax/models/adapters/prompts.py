@@ -33,11 +33,6 @@ class NoPrompts(Adapter):
         return None
 
 
-def _prompt_bound(patch: int, width: int) -> float:
-    """Return √(6/(3·patch² + D)), the bound of the uniform initial values in the visual-prompt-tuning code."""
-    return math.sqrt(6 / (3 * patch**2 + width))
-
-
 class _PromptTokens(Adapter):
     """The base class of all prompt methods: an optional projection from a narrower width, and dropout (VPT's code).
 
@@ -50,6 +45,8 @@ class _PromptTokens(Adapter):
       rngs: for initial values.
     """
 
+    key_values = 0
+
     def __init__(self, width: int, *, learned: int, project: int = 0, dropout: float = 0.0, rngs: nnx.Rngs):
         self.learned = learned
         self.learned_width = project or width
@@ -60,6 +57,11 @@ class _PromptTokens(Adapter):
     @classmethod
     def from_config(cls, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
         return cls(shape.depth, shape.width, shape.patch, **cls.options(settings, shape), rngs=rngs)
+
+    def draw(self, sets: int, count: int, patch: int, rngs: nnx.Rngs) -> nnx.Param:
+        """Draw `sets` sets of prompts from U(±√(6/(3·patch² + D))), as in the visual-prompt-tuning code."""
+        bound = math.sqrt(6 / (3 * patch**2 + self.learned_width))
+        return nnx.Param(uniform(bound)(rngs.params(), (sets, 1, count, self.learned_width)))
 
     @classmethod
     def options(cls, settings: ConfigDict, shape: BackboneShape) -> dict[str, Any]:
@@ -117,10 +119,8 @@ class DeepPrompts(_PromptTokens):
         **settings: Any,
     ):
         super().__init__(width, learned=depth * count, rngs=rngs, **settings)
-        draw = uniform(_prompt_bound(patch, self.learned_width))
-        self.deep = nnx.Param(draw(rngs.params(), (depth, 1, count, self.learned_width)))
+        self.deep = self.draw(depth, count, patch, rngs)
         self.count = count
-        self.key_values = 0
         self.mask = None if mask is None else Constant(mask)
 
     def __call__(self, batch: int, *, rngs: nnx.Rngs | None = None) -> Prompts:
@@ -155,12 +155,10 @@ class ShallowPrompts(_PromptTokens):
         **settings: Any,
     ):
         super().__init__(width, learned=count, rngs=rngs, **settings)
-        draw = uniform(_prompt_bound(patch, self.learned_width))
-        self.shallow = nnx.Param(draw(rngs.params(), (1, 1, count, self.learned_width)))
+        self.shallow = self.draw(1, count, patch, rngs)
         self.gate = None if gate_init is None else nnx.Param(jnp.full(depth - 1, -float(gate_init)))
         self.temperature = nnx.Param(jnp.ones(depth)) if learn_temperature else None
         self.count = count
-        self.key_values = 0
         self.depth = depth
 
     @classmethod

@@ -6,13 +6,14 @@ Stochastic depth regularizes long trainings from scratch and does not affect eva
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from flax import nnx
 from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
-from mlmoe_jax.models.backbones.convolutional import ConvolutionalBackbone, run_block
+from mlmoe_jax.models.backbones.convolutional import ConvNorm, ConvolutionalBackbone, run_block
 from mlmoe_jax.models.backbones.entry import BackboneEntry, torchvision_entry
 from mlmoe_jax.models.contracts import BackboneShape
 from mlmoe_jax.models.layers.convolution import convolve
@@ -39,10 +40,8 @@ class ConvNeXtShape(BackboneShape):
     def patch(self) -> int:
         return 2 ** (len(self.widths) + 1)
 
-    def build(
-        self, *, dtype: Dtype = None, remat: bool = False, batch_norm: str = "frozen", rngs: nnx.Rngs
-    ) -> ConvNeXt:
-        return ConvNeXt(self, dtype=dtype, remat=remat, rngs=rngs)
+    def build(self, *, batch_norm: str = "frozen", **options: Any) -> ConvNeXt:
+        return ConvNeXt(self, **options)
 
     def published_macs(self, side: int, prompts: nnx.Module | None) -> tuple[int, int, int]:
         layers, extra, cells = super().published_macs(side, prompts)
@@ -88,17 +87,6 @@ class ConvNeXtBlock(nnx.Module):
         return x + self.layer_scale(self.mlp(self.norm(self.depthwise(x))))
 
 
-class Stem(nnx.Module):
-    """A 4×4 convolution with stride 4, then LayerNorm."""
-
-    def __init__(self, width: int, *, dtype: Dtype, rngs: nnx.Rngs):
-        self.conv = _convolution(3, width, 4, dtype=dtype, rngs=rngs)
-        self.norm = LayerNorm(width, epsilon=NORM_EPSILON, rngs=rngs)
-
-    def __call__(self, image: Float[ArrayLike, "b h w 3"]) -> Float[Array, "b h//4 w//4 d"]:
-        return self.norm(self.conv(image))
-
-
 class Downsample(nnx.Module):
     """LayerNorm, then a 2×2 convolution with stride 2."""
 
@@ -138,7 +126,8 @@ class ConvNeXt(ConvolutionalBackbone):
     def __init__(self, shape: ConvNeXtShape, *, dtype: Dtype = None, remat: bool = False, rngs: nnx.Rngs):
         self.shape = shape
         self.remat = remat
-        self.stem = Stem(shape.widths[0], dtype=dtype, rngs=rngs)
+        stem_conv = _convolution(3, shape.widths[0], 4, dtype=dtype, rngs=rngs)
+        self.stem = ConvNorm(stem_conv, LayerNorm(shape.widths[0], epsilon=NORM_EPSILON, rngs=rngs))
         self.stages = nnx.List(Stage(shape, index, dtype=dtype, rngs=rngs) for index in range(len(shape.widths)))
         self.norm = LayerNorm(shape.width, epsilon=NORM_EPSILON, rngs=rngs)
 

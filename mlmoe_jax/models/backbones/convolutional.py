@@ -11,14 +11,13 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import Float
 
-from mlmoe_jax.models.layers.batch_norm import BatchNorm
 from mlmoe_jax.models.outputs import CLS, MEAN, PATCHES, Features, Prompts
 
 
 class ConvNorm(nnx.Module):
-    """A convolution and its batch normalization."""
+    """A convolution and its normalization."""
 
-    def __init__(self, conv: nnx.Conv, norm: BatchNorm):
+    def __init__(self, conv: nnx.Conv, norm: nnx.Module):
         self.conv = conv
         self.norm = norm
 

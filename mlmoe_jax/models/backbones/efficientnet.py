@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 from flax import nnx
@@ -42,10 +43,8 @@ class EfficientNetLiteShape(BackboneShape):
     def patch(self) -> int:
         return 2 * math.prod(STRIDES)
 
-    def build(
-        self, *, dtype: Dtype = None, remat: bool = False, batch_norm: str = "frozen", rngs: nnx.Rngs
-    ) -> EfficientNetLite:
-        return EfficientNetLite(self, dtype=dtype, batch_norm=batch_norm, remat=remat, rngs=rngs)
+    def build(self, **options: Any) -> EfficientNetLite:
+        return EfficientNetLite(self, **options)
 
 
 def _conv_norm(

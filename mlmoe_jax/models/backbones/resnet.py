@@ -7,6 +7,7 @@ As in torchvision, the stride of a stage is in the 3×3 convolution ("v1.5"), an
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 from flax import nnx
@@ -45,8 +46,8 @@ class ResNetShape(BackboneShape):
     def patch(self) -> int:
         return 2 ** (len(self.blocks) + 1)
 
-    def build(self, *, dtype: Dtype = None, remat: bool = False, batch_norm: str = "frozen", rngs: nnx.Rngs) -> ResNet:
-        return ResNet(self, dtype=dtype, batch_norm=batch_norm, remat=remat, rngs=rngs)
+    def build(self, **options: Any) -> ResNet:
+        return ResNet(self, **options)
 
 
 def _convolution(inputs: int, outputs: int, size: int, stride: int, dtype: Dtype, rngs: nnx.Rngs) -> nnx.Conv:

@@ -97,8 +97,8 @@ class ViTShape(BackboneShape):
     def leading(self) -> int:
         return self.class_token + self.registers
 
-    def build(self, *, dtype: Dtype = None, remat: bool = False, batch_norm: str = "frozen", rngs: nnx.Rngs) -> ViT:
-        return ViT(self, dtype=dtype, remat=remat, rngs=rngs)
+    def build(self, *, batch_norm: str = "frozen", **options: Any) -> ViT:
+        return ViT(self, **options)
 
     def initial_positions(self) -> jax.Array:
         """Return f32[1,C+N,D]: a zero for the class token, and sines of the patch positions.

@@ -108,8 +108,7 @@ class _GroupHead(Head):
 
     def _sides(self) -> dict[str, Any]:
         """Return the module of each side."""
-        modules = {"co": self.co, "dc": self.dc}
-        return {name: modules[name] for name in self.sides}
+        return {name: getattr(self, name) for name in self.sides}
 
     def _by_side(self, tokens: jax.Array) -> dict[str, jax.Array]:
         """Split prompts f32[B,P,D] by side: f32[B,M,G,D] each."""

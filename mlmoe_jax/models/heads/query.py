@@ -19,7 +19,7 @@ from mlmoe_jax.models.contracts import Head
 from mlmoe_jax.models.layers.initializers import Dtype, torch_uniform
 from mlmoe_jax.models.outputs import LABELS, Features, Prediction
 from mlmoe_jax.models.partition import LABEL, LABEL_GROUP, axes
-from mlmoe_jax.models.query_decoder import QueryDecoder, decoder_settings, fixed_queries
+from mlmoe_jax.models.query_decoder import FIXED_QUERIES, STYLES, QueryDecoder, decoder_settings
 
 # The settings of Query2Label (Liu et al., 2021) in `config.model.head.decoder`, from the authors' code for ResNet-101.
 # The width is the width of the backbone.
@@ -91,7 +91,7 @@ class DecoderHead(Head):
 
     @classmethod
     def frozen_rules(cls, config: ConfigDict) -> tuple[tuple[str, bool], ...]:
-        return fixed_queries(config.model.head.decoder)
+        return (FIXED_QUERIES,) if STYLES[config.model.head.decoder.style].fixed_queries else ()
 
     def with_linear_path(self, logits: Float[ArrayLike, "b k"], features: Features) -> Float[Array, "b k"]:
         """Return the logits of the decoder plus the logits of the linear path, if there is one."""

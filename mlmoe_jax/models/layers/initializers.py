@@ -46,6 +46,3 @@ class Constant:
 
     def __eq__(self, other: object) -> bool:
         return self._content() == other._content() if isinstance(other, Constant) else NotImplemented
-
-    def __repr__(self) -> str:
-        return f"Constant({self.value.dtype}{list(self.value.shape)})"
