@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
+from typing import Any
 
 import numpy as np
 import yaml
@@ -168,16 +169,6 @@ class LabelTree:
 INDEPENDENT = LabelTree()  # labels that imply and exclude nothing
 
 
-class _Loader(yaml.BaseLoader):
-    """Reads `no` and `1` as text, and refuses a repeated key, of which YAML would take the last value only."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        names = [key.value for key, _ in node.value]
-        if repeated := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"it has '{repeated[0]}' twice")
-        return super().construct_mapping(node, deep)
-
-
 def read_tree(path: str | os.PathLike, names: Sequence[str]) -> LabelTree:
     """Read the tree of the labels `names` from a YAML file.
 
@@ -186,7 +177,7 @@ def read_tree(path: str | os.PathLike, names: Sequence[str]) -> LabelTree:
     """
     number = {name: k for k, name in enumerate(names)}
     with damage_explained(path):
-        content = yaml.load(read_bytes(path), Loader=_Loader) or {}
+        content = yaml.load(read_bytes(path), Loader=_TreeLoader) or {}
         if wrong := sorted(content.keys() - {"implies", "exclusive"}):
             raise UserError(f"{path} has {wrong[0]}, which is neither implies nor exclusive; {_FORM}")
         pairs = [(name, other) for name, others in content.get("implies", {}).items() for other in _to_list(others)]
@@ -205,6 +196,21 @@ def read_tree(path: str | os.PathLike, names: Sequence[str]) -> LabelTree:
     return tree
 
 
+class _TreeLoader(yaml.BaseLoader):
+    """Read all values as text, such as `no` and `1`, and refuse a key that a mapping has twice."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
+        """Return a mapping as a dict; ValueError if a key is repeated."""
+        known: set[str] = set()
+        for key, _ in node.value:
+            if key.value in known:
+                raise ValueError(f"line {key.start_mark.line + 1} gives '{key.value}' again; give it once, with a list")
+            known.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def _to_list(names: str | list[str]) -> list[str]:
-    """Return one label, or several, as a list."""
+    """Return one label, or several, as a list; ValueError for a mapping."""
+    if isinstance(names, dict):
+        raise ValueError(f"{names} should be a label or a list of labels; {_FORM}")
     return [names] if isinstance(names, str) else names
