@@ -44,9 +44,9 @@ def annotation(*results, **more):
 
 # ------------------------------------------------------------------------------------------------------- Label Studio
 def test_annotations_of_label_studio(folder, capsys):
-    quality, second = choices("blurred", control="quality"), choices("sand")
+    quality, alone = choices("blurred", control="quality"), choices() | {"value": {"choices": "sand"}}
     content = [
-        task("/data/local-files/?d=a.png", annotation(choices("sea"), second, quality)),
+        task("/data/local-files/?d=a.png", annotation(choices("sea"), alone, quality)),
         task("http://here:8080/data/local-files/?d=b%20c.png", annotation(quality)),  # looked at, without a label
         task("/data/local-files?d=sub/c%2Bd.png", annotation(choices("sea"), was_cancelled=True)),
         task("e.png"),
@@ -64,9 +64,38 @@ def test_annotations_that_differ_make_a_label_unknown_unless_one_is_the_truth(fo
     assert labels == {"a.png": {"sand": UNKNOWN, "sea": POSITIVE}, "e.png": {"sand": POSITIVE}}
 
 
-def test_the_split_is_a_field_of_the_data(folder):
+def test_the_small_export_of_label_studio(folder):
+    rows = [
+        {"image": "/data/upload/a.png", "id": 1, "labels": {"choices": ["sea", "sand"]}, "annotation_id": 1},
+        {"image": "e.png", "id": 2, "labels": "sea", "annotation_id": 2},
+        {"image": "b c.png", "id": 3, "annotation_id": 3},
+        {"image": "sub/c+d.png", "id": 4, "annotation_id": None},
+    ]
+    (folder / "upload").mkdir()
+    (folder / "a.png").rename(folder / "upload" / "a.png")
+    labels, _ = opened("label_studio", folder, "min.json", rows)
+    assert labels == {"upload/a.png": {"sand": 1, "sea": 1}, "e.png": {"sea": 1}, "b c.png": {}}
+
+
+CONFIG = """<View><Image name="i" value="$image"/>
+<Choices name="quality" toName="i"><Choice value="blurred"/></Choices>
+<Choices name="labels" toName="i"><Choice value="sky &amp; sea"/><Choice value="An ape" alias="ape"/></Choices>
+<Taxonomy name="place" toName="i"><Choice value="zoo"/></Taxonomy></View>"""
+
+
+def test_the_labeling_configuration_names_the_classes_and_the_split_is_a_field_of_the_data(folder, refusal):
+    (folder / "labels.xml").write_text(CONFIG)
     content = [task("a.png", annotation(choices("ape")), split="train"), task("e.png", annotation(), split="val")]
-    assert opened("label_studio", folder, "x.json", content, split="val") == ({"e.png": {}}, ("ape",))
+    keys = {"classes": "labels.xml", "split": "val"}
+    assert opened("label_studio", folder, "x.json", content, **keys) == ({"e.png": {}}, ("sky & sea", "ape"))
+    sentence = refusal(opened, "label_studio", folder, "x.json", content, label_column="tags", **keys)
+    assert sentence == f"the choices of {folder}/labels.xml are named labels, quality, not tags; set " + (
+        "data.label_column to a name"
+    )
+    (folder / "labels.xml").write_text(
+        '<View><Image name="i" value="$image"/><Choices name="labels" toName="i"/></View>'
+    )
+    assert "it lists no choices of labels" in refusal(opened, "label_studio", folder, "x.json", content, **keys)
 
 
 @pytest.mark.parametrize(

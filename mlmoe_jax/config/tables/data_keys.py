@@ -40,8 +40,8 @@ DATA_KEYS = section(
     separator=TextKey(";", "For csv: text between two label names."),
     classes=TextKey(
         "",
-        "For csv, jsonl, vg500 and labeling tools: text file below data.root, one class per line; if empty, the names "
-        "in the table.",
+        "For csv, jsonl, vg500 and labeling tools: text file below data.root, one class per line, or for label_studio "
+        "the labeling configuration (.xml); if empty, the names in the table.",
     ),
     corrections=TextKey(
         "",

@@ -1,6 +1,6 @@
 """Label Studio: tasks with annotations or predictions, and the labeling configuration of a project.
 
-Its export JSON is read. `data.image_column` is the key of the image in the data of a task, and
+Its exports JSON and JSON-MIN are read. `data.image_column` is the key of the image in the data of a task, and
 `data.label_column` the name of the Choices. Cancelled annotations are skipped. Of several annotations of an image,
 those marked as ground truth count if there are any; a label on which the annotations differ is unknown.
 
@@ -20,9 +20,9 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_codes import POSITIVE, UNKNOWN
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
-from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow
+from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, read_classes
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import read_bytes
+from mlmoe_jax.runtime.files import damage_explained, read_bytes
 from mlmoe_jax.runtime.formats import parse_xml
 from mlmoe_jax.runtime.storage import OutputTarget, open_output
 from mlmoe_jax.runtime.text import abbreviate
@@ -57,22 +57,32 @@ def _read(
     splits: dict[str, str | None] = {}
     annotations: dict[str, list[Mapping[str, Any]]] = {}  # of each image, which several tasks may show
     for task in json.loads(read_bytes(path)):
-        data = task["data"]
+        data = task.get("data", task)  # in JSON-MIN, the annotation is beside the data
         if key not in data:
             raise UserError(
                 f"a task of {path} has {abbreviate(sorted(data))}, not {key}; set data.image_column to its image"
             )
         image = read_address(data[key])
         splits.setdefault(image, data.get(SPLIT_COLUMN))
-        given = [annotation for annotation in task.get("annotations", ()) if not annotation.get("was_cancelled")]
-        annotations.setdefault(image, []).extend(given)
+        annotations.setdefault(image, []).extend(_list_annotations(task, control))
     controls = {name for given in annotations.values() for annotation in given for name in _read_choices(annotation)}
-    if controls and control not in controls:
-        raise UserError(
-            f"the choices of {path} are named {abbreviate(sorted(controls))}, not {control}; set data.label_column to "
-            "a name"
-        )
+    if controls:
+        _require_control(path, control, controls)
     return (_make_row(image, split, annotations[image], control) for image, split in splits.items()), None
+
+
+def _list_annotations(task: Mapping[str, Any], control: str) -> list[Mapping[str, Any]]:
+    """Return the annotations of a task that are not cancelled, in the form of the export JSON."""
+    if "data" in task:
+        return [annotation for annotation in task.get("annotations", ()) if not annotation.get("was_cancelled")]
+    if task.get("annotation_id") is None:
+        return []
+    results = [
+        {"type": "choices", "from_name": name, "value": value}
+        for name, value in task.items()
+        if name == control or (isinstance(value, dict) and "choices" in value)
+    ]
+    return [{"result": results}]
 
 
 def _read_choices(annotation: Mapping[str, Any]) -> dict[str, set[str]]:
@@ -80,8 +90,15 @@ def _read_choices(annotation: Mapping[str, Any]) -> dict[str, set[str]]:
     chosen: dict[str, set[str]] = {}
     for result in annotation["result"] or ():
         if result.get("type") == "choices":
-            chosen.setdefault(result["from_name"], set()).update(result["value"]["choices"])
+            chosen.setdefault(result["from_name"], set()).update(_read_names(result["value"]))
     return chosen
+
+
+def _read_names(value: Any) -> set[str]:
+    """Return the names of a value of the Choices, which may be one name, or none."""
+    if isinstance(value, dict):
+        return _read_names(value["choices"])
+    return set().union(*map(_read_names, value)) if isinstance(value, list) else {value} - {None, ""}
 
 
 def _make_row(image: str, split: str | None, annotations: Sequence[Mapping[str, Any]], control: str) -> ImageRow:
@@ -127,6 +144,27 @@ def read_controls(labeling_config: bytes) -> dict[str, Control]:
             values = [choice.get("alias") or choice.attrib["value"] for choice in choices.iter("Choice")]
             controls[choices.attrib["name"]] = Control(image, keys[image], list(dict.fromkeys(values)))
     return controls
+
+
+def _require_control(path: Path, control: str, controls: Iterable[str]) -> None:
+    if control not in controls:
+        raise UserError(
+            f"the choices of {path} are named {abbreviate(sorted(controls))}, not {control}; set data.label_column to "
+            "a name"
+        )
+
+
+def _read_classes(path: Path, data_config: ConfigDict) -> Sequence[str]:
+    """Return the choices of a labeling configuration (.xml), or the lines of a text file."""
+    if path.suffix != ".xml":
+        return read_classes(path)
+    with damage_explained(path):
+        controls = read_controls(read_bytes(path))
+        _require_control(path, data_config.label_column, controls)
+        classes = controls[data_config.label_column].values
+        if not classes:
+            raise ValueError(f"it lists no choices of {data_config.label_column}")
+        return classes
 
 
 # ------------------------------------------------------------------------------------------------------------- writing
@@ -183,4 +221,4 @@ def _make_task(entry: LabelEntry, version: str) -> dict[str, Any]:
     return task
 
 
-LABEL_STUDIO = Format(".json", _read, _write)
+LABEL_STUDIO = Format(".json", _read, _write, read_classes=_read_classes)

@@ -70,6 +70,7 @@ class Format:
         labels, or None if the format does not list them.
       write: writes the entries, and returns a sentence about further files, or "".
       require: raises UserError if the format cannot name the labels or images of a file.
+      read_classes: (file `data.classes`, `config.data`) -> the classes; None for one class name per line.
       holds_difficult: whether a label can be marked as difficult. No format can mark a single label as unknown.
     """
 
@@ -77,6 +78,7 @@ class Format:
     read: Callable[[Path, ConfigDict, Path, Sequence[str] | None], tuple[Iterable[ImageRow], Sequence[str] | None]]
     write: Callable[[LabelFile, Iterable[LabelEntry]], str]
     require: Callable[[LabelFile], None] = lambda file: None
+    read_classes: Callable[[Path, ConfigDict], Sequence[str]] | None = None
     holds_difficult: bool = False
 
 

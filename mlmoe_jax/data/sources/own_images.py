@@ -49,7 +49,7 @@ def open_own_images(
         raise UserError(f"there is no {path} for split {split}; correct data.table, which is {table}")
     refuse_spreadsheet(path)
     if data_config.classes:
-        classes = read_classes(Path(data_config.root).expanduser() / data_config.classes)
+        classes = _read_classes(data_config)
     listing = Listing(path, split, "" if "{split}" in table else data_config.train_split)
     folder = Path(data_config.root).expanduser() / data_config.images.replace("{split}", split)
     with damage_explained(path):
@@ -61,6 +61,13 @@ def open_own_images(
             "or correct or clear data.group_column"
         )
     return _make_split(data_config, listed, folder)
+
+
+def _read_classes(data_config: ConfigDict) -> Sequence[str]:
+    path = Path(data_config.root).expanduser() / data_config.classes
+    if data_config.name in FORMATS and (read := FORMATS[data_config.name].read_classes):
+        return read(path, data_config)
+    return read_classes(path)
 
 
 def _make_split(data_config: ConfigDict, listed: ListedImages, folder: Path) -> Split:

@@ -125,12 +125,14 @@ def test_label_studio_takes_our_tasks_exports_labels_that_we_read_and_asks_our_s
     call(f"/api/tasks/{ids['photos/red one.png']}/annotations", {"result": both})
     call(f"/api/tasks/{ids['photos/green.png']}/annotations", {"result": one})
     call(f"/api/tasks/{ids['photos/none.png']}/annotations", {"result": [], "was_cancelled": True})
-    export = call(f"/api/projects/{project}/export?exportType=JSON&download_all_tasks=true")
-    (tmp_path / "export.json").write_text(json.dumps(export))
-    (tmp_path / "classes.txt").write_text("\n".join(NAMES))
-    split = open_split(data_settings("label_studio", tmp_path, table="export.json", classes="classes.txt"), "train")
-    labels = dict(zip(split.ids, split.labels.tolist(), strict=True))
-    assert labels == {"photos/red one.png": [1, 0, 0, 1], "photos/green.png": [0, 1, 0, 0]}
+    for kind in ("JSON", "JSON_MIN"):
+        export = call(f"/api/projects/{project}/export?exportType={kind}&download_all_tasks=true")
+        (tmp_path / "export.json").write_text(json.dumps(export))
+        split = open_split(
+            data_settings("label_studio", tmp_path, table="export.json", classes="tasks_config.xml"), "train"
+        )
+        labels = dict(zip(split.ids, split.labels.tolist(), strict=True))
+        assert labels == {"photos/red one.png": [1, 0, 0, 1], "photos/green.png": [0, 1, 0, 0]}
 
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
     (tmp_path / "run" / "config.json").write_text("{}")
