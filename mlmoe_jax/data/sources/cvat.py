@@ -9,6 +9,7 @@ the attribute `difficult`. Every image of a file counts as labeled, because CVAT
 """
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
@@ -20,10 +21,12 @@ from mlmoe_jax.data.images import read_size
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
 from mlmoe_jax.data.sources.rows import ImageRow
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import open_regular
 from mlmoe_jax.runtime.formats import parse_xml
 from mlmoe_jax.runtime.storage import OutputTarget, open_output
 
+_NOT_IN_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 SCORE = (
     "<attribute><name>score</name><mutable>False</mutable><input_type>text</input_type><default_value></default_value>"
     "<values></values></attribute>"
@@ -58,6 +61,11 @@ def _read_labels(image: ElementTree.Element) -> dict[str, int]:
             )
             codes[label] = DIFFICULT if difficult and codes.get(label) != POSITIVE else POSITIVE
     return codes
+
+
+def _require(file: LabelFile) -> None:
+    if bad := next(filter(_NOT_IN_XML.search, file.images), None):
+        raise UserError(f"XML cannot name the image {bad!r}; rename it")
 
 
 def _write(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
@@ -98,4 +106,4 @@ def _to_text(element: ElementTree.Element) -> str:
     return ElementTree.tostring(element, encoding="unicode") + "\n"
 
 
-CVAT = Format(".xml", _read, _write, holds_difficult=True)
+CVAT = Format(".xml", _read, _write, require=_require, holds_difficult=True)

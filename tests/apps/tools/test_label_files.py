@@ -26,7 +26,7 @@ def written(name, root, *, output="labels", **settings):
     config = config_of(root, val_split="val", **settings)
     files = write_labels(config, name, str(root / table))
     if name in ("label_studio", "sidecar"):
-        settings["classes"] = "classes.txt"
+        settings["classes"] = "labels-train_config.xml" if name == "label_studio" else "classes.txt"
         (root / "classes.txt").write_text("\n".join(VOC_CLASSES))
     return config_of(root, name, table=table, val_split="val", **settings).data, files.text()
 
@@ -105,6 +105,7 @@ def test_an_output_that_cannot_be_written_is_refused(voc, refusal, name, output,
         ("sidecar", ("a.png", "a.jpg"), "x", "would name a.png and a.jpg alike"),
         ("fiftyone", ("a.png", "./a.jpg"), "x", "would name a.png and ./a.jpg alike"),
         ("wd_tagger", ("a.png",), "x,y", "cannot hold the label 'x,y'"),
+        ("cvat", ("a\x01.png",), "x", "XML cannot name the image 'a\\x01.png'"),
     ],
 )
 def test_names_that_a_format_cannot_hold_are_refused(tmp_path, refusal, name, images, label, sentence):
