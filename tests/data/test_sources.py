@@ -46,6 +46,10 @@ def test_a_packed_data_set_has_the_name_and_labels_of_its_source(tmp_path, monke
     assert (original_name(packed), count_labels(packed)) == ("synthetic", 16)
 
 
+def test_labels_of_published_data_are_counted_without_their_files():
+    assert [count_labels(settings(name, "nowhere")) for name in ("vg256", "vg500", "chexpert")] == [256, 500, 14]
+
+
 def test_labels_of_own_images_are_counted_in_the_training_table(tmp_path):
     (tmp_path / "train.csv").write_text("image,labels\na.png,x;y\nb.png,z\n")
     assert count_labels(settings("csv", tmp_path, bad_images="skip")) == 3
@@ -168,6 +172,8 @@ def place(tmp_path, monkeypatch):
 
 def test_a_folder_is_looked_for_in_order(place, monkeypatch):
     (place / "work" / "data" / "birds").mkdir(parents=True)
+    assert str(BIRDS.folder()) == "data/birds"
+    monkeypatch.setenv("MLMOE_DATA", "")
     assert str(BIRDS.folder()) == "data/birds"
     monkeypatch.setenv("MLMOE_DATA", str(place / "all"))
     (place / "all" / "birds").mkdir(parents=True)

@@ -219,8 +219,12 @@ def test_a_data_set_that_is_not_prepared(prepared, refusal, name):
     assert f"run 'tfds build {name} --file_format=array_record' and copy" in sentence
 
 
-def test_another_format(copied, refusal):
+def test_another_data_set_and_another_format(copied, refusal):
     folder = copied / "pets_coco" / "1.0.0"
+    for name in ("pets_voc", "pets_coco/large", "pets_coco:2.0.0"):
+        assert refusal(open_tfds, folder, name, "train") == (
+            f"{folder} holds tfds:pets_coco/1.0.0 and not tfds:{name}; correct data.root or data.name"
+        )
     info = json.loads((folder / "dataset_info.json").read_text())
     (folder / "dataset_info.json").write_text(json.dumps(info | {"fileFormat": "tfrecord"}))
     assert refusal(open_tfds, copied, "pets_coco", "train") == (

@@ -165,6 +165,9 @@ def test_vg500_errors(vg500, refusal):
     (vg500 / "names.txt").write_text("a\nb\n")
     sentence = refusal(open_vg500, vg500, "train", classes="names.txt")
     assert sentence == f"{vg500}/names.txt lists 2 labels, but vg500 has 500; correct data.classes"
+    with (vg500 / "train_list_500.txt").open("a") as file:
+        file.write("3.jpg\n")
+    assert refusal(open_vg500, vg500, "train").startswith(f"{vg500}/train_list_500.txt lists VG_100K/3.jpg again")
     for content in ('{"3.jpg": [500]}', '{"3.jpg": "a"}', "{}", "[]"):
         index.write_text(content)
         assert refusal(open_vg500, vg500, "train").startswith(f"{index} is damaged: ")

@@ -127,6 +127,11 @@ def test_malformed_lists_are_named(voc, refusal, line):
     assert refusal(open_voc, voc, "train").startswith(f"{path} is damaged: ")
 
 
+def test_an_empty_first_list_is_not_a_list_of_negative_images(voc, refusal):
+    (voc / "ImageSets" / "Main" / "aeroplane_train.txt").write_text("")
+    assert refusal(open_voc, voc, "train").startswith(f"{voc}/ImageSets/Main lists no images")
+
+
 @pytest.mark.parametrize("table", [{"2008_000009": ([], [])}, {"2008_000007": ([], ["boat"])}])
 def test_a_split_without_positive_labels(voc, refusal, table):
     write_lists(voc, "train", table)

@@ -62,7 +62,7 @@ class Published:
         Without this variable, it is data/NAME in the working directory.
         Raises UserError if there is no such folder.
         """
-        parent = Path(os.environ.get(VARIABLE, DEFAULT_FOLDER))
+        parent = Path(os.environ.get(VARIABLE) or DEFAULT_FOLDER)
         folder = (Path(root) if os.fspath(root) else parent / self.name).expanduser()
         if not folder.is_dir():
             raise self.missing(f"there is no folder {folder}")

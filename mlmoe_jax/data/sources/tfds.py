@@ -14,6 +14,7 @@ Labels come from the first of these features: `labels` (a sequence of classes), 
 --mode=pack makes a copy with separate labels.
 """
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -94,7 +95,11 @@ def _builder(root: epath.Path, name: str):
                 f"tfds:{name} is not prepared in {root}, or has several configurations of which data.name should name "
                 f"one; {how} and copy the folder to this machine"
             ) from error
-        formats = {form.value for form in builder.info.available_file_formats()}
+        info = builder.info
+        formats = {form.value for form in info.available_file_formats()}
+    parts = {part for part in re.split("[/:]", name) if "*" not in part}  # a version may be 1.*.*
+    if not parts.issubset(info.full_name.split("/")):
+        raise UserError(f"{root} holds tfds:{info.full_name} and not tfds:{name}; correct data.root or data.name")
     if "array_record" not in formats:
         raise UserError(
             f"{builder.data_dir} is stored as {', '.join(sorted(formats))}, which only TensorFlow reads; {how} in "

@@ -19,7 +19,7 @@ file of 500 names.
 import functools
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -70,7 +70,7 @@ def open_vg256(data_config: ConfigDict, split: str, classes: Sequence[str] | Non
     order = np.random.RandomState(1).permutation(len(images))
     first_of_test = len(order) - round(TEST_SHARE * len(order))
     drawn = np.sort(order[:first_of_test] if split == "train" else order[first_of_test:])
-    labels = {f"{images[row][0]}.jpg": images[row][1] for row in drawn}
+    labels = [(f"{images[row][0]}.jpg", images[row][1]) for row in drawn]
     return _make_split(labels, Listing(path, split), tuple(_categories()), folder)
 
 
@@ -120,16 +120,18 @@ def open_vg500(data_config: ConfigDict, split: str, classes: Sequence[str] | Non
     files = [line.strip().rpartition("/")[2] for line in PUBLISHED_500.lines(list_path) if line.strip()]
     with damage_explained(index_path):
         numbers_of = json.loads(PUBLISHED_500.read(index_path))
-        labels = {file: numbers_of[file] for file in files}
+        labels = [(file, numbers_of[file]) for file in files]
         return _make_split(labels, Listing(list_path, split), classes, folder)
 
 
 # ------------------------------------------------------------------------------------------------------------- both
-def _make_split(labels: Mapping[str, Iterable[int]], listing: Listing, classes: Sequence[str], folder: Path) -> Split:
+def _make_split(
+    labels: Sequence[tuple[str, Iterable[int]]], listing: Listing, classes: Sequence[str], folder: Path
+) -> Split:
     """Return a split of images that may be in either folder. Ids have the first folder in any case.
 
     Args:
-      labels: file name -> the numbers of its classes.
+      labels: pairs of a file name and the numbers of its classes.
       listing: what lists the images.
       classes: names of the classes.
       folder: folder of both folders of images.
@@ -137,16 +139,16 @@ def _make_split(labels: Mapping[str, Iterable[int]], listing: Listing, classes: 
     first, second = IMAGE_FOLDERS
     in_second = set(os.listdir(folder / second)) if (folder / second).is_dir() else set()
     name_of = dict(enumerate(classes))
-    rows = (ImageRow(f"{first}/{file}", {name_of[k]: POSITIVE for k in numbers}) for file, numbers in labels.items())
-    files = [f"{second if file in in_second else first}/{file}" for file in labels]
+    rows = (ImageRow(f"{first}/{file}", {name_of[k]: POSITIVE for k in numbers}) for file, numbers in labels)
+    files = [f"{second if file in in_second else first}/{file}" for file, _ in labels]
     return validated(rows, listing, classes).to_split(folder, files)
 
 
-VG256 = DataSource(open_vg256, splits=("train", "test"), labels=lambda data_config: 256, published=PUBLISHED_256)
+VG256 = DataSource(open_vg256, splits=("train", "test"), labels=256, published=PUBLISHED_256)
 VG500 = DataSource(
     open_vg500,
     splits=("train", "test"),
     drops_empty=True,
-    labels=lambda data_config: LABELS_500,
+    labels=LABELS_500,
     published=PUBLISHED_500,
 )

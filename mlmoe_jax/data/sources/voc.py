@@ -49,7 +49,8 @@ def open_voc(year: int, data_config: ConfigDict, split: str, classes: Sequence[s
         path = lists / f"{name}_{split}.txt"
         with damage_explained(path):
             marks = dict(line.split() for line in published.lines(path) if line.strip())
-            labels = labels or {image: {} for image in sorted(marks)}
+            if name == VOC_CLASSES[0]:
+                labels = {image: {} for image in sorted(marks)}
             for image, codes in labels.items():
                 codes[name] = CODE_OF_MARK[marks[image]]
     rows = (ImageRow(f"JPEGImages/{image}.jpg", codes) for image, codes in labels.items())

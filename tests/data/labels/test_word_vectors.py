@@ -61,6 +61,7 @@ def test_labels_without_any_word_are_named(glove, refusal):
     [
         *((content, " has no word of the labels zebra; ") for content in ("", "zebra\n", "PK\x03\x04 \x00\x00\n")),
         ("zebra 1 two 3\n", " is damaged: "),
+        ("the 1 2\nzebra 1 nan\n", " is damaged: it has a number that is not finite"),
     ],
 )
 def test_files_of_another_format_are_refused(tmp_path, content, sentence, refusal):
