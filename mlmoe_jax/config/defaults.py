@@ -76,7 +76,10 @@ SECTIONS: dict[str, ConfigSection] = {name: entry for name, entry in walk(CONFIG
 
 
 def section_named(name: str) -> ConfigSection | None:
-    """Return the section of a dotted name, also the section of an adapter; None if there is none. "" is the config."""
+    """Return the section with a dotted name, or None if there is none. The empty name is the whole config.
+
+    Sections of adapters, such as `model.adapters.lora`, are included.
+    """
     parent, _, leaf = name.rpartition(".")
     if parent == ADAPTERS_SECTION and leaf in ADAPTERS:
         return adapter_section(leaf)
@@ -84,7 +87,10 @@ def section_named(name: str) -> ConfigSection | None:
 
 
 def key_named(name: str) -> Key | None:
-    """Return the key of a dotted name, also a key of an adapter or of an open section; None if there is none."""
+    """Return the key with a dotted name, or None if there is none.
+
+    Keys of adapters, and keys that may be added to a section (`ConfigSection.further`), are included.
+    """
     parent, _, leaf = name.rpartition(".")
     section = section_named(parent)
     entry = section.entries.get(leaf, section.further) if section else None
@@ -92,7 +98,7 @@ def key_named(name: str) -> Key | None:
 
 
 def default_config() -> ConfigDict:
-    """Return a config with the default of every key. Config files change what they need."""
+    """Return a config with the default value of every key. Config files start from it."""
     return _section_defaults(CONFIG)
 
 
@@ -104,7 +110,11 @@ def _section_defaults(section: ConfigSection) -> ConfigDict:
 
 
 def adapter_section(name: str) -> ConfigSection:
-    """Return the keys of an adapter; UserError with the nearest name for an unknown one."""
+    """Return the config section of an adapter, with one key per setting.
+
+    Raises:
+      UserError: the adapter is unknown. The message suggests the nearest name.
+    """
     adapter = ADAPTERS[name]
     doc = inspect.getdoc(adapter).partition("\n")[0]
     return ConfigSection(doc, {leaf: _adapter_key(setting) for leaf, setting in adapter.settings.items()})
@@ -121,9 +131,10 @@ def use_adapter(config: ConfigDict, name: str, **settings: Any) -> None:
     """Add an adapter to a config.
 
     Args:
-      config: the config, which changes.
+      config: the config, which is modified.
       name: name of the adapter.
-      **settings: values of its settings. All other settings keep their value in the config, or have their default.
+      **settings: values of settings of the adapter. Other settings keep their value in the config. If they have none,
+        they get their default.
 
     Raises:
       UserError: the adapter is unknown.
@@ -134,7 +145,10 @@ def use_adapter(config: ConfigDict, name: str, **settings: Any) -> None:
 
 
 def why_unknown(name: str) -> str:
-    """Return the end of an error about a name that is not a key: the nearest name, or the names beside it."""
+    """Return the end of an error message about a dotted name that is not a key.
+
+    It suggests the nearest name, or lists the names in the section.
+    """
     if section := section_named(name):
         return f"is a section with {', '.join(section.entries)}; set one of them"
     parent, _, leaf = name.rpartition(".")

@@ -18,13 +18,13 @@ from mlmoe_jax.runtime.registry import Registry, nearest
 
 @dataclass(frozen=True)
 class Key(abc.ABC):
-    """One key of the config.
+    """A key of the config: its type, its allowed values and its default.
 
     Attributes:
       allowed: the allowed values in words, such as "an integer above 0".
       default: the default value.
-      doc: one sentence about the key.
-      unit: unit of a number, empty if it has none.
+      doc: one sentence that describes the key.
+      unit: the unit of a number; "" if it has none.
     """
 
     allowed: ClassVar[str]
@@ -36,24 +36,28 @@ class Key(abc.ABC):
 
     @abc.abstractmethod
     def parse(self, text: str) -> Any:
-        """Return the value of a text; ValueError, SyntaxError or KeyError if it is not a value of this type."""
+        """Return the value that a text of the command line stands for.
+
+        Raises:
+          ValueError, SyntaxError, KeyError: the text is not a value of this type.
+        """
 
     @abc.abstractmethod
     def allows(self, value: Any) -> bool:
-        """Return whether a value has the type of the key and is within its limits."""
+        """Return whether a value has the type of the key and is an allowed value."""
 
     def hint(self, value: Any) -> str:
-        """Return the end of an error about a wrong value, such as the nearest allowed value, or ""."""
+        """Return a hint for an error message about a wrong value, such as the nearest allowed value, or ""."""
         return ""
 
     def format(self, value: Any) -> str:
-        """Return a value as text for the command line."""
+        """Return a value as the text that `parse` accepts."""
         return format_value(value)
 
 
 @dataclass(frozen=True)
 class TextKey(Key):
-    """Any text, such as a name or a path."""
+    """A key whose value is any text, such as a name or a path."""
 
     allowed: ClassVar[str] = "a string"
 
@@ -66,10 +70,10 @@ class TextKey(Key):
 
 @dataclass(frozen=True)
 class ChoiceKey(TextKey):
-    """One of several names.
+    """A key whose value is one of several names.
 
     Attributes:
-      choices: the names, a mapping from names to meanings, or a registry.
+      choices: the names: a tuple, a mapping from names to descriptions, or a registry.
     """
 
     _: KW_ONLY
@@ -88,7 +92,7 @@ class ChoiceKey(TextKey):
 
 @dataclass(frozen=True)
 class FlagKey(Key):
-    """True or false."""
+    """A key whose value is true or false."""
 
     allowed: ClassVar[str] = "true or false"
 
@@ -101,13 +105,13 @@ class FlagKey(Key):
 
 @dataclass(frozen=True)
 class NumberKey(Key):
-    """A finite number within limits.
+    """A key whose value is a finite number within limits.
 
     Attributes:
-      above: largest number that is too small.
-      least: smallest allowed number.
-      below: smallest number that is too large.
-      most: largest allowed number. A number above LARGEST, its default, is most likely a typo.
+      above: exclusive lower limit.
+      least: inclusive lower limit.
+      below: exclusive upper limit.
+      most: inclusive upper limit. The default is LARGEST, because a larger number is most likely a typo.
     """
 
     type_name: ClassVar[str] = "a number"
@@ -136,7 +140,7 @@ class NumberKey(Key):
 
 @dataclass(frozen=True)
 class IntegerKey(NumberKey):
-    """An integer with limits."""
+    """A key whose value is an integer within limits."""
 
     type_name: ClassVar[str] = "an integer"
     LARGEST: ClassVar[float] = 1_000_000
@@ -150,7 +154,10 @@ class IntegerKey(NumberKey):
 
 @dataclass(frozen=True)
 class AutoIntegerKey(IntegerKey):
-    """An integer with limits, or `auto`, which lets the program choose. A config stores `auto` as the number AUTO."""
+    """A key whose value is an integer within limits, or `auto`, which lets the program choose the number.
+
+    In a config, `auto` is stored as the integer AUTO.
+    """
 
     AUTO: ClassVar[int] = -1
 
@@ -170,7 +177,7 @@ class AutoIntegerKey(IntegerKey):
 
 @dataclass(frozen=True)
 class _TupleKey(Key):
-    """Several values, written as a Python tuple or list, or separated by commas."""
+    """A key whose value is a tuple. Its text is a Python tuple or list, or items separated by commas."""
 
     def parse(self, text: str) -> tuple:
         if text[:1] not in ("(", "["):
@@ -186,12 +193,12 @@ class _TupleKey(Key):
 
     @abc.abstractmethod
     def allows_item(self, item: Any) -> bool:
-        """Return whether a value may contain an item."""
+        """Return whether `item` is an allowed item of the tuple."""
 
 
 @dataclass(frozen=True)
 class TextsKey(_TupleKey):
-    """Texts, such as the names of splits."""
+    """A key whose value is a tuple of texts, such as the names of splits."""
 
     allowed: ClassVar[str] = "strings separated by commas"
 
@@ -210,7 +217,7 @@ class _NumbersKey(_TupleKey):
 
 @dataclass(frozen=True)
 class IntervalKey(_NumbersKey):
-    """The bounds of a range to draw from."""
+    """A key whose value is an interval (low, high), from which numbers are drawn."""
 
     allowed: ClassVar[str] = "two numbers above 0, the smaller one first"
 
@@ -220,7 +227,7 @@ class IntervalKey(_NumbersKey):
 
 @dataclass(frozen=True)
 class FractionsKey(_NumbersKey):
-    """One or more fractions of a whole."""
+    """A key whose value is a tuple of one or more fractions in [0, 1)."""
 
     allowed: ClassVar[str] = "one or more numbers from 0 to below 1"
 
@@ -233,10 +240,12 @@ class FractionsKey(_NumbersKey):
 
 @dataclass(frozen=True)
 class RulesKey(_TupleKey):
-    """Ordered rules over parameter paths. The first match counts (see models.rules).
+    """A key whose value is a tuple of rules (regular expression, value) for parameter paths.
+
+    The first rule whose expression matches a path gives the value for the path (see models.rules).
 
     Attributes:
-      factors: whether the value of a rule is a number instead of True or False.
+      factors: whether the value of a rule is a number. If False, it is True or False.
     """
 
     _: KW_ONLY
@@ -261,10 +270,12 @@ class RulesKey(_TupleKey):
 
 @dataclass(frozen=True)
 class ConfigSection:
-    """Keys that belong together, and subsections.
+    """A section of the config: keys that belong together, and subsections.
 
     Attributes:
-      further: type of the keys that may be added; None if no key may be added.
+      doc: one sentence that describes the section.
+      entries: name -> key or subsection.
+      further: the type of keys with other names, which may be added to the section; None if no key may be added.
     """
 
     doc: str
@@ -273,12 +284,25 @@ class ConfigSection:
 
 
 def section(doc: str, /, *, further: Key | None = None, **entries: Key | ConfigSection) -> ConfigSection:
-    """Return a section of the table. The keyword arguments are its entries, in the order of the help."""
+    """Return a section of the config.
+
+    Args:
+      doc: one sentence that describes the section.
+      further: the type of keys that may be added to the section; None if no key may be added.
+      **entries: name -> key or subsection, in the order in which the help lists them.
+    """
     return ConfigSection(doc, entries, further)
 
 
 def walk(table: ConfigSection, prefix: str = "") -> Iterator[tuple[str, Key | ConfigSection]]:
-    """Yield each entry of a section with its dotted name. A section comes before its entries."""
+    """Yield (dotted name, entry) for each key and each subsection of `table`, recursively.
+
+    A subsection comes before its own entries.
+
+    Args:
+      table: the section.
+      prefix: the text before each name, such as "data.".
+    """
     for name, entry in table.entries.items():
         yield f"{prefix}{name}", entry
         if isinstance(entry, ConfigSection):
@@ -286,18 +310,18 @@ def walk(table: ConfigSection, prefix: str = "") -> Iterator[tuple[str, Key | Co
 
 
 def key_like(value: Any) -> Key:
-    """Return a key that parses text as the type of `value`, for an option of a config file."""
+    """Return a key of the type of `value` with `value` as its default, for an option of a config file."""
     keys = {bool: FlagKey, int: IntegerKey, float: NumberKey, tuple: TextsKey, str: TextKey}
     return keys[type(value)](value, "")
 
 
 def to_tuples(value: Any) -> Any:
-    """Return `value` with all lists, also nested lists, as tuples."""
+    """Return `value` with all lists converted to tuples, recursively."""
     return tuple(to_tuples(item) for item in value) if isinstance(value, tuple | list) else value
 
 
 def format_value(value: Any) -> str:
-    """Return a value as text for the command line."""
+    """Return a config value as text for the command line, such as "true" or "a,b"."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, tuple) and all(isinstance(item, str | float) for item in value):

@@ -34,12 +34,12 @@ def parse_arg(arg: str, **defaults: Any) -> ConfigDict:
     """Parse the options of a config, `key=value,key=value`.
 
     Args:
-      arg: the text.
-      **defaults: option -> its default, which also determines the type of its values; for one of several names, a
-        result of `choice`.
+      arg: the text of the options.
+      **defaults: option -> its default value, or a key such as a result of `choice`. The type of the default is the
+        type of the option.
 
     Returns:
-      option -> value.
+      option -> value, for all options in `defaults`.
 
     Raises:
       UserError: an option is unknown or repeated, or a value is not allowed.
@@ -56,13 +56,26 @@ def parse_arg(arg: str, **defaults: Any) -> ConfigDict:
 
 
 def choice(names: Iterable[str], default: str = "") -> ChoiceKey:
-    """Return an option for `parse_arg` that takes one of several names, by default the first."""
+    """Return an option for `parse_arg` whose value is one of `names`.
+
+    Args:
+      names: the allowed values.
+      default: the default value; "": the first name.
+    """
     choices = tuple(names)
     return ChoiceKey(default or choices[0], "", choices=choices)
 
 
 def _split_options(arg: str, keys: Mapping[str, Key]) -> Iterator[tuple[str, str]]:
-    """Yield name and text of each option of a text; UserError for an option that is unknown or repeated."""
+    """Yield (name, text of the value) for each option in `arg`.
+
+    Args:
+      arg: the text of the options, `key=value,key=value`.
+      keys: option -> key, for all known options.
+
+    Raises:
+      UserError: an option is unknown or repeated.
+    """
     seen = set()
     all_options = f"this config takes {', '.join(keys) or 'no arguments'}"
     for item in filter(None, arg.split(",")):
@@ -80,15 +93,17 @@ def _split_options(arg: str, keys: Mapping[str, Key]) -> Iterator[tuple[str, str
 def load_config(
     reference: str, overrides: list[tuple[str, str]], *, run: Callable[[], ConfigDict | None] = lambda: None
 ) -> ConfigDict:
-    """Load a config file and apply overrides.
+    """Return the config of a config file, with overrides applied.
 
     Args:
-      reference: `path.py:arg`, or the name of a file in configs/.
-      overrides: pairs of dotted key and text.
-      run: returns the config of the resumed run, or None. It is called only for a file whose `get_config` takes it.
+      reference: the path of a file, or the name of a file in configs/. The argument of its `get_config` may follow
+        after a colon, as in `path.py:arg`.
+      overrides: pairs (dotted key, text of the value).
+      run: returns the config of the resumed run, or None. It is called only if the `get_config` of the file has a
+        parameter `run`.
 
     Raises:
-      UserError: the file is missing, a key is unknown, or a value has another type.
+      UserError: the file is missing, a key is unknown, or a value has a wrong type.
     """
     location, _, arg = reference.partition(":")
     path = find_config(location)
@@ -103,9 +118,9 @@ def load_config(
 
 
 def split_references(text: str) -> list[str]:
-    """Split `a,b:x=1,y=2,c` into the configs `a`, `b:x=1,y=2` and `c`.
+    """Split a comma-separated list of configs: `a,b:x=1,y=2,c` gives `a`, `b:x=1,y=2` and `c`.
 
-    An item with "=" and without ":" is another argument of the config before it.
+    An item with "=" and no ":" before it is a further option of the preceding config.
     """
     references: list[str] = []
     for part in text.split(","):
@@ -117,7 +132,7 @@ def split_references(text: str) -> list[str]:
 
 
 def find_config(location: str) -> Path:
-    """Return the file of a config by its path, or by its name in configs/; UserError if there is none."""
+    """Return the path of a config file, given its path or its name in configs/; UserError if there is none."""
     candidates = [Path(location), Path(f"{location}.py"), CONFIG_FOLDER / location, CONFIG_FOLDER / f"{location}.py"]
     for candidate in candidates:
         if os.path.isfile(candidate):  # False, not an error, for an invalid file name
@@ -127,13 +142,21 @@ def find_config(location: str) -> Path:
 
 
 def override_pairs(overrides: Overrides | None) -> list[tuple[str, str]]:
-    """Return overrides as pairs (dotted key, text)."""
+    """Return overrides as pairs (dotted key, text of the value); [] for None."""
     pairs = overrides.items() if isinstance(overrides, Mapping) else overrides or ()
     return [(key, repr(value) if isinstance(value, list | tuple) else str(value)) for key, value in pairs]
 
 
 def apply_overrides(config: ConfigDict, overrides: list[tuple[str, str]]) -> ConfigDict:
-    """Set ("a.b", "text") pairs as `set_key` does; UserError also for a repeated key."""
+    """Set keys of a config as `set_key` does, and return the config.
+
+    Args:
+      config: the config, which is modified.
+      overrides: pairs (dotted key, text of the value).
+
+    Raises:
+      UserError: a key is unknown or repeated, or a text is not a value of the key.
+    """
     keys = [key for key, _ in overrides]
     for key, text in overrides:
         if keys.count(key) > 1:
@@ -143,16 +166,16 @@ def apply_overrides(config: ConfigDict, overrides: list[tuple[str, str]]) -> Con
 
 
 def set_key(config: ConfigDict, key: str, text: str, *, role: str) -> None:
-    """Set a key of a whole config to the value of a text.
+    """Set one key of a config to a value that is given as text.
 
     Args:
-      config: the config, which changes.
-      key: the dotted key.
+      config: the whole config, which is modified.
+      key: the dotted key. `model.adapters` adds the adapters that `text` names.
       text: the value as text, such as "0.1" or "a,b".
-      role: role of the key in an error, such as "config key".
+      role: the term for the key in error messages, such as "config key".
 
     Raises:
-      UserError: the key is unknown, or it cannot read the text.
+      UserError: the key is unknown, or the text is not a value of the key.
     """
     if key == ADAPTERS_SECTION:
         for name in filter(None, text.split(",")):
@@ -183,11 +206,13 @@ def to_json(config: ConfigDict) -> str:
 
 
 def from_json(text: str, source: str = "the stored config", *, required: Sequence[str] = ()) -> ConfigDict:
-    """Read a stored config. Keys that it lacks get their default; unknown keys are ignored with a warning.
+    """Return the config that `to_json` stored. Missing keys get their default.
+
+    Unknown keys are ignored, and a warning is logged.
 
     Args:
       text: the JSON text.
-      source: name of the config in errors.
+      source: the term for the config in error messages.
       required: dotted keys that the text must contain.
 
     Raises:
@@ -210,7 +235,7 @@ def from_json(text: str, source: str = "the stored config", *, required: Sequenc
 
 
 def flatten(config: ConfigDict | dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return {"a.b": value} for the keys of all sections."""
+    """Return the values of all sections in one dict, dotted key -> value, such as {"a.b": 1} for {"a": {"b": 1}}."""
     flat = {}
     for key, value in config.items():
         name = f"{prefix}{key}"

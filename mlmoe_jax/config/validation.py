@@ -20,7 +20,7 @@ from mlmoe_jax.models.registries import (
 
 
 def validate(config: ConfigDict) -> None:
-    """Raise one UserError that lists every mistake in the config."""
+    """Raise one UserError that lists all mistakes in the config, if there are any."""
     if missing := CONFIG.entries.keys() - config.keys():
         raise UserError(f"the config lacks {', '.join(sorted(missing))}; let it start from default_config()")
     checks = (_key_mistakes, _model_mistakes, _data_mistakes, _loss_mistakes, _cache_mistakes, _fit_mistakes)
@@ -29,7 +29,7 @@ def validate(config: ConfigDict) -> None:
 
 
 def find_warnings(config: ConfigDict) -> list[str]:
-    """Return warnings about settings that are valid but probably not intended."""
+    """Return warnings, one sentence each, about settings that are valid but probably not intended."""
     messages, loss = head_class(config).warnings(config), config.loss
     if loss.kind == "focal" and loss.gamma_neg != KEYS["loss.gamma_neg"].default:
         messages.append(
@@ -50,12 +50,12 @@ def find_warnings(config: ConfigDict) -> list[str]:
 
 
 def has_batch_statistics(config: ConfigDict) -> bool:
-    """Return whether training normalizes by statistics of the batch, in the backbone or in the head."""
+    """Return whether the backbone or the head normalizes with batch statistics in training."""
     return _trains_batch_norm(config) or head_class(config).batch_statistics
 
 
 def _trains_batch_norm(config: ConfigDict) -> bool:
-    """Return whether the backbone has batch normalization and trains it; False for an unknown backbone."""
+    """Return whether the backbone has trainable batch normalization; False if the backbone is unknown."""
     from mlmoe_jax.models.backbones.catalog import CATALOG  # imports jax, which --help does without
 
     settings = config.model.backbone
@@ -88,7 +88,7 @@ def _data_mistakes(config: ConfigDict) -> list[str]:
 
 
 def _loss_mistakes(config: ConfigDict) -> list[str]:
-    """Return the settings of loss and labels that do not fit together."""
+    """Return error messages about settings of the loss and of the labels that contradict each other."""
     data, settings = config.data, config.loss
     if wrong := hidden.find_mistake(data.known_positives):
         return [wrong]
@@ -110,7 +110,7 @@ def _loss_mistakes(config: ConfigDict) -> list[str]:
 
 
 def _cache_mistakes(config: ConfigDict) -> list[str]:
-    """Return the settings that would change cached features during training."""
+    """Return error messages about settings that prevent caching, because they would change features in training."""
     if config.data.cache_features == "no":
         return []
     wrong = []
@@ -137,7 +137,7 @@ def _cache_mistakes(config: ConfigDict) -> list[str]:
 
 
 def _fit_mistakes(config: ConfigDict) -> list[str]:
-    """Return the settings that contradict `train.fit=logistic`."""
+    """Return error messages about settings that contradict `train.fit=logistic`."""
     if config.train.fit != "logistic":
         return []
     head, wrong, otherwise = config.model.head, [], ", or train.fit=steps"

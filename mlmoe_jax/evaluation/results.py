@@ -42,14 +42,16 @@ Results = dict[str, dict[str, float]]  # split -> metric -> value, as fractions
 # ------------------------------------------------------------------------------------------------------------- scores
 @dataclass(frozen=True)
 class SplitScores:
-    """One split with its scores, computed or read from a run folder.
+    """The images and labels of one split, with the scores of a model.
 
     Attributes:
-      ids: str[N].
-      scores: probabilities f32[N,K]; nan if an image could not be read.
-      codes: i8[N,K] of data.split.
-      groups: str[N], see `Split.groups`; None without groups.
-      source: the split of the data set; None for the scores of a run folder, and for a part of the images or labels.
+      name: the name of the split.
+      ids: str[N], the image ids.
+      scores: f32[N,K], probabilities; nan if an image could not be read.
+      codes: i8[N,K], label codes of `data.label_codes`.
+      groups: str[N], the group of each image, see `Split.groups`; None without groups.
+      source: the split of the data set; None if the scores were read from a run folder, or if images or labels were
+        selected.
     """
 
     name: str
@@ -61,7 +63,7 @@ class SplitScores:
 
     @classmethod
     def of(cls, split: Split, scores: np.ndarray) -> SplitScores:
-        """Return a split with its scores f32[N,K]."""
+        """Return the images and labels of a split with their scores, f32[N,K]."""
         groups = None if split.groups is None else np.asarray(split.groups, dtype=str)
         return cls(split.name, np.asarray(split.ids, dtype=str), scores, split.labels, groups, split)
 
@@ -70,31 +72,38 @@ class SplitScores:
 
     @property
     def read(self) -> np.ndarray:
-        """bool[N], whether an image could be read and therefore has scores."""
+        """Whether an image could be read and therefore has scores, bool[N]."""
         return ~np.isnan(self.scores).any(axis=1)
 
     @property
     def skipped(self) -> SkippedImages:
-        """The images that could not be read; requires `source`, which has the reasons."""
+        """The images that could not be read. `source` must not be None, because it has the reasons."""
         from mlmoe_jax.data.pipeline import SkippedImages  # here, because who reads results needs no Grain
 
         return SkippedImages(self.source, np.flatnonzero(~self.read).tolist())
 
     def readable(self) -> SplitScores:
-        """Return the images that have scores."""
+        """Return the part of the split whose images have scores."""
         return self if (read := self.read).all() else self.take(read)
 
     def take(self, rows: np.ndarray) -> SplitScores:
-        """Return the images `rows`, bool[N] or i64[n], in this order."""
+        """Return the part of the split with the images `rows`, a mask bool[N] or indices i64[n], in this order."""
         groups = None if self.groups is None else self.groups[rows]
         return SplitScores(self.name, self.ids[rows], self.scores[rows], self.codes[rows], groups)
 
     def with_labels(self, columns: np.ndarray) -> SplitScores:
-        """Return the labels `columns`, i64[k], in this order."""
+        """Return the split with only the labels `columns`, indices i64[k], in this order."""
         return replace(self, scores=self.scores[:, columns], codes=self.codes[:, columns], source=None)
 
     def entries(self, difficult: str) -> Entries:
-        """Return the scores of readable images with the truth; `difficult` as in `data.label_codes.targets`."""
+        """Return the scores and the true labels for metrics. All images must have scores.
+
+        Args:
+          difficult: treatment of difficult labels, as in `data.label_codes.targets`.
+
+        Raises:
+          ValueError: a valid score is NaN.
+        """
         return Entries.of(self.scores, self.codes, difficult)
 
 
@@ -127,9 +136,10 @@ class MetricSettings:
 
 
 def metric_scores(scored: SplitScores, tree: LabelTree, settings: MetricSettings) -> SplitScores:
-    """Return the scores of which metrics are computed.
+    """Return the scores from which metrics are computed.
 
-    They are the raw scores, or with `settings.consistent` those that agree with a tree of labels at the threshold.
+    They are the raw scores if `settings.consistent` is False or there is no tree of labels. Otherwise they are adjusted
+    by `models.consistency` to agree with the tree at `settings.threshold`.
     """
     if not (tree and settings.consistent):
         return scored
@@ -140,10 +150,11 @@ def metric_scores(scored: SplitScores, tree: LabelTree, settings: MetricSettings
 # ------------------------------------------------------------------------------------------------------------ reading
 @dataclass(frozen=True)
 class SplitResult:
-    """The entry of a split in results.json.
+    """The entry of one split in results.json.
 
     Attributes:
-      scores: the file of the scores in the run folder; "" in a shared model, which has none.
+      scores: path of the file with the scores, relative to the run folder; "" in a shared model, which has no such
+        file.
       settings: the settings of the metrics.
       metrics: name -> fraction; nan if a metric is undefined.
       finished: whether the training was finished when the split was evaluated.
@@ -156,13 +167,17 @@ class SplitResult:
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> SplitResult:
-        """Read an entry. Raises an error of any type if it is damaged."""
+        """Return the result from its JSON object. A damaged object raises an error of any type."""
         metrics = {name: math.nan if value is None else float(value) for name, value in entry["metrics"].items()}
         return cls(entry["scores"], MetricSettings(**entry["settings"]), metrics, entry["finished"])
 
 
 def read_split_results(folder: RunFolder) -> dict[str, SplitResult]:
-    """Return the entries of results.json by split. Raises UserError if the file is missing or damaged."""
+    """Return the entries of results.json, split -> entry.
+
+    Raises:
+      UserError: the file is missing or damaged.
+    """
     folder.require()
     if not (folder / RESULTS).exists():
         raise UserError(f"{folder} has no {RESULTS}; run --mode=eval --workdir={folder}, or let its training finish")
@@ -170,7 +185,7 @@ def read_split_results(folder: RunFolder) -> dict[str, SplitResult]:
 
 
 def _stored(folder: RunFolder) -> dict[str, SplitResult]:
-    """Return the entries of results.json by split, {} without the file."""
+    """Return the entries of results.json, split -> entry; {} if the file is missing."""
     if not (folder / RESULTS).exists():
         return {}
     with folder.reading(RESULTS):
@@ -178,17 +193,25 @@ def _stored(folder: RunFolder) -> dict[str, SplitResult]:
 
 
 def read_results(folder: RunFolder) -> Results:
-    """Return split -> metric -> fraction. Raises UserError if there are no results, or if the file is damaged."""
+    """Return the metrics in results.json, split -> metric -> fraction.
+
+    Raises:
+      UserError: the file is missing or damaged.
+    """
     return {split: entry.metrics for split, entry in read_split_results(folder).items()}
 
 
 def training_results(folder: RunFolder) -> Results | None:
-    """Return the results of a run as `read_results` does; None if its training is not finished."""
+    """Return the metrics of a run as `read_results` does; None if its training is not finished."""
     return read_results(folder) if training_finished(folder) else None
 
 
 def read_scores(folder: RunFolder) -> dict[str, SplitScores]:
-    """Return the scores of all evaluated splits by name. Raises UserError if there are none, or a file is damaged."""
+    """Return the scores of all evaluated splits, split -> scores.
+
+    Raises:
+      UserError: the folder has no scores, or a file is damaged.
+    """
     entries = {split: entry for split, entry in read_split_results(folder).items() if entry.scores}
     if not entries:
         raise UserError(f"{folder} has results, but no scores of images; run --mode=eval on the run folder itself")
@@ -203,7 +226,7 @@ def _read_file(folder: RunFolder, name: str, split: str) -> SplitScores:
 
 
 def require_split(folder: RunFolder, splits: dict[str, SplitScores], name: str) -> SplitScores:
-    """Return an entry of `splits`, a result of `read_scores`; UserError if it is missing."""
+    """Return `splits[name]`, where `splits` is a result of `read_scores`; UserError if it has no such split."""
     if name not in splits:
         raise UserError(
             f"{folder} has scores of {', '.join(splits)}, not of {name}; run --mode=eval --workdir={folder} "
@@ -213,22 +236,23 @@ def require_split(folder: RunFolder, splits: dict[str, SplitScores], name: str) 
 
 
 def read_labels(folder: RunFolder) -> tuple[str, ...]:
-    """Return the names of a run's labels in their order; UserError if the folder has none."""
+    """Return the label names of a run in their order; UserError if the folder has no label names."""
     folder.require(LABELS)
     return tuple(folder.read_text(LABELS).removesuffix("\n").split("\n"))
 
 
 # ------------------------------------------------------------------------------------------------------------ writing
 def changing_results(folder: RunFolder) -> contextlib.AbstractContextManager[None]:
-    """Wait for the lock of the scores and hold it: an evaluation may write results while a training ends.
+    """Return a context that holds the lock of the results, and waits for the lock first.
 
-    The lock of the run folder itself is held by the training from its start to its end.
+    An evaluation may write results while a training ends. The lock of the run folder itself cannot be used for this,
+    because the training holds it from its start to its end.
     """
     return folder.below(SCORES).writing(wait=True)
 
 
 def write_scores(folder: RunFolder, scored: SplitScores) -> str:
-    """Write the scores of a split, and return the name of the file."""
+    """Write the scores of a split to the run folder, and return the path of the file relative to the folder."""
     name = f"{SCORES}/{quote(scored.name, safe=' ')}.npz"  # the name of a split may have a slash
     groups = {} if scored.groups is None else {"groups": scored.groups}
     folder.write_npz(name, ids=scored.ids, scores=scored.scores, labels=scored.codes, **groups)
@@ -236,12 +260,14 @@ def write_scores(folder: RunFolder, scored: SplitScores) -> str:
 
 
 def write_split_results(folder: RunFolder, entries: Mapping[str, SplitResult], *, keep_others: bool) -> None:
-    """Write entries of results.json.
+    """Write entries to results.json.
+
+    If `test` is written and the entry of `test_shift` is kept, the drop of mAP is removed from `test_shift`.
 
     Args:
       folder: the run folder.
-      entries: the new entries by split.
-      keep_others: whether the entries of other splits stay. The end of a training replaces all entries.
+      entries: split -> its new entry.
+      keep_others: whether the entries of other splits are kept. The end of a training replaces all entries.
     """
     kept = _stored(folder) if keep_others else {}
     if "test" in entries and "test_shift" in kept:
@@ -252,14 +278,14 @@ def write_split_results(folder: RunFolder, entries: Mapping[str, SplitResult], *
 def write_rows(
     folder: RunFolder, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], replaced: Iterable[str] | None
 ) -> None:
-    """Write rows of a CSV file whose first column is `split`, or remove the file if no row is left.
+    """Write rows to a CSV file whose first column is `split`. If the file would have no row, it is removed.
 
     Args:
       folder: the run folder.
       name: the name of the file.
       columns: the names of the columns.
       rows: the new rows.
-      replaced: the splits whose rows are replaced; None: all splits.
+      replaced: the splits whose earlier rows are replaced; None: all splits.
     """
     kept = []
     if replaced is not None and (folder / name).exists():

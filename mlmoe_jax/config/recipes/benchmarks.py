@@ -23,19 +23,23 @@ DATA_SETS = ("digits", "synthetic", *_BENCHMARKS)
 
 
 def ema_decay(images: int) -> float:
-    """Return the decay per step with which an EMA keeps 82 % of its past after two epochs, rounded to 7 digits.
+    """Return the decay per step of an exponential moving average (EMA), as in ML-VPT's code, rounded to 7 digits.
 
-    0.82 = decay^(2 · steps per epoch), as in ML-VPT's code. It counts steps with a batch of 128 at any batch size of
-    the training. With its batches of 64, 82 % of the past remains after one epoch.
+    The decay solves decay^(2 · steps per epoch) = 0.82: after two epochs, the initial average has the weight 82 %.
+    Steps are counted with batches of 128, for any batch size of the training. With ML-VPT's batches of 64, the weight
+    is 82 % after one epoch.
+
+    Args:
+      images: the number of training images.
     """
     return round(0.82 ** (1 / (2 * max(1, round(images / 128)))), 7)
 
 
 def use_dataset(config: ConfigDict, name: str, root: str, resolution: int) -> None:
-    """Set a data set and its splits. The benchmarks select weights on the test split, as their papers do.
+    """Set the data set, its splits and the image size. Benchmarks select weights on the test split, as their papers do.
 
     Args:
-      config: the config, which changes.
+      config: the config, which is modified.
       name: a name in DATA_SETS.
       root: folder of the data set.
       resolution: side of the images in pixels.
@@ -58,15 +62,18 @@ def use_dataset(config: ConfigDict, name: str, root: str, resolution: int) -> No
 def method_config(
     arg: str, *, dataset: str, backbone: str, resolution: int, presets: Sequence[str], **further: Any
 ) -> tuple[ConfigDict, ConfigDict]:
-    """Return a config with a data set, its selection and a backbone, and the options read from `arg`.
+    """Return a config with a data set and a backbone, and the options parsed from `arg`.
+
+    The config also has the splits and the metric that select weights (options `preset` and `selection`).
 
     Args:
-      arg: options: dataset, root, resolution, backbone, preset, selection, and the options in `further`.
+      arg: text with the options `dataset`, `root`, `resolution`, `backbone`, `preset` and `selection`, and the options
+        in `further`.
       dataset: default data set.
       backbone: default backbone; on `digits` it is vit_digits.
       resolution: default side of the images in pixels; on `digits` it is 64.
-      presets: the presets of the method, the default first.
-      **further: other options with their defaults.
+      presets: names of the presets of the method. The first one is the default.
+      **further: name of a further option -> its default.
 
     Raises:
       UserError: an option or a value is unknown.
@@ -83,7 +90,7 @@ def method_config(
 
 
 def train_on_digits(config: ConfigDict, *, rate: float) -> None:
-    """Set the training that all methods share on `digits`."""
+    """Set the training recipe that all methods share on the data set `digits`, with the learning rate `rate`."""
     config.optim.learning_rate = rate
     config.train.epochs, config.eval.every_epochs, config.ema.decay = 8, 2, 0.99
     config.model.prompts.num_groups = 3
@@ -96,20 +103,25 @@ HELD_OUT = "held_out"
 
 
 def selection_options(*presets: str) -> dict[str, ChoiceKey]:
-    """Return the options `preset` and `selection` for `parse_arg`; the first preset is the default."""
+    """Return the options `preset` and `selection` for `parse_arg`: option name -> key.
+
+    The first preset is the default.
+    """
     return {"preset": choice((*presets, HELD_OUT)), "selection": choice(("published", HELD_OUT))}
 
 
 def apply_selection(config: ConfigDict, options: ConfigDict, default_preset: str) -> None:
-    """Apply the options `preset` and `selection` to a config with a data set.
+    """Apply the options `preset` and `selection` to a config whose data set is set.
 
-    With `published`, the settings of the data set stay. With `held_out`, weights are selected and thresholds fitted on
-    validation images, and the test splits are read once, at the end. A data set without a validation split holds out a
-    tenth of its training images, which do not depend on the seed.
+    `selection=published` keeps the settings of the data set.
+
+    `selection=held_out` selects weights and fits thresholds on validation images. The test splits are evaluated once,
+    at the end. If the data set has no validation split, a tenth of its training images is held out. The choice of these
+    images does not depend on the seed.
 
     Args:
-      config: the config, which changes.
-      options: the options. `preset=held_out` becomes `default_preset` with `selection=held_out`.
+      config: the config, which is modified.
+      options: the options, which are modified: `preset=held_out` becomes `default_preset` with `selection=held_out`.
       default_preset: the default preset of the method.
     """
     if options.preset == HELD_OUT:
@@ -122,30 +134,36 @@ def apply_selection(config: ConfigDict, options: ConfigDict, default_preset: str
 
 
 def evaluate_like(config: ConfigDict, evaluator: str, *, metric: str = "mAP") -> None:
-    """Select by the metric of a paper, and add the metrics of its own evaluator, a choice of `metrics.preset`."""
+    """Add the metrics of a paper's own evaluator, and select weights by the metric of the paper.
+
+    Args:
+      config: the config, which is modified.
+      evaluator: a value of `metrics.preset`.
+      metric: a value of `eval.select_metric`.
+    """
     config.metrics.preset, config.eval.select_metric = evaluator, metric
 
 
 # ------------------------------------------------------------------------------------------ settings that follow others
 class _Computation(NamedTuple):
-    """An operation for FieldReference, which calls `fn` with its own value and the values of `args`."""
+    """An operation of a FieldReference: calls `fn` with the value of the reference, then the values of `args`."""
 
     fn: Callable[..., Any]
     args: list[FieldReference]
 
 
 def follow(config: ConfigDict, key: str, compute: Callable[..., Any], *sources: str) -> None:
-    """Compute the value of a key from the values of other keys, until the key is set.
+    """Define a config key as a function of other keys, until the key itself is set.
 
-    A published setting may depend on another setting, such as the learning rate on the backbone. The key becomes a lazy
-    reference of ml_collections. It is computed at each reading, so it follows later changes by a flag, a sweep or a
-    line of Python. Run folders store the value.
+    A published setting may depend on another setting: for example, the learning rate depends on the backbone. The key
+    becomes a lazy reference (`FieldReference` of ml_collections), which is evaluated at each access. So it follows
+    later changes of the other keys by a flag, a sweep or Python code. Run folders store the value.
 
     Args:
-      config: a whole config, which changes.
+      config: the whole config, which is modified.
       key: the dotted key to set.
-      compute: function of the values of `sources`.
-      *sources: dotted keys.
+      compute: function from the values of `sources` to the value of `key`.
+      *sources: the dotted keys that `key` depends on.
     """
     references = [section.get_ref(leaf) for section, leaf in (_section_and_leaf(config, source) for source in sources)]
     value = compute(*(reference.get() for reference in references))

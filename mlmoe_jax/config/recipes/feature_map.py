@@ -25,13 +25,16 @@ def feature_map_config(
     presets: tuple[str, ...] = ("published",),
     **further: Any,
 ) -> tuple[ConfigDict, ConfigDict]:
-    """Return a config for a data set and a backbone, and the options read from `arg`.
+    """Return a config for a method that reads a feature map, and the options parsed from `arg`.
 
     Args:
-      arg: the options of `method_config`, tune, and the options in `further`.
-      dataset, backbone, resolution, presets: as in `method_config`.
-      tune: default of the option tune; see `tune_backbone`.
-      **further: other options with their defaults.
+      arg: text with the options of `method_config`, the option `tune`, and the options in `further`.
+      dataset: as in `method_config`.
+      backbone: as in `method_config`.
+      resolution: as in `method_config`.
+      tune: default of the option `tune`; see `tune_backbone`.
+      presets: as in `method_config`.
+      **further: name of a further option -> its default.
 
     Raises:
       UserError: an option or a value is unknown.
@@ -45,12 +48,14 @@ def feature_map_config(
 
 
 def tune_backbone(config: ConfigDict, tune: str, *, frozen: tuple[tuple[str, bool], ...] = ()) -> None:
-    """Set which parameters train. The setting follows the backbone.
+    """Set `config.trainable` so that the backbone is fine-tuned or frozen.
+
+    With `tune="auto"` the key is recomputed if the backbone of the config changes.
 
     Args:
-      config: the config, which changes.
-      tune: yes, no, or auto, which tunes a CNN and freezes a ViT.
-      frozen: rules for parts that stay frozen in a tuned backbone.
+      config: the config, which is modified.
+      tune: "yes", "no" or "auto", which fine-tunes a CNN and freezes a ViT.
+      frozen: rules (regular expression, False) for the parts of a fine-tuned backbone that stay frozen.
     """
 
     def rules(name: str) -> tuple[tuple[str, bool], ...]:
@@ -60,7 +65,12 @@ def tune_backbone(config: ConfigDict, tune: str, *, frozen: tuple[tuple[str, boo
 
 
 def train_batch_norm(config: ConfigDict, tune: str) -> None:
-    """Let a tuned backbone train its batch normalization, if it has any; see `tune_backbone` for `tune`."""
+    """Make the batch normalization of the backbone trainable if the backbone has it and is fine-tuned.
+
+    Args:
+      config: the config, which is modified.
+      tune: as in `tune_backbone`.
+    """
 
     def mode(name: str) -> str:
         present = catalog.entry(name).shape.batch_norm_rule is not None
@@ -70,12 +80,15 @@ def train_batch_norm(config: ConfigDict, tune: str) -> None:
 
 
 def is_tuned(tune: str, backbone: str) -> bool:
-    """Return whether a backbone is tuned; see `tune_backbone`."""
+    """Return whether the backbone named `backbone` is fine-tuned; `tune` is described in `tune_backbone`."""
     return tune == "yes" or (tune == "auto" and not isinstance(catalog.entry(backbone).shape, ViTShape))
 
 
 def shrink_for_digits(config: ConfigDict, *, rate: float) -> ConfigDict:
-    """Return the config with a small head for `digits`, and with the training that all methods share on `digits`."""
+    """Return the config with a small head and the training recipe for `digits`, with the learning rate `rate`.
+
+    The training recipe is `train_on_digits`. The config is modified in place.
+    """
     head = config.model.head
     head.decoder.width, head.decoder.heads, head.decoder.hidden = 0, 4, 256
     head.routing.expert_hidden = head.routing.gate_hidden = 32
@@ -86,20 +99,34 @@ def shrink_for_digits(config: ConfigDict, *, rate: float) -> ConfigDict:
 
 
 def use_q2l(config: ConfigDict) -> None:
-    """Set Query2Label (Liu et al., 2021): one encoder layer, two decoder layers without self-attention."""
+    """Set the head and the loss of Query2Label (Liu et al., 2021).
+
+    The head has one encoder layer, and two decoder layers without self-attention.
+    """
     config.model.head.kind = "query"
     config.model.head.decoder.update({"width": 0, **Q2L_SETTINGS})
     config.loss.kind, config.loss.scale = "asymmetric", 1000.0
 
 
 def use_routed_experts(config: ConfigDict, preset: str) -> None:
-    """Set the experts of DR-MoE (`recommended`, `literal`), its ablation `static`, or the rebuilt HSQ (`hsq`)."""
+    """Set the head of DR-MoE or of a related method.
+
+    Args:
+      config: the config, which is modified.
+      preset: "recommended" or "literal" (DR-MoE), "static" (the ablation of DR-MoE), or "hsq" (the rebuilt HSQ).
+    """
     config.model.head.kind = "routed_experts"
     config.model.head.routing.update(SETTINGS[preset])
 
 
 def use_mlmoe(config: ConfigDict, *, gates: str, prompts: bool) -> None:
-    """Set MLMoE: label queries over the patches of a ViT, and experts. `prompts` adds group prompts to the queries."""
+    """Set the head of MLMoE: label queries that attend to the patch tokens of a ViT, and experts.
+
+    Args:
+      config: the config, which is modified.
+      gates: the value of `model.head.routing.gate`.
+      prompts: whether the backbone has group prompts, which the label queries also attend to.
+    """
     use_routed_experts(config, "recommended")
     config.model.head.routing.gate = gates
     config.model.head.routing.entropy = "off"  # DR-MoE's weight is negligible at this scale of the loss
@@ -110,10 +137,14 @@ def use_mlmoe(config: ConfigDict, *, gates: str, prompts: bool) -> None:
 
 
 def set_q2l_training(config: ConfigDict, tune: str) -> None:
-    """Set the training of Query2Label on a ResNet: AdamW, one-cycle, 80 epochs, stem and first stage frozen.
+    """Set the training recipe of Query2Label on a ResNet.
 
-    Images without labels are kept, except in VG256, whose split is drawn from the images with labels. `tune` is
-    described in `tune_backbone`.
+    The recipe is AdamW, a one-cycle schedule and 80 epochs. The stem and the first stage are frozen. Training images
+    without labels are kept, except in VG256, whose split is drawn from the images with labels.
+
+    Args:
+      config: the config, which is modified.
+      tune: as in `tune_backbone`.
     """
     tune_backbone(config, tune, frozen=((r"^backbone/(stem|stages/0)/", False),))
     config.data.keep_empty = config.data.name != "vg256"
@@ -125,10 +156,16 @@ def set_q2l_training(config: ConfigDict, tune: str) -> None:
 
 
 def set_gcn_training(config: ConfigDict, tune: str, *, rate: float, epochs: int) -> None:
-    """Set the training of ML-GCN and ADD-GCN: SGD, a tenth of the rate for the backbone, gradients clipped at 10.
+    """Set the training recipe of ML-GCN and ADD-GCN.
 
-    Difficult labels, which only VOC has, are positive in training and left out of the AP. `tune` is described in
-    `tune_backbone`.
+    The recipe is SGD, a tenth of the learning rate for the backbone, and gradients clipped at norm 10. Difficult
+    labels, which only VOC has, are positive in training and left out of the AP.
+
+    Args:
+      config: the config, which is modified.
+      tune: as in `tune_backbone`.
+      rate: the learning rate.
+      epochs: the number of epochs.
     """
     config.data.difficult_train, config.data.difficult_eval = "positive", "ignore"
     evaluate_like(config, "mlgcn")

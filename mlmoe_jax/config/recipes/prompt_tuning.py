@@ -26,18 +26,20 @@ GATE_BIAS = r"^head/(co|dc)/gate/bias$"
 def prompt_tuning_config(
     arg: str, *, digits_rate: float, backbone: str = "dinov2_vitb14", **further: Any
 ) -> tuple[ConfigDict, ConfigDict]:
-    """Return a config with the common recipe of the ML-VPT paper's comparison, and the options read from `arg`.
+    """Return a config with the common recipe of the ML-VPT paper's comparison, and the options parsed from `arg`.
 
-    On `digits`, the default backbone is vit_digits, and 8 epochs are enough. On other data sets, as published: AdamW
-    with weight decay 0.01 on all trainable parameters, one-cycle, 40 epochs, batches of 64, cutout and RandAugment,
-    EMA, evaluation of raw and EMA weights after each epoch, and selection on test. With preset `code`, the learning
-    rate and the normalization follow the backbone and the image size, even if they change later.
+    On `digits`, the default backbone is vit_digits, and training takes 8 epochs.
+
+    On other data sets, the recipe is the published one: AdamW with weight decay 0.01 on all trainable parameters, a
+    one-cycle schedule, 40 epochs, batches of 64, cutout and RandAugment, and EMA. Raw and EMA weights are evaluated
+    after each epoch, and selected on the test split. With the preset `code`, the learning rate and the normalization
+    are functions of the backbone and the image size, even if these change later.
 
     Args:
-      arg: the options of `method_config`, precision (a name in PRECISIONS), and the options in `further`.
+      arg: text with the options of `method_config`, `precision` (a name in PRECISIONS), and the options in `further`.
       digits_rate: learning rate on `digits`.
       backbone: default backbone on other data sets.
-      **further: other options with their defaults.
+      **further: name of a further option -> its default.
 
     Raises:
       UserError: an option or a value is unknown.
@@ -54,7 +56,7 @@ def prompt_tuning_config(
 
 
 def _set_published_training(config: ConfigDict, options: ConfigDict) -> None:
-    """Set the training and the evaluation of the ML-VPT paper's comparison."""
+    """Set the training and the evaluation of the ML-VPT paper's comparison on all data sets other than `digits`."""
     evaluate_like(config, "mlvpt", metric="mAP_envelope")
     config.data.truncated, config.data.exif = "read", "ignore"  # as the authors' code opens images
     config.augment.cutout, config.augment.randaugment = 0.5, "uda"
@@ -68,12 +70,12 @@ def _set_published_training(config: ConfigDict, options: ConfigDict) -> None:
 
 
 def adapter_config(arg: str, name: str, *, digits_rate: float) -> ConfigDict:
-    """Return a config with an adapter and a linear classifier, with the recipe of `prompt_tuning_config`.
+    """Return a config with an adapter and a linear classifier, trained with the recipe of `prompt_tuning_config`.
 
     Args:
-      arg: options of `prompt_tuning_config`, `pool`, `prompts` (the number of deep prompts beside the adapter), and the
-        settings of the adapter. Its targets are separated by `+`.
-      name: the adapter.
+      arg: text with the options of `prompt_tuning_config`, `pool`, `prompts` (the number of deep prompts in addition to
+        the adapter), and the settings of the adapter. The items of the setting `targets` are separated by `+`.
+      name: name of the adapter.
       digits_rate: learning rate on `digits`.
     """
     own = {setting: key.default for setting, key in adapter_section(name).entries.items()}
@@ -89,18 +91,20 @@ def adapter_config(arg: str, name: str, *, digits_rate: float) -> ConfigDict:
 
 
 def published_normalization(backbone: str) -> str:
-    """Return "imagenet" for the backbones of the authors' code, which normalizes all images with ImageNet's values.
+    """Return the image normalization for a backbone in ML-VPT's code, a value of `model.backbone.normalization`.
 
-    Other backbones, and preset `paper`, use the mean and standard deviation that the weights were trained with.
+    The authors' code normalizes all images with the mean and standard deviation of ImageNet. The result is "imagenet"
+    for the backbones of this code. For other backbones it is "auto": the mean and standard deviation with which the
+    weights were trained. The preset `paper` uses "auto" for all backbones.
     """
     known = backbone.startswith("dinov2_") or backbone.removeprefix("vit_b16_") in VIT_B16
     return "imagenet" if known else "auto"
 
 
 def published_rate(dataset: str, backbone: str, resolution: int) -> float:
-    """Return the learning rate of the authors' config for a data set, backbone and resolution. The paper says 5e-4.
+    """Return the learning rate in the authors' config for a data set, a backbone and a resolution.
 
-    DINOv3-B is trained like DINOv2-B.
+    It is 1e-4 or 5e-4, while the paper says 5e-4. DINOv3-B gets the learning rate of DINOv2-B.
     """
     slow = {
         "coco2014": backbone in ("dinov2_vitb14", "dinov3_vitb16"),
@@ -114,9 +118,17 @@ def published_rate(dataset: str, backbone: str, resolution: int) -> float:
 def use_ml_vpt(config: ConfigDict, *, preset: str = "code") -> None:
     """Set ML-VPT: group prompts, group-aware experts with one gate per label, and one classifier per side.
 
-    The presets `code` / `paper` set: prompt mask all_prompts / cross_group; experts GELU / ReLU; gate bias unused /
-    used; four loss terms / two; mean logit / mean probability. One classifier for both sides is printed (ML-VPT,
-    eq. 16), but the text and the parameter count say two. Both presets have two.
+    The two sides are the co-occurrence groups and the discriminative groups of labels. The presets `code` (the authors'
+    code) and `paper` (the text of the paper) differ as follows:
+
+    * prompt mask: `code` all_prompts, `paper` cross_group.
+    * activation of the experts: `code` GELU, `paper` ReLU.
+    * bias of the gates: `code` unused, `paper` used.
+    * loss terms: `code` four, `paper` two.
+    * prediction from the two sides: `code` mean logit, `paper` mean probability.
+
+    The printed equation has one classifier for both sides (ML-VPT, eq. 16), but the text and the parameter count say
+    two. Both presets have two classifiers.
     """
     code = preset == "code"
     config.model.prompts.kind = "group"

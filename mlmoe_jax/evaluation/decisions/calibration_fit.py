@@ -41,15 +41,18 @@ _PerLabel = Float[np.ndarray, "k 2"]  # scale and offset of each label
 def fit_calibration(table: SplitScores, names: Sequence[str], config: ConfigDict) -> dict[str, Any]:
     """Fit a calibration to the images of a split that have scores.
 
+    The metrics `after` the fit are computed by cross-validation with CALIBRATION_FOLDS folds of images, or of groups of
+    images: the scores of each fold are corrected by a fit to the other folds.
+
     Args:
       table: the scores of the split.
       names: the names of the K labels.
       config: the config of the run.
 
     Returns:
-      `Thresholds.calibration`: the parameters of the `labels`, and the metrics of calibration `before` the fit and
-      `after` it. For `after`, the scores of each fifth of the images, or of their groups, are corrected by a fit to the
-      other images.
+      The value of `Thresholds.calibration`, with the keys `split`, `images` (number of images), `method`,
+      * `labels`: label -> {"scale": a, "offset": b};
+      * `before`, `after`: the calibration metrics of the raw and of the corrected scores.
 
     Raises:
       UserError: the split is too small.
@@ -78,7 +81,13 @@ def fit_calibration(table: SplitScores, names: Sequence[str], config: ConfigDict
 
 
 def _require_enough(table: SplitScores, entries: Entries, group: NDArray[np.int64]) -> None:
-    """Raise UserError if a split is too small to calibrate on. `group` has the numbers of the groups i64[N]."""
+    """Raise UserError if a split has too few images, positives or groups for a calibration.
+
+    Args:
+      table: the scores of the split.
+      entries: the scores and labels of the split.
+      group: i64[N], the group number of each image.
+    """
     present = int((entries.positive & entries.valid).sum())
     if len(table) < LEAST_IMAGES or present < LEAST_POSITIVES or not group.any():
         images = f"{len(table)} images {'with scores' if group.any() else 'of one group'}"
@@ -89,12 +98,13 @@ def _require_enough(table: SplitScores, entries: Entries, group: NDArray[np.int6
 
 
 def fit_scales(logits: Floats, positive: Bools, valid: Bools, *, method: str) -> Calibration:
-    """Return the function of each label.
+    """Fit a calibration function (temperature or Platt scaling) for each label.
 
     Args:
-      logits: f64[N,K], of the raw scores.
-      positive, valid: bool[N,K], the present and the known labels.
-      method: "temperature" or "platt".
+      logits: f64[N,K], logits of the raw scores.
+      positive: bool[N,K], whether a label is present.
+      valid: bool[N,K], whether a label is known.
+      method: "temperature" (fits scales) or "platt" (fits scales and offsets).
     """
     free = np.array([True, method == "platt"])
     identity, spread = np.array([1.0, 0.0]), np.ones(2)
@@ -112,12 +122,16 @@ def fit_scales(logits: Floats, positive: Bools, valid: Bools, *, method: str) ->
 
 @dataclass(frozen=True)
 class Posterior:
-    """The posteriors of scale and offset of K labels.
+    """The posterior distributions of the scale and the offset of K labels.
+
+    The prior is normal, and equal for all labels. The two parameters are independent in the prior.
 
     Attributes:
-      logits: of the raw scores, f64[N,K].
-      positive, valid: bool[N,K], the present and the known labels.
-      center, spread: the means and the variances of the prior, f64[2].
+      logits: f64[N,K], logits of the raw scores.
+      positive: bool[N,K], whether a label is present.
+      valid: bool[N,K], whether a label is known.
+      center: f64[2], the mean of the prior.
+      spread: f64[2], the variance of the prior.
     """
 
     logits: Floats
@@ -127,19 +141,19 @@ class Posterior:
     spread: Floats
 
     def take(self, labels: Ints) -> Posterior:
-        """Return some of the labels."""
+        """Return the posteriors of the labels with the indices `labels`, i64[k]."""
         return replace(
             self, logits=self.logits[:, labels], positive=self.positive[:, labels], valid=self.valid[:, labels]
         )
 
     def losses(self, theta: _PerLabel) -> Floats:
-        """Return the negative log density of each label, f64[K], without constants."""
+        """Return the negative log density of each label's posterior at `theta`, f64[K], up to a constant."""
         margins = self.logits * theta[:, 0] + theta[:, 1]
         data = ((np.logaddexp(0, margins) - self.positive * margins) * self.valid).sum(axis=0)
         return data + ((theta - self.center) ** 2 / self.spread).sum(axis=1) / 2
 
     def derivatives(self, theta: _PerLabel) -> tuple[_PerLabel, Float[np.ndarray, "k 2 2"]]:
-        """Return the gradient and the Hessian of `losses`."""
+        """Return the gradient and the Hessian of each label's loss in `losses`, with respect to `theta`."""
         shares = expit(self.logits * theta[:, 0] + theta[:, 1])
         errors = (shares - self.positive) * self.valid
         weights = shares * (1 - shares) * self.valid
@@ -151,9 +165,15 @@ class Posterior:
 
 
 def _fit_increasing(posterior: Posterior, free: Bools, start: _PerLabel) -> tuple[_PerLabel, _PerLabel]:
-    """Return `fit_posteriors` with scales of at least _LEAST_SCALE; the loss is convex, so the bound is reached or not.
+    """Return the result of `fit_posteriors` under the constraint that each scale is at least _LEAST_SCALE.
 
-    `free` has the parameters that are fitted, bool[2].
+    If the unconstrained scale of a label is too small, its scale is fixed at the bound and only its offset is fitted.
+    This is exact, because the loss is convex.
+
+    Args:
+      posterior: the posteriors of the K labels.
+      free: bool[2], which of the two parameters are fitted.
+      start: where the search starts.
     """
     everywhere = np.broadcast_to(free, start.shape)
     theta, variance = fit_posteriors(posterior, everywhere, start)
@@ -168,11 +188,13 @@ def _fit_increasing(posterior: Posterior, free: Bools, start: _PerLabel) -> tupl
 def fit_posteriors(
     posterior: Posterior, free: Bool[np.ndarray, "k 2"], start: _PerLabel
 ) -> tuple[_PerLabel, _PerLabel]:
-    """Return the modes of the posteriors, by Newton's method, and the variances there (Laplace's approximation).
+    """Return the modes of the posteriors, and the variances of Laplace's approximation at the modes.
+
+    The modes are computed by Newton's method.
 
     Args:
       posterior: the posteriors of the K labels.
-      free: other parameters stay at the start.
+      free: whether a parameter is fitted. The other parameters keep their value in `start`, with variance 0.
       start: where the search starts.
     """
     theta, variance = start.copy(), np.zeros(start.shape)
@@ -192,7 +214,15 @@ def fit_posteriors(
 
 
 def _shorten_steps(posterior: Posterior, theta: _PerLabel, step: _PerLabel) -> _PerLabel:
-    """Return the steps, each halved until it does not raise the loss of its label, apart from rounding."""
+    """Halve the Newton step of each label until it does not increase the loss of the label, and return the steps.
+
+    An increase within rounding errors is accepted.
+
+    Args:
+      posterior: the posteriors of the labels.
+      theta: the parameters before the step.
+      step: the Newton steps, which are subtracted from `theta`.
+    """
     loss = posterior.losses(theta)
     bound = loss + 1e-12 * np.abs(loss)
     while True:

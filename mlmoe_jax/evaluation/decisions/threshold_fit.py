@@ -22,9 +22,12 @@ LEAST_OWN_POSITIVES = 10
 
 
 def split_to_fit(config: ConfigDict) -> str:
-    """Return the split to fit thresholds and calibrations on. Logs a warning if it is the training split.
+    """Return the name of the split on which thresholds and calibrations are fitted.
 
-    Raises UserError if there is none, or if its metrics are reported.
+    If it is the training split, a warning is logged.
+
+    Raises:
+      UserError: the run has no such split, or the split is one of `data.test_splits`, whose metrics are reported.
     """
     default = OUT_OF_FOLD if config.train.fit == "logistic" else config.data.val_split
     split = config.thresholds.split or default
@@ -48,21 +51,24 @@ def split_to_fit(config: ConfigDict) -> str:
 def fit_thresholds(
     table: SplitScores, names: Sequence[str], config: ConfigDict, stored: Thresholds | None = None
 ) -> Thresholds:
-    """Fit thresholds to the images of a split that have scores, see `threshold_search.best_thresholds`.
+    """Fit thresholds to the images of a split that have scores; see `threshold_search.best_thresholds`.
 
-    With one threshold per label, labels with fewer than LEAST_OWN_POSITIVES positives share a threshold that is fitted
-    to all labels together. With goal="miss_rate" these are also the labels with too few positives for the bound, and
-    they share a threshold that is fitted to their own misses; it is 0 if their images are too few.
+    With one threshold per label, labels with fewer than LEAST_OWN_POSITIVES positives share one threshold. It is fitted
+    to the entries of all labels together.
+
+    For the goal "miss_rate", the labels with too few positives for the bound also share this threshold. It is then
+    fitted to the entries of only these labels, and is 0 if they have too few images.
 
     Args:
       table: the raw scores of the split.
       names: the names of the K labels.
       config: the config of the run.
-      stored: the thresholds of the run, whose calibration corrects the scores and is kept.
+      stored: the current thresholds of the run; None if it has none. Their calibration is applied to the scores before
+        the fit, and is part of the result.
 
     Returns:
-      the thresholds. `source` describes the fit, with the results of `multilabel.precision_recall_f1` at the fixed and
-      at the fitted thresholds.
+      The thresholds. Their `source` describes the fit. Its entries `before` and `after` are the results of
+      `multilabel.precision_recall_f1` at `eval.threshold` and at the fitted thresholds.
 
     Raises:
       UserError: no label has a positive, or no threshold reaches the goal.
@@ -96,12 +102,18 @@ def _predict_and_measure(entries: Entries, thresholds: float | Floats) -> dict[s
 
 
 def _level(settings: ConfigDict) -> dict[str, float]:
-    """Return the level of a goal under its name; {} for "f1"."""
+    """Return {goal: its value}, such as {"precision": 0.9}; {} for the goal "f1", which has no value."""
     return {} if settings.goal == "f1" else {settings.goal: settings[settings.goal]}
 
 
 def _search_all(entries: Entries, settings: ConfigDict, least: int) -> tuple[Floats, Bools]:
-    """Return the thresholds of all labels f64[K], and which labels share one, with fewer positives than `least`."""
+    """Return the thresholds of all labels, f64[K], and which labels share a threshold, bool[K].
+
+    Args:
+      entries: the calibrated scores and labels.
+      settings: the section `thresholds` of the config.
+      least: labels with fewer positives share a threshold.
+    """
 
     def search(labels: Bools, per: str) -> Floats:
         scores, positive, valid = (x[:, labels] for x in (entries.scores, entries.positive, entries.valid))
@@ -120,7 +132,7 @@ def _search_all(entries: Entries, settings: ConfigDict, least: int) -> tuple[Flo
 
 
 def _require_reached(table: SplitScores, thresholds: Floats, config: ConfigDict) -> None:
-    """Raise UserError if no label has a threshold that reaches the goal."""
+    """Raise UserError if no label has a positive, or if the thresholds of all labels are infinite or nan."""
     if np.isnan(thresholds).all():
         raise UserError(f"no label has a positive among the {len(table):,} images of {table.name} that have scores")
     if not np.isfinite(thresholds).any():
@@ -131,7 +143,7 @@ def _require_reached(table: SplitScores, thresholds: Floats, config: ConfigDict)
 
 
 def _require_enough(table: SplitScores, entries: Entries, miss_rate: float) -> None:
-    """Raise UserError if a split has too few images with a present label for a bound on the misses."""
+    """Raise UserError if a split has too few images with a present label to bound the miss rate by `miss_rate`."""
     images = int((entries.positive & entries.valid).any(axis=1).sum())
     least = least_to_bound(miss_rate)
     if images < least:

@@ -28,7 +28,12 @@ KERNEL, BIAS = "head/classifier/kernel", "head/classifier/bias"
 
 
 def require_only_classifier(trainable: Collection[str], profile: Window | None) -> None:
-    """Raise UserError if the trainable parameters are not exactly a linear classifier, or if steps are traced."""
+    """Raise UserError unless exactly the parameters of a linear classifier are trainable and profiling is off.
+
+    Args:
+      trainable: the paths of the trainable parameters.
+      profile: the training steps to profile; None: profiling is off.
+    """
     if other := sorted({KERNEL, BIAS} ^ set(trainable)):
         raise UserError(
             f"train.fit=logistic trains the linear classifier and nothing else, but config.trainable differs "
@@ -41,9 +46,13 @@ def require_only_classifier(trainable: Collection[str], profile: Window | None) 
 def fit_classifier(
     experiment: Experiment, state: TrainState, selection: Selection, manager: ocp.CheckpointManager
 ) -> SplitScores:
-    """Fit the classifier and save it, unless the run is finished. `selection` then has its values.
+    """Fit the classifier, save it as a checkpoint, and return cross-validated scores of the training images.
 
-    Returns the scores of the training images, each by the fit without the image. Every process computes everything.
+    If the run is finished, nothing is fitted, and the stored scores are returned. Otherwise the fitted values become
+    the values of `selection`. Every process computes the whole fit.
+
+    Returns:
+      The score of each training image by the model that was fitted without the fold of the image.
     """
     if int(state.step) and training_finished(experiment.folder):
         return read_scores(experiment.folder)[OUT_OF_FOLD]
@@ -68,7 +77,7 @@ def _save_classifier(
     manager: ocp.CheckpointManager,
     fit: LogisticFit,
 ) -> None:
-    """Select the values of a fit, and save them as the only step of the training."""
+    """Select the fitted classifier, and save it in a checkpoint as the only step of the training."""
     values = experiment.steps.place({KERNEL: jnp.asarray(fit.kernel), BIAS: jnp.asarray(fit.bias)})
     state = state.replace(step=state.step + 1, trainable=values)
     state = state.replace(ema=copy_tree(state.raw()) if state.ema else {})
@@ -77,7 +86,7 @@ def _save_classifier(
 
 
 def read_features(table: FeatureTable) -> tuple[Float32[np.ndarray, "n d"], Bool[np.ndarray, " rows"]]:
-    """Return the features of the readable images, and a mask of the readable images."""
+    """Return the features of the n readable images, and whether each row of the table is a readable image."""
     (kind,) = table.kinds
     rows = [table[row] for row in range(table.rows)]
     return np.stack([row[kind] for row in rows if row]).astype(np.float32), np.array([row is not None for row in rows])

@@ -36,18 +36,25 @@ def solve(
 ) -> tuple[Float[Array, "r k f"], Float[Array, "k f"]]:
     """Return the weights and biases that minimize the objective of each label and fit.
 
-    The objective is C · Σ_i log(1 + exp(−y_i (w·x_i + b))) + |w|²/2 with y_i = ±1, over the images with a known label
-    that are not in fold f. If their labels have one value only, the weights stay as they are and the bias is the log
-    odds ∓log(n + 1).
+    The objective of label k and fit f is
+
+        C · Σ_i log(1 + exp(−y_i (w·x_i + b))) + |w|²/2,    y_i = ±1,
+
+    where w and b are the weights and the bias, C is the inverse strength of the penalty, and x_i and y_i are the
+    features and the label of image i. The sum is over the images whose label k is known and that are not in fold f. If
+    these images are all positive or all negative, the weights keep their start value, and the bias is log(n + 1) or
+    −log(n + 1).
 
     Args:
-      values: rotated features.
-      label: 1 for positive labels.
-      known: 1 for known labels.
+      values: x, the features on their principal axes, see `penalty_search.rotate`.
+      label: 1 for positive labels, otherwise 0.
+      known: 1 for known labels, otherwise 0.
       fold: the fold of each image.
       penalty: C.
-      weights, biases: the start.
-      tolerance: the last Newton step changes w by at most tolerance · |w|, and b by tolerance · (1 + |b|).
+      weights: start values of w.
+      biases: start values of b.
+      tolerance: relative size of the last Newton step: it changes w by at most tolerance · |w|, and b by at most
+        tolerance · (1 + |b|).
     """
     fits = biases.shape[1]
     kept = fold[:, None] != jnp.arange(fits)
@@ -60,7 +67,7 @@ def solve(
 
 
 class _Step(NamedTuple):
-    """Weights and biases of P columns, or a direction in them."""
+    """Weights and biases of P regressions, or a direction in the space of these parameters."""
 
     weights: Float[Array, "r p"]
     biases: PerColumn
@@ -73,13 +80,13 @@ class _Step(NamedTuple):
 
 
 class _Problem(NamedTuple):
-    """The objectives of P columns, one for each label and fit.
+    """A batch of P independent binary logistic regressions, one per (label, fit) pair.
 
     Attributes:
-      values: rotated features.
-      target: 1 for positive labels.
-      counted: 1 for the images that a column is fitted to.
-      penalty: C.
+      values: the features on their principal axes, shared by all regressions.
+      target: 1 for positive labels, otherwise 0.
+      counted: 1 for the images that a regression is fitted to, otherwise 0.
+      penalty: C, the factor of the log loss in the objective of `solve`.
     """
 
     values: Float[Array, "n r"]
@@ -88,21 +95,24 @@ class _Problem(NamedTuple):
     penalty: Scalar
 
     def constant_columns(self) -> tuple[Flags, PerColumn]:
-        """Return whether the labels of a column have one value only, and the bias of such a column."""
+        """Return which regressions have only positive or only negative images, and the bias to use for them."""
         positives, total = (self.counted * self.target).sum(axis=0), self.counted.sum(axis=0)
         odds = jnp.log(len(self.values) + 1.0)
         return (positives == 0) | (positives == total), jnp.where(positives > 0, odds, -odds)
 
     def margins(self, point: _Step) -> PerImage:
-        """Return w·x + b of all images."""
+        """Return w·x + b for each image and regression."""
         return jnp.dot(self.values, point.weights, precision="highest") + point.biases
 
     def transpose(self, residuals: PerImage) -> _Step:
-        """Return the transposed matmul: the derivative of Σ residuals · margins by weights and biases."""
+        """Return the gradient of Σ residuals · margins with respect to the weights and biases."""
         return _Step(jnp.dot(self.values.T, residuals, precision="highest"), residuals.sum(axis=0))
 
     def derivatives(self, point: _Step, margins: PerImage) -> tuple[_Step, PerImage]:
-        """Return the gradient of the objective, and the second derivatives of the losses by the margins."""
+        """Return the gradients of the objectives, and the curvatures of the losses.
+
+        The curvature of a loss is its second derivative with respect to the margin.
+        """
         shares = jax.nn.sigmoid(margins)
         gradient = self.transpose(self.penalty * self.counted * (shares - self.target))
         gradient = _Step(gradient.weights + point.weights, gradient.biases)
@@ -114,7 +124,14 @@ class _Problem(NamedTuple):
 
 
 def _newton(problem: _Problem, point: _Step, fixed: Flags, tolerance: Scalar) -> _Step:
-    """Return the minima of all columns except the fixed ones."""
+    """Minimize the objectives of all regressions except the `fixed` ones, and return the weights and biases.
+
+    Args:
+      problem: the regressions.
+      point: the start.
+      fixed: the regressions whose start is their solution.
+      tolerance: as in `solve`.
+    """
 
     def continues(state) -> Bool[Array, ""]:
         count, _, _, converged = state
@@ -136,14 +153,17 @@ def _newton(problem: _Problem, point: _Step, fixed: Flags, tolerance: Scalar) ->
 
 
 class _NewtonSystem(NamedTuple):
-    """The linear systems H · direction = −gradient of P columns.
+    """The linear systems H · direction = −g of P regressions, with the Hessian H and the gradient g of the objective.
 
-    The bias has no penalty, so its entry of H can vanish where all margins are large; its lower bound is |g|/4.
+    The bias is not penalized, so its diagonal entry of H can vanish where all margins are large. It is raised to at
+    least |g|/4, where g is the entry of the bias in the gradient.
 
     Attributes:
-      curvature: the second derivatives of the losses by the margins.
-      diagonal: the diagonal of H, for equal curvatures of all images: there the squares of rotated values give it.
-      added: what the lower bound adds to the entry of the bias.
+      problem: the regressions.
+      curvature: the second derivative of each image's loss with respect to its margin.
+      diagonal: an approximate diagonal of H, which preconditions the solver. It is exact if all images have equal
+        curvatures.
+      added: the number added to the diagonal entry of the bias to reach its lower bound.
     """
 
     problem: _Problem
@@ -159,7 +179,7 @@ class _NewtonSystem(NamedTuple):
         return cls(problem, curvature, diagonal, bias_curvature - curvature.sum(axis=0))
 
     def product(self, direction: _Step) -> _Step:
-        """Return H · direction."""
+        """Return the product of H and `direction`."""
         product = self.problem.transpose(self.curvature * self.problem.margins(direction))
         return _Step(product.weights + direction.weights, product.biases + self.added * direction.biases)
 
@@ -168,7 +188,11 @@ class _NewtonSystem(NamedTuple):
 
 
 def _conjugate_gradients(system: _NewtonSystem, gradient: _Step, converged: Flags) -> _Step:
-    """Return the Newton directions −H⁻¹g."""
+    """Return approximate Newton directions −H⁻¹g by preconditioned conjugate gradients.
+
+    The iteration ends when each regression has `converged` or has a small residual (RESIDUAL), or after CONJUGATE
+    steps.
+    """
     zero = jax.tree.map(jnp.zeros_like, gradient)
 
     def continues(state) -> Bool[Array, ""]:
@@ -199,7 +223,16 @@ def _line_search(
     change: PerImage,
     slope: PerColumn,
 ) -> PerColumn:
-    """Return the largest of the steps 1, 1/2, 1/4, … that lowers the objective enough (Armijo); 0 without any."""
+    """Return the largest step size of 1, 1/2, 1/4, … that decreases each objective enough (Armijo); 0 if none does.
+
+    Args:
+      problem: the regressions.
+      point: the weights and biases before the step.
+      direction: the Newton directions.
+      margins: the margins at `point`.
+      change: the change of the margins for step size 1.
+      slope: the directional derivative of each objective at `point`.
+    """
     norm = (point.weights * point.weights).sum(axis=0)
     mixed = (point.weights * direction.weights).sum(axis=0)
     square = (direction.weights * direction.weights).sum(axis=0)

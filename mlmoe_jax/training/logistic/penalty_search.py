@@ -37,13 +37,14 @@ NEGLIGIBLE = 1e-5  # singular values, relative to the largest, that float32 feat
 
 @dataclass(frozen=True)
 class LogisticFit:
-    """The classifiers of K labels on D features.
+    """Linear classifiers of K labels on D features.
 
     Attributes:
-      kernel, bias: the classifiers.
-      held_out_logits: the logits of each image by the fit without its fold.
-      penalty: the C with the least loss.
-      losses: C -> mean log loss of the images outside each fold's fit, in nats.
+      kernel: the weights.
+      bias: the biases.
+      held_out_logits: the logits of each training image, by the classifiers that were fitted without its fold.
+      penalty: the selected C, which has the lowest loss in `losses`.
+      losses: C -> mean log loss of the held-out logits, in nats.
     """
 
     kernel: Float[np.ndarray, "d k"]
@@ -61,16 +62,16 @@ def fit_logistic(
     seed: int = 0,
     groups: Int[np.ndarray, " n"] | None = None,
 ) -> LogisticFit:
-    """Fit the classifiers of all labels with the penalty that cross-validation chooses.
+    """Fit logistic regression for all labels, with the penalty selected by cross-validation.
 
-    A label with one value only has no weights, see `newton.solve`.
+    A label that is positive for all images or for none gets no weights; see `newton.solve`.
 
     Args:
       features: one row per image.
-      codes: as in `data.label_codes.targets`.
-      difficult: as in `data.label_codes.targets`.
-      seed: draws the folds.
-      groups: number of each image's group; the images of a group are in one fold.
+      codes: label codes, as in `data.label_codes.targets`.
+      difficult: treatment of difficult labels, as in `data.label_codes.targets`.
+      seed: seed of the folds.
+      groups: the group number of each image; the images of a group are in one fold. None: no groups.
 
     Raises:
       UserError: there are fewer than two images or groups.
@@ -94,7 +95,13 @@ def fit_logistic(
 # ------------------------------------------------------------------------------------------------------------ rotation
 @dataclass(frozen=True)
 class Rotation:
-    """Features x = mean + axes · values. The number of orthonormal axes is the rank of the centered features."""
+    """Features x in principal coordinates: x = mean + axes · values.
+
+    Attributes:
+      mean: the mean of the features.
+      axes: orthonormal principal axes, one per column.
+      values: the coordinates of each image on the axes.
+    """
 
     mean: Float[np.ndarray, " d"]
     axes: Float[np.ndarray, "d r"]
@@ -102,7 +109,10 @@ class Rotation:
 
 
 def rotate(features: Float[np.ndarray, "n d"]) -> Rotation:
-    """Return features on the principal axes of the images, the axis with the largest variance first."""
+    """Return the features of the images on their principal axes. The axis with the largest variance is first.
+
+    With fewer images than features, only axes with a variance above rounding errors are kept.
+    """
     mean = features.mean(axis=0, dtype=np.float64)
     centered = (features - mean).astype(np.float32)
     if len(features) >= features.shape[1]:
@@ -119,11 +129,19 @@ def rotate(features: Float[np.ndarray, "n d"]) -> Rotation:
 def stratified_folds(
     codes: Int[np.ndarray, "n k"], count: int, seed: int, groups: Int[np.ndarray, " n"] | None = None
 ) -> Int[np.ndarray, " n"]:
-    """Return the fold of each image, 0 … count − 1. The folds have one size, and equal shares of each label.
+    """Assign images to folds with equal sizes and equal shares of each label.
 
-    `codes` are as in `data.split`. Only POSITIVE counts. With `groups`, the number of each image's group, the images of
-    a group are in one fold; sizes and shares are then similar, and there may be fewer folds, but two or more if there
-    are two groups.
+    With `groups`, sizes and shares are only similar, and there may be fewer than `count` folds. Two groups or more give
+    at least two folds.
+
+    Args:
+      codes: label codes of `data.label_codes`. Only POSITIVE counts as a label.
+      count: number of folds.
+      seed: seed of the assignment.
+      groups: the group number of each image; the images of a group are in one fold. None: no groups.
+
+    Returns:
+      The fold of each image, numbered from 0.
     """
     fold, remaining = np.zeros(len(codes), np.int64), np.arange(len(codes))
     for number in range(count - 1):
@@ -138,7 +156,15 @@ def stratified_folds(
 # -------------------------------------------------------------------------------------------------------------- search
 @dataclass(frozen=True)
 class PenaltyFit:
-    """The solutions for one penalty, of each label K and fit F. Fit f omits fold f. The last fit is on all images."""
+    """The logistic regressions of all labels for one penalty, with F fits per label.
+
+    Fit f < F − 1 is on the images outside fold f. The last fit is on all images.
+
+    Attributes:
+      penalty: C.
+      weights: the weights of each label and fit.
+      biases: the bias of each label and fit.
+    """
 
     penalty: float
     weights: Float[np.ndarray, "r k f"]
@@ -147,7 +173,14 @@ class PenaltyFit:
 
 @dataclass(frozen=True)
 class PenaltySearch:
-    """The data of a search for the penalty: rotated features, targets, masks of known targets, and folds."""
+    """A search for the penalty C by cross-validation.
+
+    Attributes:
+      values: the features of N images on their principal axes.
+      label: 1 for positive labels, otherwise 0.
+      known: 1 for known labels, otherwise 0.
+      fold: the fold of each image.
+    """
 
     values: Float[np.ndarray, "n r"]
     label: Float[np.ndarray, "n k"]
@@ -160,16 +193,17 @@ class PenaltySearch:
         return int(self.fold.max()) + 2
 
     def start(self) -> PenaltyFit:
-        """Return zeros, from which the first solution starts."""
+        """Return weights and biases of zero, the start of the first solution."""
         width, labels = self.values.shape[1], self.label.shape[1]
         weights, biases = np.zeros((width, labels, self.fits)), np.zeros((labels, self.fits))
         return PenaltyFit(FIRST_PENALTY, weights.astype(np.float32), biases.astype(np.float32))
 
     def best(self) -> tuple[PenaltyFit, dict[float, float]]:
-        """Return the solutions for the C with the least loss, and the loss of each C that was tried.
+        """Return the solution for the C with the lowest loss, and the loss of each C that was tried.
 
-        C starts at FIRST_PENALTY and grows until PATIENCE values have brought no lower loss. If FIRST_PENALTY has the
-        least loss, C then falls from it in this way. Each solution starts at the previous one.
+        C starts at FIRST_PENALTY and increases until PATIENCE values in a row have not lowered the loss. If
+        FIRST_PENALTY has the lowest loss, C then decreases from FIRST_PENALTY by the same rule. Each solution starts
+        from the previous solution.
         """
         first_fit = self.solve(FIRST_PENALTY, self.start(), ROUGH)
         losses = {first_fit.penalty: self.loss(first_fit)}
@@ -179,7 +213,14 @@ class PenaltySearch:
         return best, losses
 
     def _walk(self, fit: PenaltyFit, factor: float, best: PenaltyFit, losses: dict[float, float]) -> PenaltyFit:
-        """Multiply C by a factor until PATIENCE values have brought no lower loss; add to `losses`, return the best."""
+        """Multiply C by `factor` until PATIENCE values in a row have not lowered the loss; return the best solution.
+
+        Args:
+          fit: the solution for the current C.
+          factor: the ratio of consecutive values of C.
+          best: the best solution so far.
+          losses: C -> loss; the losses of new values are added.
+        """
         waited = 0
         while waited < PATIENCE:
             penalty = fit.penalty * factor
@@ -193,7 +234,13 @@ class PenaltySearch:
         return best
 
     def solve(self, penalty: float, start: PenaltyFit, tolerance: float) -> PenaltyFit:
-        """Return the solutions for one C; blocks of labels bound the memory."""
+        """Return the solution for one C. Labels are solved in blocks, to limit memory.
+
+        Args:
+          penalty: C.
+          start: the solution from which the search starts.
+          tolerance: as in `newton.solve`.
+        """
         labels = self.label.shape[1]
         size = min(labels, max(1, BLOCK_BYTES // (4 * len(self.values) * self.fits)))
         weights, biases = np.empty_like(start.weights), np.empty_like(start.biases)
@@ -212,7 +259,7 @@ class PenaltySearch:
         return PenaltyFit(penalty, weights, biases)
 
     def held_out_logits(self, fit: PenaltyFit) -> Float[np.ndarray, "n k"]:
-        """Return the logits of each image by the fit without its fold."""
+        """Return the logits of each image by the fit without the fold of the image."""
         logits = np.empty(self.label.shape, np.float32)
         for number in range(self.fits - 1):
             rows = self.fold == number
