@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import jax
 import numpy as np
@@ -19,7 +18,7 @@ from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.apply import make_feature_step
-from mlmoe_jax.models.params import Params, fingerprint
+from mlmoe_jax.models.params import fingerprint
 from mlmoe_jax.runs.assemble import Parts, assemble, preprocess_for
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.batches import run_batches
@@ -40,7 +39,16 @@ class FeatureExtractor:
         self.values = shard_tree(backbone, mesh)
         self.step = make_feature_step(parts.definition, preprocess, mesh)
         self.batch_size = config.eval.batch_size * mesh.size
-        self.settings = self._settings({path: v for path, v in backbone.items() if path not in parts.trainable})
+        fixed = {path: value for path, value in backbone.items() if path not in parts.trainable}
+        data, model = config.data, config.model
+        self.settings = {  # what features depend on besides the images, as JSON
+            "version": __version__,
+            "platform": jax.default_backend(),
+            "backbone": [model.backbone.name, fingerprint(fixed)],
+            "numbers": [model.dtype, model.matmul_precision],
+            "preprocess": [[preprocess.image_size, *preprocess.mean, *preprocess.std], data.resize, data.crop_fraction],
+            "decoding": [data.reduced_decoding, data.bad_images, data.truncated, data.exif],
+        }
 
     @classmethod
     def from_config(cls, config: ConfigDict, labels: int) -> FeatureExtractor:
@@ -50,19 +58,6 @@ class FeatureExtractor:
         """
         parts = assemble(config, synthetic_label_space(labels, config.model.prompts.num_groups))
         return cls(config, parts, preprocess_for(config), setup_jax(config, training=False))
-
-    def _settings(self, fixed: Params) -> dict[str, Any]:
-        """Return what features depend on besides the images, as JSON. `fixed` has the frozen values of the backbone."""
-        data, model = self.config.data, self.config.model
-        preprocess = [self.preprocess.image_size, *self.preprocess.mean, *self.preprocess.std]
-        return {
-            "version": __version__,
-            "platform": jax.default_backend(),
-            "backbone": [model.backbone.name, fingerprint(fixed)],
-            "numbers": [model.dtype, model.matmul_precision],
-            "preprocess": [preprocess, data.resize, data.crop_fraction],
-            "decoding": [data.reduced_decoding, data.bad_images, data.truncated, data.exif],
-        }
 
     def kinds(self) -> Kinds:
         """Return the kinds of features that the head reads, name -> (shape, type) for one image."""
