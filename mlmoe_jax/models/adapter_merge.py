@@ -10,9 +10,8 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.backbones.vit import ViT
 from mlmoe_jax.models.build import Classifier, sum_deltas
 from mlmoe_jax.models.layers.attention import PARTS, FusedProjection
-from mlmoe_jax.models.layers.deltas import kernel_and_bias, raise_no_kernel
+from mlmoe_jax.models.layers.deltas import Delta, KernelAndBias, LayerCall, kernel_and_bias, raise_no_kernel
 from mlmoe_jax.models.layers.recompute import LayerNorm
-from mlmoe_jax.models.outputs import Delta, KernelAndBias, LayerCall
 
 
 def merge_adapters(model: Classifier) -> Classifier:

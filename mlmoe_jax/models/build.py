@@ -17,7 +17,8 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.models import partition
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.contracts import Adapter, Backbone, BackboneShape, Head
-from mlmoe_jax.models.outputs import PROMPTS, Delta, Deltas, Features, LayerCall, Prediction
+from mlmoe_jax.models.layers.deltas import Delta, Deltas, LayerCall
+from mlmoe_jax.models.outputs import PROMPTS, Features, Prediction
 from mlmoe_jax.models.registries import ADAPTERS, describe_adapters, head_class, prompts_class
 from mlmoe_jax.runtime.setup import dtypes
 

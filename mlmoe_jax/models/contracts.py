@@ -19,10 +19,10 @@ import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
-from mlmoe_jax.models.layers.deltas import NO_DELTAS, layer_path
+from mlmoe_jax.models.layers.deltas import NO_DELTAS, Deltas, layer_path
 from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.macs import forward_macs
-from mlmoe_jax.models.outputs import CLS, Deltas, Features, Prediction, Prompts
+from mlmoe_jax.models.outputs import CLS, Features, Prediction, Prompts
 
 if TYPE_CHECKING:
     from mlmoe_jax.data.labels.space import LabelSpace

@@ -5,7 +5,7 @@ Shape letters: B batch, N patch tokens, D width, L blocks, P prompts per block, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -15,29 +15,6 @@ import numpy as np
 
 CLS, PROMPTS, PATCHES, MEAN = "cls", "prompts", "patches", "mean"
 LABELS = "labels"
-
-
-KernelAndBias = tuple[jax.Array, jax.Array | None]  # f32[inputs,outputs] and f32[outputs], or None without a bias
-
-
-@dataclass(frozen=True)
-class LayerCall:
-    """The call of a frozen layer, from which an adapter computes the delta of its output.
-
-    Attributes:
-      tokens: [b,T,inputs], the input of the layer.
-      output: [b,T,outputs], the output without deltas.
-      weights: returns kernel and bias of a linear layer. Only deltas that need them call it.
-    """
-
-    tokens: jax.Array
-    output: jax.Array
-    weights: Callable[[], KernelAndBias]
-
-
-# A term that an adapter adds to the output of a layer. Adapters see the frozen output, so their order does not matter.
-Delta = Callable[[LayerCall], jax.Array]
-Deltas = Mapping[str, Delta]  # by layer path, see `BackboneShape.layer_paths`
 
 
 @dataclass(frozen=True)

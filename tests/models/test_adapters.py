@@ -13,7 +13,8 @@ from mlmoe_jax.models.backbones.catalog import entry
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import Classifier, sum_deltas
 from mlmoe_jax.models.heads.linear import LinearHead
-from mlmoe_jax.models.outputs import LayerCall, Prompts
+from mlmoe_jax.models.layers.deltas import LayerCall
+from mlmoe_jax.models.outputs import Prompts
 from mlmoe_jax.models.params import named_variables
 from mlmoe_jax.models.registries import ADAPTERS, describe_adapters
 from mlmoe_jax.runs.assemble import abstract_parts

@@ -18,8 +18,9 @@ from mlmoe_jax.main import main
 from mlmoe_jax.models.adapters.lora import LINEAR_LAYERS, LoRA
 from mlmoe_jax.models.backbones.vit import ViT, ViTShape
 from mlmoe_jax.models.build import build_model, sum_deltas
+from mlmoe_jax.models.layers.deltas import LayerCall
 from mlmoe_jax.models.macs import count_macs
-from mlmoe_jax.models.outputs import LayerCall, Prompts
+from mlmoe_jax.models.outputs import Prompts
 from mlmoe_jax.models.registries import describe_adapters
 from mlmoe_jax.runs.assemble import abstract_parts
 from mlmoe_jax.runs.folder import RunFolder

@@ -11,10 +11,9 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from mlmoe_jax.models.contracts import Adapter, BackboneShape, Setting
-from mlmoe_jax.models.layers.deltas import layer_path
+from mlmoe_jax.models.layers.deltas import Deltas, LayerCall, layer_path
 from mlmoe_jax.models.layers.initializers import Dtype, torch_uniform
 from mlmoe_jax.models.layers.transformer import BRANCH, MLP
-from mlmoe_jax.models.outputs import Deltas, LayerCall
 
 INPUTS = {"normed": MLP, "residual": BRANCH}
 

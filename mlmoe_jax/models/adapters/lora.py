@@ -17,9 +17,8 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.models.contracts import Adapter, BackboneShape, Setting
-from mlmoe_jax.models.layers.deltas import layer_path
+from mlmoe_jax.models.layers.deltas import Delta, Deltas, LayerCall, layer_path
 from mlmoe_jax.models.layers.initializers import Dtype, torch_uniform
-from mlmoe_jax.models.outputs import Delta, Deltas, LayerCall
 from mlmoe_jax.models.params import named_variables
 
 Dropout = Callable[[jax.Array], jax.Array]

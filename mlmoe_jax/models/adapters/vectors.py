@@ -5,7 +5,6 @@ BitFit: Ben Zaken et al., ACL 2022. SSF: Lian et al., NeurIPS 2022.
 
 from __future__ import annotations
 
-import abc
 from functools import partial
 from typing import ClassVar
 
@@ -15,8 +14,8 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from mlmoe_jax.models.contracts import Adapter, BackboneShape, Layer, Setting
+from mlmoe_jax.models.layers.deltas import Deltas, LayerCall
 from mlmoe_jax.models.layers.initializers import Dtype
-from mlmoe_jax.models.outputs import Deltas, LayerCall
 
 ALL = "all"
 # Of all ViTs; `norm_pre` is the norm of CLIP before the first block.
@@ -32,6 +31,8 @@ class _Vectors(Adapter):
     settings: ClassVar = {
         "targets": Setting((ALL,), f"Tuned layers: {ALL}, or any of {', '.join(TUNED_LAYERS)}."),
     }
+    vectors: ClassVar[type[nnx.Module]]
+    """The module with the vectors f32[size] of a layer, (size, rngs) -> ((index of its path, LayerCall) -> delta)."""
     merges = True
 
     def __init__(self, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype = None, rngs: nnx.Rngs):
@@ -63,13 +64,17 @@ class _Vectors(Adapter):
             f"model.adapters.{cls.key()}.targets must be {ALL}, or one or more of {', '.join(TUNED_LAYERS)}, each once"
         ]
 
-    @abc.abstractmethod
     def tunes(self, layer: Layer) -> bool:
         """Return whether a layer of the backbone can be tuned."""
+        return True
 
-    @abc.abstractmethod
-    def vectors(self, size: tuple[int, int], rngs: nnx.Rngs) -> nnx.Module:
-        """Return the module with the vectors f32[size] of a layer: (index of its path, LayerCall) -> delta."""
+
+class _Shift(nnx.Module):
+    def __init__(self, size: tuple[int, int], rngs: nnx.Rngs):
+        self.bias = nnx.Param(jnp.zeros(size))
+
+    def __call__(self, index: int, call: LayerCall) -> jax.Array:
+        return jnp.broadcast_to(self.bias[index], call.output.shape)
 
 
 class BitFit(_Vectors):
@@ -79,36 +84,10 @@ class BitFit(_Vectors):
     as the keys of DINOv3, are not tuned.
     """
 
+    vectors = _Shift
+
     def tunes(self, layer: Layer) -> bool:
         return layer.bias
-
-    def vectors(self, size: tuple[int, int], rngs: nnx.Rngs) -> nnx.Module:
-        return _Shift(size)
-
-
-class _Shift(nnx.Module):
-    def __init__(self, size: tuple[int, int]):
-        self.bias = nnx.Param(jnp.zeros(size))
-
-    def __call__(self, index: int, call: LayerCall) -> jax.Array:
-        return jnp.broadcast_to(self.bias[index], call.output.shape)
-
-
-class SSF(_Vectors):
-    """SSF: multiplies the outputs of the linear layers and norms by a learned scale, and adds a learned shift.
-
-    An output y becomes scale·y + shift (SSF, sec. 3.2). Both start as in the authors' code, with a standard deviation
-    of 0.02 around 1 and 0. Their paths begin with `adapters/ssf/LAYER/`.
-    """
-
-    def tunes(self, layer: Layer) -> bool:
-        return True
-
-    def vectors(self, size: tuple[int, int], rngs: nnx.Rngs) -> nnx.Module:
-        return _ScaleShift(size, rngs)
-
-    def macs(self, tokens: int) -> int:
-        return tokens * sum(getattr(self, target).scale.size for target in self.targets)
 
 
 class _ScaleShift(nnx.Module):
@@ -119,3 +98,16 @@ class _ScaleShift(nnx.Module):
 
     def __call__(self, index: int, call: LayerCall) -> jax.Array:
         return (self.scale[index] - 1) * call.output + self.shift[index]
+
+
+class SSF(_Vectors):
+    """SSF: multiplies the outputs of the linear layers and norms by a learned scale, and adds a learned shift.
+
+    An output y becomes scale·y + shift (SSF, sec. 3.2). Both start as in the authors' code, with a standard deviation
+    of 0.02 around 1 and 0. Their paths begin with `adapters/ssf/LAYER/`.
+    """
+
+    vectors = _ScaleShift
+
+    def macs(self, tokens: int) -> int:
+        return tokens * sum(getattr(self, target).scale.size for target in self.targets)

@@ -19,14 +19,14 @@ import numpy as np
 from flax import nnx
 
 from mlmoe_jax.models.contracts import BackboneShape, Layer
-from mlmoe_jax.models.layers.deltas import NO_DELTAS, block_deltas, call_layer
+from mlmoe_jax.models.layers.deltas import NO_DELTAS, Deltas, block_deltas, call_layer
 from mlmoe_jax.models.layers.detr import AttentionPool
 from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.layers.positions import resample_positions, rotary_angles, sine_positions
 from mlmoe_jax.models.layers.recompute import LayerNorm
 from mlmoe_jax.models.layers.softmax_attention import concatenate_tokens
-from mlmoe_jax.models.layers.transformer import Block, hidden_width
-from mlmoe_jax.models.outputs import CLS, MEAN, PATCHES, PROMPTS, Deltas, Features, Prompts
+from mlmoe_jax.models.layers.transformer import Block
+from mlmoe_jax.models.outputs import CLS, MEAN, PATCHES, PROMPTS, Features, Prompts
 
 IMAGE, REGISTERS = "image", "registers"  # parts of the sequence that heads do not read
 
@@ -74,7 +74,9 @@ class ViTShape(BackboneShape):
 
     @property
     def hidden(self) -> int:
-        return hidden_width(self.width, self.mlp_ratio, self.mlp)
+        """The hidden width of an MLP; for SwiGLU times 2/3, rounded up to a multiple of 8 (DINOv2)."""
+        hidden = int(self.width * self.mlp_ratio)
+        return (int(hidden * 2 / 3) + 7) // 8 * 8 if self.mlp == "swiglu" else hidden
 
     @property
     def layers(self) -> dict[str, Layer]:

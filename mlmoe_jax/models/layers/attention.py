@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from mlmoe_jax.models.layers.deltas import NO_DELTAS, add_delta, call_layer
+from mlmoe_jax.models.layers.deltas import NO_DELTAS, Deltas, add_delta, call_layer
 from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.layers.softmax_attention import attend, attention_weights, concatenate_tokens
-from mlmoe_jax.models.outputs import Deltas
 
 PARTS = ("query", "key", "value")  # the columns of a FusedProjection
 
@@ -151,7 +150,9 @@ class Attention(nnx.Module):
         if temperature is not None:  # in float32, because bfloat16 would lose changes of a temperature below 0.4 %
             query = (query.astype(jnp.float32) / temperature).astype(query.dtype)
         query = jnp.broadcast_to(query, (key.shape[0], *query.shape[1:]))
-        query, key, value = (self._split_heads(part) for part in (query, key, value))
+        query, key, value = (
+            part.reshape(*part.shape[:2], self.heads, part.shape[-1] // self.heads) for part in (query, key, value)
+        )
         if rotary is not None:
             query, key = apply_rotary(query, rotary[: query.shape[1]]), apply_rotary(key, rotary)
         return query, key, value
@@ -177,7 +178,3 @@ class Attention(nnx.Module):
 
     def _add_delta(self, output: jax.Array, name: str, tokens: jax.Array, deltas: Deltas) -> jax.Array:
         return add_delta(output, name, tokens, deltas, partial(self.qkv.part, name))
-
-    def _split_heads(self, part: jax.Array) -> jax.Array:
-        """f32[B,T,D] -> f32[B,T,h,d]."""
-        return part.reshape(*part.shape[:2], self.heads, part.shape[-1] // self.heads)

@@ -1,14 +1,34 @@
-"""The terms that adapters add to the outputs of frozen layers, see `outputs.Delta`."""
+"""The terms that adapters add to the outputs of frozen layers."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
 import jax
 from flax import nnx
 
-from mlmoe_jax.models.outputs import Deltas, KernelAndBias, LayerCall
+KernelAndBias = tuple[jax.Array, jax.Array | None]  # f32[inputs,outputs] and f32[outputs], or None without a bias
 
+
+@dataclass(frozen=True)
+class LayerCall:
+    """The call of a frozen layer, from which an adapter computes the delta of its output.
+
+    Attributes:
+      tokens: [b,T,inputs], the input of the layer.
+      output: [b,T,outputs], the output without deltas.
+      weights: returns kernel and bias of a linear layer. Only deltas that need them call it.
+    """
+
+    tokens: jax.Array
+    output: jax.Array
+    weights: Callable[[], KernelAndBias]
+
+
+# A term that an adapter adds to the output of a layer. Adapters see the frozen output, so their order does not matter.
+Delta = Callable[[LayerCall], jax.Array]
+Deltas = Mapping[str, Delta]  # by layer path, see `BackboneShape.layer_paths`
 NO_DELTAS: Deltas = MappingProxyType({})
 
 

@@ -10,10 +10,9 @@ import numpy as np
 from flax import nnx
 
 from mlmoe_jax.models.layers.attention import Attention
-from mlmoe_jax.models.layers.deltas import NO_DELTAS, add_delta, call_layer, raise_no_kernel
+from mlmoe_jax.models.layers.deltas import NO_DELTAS, Deltas, add_delta, call_layer, raise_no_kernel
 from mlmoe_jax.models.layers.initializers import Dtype
 from mlmoe_jax.models.layers.recompute import LayerNorm, gelu
-from mlmoe_jax.models.outputs import Deltas
 
 MLP, BRANCH = "mlp", "branch"  # names of deltas besides layers, see Block
 
@@ -64,12 +63,6 @@ MLPS = {
     "quick_gelu": partial(Mlp, activation=lambda x: x * jax.nn.sigmoid(1.702 * x)),  # as in OpenAI's CLIP
     "swiglu": SwiGlu,
 }
-
-
-def hidden_width(width: int, ratio: float, mlp: str) -> int:
-    """Return the hidden width of an MLP; for SwiGLU times 2/3, rounded up to a multiple of 8 (DINOv2)."""
-    hidden = int(width * ratio)
-    return (int(hidden * 2 / 3) + 7) // 8 * 8 if mlp == "swiglu" else hidden
 
 
 class LayerScale(nnx.Module):
