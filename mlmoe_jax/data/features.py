@@ -31,11 +31,13 @@ Kinds = Mapping[str, tuple[tuple[int, ...], str]]  # kind of feature -> shape an
 
 @dataclass(frozen=True)
 class FeatureTable:
-    """The features of N = `rows` images.
+    """A cache on disk of the backbone's features of N images, in parts of `part_rows` images.
 
     Attributes:
-      kinds: name -> (shape, type) of the features of one image: `cls` [D] and `patches` [h,w,D].
-      stored: the type in the files, float32 or float16.
+      folder: the folder of the files.
+      rows: the number of images N.
+      kinds: name -> (shape, dtype) of the features of one image: `cls` [D] and `patches` [h,w,D].
+      stored: the dtype in the files, float32 or float16.
     """
 
     folder: Path
@@ -45,42 +47,42 @@ class FeatureTable:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes per image."""
+        """The number of bytes per image in the files."""
         return sum(math.prod(shape) for shape, _ in self.kinds.values()) * np.dtype(self.stored).itemsize
 
     @property
     def part_rows(self) -> int:
-        """The number of images per part. The last part may have fewer."""
+        """The number of images per part. The last part may have fewer images."""
         return max(1, PART_BYTES // self.row_bytes)
 
     def missing(self) -> list[int]:
-        """Return the numbers of the parts to compute."""
+        """Return the indices of the parts that are not in the cache and must be computed."""
         parts = range(math.ceil(self.rows / self.part_rows))
         return [part for part in parts if not self._file(part, READ).exists()]
 
     def unread(self) -> list[int]:
-        """Return the rows of the images that could not be read when their part was computed."""
+        """Return the rows of the images that could not be read when the features of their part were computed."""
         stored = set(range(math.ceil(self.rows / self.part_rows))) - set(self.missing())
         return [row for part in sorted(stored) for row in self.list_rows(part)[~self._open(part, READ)].tolist()]
 
     def find_parts(self, rows: Sequence[int]) -> list[int]:
-        """Return the numbers of the parts that hold these rows, in order."""
+        """Return the sorted indices of the parts that contain the images `rows`."""
         return sorted({int(row) // self.part_rows for row in rows})
 
     def list_rows(self, part: int) -> np.ndarray:
-        """Return the rows i64[n] of a part."""
+        """Return the rows i64[n] of the n images in a part."""
         return np.arange(part * self.part_rows, min(self.rows, (part + 1) * self.part_rows))
 
     def write(self, part: int, features: Mapping[str, np.ndarray], read: np.ndarray) -> None:
-        """Store the features [n,…] of a part.
+        """Write the features of the n images of a part to the cache.
 
         Args:
-          part: number of the part.
-          features: features by kind.
+          part: index of the part.
+          features: kind -> features [n,…].
           read: bool[n], whether each image could be read.
 
         Raises:
-          UserError: a feature is too large for float16.
+          UserError: a feature is not finite in the dtype of the files, for instance too large for float16.
         """
         for kind, values in features.items():
             with np.errstate(over="ignore"):
@@ -92,9 +94,9 @@ class FeatureTable:
         _mapped.cache_clear()  # the files may be new versions of mapped files
 
     def __getitem__(self, row: int) -> dict[str, np.ndarray] | None:
-        """Return the features of an image in the type that the backbone computes; None if it could not be read.
+        """Return the features of image `row` as a dict: kind -> array in the dtype of `kinds`.
 
-        Raises UserError if a file is damaged.
+        Return None if the image could not be read. Raises UserError if a file is damaged.
         """
         part, position = divmod(row, self.part_rows)
         if not self._open(part, READ)[position]:
@@ -102,7 +104,7 @@ class FeatureTable:
         return {kind: self._open(part, kind)[position].astype(dtype) for kind, (_, dtype) in self.kinds.items()}
 
     def blank(self) -> dict[str, np.ndarray]:
-        """Return features of zeros, for padding."""
+        """Return zeros with the shapes and dtypes of the features of one image, for padding."""
         return {kind: np.zeros(shape, dtype) for kind, (shape, dtype) in self.kinds.items()}
 
     def _file(self, part: int, kind: str) -> Path:
@@ -130,14 +132,14 @@ def open_feature_table(
     stored: str,
     settings: Mapping[str, object],
 ) -> FeatureTable:
-    """Return the table of the features of a split. Parts that are not in the cache are still to be computed.
+    """Return the feature cache of a split. Parts that have not been computed yet are listed by `missing`.
 
     Args:
-      images: the images.
-      ids: their names.
-      kinds: the features of an image.
-      stored: their type in the files.
-      settings: everything else that the features depend on.
+      images: the images of the split.
+      ids: the names of the images.
+      kinds: name -> (shape, dtype) of the features of one image.
+      stored: the dtype in the files, float32 or float16.
+      settings: all other settings that the features depend on. Other settings use another folder of the cache.
     """
     digest = hashlib.sha256(json.dumps([kinds, stored, PART_BYTES, settings], sort_keys=True).encode())
     for row, name in enumerate(ids):

@@ -18,10 +18,15 @@ CROP_RATIOS = (3 / 4, 4 / 3)  # range of width / height in the Inception crop
 
 @dataclass(frozen=True)
 class Geometry:
-    """Convert an image of any size to S × S pixels. The fields are keys of `config.data` and `config.augment`.
+    """A conversion of images of any size to S × S pixels. The fields are keys of `config.data` and `config.augment`.
 
     Attributes:
-      fit: square | crop | random_resized_crop | multi_scale_crop.
+      image_size: S.
+      fit: `square`, `crop`, `random_resized_crop` or `multi_scale_crop`.
+      crop_fraction: for `crop`, S divided by the short side of the resized image.
+      crop_scale: for `random_resized_crop`, the range of the area of the crop as a fraction of the image.
+      margin: for `multi_scale_crop`, the image is first resized to a square with sides S + `margin`; 0 skips this
+        resize.
     """
 
     image_size: int
@@ -32,14 +37,14 @@ class Geometry:
 
     @property
     def short_side(self) -> int:
-        """The short side in pixels before the center crop."""
+        """The short side of the resized image before the center crop, in pixels."""
         return round(self.image_size / self.crop_fraction)
 
     @property
     def smallest_useful_side(self) -> int:
-        """The smallest short side in pixels to which an image can be decoded so that the resize never enlarges it.
+        """The least short side in pixels to which decoding may reduce a JPEG without a later enlargement.
 
-        0 means the full size, for a random crop from the decoded image.
+        0 means that the image must be decoded at full size, because a random crop is taken from it.
         """
         match self.fit:
             case "square":
@@ -51,7 +56,7 @@ class Geometry:
         return 0
 
     def __call__(self, image: np.ndarray | Image.Image, random: np.random.Generator | None = None) -> np.ndarray:
-        """Return the image as u8[S,S,3]. Only random crops need `random`."""
+        """Return an image as u8[S,S,3]. `random` is used by random crops only."""
         size = self.image_size
         match self.fit:
             case "square":
@@ -66,10 +71,19 @@ class Geometry:
 
 @dataclass(frozen=True)
 class PixelTransforms:
-    """Transforms that keep the size, with strengths from `config.augment`.
+    """Transforms that do not change the size of an image. The fields are keys of `config.augment`.
 
     Attributes:
-      policy: the policy of RandAugment, or None.
+      flip: whether to mirror the image left to right with probability 1/2.
+      contrast: strength of `transforms.contrast`; 0 disables a transform.
+      brightness: strength of `transforms.brightness`.
+      saturation: strength of `transforms.saturation`.
+      hue: strength of `transforms.hue`.
+      jitter_order: `fixed` applies contrast, brightness, saturation and hue in this order. Otherwise their order is
+        random for each image.
+      cutout: side of the square of `transforms.cutout`, as a fraction of the height.
+      erase: probability of `transforms.erase`.
+      policy: the policy of RandAugment; None disables it.
     """
 
     flip: bool = False
@@ -83,7 +97,7 @@ class PixelTransforms:
     policy: Policy | None = None
 
     def __call__(self, image: np.ndarray, random: np.random.Generator | None) -> np.ndarray:
-        """Transform an image u8[h,w,3]. Its size stays."""
+        """Apply all transforms to an image u8[h,w,3], and return the result with the same shape."""
         if self.flip:
             image = transforms.flip(image, random)
         for transform, strength in self._jitter(random):
@@ -95,7 +109,7 @@ class PixelTransforms:
         return transforms.erase(image, random, self.erase) if self.erase else image
 
     def _jitter(self, random: np.random.Generator | None) -> list[tuple[Callable[..., np.ndarray], float]]:
-        """Return the transforms of the color jitter with their strengths, in the order for one image."""
+        """Return the transforms of the color jitter as pairs (transform, strength), in the order of application."""
         names = ("contrast", "brightness", "saturation", "hue")
         jitter = [(getattr(transforms, name), getattr(self, name)) for name in names]
         if self.jitter_order == "fixed":
@@ -105,16 +119,23 @@ class PixelTransforms:
 
 @dataclass(frozen=True)
 class ImageReader:
-    """Read images as model inputs u8[S,S,3]; can be pickled for worker processes."""
+    """A reader of images as model inputs u8[S,S,3]. It can be pickled for worker processes.
+
+    Attributes:
+      decoding: how image files are decoded.
+      geometry: resizing and cropping.
+      pixels: the transforms after resizing.
+      skip: whether to return None for an image that cannot be read. Otherwise BadImage is raised.
+    """
 
     decoding: Decoding
     geometry: Geometry
     pixels: PixelTransforms = PixelTransforms()
-    skip: bool = False  # return None for an image that cannot be read, instead of raising BadImage
+    skip: bool = False
 
     @classmethod
     def from_config(cls, data_config: ConfigDict, augment: ConfigDict | None = None) -> ImageReader:
-        """Return the reader for `config.data`, and for `config.augment` in training."""
+        """Return a reader for evaluation, or for training if `augment` (`config.augment`) is given."""
         size, fraction = data_config.image_size, data_config.crop_fraction
         geometry, pixels = Geometry(size, data_config.resize, fraction), PixelTransforms()
         if augment is not None:
@@ -126,7 +147,10 @@ class ImageReader:
         return cls(Decoding.from_config(data_config, least), geometry, pixels, data_config.bad_images == "skip")
 
     def __call__(self, images: Images, row: int, random: np.random.Generator | None = None) -> np.ndarray | None:
-        """Read an image. Evaluation needs no random generator."""
+        """Read image `row`, and return u8[S,S,3]. `random` is needed in training only.
+
+        If the image cannot be read, return None if `skip` is True, otherwise raise BadImage.
+        """
         try:
             image = self.geometry(images.open(row, self.decoding), random)
         except BadImage:
@@ -136,6 +160,9 @@ class ImageReader:
         return np.ascontiguousarray(self.pixels(image, random))
 
     def encoded(self, content: bytes, name: str = "") -> np.ndarray:
-        """Read the bytes of an image file for evaluation. Raises BadImage with `name`."""
+        """Decode the bytes of an image file for evaluation, and return u8[S,S,3].
+
+        Raises BadImage if the bytes cannot be decoded. `name` names the image in the error.
+        """
         image = self.geometry(open_image(content, name=name, decoding=self.decoding))
         return np.ascontiguousarray(self.pixels(image, None))

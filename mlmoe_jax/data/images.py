@@ -49,18 +49,18 @@ UPRIGHT = {
 
 
 class BadImage(UserError):
-    """A file, or a byte string, that cannot be read as an image."""
+    """An error: a file or a byte string cannot be read as an image."""
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """How image files are decoded.
+    """The settings with which image files are decoded.
 
     Attributes:
       at_least: if above 0, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, as long as both sides keep at least
-      this number of pixels.
-      truncated: `read` a JPEG that is cut short, with gray for the missing pixels, or `refuse` it. Other formats, and
-      truncated headers, are always refused.
+        this number of pixels.
+      truncated: `read` decodes a JPEG that ends too early, with gray for the missing pixels. `refuse` raises BadImage.
+        Other formats and truncated headers are always refused.
       exif: `apply` the orientation in the EXIF data, or `ignore` it.
       most_pixels: images with more pixels are refused before they are decoded.
     """
@@ -72,7 +72,7 @@ class Decoding:
 
     @classmethod
     def from_config(cls, data_config: ConfigDict, at_least: int = 0) -> Decoding:
-        """Return the decoding that `config.data` sets."""
+        """Return the decoding settings of `config.data`. `at_least` is as in `Decoding`."""
         return cls(at_least, data_config.truncated, data_config.exif)
 
 
@@ -80,20 +80,20 @@ STRICT = Decoding()  # the defaults of the config, at full size
 
 
 def read_image(source: str | os.PathLike | bytes, *, name: str = "", decoding: Decoding = STRICT) -> np.ndarray:
-    """Decode an image file to RGB, u8[h,w,3], read-only.
+    """Decode an image file to a read-only RGB array u8[h,w,3].
 
-    Gray, palette and CMYK images are converted to RGB. Of 16 bits per channel, the upper 8 remain. An animation becomes
-    its first frame. Color profiles are not applied, as in the authors' codes. Transparent pixels are blended onto
-    white, as in web pages, because their stored color is arbitrary.
+    Gray, palette and CMYK images are converted to RGB. Images with 16 bits per channel keep the upper 8 bits. An
+    animation becomes its first frame. Color profiles are not applied, as in the authors' codes. Transparent pixels are
+    blended onto white, as in web pages, because their stored color is arbitrary.
 
     Args:
       source: path of the file, or its bytes.
-      name: name of the image in errors, by default its path or its length.
+      name: name of the image in errors; "" uses the path or the number of bytes.
       decoding: how the file is decoded.
 
     Raises:
-      BadImage: the file is missing, not regular, empty, cut short, damaged, in none of IMAGE_FORMATS, larger than
-      MAX_FILE bytes, or needs more than MAX_DECODED bytes of memory.
+      BadImage: the file is missing, not a regular file, empty, truncated or damaged. Or its format is not one of
+        IMAGE_FORMATS, the file is larger than MAX_FILE bytes, or decoding needs more than MAX_DECODED bytes of memory.
     """
     return to_pixels(open_image(source, name=name, decoding=decoding))
 
@@ -101,9 +101,10 @@ def read_image(source: str | os.PathLike | bytes, *, name: str = "", decoding: D
 def open_image(
     source: str | os.PathLike | bytes | Image.Image, *, name: str = "", decoding: Decoding = STRICT
 ) -> Image.Image:
-    """Decode like `read_image`, but return a Pillow image. A resize then needs two copies less.
+    """Decode an image file as `read_image` does, but return a Pillow image, which saves two copies in a later resize.
 
-    A Pillow image as source is read at its full size. Its mode, transparency and EXIF data are handled as in a file.
+    `source` can also be a Pillow image. It is read at full size, and its mode, transparency and EXIF data are treated
+    as in a file.
     """
     if isinstance(source, Image.Image):
         return _decode(source, name, replace(decoding, at_least=0))
@@ -120,7 +121,10 @@ def open_image(
 
 
 def to_pixels(image: Image.Image) -> np.ndarray:
-    """Return an RGB image as a read-only array u8[h,w,3]. A large image is converted in strips, to save memory."""
+    """Convert an RGB image of Pillow to a read-only array u8[h,w,3].
+
+    Large images are converted in strips to save memory.
+    """
     strips = _strips(image)
     if len(strips) == 1:
         return np.asarray(image)
@@ -132,7 +136,7 @@ def to_pixels(image: Image.Image) -> np.ndarray:
 
 
 def _strips(image: Image.Image) -> list[tuple[int, int, int, int]]:
-    """Return boxes (left, upper, right, lower) of _STRIP pixels that cover an image from top to bottom."""
+    """Return boxes (left, upper, right, lower) of at most _STRIP pixels that cover an image from top to bottom."""
     rows = max(1, _STRIP // image.width)
     return [(0, top, image.width, min(top + rows, image.height)) for top in range(0, image.height, rows)]
 
@@ -146,7 +150,10 @@ def read_file(path: str | os.PathLike) -> bytes:
 
 
 def read_size(path: str | os.PathLike) -> tuple[int, int] | None:
-    """Return the width and height of a local image file, upright, from its header; None if it cannot be read."""
+    """Return (width, height) of a local image file after its EXIF orientation; None if the file cannot be read.
+
+    Only the header is read.
+    """
     try:
         with Image.open(path, formats=_formats()) as image:
             across = image.format != "TIFF" and image.getexif().get(ExifTags.Base.Orientation, 1) > 4
@@ -156,7 +163,7 @@ def read_size(path: str | os.PathLike) -> tuple[int, int] | None:
 
 
 class _UnknownWhite(ValueError):
-    """A gray image without a known value of white."""
+    """An error: the white level of a gray image is unknown."""
 
 
 def _decode(data: bytes | Image.Image, name: str, decoding: Decoding) -> Image.Image:
@@ -215,7 +222,10 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 def _on_white(image: Image.Image) -> Image.Image:
-    """Blend a transparent image onto white, in strips, because blending needs three copies."""
+    """Blend a transparent image onto a white background, and return an RGB image.
+
+    The image is processed in strips, because blending needs three copies.
+    """
     blended = Image.new("RGB", image.size)
     for box in _strips(image):
         strip = image.crop(box).convert("RGBA")
@@ -224,7 +234,7 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def _from_deep(gray: np.ndarray) -> Image.Image:
-    """Convert a gray image in 16 bits to RGB, which Pillow's own conversion would clip at 255."""
+    """Convert a gray image with 16 bits per pixel to RGB. Pillow's own conversion would clip values at 255."""
     if gray.dtype.kind == "f" or gray.min() < 0 or gray.max() > 0xFFFF:
         raise _UnknownWhite(
             f"its pixels are {gray.dtype} without a known white; store it with 8 or 16 bits per channel"
@@ -233,10 +243,10 @@ def _from_deep(gray: np.ndarray) -> Image.Image:
 
 
 class Images(abc.ABC):
-    """The images of a split, by row. A subclass defines `__len__` and `open`, and is picklable for worker processes.
+    """The images of a split, by row. A subclass defines `__len__` and `open`. It can be pickled for worker processes.
 
     Attributes:
-      are_decoded: whether reading decodes or renders an image, which takes a core about a millisecond.
+      are_decoded: whether reading an image includes decoding or rendering, which takes about a millisecond of CPU time.
     """
 
     are_decoded = False
@@ -246,12 +256,13 @@ class Images(abc.ABC):
 
     @abc.abstractmethod
     def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray | Image.Image:
-        """Return image `row` like `read`, or as a Pillow image if that saves a copy."""
+        """Return image `row` as `read` does, or as a Pillow image if that saves a copy."""
 
     def read(self, row: int, decoding: Decoding = STRICT) -> np.ndarray:
-        """Return image `row` as u8[h,w,3], RGB, at its own size or possibly reduced.
+        """Return image `row` as a read-only RGB array u8[h,w,3].
 
-        Raises BadImage if it cannot be read.
+        The size is the size of the stored image, or smaller if `decoding` allows it. Raises BadImage if the image
+        cannot be read.
         """
         image = self.open(row, decoding)
         return to_pixels(image) if isinstance(image, Image.Image) else image
@@ -263,7 +274,7 @@ class Images(abc.ABC):
         return buffer.getvalue()
 
     def problem(self, row: int, decoding: Decoding = STRICT) -> str:
-        """Return why image `row` cannot be read; "" if it can."""
+        """Return the reason why image `row` cannot be read; "" if it can be read."""
         try:
             self.open(row, decoding)
         except BadImage as error:
@@ -271,23 +282,23 @@ class Images(abc.ABC):
         return ""
 
     def name(self, row: int) -> str:
-        """Return the name of image `row` in errors: the path of its file, if it has a file of its own."""
+        """Return the name of image `row` for errors. It is the path of the file if the image is stored as a file."""
         return f"image {row}"
 
     def line(self, row: int) -> tuple[str, int] | None:
-        """Return the name of the table that lists image `row` and its line there, from 1; None without a table."""
+        """Return (name of the table, line number from 1) of image `row`; None if no table lists the image."""
         return None
 
     def missing(self) -> np.ndarray:
-        """Return the rows i64[n] of the images that have no file, without reading any file."""
+        """Return the rows i64[n] of the n images that have no file. No file is opened."""
         return np.zeros(0, np.int64)
 
     def stamp(self, row: int) -> str:
-        """Return a text that changes if image `row` changes."""
+        """Return a text that identifies the version of image `row`: it changes if the image changes."""
         return hashlib.sha256(self.read(row).tobytes()).hexdigest()
 
     def take(self, rows: np.ndarray) -> Images:
-        """Return the images `rows`, i64[n], in that order."""
+        """Return the images with the row numbers `rows`, i64[n], in that order."""
         return _Subset(self, rows)
 
     def __getitem__(self, row: int) -> np.ndarray:
@@ -299,7 +310,14 @@ class Images(abc.ABC):
 
 @dataclass(eq=False)
 class _Subset(Images):
-    """Some images of a split that are not files, which `ImageFiles.take` returns itself."""
+    """Selected rows of other images.
+
+    `ImageFiles.take` does not need this class, because it returns another `ImageFiles`.
+
+    Attributes:
+      whole: the other images.
+      rows: i64[n], the selected rows.
+    """
 
     whole: Images
     rows: np.ndarray
@@ -326,7 +344,7 @@ class _Subset(Images):
 
 @dataclass(eq=False)
 class ArrayImages(Images):
-    """Images of one size in memory, u8[N,h,w,3]."""
+    """Images of equal size in memory, stored as u8[N,h,w,3]."""
 
     array: np.ndarray
 
@@ -338,7 +356,10 @@ class ArrayImages(Images):
 
 
 class EncodedImages(Images):
-    """Images stored as the bytes of image files; a subclass defines `__len__` and `encoded`, and perhaps `name`."""
+    """Images that are stored as bytes of image files.
+
+    A subclass defines `__len__`, `encoded` and, if useful, `name`.
+    """
 
     are_decoded = True
 
@@ -350,12 +371,12 @@ class EncodedImages(Images):
 
 
 class ImageFiles(EncodedImages):
-    """Images in files, read on access.
+    """Images in files, which are opened when an image is read.
 
     Args:
       folder: folder of the files.
-      names: paths of the files in the folder.
-      table: name of the table that lists the images.
+      names: paths of the files, relative to the folder.
+      table: name of the table that lists the images; "" if there is none.
       lines: line of each image in the table.
     """
 

@@ -14,11 +14,12 @@ FEW_POSITIVES = 10  # with fewer, the metrics of a label are rough
 
 
 def has_positive(labels: Integer[np.ndarray, "n k"], difficult: str = "negative") -> Bool[np.ndarray, " n"]:
-    """Return whether each image has a positive label.
+    """Return bool[N], whether each image has a positive label.
 
     Args:
-      labels: label codes.
-      difficult: the treatment of DIFFICULT, as in `targets`. A difficult label counts unless it is `negative`.
+      labels: label codes i8[N,K].
+      difficult: the treatment of the code DIFFICULT, as in `targets`. With `positive` and `ignore`, a difficult label
+        counts as positive here.
     """
     enough = (POSITIVE,) if difficult == "negative" else (POSITIVE, DIFFICULT)
     return np.any(np.isin(labels, enough), axis=1)
@@ -27,11 +28,15 @@ def has_positive(labels: Integer[np.ndarray, "n k"], difficult: str = "negative"
 def targets(
     codes: Integer[np.ndarray, "*rows"], difficult: str
 ) -> tuple[Bool[np.ndarray, "*rows"], Bool[np.ndarray, "*rows"]]:
-    """Return which labels are present, and which are valid.
+    """Convert label codes to targets for losses and metrics.
 
     Args:
-      codes: label codes.
-      difficult: the treatment of DIFFICULT: `negative`, `ignore` or `positive`.
+      codes: label codes of any shape.
+      difficult: the treatment of the code DIFFICULT: `negative`, `ignore` or `positive`.
+
+    Returns:
+      positive: bool with the shape of `codes`, whether a label is positive.
+      valid: bool with the shape of `codes`, whether a label is known and not ignored.
     """
     positive = codes == POSITIVE
     valid = codes != UNKNOWN
@@ -43,9 +48,9 @@ def targets(
 
 
 def few_positives(labels: Integer[np.ndarray, "n k"]) -> str:
-    """Describe how few positives the labels have; "" if the median label has FEW_POSITIVES or more.
+    """Return "a median of N positives per label" if N is less than FEW_POSITIVES, otherwise "".
 
-    The AP of a label with one positive is 1/rank of one image, so a mean over such labels says little.
+    The AP of a label with one positive image is 1/rank of this image. A mean over such labels is therefore noisy.
     """
     counts = (labels == POSITIVE).sum(axis=0)
     if not len(counts) or (median := np.median(counts)) >= FEW_POSITIVES:

@@ -38,9 +38,9 @@ FEATURE_THREADS = 2  # threads that copy stored features, which takes little tim
 
 
 class _Examples(grain.transforms.MapWithIndex):
-    """Map (step, rows of a global batch) to the examples of this process; pickled for worker processes.
+    """A Grain transform from (step, rows of a global batch) to the examples of this process. It is pickled for workers.
 
-    Rows beyond the split are padding.
+    A row at or beyond the size of the split is padding.
     """
 
     def __init__(self, split: Split, data_config, augment, seed: int, labels: bool, process: tuple[int, int]):
@@ -73,7 +73,10 @@ class _Examples(grain.transforms.MapWithIndex):
         return example
 
     def _input(self, row: int, random: np.random.Generator) -> HostBatch | None:
-        """Return the model input; None for an image that cannot be read and is left out."""
+        """Return the model input of image `row` as a dict.
+
+        If the image cannot be read, return None with data.bad_images=skip, otherwise raise BadImage.
+        """
         if self.split.features is not None:
             if (features := self.split.features[row]) is None and not self.reader.skip:
                 raise BadImage(f"{self.split.ids[row]} could not be read as an image when its features were computed")
@@ -83,7 +86,10 @@ class _Examples(grain.transforms.MapWithIndex):
 
 
 def steps_per_epoch(images: int, batch_size: int) -> int:
-    """Return the number of whole batches per epoch; at least 1, since a batch can contain images of two epochs."""
+    """Return the number of training steps per epoch, rounded down, but at least 1.
+
+    A batch may contain images of two epochs, so a split with fewer images than a batch has one step per epoch.
+    """
     return max(1, images // batch_size)
 
 
@@ -98,25 +104,25 @@ def build_loader(
     labels: bool = True,
     process: tuple[int, int] = (0, 1),
 ) -> Iterator[HostBatch]:
-    """Return the part of this process of every global batch.
+    """Return an iterator over this process's part of every global batch.
 
-    For training, images are shuffled, repeated without end, and augmented unless the split has features. For
+    For training, images are shuffled, repeated without end, and augmented unless the split has cached features. For
     evaluation, each image is returned once, in order. The last batch is padded, and all processes get equally many
     batches. Padding has `mask` 0 and `id` −1.
 
-    If an image cannot be read, the loader raises BadImage. With data.bad_images=skip, the example has `mask` 0 and the
-    `id` of the image (see `SkippedImages`).
+    If an image cannot be read, the loader raises BadImage. With data.bad_images=skip, the example instead has `mask` 0
+    and the `id` of the image, see `SkippedImages`.
 
     Args:
-      data_config: `config.data`. `threads` and `workers` that are `auto` are chosen by `plan_readers`; batches do not
-        depend on them.
+      data_config: `config.data`. If `threads` or `workers` is `auto`, `plan_readers` chooses it. The batches do not
+        depend on `threads` and `workers`.
       split: the split.
       batch_size: number of images in a global batch.
       augment: `config.augment` for training, None for evaluation.
-      seed: seed of the shuffling and the augmentation.
-      first_step: index of the first batch.
+      seed: seed of shuffling and augmentation.
+      first_step: index of the first batch, from 0.
       labels: whether to add `label` and `label_mask`, which only training uses.
-      process: (index, count) of the processes.
+      process: (index of this process, number of processes).
 
     Raises:
       ValueError: the number of processes does not divide `batch_size`.
@@ -139,9 +145,14 @@ def build_loader(
 
 
 def _choose_readers(split: Split, data_config: ConfigDict, share: int) -> Readers:
-    """Return the threads and processes that read a split. This process reads `share` images of each batch.
+    """Return the threads and worker processes that read a split.
 
-    Features are in the memory of this process, so only its threads read them.
+    Cached features are read by threads of this process only, because they are in its memory.
+
+    Args:
+      split: the split.
+      data_config: `config.data`.
+      share: number of images of each batch that this process reads.
     """
     if split.features is not None:
         return Readers(data_config.threads if data_config.threads > 0 else FEATURE_THREADS, 0)
@@ -155,11 +166,15 @@ def _choose_readers(split: Split, data_config: ConfigDict, share: int) -> Reader
 
 @dataclass(frozen=True)
 class Readers:
-    """`workers` processes with `threads` threads each; 0 workers means threads of the main process.
+    """The threads and worker processes that read images.
 
-    Four threads of one process keep four cores busy, because decoding releases Python's lock and takes most of their
-    time. More cores are used by worker processes if images have to be decoded and the model runs on an accelerator. On
-    a CPU, the training step needs these cores.
+    Four threads of one process keep four cores busy, because decoding releases Python's global lock and takes most of
+    the time. Worker processes are started to use more cores, if images have to be decoded and the model runs on an
+    accelerator. On a CPU, the training step needs these cores.
+
+    Attributes:
+      threads: the number of threads per process.
+      workers: the number of worker processes; 0 means that the main process reads the images.
     """
 
     threads: int
@@ -167,12 +182,12 @@ class Readers:
 
 
 def plan_readers(threads: int, workers: int, *, batch_bytes: int, decodes: bool) -> Readers:
-    """Return the number of threads and processes.
+    """Return the number of threads and worker processes.
 
     Args:
-      threads: number of threads per process, negative for auto.
-      workers: number of processes, negative for auto.
-      batch_bytes: size of the images of a batch in this process.
+      threads: number of threads per process; a negative number means auto.
+      workers: number of worker processes; a negative number means auto.
+      batch_bytes: size in bytes of the images of a batch in this process.
       decodes: whether images have to be decoded or rendered.
     """
     usable = cores()
@@ -188,7 +203,10 @@ def plan_readers(threads: int, workers: int, *, batch_bytes: int, decodes: bool)
 
 
 def plan_for_few_images(threads: int, workers: int) -> dict[str, int]:
-    """Return `threads` and `workers` for a prediction, which starts no process unless it is asked to."""
+    """Return `threads` and `workers` of `config.data` for a prediction of few images.
+
+    An automatic number of workers, which is negative, becomes 0.
+    """
     return {"threads": threads if threads > 0 else min(cores(), 2 * MOST_THREADS), "workers": max(0, workers)}
 
 
@@ -199,7 +217,10 @@ def _has_accelerator() -> bool:
 
 
 def rows_of_step(split: Split, *, batch_size: int, seed: int, step: int) -> list[int]:
-    """Return the rows of the images in the global training batch of a step, in order. The first step is 1."""
+    """Return the rows of the images in the global training batch of a step, in the order of the batch.
+
+    Steps count from 1.
+    """
     return np.asarray(_shuffled_rows(split, seed).batch(batch_size, drop_remainder=True)[step - 1]).tolist()
 
 
@@ -208,24 +229,32 @@ def _shuffled_rows(split: Split, seed: int) -> grain.MapDataset:
 
 
 class SkippedImages:
-    """Rows of the images of a split that were left out because they could not be read, or have no file."""
+    """The images of a split that were skipped because they could not be read.
+
+    Args:
+      split: the split.
+      rows: rows of images that were skipped already.
+    """
 
     def __init__(self, split: Split, rows: Iterable[int] = ()):
         self.split, self.rows = split, set(rows)
 
     def watch(self, batches: Iterator[HostBatch]) -> Iterator[HostBatch]:
-        """Yield the batches and record their skipped images."""
+        """Yield the batches unchanged, and record the rows of the images that were skipped in them."""
         for batch in batches:
             skipped = (batch["mask"] == 0) & (batch["id"] >= 0)
             self.rows.update(batch["id"][skipped].tolist())
             yield batch
 
     def everywhere(self) -> SkippedImages:
-        """Return the images that any process skipped. All processes must call this method."""
+        """Return the images that were skipped by any process. All processes must call this method."""
         return SkippedImages(self.split, set().union(*distributed.gather(sorted(self.rows))))
 
     def table(self) -> list[list[str]]:
-        """Return (split, id, reason) per image. Each image is read again to find the reason."""
+        """Return a list of [split, id, reason], one per image that was skipped or has no file.
+
+        Each image is read again to find the reason.
+        """
         missing = self.split.missing
         table = _reasons(self.split, sorted(self.rows))
         return table if missing is None else table + _reasons(missing, range(len(missing)))

@@ -13,7 +13,7 @@ Batch = dict[str, jax.Array]
 
 @dataclass(frozen=True)
 class Preprocess:
-    """The input format of a backbone, for training, evaluation and prediction.
+    """The input format of a backbone. It is used in training, evaluation and prediction.
 
     Attributes:
       image_size: side of the images in pixels.
@@ -26,12 +26,15 @@ class Preprocess:
     std: tuple[float, float, float]
 
     def __call__(self, image: Real[ArrayLike, "b h w 3"]) -> Float32[Array, "b h w 3"]:
-        """Return the network's input from images with values in 0…255."""
+        """Normalize images with values in 0…255, [B,H,W,3], and return the network input f32[B,H,W,3]."""
         scaled = jnp.asarray(image).astype(jnp.float32) / 255
         return (scaled - jnp.asarray(self.mean)) / jnp.asarray(self.std)
 
     def batch_shapes(self, size: int, labels: int = 0) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return the shapes of a batch of `size` images, with their labels unless `labels` is 0."""
+        """Return the shapes and dtypes of the arrays in a batch of `size` images, by name.
+
+        `labels` is the number of labels; 0 means a batch without labels.
+        """
         shapes = {
             "image": ((size, self.image_size, self.image_size, 3), jnp.uint8),
             "mask": ((size,), jnp.float32),

@@ -29,10 +29,10 @@ CUTOUT_FILL = (125, 122, 113)
 # --------------------------------------------------------------------------------------------------------- operations
 @dataclass(frozen=True)
 class Operation:
-    """A function of an image and a magnitude.
+    """An image operation with a range of magnitudes.
 
     Attributes:
-      function: the function.
+      function: function of an image and a magnitude that returns an image.
       low: magnitude at the lowest level.
       high: magnitude at the highest level.
       whole: whether the magnitude is rounded to an integer.
@@ -44,7 +44,7 @@ class Operation:
     whole: bool = False
 
     def magnitude(self, level: float, highest: int) -> float:
-        """Return the magnitude, without sign, at `level` of 0…`highest`."""
+        """Return the unsigned magnitude for a `level` in 0…`highest`, by linear interpolation from `low` to `high`."""
         # Exactly equal to numpy.linspace, which computes the published magnitudes.
         value = self.high if level == highest else self.low + level * ((self.high - self.low) / highest)
         return float(round(value)) if self.whole else float(value)
@@ -55,7 +55,10 @@ def _affine(image: Image.Image, matrix: tuple[float, ...], resample: Image.Resam
 
 
 def _cutout(image: Image.Image, side: float, at: tuple[float, float]) -> Image.Image:
-    """Cover the half-open square of `side` pixels around the pixel at fractions `at` of height and width."""
+    """Cover a square with `side` pixels. Its center is at the fractions `at` of height and width.
+
+    The square is half-open: its lower and right edges are not covered.
+    """
     half = int(side) // 2
     row, column = int(at[0] * image.height), int(at[1] * image.width)
     box = (max(0, column - half), max(0, row - half), min(image.width, column + half), min(image.height, row + half))
@@ -103,15 +106,25 @@ TABLES = {"standard": OPERATIONS, "wide": WIDE}
 # ----------------------------------------------------------------------------------------------------------- policies
 @dataclass(frozen=True)
 class Policy:
-    """The distribution of operations."""
+    """A policy of RandAugment: the distribution from which operations are drawn.
+
+    Attributes:
+      operations: names of the operations, equally likely.
+      levels: levels of the magnitude in 0…`highest`, equally likely.
+      highest: the highest level.
+      count: the number of operations that are drawn per image.
+      probability: the probability that a drawn operation is applied.
+      signed: names of the operations whose magnitude is negative with probability 1/2.
+      ranges: the ranges of the magnitudes, a key of TABLES.
+    """
 
     operations: tuple[str, ...]
-    levels: tuple[float, ...]  # of 0…`highest`, equally likely
+    levels: tuple[float, ...]
     highest: int
     count: int
-    probability: float  # of applying a drawn operation
-    signed: frozenset[str]  # operations whose magnitude is negative with probability 1/2
-    ranges: str = "standard"  # of the magnitudes, a key of TABLES
+    probability: float
+    signed: frozenset[str]
+    ranges: str = "standard"
 
     @property
     def table(self) -> Mapping[str, Operation]:
@@ -148,15 +161,21 @@ POLICIES = {"none": None, "uda": UDA, "standard": RANDAUGMENT, "trivial": TRIVIA
 
 # ------------------------------------------------------------------------------------------------------------ drawing
 class Draw(NamedTuple):
-    """One operation to apply."""
+    """An operation that was drawn for an image.
+
+    Attributes:
+      name: name of the operation.
+      magnitude: the signed magnitude, in the units of the operation.
+      at: the center of `_cutout`, as fractions of height and width.
+    """
 
     name: str
-    magnitude: float  # signed, in the units of the operation
-    at: tuple[float, float]  # fractions of height and width
+    magnitude: float
+    at: tuple[float, float]
 
 
 def sample(policy: Policy, random: np.random.Generator) -> list[Draw]:
-    """Draw the operations for one image and return the operations to apply, in order."""
+    """Draw operations for one image, and return the operations that are to be applied, in order."""
     draws = []
     for _ in range(policy.count):
         name = policy.operations[random.integers(len(policy.operations))]
@@ -169,13 +188,13 @@ def sample(policy: Policy, random: np.random.Generator) -> list[Draw]:
 
 
 def operate(image: Image.Image, draw: Draw, table: Mapping[str, Operation] = OPERATIONS) -> Image.Image:
-    """Apply one drawn operation of a table to an RGB image."""
+    """Apply one drawn operation to an RGB image. `table` maps names to operations."""
     function = table[draw.name].function
     return function(image, draw.magnitude, draw.at) if draw.name == "cutout" else function(image, draw.magnitude)
 
 
 def apply(image: np.ndarray, random: np.random.Generator, policy: Policy) -> np.ndarray:
-    """Draw operations and apply them to u8[h,w,3]. Without an operation, return the image itself."""
+    """Draw operations and apply them to an image u8[h,w,3]. If no operation is drawn, return the image itself."""
     draws = sample(policy, random)
     if not draws:
         return image

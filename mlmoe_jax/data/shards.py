@@ -29,13 +29,13 @@ RECORD_OPTIONS = "group_size:1,uncompressed"
 
 @dataclass(frozen=True)
 class Shard:
-    """A shard to write.
+    """A shard to write: consecutive images of a split.
 
     Attributes:
-      file: name of its file.
-      images: its images.
-      ids: their names.
-      first_row: the row of its first image in the split.
+      file: name of the shard's file.
+      images: the images of the shard.
+      ids: the names of the images.
+      first_row: the row of the first image in the split.
       source_sha256: the fingerprint of the split.
     """
 
@@ -47,19 +47,19 @@ class Shard:
 
     @property
     def sidecar(self) -> str:
-        """The name of the file that is written once the shard is complete, with its entry of the manifest."""
+        """The name of the JSON file that is written after the shard. It has the shard's entry of the manifest."""
         return f"{self.file}.json"
 
 
 @dataclass(frozen=True)
 class ShardWriter:
-    """Writes shards; can be pickled for worker processes.
+    """A function that writes shards. It can be pickled for worker processes.
 
     Attributes:
       folder: folder of the shards.
-      short_side: `pack.short_side`.
-      skip_bad: whether unreadable images are left out instead of raising BadImage.
-      decoding: how the images are decoded to check them.
+      short_side: `pack.short_side`, the short side in pixels to which larger images are reduced; 0 keeps all sizes.
+      skip_bad: whether unreadable images are left out. Otherwise BadImage is raised.
+      decoding: how images are decoded to check them.
     """
 
     folder: str
@@ -68,7 +68,7 @@ class ShardWriter:
     decoding: Decoding = STRICT
 
     def __call__(self, shard: Shard) -> dict[str, Any]:
-        """Write a shard and its sidecar, and return its entry for the manifest."""
+        """Write a shard and its sidecar. Return the entry of the shard in the manifest."""
         folder, left_out = Folder(self.folder), []
         with atomic_file(folder / shard.file) as partial:
             with contextlib.closing(ArrayRecordWriter(str(partial), RECORD_OPTIONS)) as records:
@@ -87,10 +87,10 @@ class ShardWriter:
 
 
 def encode_image(images: Images, row: int, name: str, writer: ShardWriter) -> bytes:
-    """Return the bytes to store for image `row`: its unchanged file, or a smaller JPEG for a larger image.
+    """Return the bytes to store for image `row`: the unchanged file, or a JPEG that is reduced to `writer.short_side`.
 
-    Every image is decoded, so that a shard contains only readable images. Raises BadImage with `name` for an unreadable
-    image.
+    Every image is decoded, so that a shard has only readable images. Raises BadImage if the image cannot be read;
+    `name` names the image in the error.
     """
     data = images.encoded(row)
     pixels = read_image(data, name=name, decoding=writer.decoding)
@@ -107,9 +107,12 @@ def encode_image(images: Images, row: int, name: str, writer: ShardWriter) -> by
 
 
 def write_shards(writer: ShardWriter, shards: Sequence[Shard], processes: int) -> Iterator[dict[str, Any]]:
-    """Write shards in several processes, and yield the entry of each complete shard.
+    """Write shards in several processes. Yield the manifest entry of each shard when it is complete.
 
-    If the caller closes the iterator, the processes complete the present shards and start no new shard.
+    If the caller closes the iterator, the processes complete the shards in progress and start no other shard.
+
+    Raises:
+      UserError: a process was killed.
     """
     # Reading a small photograph holds the GIL for a fifth of the time, which would limit threads to five cores.
     processes = min(processes, len(shards))
@@ -134,7 +137,7 @@ def write_shards(writer: ShardWriter, shards: Sequence[Shard], processes: int) -
 
 
 def _follow_parent() -> None:
-    """Leave Ctrl-C, which reaches all processes, to the parent, and end this process when the parent ends."""
+    """Make a worker process ignore Ctrl-C, which the parent handles, and exit when the parent exits."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

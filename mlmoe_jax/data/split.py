@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 
 
 def number_groups(groups: Sequence[str] | None, images: int) -> Int[np.ndarray, " n"]:
-    """Number the groups 0 … G − 1, and return the number of each image's group. With None, each image is a group."""
+    """Return the number of each image's group, i[N], in 0 … G − 1.
+
+    Args:
+      groups: name of each image's group, or "" for an image that is a group of its own. None means that each image is a
+        group of its own.
+      images: the number of images N.
+    """
     numbers: dict[str | int, int] = {}
     names = range(images) if groups is None else groups
     keys = (row if name == "" else name for row, name in enumerate(names))
@@ -33,16 +39,17 @@ class Split:
     Attributes:
       name: name of the split.
       classes: names of the labels.
-      labels: i8[N,K] with the values NEGATIVE, POSITIVE, UNKNOWN and DIFFICULT. The pipeline, not the source, decides
-      how UNKNOWN and DIFFICULT are treated in training.
-      ids: name of each image, a path or a generated name. `id` in a batch is the row of the split.
+      labels: label codes i8[N,K]: NEGATIVE, POSITIVE, UNKNOWN or DIFFICULT. The pipeline, not the source, decides how
+        UNKNOWN and DIFFICULT are treated in training.
+      ids: name of each image, a path or a generated name. (`id` in a batch is the row of the image instead.)
       images: the images.
-      groups: name of each image's group, such as its patient, or "" for a group of its own; None without groups. The
-      images of a group should not be in two splits.
-      missing: the images that were left out because they have no file.
-      features: features that replace the images in batches.
-      tree: the tree of `data.tree`, under which the labels are closed.
-      contradictions: where labels contradicted the tree, bool[N,2], see `LabelTree.close`; None without a tree.
+      groups: name of each image's group, such as the patient, or "" for a group of its own. None means that the data
+        has no groups. The images of a group should not be in two splits.
+      missing: the images that were left out because they have no file; None if no image was left out.
+      features: cached features that replace the images in batches; None if batches contain images.
+      tree: the label tree of `data.tree`. The labels are consistent with it.
+      contradictions: bool[N,2], where the original labels contradicted the tree, see `LabelTree.close`. None without a
+        tree.
     """
 
     name: str
@@ -61,19 +68,19 @@ class Split:
 
     @property
     def group_numbers(self) -> Int[np.ndarray, " n"] | None:
-        """The number of each image's group, see `number_groups`; None without groups."""
+        """The number of each image's group, i[N], see `number_groups`; None if the data has no groups."""
         return None if self.groups is None else number_groups(self.groups, len(self))
 
     @property
     def fingerprint(self) -> str:
-        """A sha256 of the names, labels and groups of the images."""
+        """A sha256 of the names, labels and groups of all images."""
         digest = hashlib.sha256("\0".join(self.ids).encode(errors="surrogatepass"))
         digest.update(np.ascontiguousarray(self.labels, np.int8).tobytes())
         digest.update("\0".join(self.groups or ()).encode(errors="surrogatepass"))
         return digest.hexdigest()
 
     def take(self, rows: np.ndarray, name: str) -> Split:
-        """Return a split with the images `rows`, i64[n], in that order."""
+        """Return a split with the images of the row numbers `rows`, i64[n], in that order, and with the name `name`."""
         places = [int(row) for row in rows]
         groups = None if self.groups is None else [self.groups[row] for row in places]
         ids = [self.ids[row] for row in places]
@@ -83,14 +90,17 @@ class Split:
         return Split(name, self.classes, labels, ids, images, groups, tree=self.tree, contradictions=doubts)
 
     def close_labels(self, tree: LabelTree) -> Split:
-        """Return the split with its labels closed under a tree, see `LabelTree.close`."""
+        """Return the split with labels that are consistent with a label tree, see `LabelTree.close`."""
         if not tree:
             return self
         labels, contradictions = tree.close(self.labels)
         return replace(self, labels=labels, tree=tree, contradictions=contradictions)
 
     def without_missing(self) -> Split:
-        """Return the split with only the images that have a file. The others are its `missing`."""
+        """Return the split without the images that have no file.
+
+        These images become the attribute `missing` of the result.
+        """
         absent = self.images.missing()
         if not len(absent):
             return self

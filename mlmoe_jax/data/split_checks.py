@@ -22,7 +22,12 @@ SAMPLE = 16  # images per split that are read before a training or an evaluation
 def require_same_images(name: str, splits: Iterable[Split]) -> None:
     """Print the number of images that were left out because they have no file. All processes must call this function.
 
-    Raises UserError if the processes find different images, labels or groups.
+    Args:
+      name: name of the data set, for the error.
+      splits: the splits.
+
+    Raises:
+      UserError: the processes have different images, labels or groups.
     """
     facts = {split.name: [len(split), len(split.missing or ()), split.fingerprint] for split in splits}
     for other in distributed.gather(facts):
@@ -38,9 +43,9 @@ def require_same_images(name: str, splits: Iterable[Split]) -> None:
 
 
 def require_readable(splits: Iterable[Split], data_config: ConfigDict) -> None:
-    """Raise UserError if most images of a split have no file, or if most of SAMPLE images cannot be read.
+    """Raise UserError if most images of a split have no file, or if most images of a sample cannot be read.
 
-    The sample is spread over the split. The error names the first of these images.
+    The sample has SAMPLE images that are spread over the split. The error names the first image that fails.
     """
     decoding = Decoding.from_config(data_config)
     for split in splits:
@@ -61,17 +66,17 @@ def require_readable(splits: Iterable[Split], data_config: ConfigDict) -> None:
 
 
 def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
-    """Check labels and ids, without reading images.
+    """Check the labels and ids of splits. No image is read.
 
     Args:
       train: the split for training.
-      others: the splits for validation and test. A name that repeats means one split.
+      others: the splits for validation and test. Splits of equal names are checked once.
 
     Returns:
       Warnings, one sentence each.
 
     Raises:
-      UserError: a split has no images or no positive labels, or an id or a group is in two splits.
+      UserError: a split has no image with a positive label, or an id or a group is in two splits.
     """
     splits = list({split.name: split for split in (train, *others)}.values())
     for split in splits:
@@ -92,7 +97,7 @@ def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
 
 
 def shared_groups(splits: Sequence[Split]) -> list[str]:
-    """Return a sentence for each pair of splits that share groups."""
+    """Return one sentence for each pair of splits that have groups in common."""
     sentences = []
     groups = [dict.fromkeys(filter(None, split.groups or ())) for split in splits]
     for (first, first_groups), (second, second_groups) in itertools.combinations(zip(splits, groups, strict=True), 2):
@@ -106,7 +111,7 @@ def shared_groups(splits: Sequence[Split]) -> list[str]:
 
 
 def label_warnings(train: Split) -> list[str]:
-    """Return a list with one warning if some classes have no positive image, otherwise an empty list."""
+    """Return a list with one warning about the classes without a positive image; [] if there is no such class."""
     without = [name for name, count in zip(train.classes, count_codes(train, POSITIVE), strict=True) if not count]
     if not without:
         return []
@@ -117,7 +122,10 @@ def label_warnings(train: Split) -> list[str]:
 
 
 def contradictions(splits: Iterable[Split]) -> list[str]:
-    """Return sentences about labels that contradicted `data.tree` in the data set, per split and kind."""
+    """Return sentences about labels that contradict the label tree `data.tree`.
+
+    There is one sentence per split and kind of contradiction.
+    """
     kinds = (
         "a negative label that another label of the image implies, which counts as positive",
         "exclusive labels that are both positive, which count as unknown",
@@ -133,5 +141,5 @@ def contradictions(splits: Iterable[Split]) -> list[str]:
 
 
 def count_codes(split: Split, value: int) -> list[int]:
-    """Return the number of images with a label code, per class."""
+    """Return the number of images with the label code `value`, one number per class."""
     return (split.labels == value).sum(axis=0).tolist()

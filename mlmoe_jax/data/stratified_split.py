@@ -21,20 +21,20 @@ UNIT = 1 << 20  # the integer that stands for 1 in costs
 def draw_stratified(
     labels: Integer[np.ndarray, "n k"], count: int, seed: int, groups: Int[np.ndarray, " n"] | None = None
 ) -> Int[np.ndarray, " m"]:
-    """Draw `count` of N images so that each label has about the same fraction of its images in both parts.
+    """Draw `count` of N images. Each label has about the same share of its images in the drawn part as in the rest.
 
-    A label with two images or more gets at least one in each part. If the parts are too small for this, the rarest
-    labels come first. This is the iterative stratification of K. Sechidis, G. Tsoumakas and I. Vlahavas ("On the
-    stratification of multi-label data", ECML PKDD 2011) with parts of exact size.
+    A label with two or more images has at least one image in both parts. If the parts are too small for this, the
+    rarest labels have priority. The method is the iterative stratification of K. Sechidis, G. Tsoumakas and I. Vlahavas
+    ("On the stratification of multi-label data", ECML PKDD 2011) with parts of exact size.
 
     Args:
-      labels: label codes. Only POSITIVE counts.
+      labels: label codes [N,K]. Only POSITIVE counts.
       count: number of images to draw.
       seed: seed of the order of the images.
-      groups: number of each image's group; whole groups are then drawn, see `draw_groups`.
+      groups: [N], the number of each image's group. If given, whole groups are drawn, see `draw_groups`.
 
     Returns:
-      The rows, increasing. With groups, their number is about `count`.
+      The rows of the drawn images, increasing. With groups, the number of rows is only about `count`.
     """
     if groups is not None:
         return draw_groups(labels, groups, count, seed)
@@ -53,13 +53,14 @@ def draw_stratified(
 
 
 class _Parts:
-    """The two parts while images are put into them.
+    """The state of the iterative stratification: two parts to which images are assigned one by one.
 
     Attributes:
-      part: i64[N], the part of each image: HELD_OUT, REST, or -1 for none yet.
-      remaining: i64[K], the number of images of each label that are in no part yet.
-      lacking: for each part, the number of images that each label lacks, times N so that it is an integer.
-      capacity: for each part, the number of images that it lacks.
+      part: i64[N], the part of each image: HELD_OUT, REST, or −1 if the image is not assigned yet.
+      remaining: i64[K], the number of images of each label that are not assigned yet.
+      lacking: for each part, a list with the number of images of each label that the part still needs. The numbers are
+        multiplied by N so that they are integers.
+      capacity: for each part, the number of images that it still needs.
     """
 
     def __init__(self, by_image: csr_array, counts: Int[np.ndarray, " k"], count: int):
@@ -73,11 +74,15 @@ class _Parts:
         self.capacity = [count, images - count]
 
     def rarest_label(self) -> int:
-        """Return the label with the fewest remaining images."""
+        """Return the label with the fewest images that are not assigned yet, at least one."""
         return int(np.where(self.remaining > 0, self.remaining, self.images + 1).argmin())
 
     def neediest_part(self, label: int) -> int:
-        """Return the part that lacks most images of a label, or most images at all, and is not full."""
+        """Return the part to which the next image of a label is assigned.
+
+        It is the part that needs most images of the label. Ties are broken by the number of images that a part still
+        needs. A full part is never returned.
+        """
         if not self.capacity[HELD_OUT]:
             return REST
         if self.capacity[REST] <= 0:
@@ -86,7 +91,7 @@ class _Parts:
         return REST if rest >= held_out else HELD_OUT
 
     def put(self, image: int, part: int) -> None:
-        """Put an image into a part."""
+        """Assign an image to a part."""
         self.part[image] = part
         self.capacity[part] -= 1
         for label in self.by_image.indices[self.by_image.indptr[image] : self.by_image.indptr[image + 1]]:
@@ -98,21 +103,23 @@ class _Parts:
 def draw_groups(
     labels: Integer[np.ndarray, "n k"], groups: Int[np.ndarray, " n"], count: int, seed: int
 ) -> Int[np.ndarray, " m"]:
-    """Draw whole groups of about `count` of the N images, so that each label has about the same share in both parts.
+    """Draw whole groups with about `count` of N images.
 
-    A random draw is improved by moving one or two groups at a time to the other part, as long as this lowers
-    Σ (n − t)² / t over both parts and all labels, where n is a number of images and t its goal. The number of all
-    images has a goal too. Goals are proportional, but a label of several groups should have an image in each part.
-    Costs are integers, so that every machine draws the same groups.
+    Each label has about the same share in the drawn part and the rest. The method starts with a random draw. It moves
+    one or two groups at a time to the other part as long as this lowers the cost Σ (n − t)² / t. The sum is over both
+    parts and all labels, n is the number of images with the label in the part, and t is the goal of n. The total number
+    of images in a part has a goal too. Goals are proportional to the sizes of the parts, except that a label of two or
+    more groups should have an image in each part. Costs are integers, so that every machine draws the same groups.
 
     Args:
-      labels: label codes. Only POSITIVE counts.
-      groups: the number of each image's group.
+      labels: label codes [N,K]. Only POSITIVE counts.
+      groups: [N], the number of each image's group.
       count: the number of images to draw.
       seed: seed of the random draw.
 
     Returns:
-      The rows, increasing. Both parts have a group, unless there is only one group, which is not drawn.
+      The rows of the drawn images, increasing. Both parts have at least one group. If there is only one group, no image
+        is drawn.
     """
     names, group = np.unique(groups, return_inverse=True)
     if len(names) < 2:
@@ -125,7 +132,15 @@ def draw_groups(
 
 
 def _draw_inside(sizes: Int[np.ndarray, " g"], count: int, seed: int) -> Bool[np.ndarray, " g"]:
-    """Draw groups of about `count` images; at least one group is drawn, and one is not."""
+    """Draw random groups with about `count` images. Return bool[G], whether a group is drawn.
+
+    At least one group is drawn, and at least one group is not.
+
+    Args:
+      sizes: [G], the number of images of each group.
+      count: the number of images to draw.
+      seed: seed of the draw.
+    """
     order = np.random.RandomState(seed).permutation(len(sizes))
     drawn = np.searchsorted(np.cumsum(sizes[order]), count, side="right")
     inside = np.zeros(len(sizes), bool)
@@ -134,14 +149,16 @@ def _draw_inside(sizes: Int[np.ndarray, " g"], count: int, seed: int) -> Bool[np
 
 
 def _goals(counts: csr_array, count: int, images: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the goal t per label, and for all images, of the drawn part; and the weights of the cost, both i64[K+1].
-
-    A weight is the sum of 1/t over both parts.
+    """Return the goals and the weights of the cost in `draw_groups`.
 
     Args:
-      counts: result of `_count_images`.
+      counts: the result of `_count_images`.
       count: the number of images to draw.
       images: the number of all images.
+
+    Returns:
+      goals: i64[K+1], the goal t in the drawn part for each label, then for all images.
+      weights: i64[K+1], the sum of 1/t over both parts, scaled and rounded to integers.
     """
     totals = counts.sum(axis=0)
     several = np.minimum((counts > 0).sum(axis=0) // 2, 1)
@@ -152,7 +169,12 @@ def _goals(counts: csr_array, count: int, images: int) -> tuple[NDArray[np.int64
 
 
 def _count_images(labels: NDArray[np.int8], group: NDArray[np.int64]) -> csr_array:
-    """Return i64[G,K+1]: for each group, the number of its images with each label, then of all its images."""
+    """Return sparse i64[G,K+1]: for each group, the number of images with each label, then the number of all images.
+
+    Args:
+      labels: label codes [N,K].
+      group: [N], the number of each image's group.
+    """
     members = csr_array((np.ones_like(group), (group, np.arange(len(group)))))
     present = csr_array(labels == POSITIVE).astype(np.int64)
     return csr_array(members @ hstack([present, np.ones((len(group), 1), np.int64)], format="csr"))
@@ -161,7 +183,14 @@ def _count_images(labels: NDArray[np.int8], group: NDArray[np.int64]) -> csr_arr
 def _improve(
     inside: Bool[np.ndarray, " g"], counts: csr_array, goals: NDArray[np.int64], weights: NDArray[np.int64]
 ) -> None:
-    """Move groups in and out of `inside`, the best one or two at a time, as long as the cost Σ w (n − t)² falls."""
+    """Change `inside` in place, one or two groups at a time, as long as the cost Σ w (n − t)² becomes lower.
+
+    Args:
+      inside: bool[G], whether a group is in the drawn part.
+      counts: the result of `_count_images`.
+      goals: i64[K+1], t, see `_goals`.
+      weights: i64[K+1], w, see `_goals`.
+    """
     excess, alone = counts.T @ inside.astype(np.int64) - goals, counts.power(2) @ weights
     while True:
         sign = np.where(inside, -1, 1)

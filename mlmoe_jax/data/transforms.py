@@ -37,10 +37,10 @@ ERASED_RATIO = (0.3, 3.3)
 
 # ------------------------------------------------------------------------------------------------------------ geometry
 def resize_square(image: Pixels | Image.Image, size: int) -> Pixels:
-    """Resize an array or an RGB image of Pillow to a square, without keeping its aspect ratio.
+    """Resize an image to `size` × `size` pixels, without keeping its aspect ratio.
 
-    The filter is Pillow's antialiased bilinear filter, as in training and evaluation of ML-VPT. An image of the final
-    size is returned unchanged.
+    The image is an array u8[h,w,3] or an RGB image of Pillow. The filter is Pillow's antialiased bilinear filter, as in
+    training and evaluation of ML-VPT. An image of the final size is returned unchanged.
     """
     return _resize(image, (size, size))
 
@@ -48,8 +48,9 @@ def resize_square(image: Pixels | Image.Image, size: int) -> Pixels:
 def resize_and_crop(image: Pixels, side: int, size: int) -> Pixels:
     """Resize an image so that its short side has `side` pixels, and crop its center of `size` × `size` pixels.
 
-    The long side is rounded down, as torchvision does. If it would have more than ELONGATED · size pixels, only the
-    center is resized. The result differs by at most 2 levels, and a file of 100 bytes cannot fill the memory.
+    The long side is rounded down, as in torchvision. If the long side would exceed ELONGATED · size pixels, only the
+    center of the image is resized. The values then differ by at most 2 of 255. This limits the memory that an elongated
+    image needs: a file of 100 bytes could otherwise fill the memory.
     """
     height, width = image.shape[:2]
     scaled = tuple(side * length // min(width, height) for length in (width, height))
@@ -62,13 +63,13 @@ def resize_and_crop(image: Pixels, side: int, size: int) -> Pixels:
 
 
 def center_crop(image: Pixels, size: int) -> Pixels:
-    """Crop a square from the center of an image whose sides are at least `size`."""
+    """Crop `size` × `size` pixels from the center of an image. Both sides of the image must be at least `size`."""
     y, x = (round((side - size) / 2) for side in image.shape[:2])
     return image[y : y + size, x : x + size]
 
 
 def evaluated_part(image: Pixels, data_config: ConfigDict) -> Pixels:
-    """Return the part of an image that the model sees in evaluation, before it is resized."""
+    """Return the part of an image that the model sees in evaluation, at its original resolution."""
     if data_config.resize == "square":
         return image
     return center_crop(image, round(data_config.crop_fraction * min(image.shape[:2])))
@@ -77,16 +78,17 @@ def evaluated_part(image: Pixels, data_config: ConfigDict) -> Pixels:
 def random_resized_crop(
     image: Pixels, random: np.random.Generator, size: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> Pixels:
-    """Crop a random rectangle and resize it to `size` × `size` pixels: the Inception crop, rounded as in torchvision.
+    """Crop a random rectangle and resize it to `size` × `size` pixels (Inception crop, with torchvision's rounding).
 
-    After ten draws that do not fit, the crop is the largest central rectangle within `ratio`.
+    If ten drawn rectangles do not fit into the image, the crop is the largest central rectangle with an aspect ratio
+    within `ratio`.
 
     Args:
-      image: the image.
+      image: the image u8[h,w,3].
       random: the generator.
       size: side of the result in pixels.
       scale: range of the area of the rectangle, as a fraction of the image.
-      ratio: range of its width / height, which is uniform in the logarithm.
+      ratio: range of width / height of the rectangle. The logarithm of the ratio is uniform.
     """
     height, width = image.shape[:2]
     for _ in range(10):
@@ -104,17 +106,25 @@ def random_resized_crop(
 def _draw_sides(
     area: int, random: np.random.Generator, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[int, int]:
-    """Draw two sides of a rectangle. Its share of `area` is uniform, and the ratio first / second is log-uniform."""
+    """Draw two sides of a rectangle in pixels, and return them as (first, second).
+
+    Args:
+      area: area of the image in pixels.
+      random: the generator.
+      scale: range of the area of the rectangle, as a fraction of `area`, uniform.
+      ratio: range of first / second. The logarithm of the ratio is uniform.
+    """
     area = area * random.uniform(*scale)
     aspect = math.exp(random.uniform(math.log(ratio[0]), math.log(ratio[1])))
     return round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
 
 
 def multi_scale_crop(image: Pixels, random: np.random.Generator, size: int) -> Pixels:
-    """Crop one of 19 rectangles at one of 13 positions and resize it to `size` × `size` pixels.
+    """Crop one of 19 rectangles at one of 13 positions, and resize it to `size` × `size` pixels.
 
-    The sides are the short side times two of CROP_SCALES, rounded down (ML-GCN, ADD-GCN, after TSN). A crop is never
-    larger than the image, even if a side is set to the output size. The authors' code adds a black border.
+    The crop is the crop of ML-GCN and ADD-GCN, after TSN. The sides of the rectangle are the short side of the image
+    times two factors of CROP_SCALES, rounded down. A crop is never larger than the image, even if a side is set to the
+    output size. In this case, the authors' code adds a black border.
     """
     height, width = image.shape[:2]
     sides = [max(1, int(min(height, width) * scale)) for scale in CROP_SCALES]
@@ -148,22 +158,25 @@ def flip(image: Pixels, random: np.random.Generator) -> Pixels:
 
 
 def contrast(image: Pixels, random: np.random.Generator, strength: float) -> Pixels:
-    """Scale an image about the mean of all its values by a factor in 1 ± `strength`."""
+    """Multiply the differences from the mean of all values of the image by a random factor in 1 ± `strength`."""
     return _between(image.mean(dtype=np.float64), image, random, strength)
 
 
 def brightness(image: Pixels, random: np.random.Generator, strength: float) -> Pixels:
-    """Multiply an image by a factor in 1 ± `strength`."""
+    """Multiply all values of an image by a random factor in 1 ± `strength`."""
     return _between(0.0, image, random, strength)
 
 
 def saturation(image: Pixels, random: np.random.Generator, strength: float) -> Pixels:
-    """Scale an image about the gray value of each pixel by a factor in 1 ± `strength`."""
+    """Multiply the differences from the gray value of each pixel by a random factor in 1 ± `strength`."""
     return _between((image @ np.array(LUMA, np.float32))[..., None], image, random, strength)
 
 
 def hue(image: Pixels, random: np.random.Generator, strength: float) -> Pixels:
-    """Rotate the hue by a fraction of the circle in ± `strength`, exactly as torchvision's adjust_hue."""
+    """Rotate the hue of all pixels by a random fraction of the color circle in ± `strength`.
+
+    The result is exactly the result of torchvision's adjust_hue.
+    """
     levels = int(255 * random.uniform(-strength, strength))
     channels = list(Image.fromarray(image).convert("HSV").split())
     rotation = (np.asarray(channels[0], np.int16) + levels).astype(np.uint8)  # modulo 256
@@ -171,9 +184,9 @@ def hue(image: Pixels, random: np.random.Generator, strength: float) -> Pixels:
 
 
 def cutout(image: Pixels, random: np.random.Generator, fraction: float) -> Pixels:
-    """Cover one square of an image, of side `fraction`·h, with one random color.
+    """Cover one square of an image u8[h,w,3] with one random color. The side of the square is `fraction`·h.
 
-    The center is uniform over the pixels and the square is clipped at the borders. Both edges are covered, so an
+    The center is uniform over the pixels, and the square is clipped at the borders. Both edges are covered, so an
     unclipped square is one pixel larger than its nominal side, as in the authors' code of ASL and ML-VPT.
     """
     height, width = image.shape[:2]
@@ -187,10 +200,11 @@ def cutout(image: Pixels, random: np.random.Generator, fraction: float) -> Pixel
 
 
 def erase(image: Pixels, random: np.random.Generator, probability: float) -> Pixels:
-    """Replace a random rectangle by random pixels with a probability (Random Erasing, alg. 1; Zhong et al., AAAI 2020).
+    """Replace a random rectangle by random pixels with probability `probability`.
 
-    The area is uniform in ERASED_AREA of the image, and height / width is log-uniform in ERASED_RATIO, as in
-    torchvision. After ten draws that do not fit, the image is returned unchanged.
+    This is Random Erasing (alg. 1; Zhong et al., AAAI 2020). The area of the rectangle is uniform in ERASED_AREA, as a
+    fraction of the image. The logarithm of height / width is uniform in the range ERASED_RATIO, as in torchvision. If
+    ten drawn rectangles do not fit into the image, the image is returned unchanged.
     """
     if random.random() >= probability:
         return image
@@ -206,7 +220,10 @@ def erase(image: Pixels, random: np.random.Generator, probability: float) -> Pix
 
 
 def _between(origin: np.ndarray | float, image: np.ndarray, random: np.random.Generator, strength: float) -> np.ndarray:
-    """Return origin + factor·(image − origin) rounded to u8, with one random factor in 1 ± `strength`."""
+    """Return origin + factor·(image − origin), rounded to u8.
+
+    The factor is random in 1 ± `strength`, one for all pixels.
+    """
     factor = np.float32(random.uniform(1 - strength, 1 + strength))
     origin = np.asarray(origin, np.float32)
     return np.rint(np.clip(origin + factor * (image - origin), 0, 255)).astype(np.uint8)

@@ -14,13 +14,13 @@ from mlmoe_jax.data.label_codes import targets
 
 @dataclass(frozen=True)
 class TrainingLabels:
-    """The labels of N training images and K labels. They are counted only if a loss depends on the counts.
+    """The labels of the N training images, with statistics that losses use. A statistic is computed on access.
 
     Attributes:
       codes: label codes i8[N,K].
-      difficult: `data.difficult_train`.
-      steps_per_epoch: the number of steps per pass over the images.
-      seed: seed of values that a loss draws per image.
+      difficult: `data.difficult_train`, the treatment of the code DIFFICULT.
+      steps_per_epoch: the number of training steps per epoch.
+      seed: the seed of random values that a loss draws per image.
     """
 
     codes: Integer[np.ndarray, "n k"]
@@ -30,22 +30,22 @@ class TrainingLabels:
 
     @cached_property
     def positives(self) -> Float64[np.ndarray, " k"]:
-        """The number of images with each label."""
+        """The number of positive images of each label, f64[K]."""
         return self._counts[0]
 
     @cached_property
     def unknown_share(self) -> float:
-        """The share of unknown labels."""
+        """The fraction of the N × K labels that are unknown."""
         return 1 - self._counts[1].sum() / max(1, self.codes.size)
 
     def has_negatives(self) -> bool:
-        """Return whether a label is known to be absent."""
+        """Whether at least one label of an image is known to be negative."""
         return any((~positive & known).any() for positive, known in self._parts())
 
     def negatives_over_positives(self, unknown_negative: bool) -> Float32[np.ndarray, " k"]:
-        """Return known negatives / positives per label; 1 for labels without positives.
+        """Return f32[K], the number of negatives divided by the number of positives, at least 0.001.
 
-        With `unknown_negative`, unknown labels count as negatives.
+        The value is 1 for labels without positives. `unknown_negative`: whether unknown labels count as negatives.
         """
         positives, known = self._counts
         negatives = (len(self.codes) if unknown_negative else known) - positives

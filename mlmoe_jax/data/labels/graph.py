@@ -31,9 +31,13 @@ Positives = Num[np.ndarray, " k"]  # the number of images with each label
 
 
 def conditional_probabilities(counts: Counts, positives: Positives) -> Float[np.ndarray, "k k"]:
-    """Return P[i,j] = counts[i,j] / positives[i] = p(label j | label i) (ML-GCN, eq. 6).
+    """Return f[K,K], P[i,j] = counts[i,j] / positives[i] = p(label j | label i) (ML-GCN, eq. 6).
 
     Rows of labels without positives are 0.
+
+    Args:
+      counts: [K,K], the number of images with both labels.
+      positives: [K], the number of images with each label.
     """
     counts, positives = np.asarray(counts, np.float64), np.asarray(positives, np.float64)[:, None]
     return np.divide(counts, positives, out=np.zeros_like(counts), where=positives > 0)
@@ -42,24 +46,26 @@ def conditional_probabilities(counts: Counts, positives: Positives) -> Float[np.
 def label_graph(
     counts: Counts, positives: Positives, *, threshold: float = 0.4, share: float = 0.2, transpose: bool = True
 ) -> Float[np.ndarray, "k k"]:
-    """Return the normalized adjacency Ā of ML-GCN's layers H ← act(Ā H W).
+    """Return the normalized adjacency matrix Ā, f[K,K], of the layers H ← act(Ā H W) in ML-GCN.
 
     There is an edge from label i to label j, B[i,j] = 1, if p(j | i) ≥ threshold (ML-GCN, eq. 7). The neighbors of a
-    label have the total weight `share` and the label itself has 1 − share (ML-GCN, eq. 8). The scale of the weights
-    cancels in Ā, so the authors' 0.25 with a diagonal of 1 equals share = 0.2.
+    label have the total weight `share`, and the label itself has the weight 1 − share (ML-GCN, eq. 8). The scale of the
+    weights cancels in Ā. Therefore the authors' weight 0.25 with a diagonal of 1 equals share = 0.2. Without edges, Ā
+    is the identity.
 
-    transpose=True follows the authors' code: W = share/(1 − share)·B/(column sums of B + 1e-6) + I and
-    Ā = diag(d) Wᵀ diag(d) with d = (row sums of W)^(−1/2). A label receives information from the labels that imply it
-    (`person` from 55 of the 80 labels of COCO). Degrees and weights belong to opposite directions.
-    transpose=False follows ML-GCN, eq. 8: row sums in W, and Ā = diag(d) W diag(d). A label receives information from
-    the labels that it implies. Without edges, Ā is the identity.
+    transpose=True follows the authors' code: W = share/(1 − share)·B/(column sums of B + 1e-6) + I and Ā = diag(d) Wᵀ
+    diag(d) with d = (row sums of W)^(−1/2). A label receives information from the labels that imply it (`person` from
+    55 of the 80 labels of COCO). The weights are normalized by column sums, but the degrees are row sums.
+
+    transpose=False follows ML-GCN, eq. 8: W is normalized by the row sums of B, and Ā = diag(d) W diag(d). A label
+    receives information from the labels that it implies.
 
     Args:
-      counts: number of images with both labels.
-      positives: number of images with each label.
+      counts: [K,K], the number of images with both labels.
+      positives: [K], the number of images with each label.
       threshold: τ in (0, 1].
       share: p in [0, 1).
-      transpose: see above.
+      transpose: True for the authors' code, False for eq. 8.
     """
     edges = (conditional_probabilities(counts, positives) >= threshold).astype(np.float64)
     degree = edges.sum(axis=0 if transpose else 1, keepdims=True)
@@ -70,20 +76,25 @@ def label_graph(
 
 
 def frequency_order(positives: Positives) -> Int32[np.ndarray, " k"]:
-    """Return the labels by decreasing number of positives. Ties keep their order."""
+    """Return the label indices i32[K], sorted by decreasing number of positives. The sort is stable."""
     return np.argsort(-np.asarray(positives, np.int64), kind="stable").astype(np.int32)
 
 
 # ------------------------------------------------------------------------------------------------ vectors of labels
 def read_glove(path: str | Path, names: Sequence[str]) -> Float32[np.ndarray, "k d"]:
-    """Look up label names in a GloVe text file: one word and d numbers per line, after an optional line of two numbers.
+    """Return one vector per label name, f32[K,d], from a GloVe text file.
 
-    A name is converted to lower case and split at blanks and underscores. A word that is not in the file is split at
-    all characters other than letters and digits (`t-shirt`, `plant(potted)`). The vector of a name is the mean of the
-    vectors of its words that are in the file, as in ML-GCN. Only the necessary lines are parsed.
+    The file has one word and d numbers per line, after an optional line of two numbers. A name is converted to lower
+    case and split at blanks and underscores. A word that is not in the file is split at all characters other than
+    letters and digits (`t-shirt`, `plant(potted)`). The vector of a name is the mean of the vectors of its words that
+    are in the file, as in ML-GCN. Only the necessary lines are parsed.
+
+    Args:
+      path: the text file.
+      names: the K label names.
 
     Raises:
-      UserError: the file cannot be read or has another format, or it has no word of some label.
+      UserError: the file cannot be read or has another format, or it has none of the words of a label.
     """
     words_by_name = [_words(name) for name in names]
     needed = {word for words in words_by_name for whole in words for word in (whole, *_PARTS.findall(whole))}
@@ -107,24 +118,31 @@ def read_glove(path: str | Path, names: Sequence[str]) -> Float32[np.ndarray, "k
 def cooccurrence_vectors(
     counts: Counts, positives: Positives, images: int, *, width: int = 300
 ) -> Float32[np.ndarray, "k d"]:
-    """Compute vectors of labels from the training labels alone, for use without a file of word vectors.
+    """Return one vector per label, f32[K,width], computed from the co-occurrence of the training labels.
 
-    Like word vectors from co-occurring words (Levy and Goldberg, sec. 5), label vectors are computed from the spectrum
-    of the positive pointwise mutual information
+    They replace word vectors if there is no file of word vectors. Like word vectors from co-occurring words (Levy and
+    Goldberg, sec. 5), they are computed from the spectrum of the positive pointwise mutual information
 
-        M[i,j] = max(0, log(p(i,j) / (p(i) p(j)))),   p(i,i) = p(i).
+        M[i,j] = max(0, log(p(i,j) / (p(i) p(j)))),   p(i,i) = p(i),
 
-    A label co-occurs with itself, so the diagonal is −log p(i). With M = Q Λ Qᵀ, the vectors are the rows of Q √Λ for
-    the largest positive eigenvalues. Among vectors of this width, their products are closest to M (Eckart and Young).
-    The sign of a column makes its largest entry positive. Columns are padded with zeros to `width`. Each row is scaled
-    to 0.377·√width, the length of GloVe vectors, because vectors of equal length work best (Levy, Goldberg and Dagan,
-    sec. 3.3), and because the published learning rates of ML-GCN fit this length.
+    where p(i) is the fraction of images with label i, and p(i,j) the fraction of images with both labels. A label
+    co-occurs with itself, so the diagonal is −log p(i). With the eigendecomposition M = Q Λ Qᵀ, the vectors are the
+    rows of Q √Λ for the largest positive eigenvalues. Among all vectors of this width, their inner products are closest
+    to M (Eckart and Young). The sign of a column makes its largest entry positive. Columns are padded with zeros to
+    `width`. Each row is scaled to the norm 0.377·√width, which is the norm of GloVe vectors. Vectors of equal norm work
+    best (Levy, Goldberg and Dagan, sec. 3.3), and the published learning rates of ML-GCN fit this norm.
 
-    To avoid zero vectors, one artificial image per label without positives, with this label only, and one artificial
-    image without labels are counted too. Without any counts, the vectors are orthogonal.
+    To avoid zero vectors, two kinds of artificial images are counted too: one image with only this label for each label
+    without positives, and one image without labels. If all counts are 0, the vectors are orthogonal.
 
-    The vectors are reproducible on one machine only: another machine may rotate vectors of equal eigenvalues. A trained
-    model must therefore be stored with its vectors.
+    The vectors are reproducible on one machine only, because another machine may rotate eigenvectors of equal
+    eigenvalues. A trained model must therefore be stored with its vectors.
+
+    Args:
+      counts: [K,K], the number of images with both labels.
+      positives: [K], the number of images with each label.
+      images: the number of images.
+      width: the length of a vector.
     """
     positives = np.asarray(positives, np.float64)
     occurrences = np.maximum(positives, 1)
@@ -148,7 +166,7 @@ def _words(name: str) -> list[str]:
 
 
 def _read_vectors(path: str | Path, words: set[str]) -> dict[str, NDArray[np.float64]]:
-    """Return word -> vector f64[d] for the words that the file has."""
+    """Return a dict of word -> vector f64[d] for the given words that the file has."""
     known = {word.encode(): word for word in words}
     vectors: dict[str, NDArray[np.float64]] = {}
     width = 0
@@ -170,7 +188,10 @@ def _read_vectors(path: str | Path, words: set[str]) -> dict[str, NDArray[np.flo
 
 
 def _with_signs(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Flip the signs of columns so that the entry of largest magnitude (the first of equal entries) is positive."""
+    """Flip the signs of columns so that the entry of largest magnitude in each column is positive.
+
+    If several entries have the largest magnitude, the first of them is used.
+    """
     size = np.abs(vectors)
     ties = size >= size.max(axis=0) * (1 - 1e-6)
     pivot = vectors[ties.argmax(axis=0), np.arange(vectors.shape[1])]

@@ -17,12 +17,15 @@ _ROWS = 1 << 16
 
 
 def cooccurrence(labels: Shaped[np.ndarray, "n k"]) -> tuple[csr_array, Int64[np.ndarray, " k"]]:
-    """Count pairs and single labels. Only 1 is positive (not 0, −1 unknown, 2 difficult).
+    """Count the images with each pair of labels and with each label. Only the code 1 (POSITIVE) is counted.
+
+    Args:
+      labels: label codes [N,K].
 
     Returns:
-      counts: the number of images with both labels, with a zero diagonal; sparse, because few pairs of 20,000 labels
-        occur.
-      positives: the number of images with each label.
+      counts: sparse i64[K,K], the number of images with both labels, with a zero diagonal. It is sparse because few
+        pairs of 20,000 labels occur.
+      positives: i64[K], the number of images with each label.
     """
     labels = np.asarray(labels)
     counts = csr_array((labels.shape[1], labels.shape[1]), dtype=np.int64)
@@ -37,20 +40,19 @@ def cooccurrence(labels: Shaped[np.ndarray, "n k"]) -> tuple[csr_array, Int64[np
 
 
 def affinity(counts: Counts, positives: Positives, *, tau: float, side: str = "co") -> Float[np.ndarray, "k k"]:
-    """Return the affinity between labels (ML-VPT; CPSD).
+    """Return the affinity between labels, f[K,K] (ML-VPT; CPSD).
 
-    With S_ij = counts_ij / positives_j = p(i | j) and R = S^(1/tau):
-    "co", for labels that occur together: (R + Rᵀ)/2, with a zero diagonal;
-    "dc", for labels that rarely occur together: the mean of 1 − R and its transpose, with ones on the diagonal (the "I"
-    of the paper is the matrix of ones).
-    A label without positives co-occurs with no other label: its entries of S are 0.
+    Let S[i,j] = counts[i,j] / positives[j] = p(i | j), and R = S^(1/tau) elementwise. A label without positives
+    co-occurs with no other label: its entries of S are 0.
 
     Args:
-      counts: see graph.Counts.
-      positives: see graph.Positives.
-      tau: root > 0. 2 gives the published CO groups of COCO. The published DC groups cannot be reproduced exactly. The
-        closest values are 3 (COCO) and 4 (NUS-WIDE).
-      side: "co" or "dc".
+      counts: [K,K], the number of images with both labels, with a zero diagonal.
+      positives: [K], the number of images with each label.
+      tau: τ > 0, the order of the root. 2 gives the published "co" groups of COCO. The published "dc" groups cannot be
+        reproduced exactly. The closest values are 3 (COCO) and 4 (NUS-WIDE).
+      side: "co", for labels that occur together: (R + Rᵀ)/2, with a zero diagonal. "dc", for labels that rarely occur
+        together: the mean of 1 − R and its transpose, with ones on the diagonal (the "I" of the paper is the matrix of
+        ones).
     """
     root = conditional_probabilities(counts, positives) ** (1 / tau)  # Rᵀ, since counts are symmetric
     together = (root + root.T) / 2
@@ -58,7 +60,7 @@ def affinity(counts: Counts, positives: Positives, *, tau: float, side: str = "c
 
 
 def require_groups(labels: int, num_groups: int) -> None:
-    """Raise UserError unless `labels` labels can be divided into `num_groups` groups."""
+    """Raise UserError unless 1 ≤ `num_groups` ≤ `labels`, the number of labels."""
     if not 1 <= num_groups <= labels:
         raise UserError(
             f"{labels} labels cannot be divided into {num_groups} groups; set model.prompts.num_groups to 1 … {labels}"
@@ -68,24 +70,24 @@ def require_groups(labels: int, num_groups: int) -> None:
 def group_labels(
     counts: Counts, positives: Positives, *, num_groups: int, tau: float, side: str, seed: int
 ) -> Int32[np.ndarray, " k"]:
-    """Divide the labels into groups by spectral clustering of their affinity.
+    """Divide the labels into groups by spectral clustering of their affinity. Return the group of each label, i32[K].
 
     Spectral clustering with 20 k-means starts is run 4 times. The result with the highest Calinski-Harabasz score on
-    the rows of the affinity is returned, as in CPSD. Equal inputs and seeds give equal groups. Groups are numbered by
-    their first label, so equal partitions are equal arrays: label 0 is in group 0, the first label outside it in
-    group 1, … Groups are not merged: a group may have a single label. If k-means finds fewer distinct groups than
-    requested (identical labels), the highest numbers are unused.
+    the rows of the affinity is returned, as in CPSD. Equal inputs and seeds give equal groups. Groups are numbered in
+    the order of their first labels: label 0 is in group 0, the first label outside group 0 is in group 1, … Equal
+    partitions therefore give equal arrays. Groups are not merged: a group may have a single label. If k-means finds
+    fewer groups than requested, because labels are identical, the highest group numbers are unused.
 
     Args:
-      counts: see graph.Counts.
-      positives: see graph.Positives.
+      counts: [K,K], the number of images with both labels, with a zero diagonal.
+      positives: [K], the number of images with each label.
       num_groups: from 1 (all labels in one group) to K (one label per group).
       tau: see `affinity`.
-      side: "co" or "dc".
-      seed: for the random starts of the clustering.
+      side: "co" or "dc", see `affinity`.
+      seed: seed of the random starts of the clustering.
 
     Raises:
-      UserError: num_groups outside 1 … K.
+      UserError: `num_groups` is not in 1 … K.
     """
     matrix = affinity(counts, positives, tau=tau, side=side)
     labels = len(matrix)

@@ -31,14 +31,16 @@ KNOWN_SEED = 1200  # of the known positives, as in the code of E. Cole et al.
 
 
 def hide_positives(split: Split, data_config: ConfigDict) -> Split:
-    """Return a training split of which only some positives are known, and all that they imply.
+    """Return a training split in which only some positives are known, as `data.known_positives` sets it.
+
+    A label that a known positive implies in the label tree is known too. All other labels are unknown.
 
     Args:
       split: the training split.
       data_config: `config.data`.
 
     Raises:
-      UserError: `data.known_positives` has no meaning, or its file does not fit the split.
+      UserError: the file that `data.known_positives` names is damaged or does not fit the split.
     """
     rule = data_config.known_positives
     if rule == ALL:
@@ -56,7 +58,10 @@ def hide_positives(split: Split, data_config: ConfigDict) -> Split:
 
 
 def find_mistake(rule: str) -> str:
-    """Explain an invalid value of `data.known_positives`; "" if it is valid. A file is not opened."""
+    """Return the reason why a value of `data.known_positives` is invalid; "" if it is valid.
+
+    If the value is a file, the file is not opened.
+    """
     if rule in (ALL, *HIDING_RULES) or 0 < _share(rule) < 1 or rule.endswith(".txt"):
         return ""
     return (
@@ -66,7 +71,15 @@ def find_mistake(rule: str) -> str:
 
 
 def draw_one(positive: Bool[np.ndarray, "n k"], random: RandomState) -> Bool[np.ndarray, "n k"]:
-    """Draw one of the positives of each image that has any."""
+    """Draw one positive label of each image that has positive labels.
+
+    Args:
+      positive: bool[N,K], the positive labels.
+      random: the generator.
+
+    Returns:
+      bool[N,K], the drawn labels.
+    """
     known = np.zeros_like(positive)
     for row, is_positive in enumerate(positive):
         candidates, others = np.flatnonzero(is_positive), np.flatnonzero(~is_positive)
@@ -77,7 +90,16 @@ def draw_one(positive: Bool[np.ndarray, "n k"], random: RandomState) -> Bool[np.
 
 
 def draw_fraction(positive: Bool[np.ndarray, "n k"], random: RandomState, divisor: int) -> Bool[np.ndarray, "n k"]:
-    """Draw ⌊m / divisor⌋ + 1 of the m positives of each image."""
+    """Draw ⌊m / divisor⌋ + 1 of the m positive labels of each image.
+
+    Args:
+      positive: bool[N,K], the positive labels.
+      random: the generator.
+      divisor: see above.
+
+    Returns:
+      bool[N,K], the drawn labels.
+    """
     rows, columns = np.nonzero(positive)
     order = np.lexsort((random.random_sample(len(rows)), rows))
     count = positive.sum(axis=1)
@@ -89,7 +111,16 @@ def draw_fraction(positive: Bool[np.ndarray, "n k"], random: RandomState, diviso
 
 
 def draw_share(positive: Bool[np.ndarray, "n k"], random: RandomState, share: float) -> Bool[np.ndarray, "n k"]:
-    """Draw a share of all positives."""
+    """Draw a fraction `share` of the positive labels of all images together.
+
+    Args:
+      positive: bool[N,K], the positive labels.
+      random: the generator.
+      share: the fraction, in (0, 1).
+
+    Returns:
+      bool[N,K], the drawn labels.
+    """
     positions = np.flatnonzero(positive)
     known = np.zeros(positive.size, bool)
     known[random.permutation(positions)[: round(share * len(positions))]] = True
@@ -104,10 +135,12 @@ HIDING_RULES: Mapping[str, Callable[[np.ndarray, RandomState], np.ndarray]] = {
 
 
 def read_list(path: str, split: Split) -> Bool[np.ndarray, "n k"]:
-    """Read the known positives of a split from a list. Lines about other images are ignored.
+    """Read a list of known positive labels, and return them as bool[N,K].
+
+    Lines about images of other splits are ignored.
 
     Raises:
-      UserError: a line has another format or an unknown class, or the list lacks an image.
+      UserError: a line has another format or an unknown class, or an image of the split is not in the list.
     """
     with damage_explained(path):
         listed = dict(_line(line, len(split.classes)) for line in read_bytes(path).decode().splitlines())

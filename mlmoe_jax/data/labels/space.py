@@ -28,18 +28,18 @@ PUBLISHED_FOR = {"coco2014": "coco", "voc2007": "voc2007", "voc2012": "voc2007",
 
 @dataclass(frozen=True)
 class LabelSpace:
-    """The names of K labels and their statistics in training.
+    """The names of the K labels of a model, and statistics of the labels in the training split.
 
     Attributes:
       names: the names of the labels.
-      together: sparse i64[K,K], the number of training images with both labels, with a zero diagonal; a dense array is
+      together: sparse i64[K,K], the number of training images with both labels, with a zero diagonal. A dense array is
         converted.
       positives: i64[K], the number of training images with each label.
       images: the number of training images.
-      co_group: i32[K], the group of each label on the co-occurrence side.
-      dc_group: i32[K], the group of each label on the discriminative side.
-      vectors: f32[K,d], one vector per label name, or None if the model needs no vectors.
-      tree: the labels that imply or exclude others.
+      co_group: i32[K], the group of each label in the grouping of labels that occur together ("co" in `affinity`).
+      dc_group: i32[K], the group of each label in the grouping of labels that rarely occur together ("dc").
+      vectors: f32[K,d], one vector per label name; None if the model needs no vectors.
+      tree: which labels imply or exclude other labels.
     """
 
     names: tuple[str, ...]
@@ -56,7 +56,7 @@ class LabelSpace:
 
     @property
     def counts(self) -> np.ndarray:
-        """`together` as a dense i64[K,K]."""
+        """`together` as a dense array i64[K,K]."""
         return self.together.toarray()
 
     @property
@@ -65,7 +65,7 @@ class LabelSpace:
         return self.positives / max(1, self.images)
 
     def save(self, path) -> None:
-        """Write the label space as one npz to a path or an open file."""
+        """Write the label space to an npz file. `path` is a path or a file that is open for writing."""
         pairs = self.together.tocoo()
         arrays: dict[str, Any] = {
             "names": np.asarray(self.names),
@@ -82,7 +82,10 @@ class LabelSpace:
 
     @classmethod
     def from_arrays(cls, stored: Mapping[str, np.ndarray]) -> LabelSpace:
-        """Return the label space of the arrays that `save` wrote; ValueError if they do not fit together."""
+        """Return the label space from the arrays of an npz file that `save` wrote.
+
+        Raises ValueError if the shapes or types of the arrays are inconsistent.
+        """
         names = tuple(map(str, stored["names"]))
         row, column, images = stored["together"]
         space = cls(
@@ -102,7 +105,7 @@ class LabelSpace:
         return space
 
     def _arrays_fit(self) -> bool:
-        """Return whether each array has an entry per label."""
+        """Return whether the arrays have one entry or one row per label."""
         per_label = (self.positives, self.co_group, self.dc_group)
         if any(array.shape != (len(self.names),) for array in per_label):
             return False
@@ -112,18 +115,18 @@ class LabelSpace:
 def compute_label_space(
     train: Split, data_name: str, model_config: ConfigDict, seed: int, *, grouped: bool = False, vectors: bool = False
 ) -> LabelSpace:
-    """Compute the label space from the labels of the training split, without reading images.
+    """Compute the label space from the labels of the training split. No image is read.
 
     Args:
       train: the training split.
-      data_name: name of the data set, for published groups.
+      data_name: name of the data set, which selects the published groups.
       model_config: `config.model`; `prompts.groups`, `prompts.num_groups` and `head.graph` are used.
       seed: seed of the clustering.
-      grouped: whether the model needs label groups; otherwise all labels are in one group.
-      vectors: whether the model needs word vectors.
+      grouped: whether the model needs label groups. Otherwise all labels are in one group.
+      vectors: whether the model needs vectors of the labels.
 
     Raises:
-      UserError: no groups are published for this data set, or a file does not match the labels.
+      UserError: no groups are published for this data set, or a file of groups or vectors does not fit the labels.
     """
     together, positives = cooccurrence(train.labels)
     co_group = dc_group = np.zeros(len(positives), np.int32)
@@ -141,7 +144,12 @@ def compute_label_space(
 
 
 def synthetic_label_space(labels: int, groups: int) -> LabelSpace:
-    """Return a label space of artificial labels, spread evenly over the groups, for use without a data set."""
+    """Return a label space of artificial labels, for use without a data set.
+
+    Args:
+      labels: the number of labels.
+      groups: the number of groups. All groups have about equally many labels.
+    """
     group = (np.arange(labels) % groups).astype(np.int32)
     names = tuple(f"label {k}" for k in range(labels))
     together = csr_array((labels, labels), dtype=np.int64)
@@ -151,7 +159,11 @@ def synthetic_label_space(labels: int, groups: int) -> LabelSpace:
 def _groups(
     together: csr_array, positives: np.ndarray, data_name: str, prompts: ConfigDict, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the groups of both sides, i32[K] each, from the counts, a publication or a file."""
+    """Return the "co" group and the "dc" group of each label, i32[K] each.
+
+    The groups are computed from the counts, or are the published groups, or are read from a file, as `prompts.groups`
+    sets.
+    """
     if prompts.groups == "computed":
         status(f"grouping {quantity(len(positives), 'label')}")
         options = {"num_groups": prompts.num_groups, "seed": seed}
@@ -177,7 +189,10 @@ def _read_groups(path: str) -> dict[str, list[int]]:
 
 
 def _check_groups(numbers: Mapping[str, list[int]], side: str, labels: int, prompts: ConfigDict) -> np.ndarray:
-    """Return the groups of one side, i32[K]; UserError if they are not groups of the labels."""
+    """Return the groups in `numbers[side]` as i32[K].
+
+    Raises UserError if there is not one group per label, or if a group is not in 0 … `prompts.num_groups` − 1.
+    """
     group = np.asarray(numbers[side], np.int32)
     if group.shape != (labels,) or group.min() < 0 or group.max() >= prompts.num_groups:
         raise UserError(
