@@ -10,7 +10,6 @@ import numpy as np
 
 # The kernel parameters of torch's bicubic interpolation without and with antialiasing (as in Pillow).
 PLAIN, ANTIALIASED = -0.75, -0.5
-TEMPERATURE = 10_000.0  # of the frequencies of sines
 
 
 def _cubic(distance: np.ndarray, a: float) -> np.ndarray:
@@ -48,14 +47,14 @@ def bicubic_weights(source: int, target: int, *, scale: float | None = None, ant
     return weights
 
 
-def sine_positions(side: int, width: int, *, endpoint: bool = True) -> np.ndarray:
+def sine_positions(side: int, width: int, temperature: float = 10_000.0, *, endpoint: bool = True) -> np.ndarray:
     """Return f32[1,side·side,width]: sines and cosines of the column, then of the row, at width/4 frequencies each.
 
-    The frequencies fall from 1 to 1/TEMPERATURE, as in the fixed table of Beyer et al., "Better plain ViT baselines"
+    The frequencies fall from 1 to 1/temperature, as in the fixed table of Beyer et al., "Better plain ViT baselines"
     (2022). Without `endpoint`, the last frequency is left out, as in the table of MAE. MoCo v3 has the table of MAE
     with rows and columns exchanged. `width` is a multiple of 4.
     """
-    frequency = TEMPERATURE ** -np.linspace(0, 1, width // 4, endpoint=endpoint)
+    frequency = temperature ** -np.linspace(0, 1, width // 4, endpoint=endpoint)
     row, column = (axis.reshape(-1, 1) * frequency for axis in np.mgrid[:side, :side])
     table = np.concatenate([np.sin(column), np.cos(column), np.sin(row), np.cos(row)], axis=1)
     return table[None].astype(np.float32)
@@ -78,15 +77,15 @@ def _centers(count: int) -> np.ndarray:
     return (2 * np.arange(count) + 1) / count - 1
 
 
-def detr_positions(grid: tuple[int, int], width: int) -> np.ndarray:
+def detr_positions(grid: tuple[int, int], width: int, temperature: float = 10_000.0) -> np.ndarray:
     """Return f32[1,N,width] for `grid` = (rows, columns), row-major: the normalized sines of DETR, as used by Q2L.
 
     The first half of the channels encodes the row, the second the column, each counted from 1 and scaled so that the
     last is 2π. Channels alternate between sine and cosine. Pair j of the n/2 pairs in a half of n = width/2 channels
-    has the frequency TEMPERATURE^(−2j/n) (Carion et al., ECCV 2020). `width` is a multiple of 4.
+    has the frequency temperature^(−2j/n) (Carion et al., ECCV 2020). `width` is a multiple of 4.
     """
     half = width // 2
-    frequency = TEMPERATURE ** (-2 * (np.arange(half) // 2) / half)
+    frequency = temperature ** (-2 * (np.arange(half) // 2) / half)
     # The authors' 1e-6 avoids a division by zero, which cannot occur here; it stays for equal values.
     angles = [2 * np.pi * (1 + np.arange(size)[:, None]) / (size + 1e-6) * frequency for size in grid]
     even = np.arange(half) % 2 == 0
