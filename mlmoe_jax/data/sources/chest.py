@@ -60,7 +60,10 @@ CODE_OF_OBSERVATION = {"1.0": POSITIVE, "0.0": NEGATIVE, "-1.0": UNKNOWN, "": UN
 
 # ------------------------------------------------------------------------------------------------------- ChestX-ray14
 def open_chestxray14(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open train (the official training and validation images), test, or all. Images are in the order of the table."""
+    """Open the split train (the official training and validation images), test or all.
+
+    Images are in the order of the table.
+    """
     folder = NIH.folder(data_config.root)
     table = max(folder.glob("Data_Entry_2017*.csv"), default=None)
     if table is None:
@@ -84,12 +87,15 @@ def _nih_rows(table: Path) -> Iterator[ImageRow]:
 
 
 def _read_list(path: Path) -> set[str]:
-    """Return the names of the images in a list of the official split."""
+    """Return the file names in a list of the official split."""
     return {line.strip() for line in NIH.lines(path)} - {""}
 
 
 def _with_folders(names: Sequence[str], folder: Path) -> list[str]:
-    """Return the paths of images below `folder`. An image that is in no folder of images is expected in `images`."""
+    """Return the paths of images relative to `folder`.
+
+    Each image is searched for in the folders of images. The path of an image that is not found is images/NAME.
+    """
     folders = [path for path in (*sorted(folder.glob("images_*/images")), folder / "images") if path.is_dir()]
     folder_of_image = {name: path.relative_to(folder) for path in folders for name in os.listdir(path)}
     return [f"{folder_of_image.get(name, 'images')}/{name}" for name in names]
@@ -97,9 +103,9 @@ def _with_folders(names: Sequence[str], folder: Path) -> list[str]:
 
 # ----------------------------------------------------------------------------------------------------------- CheXpert
 def open_chexpert(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open train or valid, with ids such as train/patient00001/study1/view1_frontal.jpg in the order of the table.
+    """Open the split train or valid. Ids are paths such as train/patient00001/study1/view1_frontal.jpg.
 
-    `data.root` may be the folder of the tables, or the folder above it.
+    Images are in the order of the table. `data.root` is the folder of the tables or its parent folder.
     """
     root = STANFORD.folder(data_config.root)
     folder = next((root / name for name in ARCHIVES if (root / name).is_dir()), root)
@@ -119,9 +125,10 @@ def _chexpert_rows(table: Path) -> Iterator[ImageRow]:
 
 
 def _apply_no_finding(labels: np.ndarray) -> np.ndarray:
-    """Return labels i8[N,14] with what "No Finding" says: that no disease is present or uncertain.
+    """Return labels i8[N,14] that are consistent with the label "No Finding".
 
-    The diseases of an image with this label are absent, and an image with a disease is without this label.
+    "No Finding" means that no disease is present or uncertain. If an image has this label, its diseases become
+    negative. If an image has a disease, "No Finding" becomes negative.
     """
     labels = labels.copy()
     none, diseases = labels[:, 0], labels[:, 1:-1]  # views

@@ -41,7 +41,10 @@ COCO_FILES = Published(
 
 
 def open_coco2014(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open train or val of COCO 2014. Images are sorted by number as text, as in the authors' code."""
+    """Open the split train or val of COCO 2014.
+
+    Image numbers are sorted as strings (lexicographically), as in the authors' code.
+    """
     folder = COCO_FILES.folder(data_config.root)
     path = folder / "annotations" / f"instances_{split}2014.json"
     if not path.is_file():
@@ -54,7 +57,10 @@ def open_coco2014(data_config: ConfigDict, split: str, classes: Sequence[str] | 
 
 
 def read_instances(path: Path, *_: Any) -> tuple[list[ImageRow], list[str]]:
-    """Return the rows and the categories of an instances file. Images are sorted by their id as text."""
+    """Return the rows and the category names of an instances file in COCO's format.
+
+    Images are sorted by their ids as strings (lexicographically).
+    """
     content = json.loads(read_bytes(path))
     names = _by_id(content["categories"], "category", "name")
     files = _by_id(content["images"], "image", "file_name")
@@ -65,7 +71,10 @@ def read_instances(path: Path, *_: Any) -> tuple[list[ImageRow], list[str]]:
 
 
 def _by_id(items: list[dict], kind: str, key: str) -> dict[Any, Any]:
-    """Return id -> the value of `key`; ValueError for an id that is there twice."""
+    """Return id -> `item[key]` for a list of items; ValueError if two items have the same id.
+
+    `kind` is the name of the items in the error.
+    """
     repeated = first_repeated(item["id"] for item in items)
     if repeated is not None:
         raise ValueError(f"it lists the {kind} id {repeated!r} twice")

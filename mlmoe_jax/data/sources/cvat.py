@@ -50,7 +50,10 @@ def _read(
 
 
 def _read_labels(image: ElementTree.Element) -> dict[str, int]:
-    """Return the code of each label of an image. A label is difficult if all its shapes are."""
+    """Return a dict of label -> code of an image.
+
+    A label is DIFFICULT if all its shapes are difficult, otherwise POSITIVE.
+    """
     codes: dict[str, int] = {}
     for shape in image:
         label = shape.get("label")
@@ -85,7 +88,10 @@ def _write(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
 
 
 def _make_meta(file: LabelFile) -> str:
-    """Return the definition of the labels, with the attribute `score` of a prediction, or otherwise `difficult`."""
+    """Return the XML element that defines the labels.
+
+    Labels of a prediction have the attribute `score`. Other labels have the attribute `difficult`.
+    """
     attribute = SCORE if file.version else DIFFICULT_MARK
     labels = (
         f"<label><name>{escape(name)}</name><attributes>{attribute}</attributes></label>\n" for name in file.names

@@ -59,7 +59,10 @@ SIZE_PROBABILITY = (0.15, 0.30, 0.30, 0.25)
 # ---------------------------------------------------------------------------------------------------- source scans
 @functools.cache
 def source_scans() -> dict[str, list[np.ndarray]]:
-    """Return the disjoint scans of each split: split -> list over the 10 digits of f32[n,8,8] in [0,1]."""
+    """Return the scans of each split: split -> list of 10 arrays f32[n,8,8] in [0,1], one per digit.
+
+    No scan is in two splits.
+    """
     from sklearn.datasets import load_digits  # here, because the import takes a second
 
     bunch = load_digits()
@@ -75,7 +78,10 @@ def source_scans() -> dict[str, list[np.ndarray]]:
 
 # ---------------------------------------------------------------------------------------------------------- labels
 def draw_label_sets(random: np.random.RandomState, count: int) -> np.ndarray:
-    """Draw bool[count,10] from the correlated distribution in the module's docstring."""
+    """Draw the labels of `count` scenes, bool[count,10].
+
+    Their correlations are described in the docstring of the module.
+    """
     labels = np.zeros((count, 10), bool)
     sizes = 1 + random.choice(4, size=count, p=SIZE_PROBABILITY)
     for present, size in zip(labels, sizes, strict=True):
@@ -94,10 +100,16 @@ def draw_label_sets(random: np.random.RandomState, count: int) -> np.ndarray:
 
 
 def break_correlations(random: np.random.RandomState, labels: np.ndarray, trades_per_row: int = 10) -> np.ndarray:
-    """Return a random matrix with the row sums and column sums of bool[N,K] `labels` (Curveball trades).
+    """Return a random binary matrix with the row sums and the column sums of `labels`, bool[N,K] (Curveball trades).
 
-    A trade takes the labels that only one of two random rows has, and redistributes them at random between the two
-    rows. Each row keeps its number of labels (Strona et al., Nature Communications 5:4114, 2014).
+    A trade chooses two random rows and the labels that only one of the two rows has. It redistributes these labels at
+    random between the two rows, such that each row keeps its number of labels (Strona et al., Nature Communications
+    5:4114, 2014).
+
+    Args:
+      random: the generator.
+      labels: bool[N,K].
+      trades_per_row: the number of trades is `trades_per_row`·N.
     """
     sets = [set(np.flatnonzero(row)) for row in labels]
     for _ in range(trades_per_row * len(sets)):
@@ -117,7 +129,11 @@ def break_correlations(random: np.random.RandomState, labels: np.ndarray, trades
 
 # ------------------------------------------------------------------------------------------------------- rendering
 def _bilinear_weights(positions: np.ndarray, cells: int) -> np.ndarray:
-    """Return weights of `cells` samples at fractional `positions`. Weights outside are 0, so that scans fade out."""
+    """Return the weights of bilinear interpolation, [n,cells] for n positions, along one axis with `cells` samples.
+
+    `positions` are fractional indices of samples. The weights of samples outside the axis are left out, so scans fade
+    out at their borders.
+    """
     return np.maximum(0, 1 - np.abs(positions[..., None] - np.arange(cells)))
 
 
@@ -128,7 +144,15 @@ BLOTCHES = tuple(
 
 
 def _window(center, half: float) -> tuple[tuple[slice, slice], np.ndarray, np.ndarray]:
-    """Return the pixels within `half` of `center` along both axes, and their offsets y f32[h] and x f32[w]."""
+    """Return the part of the canvas that is within `half` pixels of `center` along both axes.
+
+    Args:
+      center: (y, x) in pixels.
+      half: half the side of the square in pixels.
+
+    Returns:
+      Two slices for rows and columns, and the offsets of pixel centers from `center`: y f32[h] and x f32[w].
+    """
     starts = [max(0, int(np.floor(middle - half))) for middle in center]
     stops = [min(CANVAS, int(np.ceil(middle + half))) for middle in center]
     y, x = (
@@ -139,7 +163,16 @@ def _window(center, half: float) -> tuple[tuple[slice, slice], np.ndarray, np.nd
 
 
 def _blend(window: np.ndarray, ink: np.ndarray, polarity: int, contrast: float, tint) -> None:
-    """Paint `ink` f32[h,w] in a color that differs by `contrast` from the window's mean."""
+    """Blend a color into a part of the canvas, in place.
+
+    Args:
+      window: f32[h,w,3], the part of the canvas.
+      ink: f32[h,w], the opacity of the color.
+      polarity: 1 for a color that is brighter than the mean of `window`, −1 for a darker color. It is reversed if the
+        color would be too bright or too dark.
+      contrast: the difference from the mean.
+      tint: f[3], is added to the color.
+    """
     base = window.mean()
     if not 40 < base + polarity * contrast < 215:
         polarity = -polarity
@@ -147,7 +180,15 @@ def _blend(window: np.ndarray, ink: np.ndarray, polarity: int, contrast: float, 
 
 
 def paint_digit(random: np.random.RandomState, canvas: np.ndarray, scan: np.ndarray, center, size: float) -> None:
-    """Blend one 8×8 scan over f32[64,64,3] `canvas` at `center` (y, x), `size` pixels high, in a contrasting color."""
+    """Paint one scan onto the canvas, in place, in a color with contrast.
+
+    Args:
+      random: the generator.
+      canvas: f32[64,64,3].
+      scan: f32[8,8].
+      center: (y, x) in pixels.
+      size: the height of the digit in pixels.
+    """
     aspect, slant = random.uniform(0.75, 1.1), random.uniform(-0.25, 0.25)
     polarity, contrast = random.choice((-1, 1)), random.uniform(70, 130)
     tint = random.uniform(-35, 35, size=3)
@@ -160,7 +201,10 @@ def paint_digit(random: np.random.RandomState, canvas: np.ndarray, scan: np.ndar
 
 
 def paint_warped(random: np.random.RandomState, canvas: np.ndarray, scan: np.ndarray, center, size: float) -> None:
-    """Paint like `paint_digit`, with more variety: rotated by up to 17°, bent, and with thin to bold strokes."""
+    """Paint one scan as `paint_digit` does, with more variety.
+
+    The digit is also rotated by up to 17° and bent, and its strokes are thin to bold.
+    """
     aspect, slant, angle = random.uniform(0.75, 1.15), random.uniform(-0.3, 0.3), random.uniform(-0.3, 0.3)
     polarity, contrast = random.choice((-1, 1)), random.uniform(70, 130)
     tint = random.uniform(-35, 35, size=3)
@@ -195,7 +239,7 @@ def _map_to_scan(y, x, sides, slant: float, angle: float, bend: np.ndarray) -> t
 
 
 def paint_canvas(random: np.random.RandomState) -> np.ndarray:
-    """Return a textured background f32[64,64,3]: a color, smooth blotches of two scales, and grain."""
+    """Return a random background f32[64,64,3]: a color with smooth blotches of two scales and with pixel noise."""
     color = random.uniform(60, 195, size=3)
     canvas = np.broadcast_to(color, (CANVAS, CANVAS, 3)).astype(np.float32)
     for weights, strength in BLOTCHES:
@@ -216,7 +260,10 @@ def _one_of(random: np.random.RandomState, candidates: Sequence) -> Any:
 
 
 def _place_in_quadrant(random: np.random.RandomState, quadrant: int) -> tuple[np.ndarray, float]:
-    """Return a center (y, x) and a size, in pixels, that keep a digit on the canvas and in its quadrant."""
+    """Draw (center, size) of a digit in pixels, such that the digit is inside the canvas and near its quadrant.
+
+    The center is (y, x).
+    """
     size = random.uniform(16, 28)
     low, high = size / 2, 27.0  # the center is at least 5 pixels from the middle lines
     near = random.uniform(low, high, size=2)
@@ -224,7 +271,10 @@ def _place_in_quadrant(random: np.random.RandomState, quadrant: int) -> tuple[np
 
 
 def render_scene(random: np.random.RandomState, labels: np.ndarray, scans: list[np.ndarray]) -> np.ndarray:
-    """Render bool[10] `labels` as one u8[64,64,3] scene, each digit in a different quadrant."""
+    """Render a scene u8[64,64,3] with the digits of `labels`, bool[10]. Each digit is in a different quadrant.
+
+    `scans` has an array of scans f32[n,8,8] for each of the 10 digits.
+    """
     canvas = paint_canvas(random)
     quadrants = random.permutation(4)
     for digit, quadrant in zip(random.permutation(np.flatnonzero(labels)), quadrants, strict=False):
@@ -234,7 +284,7 @@ def render_scene(random: np.random.RandomState, labels: np.ndarray, scans: list[
 
 
 def render_single(random: np.random.RandomState, digit: int, scans: list[np.ndarray]) -> np.ndarray:
-    """Render one digit anywhere on a canvas, u8[64,64,3]."""
+    """Render an image u8[64,64,3] with one digit at a random position. `scans` is as in `render_scene`."""
     canvas = paint_canvas(random)
     size = random.uniform(16, 40)
     center = random.uniform(size / 2, CANVAS - size / 2, size=2)
@@ -246,9 +296,10 @@ LYING = (2, 3, 4, 5, 6, 7, 9)  # not digits after a rotation by 90 degrees, unli
 
 
 def render_varied_single(random: np.random.RandomState, digit: int, scans: list[np.ndarray]) -> np.ndarray:
-    """Render one warped digit, u8[64,64,3]. Half of the images also have 1 to 3 digits rotated by 90 degrees.
+    """Render an image u8[64,64,3] with one warped digit.
 
-    Rotated digits are strokes without a label, so a network must recognize the upright digit by its shape, not its ink.
+    Half of the images also have 1 to 3 digits rotated by 90 degrees. The rotated digits have strokes but no label. A
+    network must therefore recognize the upright digit by its shape and not by the presence of strokes.
     """
     canvas = paint_canvas(random)
     if random.uniform() < 0.5:
@@ -270,14 +321,14 @@ def _stream(split: str, *parts: int) -> np.random.RandomState:
 
 
 def scene_labels(split: str) -> np.ndarray:
-    """Return bool[N,10], the labels of one split of the scenes."""
+    """Return the labels of all scenes of a split, bool[N,10]."""
     if split == "test_shift":
         return break_correlations(_stream(split, 0), scene_labels("test"))
     return draw_label_sets(_stream(split, 0), SCENES[split])
 
 
 def open_scenes(split: str) -> Split:
-    """Open a split of `digits-v1` in memory."""
+    """Open a split of the scenes, with all images in memory."""
     labels, images = _scenes(split, SCENES[split])
     ids = [f"{split}/{row:05d}.png" for row in range(len(labels))]
     return Split(split, DIGITS, labels.astype(np.int8), ids, ArrayImages(images))
@@ -285,7 +336,10 @@ def open_scenes(split: str) -> Split:
 
 @functools.cache  # for sweeps; all splits together take 135 MB
 def _scenes(split: str, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the labels bool[N,10] and images u8[N,64,64,3] of a split of N = `count` scenes, both read-only."""
+    """Return the labels bool[N,10] and the images u8[N,64,64,3] of a split with N = `count` scenes.
+
+    Both are read-only.
+    """
     labels = scene_labels(split)
     images = _cached(f"{split}-{count}.npy", lambda: _render_scenes(split, labels))
     for array in (labels, images):
@@ -299,9 +353,9 @@ def _render_scenes(split: str, labels: np.ndarray) -> np.ndarray:
 
 
 def _cached(name: str, render: Callable[[], np.ndarray]) -> np.ndarray:
-    """Return the array `name` from the cache folder of this version of the file, or render and store it.
+    """Return the array `name` from the cache folder. If it is not there, return `render()` and store it.
 
-    Rendering all scenes takes half a minute.
+    The cache folder belongs to the version of this source file. Rendering all scenes takes half a minute.
     """
     folder = cache_folder() / NAME / hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]
     if (folder / name).is_file():
@@ -314,7 +368,7 @@ def _cached(name: str, render: Callable[[], np.ndarray]) -> np.ndarray:
 
 
 class SingleImages(Images):
-    """Single digits, rendered on access: row -> u8[64,64,3]."""
+    """Images u8[64,64,3] of single digits, which are rendered on access."""
 
     are_decoded = True
 
@@ -330,7 +384,7 @@ class SingleImages(Images):
 
 
 def open_single(split: str) -> Split:
-    """Open a split of single-digit images, rendered on access."""
+    """Open a split of images with one digit, which are rendered on access."""
     rows = np.arange(SINGLES[split])
     labels = (rows[:, None] % 10 == np.arange(10)).astype(np.int8)
     return Split(split, DIGITS, labels, [f"{split}/{row:06d}.png" for row in rows], SingleImages(split))
@@ -338,7 +392,10 @@ def open_single(split: str) -> Split:
 
 # ----------------------------------------------------------------------------------------------------- as files
 def write_files(out: Path) -> None:
-    """Write every split as `out/SPLIT/NNNNN.png` and `out/SPLIT.csv`, columns `image` and `labels` (a;b;c)."""
+    """Write every split of the scenes as image files `out/SPLIT/NNNNN.png` and a table `out/SPLIT.csv`.
+
+    The table has the columns `image` and `labels`, in which the labels of an image are separated by semicolons.
+    """
     for name in SCENES:
         split = open_scenes(name)
         (out / name).mkdir(parents=True, exist_ok=True)

@@ -39,7 +39,10 @@ def _read(
 
 
 def _read_labels(value: Any, names: dict[int, str]) -> dict[str, int] | None:
-    """Return the code of each label of an image; `names` are the names of labels that are numbers."""
+    """Return a dict of label -> code from the JSON value of an image; None if nobody has labeled the image.
+
+    `names` maps numbers to label names, for labels that are given as numbers.
+    """
     if value is None:
         return None
     codes = {}
@@ -64,7 +67,10 @@ def _write(file: LabelFile, entries: Iterable[LabelEntry]) -> str:
 
 
 def _write_labels(entry: LabelEntry, number: dict[str, int]) -> list | None:
-    """Return the labels of an image as JSON values, by their numbers."""
+    """Return the labels of an image as a JSON value; null (None) for an image that nobody has labeled.
+
+    `number` maps label names to their numbers in the file.
+    """
     if entry.labels is None:
         return None
     if entry.scores is not None:

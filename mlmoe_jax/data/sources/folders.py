@@ -27,9 +27,12 @@ IMAGE_SUFFIXES = (
 
 
 def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open a split. Classes and their images are sorted by name, and ids are paths relative to the root.
+    """Open a split of images that are sorted into one folder per class.
 
-    Raises UserError for a split without a folder, a folder that is not a class, or a split without images.
+    Classes and the images of each class are sorted by name. Ids are paths relative to `data.root`.
+
+    Raises:
+      UserError: the split has no folder or no images, or a folder is not one of the classes.
     """
     root = data_folder(data_config, "the folders of classes")
     top = _folder_of_split(root, split, data_config)
@@ -59,7 +62,7 @@ def _subfolders(folder: Path) -> list[str]:
 
 
 def image_names(folder: Path) -> list[str]:
-    """Return the images at any depth below a folder, as sorted paths relative to it."""
+    """Return the paths of all images at any depth below a folder. They are sorted and relative to the folder."""
     images = []
     for path, folders, files in os.walk(folder, followlinks=True):
         folders[:] = [name for name in folders if not name.startswith(".") and not _is_cycle(Path(path, name))]
@@ -73,7 +76,7 @@ def image_names(folder: Path) -> list[str]:
 
 
 def _is_cycle(folder: Path) -> bool:
-    """Return whether a folder is a link to itself or to a folder above it."""
+    """Return whether a folder is a symbolic link to itself or to one of its parents."""
     return folder.is_symlink() and any(folder.samefile(above) for above in folder.absolute().parents)
 
 

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class LabelEntry(NamedTuple):
-    """One image to write.
+    """The labels of one image, to be written to a file of a labeling tool.
 
     Attributes:
-      image: its path, as in `LabelFile.images`.
-      labels: label -> POSITIVE or DIFFICULT; all other labels are negative. None for an image without known labels.
-      scores: label -> probability, for all labels of a prediction; None for the labels of a data set.
+      image: path of the image, as in `LabelFile.images`.
+      labels: label -> POSITIVE or DIFFICULT; all other labels are negative. None if the labels are unknown.
+      scores: label -> probability, for all labels of a prediction. None if the labels are labels of a data set.
     """
 
     image: str
@@ -34,14 +34,14 @@ class LabelEntry(NamedTuple):
 
 @dataclass(frozen=True)
 class LabelFile:
-    """A file or folder to write.
+    """A file or folder to write in the format of a labeling tool.
 
     Attributes:
-      path: its path.
+      path: path of the file or folder.
       names: names of the labels.
       images: paths of all images, absolute or relative to `folder`.
       folder: folder of the images; "" is the working directory.
-      version: name of the model that made the predictions; "" for the labels of a data set.
+      version: name of the model that made the predictions. "" if the labels are labels of a data set.
     """
 
     path: epath.Path
@@ -51,7 +51,10 @@ class LabelFile:
     version: str = ""
 
     def require_stems(self) -> None:
-        """Raise UserError if two images have the same path without suffix, by which the format names images."""
+        """Raise UserError if two images differ only in the suffix of their paths.
+
+        The format identifies an image by its path without suffix.
+        """
         images: dict[str, str] = {}
         for image in self.images:
             if images.setdefault(stem := os.path.normpath(os.path.splitext(image)[0]), image) != image:
@@ -62,16 +65,17 @@ class LabelFile:
 
 @dataclass(frozen=True)
 class Format:
-    """A format of a labeling tool.
+    """The file format of a labeling tool.
 
     Attributes:
-      suffix: suffix of its file; "" for a folder.
-      read: (file or folder, `config.data`, folder of the images, known classes) -> the rows, and the names of all
-        labels, or None if the format does not list them.
-      write: writes the entries, and returns a sentence about further files, or "".
-      require: raises UserError if the format cannot name the labels or images of a file.
-      read_classes: (file `data.classes`, `config.data`) -> the classes; None for one class name per line.
-      holds_difficult: whether a label can be marked as difficult. No format can mark a single label as unknown.
+      suffix: suffix of the file; "" if the format is a folder.
+      read: (file or folder, `config.data`, folder of the images, known classes or None) -> (rows, label names). The
+        label names are None if the format does not list them.
+      write: (file, entries) -> sentence. It writes the entries. The sentence tells the user about further files; "" if
+        there are none.
+      require: raises UserError if the format cannot represent the names of the labels or images of a file.
+      read_classes: (file `data.classes`, `config.data`) -> class names. None means that the file has one name per line.
+      holds_difficult: whether the format can mark a label as difficult. No format can mark a single label as unknown.
     """
 
     suffix: str
@@ -83,7 +87,10 @@ class Format:
 
 
 def output_path(output: str | None, name: str) -> epath.Path:
-    """Return the path of `--output` for the format `name`; UserError if no file or folder can be written there."""
+    """Return the path at which to write the format `name`, from the value of --output.
+
+    Raises UserError if no file or folder can be written there.
+    """
     from etils import epath  # here, because --help does without it
 
     suffix = FORMATS[name].suffix

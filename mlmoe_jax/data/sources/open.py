@@ -44,20 +44,26 @@ DATA_SETS: Registry[DataSource] = Registry(
 
 
 def find_root(data_config: ConfigDict) -> str:
-    """Return the folder of the data set of `config.data`; UserError if a published data set has no folder."""
+    """Return the folder of the data set from `config.data`.
+
+    Raises UserError if a published data set has no folder.
+    """
     published = DATA_SETS[data_config.name].published
     return str(published.folder(data_config.root)) if published else os.path.expanduser(data_config.root)
 
 
 def read_label_tree(data_config: ConfigDict, names: Sequence[str]) -> LabelTree:
-    """Read `data.tree` for the labels `names`; independent labels if the key is empty."""
+    """Return the label tree from the file `data.tree`, for the labels `names`.
+
+    If `data.tree` is empty, return a tree in which no label implies or excludes another label.
+    """
     if not data_config.tree:
         return INDEPENDENT
     return read_tree(resolve_path(data_config, data_config.tree), names)
 
 
 def resolve_path(data_config: ConfigDict, name: str) -> str:
-    """Return the path or address of a file, which may be relative to the folder of the data set."""
+    """Return the path or address of the file `name`. A relative path is relative to the folder of the data set."""
     name = os.path.expanduser(name)
     return name if "://" in name else os.path.join(find_root(data_config), name)
 
@@ -73,23 +79,23 @@ def open_split(
 ) -> Split:
     """Open a split of the data set `data.name`.
 
-    The training split gets the labels of `data.corrections`, and labels are closed under `data.tree`, before images are
-    held out. With data.bad_images=skip, images without a file are left out (`Split.missing`) afterwards, so that the
-    held-out images do not depend on missing files.
+    The steps are, in this order: apply `data.corrections` to the training split, make labels consistent with
+    `data.tree`, hold out images, and leave out images without a file. Images without a file are left out only with
+    data.bad_images=skip. This is the last step, so that the held-out images do not depend on missing files.
 
     Args:
       data_config: `config.data`.
       split: name of the split.
-      classes: the ordered class names of the training split. A source without fixed classes uses them to read its
-        labels. The classes of other sources must be equal to them.
-      tree: the tree of the labels; None reads `data.tree`.
-      seed: seed that holds out `data.val_fraction` of the training split as `data.val_split` if `data.split_seed` is
-        -1.
+      classes: the ordered class names of the training split, or None. A source without fixed classes uses them to read
+        its labels. For other sources, they must be equal to the classes of the source.
+      tree: the label tree; None reads `data.tree`.
+      seed: the seed with which images are held out if `data.split_seed` is −1. A fraction `data.val_fraction` of the
+        training split is held out as the split `data.val_split`.
       keep_missing: whether images without a file stay in the split.
 
     Raises:
-      UserError: there is no such data set, the classes differ, an image has no file with data.bad_images=error, or the
-        source raises it.
+      UserError: there is no such data set, the classes differ, the source cannot be read, or an image has no file
+        although data.bad_images is error.
     """
     holds_out = data_config.val_fraction and split in (data_config.train_split, data_config.val_split)
     opened = _open_source(data_config, data_config.train_split if holds_out else split, classes)
@@ -107,7 +113,10 @@ def open_split(
 
 
 def _open_source(data_config: ConfigDict, split: str, classes: Sequence[str] | None) -> Split:
-    """Open a split as its source has it; UserError if it does not have the classes or the groups that it should."""
+    """Open a split without corrections, tree and held-out images.
+
+    Raises UserError if its classes differ from `classes`, or if it has no groups although `data.group_column` is set.
+    """
     name, source = data_config.name, DATA_SETS[data_config.name]
     if source.splits:
         require_known_split(name, split, source.splits)
@@ -128,7 +137,7 @@ def _open_source(data_config: ConfigDict, split: str, classes: Sequence[str] | N
 
 
 def _drop_empty(split: Split, data_config: ConfigDict) -> Split:
-    """Return the images of a split that have a positive label; UserError if none has one."""
+    """Return the split without the images that have no positive label; UserError if no image has a positive label."""
     positive = has_positive(split.labels, difficult_treatment(data_config, split.name))
     if not positive.any():
         raise UserError(
@@ -151,13 +160,16 @@ def _require_files(split: Split) -> None:
 def open_splits(
     data_config: ConfigDict, names: Iterable[str], *, seed: int = 0, keep_missing: bool = False
 ) -> dict[str, Split]:
-    """Open the training split and other splits with its classes. Return name -> split, the training split first.
+    """Open the training split, and other splits with the classes of the training split.
 
     Args:
       data_config: `config.data`.
-      names: names of the other splits; repeated and empty names are ignored.
+      names: names of the other splits. Repeated and empty names are ignored.
       seed: as in `open_split`.
       keep_missing: as in `open_split`.
+
+    Returns:
+      A dict of name -> split. The training split is the first entry.
     """
     options = {"seed": seed, "keep_missing": keep_missing}
     train = open_split(data_config, data_config.train_split, **options)
@@ -169,20 +181,24 @@ def open_splits(
 
 
 def original_name(data_config: ConfigDict) -> str:
-    """Return the name of the data set: `data.name`, or for packed data the name of its source."""
+    """Return `data.name`, or for a packed data set the name of the data set that was packed."""
     original = DATA_SETS[data_config.name].original
     return original(data_config) if original else data_config.name
 
 
 def count_labels(data_config: ConfigDict) -> int:
-    """Return the number of labels of the data set, which is opened only if necessary."""
+    """Return the number of labels of the data set. The training split is opened only if the number is not fixed."""
     name = original_name(data_config)  # may be unknown, because packed data does not need its original source
     labels = DATA_SETS[name].labels if name in DATA_SETS else None
     return labels or len(open_split(data_config, data_config.train_split).classes)
 
 
 def _hold_out(whole: Split, split: str, data_config: ConfigDict, seed: int) -> Split:
-    """Return `data.val_fraction` of the training split if `split` is `data.val_split`, otherwise the other images."""
+    """Divide the training split, and return one part as the split `split`.
+
+    The part `data.val_split` has the fraction `data.val_fraction` of the images. Any other name means the remaining
+    images.
+    """
     from mlmoe_jax.data.stratified_split import draw_stratified  # here, because the config imports this module
 
     fraction = data_config.val_fraction

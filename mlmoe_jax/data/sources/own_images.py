@@ -31,17 +31,17 @@ ReadRows = Callable[[Path, ConfigDict, Path, Sequence[str] | None], tuple[Iterab
 def open_own_images(
     read_rows: ReadRows, data_config: ConfigDict, split: str, classes: Sequence[str] | None = None
 ) -> Split:
-    """Open a split of your own images. Its images are in the order of the file.
+    """Open a split of images that a file of the user lists. Images are in the order of the file.
 
     Args:
-      read_rows: reads the file.
+      read_rows: function that reads the file.
       data_config: `config.data`.
       split: name of the split.
-      classes: the ordered class names, if data.classes is empty. If it is None, the file lists the classes, or they are
-        all labels in it, sorted.
+      classes: the ordered class names, used if `data.classes` is empty. None means the classes that the file lists, or
+        all labels in the file, sorted by name.
 
     Raises:
-      UserError: the file is missing or damaged, or as in `validated`.
+      UserError: the file is missing or damaged, or `validated` raises it.
     """
     table = data_config.table
     path = data_folder(data_config, f"the table {table}") / table.replace("{split}", split)
@@ -71,9 +71,10 @@ def _read_classes(data_config: ConfigDict) -> Sequence[str]:
 
 
 def _make_split(data_config: ConfigDict, listed: ListedImages, folder: Path) -> Split:
-    """Return a split of listed images; UserError if an absolute path is not below `folder`.
+    """Return a split of the listed images; UserError if an absolute path is not below `folder`.
 
-    If each split has its own `data.images`, ids begin with the name of the split, because file names may be equal.
+    If each split has its own folder `data.images`, ids begin with the name of the split. File names of different splits
+    may be equal.
     """
     start = f"{folder.absolute()}".rstrip("/") + "/"
     outside = [image for image in listed.images if image.startswith("/") and not image.startswith(start)]
@@ -88,7 +89,7 @@ def _make_split(data_config: ConfigDict, listed: ListedImages, folder: Path) -> 
 
 
 def refuse_spreadsheet(path: str | os.PathLike) -> None:
-    """Raise UserError for a file of a spreadsheet program."""
+    """Raise UserError if a path has the suffix of a spreadsheet program."""
     if os.fspath(path).lower().endswith(SPREADSHEETS):
         raise UserError(f"{path} is a spreadsheet, which is not read; save it as CSV UTF-8, comma delimited")
 

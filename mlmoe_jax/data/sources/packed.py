@@ -55,10 +55,13 @@ COPY_BYTES = 8 * MIB  # read at once from an object store
 
 @dataclass(frozen=True)
 class PackedFile:
-    """A file of a packed data set as listed in the manifest.
+    """A file of a packed data set, as the manifest lists it.
 
     Attributes:
-      records: the number of images; 0 for labels.
+      file: name of the file.
+      bytes: size of the file in bytes.
+      sha256: sha256 of the file.
+      records: the number of images in the file; 0 for the file with the labels.
     """
 
     file: str
@@ -68,9 +71,9 @@ class PackedFile:
 
     @classmethod
     def from_entry(cls, entry: dict) -> PackedFile:
-        """Read an entry of a manifest, which may come from elsewhere.
+        """Return the file that an entry of a manifest describes. The manifest may be untrusted.
 
-        Raises ValueError unless it names a file in the folder of the manifest, with a size and a sha256.
+        Raises ValueError unless the entry has a size, a sha256, and the name of a file in the folder of the manifest.
         """
         item = cls(entry["file"], entry["bytes"], entry["sha256"], entry.get("records", 0))
         sizes = isinstance(item.bytes, int) and isinstance(item.records, int) and 0 <= item.records <= item.bytes
@@ -81,10 +84,13 @@ class PackedFile:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A packed data set.
+    """The manifest of a packed data set.
 
     Attributes:
-      splits: name -> the file of the labels, followed by the shards.
+      folder: folder of the packed data set.
+      source: name of the data set that was packed.
+      classes: names of the labels.
+      splits: name of a split -> its files: first the file with the labels, then the shards.
     """
 
     folder: epath.Path
@@ -94,7 +100,10 @@ class Manifest:
 
 
 def read_manifest(root: str | os.PathLike) -> Manifest:
-    """Read the manifest in a folder; UserError if the folder is not a packed data set or is incomplete."""
+    """Read the manifest in the folder `root`.
+
+    Raises UserError if the folder is not a packed data set or is incomplete.
+    """
     folder = epath.Path(root).expanduser()
     path = folder / MANIFEST
     with damage_explained(path):
@@ -109,14 +118,14 @@ def read_manifest(root: str | os.PathLike) -> Manifest:
 
 
 def open_packed(root: str | os.PathLike, split: str) -> Split:
-    """Open a split of a packed data set, with the ids, labels and classes of the original data set.
+    """Open a split of a packed data set. Its ids, labels and classes are equal to the original data set.
 
     Args:
-      root: folder or gs:// address of the packed data set.
+      root: local folder, or address such as gs://, of the packed data set.
       split: name of the split.
 
     Raises:
-      UserError: `root` is not a packed data set, the split is unknown, or its labels are damaged.
+      UserError: `root` is not a packed data set, the split is unknown, or the labels are damaged.
     """
     manifest = read_manifest(root)
     folder, classes = manifest.folder, manifest.classes
@@ -135,10 +144,10 @@ def open_packed(root: str | os.PathLike, split: str) -> Split:
 
 
 def verify(root: str | os.PathLike) -> Iterator[str]:
-    """Compare every file with its sha256. Yield one sentence per damaged or missing file, and "" per intact file.
+    """Compare every file of a packed data set with its sha256 in the manifest.
 
-    On an object store, files are read from the store, not from the cache. Raises UserError if `root` is not a packed
-    data set.
+    For each file, yield a sentence if it is damaged or missing, and "" if it is intact. On an object store, files are
+    read from the store, not from the cache. Raises UserError if `root` is not a packed data set.
     """
     manifest = read_manifest(root)
 
@@ -162,9 +171,10 @@ def _changed(path: epath.Path) -> str:
 
 # -------------------------------------------------------------------------------------------------------------- images
 class PackedImages(EncodedImages):
-    """The images of one split, in the order of `shards`. Errors name images by `ids`.
+    """The images of one split of a packed data set, in the order of the shards.
 
-    A shard is opened when it is first needed, separately in each worker process.
+    A shard is opened when one of its images is first read, in each worker process separately. Errors name an image by
+    its id.
     """
 
     def __init__(self, folder: str, shards: Sequence[PackedFile], ids: Sequence[str]):
@@ -188,7 +198,7 @@ class PackedImages(EncodedImages):
             ) from error
 
     def _locate(self, row: int) -> tuple[PackedFile, int]:
-        """Return the shard of image `row`, and the position of the image in it."""
+        """Return the shard that contains image `row`, and the index of the image in the shard."""
         row = range(len(self))[row]
         number = int(np.searchsorted(self._ends, row, side="right"))
         shard = self.shards[number]
@@ -197,7 +207,7 @@ class PackedImages(EncodedImages):
 
 @functools.lru_cache(maxsize=OPEN_SHARDS)  # the last user of a reader that is no longer in the cache closes it
 def _reader(folder: str, shard: PackedFile) -> ArrayRecordReader:
-    """Open a shard. Several threads can read from it concurrently."""
+    """Return a reader of a shard. Several threads can use it concurrently."""
     path = _cached(folder, shard) if "://" in folder else f"{folder}/{shard.file}"
     # No read-ahead: images are read by position, mostly in random order.
     reader = ArrayRecordReader(path, "readahead_buffer_size:0", file_reader_buffer_size=1 << 15)
@@ -209,9 +219,10 @@ def _reader(folder: str, shard: PackedFile) -> ArrayRecordReader:
 
 
 def _cached(folder: str, shard: PackedFile) -> str:
-    """Return the path of the local copy of a shard. Copy and verify the shard if it is not in the cache.
+    """Return the path of the local copy of a shard. If there is no copy, copy the shard into the cache and verify it.
 
-    Many processes of a machine may need a shard at the same time; the first one copies it, and the others wait.
+    Several processes of a machine may need a shard at the same time. The first process copies it, and all other
+    processes wait.
     """
     local = cache_folder() / "packed" / f"{shard.sha256}.arrayrecord"
     source = epath.Path(folder) / shard.file
@@ -229,7 +240,7 @@ def _cached(folder: str, shard: PackedFile) -> str:
 
 
 def _fetch(source: epath.Path, local: Path, shard: PackedFile) -> None:
-    """Copy a shard into the cache, with a heartbeat; UserError if the shard has changed."""
+    """Copy a shard into the cache, and call `heartbeat` meanwhile; UserError if the shard differs from the manifest."""
     digest = hashlib.sha256()
     with (
         atomic_file(epath.Path(local), alone=False) as partial,

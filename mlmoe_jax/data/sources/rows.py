@@ -26,15 +26,15 @@ SPLIT_COLUMN = "split"  # the column or key that names the split of an image
 
 
 class ImageRow(NamedTuple):
-    """One image that a source lists.
+    """One image with its labels, as a source lists it.
 
     Attributes:
-      image: its path.
+      image: path of the image.
       labels: label -> code; None if nobody has labeled the image.
-      other_labels: the code of all other labels.
-      split: its split; None if the source does not name one.
-      group: the name of its group; "" if it is a group of its own.
-      line: its line in a table; 0 in a file without a line per image.
+      other_labels: the code of all labels that are not in `labels`.
+      split: name of the split of the image; None if the source does not assign the image to a split.
+      group: name of the group of the image, such as a patient; "" if the image is a group of its own.
+      line: line number of the image in a table; 0 if the file does not have one line per image.
     """
 
     image: str
@@ -47,13 +47,13 @@ class ImageRow(NamedTuple):
 
 @dataclass(frozen=True)
 class Listing:
-    """A file or folder that lists images, and the split to open.
+    """A file or folder that lists images, and the name of the split to open.
 
     Attributes:
-      path: the file.
-      split: the split to open.
-      train_split: the split of rows that name none. If it is "", the file has the images of one split only: all rows
-        are used, whatever split they name.
+      path: the file or folder.
+      split: name of the split to open.
+      train_split: name of the split to which rows without a split belong. "" means that all rows of the file belong to
+        the split to open, even if they name another split.
     """
 
     path: str | os.PathLike
@@ -61,27 +61,30 @@ class Listing:
     train_split: str = ""
 
     def includes(self, split: str | None) -> bool:
-        """Return whether a row that names `split` is in the split to open."""
+        """Return whether a row belongs to the split to open. `split` is the split that the row names, or None."""
         if not self.train_split:
             return True
         return (self.train_split if split is None else split) == self.split
 
     def line(self, number: int) -> str:
-        """Return the file and a line for an error; only the file if the number of the line is 0."""
+        """Return a description of the file and a line for errors.
+
+        Without line numbers (`number` is 0) it names only the file.
+        """
         return f"{self.path} line {number}" if number else f"{self.path}"
 
 
 @dataclass(frozen=True)
 class ListedImages:
-    """The N images of a split, and their labels of K classes.
+    """The N images of a split, with labels of K classes.
 
     Attributes:
-      listing: the file that lists them.
+      listing: the file that lists the images.
       classes: names of the classes.
       images: path of each image.
-      labels: label codes.
-      groups: name of each image's group, "" for a group of its own; None if no image has one.
-      lines: line of each image in the table; empty in a file without a line per image.
+      labels: label codes i8[N,K].
+      groups: name of each image's group, or "" for a group of its own. None if no image has a named group.
+      lines: line number of each image in the table; empty if the file does not have one line per image.
     """
 
     listing: Listing
@@ -94,12 +97,12 @@ class ListedImages:
     def to_split(
         self, folder: str | os.PathLike, files: Sequence[str] | None = None, ids: Sequence[str] | None = None
     ) -> Split:
-        """Return the split of these images.
+        """Return these images as a split.
 
         Args:
           folder: folder of the image files.
-          files: paths of the files in the folder, by default `images`.
-          ids: names of the images in the split, by default `images`.
+          files: paths of the image files relative to the folder; None means `images`.
+          ids: names of the images in the split; None means `images`.
         """
         table = os.path.basename(self.listing.path)
         images = ImageFiles(folder, self.images if files is None else files, table, self.lines)
@@ -112,11 +115,11 @@ def validated(rows: Iterable[ImageRow], listing: Listing, classes: Sequence[str]
 
     Args:
       rows: the rows of all splits, in the order of the images.
-      listing: what lists them.
-      classes: names of the classes, in their order; None takes the labels of all rows, sorted.
+      listing: the file that lists the images, and the split to open.
+      classes: names of the classes, in order. None means the labels of all rows, sorted by name.
 
     Raises:
-      UserError: no row is in the split, an image is listed twice, or a label is not one of the classes.
+      UserError: no row belongs to the split, an image is listed twice, or a label is not one of the classes.
     """
     selection = _Selection(listing, classes)
     for row in rows:
@@ -127,13 +130,13 @@ def validated(rows: Iterable[ImageRow], listing: Listing, classes: Sequence[str]
 
 
 class _Selection:
-    """Collects the rows of one split as arrays, and notes why other rows are not used.
+    """The rows of the split to open, collected as arrays. It also records why other rows are not used, for errors.
 
     Attributes:
-      columns: label -> its number. The classes come first, then other labels in the order of the rows.
+      columns: label -> its column. The classes are first, then other labels in the order of the rows.
       images: the images of the split, as the keys of a dict.
-      splits: the splits that rows name.
-      unlabeled: the number of images of the split that nobody has labeled, which are left out.
+      splits: names of the splits in all rows.
+      unlabeled: the number of images of the split that nobody has labeled. They are left out.
       first_unknown: line and name of the first label that is not one of the classes.
     """
 
@@ -151,7 +154,7 @@ class _Selection:
         self.label_counts, self.label_columns, self.label_codes = array("i"), array("i"), array("b")
 
     def add(self, row: ImageRow) -> None:
-        """Store a row of the split, or note why it is not used."""
+        """Add a row of the split to open. If the row is not used, record the reason."""
         self.splits.add(row.split)
         included = self.listing.includes(row.split)
         if row.labels is None:
@@ -177,7 +180,10 @@ class _Selection:
         self.label_codes.extend(row.labels.values())
 
     def result(self) -> ListedImages:
-        """Return the images of the split; UserError if there are none, or if labels are not classes."""
+        """Return the images of the split.
+
+        Raises UserError if there are no images, or if a label is not one of the classes.
+        """
         path = self.listing.path
         if not self.images:
             raise UserError(f"{path} {self._why_empty()}")
@@ -231,7 +237,7 @@ def _text(name: object) -> str:
 
 
 def first_repeated(names: Iterable[_Name]) -> _Name | None:
-    """Return the first name that equals a name before it; None if all are different."""
+    """Return the first name that is equal to an earlier name; None if all names are different."""
     seen: set[_Name] = set()
     for name in names:
         if name in seen:
@@ -241,7 +247,10 @@ def first_repeated(names: Iterable[_Name]) -> _Name | None:
 
 
 def read_classes(path: Path) -> tuple[str, ...]:
-    """Read a file with one class name per line; UserError if it is missing, empty or repeats a name."""
+    """Return the class names of a file with one name per line.
+
+    Raises UserError if the file is missing or empty, or if a name is repeated.
+    """
     with damage_explained(path), open_text(path) as file:
         names = [line.strip() for line in file if line.strip()]
     if not names or (repeated := first_repeated(names)):

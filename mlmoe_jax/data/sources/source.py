@@ -19,16 +19,16 @@ DEFAULT_FOLDER = Path("data")  # a folder with one folder per data set, in the w
 
 @dataclass(frozen=True)
 class DataSource:
-    """One data set, or one file layout for your own images.
+    """A data set, or a file format for the user's own images.
 
     Attributes:
       open: (`config.data`, split, classes) -> Split. It raises UserError for all errors in the data or its settings.
-        `classes` has the ordered class names of the model, or is None; a source without fixed classes reads its labels
-        with them.
+        `classes` are the ordered class names of the model, or None. A source without fixed classes uses them to read
+        its labels.
       splits: names of the splits; empty if they depend on the settings.
-      drops_empty: whether images without a positive label are left out unless `data.keep_empty` is set.
+      drops_empty: whether images without a positive label are left out, unless `data.keep_empty` is set.
       labels: the number of labels; None if the data set has to be opened to count the labels.
-      original: `config.data` -> the name of the original data set; None if this data set is not a copy.
+      original: `config.data` -> the name of the data set of which this data set is a copy. None if it is not a copy.
       published: the files of a published data set; None for other data.
     """
 
@@ -42,11 +42,11 @@ class DataSource:
 
 @dataclass(frozen=True)
 class Published:
-    """The files of one published data set.
+    """The files of a published data set.
 
     Attributes:
-      name: its `data.name`.
-      files: the files and folders in its folder.
+      name: the value of `data.name`.
+      files: description of the files and folders that the folder of the data set should contain.
       address: where the files are published.
       section: section of docs/datasets.md with the download commands and the layout.
     """
@@ -57,10 +57,10 @@ class Published:
     section: str
 
     def folder(self, root: str | os.PathLike = "") -> Path:
-        """Return the folder of the data set: `root`, or if `root` is empty, $MLMOE_DATA/NAME.
+        """Return the folder of the data set; UserError if it does not exist.
 
-        Without this variable, it is data/NAME in the working directory.
-        Raises UserError if there is no such folder.
+        It is `root` if that is not empty. Otherwise it is $MLMOE_DATA/NAME, or data/NAME in the working directory if
+        the variable MLMOE_DATA is not set.
         """
         parent = Path(os.environ.get(VARIABLE) or DEFAULT_FOLDER)
         folder = (Path(root) if os.fspath(root) else parent / self.name).expanduser()
@@ -69,18 +69,21 @@ class Published:
         return folder
 
     def read(self, path: Path) -> bytes:
-        """Return the content of a file."""
+        """Return the content of a file of the data set; UserError if it is missing."""
         try:
             return read_bytes(path)
         except OSError as error:
             raise self.missing(f"cannot read {path} ({error.strerror})") from error
 
     def lines(self, path: Path) -> list[str]:
-        """Return the lines of a text file. Invalid UTF-8 is replaced."""
+        """Return the lines of a text file of the data set. Invalid UTF-8 is replaced."""
         return self.read(path).decode(errors="replace").splitlines()
 
     def missing(self, reason: str) -> UserError:
-        """Return an error about missing files, which says where to get them. `reason` names the missing file."""
+        """Return an error that names a missing file and states where the files can be downloaded.
+
+        `reason` names the missing file.
+        """
         return UserError(
             f"{reason}; {self.name} needs {self.files}, published at {self.address}: put it there, or set data.root "
             f"to its folder (docs/datasets.md#{self.section} shows how)"
@@ -88,18 +91,21 @@ class Published:
 
 
 def require_known_split(data_set: str, split: str, splits: Iterable[str]) -> None:
-    """Raise UserError unless `split` is one of the splits of a data set."""
+    """Raise UserError unless `split` is in `splits`, the splits of the data set."""
     if split not in (known := list(splits)):
         raise UserError(f"data set {data_set} has no split '{split}'; it has {', '.join(known)}")
 
 
 def difficult_treatment(data_config: ConfigDict, split: str) -> str:
-    """Return `data.difficult_train` for the training split, and `data.difficult_eval` for other splits."""
+    """Return `data.difficult_train` if `split` is the training split, otherwise `data.difficult_eval`."""
     return data_config.difficult_train if split == data_config.train_split else data_config.difficult_eval
 
 
 def data_folder(data_config: ConfigDict, holds: str) -> Path:
-    """Return the folder `data.root` of your own images. `holds` says in an error what the folder should hold."""
+    """Return the folder `data.root` of the user's own images; UserError if it does not exist.
+
+    `holds` describes the expected content of the folder in the error.
+    """
     folder = Path(data_config.root).expanduser()
     if not data_config.root or not folder.is_dir():
         raise UserError(

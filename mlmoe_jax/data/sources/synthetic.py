@@ -20,7 +20,10 @@ FEWEST_LABELS = TILES**2  # labels, so that each position has a color
 
 
 def open_synthetic(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open a split of `data.labels` labels: train with 2,000 images, val and test with 500 each."""
+    """Open a split of generated images with `data.labels` labels.
+
+    The split train has 2,000 images. The splits val and test have 500 images each.
+    """
     labels = data_config.labels
     if labels < FEWEST_LABELS:
         raise UserError(f"data.labels is {labels} and should be at least {FEWEST_LABELS}, one label per tile")
@@ -40,7 +43,7 @@ class _Mosaics(Images):
         return self.count
 
     def row_labels(self, row: int) -> np.ndarray:
-        """Return the labels of image `row`, at different positions."""
+        """Return the labels of image `row`. Each of them is at a different position of the mosaic."""
         draw = self._draw(row, 0)
         positions = draw.choice(TILES**2, LABELS_PER_IMAGE, replace=False)
         colors = draw.random(LABELS_PER_IMAGE) * ((self.labels - 1 - positions) // TILES**2 + 1)
@@ -59,7 +62,7 @@ class _Mosaics(Images):
 
 
 def _color(number: np.ndarray, count: int) -> np.ndarray:
-    """Return colors i64[n,3] by their numbers. All `count` colors are spread evenly over the cube of RGB levels."""
+    """Return the colors i64[n,3] with the given numbers. The `count` colors are spread evenly over all RGB levels."""
     levels = 1
     while levels**3 < count:
         levels += 1

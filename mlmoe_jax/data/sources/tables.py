@@ -64,7 +64,10 @@ ReadLabels = Callable[[list[str], int], dict[str, int]]  # (cells of a row, its 
 def read_jsonl(
     path: Path, data_config: ConfigDict, folder: Path, classes: Sequence[str] | None
 ) -> tuple[Iterator[ImageRow], None]:
-    """Return the rows of a JSONL file, which raise UserError for a line of another form."""
+    """Return the rows of a JSONL file, and None in place of class names.
+
+    Iterating over the rows raises UserError at a line that has another form.
+    """
     return _jsonl_rows(path, data_config), None
 
 
@@ -85,7 +88,7 @@ def _jsonl_rows(path: Path, data_config: ConfigDict) -> Iterator[ImageRow]:
 
 
 def _parse_line(text: str, line: int, data_config: ConfigDict) -> ImageRow:
-    """Return the row of a line of JSON. A line of another form raises an error of any type."""
+    """Convert a line of JSON to a row. A line of another form raises an exception of any type."""
     record = json.loads(text)
     labels, split = record[data_config.label_column], record.get(SPLIT_COLUMN)
     group = record.get(data_config.group_column) if data_config.group_column else None
@@ -102,9 +105,12 @@ def _parse_line(text: str, line: int, data_config: ConfigDict) -> ImageRow:
 def read_csv(
     path: Path, data_config: ConfigDict, folder: Path, classes: Sequence[str] | None
 ) -> tuple[Iterator[ImageRow], Sequence[str] | None]:
-    """Return the rows of a CSV, and its classes if it has a column per class, otherwise None.
+    """Return the rows of a CSV table, and its classes.
 
-    Raises UserError, also while rows are read, if a column is missing or a cell is invalid.
+    The classes are None if the table has one column with label names.
+
+    Raises:
+      UserError: a column is missing, or a cell is invalid. Invalid cells raise it during iteration over the rows.
     """
     with open_text(path) as file:
         header = _read_header(csv.reader(file, skipinitialspace=True), path)
@@ -142,7 +148,10 @@ def _read_header(reader: Iterator[list[str]], path: Path) -> list[str]:
 
 
 def _names_reader(header: list[str], data_config: ConfigDict, path: Path) -> ReadLabels:
-    """Return a function that reads the labels in one column of names."""
+    """Return a function that reads the labels of a row from the one column that contains label names.
+
+    The function maps (cells of the row, line number) to a dict of label -> code.
+    """
     column = find_column(header, data_config.label_column, "data.label_column (empty: a column per class)", path)
 
     def read_labels(cells: list[str], line: int) -> dict[str, int]:
@@ -153,7 +162,10 @@ def _names_reader(header: list[str], data_config: ConfigDict, path: Path) -> Rea
 
 
 def _codes_reader(header: list[str], classes: Sequence[str], path: Path) -> ReadLabels:
-    """Return a function that reads the labels in one column per class."""
+    """Return a function that reads the labels of a row from one column per class.
+
+    The function maps (cells of the row, line number) to a dict of label -> code, without negative labels.
+    """
     columns = [(header.index(name), name) for name in classes]
 
     def read_labels(cells: list[str], line: int) -> dict[str, int]:
@@ -169,7 +181,10 @@ def _codes_reader(header: list[str], classes: Sequence[str], path: Path) -> Read
 
 
 def whole_rows(reader: Any, header: Sequence[str], path: str | os.PathLike) -> Iterator[tuple[int, list[str]]]:
-    """Yield the line and the cells of each row of a CSV that is not blank; UserError for a row of another length."""
+    """Yield (line number, cells) for each row of a CSV table. Blank rows are skipped.
+
+    Raises UserError if the number of cells in a row differs from the number of columns.
+    """
     for cells in filter(None, reader):
         if len(cells) != len(header):
             raise UserError(
@@ -182,7 +197,10 @@ def whole_rows(reader: Any, header: Sequence[str], path: str | os.PathLike) -> I
 def read_columns(
     lines: Iterable[str], names: Sequence[str], path: str | os.PathLike
 ) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield the line and the cells of the columns `names` for each row of a CSV; UserError without such a column."""
+    """Yield (line number, cells) for each row of a CSV table, with the cells of the columns `names` only.
+
+    Raises UserError if there is no column of such a name.
+    """
     reader = csv.reader(lines)
     header = [name.strip() for name in next(filter(None, reader), [])]
     columns = [find_column(header, name, "its format", path) for name in names]
@@ -193,7 +211,7 @@ def read_columns(
 def _class_columns(
     header: list[str], data_config: ConfigDict, classes: Sequence[str] | None, path: Path
 ) -> tuple[str, ...]:
-    """Return the classes of a CSV with one column per class; UserError if its columns are not the classes."""
+    """Return the classes of a CSV table with one column per class; UserError if the columns do not fit the classes."""
     others = (data_config.image_column, data_config.group_column or SPLIT_COLUMN, SPLIT_COLUMN)
     columns = [name for name in header if name not in others]
     if not columns or "" in columns:
@@ -213,7 +231,10 @@ def _class_columns(
 
 
 def find_column(header: Sequence[str], name: str, named_by: str, path: str | os.PathLike) -> int:
-    """Return the position of a column. `named_by` says in an error which key, or which list, names the column."""
+    """Return the index of the column `name` in `header`; UserError if there is no such column.
+
+    `named_by` is the config key or the list from which the name comes, for the error.
+    """
     if name not in header:
         raise UserError(
             f"{path} has no column '{name}', which {named_by} names (columns: {abbreviate(header)}); correct one "

@@ -52,9 +52,9 @@ PUBLISHED_500 = Published(
 
 # ------------------------------------------------------------------------------------------------------------ vg256
 def open_vg256(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open train or test of the 256 categories. Images are sorted by number, with ids such as VG_100K/1.jpg.
+    """Open the split train or test of vg256. Images are sorted by number, and ids are paths such as VG_100K/1.jpg.
 
-    Raises UserError for data.keep_empty, because the published split is drawn from the images with a label.
+    Raises UserError if `data.keep_empty` is set, because the published split contains only images with a label.
     """
     if data_config.keep_empty:
         raise UserError(
@@ -75,7 +75,10 @@ def open_vg256(data_config: ConfigDict, split: str, classes: Sequence[str] | Non
 
 
 def find_category(name: str, categories: dict[str, int]) -> int | None:
-    """Return the category of an object name, or None. `categories` maps lower-case names to categories."""
+    """Return the category index of an object name, or None.
+
+    `categories` maps lower-case object names to category indices.
+    """
     name = name.lower().strip().removesuffix(".").rstrip()
     *leading, last = name.split() or [""]
     if leading and ATTRIBUTES.issuperset(leading):
@@ -90,9 +93,10 @@ def _categories() -> dict[str, list[str]]:
 
 @functools.lru_cache(maxsize=1)  # all splits come from the same 400 MB of text
 def _read_objects(path: Path, size: int, modified: int) -> list[tuple[int, set[int]]]:
-    """Return number and categories of the images with a category, by ascending number.
+    """Return (image number, category indices) for each image that has a category, sorted by image number.
 
-    `size` and `modified` are those of the file: if it changes, the cached result is not used.
+    `size` and `modified` are the size and the modification time of the file. They are part of the cache key, so that a
+    changed file is read again.
     """
     category_by_name = {name: k for k, names in enumerate(_categories().values()) for name in names}
 
@@ -109,7 +113,10 @@ def _read_objects(path: Path, size: int, modified: int) -> list[tuple[int, set[i
 
 # ------------------------------------------------------------------------------------------------------------ vg500
 def open_vg500(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open train or test of the 500 labels. Images are in the order of the list, with ids such as VG_100K/1.jpg."""
+    """Open the split train or test of vg500.
+
+    Images are in the order of the list, and ids are paths such as VG_100K/1.jpg.
+    """
     folder, names = PUBLISHED_500.folder(data_config.root), data_config.classes
     classes = read_classes(folder / names) if names else tuple(map(str, range(LABELS_500)))
     if len(classes) != LABELS_500:
@@ -128,13 +135,13 @@ def open_vg500(data_config: ConfigDict, split: str, classes: Sequence[str] | Non
 def _make_split(
     labels: Sequence[tuple[str, Iterable[int]]], listing: Listing, classes: Sequence[str], folder: Path
 ) -> Split:
-    """Return a split of images that may be in either folder. Ids have the first folder in any case.
+    """Return a split of images that are in VG_100K or in VG_100K_2. All ids begin with VG_100K.
 
     Args:
-      labels: pairs of a file name and the numbers of its classes.
-      listing: what lists the images.
+      labels: file name -> class indices.
+      listing: the file that lists the images.
       classes: names of the classes.
-      folder: folder of both folders of images.
+      folder: the folder that contains VG_100K and VG_100K_2.
     """
     first, second = IMAGE_FOLDERS
     in_second = set(os.listdir(folder / second)) if (folder / second).is_dir() else set()

@@ -37,9 +37,10 @@ CODE_OF_MARK = {"1": POSITIVE, "-1": NEGATIVE, "0": DIFFICULT}
 
 
 def open_voc(year: int, data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open train, val, trainval or test of VOC. Images are sorted by name, and ids are relative to the year's folder.
+    """Open the split train, val, trainval or test of VOC. Images are sorted by name.
 
-    `data.root` may also be VOCdevkit or the year's own folder.
+    Ids are paths relative to the folder of the year. `data.root` is the parent folder of VOCdevkit, VOCdevkit itself or
+    the folder of the year.
     """
     published = VOC_FILES[year]
     folder = _find(published.folder(data_config.root), year)
