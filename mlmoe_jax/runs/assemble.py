@@ -36,14 +36,16 @@ NORMALIZATIONS = {"imagenet": (IMAGENET_MEAN, IMAGENET_STD), "unit": ((0.0,) * 3
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Parts:
-    """The structure of a model and its values.
+    """The structure of a model, and its values in three groups.
+
+    Each group is a flat dict, parameter path -> array.
 
     Attributes:
       definition: the structure.
       trainable: parameters that the optimizer updates.
       frozen: parameters that nothing updates.
-      stats: values that the forward pass updates.
-      unpublished: paths of the frozen parameters that no published file holds.
+      stats: batch statistics, which the forward pass updates in training.
+      unpublished: paths of the frozen parameters that are not in a published weights file.
     """
 
     definition: ModelDef = field(metadata={"static": True})
@@ -54,12 +56,18 @@ class Parts:
 
     @cached_property
     def fingerprint(self) -> str:
-        """The fingerprint of the frozen parameters."""
+        """The hexadecimal sha256 of the frozen parameters; see `params.fingerprint`."""
         return fingerprint(self.frozen)
 
 
 def label_axes_for(definition: ModelDef, num_labels: int, mesh: Mesh) -> LabelAxes | None:
-    """Return the label axes of a model's parameters on the mesh; None if no parameter is sharded by label."""
+    """Return which axis of each parameter is the label axis; None if no parameter is sharded over labels.
+
+    Args:
+      definition: the structure of the model.
+      num_labels: number of labels K.
+      mesh: the devices. Without an `expert` axis of size 2 or more, nothing is sharded over labels.
+    """
     if mesh.shape["expert"] == 1 or not definition.merge(definition.shapes()).head.by_label:
         return None
     axes = {path: places[0] for path, names in definition.axes().items() if (places := label_axes(names))}
@@ -67,12 +75,22 @@ def label_axes_for(definition: ModelDef, num_labels: int, mesh: Mesh) -> LabelAx
 
 
 def assemble(config: ConfigDict, label_space: LabelSpace, *, load_backbone: bool = True) -> Parts:
-    """Return `initial_model`, split as the config says."""
+    """Return the initial model, split into trainable, frozen and updated values as the config says.
+
+    Args:
+      config: the config of the run.
+      label_space: names, groups and statistics of the labels.
+      load_backbone: whether pretrained weights are loaded. If False, all values are drawn from the seed.
+    """
     return split_model(initial_model(config, label_space, load_backbone=load_backbone), config)
 
 
 def initial_model(config: ConfigDict, label_space: LabelSpace, *, load_backbone: bool = True) -> Classifier:
-    """Return the model with its pretrained backbone, if any. Other values are drawn from the seed."""
+    """Return the model with its initial values. The arguments are described in `assemble`.
+
+    The backbone has the pretrained weights that the config names, if any. All other values are drawn from
+    `config.seed`.
+    """
     build = model_builder(config, label_space)
     model = nnx.eval_shape(build)
     if load_backbone:
@@ -82,23 +100,24 @@ def initial_model(config: ConfigDict, label_space: LabelSpace, *, load_backbone:
 
 
 def model_builder(config: ConfigDict, label_space: LabelSpace) -> Callable[[], Classifier]:
-    """Return a function that builds the model of a config, with all values drawn from its seed."""
+    """Return a function () -> model that builds the model of a config. All values are drawn from `config.seed`."""
     return lambda: build_model(config, label_space, rngs=nnx.Rngs(config.seed))
 
 
 def abstract_parts(config: ConfigDict, label_space: LabelSpace) -> Parts:
-    """Return the result of `assemble` with a ShapeDtypeStruct for every value. Nothing is read or allocated."""
+    """Return the result of `assemble` with ShapeDtypeStructs. No file is read, and no array is allocated."""
     return split_model(nnx.eval_shape(model_builder(config, label_space)), config)
 
 
 def evaluated_definition(config: ConfigDict, parts: Parts, label_space: LabelSpace) -> ModelDef:
-    """Return the structure of a model for evaluation and prediction, whose matmuls have the type `eval.dtype`.
+    """Return the structure of the model for evaluation and prediction, with matmuls in `eval.dtype`.
 
-    The values of `parts` fit this structure too.
+    It has the parameter paths and shapes of `parts`, so the values in `parts` can be merged into it.
 
     Args:
       config: the config of the run.
-      parts: the model of the config for the labels of `label_space`.
+      parts: the model of the config.
+      label_space: names, groups and statistics of the labels.
     """
     matmuls, _ = dtypes(config)
     if config.eval.dtype in ("same", matmuls):
@@ -109,13 +128,19 @@ def evaluated_definition(config: ConfigDict, parts: Parts, label_space: LabelSpa
 
 
 def fill_backbone(model: Classifier, config: ConfigDict) -> None:
-    """Fill the backbone of a model with the pretrained weights that its config names, if any."""
+    """Load the pretrained weights that the config names into the backbone of `model`, if the config names any."""
     settings = config.model.backbone
     load_pretrained(model.backbone, settings.name, settings.weights)
 
 
 def load_pretrained(backbone: nnx.Module, name: str, weights: str) -> None:
-    """Fill a backbone with `weights`: "auto" (the published file of `name`), "none" (nothing) or the path of a file."""
+    """Load pretrained weights into a backbone.
+
+    Args:
+      backbone: the module, which is modified.
+      name: name of the backbone in the catalog.
+      weights: "auto": the published weights of `name`. "none": nothing is loaded. Otherwise the path of a weights file.
+    """
     if weights == "none":
         return
     report = load_weights(backbone, name if weights == "auto" else weights)
@@ -127,7 +152,7 @@ def load_pretrained(backbone: nnx.Module, name: str, weights: str) -> None:
 
 
 def require_weights(config: ConfigDict) -> None:
-    """Raise UserError if the pretrained weights of the config are missing or fit another backbone.
+    """Raise UserError unless the pretrained weights of the config are available and fit the backbone.
 
     Published weights that are not on this machine are downloaded.
     """
@@ -139,9 +164,17 @@ def require_weights(config: ConfigDict) -> None:
 
 
 def split_model(model: nnx.Module, config: ConfigDict) -> Parts:
-    """Split the values of a model, which may be abstract, as the config says.
+    """Split the values of a model into trainable, frozen and updated values, as the config says.
 
-    A published backbone is assumed to hold its published values. Raises UserError if nothing is trainable.
+    If the config uses published weights, all frozen parameters of the backbone are assumed to have their published
+    values.
+
+    Args:
+      model: the model. Its values may be abstract (ShapeDtypeStructs).
+      config: the config of the run.
+
+    Raises:
+      UserError: no parameter is trainable.
     """
     definition, params, stats = ModelDef.split(model)
     trainable, frozen = split_trainable(params, trainable_rules(config))
@@ -153,10 +186,14 @@ def split_model(model: nnx.Module, config: ConfigDict) -> Parts:
 
 
 def cast_frozen(frozen: Mapping[str, Any], config: ConfigDict) -> Params:
-    """Cast the frozen kernels of the backbone to `model.frozen_dtype`; other weights keep their type.
+    """Return the frozen parameters with the kernels of the backbone cast to `model.frozen_dtype`.
 
-    Values may be abstract. Only these kernels change, because bfloat16 matmuls round them anyway. Classifiers, gates
-    and projections of prompts compute in float32.
+    Other parameters keep their type: classifiers, gates and projections of prompts compute in float32. Casting kernels
+    is harmless, because bfloat16 matmuls round them anyway.
+
+    Args:
+      frozen: path -> array or ShapeDtypeStruct.
+      config: the config of the run.
     """
     _, dtype = dtypes(config)
 
@@ -170,7 +207,11 @@ def cast_frozen(frozen: Mapping[str, Any], config: ConfigDict) -> Params:
 
 
 def trainable_rules(config: ConfigDict) -> tuple:
-    """Return `config.trainable`, preceded by the rules for parts that other settings freeze."""
+    """Return the rules (regular expression, whether it trains) for parameter paths; the first match counts.
+
+    The rules of the backbone, the adapters and the head for their frozen parameters come first. `config.trainable`
+    follows.
+    """
     backbone_rules = backbone_shape(config).frozen_rules(config.model.backbone.batch_norm)
     adapters = active_adapters(config).values()
     adapter_rules = [rule for adapter, settings in adapters for rule in adapter.frozen_rules(settings)]
@@ -178,9 +219,10 @@ def trainable_rules(config: ConfigDict) -> tuple:
 
 
 def preprocess_for(config: ConfigDict) -> Preprocess:
-    """Return the preprocessing that the config's backbone expects, at the config's image size.
+    """Return the preprocessing for the backbone of the config, with the image size of the config.
 
-    Raises UserError if the backbone does not accept this image size.
+    Raises:
+      UserError: the backbone does not accept this image size.
     """
     entry = catalog.entry(config.model.backbone.name)
     if not entry.shape.fits(config.data.image_size):

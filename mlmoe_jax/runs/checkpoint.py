@@ -40,10 +40,10 @@ class Restored:
 
     Attributes:
       step: the step of the checkpoint.
-      newest: the step of the newest checkpoint. If it is not `step`, the newest checkpoint is damaged.
-      notes: the notes.
-      selected: the selected values; None unless requested.
-      state: the state, or some of its fields; None unless requested.
+      newest: the step of the newest checkpoint. If it differs from `step`, the newest checkpoint is damaged.
+      notes: the item `notes` of the checkpoint, a dict of plain values.
+      selected: the item `selected`; None if it was not requested.
+      state: the item `state`, or some of its fields; None if it was not requested.
     """
 
     step: int
@@ -55,15 +55,17 @@ class Restored:
 
 @contextlib.contextmanager
 def open_manager(folder: RunFolder, *, keep: int = 2, writing: bool = True) -> Iterator[ocp.CheckpointManager]:
-    """Open the checkpoints of a run folder and close them at the end.
+    """Open the checkpoints of a run folder, as a context. At the end, wait until they are written and close them.
 
     Args:
+      folder: the run folder.
       keep: the number of checkpoints to keep.
-      writing: make the folder, and remove checkpoints that a killed run left half written. This must be False if a
-        training may be writing to the folder, because the checkpoint in progress would be removed.
+      writing: whether checkpoints will be written. If so, the folder is created, and incomplete checkpoints of a killed
+        run are removed. It must be False if a training may be writing to the folder, because its unfinished checkpoint
+        would be removed.
 
     Raises:
-      DiskError: a checkpoint could not be written; its partial files have been removed.
+      DiskError: a checkpoint could not be written. Its partial files have been removed.
     """
     options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=writing, cleanup_tmp_directories=writing)
     path = folder.writable_folder(CHECKPOINTS) if writing else folder / CHECKPOINTS
@@ -82,7 +84,7 @@ def open_manager(folder: RunFolder, *, keep: int = 2, writing: bool = True) -> I
 
 
 def _close(manager: ocp.CheckpointManager) -> None:
-    """Wait for the last checkpoint and end the threads of the manager, also after a failed write."""
+    """Wait until the last checkpoint is written, and end the threads of the manager. They end after an error too."""
     try:
         with disk_errors_explained(manager.directory):
             manager.close()
@@ -101,14 +103,27 @@ def _remove_partial(path: epath.Path) -> None:
 
 
 def require_written(manager: ocp.CheckpointManager, *, wait: bool = False) -> None:
-    """Raise DiskError if the last checkpoint could not be written; without `wait`, a write in progress is no error."""
+    """Raise DiskError if the last checkpoint could not be written.
+
+    Args:
+      manager: the manager of the checkpoints.
+      wait: wait for a write in progress. If False, a write in progress is not checked.
+    """
     if wait or not manager.is_saving_in_progress():
         with disk_errors_explained(manager.directory):
             manager.wait_until_finished()
 
 
 def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, notes: dict[str, Any]) -> None:
-    """Start writing a checkpoint; an existing checkpoint of the step is kept."""
+    """Start writing a checkpoint in the background. If the step already has a checkpoint, nothing is written.
+
+    Args:
+      manager: the manager of the checkpoints.
+      step: the step of the checkpoint.
+      state: the state of the training, a tree of arrays.
+      selected: the values for evaluation and prediction, a tree of arrays.
+      notes: a dict that can be stored as JSON.
+    """
     if step in manager.all_steps():
         return
     heartbeat()
@@ -129,23 +144,25 @@ def save(manager: ocp.CheckpointManager, step: int, state: Any, selected: Any, n
 def restore(
     manager: ocp.CheckpointManager, *, selected: Any = None, state: Any = None, step: int | None = None
 ) -> Restored | None:
-    """Restore the newest undamaged checkpoint, with the shapes and shardings of `selected` and `state`.
+    """Restore the newest undamaged checkpoint.
 
-    A damaged checkpoint is reported, and the checkpoint before it is tried. If both items are restored, a training
-    resumes. Damaged checkpoints after the restored one are then deleted, since Orbax only saves steps after the last
-    checkpoint.
+    If a checkpoint is damaged, this is logged, and the preceding checkpoint is tried. If both `selected` and `state`
+    are given, a training resumes, and the damaged checkpoints after the restored one are deleted: Orbax saves only
+    steps after the last checkpoint.
 
     Args:
       manager: the manager of the checkpoints.
-      selected: the values for evaluation, or their shapes.
-      state: the state of a training, or a dict with some of its fields.
-      step: try only the checkpoint of this step.
+      selected: arrays or ShapeDtypeStructs with the shapes and shardings of the values for evaluation; None: not
+        restored.
+      state: arrays or ShapeDtypeStructs with the shapes and shardings of the training state, or a dict with some of its
+        fields; None: not restored.
+      step: the only checkpoint to try; None: all checkpoints.
 
     Returns:
-      None if there are no checkpoints.
+      The restored checkpoint; None if there are no checkpoints.
 
     Raises:
-      UserError: all checkpoints are damaged, or there is no checkpoint of the step.
+      UserError: all tried checkpoints are damaged, or there is no checkpoint of `step`.
     """
     steps = distributed.broadcast_from_first(sorted(manager.all_steps(), reverse=True))
     if step is not None and step not in steps:
@@ -170,9 +187,14 @@ def restore(
 
 
 def _restore_undamaged(manager: ocp.CheckpointManager, step: int, items: dict[str, Any]) -> dict[str, Any] | None:
-    """Restore `items` and the notes of one checkpoint; None, with a message, if it is damaged.
+    """Restore some items and the notes of one checkpoint, as a dict; None if the checkpoint is damaged.
 
-    No process uses a checkpoint that another process cannot read.
+    Damage is logged. If one process cannot read the checkpoint, all processes return None.
+
+    Args:
+      manager: the manager of the checkpoints.
+      step: the step of the checkpoint.
+      items: name of an item -> tree of arrays or ShapeDtypeStructs.
     """
     heartbeat()
     args = {name: _restore_args(tree) for name, tree in items.items()}
@@ -194,16 +216,22 @@ def _restore_undamaged(manager: ocp.CheckpointManager, step: int, items: dict[st
 
 
 def _difference(step: int, notes: dict[str, Any], stored: dict[str, Any]) -> str:
-    """Return how a checkpoint's step and notes differ from the saved ones; "" if they do not."""
+    """Describe how the step or the notes of a checkpoint differ from the saved ones; return "" if they are equal.
+
+    Args:
+      step: the step in the name of the checkpoint.
+      notes: the restored notes.
+      stored: the restored digests, with the saved step and the digest of the saved notes.
+    """
     if stored["step"] != step:
         return f"it is the checkpoint of step {stored['step']}"
     return "" if stored["notes"] == digests.json_digest(notes) else "its notes differ from the saved ones"
 
 
 def newest_notes(folder: RunFolder) -> dict[str, Any]:
-    """Return the newest undamaged notes; {} if there are none.
+    """Return the newest undamaged notes of the checkpoints in a run folder; {} if there are none.
 
-    Orbax is not used, because all processes of a job would have to call it together.
+    The files are read without Orbax, because Orbax would require that all processes call this function together.
     """
     path = folder / CHECKPOINTS
     steps = [int(entry.name) for entry in path.iterdir() if entry.name.isdecimal()] if path.is_dir() else []

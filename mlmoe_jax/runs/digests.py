@@ -32,7 +32,7 @@ _WHOLE = ""  # the name of the only shard of an array
 
 
 class _Handler(ocp.AsyncCheckpointHandler):
-    """Orbax's handler of the digests."""
+    """The Orbax handler that writes and reads the digests of a checkpoint."""
 
     async def async_save(self, directory: epath.Path, args: Save) -> list[future.Future]:
         parts = {name: host_shards(tree) for name, tree in args.trees.items()}
@@ -50,7 +50,12 @@ class _Handler(ocp.AsyncCheckpointHandler):
 @ocp.args.register_with_handler(_Handler, for_save=True)
 @dataclass
 class Save(ocp.args.CheckpointArgs):
-    """The digests to save: `plain` has the step and the digest of the notes, `trees` name -> tree of arrays."""
+    """The argument for saving digests with Orbax.
+
+    Attributes:
+      plain: {"step": the step, "notes": the digest of the notes}.
+      trees: name -> tree of arrays, whose digests are computed and saved.
+    """
 
     plain: dict[str, Any]
     trees: dict[str, Any]
@@ -59,11 +64,15 @@ class Save(ocp.args.CheckpointArgs):
 @ocp.args.register_with_handler(_Handler, for_restore=True)
 @dataclass
 class Restore(ocp.args.CheckpointArgs):
-    """Restores the digests of all processes."""
+    """The argument for restoring the digests of all processes with Orbax."""
 
 
 def read(directory: epath.Path) -> dict[str, Any]:
-    """Return the digests of all processes; OSError or ValueError if the first file is missing or damaged."""
+    """Return the digests of all processes, merged into one dict; the module docstring has its layout.
+
+    Raises:
+      OSError or ValueError: the file of the first process is missing or damaged.
+    """
     merged = json.loads((directory / _FILE).read_text())
     for path in directory.glob(f"{_FILE}-*"):
         for name, leaves in json.loads(path.read_text()).items():
@@ -73,20 +82,33 @@ def read(directory: epath.Path) -> dict[str, Any]:
 
 
 def json_digest(value: Any) -> str:
-    """Return the sha256 of a value as JSON. It is the same before and after the value is stored."""
+    """Return the hexadecimal sha256 of a value as JSON.
+
+    The value is converted to JSON and back first, so a value has an equal digest before and after it is stored.
+    """
     return hashlib.sha256(json.dumps(json.loads(json.dumps(value)), sort_keys=True).encode()).hexdigest()
 
 
 def shard_digests(shards: Mapping[str, Mapping[str, np.ndarray]]) -> Digests:
-    """Return the digests of `host_shards`."""
+    """Return the digests of arrays on the host.
+
+    Args:
+      shards: leaf -> shard -> values, the result of `host_shards`.
+
+    Returns:
+      leaf -> digest of the array, or leaf -> {shard: digest} if the array is sharded.
+    """
     found = {leaf: {name: _sha256(values) for name, values in parts.items()} for leaf, parts in shards.items()}
     return {leaf: parts.get(_WHOLE, parts) for leaf, parts in found.items() if parts}
 
 
 def host_shards(tree: Any) -> dict[str, dict[str, np.ndarray]]:
-    """Copy a tree of arrays to the host, as {leaf: {shard: values}}.
+    """Copy the shards of a tree of arrays from the devices of this process to the host.
 
-    A process copies the shards on its own devices. Of equal shards on several devices, only the first is copied.
+    If several devices have equal shards, only the first one is copied.
+
+    Returns:
+      leaf -> shard -> values. The name of a shard is its range of indices, such as "0:4,0:8", or "" for a whole array.
     """
     shards = {
         leaf: {
@@ -99,9 +121,14 @@ def host_shards(tree: Any) -> dict[str, dict[str, np.ndarray]]:
 
 
 def damage(trees: Mapping[str, Any], stored: Mapping[str, Digests]) -> str:
-    """Describe how restored arrays differ from the saved ones; "" if they are equal. Every process calls it.
+    """Return a description of how restored arrays differ from the saved arrays; "" if they are equal.
 
-    Each process verifies its shards if the array is sharded as it was saved, and otherwise the whole array.
+    All processes must call this function. If an array is sharded as it was when it was saved, each process verifies its
+    own shards. Otherwise each process verifies the whole array.
+
+    Args:
+      trees: name -> tree of restored arrays.
+      stored: name -> digests of the saved arrays.
     """
     changed = [
         f"{name}: {path}"
@@ -113,13 +140,21 @@ def damage(trees: Mapping[str, Any], stored: Mapping[str, Digests]) -> str:
 
 
 def _leaves(tree: Any) -> list[tuple[str, Any]]:
-    """Return the leaves by their paths, which are the same for a dataclass and a dict of its fields."""
+    """Return (path, leaf) for each leaf of a tree.
+
+    A dataclass and a dict of its fields have equal paths.
+    """
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in leaves]
 
 
 def _is_intact(array: Any, stored: str | dict[str, str] | None) -> bool:
-    """Return whether an array has the stored digest, or all stored digests of its shards."""
+    """Return whether an array has the stored digest, or whether all its shards have theirs.
+
+    Args:
+      array: the restored array.
+      stored: the digest of the array, or shard -> digest; None if no digest is stored.
+    """
     expected = {_WHOLE: stored} if isinstance(stored, str) else stored or {}
     if isinstance(array, jax.Array) and expected.keys() == _shard_names(array):
         shards = {_name(shard.index, array.shape): shard.data for shard in array.addressable_shards}
@@ -154,7 +189,13 @@ def _sha256(values: np.ndarray) -> str:
 async def _write(
     directory: epath.Path, plain: dict[str, Any], parts: dict[str, dict[str, dict[str, np.ndarray]]]
 ) -> None:
-    """Write the digests of one process."""
+    """Write the digests of this process to its file in `directory`.
+
+    Args:
+      directory: the folder of the digests in the checkpoint.
+      plain: entries that the first process adds to its file, see `Save`.
+      parts: name of a tree -> result of `host_shards`.
+    """
     index, _ = distributed.process()
     digests: dict[str, Any] = {name: shard_digests(shards) for name, shards in parts.items()}
     if not index:

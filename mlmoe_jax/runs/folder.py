@@ -38,7 +38,11 @@ SAMPLES, SAMPLE_INDEX, SAMPLE_ARRAYS = "samples", "samples/index.json", "samples
 
 
 class RunFolder(Folder):
-    """A run folder at a local path or a URL such as gs://bucket/run."""
+    """A run folder at a local path or at a URL such as gs://bucket/run.
+
+    Attributes:
+      uploads: uploads of growing files, if the folder is in an object store.
+    """
 
     kind = "run folder"
 
@@ -48,7 +52,7 @@ class RunFolder(Folder):
         self._lines: bytearray | None = None  # metrics.jsonl of a training in an object store
 
     def require(self, *names: str) -> None:
-        """Raise UserError unless this is a run folder with these files."""
+        """Raise UserError unless this is a run folder that contains the files `names`."""
         self._require_library()
         if not self.path.is_dir():
             raise UserError(f"there is no run folder {self}; give the --workdir of a finished or stopped training")
@@ -57,24 +61,30 @@ class RunFolder(Folder):
             raise UserError(f"{self} is not the run folder of a training: it has no {missing[0]}")
 
     def require_model(self, *names: str) -> None:
-        """Raise UserError unless this is a run folder with these files and trained values."""
+        """Raise UserError unless this is a run folder that contains trained values and the files `names`."""
         self.require(CONFIG, *names, *(() if (self / ADAPTER).exists() else (CHECKPOINTS,)))
 
     def writing_by_first(self) -> contextlib.AbstractContextManager[None]:
         return self.writing() if distributed.is_first() else contextlib.nullcontext()
 
     def adopt(self, other: RunFolder) -> None:
-        """Copy all files of another run folder. The config is last, because it makes a folder a run folder."""
+        """Copy all files of another run folder into this one.
+
+        The config is copied last, because a folder with a config counts as a run folder.
+        """
         for name in sorted(set(other.files()) - {LOCK}, key=lambda name: (name == CONFIG, name)):
             self.write_bytes(name, (other / name).read_bytes())
 
     def below(self, name: str) -> RunFolder:
-        """Return the run folder `name` in this one; UserError if it is a link out of this one."""
+        """Return the run folder `name` inside this folder; UserError if `name` is a link to a place outside."""
         return RunFolder(self.inside(name))
 
     # ------------------------------------------------------------------------------------------------ metric rows
     def append_row(self, row: dict[str, Any]) -> None:
-        """Append a row to metrics.jsonl; in an object store, `uploads` writes it later."""
+        """Append a row of metrics to metrics.jsonl.
+
+        In an object store, which cannot append, `uploads` writes the file later.
+        """
         line = f"{dump_json(row)}\n".encode()
         path = self / METRICS
         if self.is_local:
@@ -88,7 +98,10 @@ class RunFolder(Folder):
         self.uploads.offer()
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return the rows of metrics.jsonl. Damaged lines, such as a truncated one, are left out, with a message."""
+        """Return the rows of metrics.jsonl.
+
+        Damaged lines, such as a truncated line, are left out, and their number is logged.
+        """
         lines = (self._stored_lines() if self._lines is None else self._lines).splitlines()
         rows = [row for row in map(_parse_row, lines) if row is not None]
         if len(rows) < len(lines):
@@ -96,7 +109,7 @@ class RunFolder(Folder):
         return rows
 
     def drop_rows_after(self, step: int) -> None:
-        """Remove the rows after `step`, which the resumed run writes again."""
+        """Remove the rows of steps after `step` from metrics.jsonl. The resumed run will write these rows again."""
         rows = [row for row in self.rows() if row["step"] <= step]
         self.write_text(METRICS, "".join(json.dumps(row) + "\n" for row in rows))
         self._lines = None
@@ -107,7 +120,7 @@ class RunFolder(Folder):
 
 
 def _parse_row(line: bytes) -> dict[str, Any] | None:
-    """Return a line of metrics.jsonl as a row; None if it is damaged."""
+    """Return the row in a line of metrics.jsonl; None if the line is damaged."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -116,26 +129,38 @@ def _parse_row(line: bytes) -> dict[str, Any] | None:
 
 
 def read_config(folder: RunFolder) -> ConfigDict:
-    """Return the config of a run folder, over the current defaults.
+    """Return the config of a run folder. Keys that are not stored get their current default.
 
-    Raises UserError if it is damaged, or does not name the data set and the model, for which defaults would be wrong.
+    Raises:
+      UserError: the config is damaged, or lacks the name of the data set, the backbone or the head, for which a default
+        would be wrong.
     """
     return configuration.from_json(folder.read_text(CONFIG), str(folder / CONFIG), required=_NAMES)
 
 
 def stored_config(folder: RunFolder) -> ConfigDict | None:
-    """Return the config of the run in a folder; None if no run has started in it."""
+    """Return the config of the run in a folder; None if no run has been started there.
+
+    A run has been started if the folder has a config, and checkpoints or results.
+    """
     started = (folder / CONFIG).exists() and any((folder / name).exists() for name in (CHECKPOINTS, RESULTS))
     return read_config(folder) if started else None
 
 
 def training_finished(folder: RunFolder) -> bool:
-    """Return whether the training of a run has written its results; an evaluation before its end does not count."""
+    """Return whether the training of a run is finished, that is, whether it has written its final results.
+
+    Results of an evaluation before the end of the training do not count.
+    """
     if not (folder / RESULTS).exists():
         return False
     return any(entry["finished"] for entry in folder.read_json(RESULTS).values())
 
 
 def read_label_space(folder: RunFolder) -> LabelSpace:
-    """Return the label space of a run; UserError if it is damaged."""
+    """Return the label space of a run: the names, groups and statistics of its labels.
+
+    Raises:
+      UserError: the file is missing or damaged.
+    """
     return folder.read_npz(LABEL_SPACE, LabelSpace.from_arrays)

@@ -18,15 +18,17 @@ TIMING = ("time", "images_per_second", "data_wait")
 
 
 class MetricLog:
-    """Writes one row per logged step to metrics.jsonl and to each tracker.
+    """A writer of one row of metrics per logged step, to metrics.jsonl and to each tracker.
 
-    A row is written after the next step has been dispatched, so that fetching its values does not stall the device.
-    metrics.csv has the rows as a table. It is replaced at every evaluation and at the end.
+    A row is pending until the next step has been dispatched, so that fetching its values does not stall the device.
+    metrics.csv contains all rows as a table. It is replaced at every evaluation and at the end.
 
     Args:
-      learning_rate: the schedule, number of updates -> learning rate.
-      trackers: receive each row too.
-      require: called with the metrics of a step; raises an error if the training must not continue.
+      folder: the run folder.
+      learning_rate: the schedule, a function from the number of updates to the learning rate.
+      steps_per_epoch: number of steps per epoch.
+      trackers: the trackers that also receive each row.
+      require: function that is called with the metrics of a step. It raises an error if the training must not continue.
     """
 
     def __init__(
@@ -48,7 +50,13 @@ class MetricLog:
         self._evaluated = False
 
     def note(self, step: int, metrics: dict[str, jax.Array], progress: Progress) -> None:
-        """Make the metrics of a step, which are still on the device, the pending row."""
+        """Start a new pending row with the metrics of a step.
+
+        Args:
+          step: the step.
+          metrics: name -> scalar, which may still be computed on the device.
+          progress: the progress of the training, which has its speed.
+        """
         # The schedule counts updates, so skipped steps delay it.
         updates = step - 1 - metrics.get("skipped_steps", 0)
         self._on_device = {**metrics, "learning_rate": self.learning_rate(updates)}
@@ -60,12 +68,15 @@ class MetricLog:
         }
 
     def add(self, values: Mapping[str, float]) -> None:
-        """Add the metrics of an evaluation to the pending row."""
+        """Add the metrics of an evaluation, name -> value, to the pending row."""
         self._row |= values
         self._evaluated = True
 
     def write(self) -> None:
-        """Write the pending row, if any, after `require` has accepted the metrics of its step."""
+        """Write the pending row, if there is one.
+
+        First `require` is called with the metrics of its step. If it raises an error, nothing is written.
+        """
         if not self._row:
             return
         numbers = {name: float(value) for name, value in jax.device_get(self._on_device).items()}
@@ -83,12 +94,15 @@ class MetricLog:
         self._evaluated = False
 
     def store(self) -> None:
-        """Write the pending row, and wait until the run folder has all rows and events."""
+        """Write the pending row, and wait until all rows are in the run folder, which may be in an object store."""
         self.write()
         self.folder.uploads.send()
 
     def close(self) -> None:
-        """Close the trackers and the uploads, also if one of them fails, and write the table."""
+        """Close the trackers, write metrics.csv, and upload files a last time.
+
+        If one of these steps fails, the others still run.
+        """
         with contextlib.ExitStack() as stack:
             for tracker in self.trackers:
                 stack.callback(tracker.close)

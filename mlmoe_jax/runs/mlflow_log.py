@@ -31,11 +31,11 @@ _MOST_PARAMETERS, _LONGEST = 100, 6000  # in a call to MLflow, and characters of
 
 
 class MLflowRun:
-    """A run of MLflow, which a resumed training continues; the run folder keeps its id.
+    """A run of MLflow that records a training.
 
-    Rows are sent in a thread, so that a slow server does not delay the training. At the start and at the end, the
-    server gets the rows of the run folder that it lacks. A row that it has is not sent again, because MLflow would keep
-    both.
+    The id of the run is stored in the run folder, so that a resumed training continues the run. Rows of metrics are
+    sent in a background thread, so that a slow server does not delay the training. At the start and at the end, rows of
+    the run folder that are missing on the server are sent. No row is sent twice, because MLflow would keep both copies.
 
     Args:
       folder: the run folder.
@@ -43,7 +43,7 @@ class MLflowRun:
       config: the config of the run.
 
     Raises:
-      UserError: the server, or the run on it, cannot be used.
+      UserError: the server cannot be used, or the run on the server cannot be used.
     """
 
     def __init__(self, folder: RunFolder, address: str, config: ConfigDict):
@@ -68,19 +68,32 @@ class MLflowRun:
             self._steps = self._send_missing()
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Send a row, unless the server has it. The first failure is a warning."""
+        """Send a row of metrics in the background, unless the server has the row.
+
+        The first failure is logged as a warning. Later failures are not reported.
+        """
         if row["step"] not in self._steps:
             self._thread.submit(self._try_to_send, row | {"time": time.time()})
 
     def close(self) -> None:
-        """Send the rows that the server lacks, and mark the run as ended without results. An error is a warning."""
+        """Send the rows that are missing on the server, and mark the run as ended without results.
+
+        Errors are logged as warnings, not raised.
+        """
         self._thread.shutdown()
         with _warning(), self._explained():
             self._send_missing()
             self._client.set_terminated(self._id, "KILLED")
 
     def finish(self, results: Mapping[str, Mapping[str, float]]) -> None:
-        """Send results (split -> metric -> value) and files, and mark the run as finished."""
+        """Send the results and the files that describe the run, and mark the run as finished.
+
+        Args:
+          results: split -> metric -> value.
+
+        Raises:
+          UserError: the server cannot be used.
+        """
         numbers = {_name(f"{split}/{name}"): value for split, row in results.items() for name, value in row.items()}
         with self._explained():
             known = self._client.get_run(self._id).data.metrics
@@ -93,7 +106,7 @@ class MLflowRun:
 
     # ----------------------------------------------------------------------------------------------------------- calls
     def _create(self, config: ConfigDict, artifacts: str | None) -> str:
-        """Return the id of a new run with the config as parameters."""
+        """Create a run whose parameters are the keys of the config, and return the id of the run."""
         from mlflow.entities import Param
 
         client, values = self._client, flatten(config)
@@ -108,7 +121,10 @@ class MLflowRun:
         return created
 
     def _send_missing(self) -> set[int]:
-        """Send the rows of the run folder that the server lacks; return the steps of all rows of the server."""
+        """Send the rows of the run folder that are missing on the server.
+
+        Return the steps of all rows that are then on the server.
+        """
         steps = {metric.step for metric in self._client.get_metric_history(self._id, _EVERY_ROW)}
         for row in self._folder.rows():
             if row["step"] not in steps:
@@ -139,7 +155,10 @@ class MLflowRun:
 
 
 def send_results(folder: RunFolder, config: ConfigDict, results: Mapping[str, Mapping[str, float]]) -> None:
-    """Send all of a finished training, if `config.log` names MLflow. An error is a warning, as the run is complete."""
+    """Send a finished training to MLflow: its rows, results and files. Do nothing if `log.mlflow` is empty.
+
+    Errors are logged as warnings, not raised, because the run itself is complete.
+    """
     if config.log.mlflow:
         with _warning():
             MLflowRun(folder, config.log.mlflow, config).finish(results)
@@ -154,7 +173,11 @@ def _warning() -> Iterator[None]:
 
 
 def _store(address: str) -> tuple[str, str | None]:
-    """Return the address of a store and, for a local folder, the address of its files."""
+    """Return (tracking URI, artifact URI) for the value of `log.mlflow`.
+
+    A server or a database is its own tracking URI, and the artifact URI is None. A local folder gets a SQLite database
+    and a subfolder for artifacts.
+    """
     if "://" in address or address.startswith("databricks"):
         return address, None
     path = Path(address).expanduser().resolve()
@@ -163,7 +186,13 @@ def _store(address: str) -> tuple[str, str | None]:
 
 
 def _metrics(row: Mapping[str, Any], step: int, seconds: float) -> Sequence[Any]:
-    """Return the numbers of a row as entities of MLflow. An undefined number is nan."""
+    """Return the values of a row as MLflow metrics; an undefined value (None) is nan.
+
+    Args:
+      row: name -> value. `step` and `time` are left out.
+      step: the step of the metrics.
+      seconds: the time of the metrics, in seconds since the epoch.
+    """
     from mlflow.entities import Metric
 
     metrics = []
@@ -175,5 +204,5 @@ def _metrics(row: Mapping[str, Any], step: int, seconds: float) -> Sequence[Any]
 
 
 def _name(metric: str) -> str:
-    """Return the name of a metric in MLflow, which has no @."""
+    """Return a metric name with each character that MLflow does not allow, such as @, replaced by "_"."""
     return re.sub(r"[^\w./ -]", "_", metric)

@@ -48,16 +48,16 @@ def run_name(
     mode: str = "train",
     sweep: Sequence[str] = (),
 ) -> str:
-    """Return the name of the folder of a run, such as `mlvpt_dinov2,dataset=voc2012,seed=1`.
+    """Return the default name of the run folder of a command, such as `mlvpt_dinov2,dataset=voc2012,seed=1`.
 
-    Commands of different runs have different names: a name that is too long, or has characters that are unsafe in a
-    file name, ends in a digest of the whole command. The order of arguments and of overrides does not matter.
+    Commands of different runs get different names. If a name is too long, or has characters that are unsafe in a file
+    name, it ends in a digest of all settings. The order of arguments and of overrides does not matter.
 
     Args:
       reference: the config file with its arguments, as in `load_config`.
-      overrides: ("section.key", "text"). Keys with which a run may resume are not part of the name.
-      mode: part of the name if it is not "train".
-      sweep: `config.KEY=VALUE,…` as on the command line.
+      overrides: pairs (dotted key, text). Keys that may change when a run resumes are not part of the name.
+      mode: the mode of the command. It is part of the name if it is not "train".
+      sweep: texts `config.KEY=VALUE,…` as on the command line. Only the keys are part of the name.
     """
     config, _, arguments = reference.partition(":")
     parts = sorted(argument.partition("=")[::2] for argument in arguments.split(",") if argument)
@@ -71,7 +71,14 @@ def run_name(
 
 
 def folder_name(settings: Sequence[tuple[str, str]], *, config: str = "") -> str:
-    """Return `config,key=value,…` as the name of a folder, with a digest if it is long or has unsafe characters."""
+    """Return a folder name for settings, `config,key=value,…`.
+
+    If the name is too long or has unsafe characters, they are removed, and a digest of the settings is appended.
+
+    Args:
+      settings: pairs (key, value).
+      config: the name of the config, which comes first; "": none.
+    """
     first = [config] if config else []
     exact = ",".join([*first, *(f"{key}={value}" for key, value in settings)])
     name = ",".join([*map(_readable, first), *(f"{key}={_readable(value)}" for key, value in settings)])
@@ -81,7 +88,7 @@ def folder_name(settings: Sequence[tuple[str, str]], *, config: str = "") -> str
 
 
 def _config_name(location: str) -> str:
-    """Return the name of a config that comes with the package, or the path of another one without its suffix."""
+    """Return the name of a config in configs/; for another config file, its path without the suffix."""
     path = find_config(location)
     if path.resolve().parent == CONFIG_FOLDER.resolve():
         return path.stem
@@ -89,16 +96,16 @@ def _config_name(location: str) -> str:
 
 
 def _is_named(key: str) -> bool:
-    """Return whether an override is part of the name."""
+    """Return whether an override of `key` is part of the name of the run folder."""
     return key.startswith(_NAMED) or not (key in REPORTED_KEYS or is_free(key))
 
 
 def is_free(key: str) -> bool:
-    """Return whether a key or its section is one of FREE_KEYS."""
+    """Return whether `key`, or the section that contains it, is in FREE_KEYS."""
     return key in FREE_KEYS or f"{key.partition('.')[0]}." in FREE_KEYS
 
 
 def _readable(value: str) -> str:
-    """Return a value without unsafe characters; of a path only the last part."""
+    """Return `value` with unsafe characters replaced by "-". Of a path, only the last part is returned."""
     last = os.path.basename(value.rstrip("/"))
     return _UNSAFE.sub("-", last).strip("-") if _UNSAFE.search(last) else last

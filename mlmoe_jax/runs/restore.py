@@ -68,12 +68,14 @@ class Run:
     Attributes:
       config: the config, with the overrides of `open_run`.
       label_space: names, groups and statistics of the labels.
+      preprocess: the preprocessing of images.
       definition: the structure of the model for evaluation.
-      values: the trained parameters and statistics.
-      frozen: the frozen parameters.
-      label_axes: as in `shard_tree`.
-      notes: the notes of the checkpoint; `outdated` if the newest one is damaged.
-      scores: from logits to reported probabilities.
+      values: path -> array, the trained parameters and the batch statistics.
+      frozen: path -> array, the frozen parameters.
+      mesh: the devices.
+      label_axes: the label axis of each parameter, as in `shard_tree`; None if no parameter is sharded over labels.
+      notes: the notes of the checkpoint, with a further entry `outdated`.
+      scores: function from logits to the reported probabilities.
     """
 
     config: ConfigDict
@@ -89,12 +91,12 @@ class Run:
 
     @property
     def outdated(self) -> bool:
-        """Whether the newest checkpoint is damaged, and the values come from an older one."""
+        """Whether the values come from an older checkpoint, because the newest checkpoint is damaged."""
         return self.notes.get("outdated", False)
 
     @property
     def step(self) -> int:
-        """The number of steps after which the values were selected."""
+        """The training step at which the values were selected."""
         return self.notes["step"]
 
     def model(self) -> Classifier:
@@ -104,7 +106,7 @@ class Run:
 
 
 def require_same_frozen(folder: RunFolder, parts: Parts) -> None:
-    """Raise UserError if a training with other frozen weights has begun in the folder."""
+    """Raise UserError if the folder has a training that was started with other frozen parameters than `parts` has."""
     if (folder / BACKBONE).exists() and (folder / CHECKPOINTS).exists():
         _require_fingerprint(folder, parts)
 
@@ -120,7 +122,10 @@ def _require_fingerprint(folder: RunFolder, parts: Parts) -> None:
 
 
 def read_preprocess(folder: RunFolder, image_size: int) -> Preprocess:
-    """Return the stored mean and standard deviation with the image size of the config, which may differ."""
+    """Return the preprocessing of a run, with its stored mean and standard deviation.
+
+    The image size is `image_size`, which may differ from the image size in training.
+    """
 
     def convert(stored: dict[str, Any]) -> Preprocess:
         (red, green, blue), (r, g, b) = (map(float, stored[name]) for name in ("mean", "std"))
@@ -132,7 +137,11 @@ def read_preprocess(folder: RunFolder, image_size: int) -> Preprocess:
 def write_run_metadata(
     folder: RunFolder, config: ConfigDict, label_space: LabelSpace, preprocess: Preprocess, parts: Parts
 ) -> None:
-    """Write the files that make a run folder self-contained, with the frozen weights that no published file has."""
+    """Write the files that make a run folder self-contained, except for its checkpoints.
+
+    They are the label names, the label space, the preprocessing, thresholds, a description of the backbone, the frozen
+    parameters that are not in a published weights file, and the config, which is written last.
+    """
     frozen, unpublished = parts.frozen, parts.unpublished
     folder.write_text(LABELS, "".join(f"{name}\n" for name in label_space.names))
     buffer = io.BytesIO()
@@ -159,17 +168,20 @@ def write_run_metadata(
 
 
 def open_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, which: str = BEST) -> Run:
-    """Restore the selected values of a run from its folder and the published backbone, with matmuls in `eval.dtype`.
+    """Restore a trained model from a run folder, with matmuls in `eval.dtype`.
 
-    If the newest checkpoint is damaged, the checkpoint before it is used, and the run is `outdated`.
+    Published backbone weights are read from their own file. If the newest checkpoint is damaged, the preceding
+    checkpoint is used, and the run is `outdated`.
 
     Args:
-      overrides: config keys that differ from the run's config; only keys that do not change the trained model.
-      which: "best" for the values that training selected, "latest" for the values of the newest checkpoint, or a step
-        for the values that were selected when the checkpoint of the step was saved.
+      folder: the run folder.
+      overrides: pairs (dotted key, text) that replace keys of the run's config. Only keys that do not change the
+        trained model are allowed.
+      which: "best": the values that training selected. "latest": the values of the newest checkpoint. A step, such as
+        "200": the values that were selected when the checkpoint of this step was saved.
 
     Raises:
-      UserError: the folder is no run folder, it has no such checkpoint, or the frozen weights have changed.
+      UserError: the folder is not a run folder, it has no such checkpoint, or the frozen weights have changed.
     """
     if which not in (BEST, LATEST) and not re.fullmatch("[0-9]{1,18}", which):
         raise UserError(f"--checkpoint={which} is not {BEST}, {LATEST} or the step of a checkpoint")
@@ -200,9 +212,14 @@ def open_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = (), *, wh
 
 
 def read_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> tuple[ConfigDict, LabelSpace]:
-    """Return the config of a run, with `overrides` as in `open_run`, and its label space.
+    """Return the config and the label space of a run.
 
-    Raises UserError if the folder is not a run folder or its label space is damaged.
+    Args:
+      folder: the run folder.
+      overrides: as in `open_run`.
+
+    Raises:
+      UserError: the folder is not a run folder, an override is not allowed, or the label space is damaged.
     """
     folder.require_model(LABEL_SPACE, PREPROCESS, BACKBONE)
     config = read_config(folder)
@@ -223,7 +240,7 @@ def read_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> tu
 
 
 def has_checkpoint(folder: RunFolder) -> bool:
-    """Return whether the folder has a finished checkpoint, damaged or not."""
+    """Return whether the run folder has a completely written checkpoint, which may be damaged."""
     # All processes must open the checkpoints together, but may see a change of a shared folder at different times.
     if not distributed.broadcast_from_first((folder / BACKBONE).exists() and (folder / CHECKPOINTS).exists()):
         return False
@@ -232,10 +249,13 @@ def has_checkpoint(folder: RunFolder) -> bool:
 
 
 def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace) -> Parts:
-    """Return a run's model with its frozen weights, from the folder or the published file.
+    """Return the model of a run with its frozen parameters.
 
-    The values of checkpoints, which are trainable parameters and statistics, are ShapeDtypeStructs. Raises UserError if
-    the frozen weights differ from the weights that the run was trained with.
+    Frozen parameters are read from the run folder, or from the published weights file if the folder does not have them.
+    The trainable parameters and the batch statistics, which are in checkpoints, are ShapeDtypeStructs.
+
+    Raises:
+      UserError: the frozen parameters differ from the frozen parameters with which the run was trained.
     """
     stored: Params = {}
     if (folder / FROZEN).exists():
@@ -258,7 +278,20 @@ def parts_of_run(folder: RunFolder, config: ConfigDict, label_space: LabelSpace)
 
 
 def restored_values(folder: RunFolder, parts: Parts, mesh: Mesh, which: str = BEST) -> checkpoint.Restored:
-    """Restore values of the run with the model `parts`; UserError if there are none. `which` is as in `open_run`."""
+    """Restore the trained parameters and batch statistics of a run from a checkpoint or from a shared model.
+
+    Args:
+      folder: the run folder.
+      parts: the model of the run, whose shapes are used.
+      mesh: the devices.
+      which: as in `open_run`.
+
+    Returns:
+      The restored checkpoint. Its `selected` has the values, path -> array.
+
+    Raises:
+      UserError: there are no such values.
+    """
     if (folder / ADAPTER).exists():
         if which != BEST:
             raise UserError(f"{folder} is a shared model, which has the selected values only; leave --checkpoint out")

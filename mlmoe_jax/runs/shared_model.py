@@ -62,9 +62,12 @@ _ORIGIN = {"step": int, "kind": str, "split": str}  # the origin of the values, 
 
 
 def run_folder(location: str | os.PathLike) -> RunFolder:
-    """Return the run folder at a location. A model on the hub is downloaded into the cache first.
+    """Return the run folder at a location: a path, a URL, `hf:USER/NAME` or `demo:NAME`.
 
-    Raises UserError as `hub.parse_address` and `hub.fetch_model` do, and for an unknown name after demo:.
+    A model on the Hugging Face hub is downloaded into the cache first.
+
+    Raises:
+      UserError: no `demo:` model has this name, the address is invalid, or the download fails.
     """
     text = os.fspath(location)
     if text.startswith(DEMO):
@@ -79,14 +82,24 @@ def run_folder(location: str | os.PathLike) -> RunFolder:
 
 
 def write_adapter(folder: RunFolder, values: Params, notes: Mapping[str, Any]) -> None:
-    """Write trained values, with step, kind and split from the notes of their checkpoint."""
+    """Write the values of a model to adapter.safetensors in a folder.
+
+    Args:
+      folder: the folder of the shared model.
+      values: path -> array.
+      notes: the notes of the checkpoint. Their `step`, `kind` and `split` are stored.
+    """
     tensors = {path: np.ascontiguousarray(jax.device_get(values[path]), np.float32) for path in sorted(values)}
     about = {"layout": LAYOUT, "version": __version__, "origin": selection_origin(notes)}
     folder.write_bytes(ADAPTER, save(tensors, {_ABOUT: json.dumps(about)}))  # several entries have no fixed order
 
 
 def selection_origin(notes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return step, kind and split of selected values from notes; ValueError if one is missing or of another type."""
+    """Return the `step`, `kind` and `split` of selected values, from the notes of a checkpoint.
+
+    Raises:
+      ValueError: an entry is missing or has a wrong type.
+    """
     for name, kind in _ORIGIN.items():
         if not isinstance(notes.get(name), kind):
             raise ValueError(f"its notes give {name} as {notes.get(name)!r}")
@@ -94,14 +107,15 @@ def selection_origin(notes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def restore_adapter(folder: RunFolder, like: Params, mesh: Mesh) -> Restored:
-    """Read the values that `write_adapter` wrote, placed on a mesh.
+    """Read the values that `write_adapter` wrote, and place them on a mesh.
 
     Args:
       folder: the folder of the shared model.
-      like: the values of the model that the folder describes; their shapes are expected.
+      like: path -> array or ShapeDtypeStruct, with the expected shapes and the types to cast to.
+      mesh: the devices.
 
     Raises:
-      UserError: the file is damaged, has another layout, or holds other tensors than the model.
+      UserError: the file is damaged, has another layout, or its tensors do not fit the model.
     """
     with folder.reading(ADAPTER):
         content = folder.read_bytes(ADAPTER)

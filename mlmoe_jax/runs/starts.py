@@ -29,7 +29,15 @@ def versions() -> dict[str, str]:
 
 
 def record_start(folder: RunFolder, step: int, mesh: Mesh) -> None:
-    """Append to `starts.json`: time, first step, versions, devices, processes and mesh. A damaged file is replaced."""
+    """Append a start of the training to starts.json. A damaged file is replaced.
+
+    The entry has the keys `time`, `step`, `versions`, `device`, `devices`, `processes` and `mesh`.
+
+    Args:
+      folder: the run folder.
+      step: the number of steps that were done before this start; 0 for a new run.
+      mesh: the devices.
+    """
     start = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "step": step,
@@ -43,7 +51,10 @@ def record_start(folder: RunFolder, step: int, mesh: Mesh) -> None:
 
 
 def read_starts(folder: RunFolder) -> list[dict[str, Any]]:
-    """Return the starts of a run, oldest first; [] without the file, or with a warning if the file is damaged."""
+    """Return the recorded starts of a run, oldest first; `record_start` has their keys.
+
+    The list is empty if starts.json is missing, or if it is damaged, which is logged as a warning.
+    """
     if not (folder / STARTS).exists():
         return []
     try:

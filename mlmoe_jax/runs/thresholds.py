@@ -21,13 +21,14 @@ from mlmoe_jax.runtime.array_types import Bools, Floats
 class Thresholds:
     """The thresholds and the calibration of a run.
 
-    The calibration turns raw probabilities into reported scores, and thresholds are of reported scores. Thresholds that
-    were fitted with one calibration must not be used with another.
+    The calibration is a function from raw probabilities to reported scores. Thresholds are compared with reported
+    scores, so thresholds that were fitted with one calibration must not be used with another.
 
     Attributes:
-      values: label -> the lowest reported score at which it is predicted; infinity = never.
-      source: how the thresholds were fitted, as in thresholds.json: `split`, `goal`, …; {} if they were not fitted.
-      calibration: the result of `fit_calibration`; {} without any.
+      values: label -> the lowest reported score at which the label is predicted; infinity: it is never predicted.
+      source: how the thresholds were fitted, with the keys of thresholds.json (`split`, `goal`, …); {} if they were not
+        fitted.
+      calibration: the result of `calibration_fit.fit_calibration`; {} without a calibration.
     """
 
     values: dict[str, float]
@@ -36,15 +37,28 @@ class Thresholds:
 
     @classmethod
     def fixed(cls, names: Sequence[str], threshold: float, calibration: Mapping[str, Any] | None = None) -> Thresholds:
-        """Return one threshold for all labels."""
+        """Return thresholds that are equal to `threshold` for all labels.
+
+        Args:
+          names: the names of the labels.
+          threshold: the threshold.
+          calibration: the calibration to include; None: no calibration.
+        """
         return cls(dict.fromkeys(names, float(threshold)), {}, dict(calibration or {}))
 
     def limits(self, names: Sequence[str]) -> Floats:
-        """Return the thresholds of labels, f64[K]; UserError if one of them has none."""
+        """Return the thresholds of the labels `names`, f64[K]; UserError if a label has no threshold."""
         return np.array([_entry(self.values, name, "threshold", "thresholds") for name in names], np.float64)
 
     def correction(self, names: Sequence[str]) -> Calibration:
-        """Return the function from logits to reported scores of labels; UserError if a label has no calibration."""
+        """Return the function from logits to the reported scores of the labels `names`.
+
+        Without a calibration it is the sigmoid.
+
+        Raises:
+          UserError: a label has no calibration.
+          ValueError: a stored scale is not positive, or a stored parameter is not finite.
+        """
         if not self.calibration:
             return Calibration()
         stored = [_entry(self.calibration["labels"], name, "calibration", "calibrate") for name in names]
@@ -54,12 +68,21 @@ class Thresholds:
         return Calibration(scale, offset, fitted_on=self.calibration["split"])
 
     def correct(self, scores: Floats, names: Sequence[str], tree: LabelTree = INDEPENDENT) -> Floats:
-        """Return the reported scores of raw probabilities f64[N,K], in agreement with a tree of the labels."""
+        """Return the reported scores f64[N,K]: calibrated, then adjusted to agree with the tree of labels.
+
+        Args:
+          scores: f64[N,K], raw probabilities.
+          names: the names of the K labels.
+          tree: which labels imply and exclude each other; by default none do.
+        """
         corrected = self.correction(names)(to_logits(scores)) if self.calibration else scores
         return Consistency.of(tree, self.limits(names), len(names))(corrected) if tree else corrected
 
     def predict(self, scores: Floats, names: Sequence[str], tree: LabelTree = INDEPENDENT) -> Bools:
-        """Return the labels that are predicted for raw probabilities f64[N,K], in agreement with a tree: bool[N,K]."""
+        """Return which labels are predicted, bool[N,K], in agreement with the tree of labels.
+
+        The arguments are described in `correct`.
+        """
         limits = Consistency.of(tree, self.limits(names), len(names)).limits
         return self.correct(scores, names, tree) >= limits
 
@@ -72,10 +95,13 @@ def _entry(stored: Mapping[str, Any], name: str, what: str, mode: str) -> Any:
 
 # ---------------------------------------------------------------------------------------------------------- the file
 def read_thresholds(folder: RunFolder) -> Thresholds:
-    """Read thresholds.json. Raises UserError if it is missing or damaged.
+    """Return the thresholds in thresholds.json of a run folder.
 
-    It is {"thresholds": {label: threshold}, "calibration": {…}, …} with the entries of `Thresholds.source`;
-    null = never.
+    The file contains {"thresholds": {label: threshold}, "calibration": {…}, …}. The other entries are
+    `Thresholds.source`. A threshold of null means that the label is never predicted.
+
+    Raises:
+      UserError: the file is missing or damaged.
     """
     folder.require(THRESHOLDS)
     with folder.reading(THRESHOLDS):
@@ -91,18 +117,22 @@ def read_thresholds(folder: RunFolder) -> Thresholds:
 
 
 def stored_thresholds(folder: RunFolder) -> Thresholds | None:
-    """Return the thresholds of a run, None without any; UserError if they are damaged."""
+    """Return the thresholds of a run folder; None if it has none.
+
+    Raises:
+      UserError: thresholds.json is damaged.
+    """
     return read_thresholds(folder) if (folder / THRESHOLDS).exists() else None
 
 
 def write_thresholds(folder: RunFolder, thresholds: Thresholds) -> None:
-    """Replace thresholds.json."""
+    """Write thresholds.json to a run folder, and replace an existing file."""
     calibration = {"calibration": thresholds.calibration} if thresholds.calibration else {}
     folder.write_json(THRESHOLDS, {**thresholds.source, **calibration, "thresholds": thresholds.values})
 
 
 def write_fixed(folder: RunFolder, names: Sequence[str], threshold: float) -> None:
-    """Give every label one threshold, unless the folder holds a fit to the scores of a finished training.
+    """Write one threshold for all labels, unless a fit after the end of the training is stored.
 
     Thresholds and a calibration that were fitted before the end of the training are replaced, because the scores have
     changed since.

@@ -21,10 +21,11 @@ TENSORBOARD, WANDB = "tensorboard", "wandb.json"
 
 
 class EventFiles:
-    """TensorBoard's event files, in `tensorboard/` of the run folder.
+    """A writer of TensorBoard event files in the folder `tensorboard/` of a run folder.
 
-    Events after `first_step`, which an earlier run wrote and a resumed run writes again, are discarded by a session
-    start event. In an object store, which cannot append, `RunFolder.uploads` writes the local file.
+    A resumed training continues after `first_step`. Events after `first_step` may exist from before the interruption. A
+    session start event makes TensorBoard discard them, and the training writes them again. In an object store, which
+    cannot append, `RunFolder.uploads` uploads a local file.
     """
 
     def __init__(self, folder: RunFolder, first_step: int):
@@ -64,7 +65,10 @@ class EventFiles:
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases, which a resumed training continues; the run folder keeps its id."""
+    """A run of Weights & Biases that records a training.
+
+    The id of the run is stored in the run folder, so that a resumed training continues the run.
+    """
 
     def __init__(self, folder: RunFolder, project: str, config: ConfigDict):
         wandb = importlib.import_module("wandb")
@@ -92,9 +96,15 @@ def require_trackers(config: ConfigDict) -> None:
 
 
 def open_trackers(folder: RunFolder, config: ConfigDict, first_step: int) -> list[Tracker]:
-    """Return the trackers that `config.log` names, for a training that continues after `first_step`.
+    """Return the trackers that the section `log` of the config turns on.
 
-    Raises UserError if the server of MLflow cannot be used.
+    Args:
+      folder: the run folder.
+      config: the config of the run.
+      first_step: the step after which the training continues; 0 for a new training.
+
+    Raises:
+      UserError: the MLflow server cannot be used.
     """
     trackers: list[Tracker] = []
     if config.log.mlflow:

@@ -15,12 +15,14 @@ UPLOAD_SECONDS = 30.0  # between the starts of two uploads during training
 
 
 class Uploads:
-    """Uploads growing files as whole objects in a thread, so that training does not wait for the object store.
+    """Background uploads of growing files, such as logs, to an object store.
 
-    An object store cannot append, and it accepts about one write per second and object.
+    Each file is uploaded as a whole, because an object store cannot append. Uploads are at least UPLOAD_SECONDS apart,
+    because an object store accepts about one write per second and object. They run in a thread, so that training does
+    not wait.
 
     Args:
-      write: uploads one file, (name, content) -> None.
+      write: function (name, content) that uploads one file.
     """
 
     def __init__(self, write: Callable[[str, bytes], None]):
@@ -29,13 +31,20 @@ class Uploads:
         self._running: Future | None = None
 
     def add(self, name: str, content: Callable[[], bytes]) -> None:
-        """Add a file. `content` returns its current content, and is called in the thread that starts an upload."""
+        """Add a file to upload.
+
+        Args:
+          name: the name of the file.
+          content: function that returns the current content of the file. It is called in the thread of the caller of
+            `offer`, `send` or `close`.
+        """
         self._files[name] = content
 
     def offer(self) -> None:
-        """Start to upload all files if UPLOAD_SECONDS have passed since the last start, and that upload has ended.
+        """Start an upload of all files in the background, if it is due.
 
-        A failed upload is reported by a warning, because the next upload has all its content.
+        An upload is due if UPLOAD_SECONDS have passed since the start of the previous upload, and the previous upload
+        has ended. If the previous upload has failed, a warning is logged, because the new upload has all its content.
         """
         if time.monotonic() - self._began < UPLOAD_SECONDS or not (self._running is None or self._running.done()):
             return
@@ -44,12 +53,16 @@ class Uploads:
         self._start()
 
     def send(self) -> None:
-        """Upload all files and wait; UserError if this fails."""
+        """Upload all files and wait until the upload has ended.
+
+        Raises:
+          UserError: the upload fails.
+        """
         if self._files:
             self._start().result()
 
     def close(self) -> None:
-        """Upload all files a last time."""
+        """Upload all files a last time, as `send` does, and remove them from the list of files."""
         self.send()
         self._files.clear()
 

@@ -139,8 +139,8 @@ def use_mlmoe(config: ConfigDict, *, gates: str, prompts: bool) -> None:
 def set_q2l_training(config: ConfigDict, tune: str) -> None:
     """Set the training recipe of Query2Label on a ResNet.
 
-    The recipe is AdamW, a one-cycle schedule and 80 epochs. The stem and the first stage are frozen. Training images
-    without labels are kept, except in VG256, whose split is drawn from the images with labels.
+    The recipe is AdamW, a one-cycle schedule and 80 epochs. The stem and the first stage are frozen. Images without
+    labels are kept, except in VG256, whose split is drawn from the images with labels.
 
     Args:
       config: the config, which is modified.
