@@ -189,7 +189,7 @@ def extract_features(split: Split, config: ConfigDict) -> tuple[Split, Float[np.
       config: a config from `probe_config`.
 
     Returns:
-      The split without unreadable images, and f64 or f32 features of shape [number of readable images, D].
+      The split without unreadable images, and the features f32[number of readable images, D].
     """
     features, read = read_features(FeatureExtractor.from_config(config, len(split.classes)).cached(split).features)
     return split.take(np.flatnonzero(read), split.name), features

@@ -35,15 +35,15 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~&!$])")
 def write_card(
     run: RunFolder, folder: RunFolder, address: Address, config: ConfigDict, space: LabelSpace, license_name: str = ""
 ) -> str:
-    """Return the text of the model card of a run with results.
+    """Return the text of the model card of a run. The run must have results.
 
     Args:
       run: the run folder.
-      folder: the folder with the further shared files.
+      folder: the folder with the other files of the shared model.
       address: the address of the model on the hub.
       config: the shared config.
-      space: the labels.
-      license_name: an identifier of the hub; "" = not chosen.
+      space: the labels of the run.
+      license_name: a license identifier of the Hugging Face hub, such as apache-2.0; "" = not chosen.
     """
     files, name = RunFiles(run), address.repository.partition("/")[2]
     results = {split: entry.metrics for split, entry in files.results.items()}
@@ -74,12 +74,15 @@ def write_card(
 
 
 def _data_set(config: ConfigDict) -> str:
-    """Return the name of the data set. A layout of own files has none."""
+    """Return the name of the data set. For a layout of the user's own files, return "a data set of the owner"."""
     return "a data set of the owner" if config.data.name in _LAYOUTS else config.data.name
 
 
 def _metrics_table(files: RunFiles, results: Results) -> list[list[str]]:
-    """Return the main metrics of each split in percent, and for the main split their intervals."""
+    """Return the rows of the table of main metrics: the name of the metric, then its value in percent for each split.
+
+    Values of the main split are followed by their 95 % interval.
+    """
     ends = intervals(files)
 
     def cell(split: str, name: str) -> str:
@@ -122,7 +125,11 @@ def _metadata(name: str, config: ConfigDict, results: Results, main: str, licens
 
 
 def _label_table(files: RunFiles, space: LabelSpace) -> list[list[str]]:
-    """Return the labels with their training images, AP on the main split, thresholds, and recall at the thresholds."""
+    """Return the rows of the table of labels.
+
+    The cells are the name, the number of training images with the label, the AP on the main split, the threshold, and
+    the recall at the threshold. AP and recall are in percent.
+    """
     ap = recall = np.full(len(space.names), np.nan)
     limits = files.thresholds.limits(space.names)
     if files.corrected:
@@ -138,5 +145,5 @@ def _label_table(files: RunFiles, space: LabelSpace) -> list[list[str]]:
 
 
 def _plain(text: object) -> str:
-    """Return an untrusted text on one line, escaped for Markdown and HTML."""
+    """Return an untrusted text as one line, with the special characters of Markdown and HTML escaped."""
     return _SPECIAL.sub(r"\\\1", " ".join(str(text).split())).replace("\\<", "&lt;").replace("\\>", "&gt;")

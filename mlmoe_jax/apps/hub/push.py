@@ -1,7 +1,7 @@
 """`--mode=push`: share a trained model on the Hugging Face hub, without the published backbone.
 
-A shared model is a run folder with the selected values instead of checkpoints, and a model card. It has no local paths,
-no images, and no scores of single images.
+A shared model is a run folder with a model card, and with the values of the selected step instead of checkpoints. It
+has no local paths, no images, and no scores of single images.
 """
 
 from __future__ import annotations
@@ -42,21 +42,22 @@ def push(
     license_name: str = "",
     output: str | None = None,
 ) -> Outcome:
-    """Upload a run to the hub as user/name, or only write its files to the new folder `output`.
+    """Upload the model of a run to the Hugging Face hub, or only write the files of the upload to a new folder.
 
     Args:
-      repository: user/name.
-      revision: a branch, which is created; "" = main.
-      private: show the repository to its owner only.
-      license_name: an identifier of the hub such as apache-2.0, for the model card.
-      output: a folder that does not exist.
+      folder: the run folder.
+      repository: the repository on the hub, USER/NAME.
+      revision: the branch to upload to, which is created; "" = main.
+      private: whether only the owner can see the repository.
+      license_name: a license identifier of the hub, such as apache-2.0, for the model card; "" = not chosen.
+      output: path of a new folder for the files. If it is given, nothing is uploaded.
 
     Returns:
-      A line to print, with exit code 3 if the newest checkpoint is damaged and an older checkpoint was used.
+      A line to print. Its exit code is 3 if the newest checkpoint is damaged and an older checkpoint was used.
 
     Raises:
-      UserError: the name is not user/name, the run has no results or values, the output exists, the token is missing,
-        or the hub refuses or cannot be reached.
+      UserError: `repository` is not USER/NAME, the run has no results or no trained values, `output` exists, the token
+        of the hub is missing, or the hub refuses the upload or cannot be reached.
     """
     address = hub.parse_address(f"{repository}@{revision}" if revision else repository)
     target = require_new(output) if output else None
@@ -77,9 +78,19 @@ def push(
 
 
 def write_shared(folder: RunFolder, target: RunFolder, address: hub.Address, license_name: str = "") -> bool:
-    """Write a shared model to an existing folder; return whether the newest checkpoint of the run is damaged.
+    """Write the files of a shared model to an existing folder.
 
-    Raises UserError as `open_run` does, and if the run has no results.
+    Args:
+      folder: the run folder.
+      target: the folder to write to.
+      address: the address of the model on the hub.
+      license_name: a license identifier of the hub, for the model card; "" = not chosen.
+
+    Returns:
+      True if the newest checkpoint of the run is damaged and an older checkpoint was used.
+
+    Raises:
+      UserError: the run has no results, or under the conditions of `open_run`.
     """
     config, space = read_run(folder)
     results = {split: replace(entry, scores="") for split, entry in read_split_results(folder).items()}
@@ -97,7 +108,7 @@ def write_shared(folder: RunFolder, target: RunFolder, address: hub.Address, lic
 
 
 def _portable(config: ConfigDict) -> ConfigDict:
-    """Return a config without local paths, devices, logs and servers."""
+    """Return a copy of a config without local paths. The sections mesh, log and serve get their default values."""
     shared, default = config.copy_and_resolve_references(), default_config()
     shared.mesh, shared.log, shared.serve = default.mesh, default.log, default.serve
     shared.update_from_flattened_dict({key: flatten(default)[key] for key in _PLACES})

@@ -1,8 +1,8 @@
 """Train a grid of configs one after another, each in its own run folder.
 
-`--sweep` makes the grid from keys and values, `--mode=reproduce` from the rows of a published table. A run folder is
-locked during its training, and a locked run is skipped. So any number of processes, also on several machines with a
-common file system that has locks, can work on one grid. Object stores have no locks.
+`--sweep` makes the grid from config keys and values. `--mode=reproduce` makes it from the rows of a published table. A
+run folder is locked during its training, and a locked run is skipped. Therefore, several processes can train the runs
+of one grid, also on several machines that share a file system with locks. Object stores have no locks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TRAINED_ELSEWHERE = "skipped, as another process is training it"
 
 @dataclass
 class GridPoint:
-    """One config of a grid."""
+    """One config of a grid of trainings."""
 
     name: str  # name of its folder, such as num_groups=2,seed=0
     values: dict[str, Any]  # swept key -> value
@@ -48,10 +48,16 @@ class GridPoint:
 
 # ------------------------------------------------------------------------------------------------------------ flags
 def parse_sweep(texts: Sequence[str], config: ConfigDict) -> dict[str, tuple]:
-    """Parse `config.KEY=v1,v2,…` flags as key -> values. Each value has the type of the key's current value.
+    """Parse the values of the flag `--sweep`, which have the form `config.KEY=v1,v2,…` or `config=NAME,NAME,…`.
 
-    Commas inside brackets do not separate values, so `(1,2),(3,4)` are two tuples. The values of `config=` are configs
-    with their arguments.
+    Commas inside brackets do not separate values, so `(1,2),(3,4)` are two tuples.
+
+    Args:
+      texts: the values of the flag, one per key.
+      config: a config with all keys. A swept value gets the type of the value of its key in this config.
+
+    Returns:
+      Key -> values. For the key METHOD ("config"), the values are names of configs with their arguments.
 
     Raises:
       UserError: a flag is malformed, or a key is repeated.
@@ -74,14 +80,19 @@ def parse_sweep(texts: Sequence[str], config: ConfigDict) -> dict[str, tuple]:
 
 
 def _read_value(config: ConfigDict, key: str, text: str) -> Any:
-    """Convert a text to the type of a config key."""
+    """Return the value of a config key that is written as `text`, in the type of the key."""
     trial = copy.deepcopy(config)
     configuration.set_key(trial, key, text, role="--sweep key")
     return configuration.flatten(trial)[key]
 
 
 def combine_axes(bases: Iterable[GridPoint], axes: Mapping[str, tuple]) -> list[GridPoint]:
-    """Return every base with every combination of swept values; the last key changes fastest."""
+    """Return the points of a grid: each base config with each combination of swept values.
+
+    Args:
+      bases: the base configs.
+      axes: swept key -> values. The values of the last key vary fastest.
+    """
     points = []
     for base in bases:
         for combination in itertools.product(*axes.values()):
@@ -94,7 +105,15 @@ def combine_axes(bases: Iterable[GridPoint], axes: Mapping[str, tuple]) -> list[
 
 
 def method_points(references: Sequence[str], overrides: list[tuple[str, str]]) -> list[GridPoint]:
-    """Return one point per config, with overrides of keys; UserError as in `load_config`."""
+    """Return one grid point per config name, with the same overrides.
+
+    Args:
+      references: names of configs with their arguments.
+      overrides: pairs of config key and text.
+
+    Raises:
+      UserError: as in `load_config`.
+    """
     points = []
     for reference in references:
         values, config = {METHOD: reference}, configuration.load_config(reference, overrides)
@@ -104,7 +123,10 @@ def method_points(references: Sequence[str], overrides: list[tuple[str, str]]) -
 
 # ------------------------------------------------------------------------------------------------------------ names
 def short_name(key: str, config: ConfigDict) -> str:
-    """Return the shortest ending of a dotted key that no other key of the config has."""
+    """Return the shortest suffix of a dotted key that identifies the key in the config.
+
+    For example, `optim.learning_rate` is shortened to `learning_rate` if no other key ends with `.learning_rate`.
+    """
     known, parts = configuration.flatten(config), key.split(".")
     for start in range(len(parts) - 1, 0, -1):
         ending = ".".join(parts[start:])
@@ -114,12 +136,19 @@ def short_name(key: str, config: ConfigDict) -> str:
 
 
 def value_text(value: Any) -> str:
-    """Return the text of a value in a `--sweep` flag. Tuples get brackets, because commas separate values."""
+    """Return a value as text for the flag `--sweep`. Tuples get brackets, because commas separate the swept values."""
     return str(value) if isinstance(value, tuple) else keys.format_value(value)
 
 
 def point_name(values: dict[str, Any], config: ConfigDict) -> str:
-    """Return the folder name of a point: `key=value,…`, sorted so that the order of flags does not matter."""
+    """Return the folder name of a grid point, `key=value,key=value,…`.
+
+    The keys are sorted, so the name does not depend on the order of the flags.
+
+    Args:
+      values: swept key -> value.
+      config: a config with all keys, for `short_name`.
+    """
     named = {short_name(key, config): value_text(value) for key, value in values.items()}
     return folder_name(sorted(named.items()))
 
@@ -127,19 +156,23 @@ def point_name(values: dict[str, Any], config: ConfigDict) -> str:
 # ------------------------------------------------------------------------------------------------------------- runs
 @dataclass
 class GridRun(GridPoint):
-    """A point of the grid with its run folder, and with its results once it is finished."""
+    """A grid point with its run folder and, after its training, its results."""
 
     folder: RunFolder
     results: Results = field(default_factory=dict)  # {} = not finished
     error: str = ""
 
     def read_results(self) -> None:
-        """Read the results from the folder if this or another process has finished the run."""
+        """Set `results` from the run folder; {} if no process has finished the training yet."""
         self.results = training_results(self.folder) or {}
 
 
 def plan_runs(points: Sequence[GridPoint], folder: RunFolder) -> list[GridRun]:
-    """Return the runs of a grid, each in its own folder below `folder`, with the results of finished runs.
+    """Check the configs of a grid, and return its runs with the results of the runs that are finished.
+
+    Args:
+      points: the points of the grid.
+      folder: the folder of the grid. Each run has a folder below it.
 
     Raises:
       UserError: a config cannot be trained, or a folder holds a run with a different config.
@@ -162,18 +195,18 @@ def plan_runs(points: Sequence[GridPoint], folder: RunFolder) -> list[GridRun]:
 
 
 def train_missing(runs: Sequence[GridRun], folder: RunFolder, write: Callable[[], None]) -> int:
-    """Train all unfinished runs, and read their results.
+    """Train all unfinished runs of a grid, and read their results.
 
-    A run that fails gets an `error` and does not stop the remaining runs.
+    If a training fails, the attribute `error` of the run is set, and the remaining runs are trained.
 
     Args:
       runs: result of `plan_runs`.
       folder: the folder of the grid.
-      write: writes the results of the grid to `folder`. The first process calls it after every training and at the
-        end, while it holds the lock of the folder.
+      write: function that writes the results of the grid to `folder`. The first process calls it after every training
+        and at the end, while it holds the lock of the folder.
 
     Returns:
-      The exit code: whether runs have failed.
+      The exit code: DONE, or USER_ERROR if a run failed.
     """
     for number, run in enumerate(runs, start=1):
         title = f"run {number} of {len(runs)}, {run.name}"
@@ -195,7 +228,7 @@ def train_missing(runs: Sequence[GridRun], folder: RunFolder, write: Callable[[]
 
 
 def _reason_to_skip(run: GridRun) -> str:
-    """Return why a run is skipped now, or ""; other processes may have started or finished it."""
+    """Return the reason to skip a run: it is finished, or another process is training it. Return "" to train it."""
     run.read_results()
     if run.results:
         return "already finished"
@@ -203,7 +236,7 @@ def _reason_to_skip(run: GridRun) -> str:
 
 
 def _train(run: GridRun, title: str) -> None:
-    """Train a run and set its results or its error. If another process trains it, set neither."""
+    """Train a run, and set its attribute `results` or `error`. If another process is training the run, set neither."""
     try:
         train(run.config, run.folder)
         write_requested_samples(run.folder, run.config)

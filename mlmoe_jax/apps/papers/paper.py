@@ -55,12 +55,13 @@ _FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class PrintedNumber:
-    """One printed number, in the unit of its column.
+    """A number of a published table or figure, in the unit of its column.
 
     Attributes:
-      value: None if it could not be read.
-      notes: ids of the notes of this number.
-      certain: the number is simply printed: no note of the number, its row or its table is a reading.
+      value: the number; None if it could not be read from the paper.
+      notes: ids of the notes (readings and caveats) of this number.
+      certain: True if the paper prints the number. False if the number, its row or its table has a note of the kind
+        "reading", which says how the number was derived from the paper.
     """
 
     value: float | None
@@ -72,7 +73,12 @@ class PrintedNumber:
 
 
 def number_text(value: float | None, *, sign: str = "") -> str:
-    """Return a number with one or two decimals. None and nan become a dash."""
+    """Return a number as text with one decimal, or two if it needs them. None and nan give a dash.
+
+    Args:
+      value: the number.
+      sign: the sign option of the format specification, such as "+"; "" = only negative numbers get a sign.
+    """
     if value is None or math.isnan(value):
         return DASH
     digits = 1 if math.isclose(value, round(value, 1), abs_tol=1e-9) else 2
@@ -81,19 +87,19 @@ def number_text(value: float | None, *, sign: str = "") -> str:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A training: a config with arguments, and overrides of config keys."""
+    """A training that is defined by the name of a config with its arguments, and by overrides of config keys."""
 
     reference: str  # such as vpt:backbone=dinov2_vitb14,dataset=coco2014
     overrides: tuple[tuple[str, str], ...] = ()
 
     @property
     def name(self) -> str:
-        """The name of its run folder, such as vpt,backbone=dinov2_vitb14,dataset=coco2014."""
+        """The name of the run folder of the training, such as vpt,backbone=dinov2_vitb14,dataset=coco2014."""
         return ",".join([self.reference.replace(":", ","), *(f"{key}={text}" for key, text in self.overrides)])
 
     @property
     def dataset(self) -> str:
-        """The data set, from the arguments of the config."""
+        """The value of the argument `dataset` of the config."""
         return dict(item.split("=") for item in self.reference.partition(":")[2].split(","))["dataset"]
 
     def with_seed(self, seed: int) -> Recipe:
@@ -103,15 +109,16 @@ class Recipe:
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """A row of a table: the numbers of one training, or the differences of two.
+    """A row of a published table: the numbers of one training, or the differences between two trainings.
 
     Attributes:
-      settings: the texts of the row, by which `--only` filters, such as {"method": "VPT", "resolution": "224"}.
-      backbone: its name in this package, or "".
+      settings: column -> text of the row, such as {"method": "VPT", "resolution": "224"}. `--only` selects rows by
+        these texts.
+      backbone: the name of the backbone in this package; "" if this package lacks it.
       recipe: the training; None if this package lacks the method or the backbone.
-      subtracted: the training whose numbers are subtracted; None unless the row has differences.
-      evaluator: a name of `evaluation.metrics.published`.
-      metrics: column -> metric of the evaluator.
+      subtracted: for a row of differences, the training whose numbers are subtracted; otherwise None.
+      evaluator: the definitions of the metrics, a name of `evaluation.metrics.published`.
+      metrics: column -> metric of the evaluator, for the columns whose heading is not the name of the metric.
       numbers: column -> published number.
       ours: column -> number of this package.
       notes: ids of the notes of the row.
@@ -129,17 +136,17 @@ class PublishedRow:
 
     @property
     def label(self) -> str:
-        """The texts of the row in one line."""
+        """The texts of the row, separated by commas."""
         return ", ".join(self.settings.values())
 
     @property
     def names(self) -> list[str]:
-        """What `--only` compares, in lower case."""
+        """The texts of the row and the name of its backbone, in lower case; the terms of `--only` match them."""
         return [value.lower() for value in (*self.settings.values(), self.backbone)]
 
     @property
     def all_notes(self) -> list[str]:
-        """The ids of the notes of the row and its numbers."""
+        """The ids of the notes of the row and of its numbers."""
         return list(dict.fromkeys([*self.notes, *(note for number in self.numbers.values() for note in number.notes)]))
 
 
@@ -148,13 +155,13 @@ class PublishedTable:
     """A table or figure of a paper.
 
     Attributes:
-      id: such as mlvpt.fig3.
+      id: the id of the paper and the number of the table or figure, such as mlvpt.fig3.
       rows: the rows.
-      caption: what it shows.
-      columns: the metrics.
-      notes: ids of the notes of all numbers.
-      then: commands after the trainings.
-      side_by_side: names of the adjacent rows that the paper prints side by side.
+      caption: the caption.
+      columns: the headings of the columns with numbers; most are names of metrics.
+      notes: ids of the notes that apply to all numbers of the table.
+      then: command lines to run after the trainings, in which {METHOD} stands for a run folder.
+      side_by_side: names of the groups of rows that the paper prints as adjacent blocks of columns.
     """
 
     id: str
@@ -167,7 +174,7 @@ class PublishedTable:
 
     @property
     def title(self) -> str:
-        """Its name in the paper, such as "table 1", with the caption."""
+        """The name of the table or figure in the paper, such as "table 1", followed by the caption."""
         number = self.id.partition(".")[2]
         if number.startswith("fig"):
             return f"figure {number.removeprefix('fig')}: {self.caption}"
@@ -179,8 +186,9 @@ class Paper:
     """A paper, with the fields of its JSON file.
 
     Attributes:
-      id: such as mlvpt.
-      name, source, evaluator, readings, caveats, backbones, results: see above.
+      id: the id of the paper, one of PAPERS, such as mlvpt.
+      name, source, evaluator, readings, caveats, backbones, results: the fields of the JSON file, which the docstring
+        of this module describes.
     """
 
     id: str
@@ -194,16 +202,16 @@ class Paper:
 
     @property
     def notes(self) -> dict[str, str]:
-        """The sentences of all readings and caveats by id."""
+        """Id -> text of all notes of the paper: the readings, then the caveats."""
         return self.readings | self.caveats
 
     @property
     def numbers(self) -> dict[str, int]:
-        """The numbers of the notes in docs/results.md by id."""
+        """Id of a note -> its number in docs/results.md."""
         return {note: number for number, note in enumerate(self.notes, start=1)}
 
     def marks(self, notes: Iterable[str]) -> str:
-        """Return the numbers of notes as text, such as "3, 7"."""
+        """Return the sorted numbers of the given notes (ids) as text, such as "3, 7"."""
         return ", ".join(map(str, sorted(self.numbers[note] for note in notes)))
 
     def tables(self) -> Iterator[PublishedTable]:
@@ -211,7 +219,12 @@ class Paper:
         yield from map(self.table, self.results)
 
     def table(self, number: str, dataset: str = "") -> PublishedTable:
-        """Return a table or figure; with `dataset`, its configs use this data set instead of their own."""
+        """Return a table or figure of the paper.
+
+        Args:
+          number: the key of the table or figure in `results`, such as "1" or "fig3".
+          dataset: the data set to use in all configs; "" = the data set of each row.
+        """
         entry = self.results[number]
         with open(_FOLDER / "tables" / f"{self.id}.{number}.csv", newline="") as file:
             lines = list(csv.DictReader(file))
@@ -240,7 +253,12 @@ class Paper:
         )
 
     def _read_number(self, cell: str, *, certain: bool) -> PrintedNumber:
-        """Return the number of a cell. `certain`: no note of its row or table is a reading."""
+        """Return the number and the notes of a cell of a CSV file.
+
+        Args:
+          cell: the number or a dash, followed by ids of notes.
+          certain: whether the notes of the row and the table contain no reading.
+        """
         text, *notes = cell.split()
         if text == DASH:
             return PrintedNumber(None, (*notes, UNREAD), certain=False)
@@ -252,7 +270,15 @@ def _read_pairs(text: str | None) -> dict[str, str]:
 
 
 def _read_configs(line: Mapping[str, str], dataset: str) -> list[str]:
-    """Return the config of a row, and the config to subtract; as many of them as the row has."""
+    """Return the names of the configs of a row of a CSV file, with their arguments.
+
+    A row of differences has two configs, and the numbers of the second are subtracted. A row that this package cannot
+    train has none.
+
+    Args:
+      line: column -> cell of the CSV file.
+      dataset: the data set to use in the configs; "" = the data set of the row.
+    """
     small = dataset in SMALL_DATASETS
     configs = [config for config in line["config_small" if small else "config"].split(MINUS) if config]
     if small:
@@ -264,12 +290,20 @@ def _read_configs(line: Mapping[str, str], dataset: str) -> list[str]:
 
 @cache
 def load_paper(name: str) -> Paper:
-    """Return the paper with this id, one of PAPERS."""
+    """Return the paper with the id `name`, one of PAPERS."""
     return Paper(name, **json.loads((_FOLDER / f"{name}.json").read_text()))
 
 
 def find_table(name: str, dataset: str = "") -> tuple[Paper, PublishedTable]:
-    """Return the paper and the table of `--table`, such as mlvpt.1 or drmoe.fig4; UserError for an unknown name."""
+    """Return the paper and the table that `--table` names.
+
+    Args:
+      name: the value of `--table`, such as mlvpt.1 or drmoe.fig4.
+      dataset: the data set to use in all configs; "" = the data set of each row.
+
+    Raises:
+      UserError: there is no table or figure with this name.
+    """
     known = [f"{paper}.{table}" for paper in PAPERS for table in load_paper(paper).results]
     if name not in known:
         raise UserError(f"--table={name} is not among {', '.join(known)}")
@@ -278,9 +312,15 @@ def find_table(name: str, dataset: str = "") -> tuple[Paper, PublishedTable]:
 
 
 def filter_rows(rows: Sequence[PublishedRow], only: str) -> list[PublishedRow]:
-    """Return the rows that match all terms of `--only`, a list separated by commas; UserError if there are none.
+    """Return the rows that match all terms of `--only`.
 
-    A term is a setting of a row, the name of its backbone in this package, or a pattern such as dinov2*, in any case.
+    Args:
+      rows: the rows of a table.
+      only: terms separated by commas; "" = all rows. A term is compared with `PublishedRow.names` without regard to
+        case, and may be a pattern such as dinov2*.
+
+    Raises:
+      UserError: no row matches.
     """
     matches = list(rows)
     for term in only.lower().split(",") if only else ():

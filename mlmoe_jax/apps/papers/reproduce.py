@@ -3,9 +3,9 @@
     --mode=reproduce --table=mlvpt.4 --root=/data/coco
     --mode=reproduce --table=drmoe.1 --dataset=digits
 
-All tables share one folder, with a run folder per run. A finished run is read, and not trained again. Several processes
-can work on the folder at the same time, see `grid`. A table is printed and written as Markdown and CSV: published
-numbers, numbers of this package, and their difference.
+All tables share one folder, which has a run folder for each run. A finished run is not trained again; its results are
+read. Several processes can train the runs of the folder at the same time, see `grid`. The resulting table has the
+published numbers, the numbers of this package, and the differences. It is printed, and written as Markdown and as CSV.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ _PAIR = re.compile(r"p\((.+) \| (.+)\)")  # share of the first label among train
 
 
 def reproduce(request: Request, folder: RunFolder) -> Outcome:
-    """Train the missing runs of a table, write its CSV and Markdown to `folder`, and return what to print.
+    """Train the missing runs of a table, write its CSV and Markdown files to `folder`, and return the table to print.
 
-    Files have all rows of the table. Rows that were not requested have the numbers of finished runs.
+    The printed table has the requested rows. The files have all rows of the table: a row that was not requested has
+    numbers if its runs are finished.
 
-    Raises UserError as `plan_runs` does, before the first run.
+    Raises UserError before the first training, under the conditions of `plan_runs`.
     """
     points = [GridPoint(run.name, {}, request.load_config(run)) for run in request.runs]
     runs, measurements = plan_runs(points, folder), Measurements(request, folder)
@@ -64,14 +65,14 @@ def reproduce(request: Request, folder: RunFolder) -> Outcome:
 # ----------------------------------------------------------------------------------------------------- measurements
 @dataclass(frozen=True)
 class RowNumbers:
-    """The numbers of this package for a row of a table.
+    """The numbers that this package measured for a row of a published table.
 
     Attributes:
       row: the row.
-      ours: column -> mean over seeds; nan if undefined.
+      ours: column -> mean over seeds; nan if undefined. Columns without a finished run are missing.
       spread: column -> sample standard deviation over seeds; {} for one seed.
-      state: a remark.
-      seeds: the number of finished runs.
+      state: a remark that explains missing numbers; "" if none is missing.
+      seeds: the number of finished runs, one per seed.
     """
 
     row: PublishedRow
@@ -81,20 +82,20 @@ class RowNumbers:
     seeds: int = 0
 
     def difference(self, column: str) -> float:
-        """The number of this package minus the published number; nan if one is missing."""
+        """Return the number of this package minus the published number of a column; nan if a number is missing."""
         value = self.row.numbers[column].value
         return self.ours.get(column, math.nan) - (math.nan if value is None else value)
 
 
 class Measurements:
-    """The numbers of all rows of a request. The numbers of a run are computed once."""
+    """Computes the numbers of table rows from the run folders below `folder`. Results are cached by run."""
 
     def __init__(self, request: Request, folder: RunFolder):
         self._request, self._folder = request, folder
         self._metrics, self._cost, self._fits = cache(self._metrics), cache(self._cost), cache(self._fits)
 
     def measure_rows(self, rows: Sequence[PublishedRow]) -> list[RowNumbers]:
-        """Return the numbers of rows, as far as their runs are finished."""
+        """Return the numbers of the given rows. Unfinished runs have no numbers except parameters and FLOPs."""
         return [self._measure_row(row) for row in rows]
 
     def _measure_row(self, row: PublishedRow) -> RowNumbers:
@@ -120,7 +121,7 @@ class Measurements:
         return RowNumbers(row, ours, spread, state, finished)
 
     def _measure_run(self, run: Recipe, row: PublishedRow) -> dict[str, float]:
-        """Return the numbers of one run. Before it is finished, only the columns of COSTS have numbers."""
+        """Return column -> number of one run. An unfinished run only has numbers for the columns of COSTS."""
         values = dict(self._cost(run)) if COSTS.keys() & row.numbers.keys() else {}
         if self._is_finished(run):
             metrics, space = self._metrics(run, row.evaluator)
@@ -132,13 +133,21 @@ class Measurements:
         return training_results(self._folder.below(run.name)) is not None and self._fits(run)
 
     def _fits(self, run: Recipe) -> bool:
-        """Return whether a run was trained with the config of this request; if not, log the differences."""
+        """Return whether the run folder of a run has the config of this request; if not, print the differences."""
         if changed := changed_keys(self._request.load_config(run), self._folder.below(run.name)):
             status(f"{run.name} is not in the table, because it was trained differently: {'; '.join(changed)}")
         return not changed
 
     def _metrics(self, run: Recipe, evaluator: str) -> tuple[dict[str, float], LabelSpace]:
-        """Return the metrics in percent of a finished run on its first test split, and its label space."""
+        """Return the metrics of a finished run on its first test split, and the label space of the run.
+
+        Args:
+          run: the run.
+          evaluator: the definitions of the metrics, a name of `evaluation.metrics.published`.
+
+        Returns:
+          Name -> value in percent, including `AP LABEL` for each label, and the label space.
+        """
         folder = self._folder.below(run.name)
         scored = require_split(folder, read_scores(folder), read_config(folder).data.test_splits[0]).readable()
         space = read_label_space(folder)
@@ -153,7 +162,14 @@ class Measurements:
 
 
 def _select_metric(column: str, metrics: dict[str, float], space: LabelSpace) -> float:
-    """Return the value of a column: a metric in percent or the share of a pair of labels; nan without the label."""
+    """Return the value of a column of a table; nan if the data set lacks a label that the column names.
+
+    Args:
+      column: the name of a metric, `AP LABEL`, or `p(LABEL | LABEL)`, the share of the first label among the training
+        images with the second label.
+      metrics: name -> value in percent.
+      space: the label space of the run.
+    """
     if pair := _PAIR.fullmatch(column):
         if not set(pair.groups()) <= set(space.names):
             return math.nan
@@ -164,7 +180,10 @@ def _select_metric(column: str, metrics: dict[str, float], space: LabelSpace) ->
 
 # ----------------------------------------------------------------------------------------------------------- tables
 def comparison_table(request: Request, measured: Sequence[RowNumbers]) -> Table:
-    """Return published numbers, own numbers and their differences, one line each. The caveats are notes."""
+    """Return the table of published numbers, numbers of this package and differences, one line for each.
+
+    The lines of differences are left out if the request uses another data set. The caveats are the notes of the table.
+    """
     columns, rows = request.table.columns, []
     for one in measured:
         marks = request.paper.marks(one.row.all_notes)
@@ -193,7 +212,10 @@ def _own_number(measured: RowNumbers, column: str) -> str:
 
 
 def _notes(request: Request, measured: Sequence[RowNumbers]) -> list[str]:
-    """Return the caveats of the table and its rows, with their numbers in docs/results.md."""
+    """Return the notes below the table: general remarks, and the readings and caveats that apply to its rows.
+
+    Readings and caveats are preceded by their numbers in docs/results.md.
+    """
     paper = request.paper
     used = {*request.table.notes, *(note for one in measured for note in one.row.all_notes)}
     evaluators = ", ".join(sorted({one.row.evaluator for one in measured}))
@@ -223,7 +245,7 @@ NUMBER_COLUMNS = (
 
 
 def numbers_table(request: Request, measured: Sequence[RowNumbers]) -> Table:
-    """Return one row per number, for --json and the CSV file."""
+    """Return a table with one row per published number and the columns NUMBER_COLUMNS, for --json and the CSV file."""
     rows = [
         [
             request.table.id,
@@ -247,7 +269,7 @@ def numbers_table(request: Request, measured: Sequence[RowNumbers]) -> Table:
 
 
 def write_tables(request: Request, measured: Sequence[RowNumbers], folder: RunFolder) -> None:
-    """Write TABLE.md, and TABLE.csv if there are numbers, such as mlvpt.1.csv."""
+    """Write the table to `folder` as Markdown, such as mlvpt.1.md. If it has columns of numbers, also write a CSV."""
     folder.write_text(f"{request.name}.md", comparison_table(request, measured).markdown())
     if request.table.columns:  # a figure may have images instead of numbers
         folder.write_text(f"{request.name}.csv", numbers_table(request, measured).csv())

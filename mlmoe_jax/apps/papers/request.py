@@ -29,15 +29,16 @@ WORKDIR = "runs/reproduce"  # one folder for all tables: they share runs
 
 @dataclass(frozen=True)
 class Request:
-    """A published table, its rows to train, and the options of the command.
+    """The parsed flags of `--mode=reproduce`.
 
     Attributes:
-      paper, table: the table and its paper.
-      rows: the rows to train.
-      dataset: another data set for all rows, or "".
-      seeds: seeds of every run; () = the seed of its config.
-      roots: data set -> folder; "" -> the folder of all data sets.
-      overrides: config keys and values for every run.
+      paper: the paper of the table.
+      table: the published table.
+      rows: the rows of the table to train.
+      dataset: the data set for all rows; "" = the data set of each row.
+      seeds: each run is repeated with each of these seeds; () = once, with the seed of its config.
+      roots: name of a data set -> its folder. The key "" is for all data sets that have no key of their own.
+      overrides: pairs of config key and text, for every run.
     """
 
     paper: Paper
@@ -50,28 +51,28 @@ class Request:
 
     @property
     def name(self) -> str:
-        """The name of its files, such as mlvpt.4, or mlvpt.4-digits with another data set."""
+        """The name of the output files without suffix: mlvpt.4, or mlvpt.4-digits if `dataset` is digits."""
         return f"{self.table.id}-{self.dataset}" if self.dataset else self.table.id
 
     def repeat(self, recipe: Recipe | None) -> list[Recipe]:
-        """Return the runs of a recipe, one per seed; [] without a recipe."""
+        """Return the recipe with each of `seeds`, or unchanged if `seeds` is empty. Return [] if `recipe` is None."""
         if recipe is None:
             return []
         return [recipe.with_seed(seed) for seed in self.seeds] or [recipe]
 
     @property
     def runs(self) -> list[Recipe]:
-        """The different trainings of the rows, in order."""
+        """The trainings of the requested rows, without repetitions, in the order of the rows."""
         recipes = [recipe for row in self.rows for recipe in (row.subtracted, row.recipe)]
         return list(dict.fromkeys(run for recipe in recipes for run in self.repeat(recipe)))
 
     def run_overrides(self, run: Recipe) -> list[tuple[str, str]]:
-        """Return the overrides of its row, its data folder and the request."""
+        """Return the config overrides of a run: from its row, `data.root` from `roots`, and from the request."""
         root = self.roots.get(run.dataset, self.roots.get(""))
         return [*run.overrides, *([("data.root", root)] if root else []), *self.overrides]
 
     def load_config(self, run: Recipe) -> ConfigDict:
-        """Return the config of a run."""
+        """Return the config of a run, with all overrides applied."""
         return load_config(run.reference, self.run_overrides(run))
 
 
@@ -84,7 +85,19 @@ def parse_request(
     seeds: Sequence[int] = (),
     overrides: Sequence[tuple[str, str]] = (),
 ) -> Request:
-    """Return the request of the flags of `--mode=reproduce`; UserError for a wrong flag."""
+    """Parse the flags of `--mode=reproduce`.
+
+    Args:
+      table: the name of a published table, such as mlvpt.1.
+      only: terms that select rows, see `filter_rows`.
+      dataset: the data set for all rows; "" = the data set of each row.
+      root: a folder for all data sets, or DATASET=FOLDER,DATASET=FOLDER.
+      seeds: the seeds of every run.
+      overrides: pairs of config key and text, for every run.
+
+    Raises:
+      UserError: a value is wrong, or an override sets a key that the table sets.
+    """
     paper, published = find_table(table, dataset)
     roots = dict(part.partition("=")[::2] for part in root.split(",")) if "=" in root else {"": root}
     request = Request(paper, published, filter_rows(published.rows, only), dataset, seeds, roots, overrides)
@@ -97,14 +110,17 @@ def parse_request(
 
 
 def training_command(request: Request, run: Recipe, workdir: str) -> str:
-    """Return the command that trains one run into the folder of `--mode=reproduce`."""
+    """Return the shell command that trains one run in its folder below `workdir`, as `--mode=reproduce` does."""
     words = [f"--config={run.reference}", f"--workdir={workdir}/{run.name}"]
     words += [f"--config.{key}={text}" for key, text in request.run_overrides(run)]
     return f"{_PROGRAM} {shlex.join(words)}"
 
 
 def commands_after(request: Request, workdir: str) -> list[str]:
-    """Return the commands that show a figure after the trainings, for the first seed."""
+    """Return the shell commands that make the images of a figure from the trained runs, for the first seed.
+
+    Return [] if the table has no such commands, or if `--only` left out a run that they need.
+    """
     folders = {}
     for row in request.rows:
         for method, recipe in zip(row.settings["method"].split(MINUS), (row.recipe, row.subtracted), strict=False):
@@ -118,7 +134,7 @@ def commands_after(request: Request, workdir: str) -> list[str]:
 
 
 def dry_run(request: Request, workdir: str) -> str:
-    """Return all commands, one per line, as a shell script with comments."""
+    """Return the output of --dry-run: a shell script with one command per run, and comments."""
     runs, after = request.runs, commands_after(request, workdir)
     lines = [f"# {request.paper.name}, {request.table.title}", f"# number of runs: {len(runs)}"]
     lines += [training_command(request, run, workdir) for run in runs]

@@ -2,8 +2,9 @@
 
     --sweep=config.model.prompts.num_groups=2,3,5,8 --sweep=config.seed=0,1,2
 
-trains twelve runs, each in its own folder below --workdir. The same command resumes a stopped sweep: finished runs are
-only read, and an unfinished run resumes from its checkpoint. --sweep=config=vpt,gvpt,mlvpt_digits sweeps configs.
+trains twelve runs, each in its own folder below --workdir. The same command resumes a stopped sweep: the results of
+finished runs are read, and an unfinished run resumes from its checkpoint. --sweep=config=vpt,gvpt,mlvpt_digits trains
+several configs.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _LOGARITHMIC_FROM = 20  # ratio of largest to smallest x value from which the ax
 def sweep(points: Sequence[GridPoint], folder: RunFolder) -> Outcome:
     """Train all unfinished runs of the grid, write sweep.csv and sweep.png, and return the tables to print.
 
-    Raises UserError as `plan_runs` does, before the first run.
+    Raises UserError before the first training, under the conditions of `plan_runs`.
     """
     runs = plan_runs(points, folder)
     exit_code = train_missing(runs, folder, lambda: write_sweep(folder, runs))
@@ -46,7 +47,10 @@ def sweep(points: Sequence[GridPoint], folder: RunFolder) -> Outcome:
 
 
 def write_sweep(folder: RunFolder, runs: Sequence[GridRun]) -> None:
-    """Write sweep.csv, a row per finished or failed run with metrics as unrounded fractions, and sweep.png."""
+    """Write the files sweep.csv and sweep.png.
+
+    The CSV has one row per finished or failed run. Its metrics are fractions, not rounded.
+    """
     metrics = dict.fromkeys((split, name) for run in runs for split, values in run.results.items() for name in values)
     rows = []
     for run in runs:
@@ -60,7 +64,10 @@ def write_sweep(folder: RunFolder, runs: Sequence[GridRun]) -> None:
 
 
 def list_runs(runs: Sequence[GridRun]) -> list[dict[str, Any]]:
-    """Return the runs for --json, with their metrics as fractions."""
+    """Return one dict per run for --json, with the keys run, config, results (metrics as fractions) and error.
+
+    The value of results or error is None if it is missing.
+    """
     return [
         {
             "run": run.name,
@@ -73,11 +80,11 @@ def list_runs(runs: Sequence[GridRun]) -> list[dict[str, Any]]:
 
 
 def average_seeds(runs: Sequence[GridRun]) -> list[dict[str, Any]]:
-    """Return the statistics of the mAP per split over seeds, for each combination of the other swept values.
+    """Return the statistics of the mAP over seeds, for each combination of the other swept values.
 
     Returns:
-      For each combination "config", its values, and "mAP": split -> "mean", "std", the sample standard deviation (nan
-      for one value), and "count" of the finite values.
+      One dict per combination, with two keys. "config" has the swept values without the seed. "mAP" maps each split to
+      a dict of "mean", "std" (sample standard deviation; nan for one value) and "count" (number of finite values).
     """
     groups: dict[str, list[GridRun]] = {}
     for run in runs:
@@ -97,7 +104,7 @@ def average_seeds(runs: Sequence[GridRun]) -> list[dict[str, Any]]:
 
 
 def finite_scores(run: GridRun) -> dict[str, float]:
-    """Return the mAP of each split of a run, if it is finite."""
+    """Return split -> mAP of a run, as fractions. Splits whose mAP is missing or not finite are left out."""
     scores = {split: metrics.get("mAP", math.nan) for split, metrics in run.results.items()}
     return {split: score for split, score in scores.items() if math.isfinite(score)}
 
@@ -107,7 +114,7 @@ def _other_values(run: GridRun, *keys: str) -> dict[str, Any]:
 
 
 def _label(run: GridRun, *keys: str) -> str:
-    """Return a name for the swept values of a run except those of some keys."""
+    """Return a name made of the swept keys and values of a run, without the given keys."""
     return point_name(_other_values(run, *keys), run.config)
 
 
@@ -117,7 +124,7 @@ def _list_splits(runs: Sequence[GridRun]) -> list[str]:
 
 # ----------------------------------------------------------------------------------------------------------- tables
 def runs_table(runs: Sequence[GridRun]) -> Table:
-    """Return the mAP of each run in percent."""
+    """Return a table of the mAP in percent, with one row per run and one column per split."""
     splits, rows = _list_splits(runs), []
     for run in runs:
         if not run.results:
@@ -129,7 +136,10 @@ def runs_table(runs: Sequence[GridRun]) -> Table:
 
 
 def seeds_table(runs: Sequence[GridRun]) -> Table:
-    """Return the mean and sample standard deviation of the mAP over seeds in percent."""
+    """Return a table of the mean and the sample standard deviation of the mAP over seeds, in percent.
+
+    There is one row per combination of the other swept values, and one column per split.
+    """
     splits, rows = _list_splits(runs), []
     for average in average_seeds(runs):
         name = point_name(average["config"], runs[0].config)
@@ -144,9 +154,17 @@ def _mean_text(statistics: dict[str, float]) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- plot
 def plot_points(runs: Sequence[GridRun], x_key: str) -> list[dict[str, Any]]:
-    """Return the points of the plot of the mAP over a swept key: "panel", "line", "x", a number or a name, and "y".
+    """Return the points of the plot of the mAP over the values of one swept key.
 
-    There is one panel per split, and one line per combination of the further keys except the seed.
+    There is one panel per split, and one line per combination of the other swept values without the seed.
+
+    Args:
+      runs: the runs of the sweep.
+      x_key: the swept key of the x axis.
+
+    Returns:
+      One dict per point: "panel" (the split), "line" (the name of the line), "x" (the value of `x_key`: a number, or
+      its text) and "y" (the mAP in percent).
     """
     points = []
     for run in runs:
@@ -159,9 +177,13 @@ def plot_points(runs: Sequence[GridRun], x_key: str) -> list[dict[str, Any]]:
 
 
 def draw_plot(points: Sequence[dict[str, Any]], x_key: str) -> bytes:
-    """Draw the result of `plot_points` and return the content of a PNG file.
+    """Draw the points of `plot_points`, and return the content of a PNG file.
 
-    Seeds are averaged, with an error bar of one sample standard deviation.
+    The mAP is averaged over seeds. Error bars are one sample standard deviation.
+
+    Args:
+      points: a result of `plot_points`.
+      x_key: the title of the x axis.
     """
     scale = {"title": "mAP (%)", "scale": alt.Scale(zero=False)}
     base = alt.Chart(alt.Data(values=points)).encode(x=x_axis(points, x_key), color=alt.Color("line:N", title=None))
@@ -174,7 +196,10 @@ def draw_plot(points: Sequence[dict[str, Any]], x_key: str) -> bytes:
 
 
 def x_axis(points: Sequence[dict[str, Any]], title: str) -> alt.X:
-    """Return the x axis. A wide range of numbers gets a logarithmic axis."""
+    """Return the x axis of the plot: one position per text, or a numeric axis.
+
+    A numeric axis is logarithmic if the ratio of its largest to its smallest value is at least _LOGARITHMIC_FROM.
+    """
     values = list(dict.fromkeys(point["x"] for point in points))
     if any(isinstance(value, str) for value in values):
         return alt.X("x:N", title=title, sort=values)

@@ -1,4 +1,4 @@
-"""Charts as Vega-Lite specifications; page.js sets the colors by the theme of the page.
+"""Charts as Vega-Lite specifications. The script page.js sets their colors according to the light or dark theme.
 
 Heat maps encode values as opacities of one color, so that small values recede on light and on dark backgrounds.
 """
@@ -18,7 +18,14 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def _spec(chart: alt.TopLevelMixin, **data: Rows) -> dict[str, Any]:
-    """Return the specification of a chart with its data, added without Altair, which validates each row."""
+    """Return the Vega-Lite specification of a chart as a dict.
+
+    The data sets are added to the dict directly, because Altair would validate each row, which is slow.
+
+    Args:
+      chart: the chart, which refers to its data sets by name.
+      **data: name of a data set -> its rows.
+    """
     spec = chart.to_dict()
     spec["datasets"] = {name: list(rows) for name, rows in data.items()}
     if spec["width"] == "container":
@@ -29,12 +36,17 @@ def _spec(chart: alt.TopLevelMixin, **data: Rows) -> dict[str, Any]:
 
 
 def _chart(name: str) -> alt.Chart:
-    """Return a chart of the data set `name`."""
+    """Return an empty chart that uses the data set `name`."""
     return alt.Chart(alt.NamedData(name=name))
 
 
 def line_chart(rows: Rows, number_format: str) -> dict[str, Any]:
-    """Return lines over the training step. Each row has step, value and series."""
+    """Return a line chart over the training step, with one line per series.
+
+    Args:
+      rows: the points, with the keys step, value and series (the name of the line).
+      number_format: the format of the values in D3's notation.
+    """
     series = list(dict.fromkeys(row["series"] for row in rows))
     few = len(rows) < 40 * len(series)
     chart = _chart("rows").mark_line(point={"size": 26} if few else False, strokeWidth=1.8)
@@ -49,9 +61,13 @@ def line_chart(rows: Rows, number_format: str) -> dict[str, Any]:
 
 
 def difference_bars(rows: Rows) -> dict[str, Any]:
-    """Return bars to the left and right of 0 in the order of `rows`: label, difference, low, high (fractions).
+    """Return a chart with one horizontal bar per label for a difference, and a line for its interval.
 
-    A bar has the color of its sign, and is pale if its interval contains 0.
+    The color of a bar shows the sign of the difference. A bar is pale if the interval contains 0.
+
+    Args:
+      rows: the bars from top to bottom, with the keys label, difference, low and high (the ends of the interval);
+        numbers are fractions.
     """
     values = (alt.Tooltip(f"{name}:Q", format="+.2%") for name in ("difference", "low", "high"))
     tooltip = ["label:N", *values]
@@ -72,7 +88,13 @@ def difference_bars(rows: Rows) -> dict[str, Any]:
 
 
 def heat_map(rows: Rows, names: Sequence[str]) -> dict[str, Any]:
-    """Return a square heat map of cells with a, b, value in [0, 1] and text; cells missing from `rows` are empty."""
+    """Return a square heat map.
+
+    Args:
+      rows: the cells, with the keys a (name of the row), b (name of the column), value (in [0, 1]) and text (the
+        tooltip). Cells that are missing in `rows` are empty.
+      names: the names of the rows and columns, in order.
+    """
     size = max(10, min(40, 480 // len(names)))  # pixels of a cell
     axis = {"labelLimit": LABEL_WIDTH, "labelOverlap": False, "labelFontSize": min(11, size)}
     scale = alt.Scale(domain=list(names), padding=0.04)
@@ -87,12 +109,12 @@ def heat_map(rows: Rows, names: Sequence[str]) -> dict[str, Any]:
 
 
 def unit_curve(points: np.ndarray, names: tuple[str, str, str], *, diagonal: bool = False) -> dict[str, Any]:
-    """Return a curve of y over x in [0, 1]².
+    """Return a chart of one curve, with both axes from 0 to 1.
 
     Args:
-      points: f64[T,3], x, y and a value for the tooltip.
-      names: titles of x, y and the value.
-      diagonal: draw the diagonal.
+      points: f64[T,3]; each row has x, y and an additional value for the tooltip.
+      names: the titles of x, y and the additional value.
+      diagonal: whether to draw the diagonal.
     """
     x, y, _ = names
     tooltip = [alt.Tooltip(f"{name}:Q", format=NUMBER) for name in names]
@@ -108,7 +130,13 @@ def unit_curve(points: np.ndarray, names: tuple[str, str, str], *, diagonal: boo
 
 
 def _unit_square(data: str, x: str, y: str) -> alt.Chart:
-    """Return a chart of y over x with axes from 0 to 100 %, for a line in the order of x."""
+    """Return an unmarked chart of y over x with axes from 0 to 100 %. A line connects its points in the order of x.
+
+    Args:
+      data: the name of the data set.
+      x: the field and title of the x axis.
+      y: the field and title of the y axis.
+    """
     unit = alt.Scale(domain=[0, 1])
     return _chart(data).encode(
         x=alt.X(f"{x}:Q", scale=unit, axis=alt.Axis(format="%", grid=False)),

@@ -1,4 +1,4 @@
-"""The components of a page: sections with a few kinds of parts, which the template renders.
+"""The components of a page. A page has sections, and a section has parts of a few kinds, which the template renders.
 
 All text is plain and untrusted (label names, ids, paths); only the template and the scripts create markup.
 """
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 @dataclass(frozen=True)
 class Note:
-    """A paragraph."""
+    """A paragraph of text."""
 
     kind: ClassVar[str] = "note"
     text: str
@@ -20,7 +20,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Key numbers: (name, value, context)."""
+    """A list of key numbers. Each row has three texts: the name, the value, and the context of the value."""
 
     kind: ClassVar[str] = "numbers"
     rows: Sequence[tuple[str, str, str]]
@@ -28,13 +28,15 @@ class Numbers:
 
 @dataclass(frozen=True)
 class PageTable:
-    """A table. A table of more than a few rows can be searched, and a table with headings can be sorted by column.
+    """A table of a page. A table with more than a few rows can be searched, and a table with headings can be sorted.
 
     Attributes:
-      name: unique on the page.
-      columns: the heading of a column of texts, or (heading, kind of its cells): "term" (a name and its definition),
-        "count", "number", "fraction" (in percent) or "difference" (of fractions).
-      rows: cells; None and nan become a dash.
+      name: the id of the table, unique on the page.
+      columns: one entry per column: the heading of a column of texts, or (heading, kind of the cells). The kinds are
+        "term" (a name and its definition), "count", "number", "fraction" (shown in percent) and "difference" (of
+        fractions).
+      rows: the cells of each row. None and nan are shown as a dash.
+      caption: the caption; "" = none.
     """
 
     kind: ClassVar[str] = "table"
@@ -56,7 +58,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Charts:
-    """Charts side by side, if the page is wide enough."""
+    """Several charts. They are placed side by side if the page is wide enough."""
 
     kind: ClassVar[str] = "charts"
     charts: Sequence[Chart]
@@ -64,7 +66,14 @@ class Charts:
 
 @dataclass(frozen=True)
 class Widget:
-    """An interactive element that the function `draw` of samples.js draws from `data`. `name` is unique on the page."""
+    """An interactive element that a function of samples.js draws.
+
+    Attributes:
+      name: the id of the element, unique on the page.
+      draw: the name of the function in samples.js.
+      data: the argument of the function, a value for JSON.
+      alt: an alternative text for screen readers.
+    """
 
     kind: ClassVar[str] = "widget"
     name: str
@@ -75,7 +84,7 @@ class Widget:
 
 @dataclass(frozen=True)
 class Details:
-    """Parts that are collapsed by default."""
+    """A collapsible block of parts, which is collapsed by default and has the heading `summary`."""
 
     kind: ClassVar[str] = "details"
     summary: str
@@ -84,7 +93,15 @@ class Details:
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page. If the run folder lacks its data, `missing` says so, and `command` creates the data."""
+    """A section of the page.
+
+    Attributes:
+      name: the id of the section, unique on the page.
+      title: the heading.
+      parts: the components.
+      missing: if the run folder lacks the data of the section, a sentence that says so; otherwise "".
+      command: the shell command that creates the missing data; "" if there is none.
+    """
 
     name: str
     title: str

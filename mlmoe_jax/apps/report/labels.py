@@ -21,7 +21,11 @@ _COUNTS = ("support", "images_both", "images_a_only", "images_b_only", "images_n
 
 
 def groups(files: RunFiles) -> list[Any]:
-    """Return CO and DC groups with p(b|a) as heat maps, and the table of co-occurrence overfitting."""
+    """Return the parts of the section about label groups and co-occurrence.
+
+    The parts are the table of co-occurrence (CO) and discriminative (DC) groups, heat maps of p(b|a), and the table of
+    co-occurrence overfitting.
+    """
     space = files.label_space
     frequent = np.sort(np.argsort(-space.positives, kind="stable")[:MOST_LABELS])
     text = (
@@ -50,7 +54,15 @@ def _group_table(space: LabelSpace, sides: dict[str, np.ndarray]) -> PageTable:
 
 
 def conditional_probability(space: LabelSpace, labels: np.ndarray) -> np.ndarray:
-    """Return p(b|a) = images with both / images with a of `labels`, f64[a,b]; 0 if a == b or undefined."""
+    """Return p(b|a) of the given labels: the share of training images with label a that also have label b.
+
+    Args:
+      space: the labels with their training statistics.
+      labels: i64[n], the indices of the labels.
+
+    Returns:
+      f64[n,n], with a as the row and b as the column; 0 if a equals b, or if no image has label a.
+    """
     return conditional_probabilities(space.together[labels][:, labels].toarray(), space.positives[labels])
 
 
@@ -72,7 +84,10 @@ def _heat_map(name: str, heading: str, group: np.ndarray, space: LabelSpace, lab
 
 
 def _overfitting(files: RunFiles) -> list[PageTable]:
-    """Return the table of pairs of labels; an evaluation writes it if pairs occur together in training."""
+    """Return the table of co-occurrence overfitting, one row per pair of labels; [] if cooccurrence.csv is missing.
+
+    An evaluation writes this file if there are pairs of labels that occur together in training.
+    """
     if not (rows := files.table(COOCCURRENCE)):
         return []
     columns = [name if name in _TEXT else (name, "count" if name in _COUNTS else "number") for name in rows[0]]

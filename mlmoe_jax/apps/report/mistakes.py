@@ -18,7 +18,7 @@ _OUTCOMES = {(POSITIVE, True): "right", (POSITIVE, False): "missed", (NEGATIVE, 
 
 
 def mistakes(files: RunFiles) -> list[Any]:
-    """Return wrongly predicted and missed labels, as images and tables."""
+    """Return the parts of the section about false positives and false negatives: image cards, and tables."""
     predictions = files.predictions
     scored = predictions.scored
     note = (
@@ -45,7 +45,11 @@ def mistakes(files: RunFiles) -> list[Any]:
 
 
 def list_images(files: RunFiles) -> list[Any]:
-    """Return images with their labels, to filter, and a table of images by mistakes."""
+    """Return the parts of the section about images.
+
+    The parts are cards of images with their labels, which can be filtered, and a table of the images with the most
+    mistakes.
+    """
     predictions = files.predictions
     order = np.argsort(-predictions.mistakes, kind="stable")
     ids = predictions.scored.ids.tolist()
@@ -61,7 +65,12 @@ def list_images(files: RunFiles) -> list[Any]:
 
 
 def _image_table(predictions: Predictions, rows: np.ndarray) -> PageTable:
-    """Return images with their missed, wrongly predicted and rightly predicted labels."""
+    """Return a table with one row per image: its missed, wrongly predicted and correctly predicted labels.
+
+    Args:
+      predictions: the predictions.
+      rows: i64[n], the rows of the images in `predictions`, in the order of the table.
+    """
     right, cells = (predictions.scored.codes == POSITIVE) & predictions.predicted, []
     for n in rows:
         listed = [np.flatnonzero(kind[n])[:LISTED_LABELS] for kind in (predictions.missed, predictions.false, right)]
@@ -73,7 +82,11 @@ def _image_table(predictions: Predictions, rows: np.ndarray) -> PageTable:
 
 
 def _image_labels(predictions: Predictions, n: int) -> list[tuple[str, str, float]]:
-    """Return (label, outcome, score) of the present and the predicted labels of an image, highest scores first."""
+    """Return (label, outcome, score) of each label of image `n` that is present or predicted, by decreasing score.
+
+    The outcome is "right", "missed", "false", or "unknown" if the truth is not known. At most LISTED_LABELS labels are
+    returned.
+    """
     codes, scores, predicted = predictions.scored.codes[n], predictions.scored.scores[n], predictions.predicted[n]
     labels = np.flatnonzero((codes == POSITIVE) | predicted)
     labels = labels[np.argsort(-scores[labels], kind="stable")][:LISTED_LABELS]

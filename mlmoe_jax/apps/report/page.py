@@ -1,4 +1,4 @@
-"""Write one self-contained HTML file about a run, which needs no network, no other file and no server."""
+"""Write one self-contained HTML file about a run. The file needs no network, no other file and no server."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ _SCRIPTS = ("page.js", "samples.js")
 # -------------------------------------------------------------------------------------------------------- sections
 @dataclass(frozen=True)
 class Need:
-    """Data that a section needs.
+    """The data that a section of the report requires.
 
     Attributes:
-      data: an attribute of `RunFiles`, which is None or empty without the data.
-      missing: the sentence on the page without it.
-      flags: flags of the command that creates it, if there is one.
+      data: the name of an attribute of `RunFiles`, which may be dotted. The data is missing if its value is None or
+        empty.
+      missing: the sentence on the page if the data is missing.
+      flags: the flags of the command that creates the data; () if there is no such command.
     """
 
     data: str
@@ -46,7 +47,14 @@ class Need:
 
 @dataclass(frozen=True)
 class SectionKind:
-    """A section of the report: how its parts are made, and the data that this needs."""
+    """The definition of a section of the report.
+
+    Attributes:
+      name: the id of the section.
+      title: the heading.
+      parts: function that returns the components of the section about a run.
+      needs: the data that `parts` requires.
+    """
 
     name: str
     title: str
@@ -54,7 +62,7 @@ class SectionKind:
     needs: tuple[Need, ...] = ()
 
     def describe(self, files: RunFiles) -> Section:
-        """Return the section about a run, which says what is missing if the run lacks its data."""
+        """Return the section about a run. If the run lacks required data, the section only says what is missing."""
         for need in self.needs:
             if not attrgetter(need.data)(files):
                 command = files.command(*need.flags) if need.flags else ""
@@ -107,13 +115,13 @@ SECTIONS = (
 def write_report(
     folder: RunFolder, *, against: RunFolder | None = None, output: str | Path | None = None, cost: bool = False
 ) -> epath.Path:
-    """Write the page about a run, and return its path.
+    """Write the page about a run, and return the path of the page.
 
-    Training may still be running. The page shows the available files, and has the commands that create missing files.
+    Training may still be running. Sections whose data is missing show the command that creates the data.
 
     Args:
-      folder: the run folder. Its files are read, and nothing is computed on a device.
-      against: another run to compare with.
+      folder: the run folder. The page is made from its files; the model is not run.
+      against: the folder of another run to compare with; None = no comparison.
       output: path of the page; default: report.html in the folder.
       cost: count parameters and multiply-adds by tracing the model (seconds), and write cost.json to the folder.
 
@@ -140,7 +148,12 @@ def write_report(
 
 
 def render(files: RunFiles, bundle: str) -> str:
-    """Return the page about a run. `bundle` is the JavaScript that draws charts."""
+    """Return the HTML page about a run.
+
+    Args:
+      files: the files of the run folder.
+      bundle: the JavaScript library that draws charts, see `vega_bundle`.
+    """
     sections = [kind.describe(files) for kind in SECTIONS]
     shared = samples.shared_data(files)
     return render_page(files.name, "Run report", sections, images=files.images, shared=shared, bundle=bundle)
@@ -155,18 +168,18 @@ def render_page(
     shared: Mapping[str, Any] | None = None,
     bundle: str = "",
 ) -> str:
-    """Return a page of sections.
+    """Return an HTML page with the given sections.
 
-    A content security policy restricts the page to its own scripts and forbids all loading, so neither a library nor a
-    label name with markup can reach the network.
+    A content security policy allows only the scripts in the page and forbids all loading. Therefore, neither a library
+    nor a label name that contains markup can access the network.
 
     Args:
       title: the title of the page.
       kind: the kind of the page, such as "Run report".
       parts: the sections.
-      images: the JPEG files of the images, by name.
-      shared: the data that widgets share, as in `samples.shared_data`.
-      bundle: the JavaScript that draws charts.
+      images: name of an image -> content of its JPEG file.
+      shared: the data that several widgets use, as `samples.shared_data` returns it; None = no data.
+      bundle: the JavaScript library that draws charts; "" if the page has no charts.
     """
     import jinja2
 
@@ -197,7 +210,7 @@ def render_page(
 
 @cache
 def vega_bundle() -> str:
-    """Return the Vega libraries as one self-contained script (about 0.9 MB; takes a few seconds)."""
+    """Return the Vega libraries as one self-contained script of about 0.9 MB. The call takes a few seconds."""
     import altair
     import vl_convert
 

@@ -1,4 +1,4 @@
-"""The predictions of a run on scored images with their mistakes, and thumbnails of images.
+"""The predicted labels of a run on evaluated images, the mistakes among them, and thumbnails of images.
 
 Shape letters: N images, K labels.
 """
@@ -27,12 +27,12 @@ KINDS = (("Wrongly predicted", "false", 1), ("Missed", "missed", -1))
 
 @dataclass(frozen=True)
 class Predictions:
-    """Scored images with the thresholds of predictions.
+    """Evaluated images with the labels that are predicted at given thresholds.
 
     Attributes:
-      scored: the images with their reported scores.
-      labels: the names of the labels.
-      thresholds: f64[K].
+      scored: the images with their true labels, and with the probabilities that the run reports.
+      labels: the names of the K labels.
+      thresholds: f64[K], a label is predicted if its probability is at least its threshold.
       origin: the origin of the thresholds, as the end of a sentence.
     """
 
@@ -43,17 +43,17 @@ class Predictions:
 
     @cached_property
     def predicted(self) -> np.ndarray:
-        """bool[N,K], the labels that are predicted."""
+        """bool[N,K], whether each label is predicted for each image."""
         return self.scored.scores >= self.thresholds
 
     @cached_property
     def missed(self) -> np.ndarray:
-        """bool[N,K], present labels below their threshold."""
+        """bool[N,K], the false negatives: present labels that are not predicted."""
         return (self.scored.codes == POSITIVE) & ~self.predicted
 
     @cached_property
     def false(self) -> np.ndarray:
-        """bool[N,K], absent labels that are predicted."""
+        """bool[N,K], the false positives: absent labels that are predicted."""
         return (self.scored.codes == NEGATIVE) & self.predicted
 
     @cached_property
@@ -62,25 +62,33 @@ class Predictions:
         return self.missed.sum(axis=1) + self.false.sum(axis=1)
 
     def worst(self, kind: str, sign: int) -> list[tuple[int, int]]:
-        """Return (image, label) of the most confident mistakes of a kind of KINDS, the worst first."""
+        """Return the indices (image, label) of at most MOST_MISTAKES mistakes of one kind, the most confident first.
+
+        Args:
+          kind: "false" or "missed".
+          sign: 1 if a high score makes the mistake worse, -1 if a low score does; see KINDS.
+        """
         images, labels = np.nonzero(getattr(self, kind))
         order = np.argsort(-sign * self.scored.scores[images, labels], kind="stable")[:MOST_MISTAKES]
         return list(zip(images[order].tolist(), labels[order].tolist(), strict=True))
 
     @cached_property
     def mistaken(self) -> list[str]:
-        """The names of the images with the most confident mistakes."""
+        """The ids of the images with the most confident mistakes of both kinds, without repetitions."""
         names = (str(self.scored.ids[n]) for _, kind, sign in KINDS for n, _ in self.worst(kind, sign))
         return list(dict.fromkeys(names))
 
 
 def read_thumbnails(split: Split, data: ConfigDict, rows: Iterable[int]) -> dict[str, bytes]:
-    """Return JPEG files of the images of some rows by name, without those that cannot be read.
+    """Return thumbnails of some images of a split. Images that cannot be read are left out.
 
     Args:
-      split: the images.
-      data: `config.data`, with the settings of decoding.
-      rows: the rows of the images.
+      split: the split.
+      data: `config.data`, which has the settings for decoding.
+      rows: the rows of the images in the split.
+
+    Returns:
+      Id of the image -> content of a JPEG file.
     """
     decoding, images = Decoding.from_config(data, SIDE), {}
     for row in rows:

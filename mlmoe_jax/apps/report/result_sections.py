@@ -25,7 +25,10 @@ MOST_BARS, MOST_POINTS = 100, 100  # bars of differences, points of a precision-
 
 # --------------------------------------------------------------------------------------------------------- metrics
 def metrics(files: RunFiles) -> list[Any]:
-    """Return the metrics of each split in percent, by group, with their definitions."""
+    """Return the parts of the section about metrics: one table per group of metrics.
+
+    A table has the name and definition of each metric, and its value in percent for each split.
+    """
     names = list(dict.fromkeys(name for entry in files.results.values() for name in entry.metrics))
     text = "In percent. Means over labels leave out labels without a positive in a split, unless a definition says"
     parts: list[Any] = [Note(f"{text} otherwise.")]
@@ -42,7 +45,12 @@ def metrics(files: RunFiles) -> list[Any]:
 
 
 def _meaning(name: str, definitions: Mapping[str, str]) -> str:
-    """Return the meaning of a name; "" if it matches no pattern."""
+    """Return the definition of a metric; "" if there is none.
+
+    Args:
+      name: the name of the metric.
+      definitions: regular expression for names -> definition, in which {} stands for a group of the match.
+    """
     for pattern, sentence in definitions.items():
         if match := re.fullmatch(pattern, name):
             return sentence.format(*match.groups())
@@ -50,7 +58,14 @@ def _meaning(name: str, definitions: Mapping[str, str]) -> str:
 
 
 def _metric_table(name: str, caption: str, meanings: Mapping[str, str], files: RunFiles) -> PageTable:
-    """Return metrics by name with their definitions."""
+    """Return a table of metrics, with one column per split.
+
+    Args:
+      name: the id of the table.
+      caption: the caption.
+      meanings: name of each metric -> its definition.
+      files: the files of the run.
+    """
     rows = [
         [[metric, meaning], *(entry.metrics.get(metric) for entry in files.results.values())]
         for metric, meaning in meanings.items()
@@ -60,7 +75,10 @@ def _metric_table(name: str, caption: str, meanings: Mapping[str, str], files: R
 
 # -------------------------------------------------------------------------------------------------------- per class
 def list_labels(files: RunFiles) -> list[Any]:
-    """Return the table of labels: per_class.csv of the main split, AP on any other split, thresholds."""
+    """Return the parts of the section about labels: a table with one row per label.
+
+    The columns are the metrics of per_class.csv on the main split, the AP on each other split, and the threshold.
+    """
     others = {name: table for name, table in files.per_class.items() if name != files.main}
     main = files.per_class.get(files.main, {})
     columns = ["label"]
@@ -77,7 +95,9 @@ def list_labels(files: RunFiles) -> list[Any]:
 
 # ------------------------------------------------------------------------------------------------------ differences
 def differences(files: RunFiles) -> list[Any]:
-    """Return the differences between this run and another, in total and per label (DR-MoE, table 6).
+    """Return the parts of the section about the differences between this run and another run (DR-MoE, table 6).
+
+    The parts are the differences of the metrics of the main split, and of the average precision of each label.
 
     Raises UserError if the runs cannot be compared: no scores, different labels, or no common image.
     """
@@ -93,7 +113,14 @@ def differences(files: RunFiles) -> list[Any]:
 
 
 def _change_table(name: str, what: str, changes: Mapping[str, MetricChange], files: RunFiles) -> PageTable:
-    """Return the values of both runs, and their difference with its interval."""
+    """Return a table with one row per metric: the values of both runs, and the difference with its interval.
+
+    Args:
+      name: the id of the table.
+      what: the beginning of the caption.
+      changes: name of each row -> the change.
+      files: the files of this run.
+    """
     columns = ["", (files.name, "fraction"), (files.other.name, "fraction")]
     columns += [(title, "difference") for title in ("difference", "from", "to")]
     rows = [[key, change.b, change.a, change.difference, change.low, change.high] for key, change in changes.items()]
@@ -113,7 +140,11 @@ def _in_words(comparison: Comparison, other: str) -> str:
 
 
 def _difference_chart(changes: list[tuple[str, MetricChange]]) -> Chart:
-    """Return bars of sorted differences; of many, only the highest and the lowest."""
+    """Return a bar chart of differences. If there are more than MOST_BARS, only show the highest and the lowest.
+
+    Args:
+      changes: pairs of label and change, sorted by decreasing difference.
+    """
     half, title = MOST_BARS // 2, "Difference of average precision"
     if len(changes) > MOST_BARS:
         changes = [*changes[:half], *changes[-half:]]
@@ -125,10 +156,17 @@ def _difference_chart(changes: list[tuple[str, MetricChange]]) -> Chart:
 
 # ----------------------------------------------------------------------------------------------------------- scores
 def precision_recall_points(ranking: Ranking, positives: np.ndarray) -> np.ndarray:
-    """Return recall, precision and threshold f64[T,3] at the positives of a ranking, with increasing thresholds.
+    """Return the points of a precision-recall curve.
 
-    `positives` has the scores f64[P]. If P is above MOST_POINTS, so many evenly spaced positives are used, including
-    the first and the last.
+    Each score of a positive is a threshold. If there are more than MOST_POINTS positives, only MOST_POINTS evenly
+    spaced positives are used, including the first and the last.
+
+    Args:
+      ranking: the counts for each of the P positives.
+      positives: f64[P], the scores of the positives.
+
+    Returns:
+      f64[T,3]; the columns are recall, precision and threshold. The rows are sorted by increasing threshold.
     """
     hits, ranks = ranking.hits, ranking.hits + ranking.above + ranking.level
     points = np.stack([hits / max(1, ranking.positives), hits / ranks, np.sort(positives)], axis=1)
@@ -136,7 +174,10 @@ def precision_recall_points(ranking: Ranking, positives: np.ndarray) -> np.ndarr
 
 
 def score_curves(files: RunFiles) -> list[Any]:
-    """Return precision over recall and positives over scores, for all labels pooled."""
+    """Return the parts of the section about scores: a precision-recall curve and a calibration curve.
+
+    Both curves pool the scores of all labels.
+    """
     entries = files.corrected.entries(files.settings.difficult)
     scores, positive, valid = entries.scores, entries.positive, entries.valid
     known, bins = positive & valid, reliability(scores, positive, mask=valid).pooled()
@@ -156,7 +197,11 @@ def score_curves(files: RunFiles) -> list[Any]:
 
 
 def _calibration_chart(bins: Reliability) -> Chart:
-    """Return the share of positives over the mean score of the bins of all labels pooled."""
+    """Return the calibration curve: the share of positives over the mean score, with one point per bin.
+
+    Args:
+      bins: the bins, pooled over all labels. Empty bins are left out.
+    """
     used = bins.count[0] > 0
     points = np.stack([bins.mean_score[0], bins.fraction_positive[0], bins.count[0]], axis=1)[used]
     spec = charts.unit_curve(points, ("mean score", "share of positives", "scores in the bin"), diagonal=True)
@@ -166,7 +211,10 @@ def _calibration_chart(bins: Reliability) -> Chart:
 
 # ------------------------------------------------------------------------------------------------------- thresholds
 def thresholds(files: RunFiles) -> list[Any]:
-    """Return the thresholds that prediction uses, and their origin."""
+    """Return the parts of the section about the thresholds that `--mode=predict` uses, and how they were fitted.
+
+    If they were fitted to a goal, a table has the metrics before and after the fit.
+    """
     stored = files.thresholds
     source, parts = stored.source, [Note("A label is predicted if its probability is at least its threshold.")]
     if "goal" not in source:

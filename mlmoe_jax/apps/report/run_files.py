@@ -1,4 +1,4 @@
-"""The files of a run folder for the report. Each file is read once, and is None or empty if it is missing.
+"""The files of a run folder for the report. Each file is read once. The value of a missing file is None or empty.
 
 Shape letters: N images, K labels, S sample images, E entries of a gate.
 """
@@ -45,16 +45,20 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Samples:
-    """The sample images of a run with their scores, gates and attention.
+    """The S sample images of a run with their scores, gates and attention.
 
     Attributes:
-      grid: rows and columns of the patches.
-      images: JPEG files by name, with the split before the name if it is not the main split.
-      codes, scores: i8[S,K] and f64[S,K].
-      prompts: [side, group, expert] of each prompt, or None.
-      entries: gate -> names of its entries.
-      gates: name -> f16[S or 1,K,E].
-      attention: name -> f16[S,Q,N].
+      split: the name of the split of the images.
+      grid: the numbers of rows and columns of patches in an image.
+      images: name -> content of a JPEG file. If `split` is not the main split, it precedes the name.
+      codes: i8[S,K], label codes, see data/label_codes.py.
+      scores: f64[S,K], probabilities as the run reports them.
+      prompts: for each prompt [side, group, expert], where the side is the kind of label groups, CO or DC; None if the
+        prompts have no groups.
+      entries: name of a gate -> names of its E entries.
+      gates: name of a gate -> f16[S,K,E], routing weights; f16[1,K,E] if the gate does not depend on the image.
+      attention: kind of attention -> f16[S,Q,N], the attention of Q queries (prompts, labels or the class token) over
+        the N patches.
     """
 
     split: str
@@ -69,13 +73,14 @@ class Samples:
 
 
 class RunFiles:
-    """The files of a run folder. Each is read on first use.
+    """The files of a run folder. A file is read when its attribute is used for the first time.
 
-    Raises UserError, on first use, if a file is damaged or leads out of the folder.
+    The first use of an attribute raises UserError if the file is damaged, or is a link that leads out of the folder.
 
     Attributes:
+      folder: the run folder.
       name: the last part of the path of the folder.
-      other: the run to compare with, or None.
+      other: the files of the run to compare with; None = no comparison.
     """
 
     def __init__(self, folder: RunFolder, other: RunFiles | None = None):
@@ -90,7 +95,7 @@ class RunFiles:
 
     @cached_property
     def config(self) -> ConfigDict:
-        """The config of the run over the current defaults."""
+        """The config of the run. Keys that the stored config lacks have their default values."""
         return read_config(self.folder)
 
     @cached_property
@@ -100,18 +105,18 @@ class RunFiles:
 
     @cached_property
     def cost(self) -> dict[str, Any] | None:
-        """The result of `count_cost`."""
+        """The content of cost.json, a result of `count_cost`; None if the file is missing."""
         return self.json(COST)
 
     @cached_property
     def selection(self) -> Selection | None:
-        """The selection of the newest checkpoint, without its values."""
+        """The selected step of the newest checkpoint, without the parameter values; None without a checkpoint."""
         notes = newest_notes(self.folder)
         return Selection.from_notes({}, notes) if notes else None
 
     @cached_property
     def thresholds(self) -> Thresholds | None:
-        """The thresholds that prediction uses, and their origin."""
+        """The thresholds that `--mode=predict` uses, and their origin; None if thresholds.json is missing."""
         return stored_thresholds(self.folder)
 
     @cached_property
@@ -121,33 +126,36 @@ class RunFiles:
 
     @cached_property
     def label_space(self) -> LabelSpace | None:
-        """The labels with their training statistics."""
+        """The labels with their training statistics; None if label_space.npz is missing."""
         return read_label_space(self.folder) if self.has(files.LABEL_SPACE) else None
 
     @property
     def tree(self) -> LabelTree:
-        """The tree of the labels; empty if there is no label space."""
+        """The label tree (implications between labels); empty if label_space.npz is missing."""
         return INDEPENDENT if self.label_space is None else self.label_space.tree
 
     # -------------------------------------------------------------------------------------------------- results
     @cached_property
     def results(self) -> dict[str, SplitResult]:
-        """The entries of results.json by split."""
+        """Split -> its entry in results.json; {} if the file is missing."""
         return read_split_results(self.folder) if self.has(files.RESULTS) else {}
 
     @cached_property
     def main(self) -> str:
-        """The split in sections about one split: the first evaluated test split, or else any split; or ""."""
+        """The main split, which the sections about a single split describe.
+
+        It is the first test split with results, or the first other split with results; "" without results.
+        """
         return next((name for name in (*self.config.data.test_splits, *self.results) if name in self.results), "")
 
     @property
     def settings(self) -> MetricSettings:
-        """The settings of the metrics of the main split."""
+        """The settings with which the metrics of the main split were computed."""
         return self.results[self.main].settings
 
     @cached_property
     def per_class(self) -> dict[str, dict[str, Row]]:
-        """The rows of per_class.csv by split and label."""
+        """Split -> label -> row of per_class.csv, without the columns split and label."""
         tables: dict[str, dict[str, Row]] = {}
         for row in self.table(files.PER_CLASS):
             tables.setdefault(row.pop("split"), {})[row.pop("label")] = row
@@ -155,35 +163,40 @@ class RunFiles:
 
     @cached_property
     def raw(self) -> SplitScores | None:
-        """The readable images of the main split with their raw scores."""
+        """The readable images of the main split with their uncalibrated probabilities; None without stored scores."""
         entry = self.results.get(self.main)
         return read_scores(self.folder)[self.main].readable() if entry and entry.scores else None
 
     @property
     def scored(self) -> SplitScores | None:
-        """The scores of which the metrics of the main split are computed."""
+        """The scores from which the metrics of the main split are computed, see `metric_scores`; None if missing."""
         return metric_scores(self.raw, self.tree, self.settings) if self.raw else None
 
     @property
     def corrected(self) -> SplitScores | None:
-        """The scores of the main split as the run reports them."""
+        """The scores of the main split as the run reports them, see `correct`; None without stored scores."""
         return replace(self.raw, scores=self.correct(self.raw.scores)) if self.raw else None
 
     def correct(self, scores: np.ndarray) -> np.ndarray:
-        """Return the reported scores of raw probabilities."""
+        """Return the probabilities that the run reports: calibrated, and consistent with the label tree.
+
+        Args:
+          scores: f64[N,K], uncalibrated probabilities.
+        """
         stored = self.thresholds
         return scores if stored is None else stored.correct(scores, self.names, self.reported_tree)
 
     @property
     def reported_tree(self) -> LabelTree:
-        """The tree with which reported scores agree."""
+        """The label tree with which the reported scores are consistent; empty if `eval.consistent` is false."""
         return self.tree if self.config.eval.consistent else INDEPENDENT
 
     @cached_property
     def predictions(self) -> Predictions | None:
-        """The predictions on the main split.
+        """The predicted labels on the main split; None without stored scores.
 
-        Thresholds that were fitted on this split are replaced by `eval.threshold`: their predictions would be too good.
+        Thresholds that were fitted on the main split are replaced by `eval.threshold`, because the results of fitted
+        thresholds on the same images would be too good.
         """
         scored, stored = self.corrected, self.thresholds
         if not scored:
@@ -198,7 +211,7 @@ class RunFiles:
     # --------------------------------------------------------------------------------------------------- images
     @cached_property
     def samples(self) -> Samples | None:
-        """The sample images."""
+        """The sample images; None if the run has none."""
         index = self.json(files.SAMPLE_INDEX)
         if index is None:
             return None
@@ -218,16 +231,17 @@ class RunFiles:
 
     @cached_property
     def images(self) -> dict[str, bytes]:
-        """The JPEG files of the samples and of the images with the worst mistakes, by name."""
+        """Name -> JPEG file of the sample images, and of the images with the most confident mistakes."""
         images = dict(self.samples.images) if self.samples else {}
         if self.predictions:
             images |= self._read_from_data([name for name in self.predictions.mistaken if name not in images])
         return images
 
     def _read_from_data(self, ids: Iterable[str]) -> dict[str, bytes]:
-        """Return thumbnails of images of the main split, as far as the data set has and can read them.
+        """Return id -> thumbnail (JPEG file) of images of the main split.
 
-        The data may have changed since the run. An image is left out unless it has the labels with which it was scored.
+        An image is left out if it is not in the data set, if it cannot be read, or if its labels have changed since the
+        run was evaluated. If the data set cannot be opened, the result is {}.
         """
         data, scored = self.config.data, self.raw
         name = data.train_split if self.main == OUT_OF_FOLD else self.main
@@ -250,7 +264,10 @@ class RunFiles:
         return self.folder.read_json(name) if self.has(name) else None
 
     def table(self, name: str) -> list[Row]:
-        """Return the rows of a CSV file of names and numbers, nan for an empty cell; [] if the file is missing."""
+        """Return the rows of a CSV file as dicts from column to cell; [] if the file is missing.
+
+        Cells of the columns _NAMES are texts. All other cells are numbers, and an empty cell is nan.
+        """
         if not self.has(name):
             return []
         with self.folder.reading(name):

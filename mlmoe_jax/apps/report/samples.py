@@ -21,9 +21,10 @@ MOST_QUERIES = 36  # per image and kind of attention map
 
 
 def shared_data(files: RunFiles) -> dict[str, Any]:
-    """Return the data shared by all sections about samples; {} without samples.
+    """Return the data that all widgets about sample images use; {} if the run has no sample images.
 
-    `ids` has the names of the images, `labels` per image (label, code, score) of LISTED labels, and `names` all labels.
+    Keys: `ids`, the names of the S images; `labels`, for each image a list of (label index, label code, score) with at
+    most LISTED entries; `names`, the names of all labels.
     """
     samples = files.samples
     if samples is None:
@@ -36,13 +37,19 @@ def shared_data(files: RunFiles) -> dict[str, Any]:
 
 
 def image_labels(samples: Samples, s: int, most: int) -> list[int]:
-    """Return up to `most` labels of an image: present labels by decreasing score, then absent labels likewise."""
+    """Return the indices of at most `most` labels of the sample image `s`.
+
+    Present labels come first, then all other labels. Both are sorted by decreasing score.
+    """
     order = np.lexsort((-samples.scores[s], samples.codes[s] != 1))
     return [int(k) for k in order[:most]]
 
 
 def gate_labels(files: RunFiles, samples: Samples) -> list[int]:
-    """Return the labels whose gates are shown: the most frequent in the samples, then in training."""
+    """Return the sorted indices of the at most MOST_LABELS labels whose gates are shown.
+
+    They are the most frequent labels of the sample images. Ties are broken by the frequency in training.
+    """
     space, in_samples = files.label_space, (samples.codes == 1).sum(axis=0)
     in_training = np.zeros_like(in_samples) if space is None else space.positives
     return sorted(int(k) for k in np.lexsort((-in_training, -in_samples))[:MOST_LABELS])
@@ -55,7 +62,11 @@ def _bytes(values: np.ndarray) -> str:
 
 # ----------------------------------------------------------------------------------------------------------- gates
 def gates(files: RunFiles) -> list[Any]:
-    """Return the routing weights of a selected label per image, and a table of their means per label."""
+    """Return the parts of the section about gates.
+
+    The parts are a widget, which shows the routing weights of a selected label for each image, and a table of the mean
+    weights of each label.
+    """
     samples = files.samples
     labels = gate_labels(files, samples)
     packed = [
@@ -76,10 +87,11 @@ def gates(files: RunFiles) -> list[Any]:
 
 
 def gate_table(files: RunFiles, samples: Samples) -> PageTable:
-    """Return the mean weight per label of each entry of each gate over the samples, and of all shared experts together.
+    """Return a table of mean gate weights over the sample images, with one row per label.
 
-    The mean p(other | label) in training is beside them: DR-MoE claims that shared experts get more weight for
-    labels that co-occur with other labels.
+    There is one column per entry of each gate, and one for the sum over all shared experts of a gate. The last column
+    is the mean of p(other | label) over all other labels in training, because DR-MoE claims that shared experts get
+    more weight for labels that co-occur with other labels.
     """
     space, columns, values = files.label_space, [], []
     for gate, weights in samples.gates.items():
@@ -102,7 +114,11 @@ def gate_table(files: RunFiles, samples: Samples) -> PageTable:
 
 # ------------------------------------------------------------------------------------------------------- attention
 def attention(files: RunFiles) -> list[Any]:
-    """Return attention maps of group prompts, label queries or the class token over the sample images."""
+    """Return the parts of the section about attention.
+
+    The attention maps show the attention of group prompts, label queries or the class token over the patches of the
+    sample images.
+    """
     samples = files.samples
     maps = [pack_attention(files, samples, kind, values) for kind, values in samples.attention.items()]
     note = (
@@ -115,7 +131,19 @@ def attention(files: RunFiles) -> list[Any]:
 
 
 def pack_attention(files: RunFiles, samples: Samples, kind: str, values: np.ndarray) -> dict[str, Any]:
-    """Return one kind of maps f16[S,Q,N] as bytes, reduced per image to the limits."""
+    """Return attention maps of one kind for the widget. At most MOST_QUERIES maps are kept per image.
+
+    Args:
+      files: the files of the run.
+      samples: the sample images.
+      kind: the kind of the queries, a key of `samples.attention`.
+      values: f16[S,Q,N], the attention of each query over the patches.
+
+    Returns:
+      `name` (the kind), `queries` (index -> name), `shown` (the indices of the kept queries for each image), `peaks`
+      (ratio of the maximum of each map to uniform attention), and `maps` (the maps divided by their maximum, as bytes
+      in base64).
+    """
     images, queries, tokens = values.shape
     names, most = query_names(kind, queries, files.names, samples.prompts), min(queries, MOST_QUERIES)
     indices = np.tile(np.arange(most), (images, 1))

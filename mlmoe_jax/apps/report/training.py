@@ -33,7 +33,10 @@ _MACS = (
 
 
 def why_rough(files: RunFiles) -> str:
-    """Return why the metrics of the main split are rough, as a sentence; "" without a reason."""
+    """Return a sentence that says why the metrics of the main split are unreliable; "" if there is no reason.
+
+    The reasons are that the images of the main split selected the weights, or that labels have few positive images.
+    """
     reasons = []
     if files.selection and files.selection.split == files.main:
         reasons.append("selected the weights")
@@ -43,9 +46,14 @@ def why_rough(files: RunFiles) -> str:
 
 
 def intervals(files: RunFiles, *, resamples: int = RESAMPLES) -> dict[str, tuple[float, float]]:
-    """Return the 95 % intervals of metrics of the main split, by a bootstrap over its images.
+    """Return the 95 % intervals of the metrics of the main split, from a bootstrap over its images.
 
-    A large split has fewer resamples. A run without scores, or with more than MOST_LABELS labels, has no intervals.
+    Args:
+      files: the files of the run.
+      resamples: the number of resamples. For a large split, it is reduced to at least FEWEST.
+
+    Returns:
+      Metric -> (low, high), as fractions. {} if the run has no stored scores or has more than MOST_LABELS labels.
     """
     scored = files.scored
     if scored is None or scored.codes.shape[1] > MOST_LABELS:
@@ -65,7 +73,10 @@ def intervals(files: RunFiles, *, resamples: int = RESAMPLES) -> dict[str, tuple
 
 # ---------------------------------------------------------------------------------------------------------- header
 def header(files: RunFiles) -> list[Any]:
-    """Return the summary: model and data, the selected step, and the main metrics with their intervals."""
+    """Return the parts of the summary: the main metrics with their intervals, notes, and facts about the run.
+
+    The facts include the model, the data set and the selected step.
+    """
     notes = [why_rough(files)]
     if not files.results:
         notes.append("No split is evaluated yet; results are written when training ends, or by --mode=eval.")
@@ -112,7 +123,11 @@ def _facts(files: RunFiles) -> list[tuple[str, str]]:
 
 # ---------------------------------------------------------------------------------------------------------- curves
 def training_curves(files: RunFiles) -> list[Any]:
-    """Return loss and its terms, mAP, learning rate, speed and waiting for data over the steps."""
+    """Return charts over the training steps.
+
+    They show the loss and its terms, the mAP and the selection metric, the learning rate, the gradient norm, the images per second
+    and the share of time spent waiting for data.
+    """
     rows = files.rows
     names = list(dict.fromkeys(name for row in rows for name in row))
     terms = [name for name in names if name.startswith("loss/")]
@@ -136,7 +151,15 @@ def training_curves(files: RunFiles) -> list[Any]:
 
 
 def thin_curve(rows: Sequence[Mapping[str, Any]], key: str) -> list[dict[str, Any]]:
-    """Return at most MOST_POINTS points of a curve, each the mean of neighboring steps."""
+    """Return at most MOST_POINTS points of a training curve. Each point is the mean over consecutive logged steps.
+
+    Args:
+      rows: the rows of metrics.jsonl.
+      key: the logged value.
+
+    Returns:
+      One dict per point: step (the last step of the point), value and series (`key`).
+    """
     logged = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
     chunks = np.array_split(np.array(logged, np.float64), min(len(logged), MOST_POINTS)) if logged else []
     return [{"step": chunk[-1, 0], "value": chunk[:, 1].mean(), "series": key} for chunk in chunks]
@@ -144,7 +167,7 @@ def thin_curve(rows: Sequence[Mapping[str, Any]], key: str) -> list[dict[str, An
 
 # ------------------------------------------------------------------------------------------------------------ cost
 def cost(files: RunFiles) -> list[Any]:
-    """Return parameters, multiply-adds and bytes, as in the tables of the prompt-tuning papers."""
+    """Return the parts of the section about cost: tables of parameters, multiply-adds and bytes of the model."""
     counts = files.cost
     rows = [
         *((f"parameters, {name}", f"{count:,}") for name, count in counts["params"].items()),
@@ -162,7 +185,11 @@ def cost(files: RunFiles) -> list[Any]:
 
 # ---------------------------------------------------------------------------------------------------------- config
 def settings(files: RunFiles) -> list[Any]:
-    """Return the keys of the config, changed keys first, and the starts of the training with their versions."""
+    """Return the parts of the section about the config.
+
+    The parts are a table of the keys with a changed value, a table of the keys with their default value, and a table
+    of the starts of the training with the devices and library versions.
+    """
     default = configuration.flatten(default_config())
     keys = [(key, repr(value), repr(default.get(key))) for key, value in configuration.flatten(files.config).items()]
     changed, same = [key for key in keys if key[1] != key[2]], [key[:2] for key in keys if key[1] == key[2]]
