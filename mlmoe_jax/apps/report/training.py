@@ -125,8 +125,8 @@ def _facts(files: RunFiles) -> list[tuple[str, str]]:
 def training_curves(files: RunFiles) -> list[Any]:
     """Return charts over the training steps.
 
-    They show the loss and its terms, the mAP and the selection metric, the learning rate, the gradient norm, the images per second
-    and the share of time spent waiting for data.
+    They show the loss and its terms, the mAP and the selection metric, the learning rate, the gradient norm, the
+    images per second, and the share of time spent waiting for data.
     """
     rows = files.rows
     names = list(dict.fromkeys(name for row in rows for name in row))

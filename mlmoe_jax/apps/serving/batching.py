@@ -1,4 +1,4 @@
-"""A queue of images, which are labeled in batches across requests."""
+"""A queue of images. Its batches may contain images of several requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class _Waiting:
-    """An image in the queue. `since` is its arrival, in the time of the event loop."""
+    """An image in the queue.
+
+    Attributes:
+      image: the decoded image.
+      kind: the kind of output to compute, see `Batcher`.
+      answer: the future that receives the output.
+      since: the time of arrival, in the clock of the event loop.
+    """
 
     image: Any
     kind: str
@@ -21,15 +28,17 @@ class _Waiting:
 
 
 class Batcher:
-    """Joins the images of several requests into batches, which are labeled one after another.
+    """A queue that joins the images of several requests into batches and labels one batch after another.
+
+    All images of a batch have the same kind of output, such as LABELED or EXPLAINED of labeler.py.
 
     Args:
-      label: (images, kind) -> one output per image, called in `device`.
-      largest: kind -> the largest batch.
-      next_size: (number of images in the queue, kind) -> number of images in the next batch.
-      wait: the longest time in seconds that an image waits for more images if no batch is in progress.
-      device: the thread that calls `label`.
-      more_expected: whether more images are on their way; if not, no image waits.
+      label: function (images, kind) -> one output per image. It is called in `device`.
+      largest: kind -> the largest number of images in a batch.
+      next_size: function (number of queued images of the kind, kind) -> number of images in the next batch.
+      wait: the longest time in seconds that an image waits for more images while no batch is in progress.
+      device: the executor whose thread calls `label`.
+      more_expected: function that returns whether more images will arrive soon. If it returns False, no image waits.
     """
 
     def __init__(
@@ -51,9 +60,9 @@ class Batcher:
         return len(self._queue)
 
     async def submit(self, images: Sequence[Any], kind: str) -> list[Any]:
-        """Return the outputs of images, in order; if the caller is canceled, waiting images leave the queue.
+        """Add images to the queue, wait for their batches, and return one output per image, in the given order.
 
-        Raises the exceptions of `label`.
+        If the calling task is canceled, its images are removed from the queue. Raises the exceptions of `label`.
         """
         loop = asyncio.get_running_loop()
         added = [_Waiting(image, kind, loop.create_future(), loop.time()) for image in images]
@@ -62,7 +71,7 @@ class Batcher:
         return await asyncio.gather(*(image.answer for image in added))
 
     async def run(self) -> None:
-        """Label images until `close` was called and the queue is empty."""
+        """Label the queued images, until `close` has been called and the queue is empty."""
         loop = asyncio.get_running_loop()
         while batch := await self._next():
             images = [waiting.image for waiting in batch]
@@ -84,7 +93,7 @@ class Batcher:
         self._changed.set()
 
     async def _next(self) -> list[_Waiting]:
-        """Return the next batch, whose kind is the kind of the oldest image; [] at the end."""
+        """Wait for the next batch and return it. Return [] after `close`, once the queue is empty."""
         while True:
             self._queue = [waiting for waiting in self._queue if not waiting.answer.done()]  # without canceled images
             seconds = None
@@ -99,7 +108,7 @@ class Batcher:
                 await asyncio.wait_for(self._changed.wait(), seconds)
 
     def _seconds_to_wait(self) -> float:
-        """Return how long the oldest image may still wait for more images, 0 if it should not wait."""
+        """Return the seconds that the oldest image may still wait for more images; at most 0 if it should not wait."""
         oldest = self._queue[0]
         count = sum(waiting.kind == oldest.kind for waiting in self._queue)
         if count >= self._largest[oldest.kind] or self._closing or not self._more_expected():
@@ -107,7 +116,10 @@ class Batcher:
         return oldest.since + self._wait - asyncio.get_running_loop().time()
 
     def _take_batch(self) -> list[_Waiting]:
-        """Take the next batch from the queue: images of the kind of the oldest one, in order."""
+        """Remove the next batch from the queue and return it.
+
+        The images of the batch have the kind of the oldest image, and are in the order of their arrival.
+        """
         kind = self._queue[0].kind
         same_kind = [waiting for waiting in self._queue if waiting.kind == kind][: self._largest[kind]]
         batch = same_kind[: self._next_size(len(same_kind), kind)]

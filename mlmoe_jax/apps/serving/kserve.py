@@ -1,7 +1,8 @@
 """The routes of the Open Inference Protocol (KServe v2), with its extension for tensors in binary form.
 
-A request has one tensor: `image`, encoded files, or `pixels` at the model's size. In JSON, a file is written in base64.
-The answer has `probability` and `labels`, whose elements are written like a cell of predictions.csv.
+A request has one tensor: either `image` with encoded image files, or `pixels` with images of the model's size. In JSON,
+a file is written in base64. The response has the tensors `probability` and `labels`. An element of `labels` has the
+names of all labels of an image, written like a cell of predictions.csv.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ _AXES, _MOST_PARAMETERS = 4, 10
 
 # ------------------------------------------------------------------------------------------------------------ messages
 class _Strict(BaseModel):
-    """Parameters without unknown names, of which some, such as Triton's `classification`, change a tensor."""
+    """Parameters of a message that refuse unknown names.
+
+    Unknown parameters are not ignored, because some of them would change a tensor, such as Triton's `classification`.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -78,7 +82,7 @@ class _Message(BaseModel):
 def add_inference_routes(app: FastAPI, service: Service) -> None:
     """Add the routes below /v2 to an application.
 
-    Raises UserError if no address can have the name of the model.
+    Raises UserError if the name of the model cannot be part of a URL.
     """
     name = service.labeler.name
     if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
@@ -153,13 +157,19 @@ def _describe_tensor(name: str, datatype: str, shape: list[int]) -> dict[str, An
 
 # ------------------------------------------------------------------------------------------------------------- request
 def _parse_body(body: bytes, header_length: str | None, side: int, most: int) -> tuple[_Message, RequestImages]:
-    """Return the message of a body and its images; HTTPException if it is malformed or has more than `most` images.
+    """Parse the body of a request.
 
     Args:
-      body: JSON text, and binary data after it.
-      header_length: value of the header HEADER_LENGTH, the length of the JSON text in bytes; None for the whole body.
-      side: side of the model's images in pixels.
-      most: largest number of images.
+      body: JSON text, which binary data may follow.
+      header_length: value of the header HEADER_LENGTH, the length of the JSON text in bytes; None = the whole body.
+      side: height and width of the model's images in pixels.
+      most: the largest number of images.
+
+    Returns:
+      The message, and the images of its tensor with their names.
+
+    Raises:
+      HTTPException: the body is malformed, or has more than `most` images.
     """
     text = str(len(body)) if header_length is None else header_length
     if not re.fullmatch(r"\d{1,12}", text) or int(text) > len(body):
@@ -187,7 +197,13 @@ def _parse_message(text: bytes) -> _Message:
 
 
 def _shape_problem(tensor: _Input, side: int, most: int) -> str:
-    """Explain a data type, shape or number of images that a tensor should not have; "" if there is none."""
+    """Return a sentence about a wrong data type, shape or number of images of a tensor; "" if all are correct.
+
+    Args:
+      tensor: the input tensor.
+      side: height and width of the model's images in pixels.
+      most: the largest number of images.
+    """
     if tensor.name == "image":
         datatype, shape, fits = "BYTES", "[N]", tensor.shape[1:] in ([], [1])
     else:
@@ -200,7 +216,15 @@ def _shape_problem(tensor: _Input, side: int, most: int) -> str:
 
 
 def _read_tensor(tensor: _Input, binary: bytes) -> Sequence[bytes | np.ndarray]:
-    """Return encoded images, or pixels u8[N,H,W,3]; ValueError or TypeError if they do not fit the tensor."""
+    """Return the content of an input tensor: N encoded images, or pixels u8[N,H,W,3].
+
+    Args:
+      tensor: the description of the tensor, with its data if they are in JSON.
+      binary: the binary data after the JSON text.
+
+    Raises:
+      ValueError or TypeError: the data do not match the shape, the data type or the size of the tensor.
+    """
     declared, data = tensor.parameters.binary_data_size, _flatten(tensor.data)
     if len(binary) != (declared or 0) or (declared is None) == (data is None):
         raise ValueError("binary data of another size, or both kinds of data")
@@ -214,7 +238,7 @@ def _read_tensor(tensor: _Input, binary: bytes) -> Sequence[bytes | np.ndarray]:
 
 
 def _flatten(data: list[Any] | None) -> list[Any] | None:
-    """Return nested lists of up to _AXES axes as one list."""
+    """Return nested lists with at most _AXES levels as one flat list; None if `data` is None."""
     for _ in range(_AXES - 1):
         if data and isinstance(data[0], list):
             data = list(itertools.chain.from_iterable(data))
@@ -222,7 +246,10 @@ def _flatten(data: list[Any] | None) -> list[Any] | None:
 
 
 def _split_elements(binary: bytes) -> list[bytes]:
-    """Return the elements of a BYTES tensor, each after its length in four bytes; none if the last is truncated."""
+    """Return the elements of a BYTES tensor in binary form; [] if the last element is truncated.
+
+    In `binary`, each element is preceded by its length as a little-endian integer of four bytes.
+    """
     elements, at = [], 0
     while at < len(binary):
         start = at + 4
@@ -233,7 +260,13 @@ def _split_elements(binary: bytes) -> list[bytes]:
 
 # -------------------------------------------------------------------------------------------------------------- answer
 def _respond(message: _Message, model: str, results: Sequence[Mapping[str, Any]]) -> Response:
-    """Return the response to a message: JSON, or with binary tensors JSON and their bytes after it."""
+    """Return the response to a message: JSON text, followed by the bytes of the tensors in binary form, if any.
+
+    Args:
+      message: the request.
+      model: the name of the model.
+      results: the result of each image.
+    """
     entries, contents = [], []
     for output in message.outputs:
         datatype, values = _output_tensor(output.name, results)
@@ -253,14 +286,17 @@ def _respond(message: _Message, model: str, results: Sequence[Mapping[str, Any]]
 
 
 def _output_tensor(name: str, results: Sequence[Mapping[str, Any]]) -> tuple[str, np.ndarray]:
-    """Return the data type and the values of an output."""
+    """Return the data type and the values of an output tensor: "FP32" and f32[N,K], or "BYTES" and N texts."""
     if name == "probability":
         return "FP32", np.array([list(result["scores"].values()) for result in results], np.float32)
     return "BYTES", np.array([join_names(result["labels"]) for result in results], object)
 
 
 def _encode(values: np.ndarray) -> bytes:
-    """Return the binary form of FP32 values, or of texts, each after its length in four bytes."""
+    """Return the binary form of an output tensor.
+
+    Numbers are little-endian float32. Each text is preceded by its length as a little-endian integer of four bytes.
+    """
     if values.dtype != object:
         return values.astype("<f4").tobytes()
     texts = [text.encode() for text in values]

@@ -1,8 +1,8 @@
 """The ML backend of Label Studio: its server asks for predictions of tasks at /label_studio (docs/labels.md).
 
-The addresses of images come from whoever can reach this server. So an image is only taken from the request itself
-(data:image/…), from the folder `serve.folder`, or from the Label Studio server `serve.label_studio`, whose redirects to
-another server are refused. The host and the token that Label Studio sends are not used.
+Everyone who can reach this server can send addresses of images. Therefore, images are only read from three places: the
+request itself (data:image/…), the folder `serve.folder`, and the Label Studio server `serve.label_studio`. Redirects of
+that server to another server are refused. The host and the token that Label Studio sends are not used.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ FETCH_SECONDS = 10.0  # time limit to fetch one image
 
 
 def add_label_studio_routes(app: FastAPI, service: Service) -> None:
-    """Add the routes of the ML backend of Label Studio, below /label_studio; UserError as of `TaskImages`."""
+    """Add the routes of an ML backend of Label Studio to an application, below /label_studio.
+
+    Raises UserError under the conditions of `TaskImages`.
+    """
     predictor = service.labeler.predictor
     settings, version = predictor.run.config.serve, predictor.version
     task_images = TaskImages(settings.folder, settings.label_studio, service.labeler.limits.megabytes << 20)
@@ -75,9 +78,18 @@ def _predictions(result: dict[str, Any], name: str, control: Control, version: s
 
 
 def _parse_request(body: bytes, labels: Sequence[str]) -> tuple[list[dict[str, Any]], str, Control]:
-    """Return the data of the tasks of a request, and name and content of its Choices with the most of the `labels`.
+    """Parse a request for predictions.
 
-    Raises HTTPException if the request is of another form.
+    Args:
+      body: the body of the request.
+      labels: the names of the model's labels.
+
+    Returns:
+      The data of each task, and the name and the content of a Choices control of the labeling config: the control that
+      contains the largest number of `labels`.
+
+    Raises:
+      HTTPException: the request has another form, has no tasks, or has no Choices control for an image.
     """
     try:
         content = json.loads(body)
@@ -93,15 +105,16 @@ def _parse_request(body: bytes, labels: Sequence[str]) -> tuple[list[dict[str, A
 
 
 class TaskImages:
-    """Reads the images of tasks.
+    """A reader of the images that tasks of Label Studio refer to.
 
     Args:
-      folder: folder of the images at /data/local-files, and without a server also of uploaded images; "" for none.
-      server: address of the Label Studio server; "" for none.
-      most_bytes: limit of an image.
+      folder: folder of the images with addresses below /data/local-files; "" = none. If `server` is "", images with
+        other addresses are also read from this folder.
+      server: address of the Label Studio server; "" = none.
+      most_bytes: the largest size of an image file in bytes.
 
     Raises:
-      UserError: there is no such folder, or the address is not of a server.
+      UserError: the folder does not exist, or `server` does not begin with http:// or https://.
     """
 
     def __init__(self, folder: str, server: str, most_bytes: int):
@@ -113,7 +126,7 @@ class TaskImages:
         self._server, self.most_bytes = server.rstrip("/"), most_bytes
 
     async def read_all(self, addresses: Sequence[Any]) -> list[tuple[str, bytes | BadImage]]:
-        """Return (name, content) of each image, or the error of an image that cannot be read."""
+        """Return (name, content of the file) for each address. For an unreadable image, the content is a BadImage."""
         return await asyncio.gather(*(asyncio.to_thread(self._read, address) for address in addresses))
 
     def _read(self, address: Any) -> tuple[str, bytes | BadImage]:
@@ -126,9 +139,10 @@ class TaskImages:
             return name, BadImage(f"cannot read {name} as an image: {reason_of(error)}")
 
     def read(self, address: str) -> bytes:
-        """Return the image of a task.
+        """Return the content of the image file at an address of a task.
 
-        Raises UserError, OSError, ValueError or HTTPException if the address is not allowed or cannot be read.
+        Raises UserError, OSError, ValueError or http.client.HTTPException if the address is not allowed or cannot be
+        read.
         """
         if address.startswith("data:"):
             return base64.b64decode(address.partition("base64,")[2], validate=True)
@@ -154,7 +168,11 @@ class TaskImages:
             return read_stream(answer, self.most_bytes)
 
     def _authorization(self, opener: urllib.request.OpenerDirector) -> dict[str, str]:
-        """Return the header for the token: a legacy token, or one that is exchanged for an access token."""
+        """Return the HTTP header that authorizes requests to the Label Studio server; {} without a token.
+
+        The token is in the environment variable TOKEN. A legacy token is sent as it is. A personal access token, which
+        has two dots, is first exchanged for a short-lived access token.
+        """
         token = os.environ.get(TOKEN, "")
         if token.count(".") != 2:
             return {"Authorization": f"Token {token}"} if token else {}
@@ -170,7 +188,7 @@ def _is_on_server(server: str, address: str) -> bool:
 
 
 class _SameServerRedirects(urllib.request.HTTPRedirectHandler):
-    """Refuses redirects to another server."""
+    """A redirect handler of urllib that refuses redirects to another server."""
 
     def __init__(self, server: str):
         self._server = server

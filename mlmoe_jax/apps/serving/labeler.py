@@ -1,4 +1,4 @@
-"""From encoded images to predictions: decoding, and a model that is compiled in advance for a few batch sizes."""
+"""Decode images and label them with a model that is compiled in advance for a few batch sizes."""
 
 from __future__ import annotations
 
@@ -24,14 +24,21 @@ from mlmoe_jax.runtime.sharding import shard_batch
 LABELED, EXPLAINED = "labeled", "explained"  # kinds of batches: without and with attention
 # Batch sizes per device; attention maps of many labels are large.
 BATCH_SIZES = {LABELED: SIZES_PER_DEVICE, EXPLAINED: SIZES_PER_DEVICE[:2]}
-_REPEATS, _SECONDS = 3, 0.5  # a batch is timed at most this often, and not again after this time
+_REPEATS, _SECONDS = 3, 0.5  # a batch size is timed at most 3 times, and for about half a second in total
 
 
 def first_batch_sizes(seconds: Mapping[int, float]) -> list[int]:
-    """Return for 0…N images the number of images in the first batch; N is the largest size.
+    """Return how many of n waiting images should be in the first batch, for n = 0, …, N.
 
-    A batch is padded to one of the sizes, which take `seconds` (size -> seconds). The images are split into batches
-    with the shortest total time. On a CPU, five images are faster as 4 and 1 than padded to 16.
+    The images are split into batches so that the total time is as short as possible. A batch is padded to one of the
+    compiled batch sizes, of which N is the largest. For example, on a CPU, two batches of 4 and 1 images are faster
+    than one batch of 5 images that is padded to 16.
+
+    Args:
+      seconds: compiled batch size -> measured seconds per batch.
+
+    Returns:
+      A list of length N + 1; its element n is the size of the first batch for n images, without padding.
     """
     first, total = [0], [0.0]
     for images in range(1, max(seconds) + 1):
@@ -44,7 +51,13 @@ def first_batch_sizes(seconds: Mapping[int, float]) -> list[int]:
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """The largest request: its number of images, its MiB, and millions of pixels of an image."""
+    """The limits of a request.
+
+    Attributes:
+      images: the largest number of images.
+      megabytes: the largest size of the body in MiB.
+      megapixels: the largest number of pixels of an image, in millions.
+    """
 
     images: int = 32
     megabytes: int = 16
@@ -52,10 +65,16 @@ class RequestLimits:
 
 
 class Labeler:
-    """The model of a predictor, for batches of decoded images.
+    """The model of a predictor, compiled for batches of decoded images.
 
-    `sizes` maps kinds to increasing batch sizes, `gate_entries` gates to the names of entries; `limits` are of
-    requests, and `name` is the name of the model in the Open Inference Protocol.
+    There are two kinds of batches: LABELED (without attention maps) and EXPLAINED (with attention maps).
+
+    Attributes:
+      predictor: the predictor.
+      limits: the limits of requests.
+      name: the name of the model in the Open Inference Protocol.
+      gate_entries: name of a gate -> names of its entries.
+      sizes: kind of batch -> the compiled batch sizes, in increasing order.
     """
 
     def __init__(self, predictor: Predictor, limits: RequestLimits = RequestLimits()):
@@ -71,9 +90,9 @@ class Labeler:
         self._reader = replace(reader, decoding=replace(reader.decoding, most_pixels=most_pixels))
 
     def compile(self, stopping: Callable[[], bool] = lambda: False) -> None:
-        """Compile and time every program of `label`, until `stopping` returns True.
+        """Compile and time `label` for each kind and size of batch. Return early if `stopping` returns True.
 
-        Raises UserError if the scores are not finite or memory is short.
+        Raises UserError if the scores are not finite, or the device has too little memory.
         """
         side = self._run.preprocess.image_size
         blank = np.zeros((side, side, 3), np.uint8)
@@ -92,7 +111,10 @@ class Labeler:
             status(f"batches of {kind} images take {each}")
 
     def _time(self, images: Sequence[np.ndarray], kind: str) -> float:
-        """Return the shortest time of a few batches in seconds, because other programs may use the machine."""
+        """Return the time of one batch in seconds.
+
+        The result is the minimum of a few measurements, because other programs may use the machine.
+        """
         times: list[float] = []
         while len(times) < _REPEATS and sum(times) < _SECONDS:
             started = time.perf_counter()
@@ -101,17 +123,36 @@ class Labeler:
         return min(times)
 
     def next_batch_size(self, waiting: int, kind: str) -> int:
-        """Return the number of waiting images in the next batch with which all are labeled soonest."""
+        """Return the number of images in the next batch that minimizes the time until all waiting images are labeled.
+
+        Args:
+          waiting: the number of waiting images.
+          kind: the kind of batch.
+        """
         return self._batch_sizes[kind][min(waiting, self.sizes[kind][-1])]
 
     def read(self, content: bytes, name: str) -> np.ndarray:
-        """Decode an encoded image to the input of the model, u8[H,W,3]. `name` is for the error, BadImage."""
+        """Decode an encoded image to the input of the model, u8[H,W,3].
+
+        Args:
+          content: the content of the image file.
+          name: the name of the image in error messages.
+
+        Raises:
+          BadImage: the image cannot be decoded.
+        """
         return self._reader.encoded(content, name)
 
     def label(self, images: Sequence[np.ndarray], kind: str) -> list[Prediction]:
-        """Apply the model to at most the largest number of images of a kind, u8[H,W,3] each.
+        """Apply the model to one batch of images.
 
-        Returns the logits, the gates, and with EXPLAINED the attention and grid of each image, without the axis B.
+        Args:
+          images: u8[H,W,3] each; at most as many as the largest of `sizes[kind]`.
+          kind: LABELED or EXPLAINED.
+
+        Returns:
+          One prediction per image, without the batch axis: the logits, the gates and, for EXPLAINED, the attention maps
+          and the grid of patches.
         """
         size = fitting_size(len(images), self.sizes[kind])
         stacked = np.zeros((size, *images[0].shape), np.uint8)
@@ -124,7 +165,11 @@ class Labeler:
         return [_image_output(batch, row) for row in range(len(images))]
 
     def describe(self) -> dict[str, Any]:
-        """Return labels with thresholds (null = never), names of gate entries, and the image size, as JSON values."""
+        """Return the description of the model, which can be written as JSON.
+
+        Keys: `labels` (a list of names with thresholds; None = the label is never assigned), `gates` (name of a gate ->
+        names of its entries) and `image_size` (in pixels).
+        """
         thresholds = [None if value == float("inf") else value for value in self.predictor.thresholds.tolist()]
         pairs = zip(self.predictor.names, thresholds, strict=True)
         labels = [{"name": name, "threshold": threshold} for name, threshold in pairs]
@@ -132,5 +177,5 @@ class Labeler:
 
 
 def _image_output(batch: Prediction, row: int) -> Prediction:
-    """Return the part of one image; static gates have one row."""
+    """Return the prediction of the image `row` of a batch. Static gates have one row, which is used for all images."""
     return jax.tree.map(lambda values: values[row % len(values)], batch)

@@ -1,6 +1,6 @@
-"""The layer around the application: refusal of other sites, reading of whole bodies, headers and counters of answers.
+"""The ASGI middleware: it refuses requests of other sites, reads whole bodies, sets headers, and counts responses.
 
-It is a plain ASGI application outside FastAPI, because FastAPI's own answer to an unexpected error also needs it.
+It is a plain ASGI application around FastAPI, because it must also handle FastAPI's response to an unexpected error.
 """
 
 from __future__ import annotations
@@ -32,19 +32,23 @@ _MOST_DROPPED = 64 << 20  # bytes of an unread body
 
 
 class Guard:
-    """Refuses requests of pages of other sites, reads whole bodies, and adds HEADERS to every answer and counts it.
+    """An ASGI middleware for security headers, whole request bodies and metrics.
 
-    Many clients read the answer only after they have sent the whole body, and fail if the connection closes before. So
-    the rest of the body is dropped before the answer begins, until `seconds` after the start of the request at most,
-    unless the client waits for permission to send it, or it is too large.
+    It refuses requests that a web page of another site sends, adds HEADERS to every response, and counts the responses.
+
+    Many clients read the response only after they have sent the whole body, and fail if the connection is closed
+    earlier. Therefore, the rest of the body is read and dropped before the response begins. Reading stops `seconds`
+    after the start of the request or after _MOST_DROPPED bytes. Nothing is read if the client waits for permission to
+    send the body (header Expect).
 
     Args:
       app: the application.
-      metrics: counts the answers by path.
-      seconds: time limit of a request.
-      hosts: the names under which the server may be addressed; empty = all. A server for one machine must check the
-        name, because a page of another site can reach it under a name of the site that resolves to this machine.
-      paths: the paths of the application; all others count as one.
+      metrics: the counters of responses by path.
+      seconds: time limit of a request in seconds.
+      hosts: the host names that the header Host may have; empty = all. A server on a loopback address must check the
+        host name. Otherwise, a web page of another site could reach it with DNS rebinding, by a name of that site which
+        resolves to this machine.
+      paths: the paths of the application. Requests for all other paths are counted together.
     """
 
     def __init__(

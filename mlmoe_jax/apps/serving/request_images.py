@@ -1,4 +1,4 @@
-"""The images of a request to /predict: a body that is one image, or a form with several, within limits of size."""
+"""Read the images of a request to /predict: the body is one image, or a form with several images."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ BODY = {
     "content": {"image/*": {"schema": _BYTES}, RAW: {"schema": _BYTES}, MULTIPART: {"schema": _FILES}},
 }
 
-# Name of each image, and its encoded content, pixels u8[H,W,3] or error.
+# Pairs (name, content), where the content is an encoded image, pixels u8[H,W,3], or the error of an unreadable image.
 RequestImages = Sequence[tuple[str, bytes | np.ndarray | BadImage]]
 
 
 async def limited_body(request: Request, most: int) -> AsyncIterator[bytes]:
-    """Yield the parts of a body; HTTPException 413 if it is larger than `most` bytes."""
+    """Yield the body of a request in parts. Raise HTTPException (413) if the body is larger than `most` bytes."""
     size = 0
     declared = int(request.headers.get("content-length", "0"))
     if declared <= most:
@@ -39,9 +39,17 @@ async def limited_body(request: Request, most: int) -> AsyncIterator[bytes]:
 
 
 async def read_request_images(request: Request, body: AsyncIterator[bytes], most_images: int) -> RequestImages:
-    """Return (name, content) of each image of a request with a body. A name is from the client, or a number.
+    """Return (name, encoded content) of each image of a request to /predict.
 
-    Raises HTTPException if the body is neither an image nor a form, has no image, or exceeds a limit.
+    The name is the file name that the client sends, or "image" with a number.
+
+    Args:
+      request: the request.
+      body: the parts of the body, as `limited_body` yields them.
+      most_images: the largest number of images.
+
+    Raises:
+      HTTPException: the body is neither an image nor a form, has no image, or exceeds a limit.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind == MULTIPART:
@@ -56,7 +64,7 @@ async def read_request_images(request: Request, body: AsyncIterator[bytes], most
 
 
 class _FormParser(MultiPartParser):
-    """A parser that keeps files in memory, never on disk, and knows whether the form was whole."""
+    """A parser of multipart forms that keeps all files in memory. `complete` is True after the end of the form."""
 
     spool_max_size = 1 << 40
     complete = False

@@ -1,4 +1,4 @@
-"""The ASGI application (routes, headers, answers to failed requests), and the server that runs it until a signal."""
+"""The ASGI application (routes, headers, error responses), and the server that runs it until a signal stops it."""
 
 from __future__ import annotations
 
@@ -41,9 +41,11 @@ LOOPBACK = ("localhost", "127.0.0.1", "[::1]")  # as in the header Host
 
 
 def make_app(service: Service, *, hosts: Sequence[str] = ()) -> ASGIApp:
-    """Return the application of a service, which compiles the model when it starts.
+    """Return the ASGI application of a service. The model is compiled when the application starts.
 
-    `hosts` are the names under which the server may be addressed, as in `Guard`.
+    Args:
+      service: the service.
+      hosts: the host names that the header Host may have, as in `Guard`; () = all.
     """
 
     @contextlib.asynccontextmanager
@@ -66,7 +68,7 @@ def make_app(service: Service, *, hosts: Sequence[str] = ()) -> ASGIApp:
 
 
 def add_image_routes(app: FastAPI, service: Service) -> None:
-    """Add the server's own routes: labels of images, and the state of the server."""
+    """Add the routes of this package's own API to an application: /predict, /health, /model and /metrics."""
 
     @app.post("/predict", openapi_extra={"requestBody": BODY})
     async def predict(request: Request, options: Annotated[Options, Query()]) -> Response:
@@ -100,7 +102,7 @@ def add_image_routes(app: FastAPI, service: Service) -> None:
 
 
 async def _refusal(request: Request, error: Exception) -> Response:
-    """Return the answer to a failed request, with one sentence and nothing about the server."""
+    """Return the JSON response to a failed request: one sentence, without internal details of the server."""
     status, headers, reason = 500, None, "the server failed; its log has the reason"
     if isinstance(error, RequestValidationError):
         first = error.errors()[0]
@@ -124,9 +126,18 @@ def serve(
     port: int = 8000,
     checkpoint: str = BEST,
 ) -> Outcome:
-    """Serve the model of a run folder until SIGTERM or Ctrl-C, and then answer the requests in progress.
+    """Serve the model of a run folder until SIGTERM or Ctrl-C. Then finish the requests in progress, and return.
 
-    Its exit code is 0 after SIGTERM, 3 if the newest checkpoint is damaged and an older checkpoint was used.
+    Args:
+      folder: the run folder.
+      overrides: pairs of config key and text.
+      host: the address to listen on.
+      port: the port to listen on; 0 = any free port.
+      checkpoint: as in `Predictor.from_run`.
+
+    Returns:
+      An outcome with the exit code: 0 after SIGTERM, or 3 if the newest checkpoint is damaged and an older checkpoint
+      was used.
 
     Raises:
       KeyboardInterrupt: after Ctrl-C.
@@ -163,9 +174,10 @@ def serve(
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens before the model is loaded, so that a wrong address is reported at once.
+    """Return a socket that listens on an address. Raise UserError if the address cannot be used.
 
-    Another process could take the address of a socket that is only bound, which uvloop would not report.
+    The server opens the socket before it loads the model, so that a wrong address is reported at once. Binding the
+    socket without listening would not suffice: another process could take the address, and uvloop would not report it.
     """
     if not host:  # for a socket, "" means every address of the machine
         raise UserError("--host is empty; give an address such as 127.0.0.1, or 0.0.0.0 for all of this machine")
@@ -179,7 +191,10 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def own_names(host: str) -> tuple[str, ...]:
-    """Return the names under which a server at `host` may be addressed; () = all, if other machines can reach it."""
+    """Return the host names that requests to a server at the address `host` may use in the header Host.
+
+    If `host` is not a loopback address, other machines can reach the server, and the result is (), which means all.
+    """
     try:
         local = ipaddress.ip_address(host).is_loopback
     except ValueError:

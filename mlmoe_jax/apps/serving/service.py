@@ -1,4 +1,4 @@
-"""The state of a server: the compiled model, the queue, the counters, and the answers to requests."""
+"""The state of a server: the compiled model, the queue of images, the counters, and the results of requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mlmoe_jax.inference.predictor import weights_by_label
 from mlmoe_jax.models.outputs import Prediction
 
 STARTING, READY, STOPPING = "starting", "ready", "stopping"
-QUEUE = 128  # images that are read, wait or are labeled at a time; further requests get the status 429
+QUEUE = 128  # the largest number of images in progress: read, waiting or labeled; further requests get the status 429
 WAIT = 0.005  # longest time in seconds that an image waits for images that are being read
 REQUEST_SECONDS = 30.0  # time limit of a request
 _DIGITS = 5  # digits of weights in answers
@@ -53,12 +53,12 @@ def require_readable(results: Sequence[dict[str, Any]]) -> None:
 
 
 class ServerMetrics:
-    """Counters of one server.
+    """The Prometheus metrics of one server.
 
     Args:
-      waiting: returns the number of images that wait.
-      active: returns the number of images that are read, wait or are labeled.
-      sizes: batch sizes.
+      waiting: function that returns the number of images that wait for a batch.
+      active: function that returns the number of images in progress, which are read, waiting or labeled.
+      sizes: the batch sizes, which are the buckets of the histogram of batch sizes.
     """
 
     def __init__(self, waiting: Callable[[], int], active: Callable[[], int], sizes: tuple[int, ...]):
@@ -73,18 +73,27 @@ class ServerMetrics:
         Gauge("mlmoe_taken_images", text, **options).set_function(active)
 
     def text(self) -> bytes:
-        """Return all values in the text format of Prometheus."""
+        """Return all metrics in the text format of Prometheus."""
         return generate_latest(self._registry)
 
 
 class Service:
-    """Labels the images of requests. `state` is STARTING, READY or STOPPING.
+    """The service that labels the images of requests.
 
     Args:
       labeler: the model.
-      ready: called when the model is compiled.
-      failed: called with the error if compilation fails.
-      queue, wait, seconds: as QUEUE, WAIT and REQUEST_SECONDS.
+      ready: function that is called when the model is compiled.
+      failed: function that is called with the exception if the compilation fails.
+      queue: the largest number of images in progress, see QUEUE.
+      wait: the longest time in seconds that an image waits for images that are being read, see WAIT.
+      seconds: time limit of a request in seconds, see REQUEST_SECONDS.
+
+    Attributes:
+      labeler: the model.
+      state: STARTING, READY or STOPPING.
+      active: the number of places in use: one per image in progress, and one per request that is still arriving.
+      seconds: time limit of a request in seconds.
+      metrics: the Prometheus metrics.
     """
 
     def __init__(
@@ -113,7 +122,7 @@ class Service:
 
     # ------------------------------------------------------------------------------------------------ start and end
     async def run(self) -> None:
-        """Compile the model, and then label images until `stop` was called and the queue is empty."""
+        """Compile the model, and then label queued images, until `stop` has been called and the queue is empty."""
         try:
             compile_all = partial(self.labeler.compile, lambda: self.state == STOPPING)
             await asyncio.get_running_loop().run_in_executor(self._device, compile_all)
@@ -126,18 +135,18 @@ class Service:
         await self._batcher.run()
 
     def stop(self) -> None:
-        """Accept no further images, and let `run` end once the queue is empty."""
+        """Refuse new requests, and let `run` return once the queue is empty."""
         self.state = STOPPING
         self._batcher.close()
 
     def close(self) -> None:
-        """End the threads. `run` has ended."""
+        """Shut the threads down. Call this after `run` has returned."""
         for threads in (self._device, self._readers):
             threads.shutdown(cancel_futures=True)
 
     @property
     def health(self) -> int:
-        """The status 200 if the server is ready, else 503."""
+        """The HTTP status code of health checks: 200 if the server is ready, otherwise 503."""
         return 200 if self.state == READY else 503
 
     # ---------------------------------------------------------------------------------------------------- a request
@@ -151,15 +160,15 @@ class Service:
         return min(self.labeler.limits.images, self._queue)
 
     def parts(self, request: Request) -> AsyncIterator[bytes]:
-        """Yield the body of a request; HTTPException if it is too large."""
+        """Yield the body of a request in parts. Raise HTTPException if the body is too large."""
         return limited_body(request, self.labeler.limits.megabytes << 20)
 
     async def body(self, request: Request) -> bytes:
-        """Return the body of a request; HTTPException if it is too large."""
+        """Return the body of a request. Raise HTTPException if the body is too large."""
         return b"".join([part async for part in self.parts(request)])
 
     def check(self, options: Options) -> None:
-        """Raise HTTPException if options do not fit the model."""
+        """Raise HTTPException if the model does not support the options: no gates, or fewer labels than `top_k`."""
         if options.gates and not self.labeler.gate_entries:
             raise HTTPException(422, "the model has no gates")
         try:
@@ -169,12 +178,13 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def admit(self) -> AsyncIterator[Callable[[int], None]]:
-        """Reserve a place in the queue for a request, within the time limit.
+        """Admit a request: limit its time, and reserve places for its images while the context is active.
 
-        Yields a function to call with the number of images once the request has arrived, which reserves their places.
+        One place is reserved at the start. The context yields a function `arrived`. Call it with the number of images
+        when the whole request has arrived; it reserves one place per image.
 
         Raises:
-          HTTPException: the server is not ready or is busy, or the request or its answer takes too long.
+          HTTPException: the server is not ready, all places are reserved, or the time limit is exceeded.
         """
         if self.state != READY:
             raise HTTPException(503, f"the server is {self.state}", {"Retry-After": "5"})
@@ -203,11 +213,15 @@ class Service:
             self.active -= reserved
 
     async def in_reader(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Return the result of a function that reads a part of a request, called in a thread for this."""
+        """Call a function in one of the threads that read and decode requests, and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, function, *arguments)
 
     async def results(self, images: RequestImages, options: Options) -> list[dict[str, Any]]:
-        """Return the result of each image, as JSON values; a result has an error if its image cannot be read."""
+        """Label images, and return one dict per image that can be written as JSON.
+
+        Keys: `image` (the name), `labels` (the assigned labels), `scores` (label -> probability) and, depending on the
+        options, `gates` and `attention`. For an unreadable image: `image` and `error`.
+        """
         decoded = await asyncio.gather(*(self.in_reader(self._decode, *image) for image in images))
         readable = [image for image in decoded if not isinstance(image, BadImage)]
         self.metrics.images.labels("unreadable").inc(len(decoded) - len(readable))
@@ -246,7 +260,16 @@ class Service:
         return answer
 
     def _attention(self, image: np.ndarray, output: Prediction) -> dict[str, Any]:
-        """Return the attention maps of an image u8[H,W,3], with their grid and the image itself, as JSON values."""
+        """Return the attention maps of an image as a dict that can be written as JSON.
+
+        Args:
+          image: u8[H,W,3], the input of the model.
+          output: the prediction for the image.
+
+        Returns:
+          `image` (a data URL of a JPEG file), `grid` (rows and columns of patches) and `maps`: kind of attention -> the
+          names of the queries, and their weights over the patches.
+        """
         jpeg = base64.b64encode(thumbnail(image, MOST_SIDE)).decode()
         names, prompts = self.labeler.predictor.names, list_prompts(self.labeler.predictor.run.config)
         maps = {}

@@ -1,14 +1,18 @@
-"""Acquisition functions of active learning, which choose the images to label next. N images, K labels, D features.
+"""Acquisition functions of active learning, which choose the images to label next.
 
-`uncertain` takes the highest uncertainty (D. D. Lewis and W. A. Gale, "A sequential algorithm for training text
-classifiers", SIGIR 1994): the entropy of the predicted labels, of which rare labels count more.
+Shape letters: N images, K labels, D features, M labeled images, C chosen images.
 
-`diverse` takes centers one after another, each farthest from all before it (T. F. Gonzalez, "Clustering to minimize the
-maximum intercluster distance", Theoretical Computer Science 38, 1985). The largest distance of an image to its center
-is then at most twice the least possible one. O. Sener and S. Savarese ("Active learning for convolutional neural
-networks: a core-set approach", ICLR 2018) label these centers.
+`uncertain` chooses the images with the highest uncertainty (D. D. Lewis and W. A. Gale, "A sequential algorithm for
+training text classifiers", SIGIR 1994). The uncertainty is the mean entropy of the predicted labels, in which rare
+labels have larger weights.
 
-`both` weights the squared distances by the uncertainty.
+`diverse` chooses images one after another. The next image is the image with the largest distance to its nearest chosen
+or labeled image (T. F. Gonzalez, "Clustering to minimize the maximum intercluster distance", Theoretical Computer
+Science 38, 1985). The largest distance of an image to its nearest chosen image is then at most twice the optimum.
+O. Sener and S. Savarese ("Active learning for convolutional neural networks: a core-set approach", ICLR 2018) use this
+method for active learning.
+
+`both` is like `diverse`, with the squared distances multiplied by the uncertainty.
 """
 
 from __future__ import annotations
@@ -28,9 +32,9 @@ class Candidates:
     """The images from which to choose.
 
     Attributes:
-      uncertainty: see `entropy`.
-      features: features of length 1, see `normalize`.
-      labeled: features of the images that have labels; there may be none.
+      uncertainty: f64[N], the uncertainty of each image, see `entropy`.
+      features: f32[N,D], the features of each image, scaled to Euclidean norm 1, see `normalize`.
+      labeled: f32[M,D], the scaled features of the images that have labels already; M may be 0.
     """
 
     uncertainty: Float[np.ndarray, " n"]
@@ -39,23 +43,31 @@ class Candidates:
 
 
 def entropy(scores: Float[np.ndarray, "n k"], weights: Float[np.ndarray, " k"]) -> Float[np.ndarray, " n"]:
-    """Return the weighted mean over labels of the entropy in bits.
+    """Return the uncertainty of each image: the weighted mean over labels of the binary entropy, in bits.
 
-    It is 0 if all labels are certain, and 1 if all scores are 1/2.
+    The uncertainty is 0 if all probabilities are 0 or 1, and 1 if all are 1/2.
+
+    Args:
+      scores: f64[N,K], probabilities of the labels.
+      weights: f64[K], weights of the labels.
     """
     present, absent = np.maximum(scores, TINY), np.maximum(1 - scores, TINY)
     return -(scores * np.log2(present) + (1 - scores) * np.log2(absent)) @ (weights / weights.sum())
 
 
 def rarity(positives: Int[np.ndarray, " k"]) -> Float[np.ndarray, " k"]:
-    """Return the weight of each label, 1/√(n + 1) for n training images with the label."""
+    """Return the weight of each label, 1/√(n + 1), where n is the number of training images with the label.
+
+    Args:
+      positives: i64[K], the number of training images with each label.
+    """
     return 1 / np.sqrt(positives + 1)
 
 
 def normalize(features: Float[np.ndarray, "n d"]) -> Float32[np.ndarray, "n d"]:
-    """Return features scaled to length 1. Zeros stay zeros.
+    """Return each feature vector scaled to Euclidean norm 1. Zero vectors stay zero.
 
-    The squared distance of two scaled vectors is 2 − 2 · their cosine.
+    The squared distance between two scaled vectors with cosine similarity c is 2 − 2c.
     """
     lengths = np.linalg.norm(features, axis=1, keepdims=True)
     return (features / np.maximum(lengths, TINY)).astype(np.float32)
@@ -68,20 +80,22 @@ def farthest_first(
     weights: Float[np.ndarray, " n"] | float = 1.0,
     advance: Callable[[], None] = lambda: None,
 ) -> tuple[Int[np.ndarray, " c"], Float[np.ndarray, " c"]]:
-    """Choose images one after another, each far from the labeled images and from all images before it.
+    """Choose images one after another by farthest-first traversal.
 
-    The next image has the largest product of its weight and its squared distance to the nearest of these images. Of
-    equal products, the first image is next. If there is no such image yet, the distance is to the mean of all. An image
-    costs one pass over the features, and the memory beside the features is O(N).
+    The next image maximizes the product of its weight and its squared distance to the nearest center. The centers are
+    the labeled images and the images chosen so far. Ties are broken by the order of the images. If there is no labeled
+    image, the first image is chosen by its distance to the mean of all features. Each choice costs one pass over the
+    features. The memory in addition to the features is O(N).
 
     Args:
       candidates: the N images.
       count: number of images to choose, at most N.
-      weights: factors of the squared distances.
-      advance: called once per chosen image.
+      weights: f64[N], factors of the squared distances; or one number for all.
+      advance: function that is called once per chosen image.
 
     Returns:
-      The rows of the images in their order, and their distances when they were chosen.
+      i64[C], the rows of the chosen images in the order of the choice, and f64[C], the distance of each chosen image to
+      the nearest center at the time of the choice.
     """
     features, labeled = candidates.features, candidates.labeled
     squares = _squared_lengths(features)
@@ -110,13 +124,13 @@ def _approach(
     squares: Float32[np.ndarray, " n"],
     centers: Float32[np.ndarray, "m d"],
 ) -> None:
-    """Update `nearest` in place for additional centers.
+    """Update the distances to the nearest center in place, for additional centers.
 
     Args:
-      nearest: the squared distance of each image to its nearest center.
-      features: features of the images.
-      squares: squared lengths of the features.
-      centers: features of the additional centers.
+      nearest: f32[N], the squared distance of each image to its nearest center.
+      features: f32[N,D], features of the images.
+      squares: f32[N], squared Euclidean norms of the features.
+      centers: f32[M,D], features of the additional centers.
     """
     gaps = features @ centers.T
     gaps *= -2
@@ -134,9 +148,17 @@ METHODS = ("uncertain", "diverse", "both")  # values of --select
 def choose_images(
     method: str, candidates: Candidates, count: int, advance: Callable[[], None] = lambda: None
 ) -> tuple[Int[np.ndarray, " c"], Float[np.ndarray, " c"] | None]:
-    """Choose `count` images with one of METHODS, calling `advance` once per image.
+    """Choose the images to label next.
 
-    Returns the rows of the images, the first to label first, and their distances. `uncertain` has no distances.
+    Args:
+      method: one of METHODS.
+      candidates: the images from which to choose.
+      count: number of images to choose.
+      advance: function that is called once per chosen image, to show progress; `uncertain` does not call it.
+
+    Returns:
+      i64[C], the rows of the chosen images in the order in which to label them, and f64[C], their distances as in
+      `farthest_first`. For `uncertain`, the distances are None.
     """
     if method == "uncertain":
         return np.argsort(-candidates.uncertainty, kind="stable")[:count], None

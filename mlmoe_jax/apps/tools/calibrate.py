@@ -1,4 +1,4 @@
-"""`--mode=calibrate`: fit the calibration of a run to its stored scores, without a model."""
+"""`--mode=calibrate`: fit the calibration of a run to its stored scores, without running the model."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ _FIT_KEYS = ("per", "goal", "precision", "miss_rate")  # of config.thresholds, i
 def calibrate_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> Outcome:
     """Fit the calibration of a run according to `config.calibration`, and write it to thresholds.json.
 
-    Thresholds that were fitted to other scores are fitted again, in the same way, to the corrected scores.
+    If the run has fitted thresholds, they are fitted again to the calibrated scores, on the same split and with the
+    same goal.
 
     Args:
       folder: the run folder.
-      overrides: keys under calibration that differ from the run.
+      overrides: pairs of config key and text, for keys under calibration.
 
     Returns:
-      the metrics of calibration before and after the fit, for the command line.
+      A table to print, with the calibration metrics before and after the fit.
 
     Raises:
-      UserError: the split is reported, has no scores or is too small.
+      UserError: the split to fit on is one of the test splits whose metrics the run reports, has no stored scores, or
+        has too few images.
     """
     config, table, names = open_split_to_fit(folder, overrides)
     stored = stored_thresholds(folder) or Thresholds.fixed(names, config.eval.threshold)

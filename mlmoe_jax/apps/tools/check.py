@@ -32,13 +32,16 @@ SHOWN_CLASSES = 60  # classes in the text; JSON contains all classes
 
 # -------------------------------------------------------------------------------------------------------------- report
 def check_data(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
-    """Open every split of `config.data`, decode its images, and return a report for JSON.
-
-    `problems` of the report lists errors that must be corrected, `warnings` has notes about the data.
+    """Open every split of `config.data`, decode its images, and return a report that can be written as JSON.
 
     Args:
       config: the config.
-      sample: decode at most this many images per split, evenly spaced; 0 = all.
+      sample: the largest number of images to decode per split, evenly spaced; 0 = all.
+
+    Returns:
+      `name` and `root` of the data set, `classes` (names), `splits` (name -> statistics), `duplicates` (images that are
+      in the data set twice), `problems` (sentences about errors that must be corrected) and `warnings` (sentences
+      about possible errors).
 
     Raises:
       UserError: a split cannot be opened, or has no positive label.
@@ -111,7 +114,7 @@ def _describe(split: Split, inspection: Inspection) -> dict[str, Any]:
 
 
 def _range(sizes: np.ndarray) -> list[int] | None:
-    """Return minimum, median and maximum."""
+    """Return [minimum, median, maximum] of sizes; None if there are no sizes."""
     return [int(sizes.min()), int(np.median(sizes)), int(sizes.max())] if len(sizes) else None
 
 
@@ -128,7 +131,12 @@ def _damaged_files(root: str) -> list[str]:
 
 
 def _bad_images(split: Split, errors: dict[int, BadImage]) -> Iterator[str]:
-    """Yield sentences about images without a file, and about images that cannot be read."""
+    """Yield at most two sentences: about the images whose file is missing, and about the images that cannot be read.
+
+    Args:
+      split: the split.
+      errors: row of an image -> the error.
+    """
     missing = [row for row, error in errors.items() if _is_missing(error)]
     damaged = {row: str(error) for row, error in errors.items() if not _is_missing(error)}
     share = f"of the {len(split):,} images of split {split.name}"
@@ -145,7 +153,7 @@ def _bad_images(split: Split, errors: dict[int, BadImage]) -> Iterator[str]:
 
 # -------------------------------------------------------------------------------------------------------------- tables
 def report_outcome(report: dict[str, Any]) -> Outcome:
-    """Return the report of `check_data` as tables and sentences; the exit code is 1 if there are problems."""
+    """Return the report of `check_data` as tables and sentences to print. The exit code is 1 if there are problems."""
     root = f" in {report['root']}" if report["root"] else ""
     sentences = [f"{kind}: {sentence}" for kind in ("problem", "warning") for sentence in report[f"{kind}s"]]
     parts = (
@@ -158,7 +166,11 @@ def report_outcome(report: dict[str, Any]) -> Outcome:
 
 
 def _split_table(splits: dict[str, dict[str, Any]]) -> Table:
-    """Return a table with one column per split."""
+    """Return a table of statistics, with one column per split.
+
+    Args:
+      splits: name of each split -> its statistics, see `check_data`.
+    """
     titles = {
         "images": "images",
         "groups": "  groups",
@@ -184,7 +196,11 @@ def _value_text(value: int | float | list[int]) -> str:
 
 
 def _class_table(classes: Sequence[str], splits: dict[str, dict[str, Any]]) -> Table:
-    """Return a table with one row per class, the most frequent class of the training split first."""
+    """Return a table of the number and share of images with each class, with one row per class.
+
+    Rows are sorted by decreasing frequency in the training split. If there are more than SHOWN_CLASSES classes, the
+    rows in the middle are left out.
+    """
     columns, values = [Column("class", align="<")], [classes]
     for name, split in splits.items():
         columns += [Column(name, "{:,}".format), Column("%", percent)]

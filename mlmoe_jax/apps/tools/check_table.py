@@ -1,7 +1,7 @@
-"""Mistakes of a table that no reader refuses: misspelled labels and useless labels.
+"""Find probable mistakes in the labels of a data set, such as misspelled labels and labels that all images have.
 
-Each mistake is a sentence with the lines of the table, the number of images and the correction. Labels may differ on
-purpose, so sentences about labels are warnings.
+A table with such labels can be read without an error. Each mistake is reported as a sentence with the lines of the
+table, the number of images and the correction. The sentences are warnings, because the labels may be intended.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ from mlmoe_jax.runtime.text import abbreviate, quantity
 RARE, FREQUENT = 2, 10
 SEPARATORS = (",", ";", "|", "/")
 
-Mistakes = Iterator[tuple[set[int], str]]  # labels, and a sentence about them
+Mistakes = Iterator[tuple[set[int], str]]  # pairs of the indices of labels, and a sentence about these labels
 
 
 # -------------------------------------------------------------------------------------------------------------- places
 def image_places(images: Iterable[tuple[Split, int]]) -> str:
-    """Return the places of images, given as (split, row), such as "labels.csv lines 2, 7".
+    """Return text that says where images are listed, such as "labels.csv lines 2, 7".
 
-    An image that is not in a table is named by its id.
+    An image that is not listed in a table is named by its id.
+
+    Args:
+      images: pairs of a split and the row of an image in the split.
     """
     lines: dict[str, list[int]] = defaultdict(list)
     ids = []
@@ -50,7 +53,16 @@ def image_places(images: Iterable[tuple[Split, int]]) -> str:
 
 # -------------------------------------------------------------------------------------------------------------- labels
 class LabelCounts:
-    """The labels of all splits of a data set, with the images that have them."""
+    """The labels of a data set, and the number of images with each label in all splits together.
+
+    A label counts as present in an image if its code is positive or difficult.
+
+    Attributes:
+      splits: the splits.
+      names: the names of the labels.
+      counts: the number of images with each label.
+      images: the number of all images.
+    """
 
     def __init__(self, splits: Sequence[Split]):
         self.splits, self.names = splits, splits[0].classes
@@ -58,12 +70,12 @@ class LabelCounts:
         self.images = sum(map(len, splits))
 
     def describe(self, k: int) -> str:
-        """Return label `k` with its number of images and the places of the images."""
+        """Return text with the name of label `k`, its number of images, and the places of these images."""
         images = ((split, row) for split in self.splits for row in np.flatnonzero(_is_label(split.labels[:, k])))
         return f"'{self.names[k]}' ({quantity(self.counts[k], 'image')}: {image_places(images)})"
 
     def describe_several(self, labels: Sequence[int]) -> str:
-        """Return the first of `labels`, as in `describe`."""
+        """Return text that describes several labels, given by their indices. A long list is abbreviated."""
         return abbreviate([self.describe(k) for k in labels])
 
 
@@ -72,9 +84,11 @@ def _is_label(codes: np.ndarray) -> np.ndarray:
 
 
 def doubtful_labels(splits: Sequence[Split], separator: str) -> list[str]:
-    """Return a sentence about each label of the splits that is probably a mistake, at most one per label.
+    """Return sentences about labels that are probably mistakes. Each label is in at most one sentence.
 
-    `separator` is `data.separator` if a cell of the table has several names, else "".
+    Args:
+      splits: the splits of a data set.
+      separator: the value of `data.separator`, if a cell of the table lists the names of several labels; otherwise "".
     """
     labels = LabelCounts(splits)
     reported: set[int] = set()
@@ -93,7 +107,7 @@ def doubtful_labels(splits: Sequence[Split], separator: str) -> list[str]:
 
 
 def _variants(labels: LabelCounts) -> Mistakes:
-    """Yield each label that differs from a more frequent one only in case, spaces, hyphens or underscores."""
+    """Yield each label that differs from a more frequent label only in case, spaces, hyphens or underscores."""
     groups = defaultdict(list)
     for k, name in enumerate(labels.names):
         if labels.counts[k]:
@@ -110,7 +124,10 @@ def _variants(labels: LabelCounts) -> Mistakes:
 
 
 def _joined_names(labels: LabelCounts, separator: str) -> Mistakes:
-    """Yield the labels that are several names with a character other than `separator` between them."""
+    """Yield the labels that consist of several names joined by a character of SEPARATORS.
+
+    Such labels arise if the names in a cell are separated by another character than `separator`.
+    """
     for mark in SEPARATORS if separator else ():
         if joined := _names_joined_by(mark, labels.names):
             yield (
@@ -122,9 +139,9 @@ def _joined_names(labels: LabelCounts, separator: str) -> Mistakes:
 
 
 def _names_joined_by(mark: str, names: Sequence[str]) -> list[int]:
-    """Return the positions of names that consist of other names, joined by `mark`.
+    """Return the indices of the names that consist of several names joined by `mark`.
 
-    A part counts as a name if it is in `names`, or if it is a part of two names.
+    A part of a name counts as a name if it is an element of `names`, or if it is a part of at least two of them.
     """
     parts = {k: [part.strip() for part in name.split(mark)] for k, name in enumerate(names) if mark in name}
     counts = Counter(part for name_parts in parts.values() for part in set(name_parts))
@@ -133,7 +150,7 @@ def _names_joined_by(mark: str, names: Sequence[str]) -> list[int]:
 
 
 def _misspellings(labels: LabelCounts) -> Mistakes:
-    """Yield each rare label that is one typing error from a frequent label."""
+    """Yield each label on at most RARE images that is one typing error away from a label on FREQUENT or more images."""
     by_count = sorted(zip(labels.counts, labels.names, strict=True), reverse=True)
     frequent = [name for count, name in by_count if count >= FREQUENT]
     for k in (k for k, count in enumerate(labels.counts) if 0 < count <= RARE):
@@ -143,10 +160,15 @@ def _misspellings(labels: LabelCounts) -> Mistakes:
 
 
 def _is_typing_error(wrong: str, right: str) -> bool:
-    """Return whether two names differ in one typing error. Short names may be two words, such as cat and car.
+    """Return whether two names differ by one typing error.
 
-    An error is a swap of two letters; a letter that is added or left out, in names of at least four letters; or another
-    letter in place of any except the first, in names of at least six letters. Different digits are no error.
+    The following differences count as a typing error:
+    * Two adjacent letters are swapped.
+    * One letter is added or left out, and the longer name has at least four letters.
+    * One letter other than the first is replaced, and the name has at least six letters.
+
+    Short names are exempt, because they may be two different words, such as cat and car. Names with different digits
+    are different names.
     """
     if re.findall(r"\d", wrong) != re.findall(r"\d", right):
         return False

@@ -39,12 +39,14 @@ _SHOWN = 10  # rows of a printed table
 
 @dataclass(frozen=True)
 class MetricChange:
-    """A metric of both runs as fractions.
+    """The values of a metric in two runs a and b, and their difference, as fractions.
 
     Attributes:
-      a, b: the values of the runs.
+      a: the value of run a.
+      b: the value of run b.
       difference: b − a.
-      low, high: the 95 % interval of the difference over resampled images.
+      low: the lower end of the 95 % bootstrap interval of the difference, over resamples of the images.
+      high: the upper end of the interval.
     """
 
     a: float
@@ -55,13 +57,20 @@ class MetricChange:
 
     @property
     def clear(self) -> bool:
-        """Whether the interval excludes 0."""
+        """Whether the interval of the difference excludes 0."""
         return self.low > 0 or self.high < 0
 
 
 @dataclass(frozen=True)
 class ScoreChange:
-    """The probabilities of one label of one image, and whether the image has the label."""
+    """The change of the probability of one label for one image between two runs.
+
+    Attributes:
+      label: the name of the label.
+      positive: whether the image has the label.
+      a: the probability in run a.
+      b: the probability in run b.
+    """
 
     label: str
     positive: bool
@@ -78,10 +87,10 @@ class ChangedImage:
     """An image whose probabilities differ between the runs.
 
     Attributes:
-      id: its id in the data set.
-      change: mean |b − a| of the probabilities of its known labels.
-      labels: the present labels.
-      moves: the labels that changed most.
+      id: the id of the image in the data set.
+      change: the mean of |b − a| over the labels whose truth is known, where a and b are the probabilities of the runs.
+      labels: the names of the present labels.
+      moves: the labels with the largest changes of the probability, at most _MOVES.
     """
 
     id: str
@@ -92,17 +101,18 @@ class ChangedImage:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs on one split.
+    """The comparison of two runs on one split.
 
     Attributes:
-      a, b: the folders of the runs.
+      a: the folder of run a.
+      b: the folder of run b.
       split: the name of the split.
-      counts: the number of images with scores in both runs (images), in only one run (only_a, only_b), and unreadable
-        in a run (unread).
-      metrics: changes of the metrics by name.
-      ap: changes of the average precision of each label.
-      positives: number of images of each label.
-      changed: the images that changed most, the largest change first.
+      counts: numbers of images: `images` (with scores in both runs), `only_a`, `only_b` (in only one run) and `unread`
+        (in both runs, but unreadable in at least one).
+      metrics: name of a metric -> its change.
+      ap: label -> change of its average precision.
+      positives: label -> number of images with the label.
+      changed: the images whose probabilities changed most, sorted by decreasing change.
       resamples: number of resamples for the intervals.
     """
 
@@ -119,14 +129,14 @@ class Comparison:
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run of a comparison.
+    """The stored results of a run that is compared.
 
     Attributes:
       folder: the run folder.
       labels: the names of the labels.
-      splits: the scores of each split.
-      settings: the settings of each split's metrics.
-      reported: the names of the splits that the run reports.
+      splits: split -> its scores.
+      settings: split -> the settings with which its metrics were computed.
+      reported: the names of the test splits in the config of the run.
     """
 
     folder: RunFolder
@@ -137,7 +147,7 @@ class ComparedRun:
 
     @classmethod
     def of(cls, folder: RunFolder) -> ComparedRun:
-        """Read a run folder; UserError if it has no scores."""
+        """Read the stored results of a run folder. Raise UserError if it has no scores."""
         folder.require(CONFIG)
         splits = read_scores(folder)
         settings = {name: entry.settings for name, entry in read_split_results(folder).items()}
@@ -148,7 +158,10 @@ class ComparedRun:
 
 
 def first_shared_split(first: ComparedRun, second: ComparedRun) -> str:
-    """Return a split for which both runs have scores, if possible one that the first run reports."""
+    """Return the name of a split for which both runs have scores. Test splits of the first run are preferred.
+
+    Raises UserError if there is no such split.
+    """
     for name in (*first.reported, *first.splits):
         if name in first.splits and name in second.splits:
             return name
@@ -163,16 +176,17 @@ def compare_runs(
 ) -> Comparison:
     """Compare two runs on one split.
 
-    The settings of the first run define the threshold of predictions and the treatment of difficult labels for both
-    runs.
+    The metrics of both runs are computed with the settings of the first run: the threshold of predictions, and the
+    treatment of difficult labels.
 
     Args:
-      first, second: the runs a and b.
-      split: name of the split; by default see `first_shared_split`.
-      resamples: number of resamples of the images, for intervals.
+      first: run a.
+      second: run b.
+      split: name of the split; None = `first_shared_split`.
+      resamples: number of bootstrap resamples of the images, for the intervals.
 
     Raises:
-      UserError: a run has no scores, the labels or the truth differ, or no image is in both.
+      UserError: a run has no scores, the runs have different labels or a different truth, or no image is in both runs.
     """
     split = split or first_shared_split(first, second)
     a, b, counts = _match_images(first, second, split)
@@ -198,9 +212,9 @@ def compare_runs(
 def _match_images(
     first: ComparedRun, second: ComparedRun, split: str
 ) -> tuple[SplitScores, SplitScores, dict[str, int]]:
-    """Return the scores of both runs for the images that both could read, and `Comparison.counts`.
+    """Return the scores of both runs for the images that are readable in both runs, and `Comparison.counts`.
 
-    Images and labels are in the order of the first run.
+    The images and labels of both results are in the order of the first run.
     """
     a, b = (require_split(run.folder, run.splits, split) for run in (first, second))
     if different := sorted(set(first.labels) ^ set(second.labels)):
@@ -219,7 +233,14 @@ def _match_images(
 
 
 def _require_same_truth(first: ComparedRun, second: ComparedRun, a: SplitScores, b: SplitScores) -> None:
-    """Raise UserError if labels of equal images differ between the runs."""
+    """Raise UserError if the true labels of an image differ between the runs.
+
+    Args:
+      first: run a.
+      second: run b.
+      a: the scores of run a.
+      b: the scores of run b for the same images and labels.
+    """
     differs = np.argwhere(a.codes != b.codes)
     if len(differs):
         row, k = differs[0]
@@ -233,7 +254,16 @@ def _require_same_truth(first: ComparedRun, second: ComparedRun, a: SplitScores,
 def _measure_changes(
     measures: Sequence[WeightedMetrics], split: str, images: int, resamples: int
 ) -> tuple[list[str], list[MetricChange]]:
-    """Return the names of the metrics, and their changes followed by the changes of the AP of each label."""
+    """Return the names of the M metrics, and M + K changes.
+
+    The changes are the changes of the M metrics, followed by the changes of the average precision of the K labels.
+
+    Args:
+      measures: the functions that compute the metrics of run a and of run b.
+      split: the name of the split, for the progress bar.
+      images: the number of images.
+      resamples: the number of bootstrap resamples.
+    """
 
     def values(measure: WeightedMetrics, weights: np.ndarray) -> np.ndarray:
         metrics, ap = measure(weights)
@@ -255,13 +285,15 @@ def _measure_changes(
 
 
 def changed_images(a: SplitScores, b: SplitScores, truth: Entries, labels: Sequence[str]) -> tuple[ChangedImage, ...]:
-    """Return at most CHANGED_IMAGES images with the largest mean change over their known labels.
+    """Return the at most CHANGED_IMAGES images whose probabilities changed most, sorted by decreasing change.
 
-    Images without a change are left out. Of equal changes, the earlier image comes first.
+    The change of an image is the mean of |b − a| over its known labels. Images without a change are left out. Ties are
+    broken by the order of the images.
 
     Args:
-      a, b: the scores of N equal images, all readable.
-      truth: the truth about the images.
+      a: the scores of N readable images in run a.
+      b: the scores of the same images in run b.
+      truth: the true labels of the images.
       labels: names of the K labels.
     """
     known = truth.valid
@@ -282,7 +314,15 @@ def changed_images(a: SplitScores, b: SplitScores, truth: Entries, labels: Seque
 def _score_changes(
     a: np.ndarray, b: np.ndarray, distances: np.ndarray, positive: np.ndarray, labels: Sequence[str]
 ) -> tuple[ScoreChange, ...]:
-    """Return the labels of one image that changed most. Arrays have shape [K]."""
+    """Return the at most _MOVES labels of one image with the largest changes, sorted by decreasing change.
+
+    Args:
+      a: f64[K], the probabilities in run a.
+      b: f64[K], the probabilities in run b.
+      distances: f64[K], |b − a|; 0 for labels whose truth is not known.
+      positive: bool[K], whether the image has each label.
+      labels: names of the K labels.
+    """
     largest = np.argsort(-distances, kind="stable")[:_MOVES]
     return tuple(
         ScoreChange(labels[k], bool(positive[k]), float(a[k]), float(b[k])) for k in largest if distances[k] > 0
@@ -291,15 +331,19 @@ def _score_changes(
 
 # --------------------------------------------------------------------------------------------------------- the command
 def compare_folders(a: RunFolder, b: RunFolder, *, split: str | None = None, output: str | None = None) -> Outcome:
-    """Compare two runs on one split; return a heading, the changes and the images that changed most.
+    """Compare two runs on one split.
 
     Args:
-      a, b: the run folders.
+      a: the folder of run a.
+      b: the folder of run b.
       split: as in `compare_runs`.
-      output: path of a CSV file of all changes, as fractions.
+      output: path of a CSV file to write with all changes, as fractions; None = no file.
+
+    Returns:
+      The parts to print: a heading, a table of changes, and a table of the images that changed most.
 
     Raises:
-      UserError: as `compare_runs`, and if `a` and `b` are one folder.
+      UserError: `a` and `b` are the same folder, or under the conditions of `compare_runs`.
     """
     if a.path == b.path:
         raise UserError(f"both --workdir are {a}; give the folders of two runs")
@@ -327,7 +371,7 @@ _COLUMNS = (
 
 
 def _change_rows(comparison: Comparison) -> list[list[str | float | bool]]:
-    """Return one row per metric, and one per label, the largest change first."""
+    """Return the rows of the table of changes: one per metric, then one per label, sorted by decreasing |b − a|."""
     ap = sorted(comparison.ap.items(), key=lambda item: -np.nan_to_num(abs(item[1].difference), nan=-1))
     changes = [*comparison.metrics.items(), *((f"AP of {label}", change) for label, change in ap)]
     return [[name, *astuple(change), change.clear] for name, change in changes]

@@ -1,8 +1,9 @@
 """Decode the images of splits, and find images that are in a data set twice.
 
-Similar images have similar perceptual hashes. The hash has a bit for each cell of an 8×8 grid. It says whether the cell
-is darker than its right neighbor by more than STEP levels. Of 800 VOC photographs, 98 % differ in at most 3 of the 64
-bits from a copy at 0.7 times the size and JPEG quality 75, and no two photographs differ in fewer than 6 bits.
+Similar images have similar perceptual hashes. The hash has one bit for each cell of an 8×8 grid. A bit is set if the
+cell is darker than its right neighbor by more than STEP gray levels. Of 800 VOC photographs, 98 % differ in at most 3
+of the 64 bits from a copy at 0.7 times the size and JPEG quality 75, and no two photographs differ in fewer than 6
+bits.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ _FIELDS = [("row", np.int64), ("width", np.int64), ("height", np.int64), ("conte
 
 
 class Inspection(NamedTuple):
-    """The decoded images of a split.
+    """The results of decoding the images of a split.
 
     Attributes:
-      images: one record of _FIELDS per readable image.
-      errors: row -> error of each unreadable image.
+      images: one record per readable image, with the fields _FIELDS (row, size and hashes).
+      errors: row of each unreadable image -> its error.
     """
 
     images: np.recarray
@@ -49,7 +50,14 @@ class Inspection(NamedTuple):
 def inspect_images(
     split: Split, rows: np.ndarray, advance: Callable[[], None], decoding: Decoding = STRICT
 ) -> Inspection:
-    """Decode the images i64[n] `rows` in one thread per core, calling `advance` after each."""
+    """Decode images of a split, in one thread per CPU core.
+
+    Args:
+      split: the split.
+      rows: i64[n], the rows of the images to decode.
+      advance: function that is called after each image, to show progress.
+      decoding: the settings of the decoder.
+    """
     readable, errors = [], {}
     with ThreadPoolExecutor(cores()) as pool:
         for start in range(0, len(rows), IMAGES_PER_MAP):
@@ -83,9 +91,13 @@ def _perceptual_hash(pixels: np.ndarray) -> int:
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Images of split `second` that are also in split `first`, or repeated images if both are one split.
+    """Images of the split `second` that are also in the split `first`. Both may be the same split.
 
-    `kind` is a key of SAMENESS, and `pairs` has (row in first, row in second).
+    Attributes:
+      kind: what the images have in common, a key of SAMENESS.
+      first: the first split.
+      second: the second split.
+      pairs: pairs (row in `first`, row in `second`) of the same image.
     """
 
     kind: str
@@ -95,7 +107,7 @@ class Duplicates:
 
     @property
     def images(self) -> int:
-        """The number of images of `second`."""
+        """The number of different images of `second` in `pairs`."""
         return len({j for _, j in self.pairs})
 
     @property
@@ -105,11 +117,14 @@ class Duplicates:
 
     @property
     def is_leak(self) -> bool:
-        """Whether a model would be evaluated on training images. Similar images are only a warning."""
+        """Whether the duplicates are a leak between two splits, such as training images in a test split.
+
+        Images that are only similar are not a leak.
+        """
         return self.first is not self.second and self.kind != SIMILAR
 
     def document(self) -> dict[str, Any]:
-        """Return the entry of the JSON output."""
+        """Return the entry of the report: kind, names of the splits, numbers of images, and examples of ids."""
         return {
             "kind": self.kind,
             "splits": [self.first.name, self.second.name],
@@ -131,9 +146,10 @@ class Duplicates:
 
 
 def find_duplicates(splits: Sequence[Split], images: Sequence[np.recarray]) -> list[Duplicates]:
-    """Return the duplicates within each split and between every two splits.
+    """Return the duplicates within each split and between each two splits.
 
-    An image is reported once, for its id, its file content or its appearance, in this order.
+    For two splits, an image is reported for only one reason: an equal id, an equal file content, or a similar
+    appearance, in this order of priority.
 
     Args:
       splits: the splits.
@@ -150,11 +166,18 @@ def find_duplicates(splits: Sequence[Split], images: Sequence[np.recarray]) -> l
 def _duplicates_of(
     first: Split, second: Split, first_images: np.recarray, second_images: np.recarray
 ) -> Iterable[Duplicates]:
-    """Yield the duplicates of two splits, or of a split with itself, by kind."""
+    """Yield the duplicates of two splits, one `Duplicates` per kind. Both splits may be the same split.
+
+    Args:
+      first: the first split.
+      second: the second split.
+      first_images: `Inspection.images` of the first split.
+      second_images: `Inspection.images` of the second split.
+    """
     same = first is second
 
     def split_rows(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Return pairs of rows of the splits for pairs of rows of the readable images."""
+        """Convert pairs of indices into the readable images to pairs of rows of the splits."""
         return [(int(first_images.row[i]), int(second_images.row[j])) for i, j in pairs]
 
     pairs_by_kind = {
@@ -171,9 +194,15 @@ def _duplicates_of(
 
 
 def similar_pairs(first: np.ndarray, second: np.ndarray, *, same: bool) -> list[tuple[int, int]]:
-    """Return (i, j) for each hash u64[M] second[j] that differs in at most CLOSE_BITS bits from some u64[N] first[i].
+    """Return the pairs (i, j) for which first[i] and second[j] differ in at most CLOSE_BITS bits.
 
-    i is the first such row. With `same`, both are one split, in which only rows i < j count.
+    Each j is in at most one pair, with the smallest such i. Hashes of `first` with fewer than PLAIN_BITS set bits are
+    ignored. If there are more than MOST_COMPARED hashes, the result is [].
+
+    Args:
+      first: u64[N], perceptual hashes.
+      second: u64[M], perceptual hashes.
+      same: whether both are the hashes of the same split; then only pairs with i < j are returned.
     """
     if max(len(first), len(second)) > MOST_COMPARED:
         status(f"similar images are not looked for among more than {MOST_COMPARED:,} images")
@@ -193,7 +222,7 @@ def similar_pairs(first: np.ndarray, second: np.ndarray, *, same: bool) -> list[
 
 
 def repeats(first: Sequence[Hashable], second: Sequence[Hashable]) -> list[tuple[int, int]]:
-    """Return the pairs (i, j) with first[i] == second[j], for the smallest such i."""
+    """Return the pairs (i, j) with first[i] == second[j]. Each j is in at most one pair, with the smallest such i."""
     positions: dict[Hashable, int] = {}
     for i, value in enumerate(first):
         positions.setdefault(value, i)

@@ -25,13 +25,13 @@ def write_features(config: ConfigDict, output: str) -> Outcome:
 
         SPLIT.ids.txt        the ids of the images
         SPLIT.labels.npy     label codes i8[N,K], see data.label_codes
-        SPLIT.cls.npy        f32[N,D], if the head of the config reads them
-        SPLIT.patches.npy    f32[N,h,w,D], if the head of the config reads them
+        SPLIT.cls.npy        f32[N,D], class tokens or pooled features, if the head of the config reads them
+        SPLIT.patches.npy    f32[N,h,w,D], patch features, if the head of the config reads them
 
-    With `data.bad_images=skip`, features of images that cannot be read are nan.
+    With `data.bad_images=skip`, the features of unreadable images are nan.
 
     Raises:
-      UserError: the config has prompts or other adapters, which are not trained here.
+      UserError: the config has prompts or other adapters. They would be untrained.
     """
     if adapters := describe_adapters(config):
         raise UserError(f"--mode=features needs a backbone without {adapters}; take a config such as linear_probe")

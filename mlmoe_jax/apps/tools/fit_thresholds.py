@@ -1,4 +1,4 @@
-"""`--mode=thresholds`: fit the thresholds of a run to its stored scores, without a model."""
+"""`--mode=thresholds`: fit the thresholds of a run to its stored scores, without running the model."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ _GOALS = {"f1": "best F1", "precision": "precision of", "miss_rate": "expected m
 
 
 def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> Outcome:
-    """Fit the thresholds of a run according to `config.thresholds`, and write thresholds.json.
+    """Fit the thresholds of a run according to `config.thresholds`, and write them to thresholds.json.
 
-    The scores are corrected by the calibration of the run, if there is one.
+    If the run has a calibration, the thresholds are fitted to the calibrated scores.
 
     Args:
       folder: the run folder.
-      overrides: keys under thresholds that differ from the run; a precision or a miss rate without a goal sets the goal
-        too.
+      overrides: pairs of config key and text, for keys under thresholds. If either `thresholds.precision` or
+        `thresholds.miss_rate` is given and `thresholds.goal` is not, the given key is also the goal.
 
     Returns:
-      the metrics before and after the fit, for the command line.
+      A table to print, with the metrics before and after the fit.
 
     Raises:
-      UserError: the split is reported or has no scores, or no threshold reaches the goal.
+      UserError: the split to fit on is one of the test splits whose metrics the run reports, the split has no stored
+        scores, or no threshold reaches the goal.
     """
     keys = {key.removeprefix("thresholds.") for key, _ in overrides}
     levels = keys & {"precision", "miss_rate"}
@@ -54,10 +55,11 @@ def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> Out
 def open_split_to_fit(
     folder: RunFolder, overrides: Sequence[tuple[str, str]]
 ) -> tuple[ConfigDict, SplitScores, tuple[str, ...]]:
-    """Return the config of a run with `overrides`, the scores of its split to fit on, and the labels.
+    """Return the config of a run with `overrides`, the stored scores of the split to fit on, and the label names.
 
-    Raises UserError for keys that are not about thresholds or calibration, and if the split is reported or has no
-    scores.
+    Raises:
+      UserError: a key of `overrides` is not under thresholds or calibration, the split to fit on is one of the test
+        splits whose metrics the run reports, or it has no stored scores.
     """
     folder.require(CONFIG)
     config = read_config(folder)
@@ -71,13 +73,14 @@ def open_split_to_fit(
 
 
 def fit_table(fit: Mapping[str, Any], headings: tuple[str, str], notes: list[str], document: Any) -> Table:
-    """Return the metrics before and after a fit in percent.
+    """Return a table of metrics before and after a fit, in percent.
 
     Args:
-      fit: `Thresholds.source`, or a calibration.
-      headings: names of the metrics before and after.
+      fit: a dict with the keys split (name), before and after (metric -> value): `Thresholds.source`, or
+        `Thresholds.calibration`.
+      headings: the headings of the columns with the metrics before and after the fit.
       notes: lines below the table.
-      document: the table as JSON.
+      document: the value of the table in the JSON output.
     """
     before, after = headings
     columns = [
@@ -90,7 +93,11 @@ def fit_table(fit: Mapping[str, Any], headings: tuple[str, str], notes: list[str
 
 
 def fitted_lines(thresholds: Thresholds) -> list[str]:
-    """Return the goal of fitted thresholds with their range, and the labels without their own threshold."""
+    """Return lines of text about fitted thresholds.
+
+    The first line has the goal of the fit and the range of the thresholds. If there are such labels, further lines list
+    the labels that share one threshold, and the labels that are never predicted.
+    """
     source = thresholds.source
     finite = [value for value in thresholds.values.values() if np.isfinite(value)]
     goal, level = _GOALS[source["goal"]], source.get(source["goal"])

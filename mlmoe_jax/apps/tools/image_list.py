@@ -32,9 +32,13 @@ PHOTOGRAPHS = ("astronaut.png", "camera.png", "chelsea.png", "coffee.png", "moto
 
 
 def find_images(items: Sequence[str]) -> list[str]:
-    """Return the paths of the images that the items of `--images` name.
+    """Return the paths of all images that the items of `--images` specify, in order.
 
-    Raises UserError for an item without images.
+    Args:
+      items: files, folders, patterns and lists, see the docstring of this module.
+
+    Raises:
+      UserError: an item specifies no image.
     """
     paths = []
     for item in items:
@@ -78,7 +82,10 @@ def _photographs(item: str) -> list[str]:
 
 
 def _read_list(item: str) -> list[str]:
-    """Return the paths of the list `@FILE` or `-`; invalid UTF-8 is preserved, as in all paths."""
+    """Return the paths in the list of images `@FILE` or, for `-`, in the list on standard input.
+
+    Bytes that are not valid UTF-8 are preserved, as in `os.fsdecode`.
+    """
     try:
         content = read_stream(sys.stdin.buffer, MOST_LIST) if item == "-" else read_bytes(item[1:], MOST_LIST)
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""`--mode=import`: a checkpoint of the authors' code as a run folder."""
+"""`--mode=import`: convert a checkpoint of the authors' code to a run folder."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ from mlmoe_jax.training.training_data import label_space_for
 
 
 def import_run(config: ConfigDict, folder: RunFolder) -> None:
-    """Convert `config.init_from` into a run folder without training, for evaluation, prediction and export.
+    """Convert the checkpoint `config.init_from` to a run folder without training.
 
-    Labels, their order and their groups are from the training split. No image is read. The folder gets a checkpoint of
-    step 0, from which training can resume.
+    The run folder can be used for evaluation, prediction and export.
+
+    The labels, their order and their groups are taken from the training split of `config.data`. No image is read. The
+    run folder has a checkpoint of step 0, from which training can resume.
 
     Raises:
       UserError: `init_from` is empty or cannot be read, or the folder already holds a run.

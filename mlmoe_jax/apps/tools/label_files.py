@@ -20,15 +20,18 @@ from mlmoe_jax.runtime.table import Column, Outcome, Table
 
 
 def write_labels(config: ConfigDict, name: str, output: str) -> Outcome:
-    """Write the labels of every split of `config.data` in the format `name`; return a table of the files.
+    """Write the labels of every split of `config.data` in a format of a labeling tool.
 
     Args:
       config: the config.
-      name: name of the format.
-      output: path of the file or folder, with {split} if there are several splits.
+      name: name of the format, a key of FORMATS.
+      output: path of the file or folder to write. If there are several splits, {split} stands for the name of a split.
+
+    Returns:
+      A table of the written files, to print.
 
     Raises:
-      UserError: the images are not files, or the format cannot name them.
+      UserError: the images are not files, or the format cannot represent their names.
     """
     form, splits = FORMATS[name], open_whole(config)
     if len(splits) > 1 and "{split}" not in output:
@@ -48,7 +51,11 @@ def write_labels(config: ConfigDict, name: str, output: str) -> Outcome:
 
 
 def _label_file(split: Split, data_config: ConfigDict, name: str, output: str) -> LabelFile:
-    """Return the file of a split. Images in the folder of the data set have relative paths, others absolute ones."""
+    """Return the description of the file to write for a split.
+
+    The path of an image is relative to the folder of the data set. If the image is outside this folder, its path is
+    absolute.
+    """
     images, root = split.images, find_root(data_config)
     if not isinstance(images, ImageFiles):
         raise UserError(f"the images of {data_config.name} are not files, which a labeling tool could show")
@@ -61,19 +68,24 @@ def _label_file(split: Split, data_config: ConfigDict, name: str, output: str) -
 
 
 def _difficult_code(form: Format, treatment: str) -> int:
-    """Return the code that a difficult label gets in a format."""
+    """Return the label code that replaces DIFFICULT in the file.
+
+    Args:
+      form: the format. If it can mark difficult labels, the code stays DIFFICULT.
+      treatment: the treatment of difficult labels in the split, from the config.
+    """
     if form.holds_difficult:
         return DIFFICULT
     return POSITIVE if treatment == "positive" else NEGATIVE
 
 
 def _entries(split: Split, images: Sequence[str], difficult: int) -> Iterator[LabelEntry]:
-    """Yield the entries of a split.
+    """Yield the entry of each image of a split: its path and its labels. The labels of an unlabeled image are None.
 
     Args:
       split: the split.
-      images: paths of its images in the file.
-      difficult: the code that a difficult label gets.
+      images: the paths of the images, as they are written to the file.
+      difficult: the label code that replaces DIFFICULT.
     """
     codes = np.where(split.labels == DIFFICULT, difficult, split.labels)
     is_unlabeled = (codes == UNKNOWN).all(axis=1)
@@ -83,7 +95,13 @@ def _entries(split: Split, images: Sequence[str], difficult: int) -> Iterator[La
 
 
 def _losses(split: Split, form: Format, difficult: int) -> Iterator[str]:
-    """Yield sentences about the labels that are written as another label."""
+    """Yield sentences about label codes that the format cannot represent, and that are written as another code.
+
+    Args:
+      split: the split.
+      form: the format.
+      difficult: the label code that replaces DIFFICULT.
+    """
     is_unknown = split.labels == UNKNOWN
     is_unknown[is_unknown.all(axis=1)] = False  # an image without known labels stays unlabeled
     if unknown := np.count_nonzero(is_unknown):

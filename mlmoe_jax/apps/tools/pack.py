@@ -1,8 +1,9 @@
 """Pack a data set into a few large files (`--mode=pack`), for storage that is slow with many small files.
 
-`data/sources/packed.py` describes and reads these files. A shard is written to a temporary file in the same folder, or
-on local disk for an object store, and gets its name only when it is complete. Its sidecar is written then, so that the
-same command resumes after an interruption. The content of a shard does not depend on the number of processes.
+`data/sources/packed.py` describes and reads these files. A shard is first written to a temporary file, in the output
+folder or, for an object store, on local disk. When the shard is complete, it is renamed, and then a sidecar file with
+its description is written. Therefore, the same command resumes after an interruption. The content of a shard does not
+depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -35,10 +36,18 @@ SHARD_IMAGES = 1024
 
 
 def pack(config: ConfigDict, output: str | os.PathLike) -> Outcome:
-    """Pack every split of `config.data` into the folder, or gs:// address, `output`; return a table of the splits.
+    """Pack every split of `config.data` into a few large files.
 
-    The exit code is 130 if packing was stopped on request; the same command resumes it. Raises UserError for an
-    unreadable image (unless `data.bad_images` is skip) and for a folder with other content.
+    Args:
+      config: the config.
+      output: the folder to write to, or an address such as gs://bucket/folder.
+
+    Returns:
+      A table of the splits, to print. The exit code is 130 if packing was stopped by a signal. The same command then
+      resumes it.
+
+    Raises:
+      UserError: an image is unreadable and `data.bad_images` is not skip, or the folder has other content.
     """
     splits = open_whole(config)
     folder = Folder(epath.Path(output).expanduser())
@@ -59,9 +68,10 @@ def pack(config: ConfigDict, output: str | os.PathLike) -> Outcome:
 
 
 def open_whole(config: ConfigDict) -> list[Split]:
-    """Open all splits of `config.data`, complete, with the classes of the training split.
+    """Open all splits of `config.data` with all their images, and with the classes of the training split.
 
-    Images of `data.val_fraction` stay in the training split, so that the same config holds them out again.
+    The images that `data.val_fraction` would hold out stay in the training split. When the packed data set is used with
+    the same config, they are held out again.
     """
     data_config = config.data.copy_and_resolve_references()
     others = [data_config.val_split if not data_config.val_fraction else "", *data_config.test_splits]
@@ -71,7 +81,7 @@ def open_whole(config: ConfigDict) -> list[Split]:
 
 # ---------------------------------------------------------------------------------------------------------- the shards
 def _plan_shards(split: Split) -> list[Shard]:
-    """Return the shards of a split, of SHARD_IMAGES images each."""
+    """Return the shards of a split. Each shard has SHARD_IMAGES images; the last may have fewer."""
     starts, stem, fingerprint = range(0, len(split), SHARD_IMAGES), _file_stem(split.name), split.fingerprint
     shards = []
     for number, start in enumerate(starts):
@@ -84,7 +94,17 @@ def _plan_shards(split: Split) -> list[Shard]:
 def _write_missing(
     folder: Folder, shards: Sequence[Shard], config: ConfigDict, stop: threading.Event
 ) -> dict[str, dict[str, Any]]:
-    """Write the shards that the folder lacks, and return file -> entry. After a stop, entries are missing."""
+    """Write the shards that the folder lacks.
+
+    Args:
+      folder: the output folder.
+      shards: the shards of all splits.
+      config: the config.
+      stop: an event that stops the writing when it is set.
+
+    Returns:
+      File name of each complete shard -> its entry for the manifest. If the writing was stopped, shards are missing.
+    """
     entries = {shard.file: entry for shard in shards if (entry := _read_entry(folder, shard))}
     missing = [shard for shard in shards if shard.file not in entries]
     skip_bad = config.data.bad_images == "skip"
@@ -101,7 +121,10 @@ def _write_missing(
 
 
 def _read_entry(folder: Folder, shard: Shard) -> dict[str, Any] | None:
-    """Return the entry of a shard if it is complete in the folder; UserError if it has other images."""
+    """Return the manifest entry of a shard that is complete in the folder; None if the shard is missing or incomplete.
+
+    Raises UserError if the shard in the folder was written from other images, labels or groups.
+    """
     if not (folder / shard.sidecar).exists():
         return None
     sidecar = folder.read_json(shard.sidecar)
@@ -113,7 +136,7 @@ def _read_entry(folder: Folder, shard: Shard) -> dict[str, Any] | None:
 
 # -------------------------------------------------------------------------------------------------------- the manifest
 def _start_manifest(folder: Folder, config: ConfigDict, splits: Sequence[Split]) -> dict[str, Any]:
-    """Return the manifest in the folder. A new folder gets a manifest without splits.
+    """Return the manifest that is stored in the folder. If the folder is new, write a manifest without splits first.
 
     Raises UserError if the folder was packed from another data set or with other settings, or has other content.
     """
@@ -136,7 +159,13 @@ def _start_manifest(folder: Folder, config: ConfigDict, splits: Sequence[Split])
 
 
 def _finish_split(folder: Folder, split: Split, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Write the labels of a split whose shards are complete, and return its entry for the manifest."""
+    """Write the file of labels of a split, and return the entry of the split for the manifest.
+
+    Args:
+      folder: the output folder.
+      split: the split.
+      entries: the entries of its shards, which are all complete.
+    """
     left_out = [item["row"] for shard in entries for item in shard["left_out"]]
     rows = np.delete(np.arange(len(split)), left_out)
     if not len(rows):

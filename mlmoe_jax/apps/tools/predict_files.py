@@ -48,17 +48,20 @@ def predict_files(
 
     Args:
       folder: the run folder.
-      items: the items of `--images`, see image_list.py.
-      target: see `choose_target`.
-      overrides, checkpoint: as in `Predictor.from_run`.
-      batch_size: number of images at a time, by default 32 per device.
-      top_k, gates: as in `Predictor.stream`.
-      select, count: `method` and `count` of `select_images`, to label only these images; None for all.
+      items: the values of `--images`, see image_list.py.
+      target: where to write the rows, see `choose_target`.
+      overrides: as in `Predictor.from_run`.
+      checkpoint: as in `Predictor.from_run`.
+      batch_size: approximate number of images per batch; None = LARGEST_BATCH per device.
+      top_k: as in `Predictor.stream`.
+      gates: as in `Predictor.stream`.
+      select: if given, the `method` of `select_images`; only the images that it chooses are labeled. None = all images.
+      count: with `select`, the number of images to choose.
 
     Returns:
-      A table of the first images, and as document the numbers of images. It is empty if the rows are written to
-      standard output. The exit code is 0; 2 if an image could not be read, after labeling the readable images; 3 if
-      the newest checkpoint is damaged and an older checkpoint was used.
+      The labels of the first images to print, and the numbers of images for --json. Both are empty if the rows are
+      written to standard output. The exit code is 2 if an image could not be read (the readable images are labeled),
+      otherwise 3 if the newest checkpoint is damaged and an older checkpoint was used, otherwise 0.
     """
     folder.require_model()
     paths = _shared_image_list(items, target)
@@ -84,9 +87,14 @@ def predict_files(
 
 
 def _shared_image_list(items: Sequence[str], target: OutputTarget) -> list[str]:
-    """Return the images that the first process finds. For a labeling tool, each image is listed once.
+    """Return the paths of the images to label, which are equal in all processes of a job.
 
-    Only the first process has a standard input. If it finds no image, it fails with the reason, which ends the job.
+    The first process makes the list, because only it has standard input, and sends it to all other processes. If it
+    finds no image, it raises UserError, which ends the job.
+
+    Args:
+      items: the values of `--images`.
+      target: if this is the file of a labeling tool, repeated images are removed.
     """
     paths = find_images(items) if distributed.is_first() else None
     paths = distributed.broadcast_from_first(paths)
@@ -99,7 +107,13 @@ def _batch_size(predictor: Predictor, paths: Sequence[str], size: int | None) ->
 
 
 def even_batch(images: int, most: int, devices: int) -> int:
-    """Return a batch size of about `most`, a multiple of `devices`, for which the last batch needs little padding."""
+    """Return a batch size for which the last batch needs little padding.
+
+    Args:
+      images: the number of images.
+      most: the approximate upper limit of the batch size.
+      devices: the number of devices. The batch size is a multiple of it.
+    """
     return devices * math.ceil(images / math.ceil(images / most) / devices)
 
 
@@ -113,19 +127,21 @@ def choose_target(
     form: str | None = None,
     select: bool = False,
 ) -> OutputTarget:
-    """Return the target of `--output`: a .csv or .jsonl file, standard output, or the file of a labeling tool.
+    """Return where predictions are written: a .csv or .jsonl file, standard output, or the file of a labeling tool.
 
     Args:
-      output: a path, or - for standard output. The default is predictions.csv in `folder`, with `select` selected.csv,
-        and with `gates` .jsonl, because the weights are lists, which do not fit into CSV cells.
+      output: the value of `--output`: a path, or - for standard output. If it is None or "" and `json_lines` is False,
+        the target is the file predictions.csv in `folder`. With `select`, the name is selected.csv. With `gates`, the
+        suffix is .jsonl, because gate weights are lists, which do not fit into CSV cells.
       folder: the folder of the default file.
-      json_lines: write JSON lines to standard output, which is then the default, and not CSV.
-      gates: the rows have the weights of gates.
-      form: name of the format of a labeling tool, which has a file or folder of its own, without a default.
-      select: the rows have the ranks of selected images.
+      json_lines: whether standard output gets JSON lines instead of CSV. If True, standard output is also the default.
+      gates: whether the rows have gate weights.
+      form: name of the format of a labeling tool; None = CSV or JSON lines. These formats require `output`.
+      select: whether the rows have the ranks of selected images.
 
     Raises:
-      UserError: the suffix is another one, the file cannot be written, or the format holds no gates.
+      UserError: the suffix is neither .csv nor .jsonl, the file cannot be written, or gate weights are requested in
+        another format than JSON lines.
     """
     if form:
         target = OutputTarget(output_path(output, form), form)
@@ -154,18 +170,22 @@ def _file_target(output: str) -> OutputTarget:
 # --------------------------------------------------------------------------------------------------------------- rows
 @dataclass(frozen=True)
 class ResultRows:
-    """The rows of results in a CSV or JSON lines file.
+    """The format of the rows of predictions in a CSV or JSON lines file.
 
-    Columns of a CSV: image, labels (see `formats.join_names`), error and one score per label. With `top_k` they are
-    image, error, and label_1, score_1, label_2, …, best first.
+    The columns of a CSV file are image, labels (the assigned labels, see `formats.join_names`), error, and one column
+    of scores per label. With `top_k`, the columns are image, error, label_1, score_1, label_2, score_2, …, by
+    decreasing score.
 
-    Keys in JSON lines: image, and either error, or labels and scores (with `top_k` only of the best labels, best
-    first), and gates {name: {label: weights}} if a result has them.
+    A JSON line has the keys image and error for an unreadable image. Otherwise, its keys are image, labels, scores
+    (label -> probability) and, if requested, gates (gate -> label -> weights). With `top_k`, labels and scores have
+    only the `top_k` labels with the highest scores, by decreasing score.
+
+    With a selection, the columns or keys SELECTION_COLUMNS follow image.
 
     Attributes:
       names: names of all labels.
-      top_k: number of labels per result; None for all labels.
-      selection: image -> its values of SELECTION_COLUMNS, which follow its name; empty without a selection.
+      top_k: number of labels per image; None = labels are assigned by thresholds, and scores have all labels.
+      selection: path of an image -> its values of SELECTION_COLUMNS; empty without a selection.
     """
 
     names: Sequence[str]
@@ -173,7 +193,10 @@ class ResultRows:
     selection: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
 
     def write(self, target: OutputTarget, results: Iterable[LabeledImage]) -> None:
-        """Write the results to a target of the kind csv or jsonl; UserError if a label has the name of a column."""
+        """Write one row per result to a target of the kind csv or jsonl.
+
+        Raises UserError if a label has the name of another column of the CSV file.
+        """
         heading = self.heading()
         if target.kind == "csv" and len(set(heading)) < len(heading):
             raise UserError(
@@ -191,7 +214,7 @@ class ResultRows:
                     write_row(self.cells(result))
 
     def heading(self) -> list[str]:
-        """Return the names of the columns of a CSV."""
+        """Return the column names of a CSV file."""
         image = ["image", *(SELECTION_COLUMNS if self.selection else ())]
         if self.top_k is None:
             return [*image, "labels", "error", *self.names]
@@ -199,7 +222,7 @@ class ResultRows:
         return [*image, "error", *(name for rank in ranks for name in (f"label_{rank}", f"score_{rank}"))]
 
     def cells(self, result: LabeledImage) -> list[Any]:
-        """Return the row of a CSV."""
+        """Return the cells of a result in a CSV file."""
         score = {name: f"{value:.6f}" for name, value in (result.scores or {}).items()}
         image = [result.image, *self.selection.get(result.image, {}).values()]
         if self.top_k is None:
@@ -208,7 +231,7 @@ class ResultRows:
         return [*image, result.error, *(best or [""] * (2 * self.top_k))]
 
     def document(self, result: LabeledImage) -> dict[str, Any]:
-        """Return the object of a JSON line."""
+        """Return the JSON object of a result in a JSON lines file."""
         if result.error:
             return {"image": result.image, "error": result.error}
         scores = result.scores or {}
@@ -221,7 +244,16 @@ class ResultRows:
 
 
 def _write_label_file(file: LabelFile, target: OutputTarget, results: Iterable[LabeledImage]) -> None:
-    """Write the images that could be read to the file of a labeling tool; UserError if it cannot name them."""
+    """Write the predictions of the readable images to the file of a labeling tool.
+
+    Args:
+      file: the file.
+      target: the target, whose kind is the name of the format.
+      results: the predictions of all images.
+
+    Raises:
+      UserError: the format cannot represent the names of the images or labels.
+    """
     form = FORMATS[target.kind]
     form.require(file)
     entries = (
@@ -235,7 +267,7 @@ def _write_label_file(file: LabelFile, target: OutputTarget, results: Iterable[L
 
 # ------------------------------------------------------------------------------------------------------------ summary
 class _Summary:
-    """The summary of a prediction: its first images, the errors, and the speed."""
+    """The summary that `--mode=predict` prints: the first images with their labels, the errors, and the speed."""
 
     def __init__(self, images: int):
         self.images, self.unread, self.started = images, 0, time.perf_counter()
@@ -253,11 +285,11 @@ class _Summary:
                     status(f"error: {printable(result.error)}")
 
     def outcome(self, target: OutputTarget, *, outdated: bool) -> Outcome:
-        """Return the first images and the numbers to print. If the rows are on standard output, log the numbers.
+        """Return the summary to print. If the rows were written to standard output, print it to stderr instead.
 
         Args:
           target: the target of the rows.
-          outdated: the results are from an older checkpoint.
+          outdated: whether the newest checkpoint is damaged and an older checkpoint was used.
         """
         labeled = self.images - self.unread
         rate = self.images / max(1e-9, time.perf_counter() - self.started)

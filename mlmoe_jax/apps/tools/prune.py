@@ -50,11 +50,12 @@ MASK_PATHS = {"tokens": "prompts/token_mask", "segments": "prompts/segment_mask"
 
 @dataclass(frozen=True)
 class Level:
-    """A level of pruning.
+    """A level of pruning: which prompts and segments of prompts are kept.
 
     Attributes:
-      name: the name of its folder.
-      kept_tokens, kept_segments: the values of these keys in `config.model.prompts`.
+      name: the name of the run folder of the level.
+      kept_tokens: one digit per prompt, 1 = kept and 0 = pruned; the value of `config.model.prompts.kept_tokens`.
+      kept_segments: for each prompt one digit per segment; the value of `config.model.prompts.kept_segments`.
     """
 
     name: str
@@ -63,10 +64,15 @@ class Level:
 
 
 def prune(config: ConfigDict, folder: RunFolder) -> Results:
-    """Run the whole procedure in a folder; return the metrics of the best level, as fractions.
+    """Run the whole pruning procedure in a run folder, and return the metrics of the best level, as fractions.
 
-    Raises UserError for a config without prunable prompts or without a selection split, and loop.Stopped after SIGTERM
-    or Ctrl-C, once the current training is saved.
+    Args:
+      config: the config.
+      folder: the run folder. The trainings have run folders below it.
+
+    Raises:
+      UserError: the config has no prunable prompts or no selection split, or the folder holds a run of another mode.
+      loop.Stopped: SIGTERM or Ctrl-C stopped the current training, which was saved.
     """
     _require_prunable(config)
     if (folder / CONFIG).exists() and not (folder / STAGES).exists():
@@ -85,7 +91,7 @@ def prune(config: ConfigDict, folder: RunFolder) -> Results:
 
 
 def _train_levels(config: ConfigDict, folder: RunFolder, levels: Sequence[Level]) -> dict[Level, Results]:
-    """Train each level, and write the table after each."""
+    """Train each level, and return level -> metrics. The table prune.csv is written after each training."""
     results: dict[Level, Results] = {}
     for number, level in enumerate(levels, start=1):
         title = f"level {number} of {len(levels)}, {level.name}"
@@ -100,7 +106,14 @@ def _level_folder(folder: RunFolder, level: Level) -> RunFolder:
 
 
 def _adopt_level(folder: RunFolder, best: RunFolder) -> None:
-    """Copy the files of the best level to the folder. Checkpoints of a level that was adopted before are removed."""
+    """Copy the files of the best level to the run folder of the pruning.
+
+    Checkpoints that an earlier call copied from another level are removed first.
+
+    Args:
+      folder: the run folder of the pruning.
+      best: the run folder of the best level.
+    """
     (folder / CONFIG).unlink(missing_ok=True)
     if (folder / CHECKPOINTS).exists():
         folder.inside(CHECKPOINTS).rmtree()
@@ -108,7 +121,7 @@ def _adopt_level(folder: RunFolder, best: RunFolder) -> None:
 
 
 def pruned_config(config: ConfigDict, level: Level) -> ConfigDict:
-    """Return the config of the training with the fixed masks of a level."""
+    """Return a copy of a config that trains with the masks of a level, which are constant."""
     pruned = copy.deepcopy(config)
     prompts = pruned.model.prompts
     prompts.pruning, prompts.kept_tokens, prompts.kept_segments = "fixed", level.kept_tokens, level.kept_segments
@@ -116,14 +129,15 @@ def pruned_config(config: ConfigDict, level: Level) -> ConfigDict:
 
 
 def make_levels(importance: dict[str, np.ndarray], prune_config: ConfigDict) -> list[Level]:
-    """Return every combination of token and segment levels. Levels with equal masks appear once.
+    """Return the levels of pruning for all combinations of a fraction of prompts and a fraction of segments to prune.
 
-    The lowest importance is pruned first. Segments are compared within their prompt. At least one prompt is kept, and
-    a quarter of the segments of each prompt: the authors keep 4 of 16.
+    Prompts with the lowest importance are pruned first. Segments are ranked separately within each prompt. At least one
+    prompt is kept, and at least a quarter of the segments of each prompt, because the authors keep 4 of 16. Of several
+    levels with equal masks, only the first is returned.
 
     Args:
       importance: a result of `measure_importance`.
-      prune_config: `config.prune`.
+      prune_config: `config.prune`, which has the fractions `token_levels` and `segment_levels`.
     """
     levels: dict[tuple, Level] = {}
     for tokens, segments in itertools.product(prune_config.token_levels, prune_config.segment_levels):
@@ -137,9 +151,12 @@ def make_levels(importance: dict[str, np.ndarray], prune_config: ConfigDict) -> 
 
 
 def _mask_text(importance: np.ndarray, level: float, *, at_least: int) -> str:
-    """Return a digit per entry: 0 for the fraction `level` with the lowest importance, else 1.
+    """Return a mask as text with one digit per entry: 0 = pruned, 1 = kept.
 
-    At least `at_least` entries are 1.
+    Args:
+      importance: f64[n], the importance of each entry.
+      level: the fraction of entries to prune, with the lowest importance first.
+      at_least: the smallest number of entries to keep.
     """
     count = min(round(level * len(importance)), max(0, len(importance) - at_least))
     least = np.argsort(importance, kind="stable")[:count]
@@ -147,11 +164,16 @@ def _mask_text(importance: np.ndarray, level: float, *, at_least: int) -> str:
 
 
 def measure_importance(run: Run) -> dict[str, np.ndarray]:
-    """Return the mean over training batches of ∂loss/∂mask for the masks `tokens` f64[P] and `segments` f64[P,S].
+    """Return the importance of each mask entry: the mean of ∂loss/∂mask over the training batches of one epoch.
 
-    The gradients keep their sign, as in the authors' code; the paper's definition (Michel et al., sec. 4.1) takes the
-    absolute value. The authors' code also updates the weights meanwhile; here they are constant.
-    P is the number of prompts, and S the number of segments of a prompt.
+    The gradients keep their sign, as in the authors' code. The definition in the paper (Michel et al., sec. 4.1) takes
+    the absolute value. The weights are constant here, whereas the authors' code updates them at the same time.
+
+    Args:
+      run: the run that was trained with learned masks.
+
+    Returns:
+      `tokens` f64[P] and `segments` f64[P,S], for P prompts with S segments each.
     """
     config = run.config
     split = open_split(config.data, config.data.train_split, classes=run.label_space.names, seed=config.seed)
@@ -175,11 +197,14 @@ def measure_importance(run: Run) -> dict[str, np.ndarray]:
 
 
 def _importance_step(run: Run, labels: np.ndarray) -> Callable[..., Params]:
-    """Return a jitted function that returns the gradient of the training loss with respect to the masks.
+    """Return a jitted function that computes the gradient of the training loss with respect to the masks.
+
+    The arguments of the function are the values and the frozen values of the run, a batch, and a random key. It returns
+    a dict with the keys of MASK_PATHS.
 
     Args:
-      run: the run with learned masks.
-      labels: label codes of the training split.
+      run: the run that was trained with learned masks.
+      labels: i8[N,K], label codes of the training split.
     """
     objective = training_objective(run.config, labels)
 
@@ -198,7 +223,7 @@ def _importance_step(run: Run, labels: np.ndarray) -> Callable[..., Params]:
 
 # ----------------------------------------------------------------------------------------------------------- stages
 def _importance_once(folder: RunFolder) -> dict[str, np.ndarray]:
-    """Return the stored importance of the masks; measure and store it the first time."""
+    """Return the importance of the masks from the run folder. If it is not stored there, measure and store it first."""
     if distributed.broadcast_from_first((folder / IMPORTANCE).exists()):
         return folder.read_npz(IMPORTANCE)
     measured = measure_importance(open_run(folder.below(SEARCH), [("eval.dtype", "same")]))
@@ -208,7 +233,13 @@ def _importance_once(folder: RunFolder) -> dict[str, np.ndarray]:
 
 
 def _train_once(config: ConfigDict, folder: RunFolder, title: str) -> Results:
-    """Return the results of a training, after running it unless it is finished."""
+    """Run a training unless it is already finished, and return its results.
+
+    Args:
+      config: the config of the training.
+      folder: the run folder of the training.
+      title: the name of the training in messages.
+    """
     config_of_run(config, folder)
     if (finished := training_results(folder)) is not None:
         status(f"{title}: already finished")
@@ -218,7 +249,16 @@ def _train_once(config: ConfigDict, folder: RunFolder, title: str) -> Results:
 
 
 def _write_table(folder: RunFolder, results: dict[Level, Results], metric: str) -> None:
-    """Write prune.csv: mAP and the metric that selects, of every split and level."""
+    """Write prune.csv, with one row per level.
+
+    The columns are the level, the numbers of kept prompts and of kept segments, and for each split the mAP and the
+    metric that chooses the level.
+
+    Args:
+      folder: the run folder of the pruning.
+      results: level -> metrics by split.
+      metric: the name of the metric that chooses the level.
+    """
     splits, rows = next(iter(results.values())), []
     columns = [(split, name) for split in splits for name in dict.fromkeys(("mAP", metric))]
     for level, measured in results.items():

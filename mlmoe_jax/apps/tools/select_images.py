@@ -25,20 +25,21 @@ SELECTION_COLUMNS = ("rank", "uncertainty", "distance")
 def select_images(
     predictor: Predictor, paths: Sequence[str], method: str, count: int, batch_size: int
 ) -> dict[str, dict[str, float | None]]:
-    """Choose `count` of the images that have no labels in the data set of the run.
+    """Choose images to label next, from the images that have no labels in the data set of the run.
 
     Args:
       predictor: the trained model.
-      paths: paths of the images. A repeated image counts once.
+      paths: paths of the images from which to choose. Repeated paths are ignored.
       method: one of `acquisition.METHODS`.
-      count: number of images.
+      count: number of images to choose.
       batch_size: as in `Predictor.embed`.
 
     Returns:
-      path -> values of SELECTION_COLUMNS, in the order of the ranks. Without distances, `distance` is None.
+      Path of each chosen image -> rank, uncertainty and distance (keys SELECTION_COLUMNS), sorted by rank. `distance`
+      is None for the method `uncertain`.
 
     Raises:
-      UserError: fewer images than `count` have no labels and can be read.
+      UserError: there are fewer than `count` readable images without labels.
     """
     # Only the disk of the first process may have the data set.
     parts = _divide_by_labels(predictor.run, paths) if distributed.is_first() else None
@@ -70,7 +71,17 @@ def _require_images(available: int, count: int) -> None:
 def _candidates(
     predictor: Predictor, labeled: Sequence[str], unlabeled: Sequence[str], batch_size: int
 ) -> tuple[list[str], Candidates]:
-    """Return the paths of the unlabeled images that can be read, and these images as candidates."""
+    """Compute the uncertainty and the features of images.
+
+    Args:
+      predictor: the trained model.
+      labeled: paths of images that have labels.
+      unlabeled: paths of images from which to choose.
+      batch_size: as in `Predictor.embed`.
+
+    Returns:
+      The paths of the readable unlabeled images, and the candidates in the same order.
+    """
     uncertainty, features = _embed(predictor, [*labeled, *unlabeled], batch_size)
     is_read = np.isfinite(uncertainty)
     is_labeled = np.arange(len(uncertainty)) < len(labeled)
@@ -82,7 +93,10 @@ def _candidates(
 
 
 def _embed(predictor: Predictor, paths: Sequence[str], batch_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the uncertainty f64[N] of all images, nan if an image cannot be read, and their features f32[N,D]."""
+    """Return the uncertainty f64[N] and the scaled features f32[N,D] of N images.
+
+    The uncertainty of an unreadable image is nan.
+    """
     weights = rarity(predictor.run.label_space.positives)
     uncertainty, features = np.full(len(paths), np.nan), np.zeros((len(paths), 0), np.float32)
     with contextlib.closing(Progress("features", math.ceil(len(paths) / batch_size), batch_size)) as progress:
@@ -95,7 +109,16 @@ def _embed(predictor: Predictor, paths: Sequence[str], batch_size: int) -> tuple
 
 
 def _divide_by_labels(run: Run, paths: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the image files with labels in the data set of the run, and the images of `paths` without labels."""
+    """Return the paths of the labeled images of a data set, and the paths of unlabeled images.
+
+    Args:
+      run: the run, whose config names the data set.
+      paths: paths of images.
+
+    Returns:
+      The sorted paths of all existing images that have labels in the data set of the run, and the elements of `paths`
+      that have no labels there. If the data set cannot be opened, all `paths` count as unlabeled.
+    """
     data = run.config.data.copy_and_resolve_references()
     data.bad_images = "skip"
     given = {_real_path(path): path for path in paths}

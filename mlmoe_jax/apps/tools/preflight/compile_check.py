@@ -1,8 +1,8 @@
 """Compile the training and evaluation steps of a config for a device topology, and report memory and collectives.
 
-Nothing is allocated or executed: model, state and batches are shapes only. The compiler in libtpu compiles for a TPU
-topology on any host. Without a topology, the steps are compiled for the local devices. Sizes are bytes per device. A
-device is one chip. On TPU v2, v3, v4 and 7x, a chip is two devices.
+Nothing is allocated or executed: model, state and batches are `jax.ShapeDtypeStruct`s. The compiler in libtpu compiles
+for a TPU topology on any host. Without a topology, the steps are compiled for the local devices. Sizes are bytes per
+device. A chip is one device, except on TPU v2, v3, v4 and 7x, where a chip is two devices.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ QUICK = {"optimization_level": 9}
 
 @dataclass(frozen=True)
 class StepProgram:
-    """A step that can be compiled.
+    """A jitted training or evaluation step with the shapes of its arguments, ready to be compiled.
 
     Attributes:
-      step: the jitted step.
-      arguments: name -> tree of shapes with shardings.
-      batch_size: number of images.
-      extra_bytes: bytes per device in addition to the arguments while the step runs.
+      step: the jitted function.
+      arguments: name of an argument -> pytree of `jax.ShapeDtypeStruct`s with shardings.
+      batch_size: number of images in the global batch.
+      extra_bytes: bytes per device of other arrays, which are not arguments but are in memory while the step runs.
     """
 
     step: Any
@@ -64,12 +64,18 @@ class StepProgram:
 
 
 class Programs:
-    """The training and the evaluation step of a config on a mesh.
+    """The training and evaluation steps of a config on a mesh.
 
     Args:
       config: the config.
-      mesh: the mesh.
-      num_labels: number of labels; 0 for the number of labels of the data set.
+      mesh: the device mesh.
+      num_labels: number of labels; 0 = the number of labels of the data set.
+
+    Attributes:
+      config: the config.
+      devices: number of devices of the mesh.
+      num_labels: number of labels.
+      state: pytree of the shapes and shardings of the training state.
     """
 
     def __init__(self, config: ConfigDict, mesh: Mesh, num_labels: int = 0):
@@ -80,19 +86,24 @@ class Programs:
         self.state = sharding.abstract_shards(state, mesh, self._steps.label_axes)
 
     def training(self, size: int) -> StepProgram:
-        """Return the training step for batches of `size` images.
+        """Return the training step for global batches of `size` images.
 
-        Beside its arguments, a device holds the values of the best step and the next batch.
+        `extra_bytes` accounts for two things that are also in device memory while the step runs: the selected values
+        of the best step, and the next batch, which is transferred in advance.
         """
         batch = self.batch(size)
         extra = device_bytes((self.state.latest(), batch))
         return StepProgram(self._steps.train_step, {"state": self.state, "batch": batch}, size, extra)
 
     def evaluation(self, size: int, training_size: int) -> StepProgram:
-        """Return the evaluation step for batches of `size` images, as it runs during a training.
+        """Return the evaluation step for global batches of `size` images, as it runs during a training.
 
-        Beside its arguments, a device holds the rest of the training state, the next batch, and two batches of
-        `training_size` images.
+        `extra_bytes` accounts for what is also in device memory while the step runs: the part of the training state
+        that the step does not use, the next evaluation batch, and two training batches.
+
+        Args:
+          size: number of images in an evaluation batch.
+          training_size: number of images in a training batch.
         """
         batch, state, training_batch = self.batch(size), self.state, self.batch(training_size)
         arguments = {"values": state.latest(), "frozen": state.frozen, "batch": batch}
@@ -101,7 +112,7 @@ class Programs:
         return StepProgram(self._steps.eval_step, arguments, size, extra)
 
     def batch(self, size: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return the shapes of a global batch of the pipeline; see data/pipeline.py."""
+        """Return name -> shape and sharding of each array in a global batch of `size` images; see data/pipeline.py."""
         batch_sharding = NamedSharding(self._steps.mesh, sharding.BATCH)
         shapes = self._steps.preprocess.batch_shapes(size, self.num_labels)
         return {name: shape.update(sharding=batch_sharding) for name, shape in shapes.items()}
@@ -111,8 +122,10 @@ class Programs:
 def tpu_devices(topology: str) -> Sequence[Any]:
     """Return the devices of a TPU topology such as `v5e:4x4`, for compilation without a TPU.
 
-    From then on, JAX uses the CPU, and environment variables keep libtpu from looking for a TPU.
-    Raises UserError without libtpu, or for an unknown topology.
+    As a side effect, JAX uses the CPU for the rest of the process, and environment variables are set that keep libtpu
+    from searching for a TPU.
+
+    Raises UserError if libtpu is not installed or does not know the topology.
     """
     if importlib.util.find_spec("libtpu") is None:
         raise UserError('--topology needs the TPU compiler, which also runs without a TPU: pip install "jax[tpu]"')
@@ -132,9 +145,10 @@ def tpu_devices(topology: str) -> Sequence[Any]:
 
 
 def capacity_elsewhere(device: Any) -> tuple[int | None, str]:
-    """Return the memory of a device of a topology in bytes, and the source of this number.
+    """Return the memory of a device of a TPU topology in bytes, and text about the source of this number.
 
-    The number is in the compiler's error for a program that is too large for any device.
+    The function compiles a program that is too large for any device, and reads the number from the error message of
+    the compiler. The number is None if the message does not have it.
     """
     on_device = NamedSharding(Mesh(np.asarray([device]), ("all",)), PartitionSpec())
     too_large = jax.ShapeDtypeStruct((2**40,), jnp.int8, sharding=on_device)
@@ -147,7 +161,10 @@ def capacity_elsewhere(device: Any) -> tuple[int | None, str]:
 
 
 def memory_shortage(message: str) -> tuple[int, int] | None:
-    """Return (needed, available) in bytes from an error message of the TPU compiler; None if it is not about memory."""
+    """Return the needed and the available bytes from an error message of the TPU compiler.
+
+    Return None if the message is not about insufficient memory.
+    """
     size = r"([\d.]+)([KMGT]?)"
     match = re.search(rf"Used {size} of {size} hbm|\({size}\) exceeds available HBM \({size}\)", message)
     if match is None:
@@ -157,22 +174,31 @@ def memory_shortage(message: str) -> tuple[int, int] | None:
 
 
 def _parse_size(number: str, unit: str) -> int:
-    """Return a size such as 20.5, "G" in bytes."""
+    """Return a size in bytes.
+
+    Args:
+      number: the number as text, such as "20.5".
+      unit: "K", "M", "G", "T", or "" for bytes.
+    """
     return round(float(number) * 1024 ** " KMGT".index(unit or " "))
 
 
 # --------------------------------------------------------------------------------------------------- compiling
 def examine(program: StepProgram, devices: int, capacity: int | None, *, quick: bool = False) -> dict[str, Any]:
-    """Compile a step; return its memory, FLOPs and collectives per device.
-
-    `fits` of the report is None if the capacity is unknown. If the compiler finds that the program is too large, only
-    `needed` is known, as a lower bound.
+    """Compile a step, and return a report of its memory, FLOPs and collectives per device.
 
     Args:
       program: the step.
       devices: number of devices.
-      capacity: bytes of a device; None if unknown.
-      quick: see QUICK.
+      capacity: bytes of memory of a device; None if unknown.
+      quick: whether to compile with the options QUICK.
+
+    Returns:
+      `batch_size` (images), `batch_a_device` (images per device), `held` (see `StepProgram.extra_bytes`), `fits`
+      (whether the step fits into memory; None if the capacity is unknown), `needed` (bytes), `refused` (whether the
+      compiler refused the program as too large), `memory` (bytes by part), `flops`, `bytes_accessed`, `collectives`
+      (see `hlo.totals`) and `compile_seconds`. If `refused` is True, `needed` is a lower bound, and the entries after
+      `refused` are missing.
     """
     report = {
         "batch_size": program.batch_size,
@@ -201,13 +227,14 @@ def examine(program: StepProgram, devices: int, capacity: int | None, *, quick: 
 
 
 def largest_fitting(fits: Callable[[int], bool], start: int) -> int:
-    """Return the largest size that fits, or 0 if even 1 does not fit.
+    """Return approximately the largest size that fits, or 0 if the size 1 does not fit.
 
-    The result is at most an eighth of a power of two too small. All sizes below a fitting size are assumed to fit.
+    The search assumes that all sizes below a fitting size fit. The result is exact up to an eighth of the largest power
+    of two that fits.
 
     Args:
-      fits: returns whether a size fits.
-      start: the first size to try, at least 1.
+      fits: function that returns whether a size fits.
+      start: the size near which the search starts, at least 1.
     """
     size = 2 ** (start.bit_length() - 1)
     if fits(size):
@@ -226,17 +253,22 @@ def largest_fitting(fits: Callable[[int], bool], start: int) -> int:
 def check_steps(
     config: ConfigDict, topology: str = "", *, find_batch: bool = False, num_labels: int = 0, quick: bool = False
 ) -> dict[str, Any]:
-    """Compile both steps of a config for a topology of TPUs, or for the local devices; return the report.
+    """Compile the training and the evaluation step of a config, and return a report.
 
     Args:
       config: the config.
-      topology: see `tpu_devices`; by default the local devices.
-      find_batch: search for the largest training batch per device, instead of using `train.batch_size`.
-      num_labels: as in `Programs`.
-      quick: see QUICK.
+      topology: a TPU topology, see `tpu_devices`; "" = the local devices.
+      find_batch: whether to search for the largest training batch per device that fits, instead of using
+        `train.batch_size`.
+      num_labels: number of labels; 0 = the number of labels of the data set.
+      quick: whether to compile with the options QUICK.
+
+    Returns:
+      A dict that can be written as JSON: properties of the devices, `fits` (whether both steps fit; None if unknown)
+      and `steps`, the reports of `examine` for train and eval.
 
     Raises:
-      UserError: mesh or batch do not match the devices, or as `tpu_devices`.
+      UserError: the mesh or the batch size does not match the devices, or under the conditions of `tpu_devices`.
     """
     devices = tpu_devices(topology) if topology else jax.devices()
     mesh = setup_jax(config, devices, training=not find_batch)
@@ -263,7 +295,14 @@ def check_steps(
 def _examine_steps(
     programs: Programs, capacity: int | None, *, find_batch: bool, quick: bool
 ) -> dict[str, dict[str, Any]]:
-    """Return the reports of both steps; with `find_batch`, of the largest training batch that fits."""
+    """Return the reports of `examine` for the training and the evaluation step, with the keys train and eval.
+
+    Args:
+      programs: the steps.
+      capacity: bytes of memory of a device; None if unknown.
+      find_batch: whether to search for the largest training batch that fits; the reports are then about this batch.
+      quick: whether to compile with the options QUICK.
+    """
     config, devices = programs.config, programs.devices
 
     def examine_step(name: str, program: StepProgram) -> dict[str, Any]:
@@ -287,7 +326,7 @@ def _examine_steps(
 
 
 def check_outcome(report: dict[str, Any]) -> Outcome:
-    """Return a report of `check_steps` as text per device; the exit code is 1 if a step does not fit."""
+    """Return a report of `check_steps` as text to print. The exit code is 1 if a step does not fit into memory."""
     devices = f"{quantity(report['chips'], 'chip')}, {quantity(report['devices'], 'device')} ({report['device']})"
     lines = [f"{report['topology']}: {devices}", f"mesh: {report['mesh']}"]
     for name, step in report["steps"].items():

@@ -1,8 +1,9 @@
 """The cost of a config before training: parameters, multiply-adds per image, bytes of state.
 
-There are four counts of multiply-adds, see _NOTES. Publications use `layers` and `products`, and devices execute
-`executed`. `layers` is the count of the profiler that the prompt-tuning papers used: convolutions, linear layers,
-4·tokens·D per LayerNorm and K·D for the classifier, with all tokens in every block.
+There are four counts of multiply-adds (MACs), see _NOTES. Publications use `layers` and `products`; `executed` counts
+the operations of the evaluation step as it is compiled. `layers` is the count of the profiler that the prompt-tuning
+papers used: convolutions, linear layers, 4·tokens·D per LayerNorm and K·D for the classifier, with all tokens in every
+block. D is the embedding dimension, and K the number of labels.
 """
 
 from __future__ import annotations
@@ -30,13 +31,17 @@ _NOTES = (
 
 
 def count_cost(config: ConfigDict) -> dict[str, Any]:
-    """Return the numbers of parameters and multiply-adds, and the bytes of the state.
+    """Return the numbers of parameters and multiply-adds of a config, and the bytes of its training state.
 
-    The number of labels is from the published data set, or else from the training labels of `config.data`.
+    The number of labels is a constant for a published data set. For any other data set, it is read from the training
+    labels of `config.data`.
 
     Returns:
-      `params` with total, trainable and backbone; `macs` with layers, full, products and executed; `memory` with the
-      bytes of each part of the state; `modules` with the numbers of all and of trainable parameters of each module.
+      A dict with four entries:
+      `params`: the numbers of parameters: total, trainable and backbone.
+      `macs`: the multiply-adds per image: layers, full, products and executed, see the docstring of this module.
+      `memory`: the bytes of each part of the training state: frozen, trainable, optimizer, average and selected.
+      `modules`: name of a module -> the numbers of all its parameters and of its trainable parameters.
 
     Raises:
       UserError: the number of labels is unknown.
@@ -78,7 +83,7 @@ def _bytes(params: Params) -> int:
 
 
 def _executed_macs(steps: Steps, learned: Params, frozen: Params, batch_size: int) -> int:
-    """Return the multiply-adds per image of the evaluation step."""
+    """Return the multiply-adds per image of the evaluation step, counted in its jaxpr."""
     batch = steps.preprocess.batch_shapes(batch_size)
     with jax.default_device("cpu"):  # on an NVIDIA GPU, attention is a call of cuDNN, whose matmuls cannot be counted
         evaluation = jax.make_jaxpr(steps.eval_step)(learned, frozen, batch)
@@ -86,9 +91,14 @@ def _executed_macs(steps: Steps, learned: Params, frozen: Params, batch_size: in
 
 
 def published_macs(config: ConfigDict, model: Classifier) -> tuple[int, int, int]:
-    """Return the multiply-adds of one image: `layers`, `full` − `layers`, and the part of `layers` in norms.
+    """Return the multiply-adds of a model for one image of the size in the config.
 
-    The image has the size in the config. The parameters of `model` may be ShapeDtypeStructs.
+    Args:
+      config: the config.
+      model: the model. Its parameters may be `jax.ShapeDtypeStruct`s.
+
+    Returns:
+      Three counts: `layers`; `full` − `layers`; and the part of `layers` in norms. See the docstring of this module.
     """
     shape, side = backbone_shape(config), config.data.image_size
     layers, extra, patches = shape.published_macs(side, model.prompts)
@@ -106,7 +116,11 @@ def _head_macs(model: Classifier, side: int) -> int:
 
 
 def cost_outcome(costs: dict[str, dict[str, Any]]) -> Outcome:
-    """Return the results of `count_cost` for several configs as one table, and the modules of each."""
+    """Return a table to print with one row per config, and a table of modules for each config.
+
+    Args:
+      costs: name of a config -> result of `count_cost`.
+    """
     names = ("parameters", "trainable", "backbone", "MACs: layers", "full", "products", "executed")
     columns = ["config", *(Column(name, "{:,}".format) for name in names), Column("state, MB", _megabytes_text)]
     rows = [

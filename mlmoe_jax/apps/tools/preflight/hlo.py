@@ -20,9 +20,9 @@ class Collective(NamedTuple):
     """One collective operation of a program.
 
     Attributes:
-      kind: the operation, such as all-reduce.
-      bytes: the bytes of its largest array on a device: the operand of a reduce-scatter, otherwise the result.
-      group: the number of devices that communicate with one another.
+      kind: the name of the operation, such as all-reduce.
+      bytes: the bytes of the operand per device for a reduce-scatter, and of the result per device for all other kinds.
+      group: the number of devices in a group, which communicate with one another.
     """
 
     kind: str
@@ -31,14 +31,18 @@ class Collective(NamedTuple):
 
     @property
     def wire_bytes(self) -> float:
-        """The bytes that each device sends with ring algorithms (Thakur et al., 2005)."""
+        """The number of bytes that each device sends if ring algorithms are used (Thakur et al., 2005)."""
         share = (self.group - 1) / self.group
         per_byte = {"all-reduce": 2 * share, "collective-permute": 1.0, "collective-broadcast": 1.0}
         return self.bytes * per_byte.get(self.kind, share)
 
 
 def shape_bytes(shape: str) -> int:
-    """Return the bytes, without padding, of a shape in HLO text, such as `(bf16[8,128]{1,0:T(8,128)}, u32[])`."""
+    """Return the number of bytes, without padding, of an array or a tuple of arrays.
+
+    Args:
+      shape: the shape in HLO text, such as `(bf16[8,128]{1,0:T(8,128)}, u32[])`.
+    """
     elements = re.findall(r"([a-z]+)(\d*)\w*\[([\d,<=]*)\]", shape)
     return sum(
         math.ceil(int(bits or 8) * math.prod(int(size.lstrip("<=")) for size in sizes.split(",") if size) / 8)
@@ -48,14 +52,14 @@ def shape_bytes(shape: str) -> int:
 
 
 def collectives(text: str, devices: int) -> list[Collective]:
-    """Return the collectives among several devices, in their order in the text.
+    """Return the collective operations of a program among at least two devices, in the order of the text.
 
-    A collective counts once, also in a loop. `-start` and `-done` are one operation. The TPU compiler may distribute a
-    collective over several fusions with one channel, which are one operation too.
+    A collective in a loop is counted once. A pair of `-start` and `-done` operations is one collective. Several fusions
+    with the same channel are also one collective, because the TPU compiler may split a collective in this way.
 
     Args:
-      text: the program.
-      devices: the number of devices for which it is compiled.
+      text: the HLO text of the compiled program.
+      devices: the number of devices for which the program is compiled.
     """
     results = {name: shape for shape, name in _DONE.findall(text)}
     computation, rows = "", {}
@@ -74,7 +78,12 @@ def collectives(text: str, devices: int) -> list[Collective]:
 
 
 def _group(attributes: str, devices: int) -> int:
-    """Return the number of devices in a group. Compilers print `replica_groups` in several forms."""
+    """Return the number of devices in a group of a collective.
+
+    Args:
+      attributes: the HLO text after the name of the operation. It has `replica_groups` in one of several forms.
+      devices: the number of all devices, the result if the text has no groups.
+    """
     if "source_target_pairs=" in attributes:
         return devices if "source_target_pairs={}" not in attributes else 1
     if mesh := re.search(r"replica_groups=@?\w*mesh\w*\[(.*?)\][^{]*\{(.*?)\}", attributes):
@@ -89,7 +98,7 @@ def _group(attributes: str, devices: int) -> int:
 
 
 def totals(collectives: Iterable[Collective]) -> dict[str, dict[str, float]]:
-    """Return count, bytes and sent bytes (wire_bytes) of all collectives of each kind, for one device."""
+    """Return kind of collective -> its `count`, total `bytes` and total `wire_bytes`, per device."""
     summed: dict[str, dict[str, float]] = {}
     for collective in collectives:
         row = summed.setdefault(collective.kind, {"count": 0, "bytes": 0, "wire_bytes": 0.0})
