@@ -35,11 +35,13 @@ _FORM = "write such as `implies: {poodle: [dog, pet]}` and `exclusive: [[day, ni
 
 @dataclass(frozen=True)
 class LabelTree:
-    """Which labels imply or exclude others. Labels are given by their numbers. By default, they are independent.
+    """A description of which labels imply or exclude other labels. Labels are given by their indices.
+
+    Without arguments, no label implies or excludes another label.
 
     Attributes:
-      implies: pairs of a label and a label that it implies.
-      exclusive: groups of labels of which at most one is present.
+      implies: pairs (label, implied label).
+      exclusive: groups of labels of which at most one is present in an image.
     """
 
     implies: tuple[tuple[int, int], ...] = ()
@@ -50,7 +52,10 @@ class LabelTree:
 
     @cached_property
     def parents(self) -> dict[int, list[int]]:
-        """Label -> the labels that it implies directly, each label after the labels that it implies."""
+        """A map from each label to its direct parents, the labels that it directly implies.
+
+        Keys are in topological order: parents come before their children.
+        """
         parents: dict[int, list[int]] = {}
         for label, parent in dict.fromkeys(self.implies):
             parents.setdefault(label, []).append(parent)
@@ -58,7 +63,10 @@ class LabelTree:
 
     @cached_property
     def children(self) -> dict[int, list[int]]:
-        """Label -> the labels that imply it directly, each label after the labels that imply it."""
+        """A map from each label to its direct children, the labels that directly imply it.
+
+        Keys are in reverse topological order: children come before their parents.
+        """
         children: dict[int, list[int]] = {label: [] for label in reversed(self.parents)}
         for label, parents in self.parents.items():
             for parent in parents:
@@ -66,9 +74,10 @@ class LabelTree:
         return children
 
     def find_contradiction(self, names: Sequence[str]) -> str:
-        """Explain the first cycle, impossible label or useless group; "" if there is none.
+        """Return a description of the first contradiction in the tree; "" if there is none.
 
-        A label is impossible if it implies two exclusive labels.
+        A contradiction is a cycle, a label that implies two exclusive labels, or an exclusive group that does not have
+        two or more different labels. `names` are the names of the labels.
         """
         try:
             implying = self._implying()
@@ -87,19 +96,30 @@ class LabelTree:
         return ""
 
     def _implying(self) -> dict[int, set[int]]:
-        """Return label -> itself and all labels that imply it; CycleError if labels imply one another."""
+        """Return a map from each label to a set of labels: the label itself, and all labels that imply it.
+
+        Labels that imply it indirectly are included. Raises CycleError if the tree has a cycle.
+        """
         implying: dict[int, set[int]] = {}
         for label, children in self.children.items():
             implying[label] = {label}.union(*(implying[child] for child in children))
         return implying
 
     def close(self, codes: NDArray[np.int8]) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
-        """Return label codes i8[N,K] with all that they imply, and where they contradict the tree, bool[N,2].
+        """Return label codes that are consistent with the tree, and which images contradicted the tree.
 
-        A present label makes the labels that it implies present, and the labels that it excludes negative; a negative
-        label makes the labels that imply it negative. Where these disagree, a present label prevails over a negative
-        one that it implies (first column); of exclusive labels that are both present, each becomes unknown, together
-        with the labels that imply it (second column).
+        A label is present if its code is POSITIVE or DIFFICULT. A present label makes the labels that it implies
+        present, and the labels that it excludes negative. A negative label makes the labels that imply it negative.
+        There are two kinds of contradictions. If a present label implies a negative label, the negative label becomes
+        present. If two exclusive labels are present, both become unknown, and the present labels that imply them become
+        unknown too.
+
+        Args:
+          codes: label codes i8[N,K].
+
+        Returns:
+          codes: label codes i8[N,K].
+          contradictions: bool[N,2], whether an image has a contradiction of the first kind and of the second kind.
         """
         if not self:
             return codes, np.zeros((len(codes), 2), bool)
@@ -116,7 +136,7 @@ class LabelTree:
         return closed, np.stack([raised, doubtful.any(axis=1)], axis=1)
 
     def _raise_implied(self, codes: NDArray[np.int8]) -> NDArray[np.int8]:
-        """Return label codes i8[N,K] after making all labels present that a present label implies."""
+        """Return label codes i8[N,K] in which all labels are present that a present label implies."""
         closed = codes.copy()
         for label, children in self.children.items():
             if children:
@@ -126,7 +146,15 @@ class LabelTree:
         return closed
 
     def _exclude(self, is_present: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return masks bool[N,K]: labels in a group with a present one, and present labels with a present rival."""
+        """Find exclusive labels in images.
+
+        Args:
+          is_present: bool[N,K], whether a label is present.
+
+        Returns:
+          excluded: bool[N,K], whether a label is in an exclusive group that has a present label.
+          doubtful: bool[N,K], whether a label is present together with another label of an exclusive group.
+        """
         excluded, doubtful = np.zeros((2, *is_present.shape), bool)
         for group in map(list, self.exclusive):
             count = is_present[:, group].sum(axis=1, keepdims=True)
@@ -135,16 +163,17 @@ class LabelTree:
         return excluded, doubtful
 
     def add_implied(self, is_present: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Add to each set of labels, bool[N,K], the labels that its labels imply."""
+        """Return a copy of `is_present`, bool[N,K], in which all labels are True that a present label implies."""
         is_present = is_present.copy()
         for label, children in self.children.items():
             is_present[:, label] |= is_present[:, children].any(axis=1)
         return is_present
 
     def arrays(self) -> dict[str, NDArray[np.int64]]:
-        """Return arrays to store.
+        """Return the tree as arrays, for storage.
 
-        `implies` i64[2,E] has a label and an implied label per column, `exclusive` i64[2,S] a group and a member.
+        The keys are `implies` i64[2,E], one column (label, implied label) per pair, and `exclusive` i64[2,S], one
+        column (index of a group, label) per member of a group.
         """
         members = [(number, label) for number, group in enumerate(self.exclusive) for label in group]
         pairs = {"implies": self.implies, "exclusive": members}
@@ -152,7 +181,15 @@ class LabelTree:
 
     @classmethod
     def from_arrays(cls, stored: Mapping[str, NDArray], names: Sequence[str]) -> LabelTree:
-        """Return the tree of `arrays` for labels `names`; ValueError if they are not a tree of these labels."""
+        """Return the tree from the arrays that `arrays` returned: its inverse.
+
+        Args:
+          stored: the arrays by name.
+          names: the names of the labels.
+
+        Raises:
+          ValueError: the arrays are not a tree without contradictions of these labels.
+        """
         implies, exclusive = (stored[name].T.tolist() if name in stored else [] for name in ("implies", "exclusive"))
         groups: dict[int, list[int]] = {}
         for number, label in exclusive:
@@ -170,10 +207,15 @@ INDEPENDENT = LabelTree()  # labels that imply and exclude nothing
 
 
 def read_tree(path: str | os.PathLike, names: Sequence[str]) -> LabelTree:
-    """Read the tree of the labels `names` from a YAML file.
+    """Read a label tree from a YAML file.
+
+    Args:
+      path: the file.
+      names: the names of the labels.
 
     Raises:
-      UserError: the file is missing or has another form, a label is unknown or contradicts itself, or there is a cycle.
+      UserError: the file is missing or has another form, a label is unknown, or the tree has a contradiction, see
+        `LabelTree.find_contradiction`.
     """
     number = {name: k for k, name in enumerate(names)}
     with damage_explained(path):
@@ -197,7 +239,7 @@ def read_tree(path: str | os.PathLike, names: Sequence[str]) -> LabelTree:
 
 
 class _TreeLoader(yaml.BaseLoader):
-    """Read all values as text, such as `no` and `1`, and refuse a key that a mapping has twice."""
+    """A YAML loader that reads all values as text, such as `no` and `1`, and refuses a mapping with a repeated key."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
         """Return a mapping as a dict; ValueError if a key is repeated."""
@@ -210,7 +252,7 @@ class _TreeLoader(yaml.BaseLoader):
 
 
 def _to_list(names: str | list[str]) -> list[str]:
-    """Return one label, or several, as a list; ValueError for a mapping."""
+    """Return a list of labels from the YAML value of one or several labels; ValueError if the value is a mapping."""
     if isinstance(names, dict):
         raise ValueError(f"{names} should be a label or a list of labels; {_FORM}")
     return [names] if isinstance(names, str) else names

@@ -38,16 +38,17 @@ class Unreachable(UserError):
 
 # ---------------------------------------------------------------------------------------------------------- interface
 def fetch(address: str, target: Path, *, sha256: str = "") -> Path:
-    """Download a file to `target` unless it exists already, and return `target`.
+    """Download a file to `target` unless `target` exists already. Return `target`.
 
     Args:
-      address: an https address, or http on this machine.
+      address: an https address, or an http address on this machine.
       target: path of the file.
-      sha256: the sha256 of the published file, if known, or its first digits, which PyTorch puts into names of files.
+      sha256: the sha256 of the published file, or its first digits, which PyTorch writes into file names. "" if it is
+        unknown.
 
     Raises:
       Unreachable: the file cannot be downloaded.
-      UserError: the file cannot be stored, or is not the expected file.
+      UserError: the file cannot be stored, or its sha256 differs.
     """
     if not target.is_file():
         try:

@@ -63,9 +63,9 @@ class Refused(UserError):
 
 
 def parse_address(text: str) -> Address:
-    """Return the address of `hf:user/name` or `hf:user/name@revision`, with or without `hf:`.
+    """Parse `hf:user/name` or `hf:user/name@revision`. The prefix `hf:` may be missing.
 
-    Raises UserError for another form, and for a revision that cannot be a branch, a tag or a commit.
+    Raises UserError if the text has another form, or if the revision cannot be a branch, a tag or a commit.
     """
     repository, at, revision = text.removeprefix(HUB).partition("@")
     if not _REPOSITORY.fullmatch(repository) or ".." in repository or "--" in repository:
@@ -81,7 +81,7 @@ def parse_address(text: str) -> Address:
 
 # ---------------------------------------------------------------------------------------------------------- download
 def require_online() -> None:
-    """Raise NoAnswer if the user has set MLMOE_OFFLINE."""
+    """Raise NoAnswer if the environment variable MLMOE_OFFLINE is set to a value other than "" and 0."""
     if os.environ.get("MLMOE_OFFLINE", "") not in ("", "0"):
         raise NoAnswer("MLMOE_OFFLINE is set")
 

@@ -83,7 +83,10 @@ class MappedFile:
 
 
 def read_tensors(path: Path) -> dict[str, np.ndarray]:
-    """Read all tensors of a weights file; UserError with the cause if it cannot be read."""
+    """Return all tensors of a weights file as a dict: name -> array.
+
+    Raises UserError with the cause if the file cannot be read.
+    """
     if not path.name.endswith(_SUFFIXES):
         raise UserError(f"weights are read from {', '.join(_SUFFIXES)} files, not from {path.name}")
     try:
@@ -225,7 +228,15 @@ def _find_rule(layout: Layout, name: str) -> tuple[Rule, re.Match[str]] | None:
 
 
 def join_pieces(pieces: dict[tuple[int, ...], np.ndarray], axes: tuple[int, ...]) -> np.ndarray:
-    """Concatenate arrays by their index along each of `axes`; ValueError if their shapes do not fit together."""
+    """Concatenate arrays along one or several axes to one array.
+
+    Args:
+      pieces: index -> array. An index has the position of the array along each of `axes`.
+      axes: the axes of concatenation; () returns the only array.
+
+    Raises:
+      ValueError: the shapes do not fit together.
+    """
     if not axes:
         return pieces[()]
     rows: dict[int, dict[tuple[int, ...], np.ndarray]] = defaultdict(dict)

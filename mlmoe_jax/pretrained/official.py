@@ -75,8 +75,8 @@ def load_official(model: nnx.Module, path: Path) -> LoadReport:
       path: the checkpoint.
 
     Raises:
-      UserError: the checkpoint is neither a whole model nor a head. Or its code classifies other tokens than the model.
-        Or its shapes do not fit the model, for instance because the number of labels differs.
+      UserError: the checkpoint is neither a whole model nor a head. Or the head in its code reads other tokens than the
+        head of the model. Or its shapes do not fit the model, for instance because the number of labels differs.
     """
     mapped = map_file(path, whole_model=True)
     if problem := _find_contradiction(model, mapped):
@@ -110,9 +110,9 @@ _TOKENS = {"cls": "the class token", "mean": "the mean of prompts and patches, a
 def _pooling(layout: str, table: np.ndarray | None) -> str | None:
     """Return the `model.head.pool` of the authors' code for a layout, "cls" or "mean"; None if it is unknown.
 
-    The code of VPT, GateVPT and E2VPT classifies the mean of prompts and patches on MAE, and the class token on other
-    backbones. GateVPT's code uses the same tensor names for MAE and MoCo v3, but the fixed position tables of MAE and
-    MoCo v3 differ. The result is None for any other position table, and for layouts of other models.
+    On MAE, the head in the code of VPT, GateVPT and E2VPT reads the mean of prompts and patches. On other backbones it
+    reads the class token. GateVPT's code uses the same tensor names for MAE and MoCo v3, but the fixed position tables
+    of MAE and MoCo v3 differ. The result is None for any other position table, and for layouts of other models.
 
     Args:
       layout: the name of the layout.
@@ -172,8 +172,8 @@ def official_tensors(model: nnx.Module) -> tuple[Layout, dict[str, np.ndarray]]:
     rules cannot be read backwards.
 
     Raises:
-      UserError: no layout has names for all parameters, or the code of the layout classifies other tokens. Or the model
-        has rotary positions, which the authors' code does not have.
+      UserError: no layout has names for all parameters, or the head in the code of the layout reads other tokens. Or
+        the model has rotary positions, which the authors' code does not have.
     """
     if isinstance(model.backbone, ViT) and model.backbone.shape.rotary_base is not None:
         raise UserError("the authors' code has no ViT with rotary positions, so there is no layout for this model")

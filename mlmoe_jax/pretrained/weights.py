@@ -43,7 +43,7 @@ def find_weights(name: str) -> Path:
 
 
 def has_weights(name: str) -> bool:
-    """Return whether the published weights of a backbone are on this machine."""
+    """Return whether a file with the published weights of a backbone is on this machine."""
     backbone = entry(name)
     folders = (*_packages(backbone), cache_folder())
     return bool(backbone.file) and any((folder / backbone.file).is_file() for folder in folders)

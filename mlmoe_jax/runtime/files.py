@@ -115,7 +115,7 @@ def _refuse_more(size: int, most: int) -> None:
 
 
 def file_sha256(path: str | os.PathLike) -> str:
-    """Return the sha256 of a file, local or at an address such as gs://."""
+    """Return the sha256 of a file as a hexadecimal string. The file is local or at an address such as gs://."""
     from etils import epath  # here, because --help does without it
 
     with epath.Path(path).open("rb") as file:

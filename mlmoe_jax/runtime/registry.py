@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """A mapping from names to objects, each imported on first use.
+    """A mapping from names to objects. An object is imported when it is first used.
 
     The names are known without imports, so they can be choices of a config key:
 
@@ -20,9 +20,9 @@ class Registry(Generic[T]):
         LOSSES["bce"]  # imports mlmoe_jax.models.losses and returns its binary_cross_entropy
 
     Args:
-      kind: one entry in words, for error messages, such as "loss".
-      entries: name -> "package.module:attribute". The dict is not copied: entries added later are included. An entry
-        `FAMILY:NAME` stands for all names that begin with `FAMILY:`.
+      kind: what an entry is, for error messages, such as "loss".
+      entries: name -> "package.module:attribute". The dict is not copied, so entries that are added later are included.
+        An entry `FAMILY:NAME` stands for all names that begin with `FAMILY:`.
     """
 
     def __init__(self, kind: str, entries: dict[str, str]):

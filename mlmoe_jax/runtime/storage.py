@@ -43,7 +43,11 @@ class InUse(UserError):
 
 
 class Folder:
-    """A folder at a local path or an address such as gs://bucket/name, whose files are replaced atomically."""
+    """A folder on local disk or in an object store. Its files are replaced atomically.
+
+    Args:
+      path: local path, or address such as gs://bucket/name.
+    """
 
     kind = "folder"  # its name in messages
 

@@ -53,9 +53,13 @@ def label_graph(
     weights cancels in Ā. Therefore the authors' weight 0.25 with a diagonal of 1 equals share = 0.2. Without edges, Ā
     is the identity.
 
-    transpose=True follows the authors' code: W = share/(1 − share)·B/(column sums of B + 1e-6) + I and Ā = diag(d) Wᵀ
-    diag(d) with d = (row sums of W)^(−1/2). A label receives information from the labels that imply it (`person` from
-    55 of the 80 labels of COCO). The weights are normalized by column sums, but the degrees are row sums.
+    transpose=True follows the authors' code:
+
+        W = share/(1 − share)·B/(column sums of B + 1e-6) + I
+        Ā = diag(d) Wᵀ diag(d) with d = (row sums of W)^(−1/2)
+
+    A label receives information from the labels that imply it (`person` from 55 of the 80 labels of COCO). The weights
+    are normalized by column sums, but the degrees are row sums.
 
     transpose=False follows ML-GCN, eq. 8: W is normalized by the row sums of B, and Ā = diag(d) W diag(d). A label
     receives information from the labels that it implies.

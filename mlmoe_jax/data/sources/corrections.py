@@ -35,7 +35,14 @@ _ANSWERS = {
 
 
 class Correction(NamedTuple):
-    """An accepted row: its line, its image and label, and the code that the label gets."""
+    """An accepted row of a file of corrections.
+
+    Attributes:
+      line: line number of the row.
+      image: name of the image.
+      label: name of the label.
+      code: the corrected label code.
+    """
 
     line: int
     image: str
@@ -44,7 +51,7 @@ class Correction(NamedTuple):
 
 
 def correct_labels(split: Split, path: str | os.PathLike) -> Split:
-    """Return a split with the accepted corrections of a file.
+    """Return a split in which the accepted corrections of a file replace label codes.
 
     Raises:
       UserError: the file is missing or invalid, an accepted row names an image or a label that the split does not have,
@@ -67,7 +74,10 @@ def correct_labels(split: Split, path: str | os.PathLike) -> Split:
 
 
 def read_corrections(path: str | os.PathLike) -> list[Correction]:
-    """Return the accepted rows of a file, local or in an object store; UserError if it is missing or invalid."""
+    """Return the accepted rows of a file of corrections, which may be in an object store.
+
+    Raises UserError if the file is missing or invalid.
+    """
     refuse_spreadsheet(path)
     with damage_explained(path):
         # As the suggestions are written; a spreadsheet program puts a byte order mark before them.

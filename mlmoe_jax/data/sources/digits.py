@@ -219,15 +219,15 @@ def paint_warped(random: np.random.RandomState, canvas: np.ndarray, scan: np.nda
 
 
 def _map_to_scan(y, x, sides, slant: float, angle: float, bend: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the row and the column of the scan, f32[h,w] each, for pixels of a rotated and bent digit.
+    """Map pixels of a rotated and bent digit to the scan. Return the row and the column in the scan, f32[h,w] each.
 
     Args:
       y: vertical offsets from the center in pixels, f32[h].
-      x: horizontal offsets, f32[w].
+      x: horizontal offsets from the center in pixels, f32[w].
       sides: height and width of the digit in pixels.
       slant: horizontal shift per vertical pixel.
       angle: rotation in radians.
-      bend: weights f32[2,4] of the waves that bend rows and columns, in cells of the scan.
+      bend: f32[2,4], the amplitudes of four waves that shift rows and columns, in pixels of the scan.
     """
     y, x = y[:, None], x[None]
     cosine, sine = np.float32(np.cos(angle)), np.float32(np.sin(angle))
@@ -260,9 +260,9 @@ def _one_of(random: np.random.RandomState, candidates: Sequence) -> Any:
 
 
 def _place_in_quadrant(random: np.random.RandomState, quadrant: int) -> tuple[np.ndarray, float]:
-    """Draw (center, size) of a digit in pixels, such that the digit is inside the canvas and near its quadrant.
+    """Draw (center, size) of a digit in pixels, where center is (y, x).
 
-    The center is (y, x).
+    The center is in the quadrant, and the digit is inside the canvas.
     """
     size = random.uniform(16, 28)
     low, high = size / 2, 27.0  # the center is at least 5 pixels from the middle lines

@@ -33,12 +33,15 @@ IMAGE, CHOICES = "image", "labels"  # the names in our labeling configuration, a
 
 # ---------------------------------------------------------------------------------------------------- images of tasks
 def make_address(image: str) -> str:
-    """Return the address of an image below Label Studio's LOCAL_FILES_DOCUMENT_ROOT."""
+    """Return the address in Label Studio of an image, whose path is relative to LOCAL_FILES_DOCUMENT_ROOT."""
     return f"{LOCAL_FILES}/?d={quote(os.fsencode(image))}"
 
 
 def read_address(address: str) -> str:
-    """Return the path of the image of a task below the folder of the images; UserError if it is in no folder."""
+    """Return the path of an image, relative to the folder of the images, from its address in Label Studio.
+
+    Raises UserError if the address is not a local or uploaded file of Label Studio.
+    """
     parts = urlsplit(address)
     if parts.path.rstrip("/") == LOCAL_FILES and (paths := parse_qs(parts.query, errors="surrogateescape").get("d")):
         return paths[0]
@@ -72,7 +75,10 @@ def _read(
 
 
 def _list_annotations(task: Mapping[str, Any], control: str) -> list[Mapping[str, Any]]:
-    """Return the annotations of a task that are not cancelled, in the form of the export JSON."""
+    """Return the annotations of a task that are not cancelled, in the form of the JSON export.
+
+    `task` is an element of a JSON or JSON-MIN export. `control` is the name of the <Choices> tag.
+    """
     if "data" in task:
         return [annotation for annotation in task.get("annotations", ()) if not annotation.get("was_cancelled")]
     if task.get("annotation_id") is None:
@@ -86,7 +92,7 @@ def _list_annotations(task: Mapping[str, Any], control: str) -> list[Mapping[str
 
 
 def _read_choices(annotation: Mapping[str, Any]) -> dict[str, set[str]]:
-    """Return name of the Choices -> the chosen names."""
+    """Return the chosen labels of an annotation: name of a <Choices> tag -> set of labels."""
     chosen: dict[str, set[str]] = {}
     for result in annotation["result"] or ():
         if result.get("type") == "choices":
@@ -95,16 +101,26 @@ def _read_choices(annotation: Mapping[str, Any]) -> dict[str, set[str]]:
 
 
 def _read_names(value: Any) -> set[str]:
-    """Return the names of a value of the Choices, which may be one name, or none."""
+    """Return the set of label names in the JSON value of a <Choices> tag.
+
+    The value may be one name, a list or empty.
+    """
     if isinstance(value, dict):
         return _read_names(value["choices"])
     return set().union(*map(_read_names, value)) if isinstance(value, list) else {value} - {None, ""}
 
 
 def _make_row(image: str, split: str | None, annotations: Sequence[Mapping[str, Any]], control: str) -> ImageRow:
-    """Return the row of an image: a label is positive if all annotations that count have it, and unknown if some have.
+    """Return the row of an image.
 
-    Annotations marked as ground truth count if there are any, otherwise all.
+    A label is positive if all annotations have it, and unknown if only some annotations have it. If some annotations
+    are marked as ground truth, all other annotations are ignored.
+
+    Args:
+      image: path of the image.
+      split: name of the split, or None.
+      annotations: the annotations of the image. If there are none, the image counts as not labeled.
+      control: name of the <Choices> tag with the labels.
     """
     truths = [annotation for annotation in annotations if annotation.get("ground_truth")]
     chosen = [_read_choices(annotation).get(control, set()) for annotation in truths or annotations]
@@ -116,12 +132,12 @@ def _make_row(image: str, split: str | None, annotations: Sequence[Mapping[str, 
 
 
 class Control(NamedTuple):
-    """The Choices of a labeling configuration.
+    """A <Choices> tag of a labeling configuration, in which annotators choose labels.
 
     Attributes:
-      image: name of the Image that they are for.
+      image: name of the <Image> tag to which the choices belong.
       image_key: key of the image in the data of a task.
-      values: the values of the choices in annotations, in order.
+      values: the values of the choices as annotations store them, in order.
     """
 
     image: str
@@ -130,10 +146,10 @@ class Control(NamedTuple):
 
 
 def read_controls(labeling_config: bytes) -> dict[str, Control]:
-    """Return name -> control of the Choices in a labeling configuration.
+    """Return the <Choices> tags of a labeling configuration: name of the tag -> `Control`.
 
-    The alias of a choice is its value in annotations. Raises an error of any type if the configuration is damaged, see
-    `files.damage_explained`.
+    If a choice has an alias, annotations store the alias as its value. Call the function inside
+    `files.damage_explained`, because a damaged configuration raises exceptions of any type.
     """
     view = parse_xml(io.BytesIO(labeling_config))
     keys = {image.attrib["name"]: image.attrib["value"].removeprefix("$") for image in view.iter("Image")}
@@ -155,7 +171,10 @@ def _require_control(path: Path, control: str, controls: Iterable[str]) -> None:
 
 
 def _read_classes(path: Path, data_config: ConfigDict) -> Sequence[str]:
-    """Return the choices of a labeling configuration (.xml), or the lines of a text file."""
+    """Return the class names from a file.
+
+    They are the choices of a labeling configuration (.xml), or the lines of a text file.
+    """
     if path.suffix != ".xml":
         return read_classes(path)
     with damage_explained(path):
@@ -171,15 +190,17 @@ def _read_classes(path: Path, data_config: ConfigDict) -> Sequence[str]:
 def prediction(
     labels: Iterable[str], scores: Mapping[str, float], version: str, *, control: str = CHOICES, image: str = IMAGE
 ) -> dict[str, Any]:
-    """Return a prediction of a task, as JSON values.
+    """Return a prediction for one task of Label Studio, as a JSON-serializable dict.
+
+    Label Studio can sort tasks by the score of the prediction. The score is the least probability of a predicted label.
+    If no label is predicted, it is 1 minus the highest probability of a label.
 
     Args:
       labels: the predicted labels.
-      scores: label -> probability, for all labels. The score of the prediction, by which tasks can be sorted, is the
-        least probability of a predicted label, or without any the probability that the most probable one is absent.
+      scores: label -> probability, for all labels.
       version: name of the model.
-      control: name of the Choices in the labeling configuration.
-      image: name of the Image that they are for.
+      control: name of the <Choices> tag in the labeling configuration.
+      image: name of the <Image> tag to which the choices belong.
     """
     labels = list(labels)
     score = min((scores[name] for name in labels), default=1 - max(scores.values()))
@@ -193,7 +214,10 @@ def _make_results(labels: Iterable[str], control: str = CHOICES, image: str = IM
 
 
 def labeling_config(names: Iterable[str]) -> str:
-    """Return the labeling configuration of a project for these labels, XML to paste into its settings."""
+    """Return the XML of a labeling configuration with the labels `names`.
+
+    The user pastes it into the settings of a project.
+    """
     view = ElementTree.Element("View")
     ElementTree.SubElement(view, "Image", name=IMAGE, value=f"${IMAGE}")
     choices = ElementTree.SubElement(view, "Choices", name=CHOICES, toName=IMAGE, choice="multiple")

@@ -35,7 +35,13 @@ ID_KEYS = ("image/filename", "file_name", "filename", "image/id", "image_id", "i
 
 
 class TfdsImages(EncodedImages):
-    """The images of a data source, stored encoded under the feature `key`."""
+    """The images of a TFDS data source, which are stored as encoded files.
+
+    Args:
+      source: the data source.
+      key: the feature that contains the image.
+      title: name of the split in errors.
+    """
 
     def __init__(self, source, key: str, title: str):
         self.source, self.key, self.title = source, key, title
@@ -51,13 +57,13 @@ class TfdsImages(EncodedImages):
 
 
 def open_tfds(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
-    """Open a split of the prepared data set. Images are in their stored order.
+    """Open a split of a prepared TFDS data set. Images are in the order in which they are stored.
 
-    `data.root` is TFDS's data_dir, or the folder of one version of one data set. Empty means TFDS's default.
+    `data.root` is TFDS's data_dir, or the folder of one version of one data set. "" means the default data_dir of TFDS.
 
     Raises:
-      UserError: the data set is missing or not in ArrayRecord, the split is unknown, the features have no image or no
-        labels, or records are damaged.
+      UserError: the data set is missing or not stored as ArrayRecord, the split is unknown, or records are damaged. Or
+        the features contain no image or no labels.
     """
     name = data_config.name.removeprefix("tfds:")
     title = f"tfds:{name} split {split}"
@@ -82,7 +88,10 @@ def open_tfds(data_config: ConfigDict, split: str, classes: Sequence[str] | None
 
 # ------------------------------------------------------------------------------------------------------ the builder
 def _builder(root: epath.Path, name: str):
-    """Return the read-only builder of the newest version of a data set below `root`."""
+    """Return the read-only TFDS builder of the data set `name`, in its newest prepared version below `root`.
+
+    Raises UserError if the data set is missing, damaged, another data set or not stored as ArrayRecord.
+    """
     how = f"on a machine with TensorFlow run 'tfds build {name} --file_format=array_record'"
     with damage_explained(f"tfds:{name} in {root}"):  # TFDS raises various errors for damaged files
         try:
@@ -128,7 +137,10 @@ def _is_image(feature) -> bool:
 
 
 def _class_label(feature):
-    """Return the ClassLabel in a feature: one class, several classes, or objects with a `label`; otherwise None."""
+    """Return the ClassLabel feature in a feature; None if there is none.
+
+    The feature may be a ClassLabel, a sequence of them, or a sequence of objects with a feature `label`.
+    """
     if isinstance(feature, tfds.features.Sequence):
         feature = feature.feature
     if isinstance(feature, tfds.features.FeaturesDict) and "label" in feature:
@@ -137,7 +149,18 @@ def _class_label(feature):
 
 
 def _read(source, label_key: str, count: int, features) -> tuple[np.ndarray, list[str]]:
-    """Read the labels i8[N,count] and, if there is a feature for them, the ids of the N images."""
+    """Read the labels and the ids of all N images of a data source.
+
+    Args:
+      source: the data source.
+      label_key: the feature that contains the labels.
+      count: the number of labels.
+      features: the features of the data set.
+
+    Returns:
+      labels: label codes i8[N,count].
+      ids: the ids of the images; [] if no feature contains them.
+    """
     id_key = next((key for key in ID_KEYS if key in features and features[key].shape == ()), None)
     easy_key = "labels_no_difficult" if label_key == "labels" and "labels_no_difficult" in features else label_key
     labels = np.full((len(source), count), NEGATIVE, np.int8)
@@ -161,7 +184,10 @@ def _is_unknown(value) -> bool:
 
 
 def _classes(value) -> np.ndarray:
-    """Return the classes i64[n] in the value of a feature, of which `_class_label` lists the kinds."""
+    """Return the class indices i64[n] in the value of a feature.
+
+    The feature is of a kind that `_class_label` accepts.
+    """
     value = value["label"] if isinstance(value, dict) else value
     return np.atleast_1d(np.asarray(value, np.int64))
 

@@ -37,7 +37,7 @@ BACKBONE, HEAD = "backbone/", "head/"  # prefixes of the paths of a whole model
 
 
 def invertible(transform: Transform, inverse: Transform) -> Transform:
-    """Register the inverse of a transform, and return the transform."""
+    """Register `inverse` as the inverse of `transform`, and return `transform`."""
     INVERSES[transform] = inverse
     return transform
 
@@ -85,21 +85,23 @@ def pad_class_position(tensor: np.ndarray) -> np.ndarray:
 # -------------------------------------------------------------------------------------------------------- the tables
 @dataclass(frozen=True)
 class Rule:
-    """A rule from tensor names to parameter paths.
+    """A rule that maps the names of published tensors to a parameter path, and converts the tensors.
 
-    A rule can be read backwards if its transform has an inverse, its target has all groups of its pattern, and the
-    pattern consists of names, dots, groups that are not nested, and non-capturing groups. `(?:a|b)` is written as a,
-    and `(?:…)?` is omitted.
+    A rule can be read backwards under three conditions. Its transform has an inverse. Its target contains all groups of
+    its pattern. Its pattern consists of names, dots, groups that are not nested, and non-capturing groups. Backwards,
+    `(?:a|b)` is written as a, and `(?:…)?` is omitted.
 
     Attributes:
       pattern: a regex that matches the whole name of a tensor.
-      target: the parameter path, with \\1, \\2 … from the match.
+      target: the parameter path, in which \\1, \\2 … stand for the groups of the match.
       transform: conversion of the tensor.
-      index: if several tensors form one parameter, the index of this tensor along each of `axes`: a number, or \\1,
-        \\2 … from the match, which means one entry per tensor along the axis.
-      axes: see `index`.
-      size: number of entries along the first of `axes`; None = an equal share of the entries without a size.
-      reshape: whether the shapes of tensor and parameter may differ, with equal elements in equal order.
+      index: position of this tensor along each of `axes`, if several tensors form one parameter. A number is the order
+        of concatenation. \\1, \\2 … stand for the number in a group of the match; each tensor is then one entry of the
+        axis.
+      axes: the axes of the parameter along which the tensors are concatenated.
+      size: number of entries of this tensor along the first of `axes`. None means that the tensors without a size have
+        equally many entries.
+      reshape: whether the tensor may be reshaped to the shape of the parameter, with the elements in the same order.
     """
 
     pattern: str
@@ -152,16 +154,18 @@ def _path_pattern(target: str, groups: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True)
 class Layout:
-    """A layout of tensor names.
+    """The names of the tensors in the checkpoints of one code base, with the rules that map them to parameter paths.
 
     Attributes:
       name: the name of the layout.
       marker: the name of a tensor that identifies the layout, without the common prefix of all names.
       rules: the rules.
-      ignored: patterns of tensors that may be unused.
-      optional: patterns of parameter paths that may be missing in the file; these parameters keep their values.
-      ignored_for_backbone: for a whole model, patterns of tensors that may also be unused if only its backbone is read.
-      sorted_labels: whether the rows of the head are in alphabetical order of the labels, as in the authors' data sets.
+      ignored: regexes of tensor names that need no rule.
+      optional: regexes of parameter paths that a file may lack. These parameters then keep their values.
+      ignored_for_backbone: regexes of further tensor names that need no rule if only the backbone of a whole model is
+        read.
+      sorted_labels: whether the outputs of the head are in alphabetical order of the labels, as in the authors' data
+        sets.
       required: the names of other tensors that a file in this layout must have.
     """
 

@@ -20,7 +20,7 @@ def channels(tensor: np.ndarray) -> np.ndarray:
 
 
 def batch_norm_rules(pattern: str, target: str) -> tuple[Rule, ...]:
-    """Return the rules of a batch normalization: scale, bias and running statistics."""
+    """Return the rules of a batch normalization layer: its scale, bias and running statistics."""
     return (
         *norm_rules(pattern, target),
         Rule(rf"{pattern}\.running_mean", f"{target}/mean"),

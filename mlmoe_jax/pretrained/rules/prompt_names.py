@@ -33,7 +33,12 @@ def _ml_vpt(backbone: tuple[Rule, ...]) -> tuple[Rule, ...]:
 
 
 def _routed_classifier(pattern: str, target: str) -> tuple[Rule, ...]:
-    """Return the rules of the gate and the classifier of one group of experts."""
+    """Return the rules of the gate and the classifier of one group of experts.
+
+    Args:
+      pattern: prefix of the tensor names.
+      target: name of the group of experts in the parameter paths of the head.
+    """
     return (
         # Row e·K + k of a gate is entry [e,k] of [M,K].
         Rule(rf"{pattern}_gate\.W", f"head/{target}/gate/kernel", label_rows, reshape=True),

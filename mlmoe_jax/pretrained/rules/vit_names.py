@@ -62,13 +62,13 @@ def fuse_rules(
 def timm_rules(
     mask_token: bool = True, positions: Transform = identity, block: str = BLOCK, norm_name: str = "norm"
 ) -> tuple[Rule, ...]:
-    """Return the rules of the layout of timm and of the repositories of DINOv2, MAE and MoCo v3.
+    """Return the rules of the ViTs of timm, which are also the rules of the repositories of DINOv2, MAE and MoCo v3.
 
     Args:
       mask_token: whether the file has a mask token.
       positions: conversion of the position table.
-      block: the pattern of a block, with the block's index as its only group.
-      norm_name: the name of the last norm.
+      block: regex of a block's name, with the index of the block as its only group.
+      norm_name: name of the last norm.
     """
     return (
         Rule(r"cls_token", "cls_token"),
