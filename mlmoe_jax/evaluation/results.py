@@ -83,16 +83,16 @@ class SplitScores:
         return SkippedImages(self.source, np.flatnonzero(~self.read).tolist())
 
     def readable(self) -> SplitScores:
-        """Return the part of the split whose images have scores."""
+        """Return the split with only the images that have scores."""
         return self if (read := self.read).all() else self.take(read)
 
     def take(self, rows: np.ndarray) -> SplitScores:
-        """Return the part of the split with the images `rows`, a mask bool[N] or indices i64[n], in this order."""
+        """Return the split with only the images `rows`: a mask bool[N], or indices i64[n] in the new order."""
         groups = None if self.groups is None else self.groups[rows]
         return SplitScores(self.name, self.ids[rows], self.scores[rows], self.codes[rows], groups)
 
     def with_labels(self, columns: np.ndarray) -> SplitScores:
-        """Return the split with only the labels `columns`, indices i64[k], in this order."""
+        """Return the split with only the labels `columns`: indices i64[k] in the new order."""
         return replace(self, scores=self.scores[:, columns], codes=self.codes[:, columns], source=None)
 
     def entries(self, difficult: str) -> Entries:

@@ -75,7 +75,7 @@ def label_axes_for(definition: ModelDef, num_labels: int, mesh: Mesh) -> LabelAx
 
 
 def assemble(config: ConfigDict, label_space: LabelSpace, *, load_backbone: bool = True) -> Parts:
-    """Return the initial model, split into trainable, frozen and updated values as the config says.
+    """Return the initial model of a config, split into its structure, trainable and frozen parameters, and statistics.
 
     Args:
       config: the config of the run.
@@ -164,7 +164,7 @@ def require_weights(config: ConfigDict) -> None:
 
 
 def split_model(model: nnx.Module, config: ConfigDict) -> Parts:
-    """Split the values of a model into trainable, frozen and updated values, as the config says.
+    """Split a model into its structure, trainable parameters, frozen parameters and batch statistics.
 
     If the config uses published weights, all frozen parameters of the backbone are assumed to have their published
     values.

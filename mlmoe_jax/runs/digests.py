@@ -166,7 +166,7 @@ def _is_intact(array: Any, stored: str | dict[str, str] | None) -> bool:
 
 
 def _shard_names(array: jax.Array) -> set[str]:
-    """Return the names of the shards of an array on the devices of all processes."""
+    """Return the names of all shards of an array, as in `host_shards`, for the devices of all processes."""
     indices = array.sharding.devices_indices_map(array.shape).values()
     return {_name(index, array.shape) for index in indices}
 

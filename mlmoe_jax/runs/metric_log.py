@@ -101,7 +101,7 @@ class MetricLog:
     def close(self) -> None:
         """Close the trackers, write metrics.csv, and upload files a last time.
 
-        If one of these steps fails, the others still run.
+        If one of these steps fails, the other steps still run.
         """
         with contextlib.ExitStack() as stack:
             for tracker in self.trackers:

@@ -73,7 +73,8 @@ def run_name(
 def folder_name(settings: Sequence[tuple[str, str]], *, config: str = "") -> str:
     """Return a folder name for settings, `config,key=value,…`.
 
-    If the name is too long or has unsafe characters, they are removed, and a digest of the settings is appended.
+    A name that is too long is shortened, and unsafe characters are replaced. In both cases a digest of the settings is
+    appended.
 
     Args:
       settings: pairs (key, value).

@@ -17,9 +17,9 @@ UPLOAD_SECONDS = 30.0  # between the starts of two uploads during training
 class Uploads:
     """Background uploads of growing files, such as logs, to an object store.
 
-    Each file is uploaded as a whole, because an object store cannot append. Uploads are at least UPLOAD_SECONDS apart,
-    because an object store accepts about one write per second and object. They run in a thread, so that training does
-    not wait.
+    Each file is uploaded as a whole, because an object store cannot append. The uploads that `offer` starts are at
+    least UPLOAD_SECONDS apart, because an object store accepts about one write per second and object. Uploads run in a
+    thread, so that training does not wait.
 
     Args:
       write: function (name, content) that uploads one file.

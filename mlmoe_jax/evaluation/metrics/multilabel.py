@@ -109,7 +109,7 @@ def mean_average_precision(ap: Num[np.ndarray, " k"], *, weights: Num[np.ndarray
 def precision_recall_f1(
     predicted: LabelMatrix, labels: LabelMatrix, *, mask: LabelMatrix | None = None, empty: str = "skip"
 ) -> dict[str, float]:
-    """Return precision, recall and F1, as means over classes and over all entries together.
+    """Return precision, recall and F1: means over classes, and values for the entries of all classes together.
 
     For each class, TP is the number of true positives, P of predictions, and G of positives.
 
