@@ -1,4 +1,4 @@
-"""Apply a model to a batch, and the step of evaluation and prediction."""
+"""Apply a model to a batch, and build jitted steps for evaluation, prediction and features."""
 
 from __future__ import annotations
 
@@ -27,21 +27,25 @@ def apply_model(
     key: jax.Array | None = None,
     return_attention: bool = False,
 ) -> tuple[Prediction, Params]:
-    """Apply a model to a batch inside jit; return its prediction, and its statistics after the forward pass.
+    """Apply a model to a batch inside jit.
 
-    Training, pruning, evaluation, prediction, explanations and exports all call this function, so that padding and
-    sharding are equal for all of them.
+    Training, pruning, evaluation, prediction, explanations and exports all call this function. Padding and sharding are
+    therefore equal for all of them.
 
     Args:
       definition: the structure of the model.
       values: all values of the model, placed on `mesh` with `label_axes`.
-      batch: a batch of `data.pipeline`. If it has features, the backbone is not applied. Evaluation needs no labels.
+      batch: a batch of `data.pipeline`. If it has cached features instead of `image`, the backbone is not applied.
+        `label` is needed only with `key`.
       preprocess: conversion of images to the model input.
       mesh: the mesh; None = no sharding.
       label_axes: axes of the values that are sharded by label.
       key: None for evaluation. With a key the model is in training mode: all random numbers are drawn from the key, and
         heads that learn from the labels read `batch["label"]`.
       return_attention: include attention maps in the prediction.
+
+    Returns:
+      The prediction, and the batch statistics {path: value} after the forward pass.
     """
     model = definition.merge(remove_padding(values, label_axes))
     options: dict[str, Any] = {"return_attention": True} if return_attention else {}
@@ -65,16 +69,20 @@ def make_eval_step(
     *,
     gates: bool = False,
 ) -> Callable[[Params, Params, Batch], dict[str, Any]]:
-    """Return the step of evaluation and prediction: (values, frozen, batch) -> logits f32[B,K], `id` and `mask`.
+    """Return the jitted step for evaluation and prediction, step(values, frozen, batch).
 
-    `values` are the trainable parameters and the statistics. Every process receives the results of the global batch.
+    Arguments of the step: `values` are the trainable parameters and the batch statistics, `frozen` are the frozen
+    parameters, and `batch` is a batch of `data.pipeline`.
+
+    The step returns a dictionary with `logits` f32[B,K], and with `id` and `mask` of the batch. Every process receives
+    the results of the global batch.
 
     Args:
       definition: the structure of the model.
       preprocess: conversion of images to the model input.
       mesh: the mesh.
       label_axes: axes of the values that are sharded by label.
-      gates: also return `gates`, name -> f32[B or 1,K,E].
+      gates: whether the step also returns `gates`, {name: f32[B or 1,K,E]}, see Prediction.
     """
 
     def step(values: Params, frozen: Params, batch: Batch) -> dict[str, Any]:
@@ -88,7 +96,10 @@ def make_eval_step(
 def make_embedding_step(
     definition: ModelDef, preprocess: Preprocess, mesh: Mesh, label_axes: LabelAxes | None = None
 ) -> Callable[[Params, Params, Batch], dict[str, jax.Array]]:
-    """Return an evaluation step as in `make_eval_step` that also returns `features` f32[B,D], the pooled features."""
+    """Return a jitted step with the arguments and results of the step of `make_eval_step`, plus pooled features.
+
+    The additional result is `features` f32[B,D], see `Features.pooled`.
+    """
 
     def step(values: Params, frozen: Params, batch: Batch) -> dict[str, jax.Array]:
         model = definition.merge(remove_padding({**values, **frozen}, label_axes))
@@ -103,10 +114,13 @@ def make_embedding_step(
 def make_feature_step(
     definition: ModelDef, preprocess: Preprocess, mesh: Mesh
 ) -> Callable[[Params, Batch], dict[str, jax.Array]]:
-    """Return the step that computes features: (values, batch) -> arrays of the `Features` of the head, `id` and `mask`.
+    """Return the jitted step that computes features, step(values, batch).
 
-    `values` are the values of the backbone, and of the prompts if any, replicated on the mesh. Every process receives
-    the results of the global batch.
+    Arguments of the step: `values` are the values of the backbone and of the prompts (if the model has prompts),
+    replicated on the mesh. `batch` is a batch of images.
+
+    The step returns a dictionary with the arrays of `Features.arrays` for the features that the head reads, and with
+    `id` and `mask` of the batch. Every process receives the results of the global batch.
     """
 
     def step(values: Params, batch: Batch) -> dict[str, jax.Array]:

@@ -1,4 +1,4 @@
-"""Corrected probabilities: an increasing function of the logit of each label, on the host and inside jit.
+"""Calibrated probabilities: an increasing function of the logit of each label, on the host and inside jit.
 
 Shape letters: K labels.
 """
@@ -17,13 +17,16 @@ _LIMITS = -104.0, 25 * np.log(2)  # logits of the numbers that float32 rounds to
 
 
 def probabilities(logits: np.ndarray) -> np.ndarray:
-    """Return σ(logits) in float64, f64[...], without overflow."""
+    """Return the sigmoid of logits [...] as f64[...], without overflow."""
     logits = np.asarray(logits, np.float64)
     return np.exp(-np.logaddexp(0, -logits))
 
 
 def to_logits(scores: np.ndarray) -> Floats:
-    """Return the logits f64[...] of stored probabilities, which float32 may have rounded to 0 or 1."""
+    """Return the logits f64[...] of stored probabilities [...].
+
+    The logits are finite. Probabilities that float32 rounded to 0 or 1 get the limits in _LIMITS.
+    """
     return np.clip(logit(np.asarray(scores, np.float64)), *_LIMITS)
 
 
@@ -32,9 +35,9 @@ class Calibration:
     """The function σ(a·z + b) from a logit z to the probability of each label; by default the sigmoid.
 
     Attributes:
-      scale: a > 0, f64[K].
-      offset: b, f64[K].
-      fitted_on: the split of the fit, "" for the sigmoid.
+      scale: a > 0, f64[K] or one number for all labels.
+      offset: b, f64[K] or one number for all labels.
+      fitted_on: the name of the split on which a and b were fitted; "" for the plain sigmoid.
     """
 
     scale: Floats | float = 1.0
@@ -42,7 +45,7 @@ class Calibration:
     fitted_on: str = ""
 
     def __call__(self, logits: Any) -> Any:
-        """Return the probabilities of logits [...,K]: float64 for an array of NumPy, else for use inside jit."""
+        """Return the probabilities of logits [...,K]: float64 for a NumPy array, else a JAX array inside jit."""
         corrected = self.scale * logits + self.offset
         if isinstance(logits, np.ndarray):
             return probabilities(corrected)

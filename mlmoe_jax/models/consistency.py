@@ -2,18 +2,20 @@
 
 Scores agree with a tree and thresholds if three things hold:
 
-* A label scores at least as high as a label that implies it.
-* A label reaches its threshold if a label that implies it reaches its own.
-* At most one of several exclusive labels reaches its threshold.
+* The score of a label is at least the score of every label that implies it.
+* If a label reaches its threshold, every label that it implies reaches its own threshold.
+* At most one label of each group of exclusive labels reaches its threshold.
 
-Such scores are not changed. Other scores are changed in two ways:
+Scores that agree are not changed. Other scores are changed in two ways:
 
-* A label gets the largest score of the labels that imply it, if that is above its own (the maximum of C-HMCNN,
-  E. Giunchiglia and T. Lukasiewicz, "Coherent hierarchical multi-label classification networks", NeurIPS 2020). It gets
-  at least its threshold if one of them reaches its threshold.
-* Of exclusive labels that reach their thresholds, the strongest keeps its score. The strength of a label is the largest
-  score of the label and of the labels that imply it; of equal labels, the first is the strongest. Weaker labels, and
-  the labels that imply them, get scores just below their thresholds.
+* Implied labels are raised. The new score of a label is the maximum of its score and the scores of the labels that
+  imply it (the maximum of C-HMCNN, E. Giunchiglia and T. Lukasiewicz, "Coherent hierarchical multi-label classification
+  networks", NeurIPS 2020). If a label that implies it reaches its threshold, the new score is also at least the
+  threshold of the implied label.
+* Excluded labels are lowered. Among the exclusive labels of a group that reach their thresholds, the strongest keeps
+  its score. The strength of a label is the maximum of its score and the scores of the labels that imply it. If
+  strengths are equal, the first label counts as the strongest. Weaker labels, and the labels that imply them, get
+  scores just below their thresholds.
 
 Shape letters: K labels, P labels of a level, C neighbors of a label, G groups of M exclusive labels.
 """
@@ -38,11 +40,14 @@ _ROWS = 4096  # images that the host treats at a time
 
 @dataclass(frozen=True)
 class _Level:
-    """Some labels and the neighbors of each.
+    """Labels of one level of the tree, and the neighbors of each label.
+
+    The neighbors of a label are the labels from which its score or bound is computed.
 
     Attributes:
-      labels: i64[P].
-      neighbors: i64[P,C]; the last neighbor repeats if a label has fewer than others.
+      labels: i64[P], label numbers.
+      neighbors: i64[P,C], the neighbors of each label. If a label has fewer than C neighbors, its last neighbor is
+        repeated.
     """
 
     labels: Ints
@@ -55,7 +60,13 @@ class _Level:
         return cls(np.array(list(neighbors)), np.array(padded))
 
     def replace(self, scores: Any, values: Any, xp: Any) -> Any:
-        """Return scores [...,K] with the values [...,P] of these labels. There is no scatter in some export formats."""
+        """Return `scores` with the entries of `labels` replaced by `values`. Some export formats have no scatter.
+
+        Args:
+          scores: [...,K].
+          values: [...,P], the new entries.
+          xp: numpy or jax.numpy.
+        """
         count = scores.shape[-1]
         source = np.arange(count)
         source[self.labels] = count + np.arange(len(self.labels))
@@ -63,9 +74,12 @@ class _Level:
 
 
 def _sort_into_levels(neighbors: Mapping[int, Sequence[int]]) -> tuple[_Level, ...]:
-    """Return the labels that have neighbors, each at a later level than its neighbors.
+    """Sort the labels that have neighbors into levels.
 
-    `neighbors` maps every label to its neighbors, and has a label after its neighbors.
+    The level of a label is later than the levels of all its neighbors.
+
+    Args:
+      neighbors: label -> its neighbors, for all labels, in topological order: the neighbors of a label come first.
     """
     depth: dict[int, int] = {}
     by_depth: dict[int, dict[int, Sequence[int]]] = {}
@@ -78,14 +92,19 @@ def _sort_into_levels(neighbors: Mapping[int, Sequence[int]]) -> tuple[_Level, .
 
 @dataclass(frozen=True, eq=False)
 class Consistency:
-    """A function from scores to the scores that agree with a tree at given thresholds; by default the identity.
+    """A function from scores to scores that agree with a tree of labels at given thresholds; by default the identity.
 
     Attributes:
-      limits: the thresholds f64[K]; a label is predicted if its score is at least its threshold; infinity = never.
-      upward: the labels that others imply, with the labels that imply them directly; those that imply come first.
-      downward: the labels that imply others, with the labels that they imply directly; the implied ones come first.
-      groups: the exclusive labels i64[G,M], -1 where a group has fewer.
-      slots: the exclusive labels, with their positions in the flat `groups`; None without exclusive labels.
+      limits: f64[K], the thresholds. A label is predicted if its score is at least its threshold. With the threshold
+        infinity, a label is never predicted.
+      upward: levels of the implied labels. The neighbors of a label are the labels that imply it directly. Levels are
+        ordered from children to parents.
+      downward: levels of the implying labels. The neighbors of a label are the labels that it implies directly. Levels
+        are ordered from parents to children.
+      groups: i64[G,M], the labels of each group of exclusive labels. Groups with fewer than M labels are padded with
+        -1.
+      slots: the exclusive labels. The neighbors of a label are its positions in `groups.ravel()`. None without
+        exclusive labels.
     """
 
     limits: Floats = field(default_factory=lambda: np.zeros(0))
@@ -96,10 +115,16 @@ class Consistency:
 
     @classmethod
     def of(cls, tree: LabelTree, limits: ArrayLike, labels: int) -> Consistency:
-        """Return the function for thresholds f64[K], or one threshold for all K = `labels`.
+        """Return the function for a tree and thresholds.
 
-        The threshold of a label that others imply is at most 1, because the label is predicted with them. The threshold
-        of an exclusive label is above 0, so that a score can be below it.
+        The threshold of an implied label is clipped to at most 1, because the label is predicted with the labels that
+        imply it. The thresholds of exclusive labels, and of the labels that imply others, are raised above 0 if there
+        are exclusive labels, so that a score can be below them.
+
+        Args:
+          tree: the tree of labels.
+          limits: f64[K], or one threshold for all labels.
+          labels: K.
         """
         limits = np.array(np.broadcast_to(np.asarray(limits, np.float64), labels))
         implied = [label for label, children in tree.children.items() if children]
@@ -118,7 +143,7 @@ class Consistency:
         return cls(limits, _sort_into_levels(tree.children), _sort_into_levels(tree.parents), groups, slots)
 
     def __call__(self, scores: Any) -> Any:
-        """Return the scores of scores [...,K], in their type: an array of NumPy, or one of JAX for use inside jit."""
+        """Return scores [...,K] that agree with the tree, in the type of `scores`: a NumPy or a JAX array."""
         if not (self.upward or self.slots):
             return scores
         if not isinstance(scores, np.ndarray):
@@ -128,7 +153,7 @@ class Consistency:
         return self._agree(scores, np)
 
     def _agree(self, scores: Any, xp: Any) -> Any:
-        """Return the scores in agreement; `xp` is numpy or jax.numpy."""
+        """Return scores [...,K] that agree with the tree; `xp` is numpy or jax.numpy."""
         limits = self.limits.astype(scores.dtype)  # rounded up, so that a score at a limit is not below the threshold
         limits = np.where(limits < self.limits, np.nextafter(limits, limits.dtype.type(np.inf)), limits)
         raised = self._raise_implied(scores, limits, xp)
@@ -139,7 +164,7 @@ class Consistency:
         return self._raise_implied(xp.minimum(scores, bounds), limits, xp)
 
     def _raise_implied(self, scores: Any, limits: NDArray, xp: Any) -> Any:
-        """Return scores [...,K] in which no label is below one that implies it."""
+        """Return scores [...,K] in which the score of a label is at least the score of every label that implies it."""
         for level in self.upward:
             implying, least = scores[..., level.neighbors], limits[level.labels][:, None]
             reached = implying >= limits[level.neighbors]
@@ -148,13 +173,13 @@ class Consistency:
         return scores
 
     def _bound_excluded(self, strength: Any, predicted: Any, limits: NDArray, xp: Any) -> Any:
-        """Return the largest allowed score [...,K] of each label.
+        """Return the largest allowed score of each label, [...,K].
 
-        It is just below the threshold of a label that a stronger one excludes, and of the labels that imply such a
-        label.
+        A label is excluded if a stronger label of its group is predicted. The largest allowed score of an excluded
+        label, and of a label that implies an excluded label, is just below its threshold.
 
         Args:
-          strength: [...,K], the strengths of the labels, see the module.
+          strength: [...,K], the strengths of the labels, see the module docstring.
           predicted: bool[...,K], the labels that reach their thresholds.
           limits: [K], the thresholds.
           xp: numpy or jax.numpy.
@@ -176,11 +201,14 @@ class Consistency:
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """From logits to the scores that a run reports: corrected per label, then in agreement with the tree of labels."""
+    """A function from logits to the scores that a run reports.
+
+    Logits are calibrated per label. The probabilities are then changed to agree with the tree of labels.
+    """
 
     calibration: Calibration = field(default_factory=Calibration)
     consistency: Consistency = field(default_factory=Consistency)
 
     def __call__(self, logits: Any) -> Any:
-        """Return the scores of logits [...,K]: an array of NumPy, or one of JAX for use inside jit."""
+        """Return the scores [...,K] of logits [...,K]: a NumPy array for a NumPy array, else a JAX array inside jit."""
         return self.consistency(self.calibration(logits))

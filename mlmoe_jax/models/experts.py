@@ -1,8 +1,8 @@
 """Experts, gates and their combination, each usable alone.
 
-An expert is written for one token. `jax.vmap` turns it into a bank, whose parameters have an additional leading axis.
-There are two families: ML-VPT has one expert per prompt (`BottleneckExpert`, `LabelGates`); DR-MoE and its relatives
-apply experts to one feature per label (`LabelExperts`, `Gates`, `mix_experts`).
+An expert is a module for one token. A bank is a module of several experts, made with `jax.vmap`. The parameters of a
+bank have an additional leading axis. There are two families: ML-VPT has one expert per prompt (`BottleneckExpert`,
+`LabelGates`); DR-MoE and its relatives apply experts to one feature per label (`LabelExperts`, `Gates`, `mix_experts`).
 
 Axes: b batch, d width, k labels, s shared experts, t task experts per label, e = s + t entries of a gate, o output
 width of an expert; p prompts, g groups, m experts per group.
@@ -29,7 +29,10 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {"gelu": gelu, "relu"
 
 
 class FeedForwardExpert(nnx.Module):
-    """E(h) = W₂ᵀ act(W₁ᵀh + b₁) + b₂, followed by a ReLU if `relu_output`."""
+    """A two-layer feed-forward expert, E(h) = W₂ᵀ act(W₁ᵀh + b₁) + b₂.
+
+    With `relu_output`, a ReLU follows. `activation` is a key of ACTIVATIONS.
+    """
 
     def __init__(
         self,
@@ -52,8 +55,9 @@ class FeedForwardExpert(nnx.Module):
 
 
 class BottleneckExpert(FeedForwardExpert):
-    """E(z) = z + W₂ᵀ act(W₁ᵀ z + b₁) + b₂ with a narrow hidden layer (ML-VPT, eq. 11).
+    """A residual expert with a narrow hidden layer, E(z) = z + W₂ᵀ act(W₁ᵀ z + b₁) + b₂ (ML-VPT, eq. 11).
 
+    z is the token of the expert.
     The activation is ReLU in the paper and the exact GELU in the authors' code.
     """
 
@@ -64,7 +68,14 @@ class BottleneckExpert(FeedForwardExpert):
 def make_bank(
     make_expert: Callable[[nnx.Rngs], nnx.Module], count: int, rngs: nnx.Rngs, axis: str | None = None
 ) -> nnx.Module:
-    """Return `count` experts as one module whose parameters have a leading axis of size `count`, named `axis`."""
+    """Return a bank of `count` experts: one module whose parameters have a leading axis of size `count`.
+
+    Args:
+      make_expert: returns one expert with random weights.
+      count: number of experts.
+      rngs: for the weights.
+      axis: the name of the leading axis, see `partition.axes`; None = no name.
+    """
     bank = jax.vmap(make_expert)(rngs.split(count))
     if axis is not None:
         for _, variable in nnx.to_flat_state(nnx.state(bank)):
@@ -73,21 +84,22 @@ def make_bank(
 
 
 def apply_bank(bank: nnx.Module, tokens: Float[ArrayLike, "b p d"]) -> Float[Array, "b p o"]:
-    """Apply expert p to token p."""
+    """Apply each expert to its own token: expert p of the bank to `tokens[:, p]`."""
     return jax.vmap(lambda expert, token: expert(token), in_axes=(0, 1), out_axes=1)(bank, tokens)
 
 
 class LabelGates(nnx.Module):
-    """A softmax over the M experts of a label's group, per label and image (ML-VPT, eq. 12–13).
+    """The weights and biases of gates over the M experts of a label's group (ML-VPT, eq. 12–13).
 
-    The logit of expert e for label k is the product of a weight vector w[e,k] with the input token of the expert.
+    The gate logit of expert e for label k is w[e,k]·z. w[e,k] is a learned weight vector, and z is the input token of
+    the expert. The routing weights are the softmax of the gate logits over the experts, per label and image.
 
     Args:
       width: D.
       labels: K, or the number of groups for a gate per group.
       per_group: M.
-      bias: `used` adds b[e,k] as in the paper; `unused` allocates it without adding it, as in the authors' code (the
-        published parameter count includes it).
+      bias: `used` adds a bias b[e,k] to the logit, as in the paper. `unused` allocates the bias without adding it, as
+        in the authors' code. The published parameter count includes the bias.
       owner: the name of the axis of size `labels`, which is `partition.PROMPT` for a gate per group.
       rngs: for the weights.
     """
@@ -101,20 +113,20 @@ class LabelGates(nnx.Module):
         self.adds_bias = bias == "used"
 
     def scores(self, tokens: Float[ArrayLike, "b m g d"]) -> Float[Array, "b m g k"]:
-        """Return w[e,k]·z for the tokens of each group, without bias."""
+        """Return the gate logits w[e,k]·z of every label for the tokens of every group, without bias."""
         return jnp.einsum("bmgd,mkd->bmgk", tokens, self.kernel[...])
 
     def group_scores(self, tokens: Float[ArrayLike, "b m g d"]) -> Float[Array, "b m g"]:
-        """Return w[e,g]·z for one gate per group (k = g), without bias."""
+        """Return the gate logits w[e,g]·z of each group for its own tokens, for one gate per group; without bias."""
         return jnp.einsum("bmgd,mgd->bmg", tokens, self.kernel[...])
 
     def added_bias(self) -> Float[Array, "m k"] | float:
-        """Return the bias to add to the selected scores, or 0 if it is unused."""
+        """Return the bias to add to the gate logits; 0.0 if the bias is `unused`."""
         return self.bias[...] if self.adds_bias else 0.0
 
 
 class ReluLinearExpert(nnx.Module):
-    """E(h) = ReLU(Wᵀh + b) with a narrower output, as printed (DR-MoE, eq. 3–4)."""
+    """A one-layer expert with `hidden` outputs, E(h) = ReLU(Wᵀh + b), as printed (DR-MoE, eq. 3–4)."""
 
     def __init__(self, width: int, hidden: int, *, dtype: Dtype = None, rngs: nnx.Rngs):
         self.linear = torch_linear(width, hidden, dtype=dtype, rngs=rngs)
@@ -133,15 +145,16 @@ EXPERTS: dict[str, Callable[..., nnx.Module]] = {
 class LabelExperts(nnx.Module):
     """S experts shared by all labels and T task experts per label, applied to one feature per label.
 
-    The parameters of `shared` have a leading axis S, the parameters of `task` leading axes K and T (DR-MoE, eq. 3–4,
-    with S = 4 and T = 1). The task experts of label k are applied only to the feature of label k.
+    The parameters of the attribute `shared` have a leading axis S. The parameters of `task` have leading axes K and T.
+    DR-MoE has S = 4 and T = 1 (DR-MoE, eq. 3–4). The task experts of label k are applied only to the feature of label
+    k.
 
     Args:
       width: D.
       labels: K.
-      kind: `relu_linear` is DR-MoE, eq. 3–4, as printed: one layer from `width` to `hidden`, so that O = hidden. The
-        text of DR-MoE describes a feed-forward network with hidden width `hidden` and O = width: `ffn`. `ffn_relu` adds
-        the printed outer ReLU.
+      kind: `relu_linear` is DR-MoE, eq. 3–4, as printed: one layer from `width` to `hidden`, so the output width O is
+        `hidden`. `ffn` is the feed-forward network that the text of DR-MoE describes: hidden width `hidden`, output
+        width O = `width`. `ffn_relu` is `ffn` with the printed outer ReLU.
       hidden: width of the hidden layer.
       shared: S, which may be 0.
       task: T, which may be 0.
@@ -176,7 +189,11 @@ class LabelExperts(nnx.Module):
         self.task = make_bank(label_experts, labels, rngs, LABEL) if task else None
 
     def __call__(self, features: Float[ArrayLike, "b k d"]) -> tuple[Float[Array, "b k _ o"], ...]:
-        """Return the outputs of the shared experts, if any, and of the task experts, if any."""
+        """Return the outputs of the experts for one feature per label.
+
+        Returns:
+          A tuple with f32[B,K,S,O] of the shared experts if S > 0, then f32[B,K,T,O] of the task experts if T > 0.
+        """
         outputs = []
         if self.shared is not None:
             outputs.append(_apply_each(self.shared, features))
@@ -186,15 +203,16 @@ class LabelExperts(nnx.Module):
 
 
 def _apply_each(bank: nnx.Module, features: jax.Array) -> jax.Array:
-    """Apply each expert of a bank to all features: f32[...,D] -> f32[...,count,O]."""
+    """Apply every expert of a bank to every feature: f32[...,D] -> f32[...,count,O] for a bank of `count` experts."""
     return jax.vmap(lambda expert, feature: expert(feature), in_axes=(0, None), out_axes=-2)(bank, features)
 
 
 class Gate(nnx.Module):
-    """Logits over the experts from the feature of a label: linear, or with one hidden ReLU layer (DR-MoE's G).
+    """A network from the feature of a label to one logit per expert (G in DR-MoE).
 
-    The layer of the logits is float32 for every `dtype`, because the softmax amplifies rounding errors (Switch
-    Transformers, sec. 2.4).
+    Without `hidden`, it is one linear layer. With `hidden`, it has one hidden ReLU layer of this width. The layer of
+    the logits is float32 for every `dtype`, because the softmax amplifies rounding errors (Switch Transformers, sec.
+    2.4).
     """
 
     def __init__(self, width: int, entries: int, *, hidden: int | None = None, dtype: Dtype = None, rngs: nnx.Rngs):
@@ -208,7 +226,10 @@ class Gate(nnx.Module):
 
 
 class Gates(nnx.Module):
-    """Routing weights per label, w_i = softmax(G_i(h_i)) over its E experts: [shared 1…S, task 1…T] (DR-MoE).
+    """The routing weights of each label over its E experts (DR-MoE).
+
+    The weights of label i are w_i = softmax(G_i(h_i)), where h_i is the feature of the label and G_i is its gate. The
+    experts are in the order [shared 1…S, task 1…T].
 
     Args:
       width: D.
@@ -217,8 +238,8 @@ class Gates(nnx.Module):
       kind: `mlp` (DR-MoE) and `linear` (as in the text of HSQ) read the feature of the label. `static`, the ablation in
         DR-MoE, has free logits, which start at 0 and do not depend on the image.
       hidden: width of the hidden layer of `mlp`.
-      share: `per_label` has one gate per label, as the subscript of G_i indicates, with a leading axis K in every
-        parameter. `shared` has one gate for all labels.
+      share: `per_label` has one gate per label, as the subscript of G_i indicates; every parameter has a leading axis
+        K. `shared` has one gate for all labels.
       dtype: type of the matmuls; None = float32.
       rngs: for the weights.
     """
@@ -251,24 +272,27 @@ class Gates(nnx.Module):
             self.net = make_bank(gate, labels, rngs, LABEL) if self.per_label else gate(rngs)
 
     def logits(self, features: Float[ArrayLike, "b k d"]) -> Float[Array, "#b k e"]:
-        """Return the logits; static gates ignore the features and return the logits of one image."""
+        """Return the gate logits. Static gates ignore the features and return f32[1,K,E]."""
         if self.kind == "static":
             return jnp.broadcast_to(self.free_logits[...], (1, self.labels, self.free_logits.shape[-1]))
         return apply_bank(self.net, features) if self.per_label else self.net(features)
 
     def __call__(self, features: Float[ArrayLike, "b k d"]) -> Float[Array, "#b k e"]:
-        """Return weights that sum to 1 over the experts; for static gates, weights of one image."""
+        """Return the routing weights, which sum to 1 over the experts. Static gates return f32[1,K,E]."""
         return jax.nn.softmax(self.logits(features), axis=-1)
 
 
 def mix_experts(
     weights: Float[ArrayLike, "#b k e"], outputs: Sequence[Float[ArrayLike, "b k _ o"]]
 ) -> Float[Array, "b k o"]:
-    """Return the outputs of the experts weighted by the routing weights, o_i = Σₑ w_ie·E_ie (DR-MoE, eq. 8).
+    """Return the mixture of the experts of each label, o_i = Σₑ w_ie·E_ie (DR-MoE, eq. 8).
+
+    E_ie is the output of expert e for label i, and w_ie is its routing weight.
 
     Args:
       weights: the routing weights.
-      outputs: arrays whose third axes together are the e experts in the order of the weights.
+      outputs: one array per kind of expert (shared, task). Concatenated along axis 2, they have the E experts in the
+        order of `weights`.
     """
     shares = jnp.split(weights, np.cumsum([part.shape[2] for part in outputs])[:-1], axis=-1)
     return sum(jnp.sum(share[..., None] * part, axis=2) for share, part in zip(shares, outputs, strict=True))
@@ -277,8 +301,8 @@ def mix_experts(
 def gate_entropy(gates: Float[ArrayLike, "*rows e"]) -> Float[Array, "*rows"]:
     """Return the entropy −Σ w log w over the last axis, in nats, between 0 and log e.
 
-    `gates` are weights that sum to 1 (not logits). A weight of 0 adds 0 and has a finite gradient. The gradient through
-    a softmax is therefore correct even if a weight underflows, as with log-softmax.
+    `gates` are weights w that sum to 1, not logits; e is the size of the last axis. A weight of 0 adds 0 and has a
+    finite gradient. The gradient through a softmax is therefore correct even if a weight underflows to 0.
     """
     gates = as_float(gates)
     return -jnp.sum(gates * jnp.log(jnp.maximum(gates, jnp.finfo(gates.dtype).tiny)), axis=-1)

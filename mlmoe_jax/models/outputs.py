@@ -22,15 +22,16 @@ class Prompts:
     """The prompts that an adapter passes to the ViT.
 
     Attributes:
-      tokens: f32[L or 1, 1 or B, P, D]. With L sets, block i uses `tokens[i]` and discards it afterwards (deep
-        prompts). With one set and `carry`, the prompts enter the first block and are carried through all blocks.
+      tokens: f32[L or 1, 1 or B, P, D]. With a leading axis L (deep prompts), block i receives `tokens[i]`, and its
+        output tokens for the prompts are discarded. With a leading axis 1, `carry` must be set: the prompts enter the
+        first block and are carried through all blocks.
       mask: bool[P,P] numpy, True if a prompt (row) may attend to a prompt (column); None = all True.
-      present: bool[P]; absent prompts are masked out for all tokens; None = all True.
-      key_value: f32[L, 1 or 2, m, D], additional keys and values of each block, added after the projection; with 1, the
-        keys are also the values.
-      carry: f32[L−1] in 0…1. The prompts entering block i+1 are c·(prompts leaving block i) + (1 − c)·(prompts entering
-        block i).
-      temperature: f32[L], divides the attention logits of each block.
+      present: bool[P], False for prompts to which no token may attend; None = all True.
+      key_value: f32[L, 1 or 2, m, D], m additional keys and values of each block, appended to the projected keys and
+        values. With size 1 on axis 1, the keys are also the values. None = no additional keys.
+      carry: f32[L−1], factors c in 0…1. The prompts entering block i+1 are c[i]·(prompts leaving block i) +
+        (1 − c[i])·(prompts entering block i). None = deep prompts.
+      temperature: f32[L]. The attention logits of block i are divided by `temperature[i]`. None = no division.
     """
 
     tokens: jax.Array
@@ -51,12 +52,12 @@ class Prompts:
         return self.tokens.shape[2]
 
     def entering(self, block: int, entered: jax.Array, left: jax.Array | None) -> jax.Array:
-        """Return the prompts [1 or B, P, D] that enter a block after the first.
+        """Return the prompts [1 or B, P, D] that enter block `block`, which is not the first block.
 
         Args:
-          block: number of the block, from 1.
-          entered: the prompts that entered the block before it.
-          left: the prompts that left the block before it; deep prompts don't need them.
+          block: index of the block, at least 1.
+          entered: the prompts that entered block `block` − 1.
+          left: the prompts that left block `block` − 1; may be None for deep prompts.
         """
         if self.carry is None:
             return self.tokens[block]
@@ -67,17 +68,18 @@ class Prompts:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Features:
-    """The output of a backbone. Fields that the head does not read are None and are not computed.
+    """The output of a backbone. Features that the head does not read are None and are not computed.
 
     Attributes:
-      cls: f32[B,D], the summary of the image in the pretraining: the class token, the output of an attention pool over
-        the normalized patches (without prompts, for any `norm`), or the mean of the feature map of a CNN.
-      prompts: f32[B,P,D].
-      patches: f32[B,N,D], row-major over `grid`.
+      cls: f32[B,D], the image feature of the pretraining. For a ViT with a class token, it is the class token. For a
+        ViT without one, it is the output of an attention pool over the patches after the final norm, without prompts
+        (also if the backbone is called with norm=False). For a CNN, it is the mean of the feature map.
+      prompts: f32[B,P,D], the output tokens for the prompts.
+      patches: f32[B,N,D], the output tokens for the patches, row-major over `grid`; for a CNN, the cells of the map.
       grid: (rows, columns) of the patches.
-      attention: attention weights of `cls` and `prompts`, if they are read and `return_attention` is set; see
-        Prediction.
-      mean: f32[B,D], the mean over prompts (if any) and patches, followed by the final norm.
+      attention: attention weights by query, keys `cls` and `prompts`; see Prediction. A key exists if
+        `return_attention` is set and the head reads this feature.
+      mean: f32[B,D], the mean over patches and prompts (if there are prompts), followed by the final norm.
     """
 
     cls: jax.Array | None
@@ -88,7 +90,10 @@ class Features:
     mean: jax.Array | None = None
 
     def arrays(self) -> dict[str, jax.Array]:
-        """Return the present features except prompts: `cls` and `mean` [B,D], `patches` [B,h,w,D]."""
+        """Return a dictionary of the features that are not None, except prompts.
+
+        Possible keys: `cls` [B,D], `mean` [B,D] and `patches` [B,rows,columns,D].
+        """
         arrays = {name: value for name, value in ((CLS, self.cls), (MEAN, self.mean)) if value is not None}
         if self.patches is not None:
             batch, _, width = self.patches.shape
@@ -96,7 +101,11 @@ class Features:
         return arrays
 
     def pooled(self) -> jax.Array:
-        """Return one vector per image, f32[B,D]: `cls` or `mean`, else the mean of the patches, else of the prompts."""
+        """Return one vector per image, f32[B,D].
+
+        It is the first available of: `cls`, `mean`, the mean of `patches`, the mean of `prompts`. Raises ValueError if
+        all of them are None.
+        """
         if (vector := self.mean if self.cls is None else self.cls) is not None:
             return vector.astype(jnp.float32)
         if (tokens := self.prompts if self.patches is None else self.patches) is None:
@@ -105,7 +114,10 @@ class Features:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, jax.Array]) -> Self:
-        """Return the features of `arrays`. Other entries are ignored, and the grid is (0, 0) without patches."""
+        """Return the features for arrays as in `Features.arrays`.
+
+        Entries with other keys are ignored. Without `patches`, the grid is (0, 0).
+        """
         patches = arrays.get(PATCHES)
         grid = (0, 0)
         if patches is not None:
@@ -120,16 +132,20 @@ class Prediction:
     """The output of a model.
 
     Attributes:
-      logits: f32[B,K], the logit of the reported probability.
-      terms: name -> additional logits f32[B,K] with their own loss.
-      gates: name -> routing weights f32[B,K,E] (static gates: f32[1,K,E]).
+      logits: f32[B,K], the logits of the reported probabilities.
+      terms: name -> f32[B,K], additional logits; `config.loss.terms` can give each of them a loss.
+      gates: name -> f32[B,K,E], routing weights. Static gates, which do not depend on the image, are f32[1,K,E].
       penalties: name -> f32[B], values per image that are added to the loss.
-      attention: attention weights f32[B,Q,N] over the N patches, averaged over heads; only with `return_attention`.
-        `cls` (Q = 1) and `prompts` (Q = P) are queries of the last block of the backbone, present if the head reads
-        them; without a class token, `cls` is the query of the attention pool. `labels` (Q = K) are the label queries in
-        the last layer of a decoder, or ADD-GCN's attention over the map. Rows are not renormalized over the patches: a
-        row sums to 1 minus the weights of other tokens (class token, registers, prompts).
-      grid: (rows, columns) of the patches, row-major, with `attention`.
+      attention: name -> f32[B,Q,N], attention weights of Q queries over the N patches, averaged over heads. Empty
+        unless `return_attention` is set. Possible keys:
+        `cls` (Q = 1): the class token in the last block; without a class token, the query of the attention pool. Set
+        if the head reads `cls`.
+        `prompts` (Q = P): the prompts in the last block. Set if the head reads `prompts`.
+        `labels` (Q = K): the label queries in the last layer of a query decoder, or ADD-GCN's attention over the map.
+        Set if the head has attention.
+        Rows are not renormalized over the patches. A row sums to 1 minus the weights of other tokens (class token,
+        registers, prompts).
+      grid: (rows, columns) of the patches, row-major. Set only with `return_attention`.
     """
 
     logits: jax.Array

@@ -22,13 +22,21 @@ Params = dict[str, jax.Array]
 
 
 def named_variables(module: nnx.Module, *kinds: type[nnx.Variable]) -> dict[str, tuple[tuple, nnx.Variable]]:
-    """Return {path: (position, variable)} of the variables of the given kinds in a module; without kinds, of all."""
+    """Return the variables of a module as {path: (position, variable)}.
+
+    Args:
+      module: the module.
+      *kinds: subclasses of `nnx.Variable`. Only variables of these types are returned; without `kinds`, all variables.
+    """
     state = nnx.state(module, kinds) if kinds else nnx.state(module)
     return {"/".join(map(str, position)): (position, variable) for position, variable in nnx.to_flat_state(state)}
 
 
 class ModelDef:
-    """The structure of a model without its values: it splits a module into paths, and merges values back."""
+    """The structure of a model without its values.
+
+    `split` separates a module into its structure and flat dictionaries of values. `merge` returns a module with values.
+    """
 
     def __init__(self, graphdef: nnx.GraphDef, variables: dict[str, tuple[tuple, nnx.Variable]]):
         self._graphdef = graphdef
@@ -36,7 +44,10 @@ class ModelDef:
 
     @classmethod
     def split(cls, model: nnx.Module) -> tuple[ModelDef, Params, Params]:
-        """Return the structure, the parameters and the statistics of a module, which may be abstract (eval_shape)."""
+        """Return (structure, parameters, batch statistics) of a module.
+
+        Parameters and statistics are {path: value}. The values are abstract for the result of `nnx.eval_shape`.
+        """
         graphdef = nnx.graphdef(model)
         variables = named_variables(model)
         params = {path: v.get_value() for path, (_, v) in variables.items() if isinstance(v, nnx.Param)}
@@ -50,15 +61,22 @@ class ModelDef:
         return cls(graphdef, shapes), params, stats
 
     def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-        """Return {path: shape and type} of all values."""
+        """Return {path: ShapeDtypeStruct} of all parameters and batch statistics."""
         return {path: variable.get_value() for path, (_, variable) in self._variables.items()}
 
     def axes(self) -> dict[str, tuple[str | None, ...]]:
-        """Return {path: names of the axes} of all parameters with named axes; see `partition.axes`."""
+        """Return {path: names of the axes} of all parameters with named axes, see `partition.axes`.
+
+        None stands for an axis without a name. Parameters without any named axis are left out.
+        """
         return {path: names for path, (_, v) in self._variables.items() if any(names := partition.axis_names(v))}
 
     def merge(self, *values: Params) -> nnx.Module:
-        """Return a new module with these values, which together must contain every path."""
+        """Return a new module with the given values.
+
+        Args:
+          *values: dictionaries {path: value}. Together they must contain every path of the model.
+        """
         joined = {path: value for part in values for path, value in part.items()}
         state = nnx.from_flat_state(
             {position: v.replace(joined[path]) for path, (position, v) in self._variables.items()}
@@ -66,12 +84,20 @@ class ModelDef:
         return nnx.merge(self._graphdef, state, copy=True)
 
     def read_stats(self, model: nnx.Module) -> Params:
-        """Return the current statistics of a module that `merge` returned."""
+        """Return the current batch statistics, {path: value}, of `model`, a module that `merge` returned."""
         return {path: variable[...] for path, (_, variable) in named_variables(model, nnx.BatchStat).items()}
 
 
 def split_trainable(params: Params, trainable_rules: Sequence[tuple[str, bool]]) -> tuple[Params, Params]:
-    """Split parameters into (trainable, frozen) by ordered (regex, bool); UserError for a path without a rule."""
+    """Split parameters into two dictionaries, (trainable, frozen).
+
+    Args:
+      params: {path: value}.
+      trainable_rules: (regex, bool) pairs. The first regex that matches a path decides; True = trainable.
+
+    Raises:
+      UserError: no rule matches a path.
+    """
     trains = rules.assign(trainable_rules, params)
     return (
         {path: value for path, value in params.items() if trains[path]},
@@ -80,7 +106,7 @@ def split_trainable(params: Params, trainable_rules: Sequence[tuple[str, bool]])
 
 
 def fingerprint(params: dict[str, Any]) -> str:
-    """Return the sha256 over paths, types, shapes and bytes of all tensors, in hexadecimal."""
+    """Return the sha256 of the paths, types, shapes and bytes of all arrays in `params`, as a hexadecimal string."""
     digest = hashlib.sha256()
     for path in sorted(params):
         value = np.asarray(jax.device_get(params[path]))
@@ -90,7 +116,10 @@ def fingerprint(params: dict[str, Any]) -> str:
 
 
 def module_rows(trainable: Params, frozen: Params) -> dict[str, tuple[int, int]]:
-    """Return {module: (number of parameters, number of trainable parameters)} by the first two levels of the paths."""
+    """Return {module: (number of parameters, number of trainable parameters)}.
+
+    A module is named by the first two levels of its paths, such as `backbone/blocks`.
+    """
     rows: dict[str, tuple[int, int]] = {}
     for params, learns in ((trainable, 1), (frozen, 0)):
         for path, value in params.items():
@@ -115,13 +144,13 @@ def parameter_table(trainable: Params, frozen: Params) -> Table:
 def draw_missing(module: nnx.Module, build: Callable[[], nnx.Module], drawable: Collection[str] | None = None) -> None:
     """Replace the abstract values of a module by the initial values of `build()`, exactly.
 
-    `nnx.eval_shape(build)` returns a module with abstract values. A file provides some of them, and this function draws
-    all other values.
+    `nnx.eval_shape(build)` returns a module with abstract values. A weights file then provides some of the values. This
+    function draws the values that the file lacks.
 
     Args:
-      module: the module, which changes.
-      build: returns a new module with equal parameter paths.
-      drawable: the paths of values that may be drawn; None = all.
+      module: the module; changed in place.
+      build: returns a new module with the parameter paths of `module`.
+      drawable: the paths whose values may be drawn; None = all. Other abstract values stay abstract.
     """
     missing = {
         path: (position, variable)
@@ -142,9 +171,9 @@ def draw_missing(module: nnx.Module, build: Callable[[], nnx.Module], drawable: 
 
 
 def _without_dead_code(function: Callable[[], Any]) -> Any:
-    """Return the result of a function, without running operations that do not contribute to it.
+    """Return `function()`, without running the operations that do not contribute to its result.
 
-    Operations run one after another, as in a call of the function: one compiled program could round differently.
+    The operations run one after another, as in an eager call of `function`. One jitted program could round differently.
     """
     traced, shapes = jax.make_jaxpr(function, return_shape=True)()
     needed = {result for result in traced.jaxpr.outvars if isinstance(result, Var)}

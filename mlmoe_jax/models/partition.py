@@ -3,14 +3,15 @@
 A parameter with an entry per label names its axes where it is created, with Flax's metadata `out_sharding`, see `axes`.
 Sharding, padding, and transfer to other labels read the names from `ModelDef.axes`.
 
-In the backbone, and in the encoder of a head, the batch is sharded over all axes. A head that is sharded by label
-gathers the inputs of the labels over the axis `expert`. After this boundary, labels are sharded over `expert` and the
-batch over `data` × `fsdp`. With one device along `expert`, or without a mesh, these functions have no effect.
+In the backbone, and in the encoder of a head, the batch is sharded over all mesh axes (`data`, `fsdp`, `expert`). A
+head that is sharded by label gathers the inputs of its labels over `expert`. After this boundary, labels are sharded
+over `expert` and the batch over `data` × `fsdp`. With one device along `expert`, or without a mesh, these functions
+have no effect.
 
-The mesh is hidden state: a context variable that exists only while a step is traced. A step sets it with `use_mesh`,
-the model calls its head inside `shard_head`, and only the functions below read it. An argument would change the
-signature of every head, decoder and expert. `shard_head` limits the scope: it hides the mesh from heads whose labels
-interact, and raises an error if a head that is sharded by label has not called `shard_images`.
+The mesh is hidden state: a context variable that is set only while `jax.jit` traces a step. A step sets the mesh with
+`use_mesh`, and only the functions below read it. An explicit argument would change the signature of every head, decoder
+and expert. The model calls its head inside `shard_head`, which limits the scope in two ways. It hides the mesh from
+heads whose labels interact. It raises an error if a head that is sharded by label has not called `shard_images`.
 """
 
 import contextlib
@@ -37,8 +38,9 @@ WORD_VECTOR = "word_vector"
 
 
 def axes(*names: str | None) -> dict[str, Any]:
-    """Return the metadata of a parameter whose axes have these names; None is an axis without a name.
+    """Return the metadata of a parameter with named axes, as keyword arguments of `nnx.Param`.
 
+    `names` has one entry per axis: LABEL, LABEL_GROUP, PROMPT, WORD_VECTOR, or None for an axis without a name.
     `eager_sharding` is off because the names are not axes of the mesh, so Flax cannot place the value.
     """
     return {"out_sharding": names, "eager_sharding": False}
@@ -50,13 +52,18 @@ def axis_names(variable: nnx.Variable) -> tuple[str | None, ...]:
 
 
 def label_axes(names: Sequence[str | None]) -> tuple[int, ...]:
-    """Return the numbers of the axes named LABEL, for the names of all axes of a parameter."""
+    """Return the indices of the axes named LABEL. `names` has the names of all axes of a parameter."""
     return tuple(axis for axis, name in enumerate(names) if name == LABEL)
 
 
 @dataclass
 class _Boundary:
-    """The mesh of the traced step, and whether a head has called `shard_images`."""
+    """The sharding state while a step is traced.
+
+    Attributes:
+      mesh: the mesh; None = no sharding.
+      crossed: whether the head has called `shard_images`.
+    """
 
     mesh: Mesh | None
     crossed: bool = False
@@ -67,7 +74,7 @@ _BOUNDARY: ContextVar[_Boundary | None] = ContextVar("boundary", default=None)
 
 @contextlib.contextmanager
 def use_mesh(mesh: Mesh | None) -> Iterator[_Boundary]:
-    """Set the mesh over which the computation inside is sharded; None = no sharding."""
+    """Set the mesh for the computation inside the `with` block; None = no sharding."""
     boundary = _Boundary(mesh)
     token = _BOUNDARY.set(boundary)
     try:
@@ -78,9 +85,13 @@ def use_mesh(mesh: Mesh | None) -> Iterator[_Boundary]:
 
 @contextlib.contextmanager
 def shard_head(head: Any) -> Iterator[None]:
-    """Shard `head` (a contracts.Head) by label if its `by_label` is set, or replicate it.
+    """Shard a head by label inside the `with` block if `head.by_label` is set; otherwise, replicate the head.
 
-    Raises RuntimeError on exit if the head is sharded by label and has not called `shard_images`.
+    Args:
+      head: a contracts.Head.
+
+    Raises:
+      RuntimeError: on exit, if the head is sharded by label and has not called `shard_images`.
     """
     mesh = label_mesh() if head.by_label else None
     with use_mesh(mesh) as boundary:
@@ -92,20 +103,23 @@ def shard_head(head: Any) -> Iterator[None]:
 
 
 def label_mesh() -> Mesh | None:
-    """Return the mesh if labels are sharded over it, or None."""
+    """Return the current mesh if its axis `expert` has more than one device, so that labels are sharded; else None."""
     mesh = boundary.mesh if (boundary := _BOUNDARY.get()) else None
     return mesh if mesh is not None and mesh.shape["expert"] > 1 else None
 
 
 def shard_images(tokens: jax.Array) -> jax.Array:
-    """Shard the images of f32[B,…] over `data` × `fsdp`, so that all devices along `expert` have the same images."""
+    """Shard the leading axis of f32[B,…] over `data` × `fsdp`.
+
+    All devices along `expert` then have the same images. An array with B = 1 is replicated.
+    """
     if boundary := _BOUNDARY.get():
         boundary.crossed = True
     return _constrain(tokens, ("data", "fsdp"))
 
 
 def shard_labels(values: jax.Array) -> jax.Array:
-    """Shard the images of f32[B,K,…] over `data` × `fsdp`, and the labels over `expert`."""
+    """Shard f32[B,K,…]: images (axis 0) over `data` × `fsdp`, and labels (axis 1) over `expert`."""
     return _constrain(values, ("data", "fsdp"), "expert")
 
 

@@ -26,7 +26,13 @@ NORM_EPSILON = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class ConvNeXtShape(BackboneShape):
-    """The architecture of a ConvNeXt: blocks and channels of each stage, and the initial layer scale."""
+    """The architecture of a ConvNeXt.
+
+    Attributes:
+      blocks: the number of blocks of each stage.
+      widths: the channels of each stage.
+      layer_scale: the initial value of the layer scales.
+    """
 
     blocks: tuple[int, ...]
     widths: tuple[int, ...]
@@ -59,7 +65,10 @@ class ConvNeXtShape(BackboneShape):
 def _convolution(
     inputs: int, outputs: int, size: int, *, dtype: Dtype, rngs: nnx.Rngs, depthwise: bool = False
 ) -> nnx.Conv:
-    """Return a depthwise convolution that keeps the size of the map, or a convolution with kernel and stride `size`."""
+    """Return a convolution with a kernel of `size` × `size`.
+
+    If `depthwise`, it has stride 1 and keeps the size of the map. Otherwise, its stride is `size`, without padding.
+    """
     return nnx.Conv(
         inputs,
         outputs,
@@ -75,7 +84,10 @@ def _convolution(
 
 
 class ConvNeXtBlock(nnx.Module):
-    """x + s·MLP(LN(depthwise 7×7 of x)), s a learned factor per channel (ConvNeXt, figure 4)."""
+    """A residual block, x + s·MLP(LN(DW(x))) (ConvNeXt, figure 4).
+
+    DW is a depthwise 7×7 convolution, LN is LayerNorm, and s is a learned factor per channel.
+    """
 
     def __init__(self, width: int, *, layer_scale: float, dtype: Dtype, rngs: nnx.Rngs):
         self.depthwise = _convolution(width, width, 7, dtype=dtype, rngs=rngs, depthwise=True)
@@ -88,7 +100,7 @@ class ConvNeXtBlock(nnx.Module):
 
 
 class Downsample(nnx.Module):
-    """LayerNorm, then a 2×2 convolution with stride 2."""
+    """The layers between two stages: LayerNorm, then a 2×2 convolution with stride 2."""
 
     def __init__(self, inputs: int, outputs: int, *, dtype: Dtype, rngs: nnx.Rngs):
         self.norm = LayerNorm(inputs, epsilon=NORM_EPSILON, rngs=rngs)
@@ -99,7 +111,7 @@ class Downsample(nnx.Module):
 
 
 class Stage(nnx.Module):
-    """Downsampling (except in the first stage), and the blocks at one resolution."""
+    """One stage: downsampling (except in the first stage), then the blocks of one resolution."""
 
     def __init__(self, shape: ConvNeXtShape, index: int, *, dtype: Dtype, rngs: nnx.Rngs):
         width = shape.widths[index]
@@ -118,7 +130,9 @@ class Stage(nnx.Module):
 
 
 class ConvNeXt(ConvolutionalBackbone):
-    """A ConvNeXt body. Stages and blocks count from 0 (`stages/2/blocks/5/mlp/fc1/kernel`, `stages/1/downsample/…`).
+    """A ConvNeXt without its classifier.
+
+    Stages and blocks are numbered from 0. Parameter paths are such as `stages/2/blocks/5/mlp/fc1/kernel`.
 
     With `remat`, only the input of each block is stored, and its activations are recomputed in the backward pass.
     """
@@ -132,17 +146,21 @@ class ConvNeXt(ConvolutionalBackbone):
         self.norm = LayerNorm(shape.width, epsilon=NORM_EPSILON, rngs=rngs)
 
     def maps(self, image: Float[ArrayLike, "b h w 3"]) -> list[Float[Array, "b _ _ _"]]:
-        """Return the maps after the stem and after each stage. Map i has the stride 4, 4, 8, 16, …."""
+        """Return the feature map after the stem, then the feature map after each stage.
+
+        The strides of the maps, relative to the image, are 4, 4, 8, 16, ….
+        """
         maps = [self.stem(image)]
         for stage in self.stages:
             maps.append(stage(maps[-1], self.remat))
         return maps
 
     def last_map(self, image: Float[ArrayLike, "b h w 3"]) -> Float[Array, "b _ _ d"]:
-        """Return the map after the last stage, (⌊H/32⌋, ⌊W/32⌋) for four stages, of images from 32 pixels up.
+        """Return the feature map after the last stage; with four stages, its size is ⌊H/32⌋ × ⌊W/32⌋.
 
-        The published model applies the final norm only to the mean. This package also normalizes single cells, so that
-        heads on the map have inputs of a suitable scale.
+        The final norm is not applied here. The published model applies the final norm only to the mean of the map. In
+        this package, `__call__` also applies it to each cell, so that heads that read the map have inputs of a suitable
+        scale. Raises ValueError if a side of the images is smaller than the stride, 32 pixels with four stages.
         """
         height, width = image.shape[1:3]
         if min(height, width) < self.shape.patch:

@@ -1,4 +1,4 @@
-"""What all convolutional backbones share: their features, and a convolution with its batch normalization."""
+"""The base class of convolutional backbones, and a convolution with its normalization."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class ConvNorm(nnx.Module):
 
 
 def run_block(block: nnx.Module, x: Array, *, remat: bool) -> Array:
-    """Apply a block; with `remat`, its activations are not stored but recomputed in the backward pass."""
+    """Return `block(x)`. With `remat`, the activations of the block are recomputed in the backward pass, not stored."""
     return nnx.remat(type(block).__call__)(block, x) if remat else block(x)
 
 
 class ConvolutionalBackbone(nnx.Module):
-    """The base class of convolutional backbones, whose features are the cells and the mean of the last map."""
+    """The base class of convolutional backbones. Their features are the cells of the last feature map and its mean."""
 
     norm: Callable[[Array], Array] | None = None
     """The final norm, if there is one, which is applied to the mean and to each cell."""
 
     @abc.abstractmethod
     def last_map(self, image: Float[ArrayLike, "b h w 3"]) -> Float[Array, "b _ _ d"]:
-        """Return the map whose mean is the input of the published classifier."""
+        """Return the last feature map. In the published model, its mean is the input of the classifier."""
 
     def __call__(
         self,
@@ -49,10 +49,11 @@ class ConvolutionalBackbone(nnx.Module):
         norm: bool = True,
         return_attention: bool = False,
     ) -> Features:
-        """Encode images; see contracts.Backbone. `patches` are the cells of the last map, `cls` and `mean` its mean.
+        """Encode images; see contracts.Backbone for the arguments.
 
-        The mean is computed and returned in float32 for every type of the map. There is no attention. Raises ValueError
-        for prompts, and for features that a convolutional backbone lacks.
+        The feature `patches` has the cells of the last map. The features `cls` and `mean` are both the mean of the last
+        map, in float32 for every type of the map. There is no attention, so `return_attention` has no effect. Raises
+        ValueError if `prompts` is not None, or if `read` is empty or has a feature other than these three.
         """
         if prompts is not None or not read or set(read) - {CLS, PATCHES, MEAN}:
             problem = "takes no prompts" if prompts is not None else f"cannot read {sorted(read)}"

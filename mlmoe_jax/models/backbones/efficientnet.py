@@ -29,7 +29,14 @@ KERNELS, STRIDES, EXPANSIONS = (3, 3, 5, 3, 5, 5, 3), (1, 2, 2, 2, 1, 2, 1), (1,
 
 @dataclasses.dataclass(frozen=True)
 class EfficientNetLiteShape(BackboneShape):
-    """The architecture of an EfficientNet-Lite: blocks and channels of each stage, channels of stem and top."""
+    """The architecture of an EfficientNet-Lite.
+
+    Attributes:
+      blocks: the number of blocks of each stage.
+      channels: the output channels of each stage.
+      stem: the output channels of the stem, the first convolution.
+      width: the output channels of the top, the last 1×1 convolution.
+    """
 
     blocks: tuple[int, ...]
     channels: tuple[int, ...]
@@ -58,7 +65,7 @@ def _conv_norm(
     batch_norm: str,
     rngs: nnx.Rngs,
 ) -> ConvNorm:
-    """Return a convolution without bias, possibly depthwise (`inputs` = `outputs`), and its batch normalization."""
+    """Return a convolution without bias and its batch normalization. A depthwise one needs `inputs` = `outputs`."""
     conv = nnx.Conv(
         inputs,
         outputs,
@@ -78,9 +85,10 @@ def _conv_norm(
 
 
 class MBConv(nnx.Module):
-    """An inverted bottleneck: 1×1 expansion, depthwise convolution, 1×1 projection, added to x if the shapes agree.
+    """An inverted bottleneck block: 1×1 expansion, depthwise convolution, 1×1 projection (MobileNetV2, figure 3b).
 
-    ReLU6 follows the first two convolutions (MobileNetV2, figure 3b). There is no expansion if its factor is 1.
+    ReLU6 follows the expansion and the depthwise convolution. The input is added to the output if their shapes are
+    equal. Without an expansion (`expansion` = 1), the block begins with the depthwise convolution.
     """
 
     def __init__(
@@ -109,7 +117,9 @@ class MBConv(nnx.Module):
 
 
 class EfficientNetLite(ConvolutionalBackbone):
-    """An EfficientNet-Lite body. Blocks count from 0 through all stages (`blocks/5/expand/conv/kernel`, `top/norm/…`).
+    """An EfficientNet-Lite without its classifier.
+
+    Blocks are numbered from 0 across all stages. Parameter paths are such as `blocks/5/expand/conv/kernel`.
 
     `batch_norm` is a mode of `BatchNorm`. With `remat`, only the input of each block is stored, and its activations are
     recomputed in the backward pass.
@@ -140,7 +150,7 @@ class EfficientNetLite(ConvolutionalBackbone):
         self.top = _conv_norm(inputs, shape.width, **options)
 
     def last_map(self, image: Float[ArrayLike, "b h w 3"]) -> Float[Array, "b _ _ d"]:
-        """Return the map after the last 1×1 convolution, (⌈H/32⌉, ⌈W/32⌉). Images may have any size."""
+        """Return the feature map of the last 1×1 convolution, of size ⌈H/32⌉ × ⌈W/32⌉. Images may have any size."""
         x = jax.nn.relu6(self.stem(image))
         for block in self.blocks:
             x = run_block(block, x, remat=self.remat)

@@ -24,11 +24,12 @@ class BackboneEntry:
       file: the name of the weights file in the package or in the cache folder; empty if no weights are published.
       address: the published location of the file.
       license: the license of the weights.
-      final_norm: whether the papers read its features after the final LayerNorm.
+      final_norm: whether heads on prompts read the prompts after the final LayerNorm, as in the papers; see
+        `build.reads_final_norm`.
       sha256: the published sha256 of the file, or its first digits. If empty, the sha256 of the first download is
-        stored, and later downloads must have it. Checksums of the hub are always used.
-      package: PACKAGE/FOLDER, where an installed Python package has the file; empty if pip does not install it. This
-        folder is searched before the cache.
+        stored, and later downloads must have this sha256. Checksums of the Hugging Face Hub are always checked.
+      package: PACKAGE/FOLDER of an installed Python package that contains the file; empty if no pip package contains
+        it. This folder is searched before the cache.
     """
 
     shape: BackboneShape
@@ -44,12 +45,12 @@ class BackboneEntry:
 
     @property
     def gated(self) -> bool:
-        """Whether the license has to be accepted before the download, on the page of the repository in `address`."""
+        """Whether a user must accept the license before the download, on the page of the repository in `address`."""
         return self.license in GATED
 
 
 def sha256_in(file: str) -> str:
-    """Return the first digits of the sha256 in a file name such as NAME-0676ba61.pth, or ""."""
+    """Return the first digits of a sha256 in a file name, such as "0676ba61" for NAME-0676ba61.pth; "" if none."""
     match = re.fullmatch(r".+-([0-9a-f]{8,64})\.pth", file)
     return match[1] if match else ""
 

@@ -1,10 +1,10 @@
 """Vision transformers: one implementation of all ViTs in the papers, with an exact fast path for deep prompts.
 
-Deep prompts are replaced before every block. In every block but the last, a prompt therefore provides only a key and a
-value. Keys and values of prompts do not depend on the image, so they are computed once per batch, without queries and
-without the MLP. In the last block, only the tokens that the head reads are queries. Outputs and gradients are equal to
-a computation with all tokens in all blocks. The prompt mask matters only in the last block, where prompts are queries.
-Prompts that are carried from block to block (`Prompts.carry`) are queries in all blocks.
+Deep prompts are replaced before every block. A prompt is therefore needed only as a key and a value in every block
+except the last. Keys and values of prompts do not depend on the image, so they are computed once per batch, without
+queries and without the MLP. In the last block, only the tokens that the head reads are queries. Outputs and gradients
+are equal to a computation with all tokens in all blocks. The prompt mask matters only in the last block, where prompts
+are queries. Prompts that are carried from block to block (`Prompts.carry`) are queries in all blocks.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ class ViTShape(BackboneShape):
     """The architecture of a ViT.
 
     Attributes:
-      native: image size of the position table, in pixels.
+      native: side of the images, in pixels, whose patch grid is the grid of the position table.
       mlp: a key of layers.transformer.MLPS.
-      mask_token: whether published files have an unused tensor, which counts as a parameter.
-      position_offset: how the authors' code resamples its table to another grid, see resample_positions.
-      position_antialias: see resample_positions.
-      registers: number of register tokens (Darcet et al., 2024), which have no position and are not read by heads.
-      rotary_base: if set, patches have rotary positions in each attention (see rotary_angles) instead of a table; other
-        tokens have no position.
+      mask_token: whether published files have the unused parameter `mask_token`. It counts as a parameter.
+      position_offset: `offset` of resample_positions, as in the authors' code.
+      position_antialias: `antialias` of resample_positions, as in the authors' code.
+      registers: number of register tokens (Darcet et al., 2024). They have no position, and heads do not read them.
+      rotary_base: `base` of rotary_angles. If set, the attention of each block rotates queries and keys of patches, and
+        there is no position table. Other tokens are not rotated. None = a position table.
       key_bias: whether keys have a bias.
       patch_bias: whether the patch embedding has a bias.
       pre_norm: whether a LayerNorm follows the embedding.
-      class_token: whether there is a class token. Otherwise `cls` is the output of an attention pool over the patches
-        after the final norm.
+      class_token: whether there is a class token. If not, the feature `cls` is the output of an attention pool over the
+        patches after the final norm.
     """
 
     width: int
@@ -74,7 +74,10 @@ class ViTShape(BackboneShape):
 
     @property
     def hidden(self) -> int:
-        """The hidden width of an MLP; for SwiGLU times 2/3, rounded up to a multiple of 8 (DINOv2)."""
+        """The hidden width of an MLP, width · mlp_ratio.
+
+        For SwiGLU, it is 2/3 of this product, rounded up to a multiple of 8 (DINOv2).
+        """
         hidden = int(self.width * self.mlp_ratio)
         return (int(hidden * 2 / 3) + 7) // 8 * 8 if self.mlp == "swiglu" else hidden
 
@@ -103,9 +106,9 @@ class ViTShape(BackboneShape):
         return ViT(self, **options)
 
     def initial_positions(self) -> jax.Array:
-        """Return f32[1,C+N,D]: a zero for the class token, and sines of the patch positions.
+        """Return the initial position table f32[1,C+N,D]: zeros for C class tokens, sine positions for N patches.
 
-        With this initial table, training from scratch is several times faster than with random values.
+        C is 1 or 0. With this initial table, training from scratch is several times faster than with random values.
         """
         table = sine_positions(self.native // self.patch, self.width)
         return jnp.pad(table, ((0, 0), (int(self.class_token), 0), (0, 0)))
@@ -130,10 +133,10 @@ class ViTShape(BackboneShape):
         return AttentionPool(*sizes, mlp=self.mlp, eps=self.eps, dtype=dtype, rngs=rngs)
 
     def published_macs(self, side: int, prompts: nnx.Module | None) -> tuple[int, int, int]:
-        """Return the multiply-adds of linear layers and norms, the multiply-adds of attention, and N.
+        """Return (multiply-adds of linear layers and norms, multiply-adds of attention, number of patches N).
 
-        A LayerNorm counts as 4·tokens·D. As in the papers, all tokens are counted in all blocks, although this code
-        computes less. An attention pool is counted even if the head does not read `cls`.
+        A LayerNorm of T tokens of width D counts as 4·T·D. As in the papers, all tokens are counted in all blocks,
+        although this code computes less. An attention pool is counted even if the head does not read `cls`.
         """
         patches = (side // self.patch) ** 2
         width = self.width
@@ -191,10 +194,18 @@ class ViT(nnx.Module):
         self.pool = None if shape.class_token else shape.build_pool(dtype=dtype, rngs=rngs)
 
     def embed(self, image: jax.Array, deltas: Deltas = NO_DELTAS) -> tuple[jax.Array, tuple[int, int]]:
-        """Split f32[B,H,W,3] into patches; return the tokens and the patch grid.
+        """Return the input tokens of the first block, without prompts.
 
-        Tokens are f32[B,C+R+N,D]: C = 1 or 0 class tokens, R registers, N patches. `deltas` are described in
-        `__call__`. Raises ValueError if the sides of the image are not multiples of the patch size.
+        Args:
+          image: f32[B,H,W,3].
+          deltas: see `__call__`.
+
+        Returns:
+          The tokens f32[B,C+R+N,D] in this order: C = 1 or 0 class tokens, R registers, N patches; and the patch grid
+          (rows, columns).
+
+        Raises:
+          ValueError: the sides of the image are not multiples of the patch size.
         """
         shape = self.shape
         pixels, grid = _cut_patches(image, shape.patch)
@@ -212,7 +223,10 @@ class ViT(nnx.Module):
         return call_layer(self.norm_pre, tokens, "norm_pre", deltas) if shape.pre_norm else tokens, grid
 
     def rotary(self, grid: tuple[int, int]) -> jax.Array | None:
-        """Return the angles f32[C+R+N,d/2] by which each attention rotates the tokens of `embed`, or None."""
+        """Return the rotary angles f32[C+R+N,d/2] of the tokens of `embed`; None without rotary positions.
+
+        d is the width of an attention head. The angles of class token and registers are 0.
+        """
         shape = self.shape
         if shape.rotary_base is None:
             return None
@@ -229,10 +243,11 @@ class ViT(nnx.Module):
         return_attention: bool = False,
         deltas: Deltas = NO_DELTAS,
     ) -> Features:
-        """Encode f32[B,H,W,3], see contracts.Backbone.
+        """Encode images f32[B,H,W,3]; see contracts.Backbone for arguments and result.
 
-        `deltas` are by layer path, see `BackboneShape.layer_paths`; an attention pool takes none. Raises ValueError if
-        the sides of the image are not multiples of the patch size, or if prompts are read without prompts.
+        The keys of `deltas` are layer paths, see `BackboneShape.layer_paths`. An attention pool takes no deltas. Raises
+        ValueError if the sides of the image are not multiples of the patch size, or if `read` contains `prompts` and
+        `prompts` is None.
         """
         _check_read(read, prompts)
         tokens, grid = self.embed(image, deltas)
@@ -253,7 +268,10 @@ class ViT(nnx.Module):
         return Features(cls, values.get(PROMPTS), values.get(PATCHES), grid, attention, values.get(MEAN))
 
     def _run_first_blocks(self, tokens: jax.Array, inputs: _BlockInputs) -> dict[str, jax.Array]:
-        """Apply all blocks but the last to tokens of `embed`; return the tokens by part: prompts, cls, …"""
+        """Apply all blocks except the last to the tokens of `embed`.
+
+        Returns the inputs of the last block by part: PROMPTS, CLS, REGISTERS and PATCHES, each f32[1 or B, T, D].
+        """
         prompts = inputs.prompts
         parts = {IMAGE: tokens, PROMPTS: prompts.tokens[0]}
         queries = (IMAGE,) if prompts.carry is None else (PROMPTS, IMAGE)
@@ -268,7 +286,11 @@ class ViT(nnx.Module):
     def _run_last_block(
         self, parts: dict[str, jax.Array], read: Collection[str], inputs: _BlockInputs
     ) -> dict[str, jax.Array]:
-        """Apply the last block; return the tokens that are read, pooled or averaged, and their mean if it is read."""
+        """Apply the last block.
+
+        Returns a dictionary with the parts that the features in `read` need. If `read` contains `mean`, it also has the
+        mean over prompts and patches, f32[B,D].
+        """
         needed = set(read)
         if MEAN in read:
             needed |= {PROMPTS, PATCHES}
@@ -281,7 +303,10 @@ class ViT(nnx.Module):
     def _run_block(
         self, index: int, parts: dict[str, jax.Array], queries: Sequence[str], inputs: _BlockInputs
     ) -> dict[str, jax.Array]:
-        """Apply a block to the parts in `queries`. All other parts are context. Each part is f32[B or 1, T, D]."""
+        """Return the output tokens of a block for the parts in `queries`.
+
+        All other parts provide only keys and values. Each part is f32[B or 1, T, D].
+        """
         sequence = _Sequence(parts, queries)
         settings = inputs.settings(index, sequence)
 
@@ -295,7 +320,10 @@ class ViT(nnx.Module):
     def _attend_to_patches(
         self, parts: dict[str, jax.Array], read: Collection[str], inputs: _BlockInputs
     ) -> dict[str, jax.Array]:
-        """Return the attention of `cls` and `prompts`, if they are read, over patches in the last block: f32[B,Q,N]."""
+        """Return the attention weights over patches in the last block, averaged over heads.
+
+        The keys are `cls` and `prompts`, if `read` contains them. The values are f32[B,Q,N].
+        """
         names = [name for name in (PROMPTS, CLS) if name in read and parts[name].shape[1]]
         if not names:
             return {}
@@ -308,13 +336,16 @@ class ViT(nnx.Module):
 
 
 def _check_read(read: Collection[str], prompts: Prompts | None) -> None:
-    """Raise ValueError for features that a ViT lacks, with these prompts or without."""
+    """Raise ValueError if `read` is empty or has a feature that a ViT lacks, or `prompts` while `prompts` is None."""
     if not read or set(read) - {CLS, PROMPTS, PATCHES, MEAN} or (PROMPTS in read and prompts is None):
         raise ValueError(f"cannot read {sorted(read)} {'without prompts' if prompts is None else ''}")
 
 
 def _cut_patches(image: jax.Array, patch: int) -> tuple[jax.Array, tuple[int, int]]:
-    """f32[B,H,W,3] -> f32[B,N,3·patch²], row-major over the grid, and the grid (H/patch, W/patch)."""
+    """Split images f32[B,H,W,3] into patches.
+
+    Returns the patches f32[B,N,3·patch²], row-major over the grid, and the grid (H/patch, W/patch).
+    """
     batch, height, width, _ = image.shape
     if height % patch or width % patch:
         raise ValueError(f"images of {height}×{width} pixels are not a multiple of the patch size {patch}")
@@ -325,7 +356,7 @@ def _cut_patches(image: jax.Array, patch: int) -> tuple[jax.Array, tuple[int, in
 
 
 def _mean(parts: dict[str, jax.Array], prompts: Prompts) -> jax.Array:
-    """Return the mean f32[B,D] over the present prompts, if any, and the patches."""
+    """Return the mean f32[B,D] over the patches and the present prompts (see `Prompts.present`)."""
     patches = parts[PATCHES]
     if not prompts.count:
         return patches.mean(axis=1)
@@ -337,9 +368,12 @@ def _mean(parts: dict[str, jax.Array], prompts: Prompts) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Sequence:
-    """The tokens of a block by part, f32[B or 1, T, D] each.
+    """The input tokens of a block.
 
-    The parts in `queries` come first and provide queries, keys and values. All other parts provide keys and values.
+    Attributes:
+      parts: name -> f32[B or 1, T, D].
+      queries: names of the parts that provide queries, keys and values. They come first in the sequence. All other
+        parts provide only keys and values.
     """
 
     parts: dict[str, jax.Array]
@@ -350,11 +384,11 @@ class _Sequence:
         return concatenate_tokens([self.parts[name] for name in self.queries])
 
     def context(self) -> list[jax.Array]:
-        """Return all other parts that are not empty."""
+        """Return the non-empty parts that are not in `queries`."""
         return [part for name, part in self.parts.items() if name not in self.queries and part.shape[1]]
 
     def slices(self) -> dict[str, slice]:
-        """Return the slice of each part among all tokens."""
+        """Return the slice of each part on the token axis of the sequence, by name."""
         order = [*self.queries, *(name for name in self.parts if name not in self.queries)]
         ends = np.cumsum([self.parts[name].shape[1] for name in order]).tolist()
         return {name: slice(end - self.parts[name].shape[1], end) for name, end in zip(order, ends, strict=True)}
@@ -362,12 +396,12 @@ class _Sequence:
 
 @dataclasses.dataclass(frozen=True)
 class _BlockInputs:
-    """The inputs of all blocks besides tokens.
+    """The inputs of the blocks in addition to the tokens.
 
     Attributes:
-      prompts: the prompts, possibly none.
-      rotary: the angles of the tokens of the image, see ViT.rotary.
-      deltas: by layer path.
+      prompts: the prompts, possibly P = 0.
+      rotary: the rotary angles of the image tokens, see ViT.rotary; None = no rotation.
+      deltas: layer path -> delta.
     """
 
     prompts: Prompts
@@ -386,12 +420,12 @@ class _BlockInputs:
         }
 
     def _num_keys(self, sequence: _Sequence) -> int:
-        """Return T: all tokens, and the additional keys of the prompts."""
+        """Return the number of keys T: all tokens of the sequence plus the m additional keys of `prompts.key_value`."""
         extra = 0 if self.prompts.key_value is None else self.prompts.key_value.shape[2]
         return sum(part.shape[1] for part in sequence.parts.values()) + extra
 
     def _mask(self, sequence: _Sequence) -> np.ndarray | jax.Array | None:
-        """Return bool[Q,T] over queries and keys, or None if no attention is masked."""
+        """Return the mask bool[Q,T], True if a query (row) may attend to a key (column); None = all True."""
         prompts = self.prompts
         mask_among_prompts = prompts.mask if PROMPTS in sequence.queries else None
         if mask_among_prompts is None and prompts.present is None:
@@ -406,7 +440,7 @@ class _BlockInputs:
         return jnp.asarray(mask).at[:, columns].set(mask[:, columns] & prompts.present)
 
     def _angles(self, sequence: _Sequence) -> jax.Array:
-        """Return the angles f32[T,d/2] of all keys. Only patches are rotated."""
+        """Return the rotary angles f32[T,d/2] of all keys. Angles of tokens that are not image tokens are 0."""
         angles = jnp.zeros((self._num_keys(sequence), self.rotary.shape[1]))
         name = IMAGE if IMAGE in sequence.parts else PATCHES
         return angles.at[sequence.slices()[name]].set(self.rotary[-sequence.parts[name].shape[1] :])

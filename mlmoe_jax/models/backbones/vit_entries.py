@@ -18,7 +18,10 @@ def _vit_b16(address: str, license: str, *, half: bool, final_norm: bool) -> Bac
 def _on_hub(
     repository: str, shape: ViTShape, license: str, *, file: str = "model.safetensors", **settings: Any
 ) -> BackboneEntry:
-    """Return the entry of a file on the Hugging Face hub, with ImageNet's mean and std and images of 224 px."""
+    """Return the catalog entry of a weights file on the Hugging Face Hub.
+
+    Defaults are ImageNet's mean and std and images of 224 px. `settings` are other arguments of BackboneEntry.
+    """
     address = f"https://huggingface.co/{repository}/resolve/main/{file}"
     settings = {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, "image_size": 224} | settings
     return BackboneEntry(
@@ -27,7 +30,7 @@ def _on_hub(
 
 
 def _dinov2(width: int, depth: int, heads: int, size: str, *, mlp: str = "gelu", registers: int = 0) -> BackboneEntry:
-    """DINOv2 (Oquab et al., 2023), also with registers (Darcet et al., 2024)."""
+    """Return the entry of a DINOv2 model (Oquab et al., 2023), also with registers (Darcet et al., 2024)."""
     # Models with registers were trained with another resampling of the position table.
     positions = {"position_offset": 0.0 if registers else 0.1, "position_antialias": bool(registers)}
     common = {"patch": 14, "native": 518, "layer_scale": 1e-5, "mask_token": True}
@@ -37,7 +40,10 @@ def _dinov2(width: int, depth: int, heads: int, size: str, *, mlp: str = "gelu",
 
 
 def _dinov3(width: int, depth: int, heads: int, size: str, *, plus: bool = False) -> BackboneEntry:
-    """DINOv3 (Siméoni et al., 2025), distilled on LVD-1689M: rotary positions, registers, and keys without a bias."""
+    """Return the entry of a DINOv3 model (Siméoni et al., 2025), distilled on LVD-1689M.
+
+    It has rotary positions, registers, and keys without a bias.
+    """
     common = {"patch": 16, "native": 224, "eps": 1e-5, "layer_scale": 1e-5, "mask_token": True, "registers": 4}
     mlp = {"mlp": "swiglu", "mlp_ratio": 6.0} if plus else {}
     shape = ViTShape(width, depth, heads, rotary_base=100.0, key_bias=False, **common, **mlp)
@@ -53,7 +59,10 @@ _SIGLIP_SIZES = {
 
 
 def _siglip2(size: str, side: int) -> BackboneEntry:
-    """The vision tower of SigLIP 2 (Tschannen et al., 2025), without a class token but with an attention pool."""
+    """Return the entry of the vision tower of SigLIP 2 (Tschannen et al., 2025).
+
+    It has an attention pool instead of a class token.
+    """
     width, depth, heads, hidden, patch = _SIGLIP_SIZES[size]
     # As in the authors' code: 384 is 6 pixels more than a multiple of 14, and these pixels are ignored.
     native = side // patch * patch
@@ -68,9 +77,12 @@ _BASE, _LARGE = (768, 12, 12, 16), (1024, 24, 16, 14)  # width, blocks, heads, p
 def _clip(
     size: tuple[int, int, int, int], repository: str, *, side: int = 224, mlp: str = "gelu", half: bool = False
 ) -> BackboneEntry:
-    """The vision tower of CLIP (Radford et al., ICML 2021) or OpenCLIP (Cherti et al., CVPR 2023), without projection.
+    """Return the entry of a vision tower of CLIP or OpenCLIP, without its final projection.
 
-    `cls` is the class token after the last norm, the input of the omitted projection. The file is OpenCLIP's.
+    CLIP: Radford et al., ICML 2021. OpenCLIP: Cherti et al., CVPR 2023.
+
+    The feature `cls` is the class token after the final norm, which is the input of the omitted projection. The weights
+    file has OpenCLIP's format.
     """
     shape = ViTShape(*size, side, mlp=mlp, eps=1e-5, patch_bias=False, pre_norm=True)
     colors = {"mean": _HALF, "std": _HALF} if half else {"mean": _CLIP_MEAN, "std": _CLIP_STD}
