@@ -2,8 +2,8 @@
 
     import mlmoe_jax as mm
 
-The names in `__all__` are the public API, with examples in `docs/api.md`; any other name is internal and may move.
-Importing the package imports no libraries: each name imports what it needs when it is used.
+The names in `__all__` are the public API, with examples in `docs/api.md`. All other names are internal and may change.
+`import mlmoe_jax` imports no other library. The modules behind a name are imported when the name is first used.
 """
 
 from __future__ import annotations
@@ -82,15 +82,18 @@ def __dir__() -> list[str]:
 
 
 def load_config(reference: str | os.PathLike, overrides: Mapping[str, Any] | None = None) -> ConfigDict:
-    """Load a config file, set keys, and check the result.
+    """Load a config file, override keys, and validate the result.
 
     Args:
-      reference: the value of `--config=`: the path of a file or the name of a file in `configs/`, with arguments after
-        a colon, such as "linear_probe:dataset=digits".
+      reference: the value of `--config=`: the path of a config file, or the name of a file in `configs/`. Arguments of
+        the file follow a colon, as in "linear_probe:dataset=digits".
       overrides: dotted key -> value, such as {"train.epochs": 3}. A string is parsed as the type of the key's default.
 
+    Returns:
+      The config.
+
     Raises:
-      UserError: a file, argument or key does not exist, a value has another type, or settings do not fit together.
+      UserError: a file, argument or key does not exist, a value has the wrong type, or settings are incompatible.
     """
     import mlmoe_jax.config as configuration
     from mlmoe_jax.config.loading import override_pairs
@@ -101,18 +104,21 @@ def load_config(reference: str | os.PathLike, overrides: Mapping[str, Any] | Non
 
 
 def train(config: ConfigDict, workdir: str | os.PathLike) -> dict[str, dict[str, float]]:
-    """Train in a run folder, or resume its training, and evaluate, as `--mode=train` does.
+    """Train a model in a run folder and evaluate it, as `--mode=train` does.
+
+    If the run folder has a checkpoint, the training resumes from it.
 
     Args:
-      config: result of `load_config`; it is not changed.
-      workdir: a local folder, or an address such as gs://bucket/run; it is created if it does not exist.
+      config: the result of `load_config`. It is not changed.
+      workdir: the run folder: a local folder, or an address such as gs://bucket/run. It is created if it does not
+        exist.
 
     Returns:
-      split -> metric -> value, as a fraction.
+      A nested dict: split -> metric -> value. Values are fractions, not percentages.
 
     Raises:
-      UserError: the config, the data set or the run folder does not fit.
-      KeyboardInterrupt: after Ctrl-C or SIGTERM, once a checkpoint is saved; calling `train` again then resumes.
+      UserError: the config is invalid, the data set cannot be used, or the folder holds a run with a different config.
+      KeyboardInterrupt: after Ctrl-C or SIGTERM, once a checkpoint is saved. Another call of `train` resumes from it.
     """
     from mlmoe_jax.inference.explain import write_requested_samples
     from mlmoe_jax.runs.folder import RunFolder
@@ -132,20 +138,21 @@ def evaluate(
 ) -> dict[str, dict[str, float]]:
     """Evaluate the trained model of a run folder on its test splits, as `--mode=eval` does.
 
-    The results are written to the run folder, and replace those of the same splits.
+    The results are also written to the run folder. They replace earlier results of these splits.
 
     Args:
       workdir: the run folder.
-      overrides: dotted key -> value, as in `load_config`, of keys that may differ from the training, such as
-        {"data.test_splits": ["val"]}.
-      checkpoint: "best", the values that training selected; "latest", the values of the newest checkpoint; or a step,
-        for the values that were selected when the checkpoint of the step was saved.
+      overrides: dotted key -> value, as in `load_config`, such as {"data.test_splits": ["val"]}. Only keys that do not
+        change the trained model are allowed.
+      checkpoint: the values to evaluate. "best": the values that training selected. "latest": the values of the newest
+        checkpoint. A step as a string: the values that were selected when the checkpoint of this step was saved.
 
     Returns:
-      split -> metric -> value, as a fraction.
+      A nested dict: split -> metric -> value. Values are fractions, not percentages.
 
     Raises:
-      UserError: the folder has no trained model, a key would change the trained model, or the data has other labels.
+      UserError: the folder has no trained model, a key would change the trained model, or the labels of the data differ
+        from the labels of the model.
     """
     from mlmoe_jax.config.loading import override_pairs
     from mlmoe_jax.evaluation.evaluate import evaluate_run
@@ -160,12 +167,13 @@ def open_run(
     """Restore the trained model of a run folder.
 
     Args:
-      workdir: the run folder, a model on the hub, hf:user/name, or demo:photographs.
-      overrides: dotted key -> value, as in `load_config`, of keys that may differ from the training.
-      checkpoint: as in `evaluate`.
+      workdir: the run folder; or hf:user/name, a model on the Hugging Face Hub; or demo:photographs.
+      overrides: dotted key -> value, as in `load_config`. Only keys that do not change the trained model are allowed.
+      checkpoint: the values to restore, as in `evaluate`.
 
     Returns:
-      the run, with `model()`, a Flax NNX module, `config`, `label_space` and `preprocess(image u8[B,H,W,3])`.
+      The run. Its main members are `model()`, which returns a Flax NNX module, `config`, `label_space`, and
+      `preprocess(image)`, which converts images u8[B,H,W,3] to the input of the model.
 
     Raises:
       UserError: the folder has no trained model, or a key would change the trained model.
@@ -180,14 +188,17 @@ def open_run(
 def build_model(
     config: ConfigDict, labels: Sequence[str] | LabelSpace | Split | int, *, weights: bool = True
 ) -> Classifier:
-    """Build the Flax NNX model of a config: `model(image f32[B,H,W,3]) -> Prediction`, with `logits` f32[B,K].
+    """Build the Flax NNX model of a config, with untrained prompts and an untrained head.
 
     Args:
-      config: result of `load_config`; prompts and head have the initial values of its seed.
-      labels: a training split of `open_split`, or a `LabelSpace`, such as `run.label_space`; or only the names of the
-        K labels, or their number. In place of statistics of the training labels (groups, graphs, frequencies), methods
-        then use placeholders.
-      weights: load the pretrained backbone of the config; otherwise it is random too.
+      config: the result of `load_config`. The initial values of the prompts and the head depend on its `seed`.
+      labels: the labels of the model, as a training split from `open_split`, a `LabelSpace` such as `run.label_space`,
+        a list of the K names, or the number K. Names or a number carry no statistics of training labels (groups,
+        graphs, frequencies). Methods that need these statistics then use placeholders.
+      weights: load the pretrained weights of the backbone. If False, the backbone has random weights.
+
+    Returns:
+      The model: `model(image f32[B,H,W,3])` returns a `Prediction`, whose `logits` are f32[B,K].
 
     Raises:
       UserError: there are no labels, the head or prompts do not fit the backbone, or the weights are missing.
@@ -199,18 +210,21 @@ def build_model(
 
 
 def load_backbone(name: str, *, weights: str | os.PathLike = "auto") -> nnx.Module:
-    """Load a backbone: `backbone(image f32[B,H,W,3], prompts=None, *, read=("cls",), norm=True) -> Features`.
-
-    `read` names the features to compute: "cls" f32[B,D], "patches" f32[B,N,D], and with prompts "prompts" f32[B,P,D].
-    `backbone.preprocess` holds the preprocessing that it was trained with: `image_size` in pixels, and the `mean` and
-    `std` of each channel for values in 0…1.
+    """Load a backbone as a Flax NNX module.
 
     Args:
-      name: a name of the catalog, such as "vit_digits" or "dinov2_vitb14".
-      weights: "auto", the published file, downloaded once; "none", random; or the path of a weights file.
+      name: the name of a backbone in the catalog, such as "vit_digits" or "dinov2_vitb14".
+      weights: "auto" for the published weights, which are downloaded once; "none" for random weights; or the path of a
+        weights file.
+
+    Returns:
+      The backbone: `backbone(image f32[B,H,W,3], prompts=None, *, read=("cls",), norm=True) -> Features`. The argument
+      `read` names the features to compute: "cls" f32[B,D], "patches" f32[B,N,D] and, if `prompts` are given, "prompts"
+      f32[B,P,D]. The attribute `backbone.preprocess` describes the input that the weights were trained on: `image_size`
+      in pixels, and the channel `mean` and `std` of pixel values in 0…1.
 
     Raises:
-      UserError: the name is unknown, or the weights are missing or do not fit.
+      UserError: the name is unknown, or the weights are missing or do not fit the backbone.
     """
     from flax import nnx
 
@@ -232,15 +246,18 @@ def load_backbone(name: str, *, weights: str | os.PathLike = "auto") -> nnx.Modu
 
 
 def open_split(config: ConfigDict, split: str = "") -> Split:
-    """Open a split of the data set of a config; images are read when they are used.
+    """Open a split of the data set of a config. Images are read only when they are used.
 
     Args:
-      config: result of `load_config`.
-      split: the name of the split; by default the training split.
+      config: the result of `load_config`.
+      split: the name of the split. "" means the training split.
 
     Returns:
-      the split: `classes`, the names of the K labels; `labels` i8[N,K], 1 positive, 0 negative, -1 unknown and 2
-      difficult; `ids`, the name of each image; `images.read(row)` u8[h,w,3].
+      The split. Its main attributes are:
+        classes: the names of the K labels.
+        labels: i8[N,K], the label codes: 1 positive, 0 negative, -1 unknown, 2 difficult.
+        ids: the name of each image.
+        images: the images; `images.read(row)` returns u8[h,w,3].
 
     Raises:
       UserError: the data set is missing or damaged, or has no such split.
@@ -254,15 +271,20 @@ def open_split(config: ConfigDict, split: str = "") -> Split:
 def load_batches(
     config: ConfigDict, split: Split, *, batch_size: int, training: bool = False, first_step: int = 0
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Read a split in batches: `image` u8[B,H,W,3], `label` and `label_mask` f32[B,K], `mask` f32[B] and `id` i32[B].
+    """Return an iterator over the batches of a split.
 
     Args:
-      config: result of `load_config`; its section `data` says how images are resized, `augment` how they are augmented.
-      split: result of `open_split`.
-      batch_size: B.
-      training: shuffle by the config's seed, repeat without end, and augment, all on the host. Otherwise each image
-        comes once, in order, and the last batch is padded with `mask` 0 and `id` -1.
-      first_step: the number of batches to leave out, to resume.
+      config: the result of `load_config`. Its section `data` sets how images are resized, and its section `augment` how
+        they are augmented.
+      split: the result of `open_split`.
+      batch_size: the number of images per batch, B.
+      training: if True, images are shuffled with the seed of the config and augmented on the host, and the iterator
+        never ends. If False, each image occurs once, in the order of the split, and the last batch is padded.
+      first_step: the number of batches to skip at the start, to resume a training.
+
+    Returns:
+      An iterator over dicts: `image` u8[B,H,W,3], `label` f32[B,K], `label_mask` f32[B,K], `mask` f32[B] and `id`
+      i32[B], the row of the image in the split. Padding has `mask` 0 and `id` -1.
 
     Raises:
       UserError: raised by the iterator if an image cannot be read, unless `data.bad_images` is "skip".
@@ -275,16 +297,19 @@ def load_batches(
 
 
 def make_loss(config: ConfigDict, labels: np.ndarray | None = None) -> Callable[..., jax.Array]:
-    """Return the training loss of a config: `loss(prediction, batch, step=0) -> f32[]`, with all terms and penalties.
-
-    `batch` has `label` f32[B,K], `label_mask` f32[B,K] (0 = unknown) and `mask` f32[B] (0 = padding).
+    """Return the training loss of a config, with all terms and penalties.
 
     Args:
-      config: result of `load_config`.
-      labels: the label codes i8[N,K] of the training split, for a loss that depends on them or on the epoch of `step`.
+      config: the result of `load_config`.
+      labels: i8[N,K], the label codes of the training split. They are needed if the loss depends on the training labels
+        or on the epoch.
+
+    Returns:
+      A function `loss(prediction, batch, step=0) -> f32[]`. The `batch` is a dict with `label` f32[B,K], `label_mask`
+      f32[B,K] (0 = unknown) and `mask` f32[B] (0 = padding).
 
     Raises:
-      UserError: the loss needs labels, and there are none.
+      UserError: the loss needs `labels`, and they are None.
     """
     from mlmoe_jax.training.objective import Objective, training_objective
 
@@ -295,9 +320,9 @@ def make_loss(config: ConfigDict, labels: np.ndarray | None = None) -> Callable[
 
 
 def trainable_filter(config: ConfigDict) -> Callable[[tuple, Any], bool]:
-    """Return a filter of Flax NNX for the trainable parameters of a config; other parameters are frozen.
+    """Return a Flax NNX filter that selects the trainable parameters of a config. All other parameters are frozen.
 
-    `nnx.split(model, trainable_filter(config), ...)` separates them.
+    Use it as in `nnx.split(model, trainable_filter(config), ...)`.
 
     Raises:
       UserError: raised by the filter if no rule of `config.trainable` matches a parameter.

@@ -1,12 +1,20 @@
-"""Explanations of single images: attention maps, and the gates that weight the experts.
+"""Explain predictions for single images: attention maps, and the gates that weight the experts.
 
-A run folder keeps explained sample images of one split for the report:
+A run folder stores explained sample images of one split for the report:
 
-    samples/index.json     {"split", "grid": [rows, columns] of the patches, "prompt_groups": [side, group, expert] of
-                           each prompt, or null, "entries": {gate: names of its E entries}, "samples": [{"id", "file",
-                           "codes": the K label codes of data.split, "scores": K probabilities}, …]}
-    samples/NNNN.jpg       the part of the image that the model received, at its own size up to MOST_SIDE pixels
-    samples/explained.npz  `gates/NAME` f16[S,K,E] (static gates f16[1,K,E]) and `attention/NAME` f16[S,Q,N]
+    samples/index.json     a dict; its keys are listed below
+    samples/NNNN.jpg       the part of the image that the model received; its longer side has at most MOST_SIDE pixels
+    samples/explained.npz  `gates/NAME` f16[S,K,E], or f16[1,K,E] for gates that do not depend on the image, and
+                           `attention/NAME` f16[S,Q,N]
+
+Keys of index.json:
+
+    split          the name of the split
+    grid           [rows, columns] of the patches
+    prompt_groups  [side, group, expert] of each prompt, see `list_prompts`; null if prompts have no groups
+    entries        name of a gate -> names of its E entries
+    samples        a list with one dict per image: `id`, `file`, `codes` (the K label codes, see `data.split`) and
+                   `scores` (K probabilities)
 
 Shape letters: S sample images, K labels, E entries of a gate, Q queries (class token, prompts, or labels),
 N patches; see `models.outputs.Prediction`.
@@ -52,9 +60,12 @@ THUMBNAIL_QUALITY = 85  # of JPEG
 def make_explain_step(
     definition: ModelDef, preprocess: Preprocess, mesh: Mesh, label_axes: LabelAxes | None = None
 ) -> Callable[[Params, Params, Batch], dict[str, Any]]:
-    """Return the step (values, frozen, batch) -> `prediction` (see Prediction), and the batch's `image`, `id`, `mask`.
+    """Return a compiled step that computes predictions with attention maps.
 
-    The prediction has attention maps and their grid. Every process receives the results of the whole global batch.
+    Returns:
+      A function (values, frozen, batch) -> dict with the keys `prediction`, `image`, `id` and `mask`. `prediction` is a
+      `Prediction` with `attention` and `grid`; the other three entries are copied from `batch`. Every process receives
+      the results of the whole global batch.
     """
 
     def step(values: Params, frozen: Params, batch: Batch) -> dict[str, Any]:
@@ -67,9 +78,11 @@ def make_explain_step(
 
 # ------------------------------------------------------------------------------------------------- names of the prompts
 def list_prompts(config: ConfigDict) -> list[tuple[str, int, int]] | None:
-    """Return (side, group, expert) of each prompt in the model's order; None if prompts have no groups.
+    """Return a list of (side, group, expert), one tuple per prompt in the order of the model.
 
-    Groups are numbered from 0, as in LabelSpace, and experts from 1, as in `Head.gate_entries`.
+    `side` is `co` (co-occurrence groups) or `dc` (discriminative groups). Groups are numbered from 0, as in
+    `LabelSpace`. Experts are numbered from 1, as in `Head.gate_entries`. The result is None if the prompts have no
+    groups.
     """
     if not prompts_class(config).uses_groups:
         return None
@@ -80,7 +93,14 @@ def list_prompts(config: ConfigDict) -> list[tuple[str, int, int]] | None:
 
 
 def query_names(kind: str, count: int, labels: Sequence[str], groups: Sequence[Sequence[Any]] | None) -> Sequence[str]:
-    """Return the names of the Q = `count` queries of a kind of attention. `groups` is a result of `list_prompts`."""
+    """Return the names of the queries of an attention map, for display.
+
+    Args:
+      kind: the key of the map in `Prediction.attention`.
+      count: the number of queries, Q.
+      labels: the names of the labels.
+      groups: the result of `list_prompts`.
+    """
     if kind == LABELS:
         return labels
     if kind != PROMPTS:
@@ -92,11 +112,18 @@ def query_names(kind: str, count: int, labels: Sequence[str], groups: Sequence[S
 
 # ------------------------------------------------------------------------------------------------------------- samples
 def choose_samples(codes: np.ndarray, count: int) -> np.ndarray:
-    """Choose at most `count` of N images deterministically; return their rows i64[S], increasing.
+    """Choose sample images greedily so that they cover as many labels as possible. The choice is deterministic.
 
-    Images are chosen one by one, each as the image with the most labels that no chosen image has. If no image adds a
-    label, all labels count as new again. Images without labels come last. The first of equal images is chosen. `codes`
-    are i8[N,K], see data.split.
+    Each iteration chooses the image with the most positive labels that no chosen image has. Of images with equal
+    numbers, the first is chosen. If no remaining image adds a label, all labels count as uncovered again. Images
+    without positive labels are chosen last.
+
+    Args:
+      codes: i8[N,K], the label codes, see `data.split`.
+      count: the maximum number of images.
+
+    Returns:
+      i64[S], the rows of the chosen images in increasing order.
     """
     positive = codes == POSITIVE
     samples, free, unseen = [], np.ones(len(codes), bool), np.ones(codes.shape[1], bool)
@@ -115,7 +142,7 @@ def choose_samples(codes: np.ndarray, count: int) -> np.ndarray:
 
 
 class Explained(NamedTuple):
-    """Explained images of a split."""
+    """Model inputs, scores, gates and attention maps of S images of a split."""
 
     rows: np.ndarray  # i64[S], rows of the readable images
     images: np.ndarray  # u8[S,H,W,3], the model input
@@ -125,7 +152,11 @@ class Explained(NamedTuple):
 
 
 def explain_images(run: Run, split: Split) -> Explained:
-    """Explain each readable image of a split. Raises UserError if no image can be read."""
+    """Compute the explanations of all readable images of a split.
+
+    Raises:
+      UserError: no image can be read.
+    """
     step = make_explain_step(run.definition, run.preprocess, run.mesh, run.label_axes)
     batches = run_batches(
         lambda batch: _transferred(step(run.values, run.frozen, batch)),
@@ -155,7 +186,12 @@ def explain_images(run: Run, split: Split) -> Explained:
 
 
 def _transferred(output: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of an output of `make_explain_step` that is transferred from the device."""
+    """Return the entries of a result of `make_explain_step` that are copied from the device to the host.
+
+    Returns:
+      A dict with `mask`, `grid`, and `arrays`, a dict with `gates/NAME`, `attention/NAME`, `rows`, `images` and
+      `scores`.
+    """
     prediction = output["prediction"]
     arrays = {f"gates/{name}": weights.astype(np.float16) for name, weights in prediction.gates.items()}
     arrays |= {f"attention/{name}": weights.astype(np.float16) for name, weights in prediction.attention.items()}
@@ -164,9 +200,12 @@ def _transferred(output: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_samples(folder: RunFolder, run: Run, split: Split, *, count: int) -> None:
-    """Explain at most `count` images of a split and write them to samples/, replacing former samples.
+    """Explain at most `count` images of a split, and write them to `samples/` in the run folder.
 
-    Every process calls it, and the first process writes. Raises UserError if no image can be read.
+    Existing samples are replaced. All processes must call this function. Only the first process writes.
+
+    Raises:
+      UserError: no image can be read.
     """
     samples = split.take(choose_samples(split.labels, count), split.name)
     explained = explain_images(run, samples)
@@ -190,7 +229,7 @@ def write_samples(folder: RunFolder, run: Run, split: Split, *, count: int) -> N
 def _write_thumbnails(
     folder: RunFolder, data_config: ConfigDict, samples: Split, explained: Explained
 ) -> list[dict[str, Any]]:
-    """Write a thumbnail of each explained image; return the entries of the images in the index."""
+    """Write a thumbnail of each explained image. Return the list `samples` of index.json, one dict per image."""
     decoding = Decoding.from_config(data_config, at_least=2 * MOST_SIDE)
     listed = []
     for number, (row, scores) in enumerate(zip(explained.rows, explained.scores, strict=True)):
@@ -205,11 +244,14 @@ def _write_thumbnails(
 
 
 def write_requested_samples(folder: RunFolder, config: ConfigDict, run: Run | None = None) -> None:
-    """Write the samples that `config.report.samples` requests, of the first test split or else the validation split.
+    """Write `config.report.samples` sample images to the run folder; 0 = none.
+
+    The images are from the first test split. Without test splits, they are from the validation split.
 
     Args:
+      folder: the run folder.
       config: the config of the run, with overrides.
-      run: the run of the folder, if it is open already.
+      run: the run of the folder; None = open it here.
 
     Raises:
       UserError: there is no split, or no image can be read.
@@ -225,7 +267,7 @@ def write_requested_samples(folder: RunFolder, config: ConfigDict, run: Run | No
 
 
 def thumbnail(image: np.ndarray, side: int) -> bytes:
-    """Return u8[h,w,3] as a JPEG file, reduced if a side has more than `side` pixels."""
+    """Encode an image u8[h,w,3] as a JPEG file. Reduce it first if its longer side has more than `side` pixels."""
     small, buffer = Image.fromarray(image), io.BytesIO()
     small.thumbnail((side, side))
     small.save(buffer, "JPEG", quality=THUMBNAIL_QUALITY)

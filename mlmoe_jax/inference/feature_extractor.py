@@ -1,4 +1,4 @@
-"""Compute the features of a backbone once, for training on features instead of images, or as files for the user."""
+"""Compute the features of a backbone once, either to train on features instead of images or to write them to files."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from mlmoe_jax.runtime.version import __version__
 
 
 class FeatureExtractor:
-    """The backbone of a model, which computes the features that the head reads, without augmentation."""
+    """The backbone of a model. It computes the features that the head takes as input, without augmentation."""
 
     def __init__(self, config: ConfigDict, parts: Parts, preprocess: Preprocess, mesh: Mesh):
-        """Build the extractor for a model on a mesh. The values of its head may be ShapeDtypeStructs."""
+        """Create the extractor and place the backbone on the mesh. Values of the head may be ShapeDtypeStructs."""
         self.config, self.preprocess, self.mesh = config, preprocess, mesh
         values = {**parts.trainable, **parts.frozen, **parts.stats}
         backbone = {path: value for path, value in values.items() if path.startswith("backbone/")}
@@ -52,23 +52,30 @@ class FeatureExtractor:
 
     @classmethod
     def from_config(cls, config: ConfigDict, labels: int) -> FeatureExtractor:
-        """Return the extractor of a config with its pretrained backbone. `labels` is the number of labels.
+        """Return the extractor for the pretrained backbone of a config.
 
-        Raises UserError if the weights of the backbone cannot be read.
+        Args:
+          config: the config.
+          labels: the number of labels.
+
+        Raises:
+          UserError: the weights of the backbone cannot be read.
         """
         parts = assemble(config, synthetic_label_space(labels, config.model.prompts.num_groups))
         return cls(config, parts, preprocess_for(config), setup_jax(config, training=False))
 
     def kinds(self) -> Kinds:
-        """Return the kinds of features that the head reads, name -> (shape, type) for one image."""
+        """Return name -> (shape, dtype) of each feature array that the head takes as input. Shapes are per image."""
         batch = self.preprocess.batch_shapes(1)
         outputs = jax.eval_shape(self.step, self.values, batch)
         return {kind: (value.shape[1:], str(value.dtype)) for kind, value in outputs.items() if kind not in batch}
 
     def batches(self, split: Split) -> Iterator[dict[str, np.ndarray]]:
-        """Yield the features of all images of a split in order, by batch: by kind [n,…], and `mask` f32[n].
+        """Yield the features of all images of a split, batch by batch, in the order of the split.
 
-        `mask` is 0 for an image that cannot be read, if `data.bad_images` skips it.
+        Yields:
+          A dict for the n images of a batch: name of the feature -> array [n,…], and `mask` f32[n]. `mask` is 0 for an
+          image that cannot be read; this needs `data.bad_images` "skip".
         """
         size = self.batch_size
         loader = build_loader(self.config.data, split, batch_size=size, labels=False, process=distributed.process())
@@ -83,7 +90,10 @@ class FeatureExtractor:
             yield {kind: values[real] for kind, values in output.items()}
 
     def cached(self, split: Split) -> Split:
-        """Return a split whose batches hold features instead of images; features missing in the cache are computed."""
+        """Return a copy of the split whose batches hold features instead of images.
+
+        Features that are not in the cache are computed and stored first.
+        """
         stored = self.config.data.cache_features
         table = open_feature_table(split.images, split.ids, self.kinds(), stored, self.settings)
         # Images that could not be read when they were stored may be readable now.
@@ -98,7 +108,13 @@ class FeatureExtractor:
         return replace(split, features=table)
 
     def _fill(self, table: FeatureTable, missing: list[int], split: Split) -> None:
-        """Compute the missing parts of a table; a batch may hold images of several parts."""
+        """Compute the missing parts of a feature table and write them. One batch may hold images of several parts.
+
+        Args:
+          table: the feature table.
+          missing: the numbers of the parts to compute.
+          split: the images of the table.
+        """
         rows = {part: table.list_rows(part) for part in missing}
         batches = self.batches(split.take(np.concatenate(list(rows.values())), split.name))
         pending: list[dict[str, np.ndarray]] = []
@@ -114,7 +130,7 @@ class FeatureExtractor:
 
 
 def require_frozen(parts: Parts) -> None:
-    """Raise UserError if training changes values on which the features depend."""
+    """Raise UserError if any parameter of the backbone is trainable, because cached features would become outdated."""
     if tuned := sorted(path for path in parts.trainable if path.startswith("backbone/")):
         raise UserError(
             f"data.cache_features needs a frozen backbone, but {len(tuned)} of its parameters train, such as "

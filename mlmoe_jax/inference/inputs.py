@@ -1,4 +1,4 @@
-"""Images as Python values: paths, encoded bytes, arrays or Pillow images, in any mixture."""
+"""Images from Python: paths, encoded bytes, arrays or Pillow images. One sequence may mix these types."""
 
 from __future__ import annotations
 
@@ -17,22 +17,27 @@ ImageLike = str | os.PathLike | bytes | np.ndarray | Image.Image
 
 
 def is_one_image(value: ImageLike | Sequence[ImageLike]) -> bool:
-    """Return whether a value is one image: a path, bytes, an array of at most three axes, or a Pillow image."""
+    """Return True for a single image, and False for a sequence of images.
+
+    A single image is a path, bytes, an array with at most three axes, or a Pillow image.
+    """
     if isinstance(value, np.ndarray):
         return value.ndim <= 3 and value.dtype != object
     return isinstance(value, str | os.PathLike | bytes | Image.Image)
 
 
 def read_images(images: ImageLike | Sequence[ImageLike], config: ConfigDict) -> np.ndarray:
-    """Return the model input of a config in evaluation, u8[B,H,W,3], before normalization.
+    """Return images resized for the model, u8[B,H,W,3], as in evaluation. Pixel values are not normalized yet.
+
+    The orientation in EXIF data is applied, as in prediction.
 
     Args:
-      images: one image or a sequence: paths, encoded bytes, u8[h,w,3] RGB arrays or Pillow images, of any size. As in
-        prediction, the orientation in EXIF data is applied.
-      config: result of `load_config`.
+      images: one image or a sequence of images of any size: paths, encoded bytes, RGB arrays u8[h,w,3] or Pillow
+        images.
+      config: the result of `load_config`.
 
     Raises:
-      UserError: an image cannot be read (BadImage).
+      UserError: an image cannot be read (`BadImage`).
     """
     items = MixedImages(cast("Sequence[ImageLike]", [images] if is_one_image(images) else images))
     data_config = config.data.copy_and_resolve_references()
@@ -42,7 +47,7 @@ def read_images(images: ImageLike | Sequence[ImageLike], config: ConfigDict) -> 
 
 
 class MixedImages(Images):
-    """Paths, encoded bytes, u8[h,w,3] RGB arrays or Pillow images, in any mixture."""
+    """A sequence of images: paths, encoded bytes, RGB arrays u8[h,w,3] or Pillow images. It may mix these types."""
 
     def __init__(self, items: Sequence[ImageLike]):
         self.items = items
@@ -51,12 +56,16 @@ class MixedImages(Images):
         return len(self.items)
 
     def name(self, row: int) -> str:
-        """Return the path of image `row`, or its number."""
+        """Return the path of image `row`. If the image is not a path, return "image N" with its row number N."""
         image = self.items[row]
         return os.fspath(image) if isinstance(image, str | os.PathLike) else f"image {row}"
 
     def open(self, row: int, decoding: Decoding = STRICT) -> np.ndarray | Image.Image:
-        """Return image `row` as an array if it is an array, else as a Pillow image; BadImage if it cannot be read."""
+        """Open image `row`. An array is returned as it is; other types are returned as a Pillow image.
+
+        Raises:
+          BadImage: the image cannot be read, or has another type or shape.
+        """
         image, name = self.items[row], self.name(row)
         if isinstance(image, np.ndarray):
             if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:

@@ -36,16 +36,18 @@ SIZES_PER_DEVICE = (1, 4, 16, LARGEST_BATCH)
 
 @dataclass(frozen=True)
 class LabeledImage:
-    """The result for one image.
+    """The prediction for one image.
 
     Attributes:
-      image: the path or number of the image.
-      labels: the labels at or above their threshold, in the order of the model; with `top_k` the best labels, best
-        first.
-      scores: label -> probability, for all labels; corrected after --mode=calibrate, unless calibration.use is false,
-        and in agreement with the tree of the labels, unless eval.consistent is false.
-      error: the reason if the image could not be read; `labels`, `scores` and `gates` are then empty.
-      gates: name of the gate -> routing weights f32[K,E], if requested.
+      image: the path of the image. For an image that is not a path: "image N", N is its row number.
+      labels: the predicted labels. By default: the labels whose score reaches their threshold, in the order of the
+        model. With `top_k`: the `top_k` labels with the highest scores, highest first.
+      scores: label -> probability, for all labels; None if the image could not be read. The probabilities are
+        calibrated if the run has a calibration and `calibration.use` is true. They are consistent with the label tree
+        if `eval.consistent` is true.
+      error: the reason why the image could not be read; "" if it was read.
+      gates: name of the gate -> routing weights f32[K,E]; None if they were not requested or the image could not be
+        read.
     """
 
     image: str
@@ -58,14 +60,14 @@ class LabeledImage:
 class Predictor:
     """A trained model that labels images.
 
-    With several processes, all processes make equal calls with equal images. Each process reads its part of each batch
-    and receives all results.
+    With several processes, all processes must make the same calls with the same images. Each process reads a part of
+    each batch and receives the results of all images.
 
     Args:
       run: the trained model.
       thresholds: label -> minimum probability for assigning the label.
-      source: how the thresholds were fitted, as in `runs.thresholds.Thresholds`.
-      version: name of the model in predictions for labeling tools.
+      source: how the thresholds were fitted, as in `runs.thresholds.Thresholds`; None if they were not fitted.
+      version: the model version to write into predictions for labeling tools.
     """
 
     def __init__(
@@ -88,14 +90,14 @@ class Predictor:
 
     @classmethod
     def from_run(cls, workdir: str | os.PathLike, overrides: Overrides = (), *, checkpoint: str = BEST) -> Predictor:
-        """Open a run, a model on the hub (hf:user/name), or demo:photographs.
+        """Return the predictor of a run folder or of a shared model.
 
         Args:
-          workdir: the folder or name of the run.
-          overrides: config keys under data, eval, calibration and mesh that differ from the run's config.
-            eval.threshold replaces all thresholds of the run. data.exif is "apply" unless it is set here: the training
-            may have ignored the orientation of benchmark images, but photographs of a camera are labeled as people see
-            them.
+          workdir: the run folder; or hf:user/name, a model on the Hugging Face Hub; or demo:photographs.
+          overrides: config keys that differ from the run's config. Allowed are keys under `data`, `eval`, `calibration`
+            and `mesh`. `eval.threshold` replaces all thresholds of the run. `data.exif` is "apply" unless it is set
+            here, whatever the run used: training may ignore the EXIF orientation of benchmark images, but photographs
+            from a camera must be upright.
           checkpoint: "best", "latest" or a step, as `which` in `restore.open_run`.
 
         Raises:
@@ -131,10 +133,16 @@ class Predictor:
     ) -> list[LabeledImage]: ...
 
     def __call__(self, images, *, batch_size=None, top_k=None, gates=False):
-        """Label paths, encoded bytes, u8[h,w,3] arrays or Pillow images; see `stream`.
+        """Label one image or a sequence of images: paths, encoded bytes, arrays u8[h,w,3] or Pillow images.
 
-        Returns a list of results in the order of the images, or the result of an image that is not in a sequence. An
-        image that cannot be read raises UserError (BadImage). In a sequence, its result has an `error` instead.
+        The keyword arguments are described in `stream`.
+
+        Returns:
+          A `LabeledImage` for one image. A list of them, in the order of the images, for a sequence.
+
+        Raises:
+          UserError: a single image cannot be read (`BadImage`). In a sequence, the result of an unreadable image has an
+            `error` instead.
         """
         if is_one_image(images):
             (result,) = self([images], batch_size=batch_size, top_k=top_k, gates=gates)
@@ -152,20 +160,20 @@ class Predictor:
         gates: bool = False,
         progress: Progress | None = None,
     ) -> Iterator[LabeledImage]:
-        """Return an iterator over the results in the order of the images, which are read while the model runs.
+        """Return an iterator over the results, in the order of the images. Images are read while the model runs.
 
         Args:
-          images: paths, encoded bytes, u8[h,w,3] arrays or Pillow images.
-          batch_size: for all devices together, rounded up to a multiple of their number; by default the smallest of
-            SIZES_PER_DEVICE that takes all images, or else the largest. Every batch has this size (the last is
-            padded), and the model is compiled once per size.
-          top_k: assign this number of best labels to each image instead of using the thresholds.
+          images: paths, encoded bytes, arrays u8[h,w,3] or Pillow images.
+          batch_size: the batch size over all devices, rounded up to a multiple of the number of devices. None = the
+            smallest size in SIZES_PER_DEVICE (per device) that holds all images in one batch, or the largest size. All
+            batches have the same size. The last batch is padded. The model is compiled once per batch size.
+          top_k: the number of labels to assign to each image, by highest score. None = use the thresholds.
           gates: also return the routing weights of the labels.
           progress: advanced once per batch.
 
         Raises:
-          UserError: the images are not in a sequence, top_k is above the number of labels, or the model has no gates.
-            The iterator raises it if the model returns non-finite scores.
+          UserError: `images` is a single image, `top_k` or `batch_size` is out of range, or `gates` is True and the
+            model has no gates. The iterator raises it if the model returns non-finite scores.
         """
         if is_one_image(images):
             raise UserError("stream takes a sequence of images; put the image in a list")
@@ -189,11 +197,16 @@ class Predictor:
     def embed(
         self, images: Sequence[ImageLike], *, batch_size: int, progress: Progress | None = None
     ) -> Iterator[tuple[Int[np.ndarray, " n"], Float[np.ndarray, "n k"], Float32[np.ndarray, "n d"]]]:
-        """Yield the rows, probabilities and pooled features of the images that can be read, by batch.
+        """Yield the probabilities and pooled features of all readable images, batch by batch.
 
         Args:
-          images, progress: as in `stream`.
-          batch_size: for all devices together, a multiple of their number.
+          images: as in `stream`.
+          batch_size: the batch size over all devices, a multiple of the number of devices.
+          progress: as in `stream`.
+
+        Yields:
+          A tuple for the n readable images of a batch: their rows int[n], probabilities [n,K] and pooled features
+          f32[n,D].
 
         Raises:
           UserError: the model returns non-finite scores.
@@ -205,7 +218,7 @@ class Predictor:
             yield output["id"][read], run.scores(output["logits"][read]), output["features"][read]
 
     def check_top_k(self, top_k: int | None) -> None:
-        """Raise UserError for a number of best labels that is not from 1 to K."""
+        """Raise UserError if `top_k` is not from 1 to K, the number of labels. None is allowed."""
         if top_k is not None and not 1 <= top_k <= len(self.names):
             raise UserError(f"top_k is {top_k} and should be from 1 to the {len(self.names)} labels of the model")
 
@@ -242,7 +255,14 @@ class Predictor:
     def result(
         self, name: str, logits: np.ndarray, top_k: int | None = None, gates: dict[str, np.ndarray] | None = None
     ) -> LabeledImage:
-        """Return the result of an image from its logits f32[K] and, if requested, its gates f32[K,E]."""
+        """Return the prediction for one image.
+
+        Args:
+          name: the name of the image.
+          logits: f32[K].
+          top_k: as in `stream`.
+          gates: name of the gate -> routing weights f32[K,E]; None if they were not requested.
+        """
         scores = self.run.scores(logits)
         # Of equal scores, the first label ranks higher.
         best = np.argsort(-scores, kind="stable")[:top_k] if top_k else np.flatnonzero(scores >= self.thresholds)
@@ -251,12 +271,12 @@ class Predictor:
 
 
 def _used_thresholds(stored: Thresholds, run: Run, *, replaced: bool) -> Thresholds:
-    """Return the thresholds and the calibration with which a run labels images.
+    """Return the thresholds and the calibration that a run uses for prediction.
 
     Args:
       stored: the thresholds and the calibration in the run folder.
-      run: the run; `calibration.use` of its config decides on the calibration.
-      replaced: `eval.threshold` replaces all thresholds.
+      run: the run. The calibration is used only if `calibration.use` of its config is true.
+      replaced: whether the user set `eval.threshold`. If True, its value replaces all stored thresholds.
     """
     names, threshold = run.label_space.names, float(run.config.eval.threshold)
     calibration = stored.calibration if run.config.calibration.use else {}
@@ -269,10 +289,20 @@ def _used_thresholds(stored: Thresholds, run: Run, *, replaced: bool) -> Thresho
 
 
 def fitting_size(images: int, sizes: Sequence[int]) -> int:
-    """Return the smallest of the increasing `sizes` that takes all images, or else the largest."""
+    """Return the first of `sizes` that is at least `images`, or the last of `sizes` if all are smaller.
+
+    Args:
+      images: the number of images.
+      sizes: batch sizes in increasing order.
+    """
     return next((size for size in sizes if size >= images), sizes[-1])
 
 
 def weights_by_label(names: Sequence[str], weights: np.ndarray) -> dict[str, list[float]]:
-    """Return label -> weights of f32[K,E], rounded to six digits, which take a third of the space."""
+    """Return label -> list of its E routing weights, rounded to six digits to keep JSON files small.
+
+    Args:
+      names: the names of the K labels.
+      weights: f32[K,E], the routing weights.
+    """
     return dict(zip(names, np.round(weights.astype(np.float64), 6).tolist(), strict=True))
