@@ -1,4 +1,1 @@
-"""Label images with a trained model, extract backbone features, and explain predictions.
-
-Modules of this package may import `runs` and the packages below it.
-"""
+"""The Predictor, its inputs and outputs, features, explanations; may use runs and the packages below."""

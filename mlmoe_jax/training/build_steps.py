@@ -1,4 +1,4 @@
-"""The optimizer and the steps of a training, for one model on one mesh."""
+"""Build the optimizer and the compiled steps of a training, for one model on one mesh."""
 
 from __future__ import annotations
 
@@ -33,8 +33,17 @@ ANY_LENGTH = 10**9
 class Steps:
     """The optimizer and the compiled steps for one model on one mesh.
 
-    `averages`: whether a state has moving averages. `learning_rate` maps the number of steps taken to f32[].
-    `eval_step` is a result of `make_eval_step`.
+    Attributes:
+      num_labels: the number of labels, K.
+      mesh: the mesh of devices.
+      label_axes: result of `label_axes_for`.
+      preprocess: conversion of images to the model input.
+      optimizer: the optimizer.
+      averages: whether the training state has moving averages of the parameters.
+      objective: the training loss.
+      learning_rate: maps the number of steps taken to the learning rate, f32[].
+      train_step: the training step.
+      eval_step: the evaluation step, a result of `make_eval_step`.
     """
 
     num_labels: int
@@ -49,16 +58,19 @@ class Steps:
     eval_step: Callable[..., dict[str, Any]]
 
     def initial_state(self, parts: Parts) -> TrainState:
-        """Return the state of a model before its first step, not yet placed on the mesh."""
+        """Return the initial training state of a model. It is not placed on the mesh yet."""
         trainable = {**parts.trainable, **self.objective.learned()}
         stats = {**parts.stats, **self.objective.noted()}
         opt = jax.jit(self.optimizer.init)(trainable)
         return initial_state(trainable, parts.frozen, stats, opt, averages=self.averages)
 
     def start(self, parts: Parts, *, resumes: bool) -> TrainState:
-        """Return the state before the first step, on the mesh.
+        """Return the initial training state of a model, placed on the mesh.
 
-        With `resumes`, values that a checkpoint holds are ShapeDtypeStructs with shardings.
+        Args:
+          parts: the model.
+          resumes: if True, all values except the frozen weights are ShapeDtypeStructs with shardings. The checkpoint
+            must then be restored into the state.
         """
         state = jax.eval_shape(self.initial_state, parts) if resumes else self.initial_state(parts)
         if not resumes:
@@ -67,11 +79,11 @@ class Steps:
         return awaited.replace(frozen=self.place(parts.frozen))
 
     def place(self, tree: Any) -> Any:
-        """Place a tree of values on the mesh as the steps expect them."""
+        """Place a tree of arrays on the mesh, with the shardings of the compiled steps."""
         return sharding.shard_tree(tree, self.mesh, self.label_axes)
 
     def stored_form(self, placed: Any) -> Any:
-        """Return placed values without padding, as checkpoints store them."""
+        """Return a tree of placed arrays without the padding of sharded axes, as stored in checkpoints."""
         return sharding.unpad(placed, self.mesh, self.label_axes)
 
 
@@ -85,13 +97,16 @@ def build_steps(
     total_steps: int,
     evaluated: ModelDef | None = None,
 ) -> Steps:
-    """Build the optimizer and the steps of a config for a model, which may be abstract, without compiling them.
+    """Build the optimizer and the steps of a config for a model. Nothing is compiled yet.
 
     Args:
-      parts: the model.
-      train_labels: codes i8[N,K] of the training split, for a balanced loss.
-      total_steps: number of steps of the whole training.
-      evaluated: the structure for evaluation, from `evaluated_definition`; None = the structure for training.
+      config: the config.
+      parts: the model. Its values may be ShapeDtypeStructs.
+      preprocess: conversion of images to the model input.
+      mesh: the mesh of devices.
+      train_labels: i8[N,K], the label codes of the training split. The loss may depend on them.
+      total_steps: the number of steps of the whole training.
+      evaluated: the structure of the model for evaluation, from `evaluated_definition`. None = as in training.
     """
     num_labels = train_labels.shape[1]
     label_axes = label_axes_for(parts.definition, num_labels, mesh)
@@ -126,9 +141,17 @@ def build_steps(
 
 
 def abstract_steps(config: ConfigDict, mesh: Mesh, num_labels: int = 0) -> tuple[Parts, Steps]:
-    """Return a config's model and steps without data or weights; every value is a ShapeDtypeStruct.
+    """Return the model and the steps of a config without reading data or weights.
 
-    `num_labels` is by default the number of labels of the data set; UserError if it is unknown without the data.
+    All values of the model are ShapeDtypeStructs.
+
+    Args:
+      config: the config.
+      mesh: the mesh of devices.
+      num_labels: the number of labels. 0 = as in the data set.
+
+    Raises:
+      UserError: `num_labels` is 0, and the number of labels is unknown without reading the data.
     """
     space = synthetic_label_space(num_labels or count_labels(config.data), config.model.prompts.num_groups)
     parts, labels = abstract_parts(config, space), np.zeros((1, len(space.names)), np.int8)

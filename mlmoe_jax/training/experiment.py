@@ -1,4 +1,4 @@
-"""A training without its state: its data, its model and its compiled steps."""
+"""An experiment: the data, the model and the compiled steps of a training, without the training state."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from mlmoe_jax.training.training_data import TrainingData, with_features
 
 @dataclass(frozen=True)
 class Experiment:
-    """Everything a training needs except its state (see `TrainState`).
+    """The data, the model and the compiled steps of a training. The changing values are in `TrainState`.
 
     Attributes:
       config: the config of the training.
       folder: the run folder.
       data: the splits and the label space.
-      steps: the model and its steps.
-      profile: steps to trace, or None.
+      steps: the optimizer and the compiled steps.
+      profile: the training steps to record with the JAX profiler; None = no profile.
     """
 
     config: ConfigDict
@@ -46,32 +46,35 @@ class Experiment:
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number of steps per pass over the training split."""
+        """The number of training steps per pass over the training split."""
         return self.data.steps_per_epoch(self.config.train.batch_size)
 
     @property
     def total_steps(self) -> int:
-        """The number of steps of the whole training; a fit to convergence counts as one."""
+        """The number of steps of the whole training. It is 1 for a fit to convergence."""
         return self.config.train.epochs * self.steps_per_epoch if fits_by_steps(self.config) else 1
 
     def batches(self, first: int, progress: Progress) -> Iterator[tuple[int, dict[str, jax.Array]]]:
-        """Yield (number, batch on the devices) for each step after step `first`."""
+        """Yield (step number, batch on the devices) for all steps after step `first`."""
         batches = training_batches(self.config, self.data.train_split, self.data.skipped, first_step=first)
         numbers = range(first + 1, self.total_steps + 1)
         return zip(numbers, device_batches(batches, self.steps.mesh, progress), strict=False)
 
     def evaluates(self, step: int) -> bool:
-        """Return whether the state after a step is evaluated."""
+        """Return whether the model is evaluated after step `step`."""
         return step % (self.config.eval.every_epochs * self.steps_per_epoch) == 0 or step == self.total_steps
 
     def saves(self, step: int) -> bool:
-        """Return whether a checkpoint is due after a step. A stop saves in any case."""
+        """Return whether a checkpoint is scheduled after step `step`.
+
+        A requested stop saves a checkpoint after any step.
+        """
         every = max(1, round(self.config.checkpoint.every_epochs * self.steps_per_epoch))
         return step % every == 0 or step == self.total_steps
 
 
 def fits_by_steps(config: ConfigDict) -> bool:
-    """Return whether the parameters are fitted by steps of the optimizer."""
+    """Return whether the parameters are trained by steps of the optimizer, not by a fit to convergence."""
     return config.train.fit == "steps"
 
 
@@ -86,7 +89,9 @@ def make_experiment(
     resumes: bool = False,
     profile: Window | None = None,
 ) -> Experiment:
-    """Make the experiment of a model on opened data. Features of `data.cache_features` are computed or read.
+    """Return the experiment of a model on opened data.
+
+    If `data.cache_features` is set, the features of all images are computed, or read from the cache.
 
     Args:
       config: the config of the training.
@@ -95,11 +100,13 @@ def make_experiment(
       parts: the model.
       preprocess: conversion of images to the model input.
       mesh: the mesh of the steps.
-      resumes: the checkpoint of the run in the folder has the statistics of the backbone.
-      profile: steps to trace.
+      resumes: whether the training resumes from a checkpoint in the folder. If True, cached features are computed with
+        the batch statistics of the checkpoint.
+      profile: the training steps to record with the JAX profiler; None = no profile.
 
     Raises:
-      UserError: training would change the features, or there is no disk space for them.
+      UserError: features are cached although the backbone is trainable, or the disk has too little space for the
+        features.
     """
     labels, evaluated = data.train_split.labels, evaluated_definition(config, parts, data.label_space)
     total_steps = ANY_LENGTH  # a fit takes no warm-up
@@ -118,7 +125,14 @@ def make_experiment(
 def training_batches(
     config: ConfigDict, split: Split, skipped: SkippedImages, *, first_step: int = 0
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Return this process's part of the training batches after `first_step` steps; `skipped` collects bad images."""
+    """Return an iterator over this process's part of the training batches.
+
+    Args:
+      config: the config of the training.
+      split: the training split.
+      skipped: receives the images that could not be read.
+      first_step: the number of steps already taken, whose batches are omitted.
+    """
     data_config = config.data
     if has_batch_statistics(config):  # they would include the blank of an unreadable image
         data_config = data_config.copy_and_resolve_references()

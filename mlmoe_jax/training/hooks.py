@@ -1,4 +1,4 @@
-"""The bookkeeping around the steps of a training: a list of hooks, one per concern."""
+"""Hooks around the training steps: profiler, logging and checks, one class each."""
 
 from __future__ import annotations
 
@@ -33,32 +33,35 @@ _norm = jax.jit(optax.tree.norm)
 
 
 class Hook:
-    """Reacts to the events of a training; by default it does nothing."""
+    """Base class of the hooks of a training. Its methods are called at events of the training and do nothing here."""
 
     def before_step(self, step: int, state: TrainState, batch: Mapping[str, jax.Array]) -> None:
-        """Called before each step, which donates the state."""
+        """Called before each step. The step donates the buffers of `state`."""
 
     def after_step(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
-        """Called after a step has been dispatched; its metrics are still on the device."""
+        """Called after a step is dispatched. `metrics` are still on the device and may not be computed yet."""
 
     def before_evaluation(self) -> None:
-        """Called before the state is evaluated."""
+        """Called before the model is evaluated."""
 
     def after_evaluation(self, row: Mapping[str, float]) -> None:
-        """Called with the metrics of an evaluation."""
+        """Called after the model is evaluated. `row` maps names of metrics to values."""
 
     def before_save(self, step: int, state: TrainState) -> None:
-        """Called before a checkpoint; raises UserError if the state must not be saved."""
+        """Called before a checkpoint is saved. Raises UserError if the state must not be saved."""
 
     def finish(self) -> None:
-        """Called after the last step, also if training was stopped."""
+        """Called after the last step, or after the step at which training was stopped."""
 
     def close(self) -> None:
-        """Called at the end, also after an error."""
+        """Called at the end of the training, also after an error."""
 
 
 class Hooks:
-    """A list of hooks: `hooks.after_step(…)` calls `after_step` of each hook in order. The context closes the hooks."""
+    """A list of hooks and a context manager that closes them.
+
+    `hooks.after_step(…)` calls `after_step` of each hook in order. The other methods of `Hook` work alike.
+    """
 
     def __init__(self, hooks: Sequence[Hook]):
         self.hooks = hooks
@@ -82,7 +85,15 @@ class Hooks:
 def training_hooks(
     experiment: Experiment, state: TrainState, manager: ocp.CheckpointManager, progress: Progress, *, finished: bool
 ) -> Hooks:
-    """Return the hooks of a training that continues from a state; with `finished` no further step follows."""
+    """Return the hooks of a training.
+
+    Args:
+      experiment: the experiment.
+      state: the state at which the training starts or resumes.
+      manager: the manager of the checkpoints.
+      progress: the progress display.
+      finished: whether early stopping has ended the training, so that no more steps follow.
+    """
     first, steps, folder = int(state.step), experiment.steps, experiment.folder
     unfinished = first < experiment.total_steps and not finished and distributed.is_first()
     trackers = open_trackers(folder, experiment.config, first) if unfinished else ()
@@ -93,7 +104,7 @@ def training_hooks(
 
 
 class Device(Hook):
-    """Prints the memory of the program, and keeps the host at most two steps ahead of the device."""
+    """A hook that prints the memory of the compiled step once, and keeps the host at most two steps ahead of the device."""
 
     def __init__(self, step: TrainStep):
         self._step, self._ahead, self._described = step, RunAhead(), False
@@ -108,9 +119,10 @@ class Device(Hook):
 
 
 class Trace(Hook):
-    """Traces the steps of a window on the first process.
+    """A hook that records some training steps with the JAX profiler, on the first process only.
 
-    Raises UserError if the window is not within the remaining steps, or the run folder is in an object store.
+    Raises:
+      UserError: the steps are not among the remaining steps of the training, or the run folder is in an object store.
     """
 
     def __init__(self, window: Window | None, folder: RunFolder, *, first: int, total: int):
@@ -140,7 +152,10 @@ class Trace(Hook):
 
 
 class Log(Hook):
-    """Writes the metric log and the progress. The row of a step is written while the device computes the next step."""
+    """A hook that writes the metric log and shows the progress.
+
+    The metrics of a step are written while the device computes the next step.
+    """
 
     def __init__(self, experiment: Experiment, log: MetricLog, progress: Progress):
         self._experiment, self._log, self._progress = experiment, log, progress
@@ -171,14 +186,16 @@ class Log(Hook):
 
 
 class Checks(Hook):
-    """Ends a training that has diverged, or whose checkpoints cannot be written.
+    """A hook that raises UserError if the training diverges or its checkpoints cannot be written.
 
-    With `train.skip_nonfinite`, the compiled step leaves the state unchanged if its loss or gradient is not finite, and
-    the training ends after more such steps. No value is fetched from the device for this check alone.
+    Checks:
 
-    The loss of a step can be finite although its update is too large, so the norm of the parameters is checked too. A
-    state is not saved if its norm is more than DIVERGENCE_LIMIT times the norm at the last checkpoint; norms below 1
-    count as 1.
+    1. The loss and the gradient of each step are finite. `train.skip_nonfinite` is the number of steps that may violate
+       this. If it is above 0, such a step leaves the parameters unchanged. This check causes no additional transfers
+       from the device.
+    2. The norm of the trainable parameters at a checkpoint is at most DIVERGENCE_LIMIT times their norm at the previous
+       checkpoint (at least 1). Otherwise the checkpoint is not saved. This finds updates that are too large although
+       the loss is finite.
     """
 
     def __init__(self, experiment: Experiment, manager: ocp.CheckpointManager, state: TrainState):
@@ -214,7 +231,11 @@ class Checks(Hook):
         checkpoint.require_written(self._manager, wait=True)
 
     def require_finite(self, metrics: Mapping[str, Any]) -> None:
-        """Raise UserError if more steps were not finite than may be skipped. `metrics` are those of the last step."""
+        """Raise UserError if more than `train.skip_nonfinite` steps had a loss or gradient that is not finite.
+
+        Args:
+          metrics: the metrics of the last step.
+        """
         allowed, skipped = self._experiment.config.train.skip_nonfinite, int(metrics.get("skipped_steps", 0))
         if skipped <= allowed and (allowed or _is_finite(metrics)):
             self._unseen.clear()
@@ -226,7 +247,7 @@ class Checks(Hook):
         )
 
     def _describe(self, step: int, metrics: Mapping[str, Any]) -> str:
-        """Describe a step that is not finite: its loss or gradient, its learning rate and its images."""
+        """Describe a step that is not finite: its loss or gradient norm, its learning rate and its images."""
         config, split = self._experiment.config, self._experiment.data.train_split
         rows = rows_of_step(split, batch_size=config.train.batch_size, seed=config.seed, step=step)
         images = ", ".join(str(split.ids[row]) for row in rows[:_LISTED])

@@ -1,8 +1,16 @@
-"""The origin of a training's initial values: its checkpoint, `config.init_from`, a pretrained backbone, or its seed.
+"""Find the initial values of a training.
 
-`config.init_from` is a checkpoint of the authors' PyTorch code, an adapter of PEFT, or another run, in a folder or
-shared on the hub. A run may have other labels: the parameters of a label are matched by name. Parameters without a
-counterpart keep their initial values and are listed.
+They come from the checkpoint of the run folder, `config.init_from`, a pretrained backbone, or the seed.
+
+`config.init_from` is one of these:
+
+* a checkpoint of the authors' PyTorch code,
+* a PEFT adapter,
+* another run, in a folder or on the Hugging Face Hub. If the run has other labels, parameters that belong to a label
+are
+  matched by the name of the label.
+
+Parameters that `config.init_from` does not have keep their initial values, and their paths are printed.
 """
 
 from __future__ import annotations
@@ -45,10 +53,18 @@ from mlmoe_jax.training.label_transfer import counterparts, report_transfer, tra
 
 # ---------------------------------------------------------------------------------------------------------- origins
 def find_origin(config: ConfigDict, folder: RunFolder | None = None) -> Origin:
-    """Return the origin of a training's initial values. It is checked before anything that takes time.
+    """Return the origin of the initial values of a training. Errors are found here, before data and weights are read.
 
-    It is the first of (1) the newest undamaged checkpoint in the folder, (2) `config.init_from`, (3) the
-    pretrained backbone, (4) random values.
+    The origin is the first that exists of
+
+    1. the newest undamaged checkpoint in `folder`,
+    2. `config.init_from`,
+    3. the pretrained backbone, with random values elsewhere,
+    4. random values.
+
+    Args:
+      config: the config of the training.
+      folder: the run folder; None = there is none.
 
     Raises:
       UserError: the origin is missing or does not fit the config.
@@ -71,22 +87,28 @@ def find_origin(config: ConfigDict, folder: RunFolder | None = None) -> Origin:
 
 @dataclass(frozen=True)
 class Origin:
-    """The pretrained backbone of a config, or its seed: (3) and (4) of `find_origin`.
+    """An origin of initial values. This base class is the pretrained backbone, or random values if there is none.
 
-    `resumes` means that a training continues, with the label space and progress in its folder.
+    Attributes:
+      config: the config of the training.
+      resumes: whether an earlier training continues. If True, the run folder has its label space and checkpoints.
     """
 
     config: ConfigDict
     resumes: ClassVar[bool] = False
 
     def parts(self, label_space: LabelSpace) -> Parts:
-        """Return the model of the config with the values of the origin; UserError if they do not fit."""
+        """Return the model of the config with the values of this origin.
+
+        Raises:
+          UserError: the values do not fit the model.
+        """
         return assemble(self.config, label_space)
 
 
 @dataclass(frozen=True)
 class Resumed(Origin):
-    """The run in a folder: its frozen weights, and ShapeDtypeStructs for the values of its checkpoint."""
+    """A run in a run folder. Its values are its frozen weights, and ShapeDtypeStructs for the checkpointed values."""
 
     folder: RunFolder
     resumes = True
@@ -97,7 +119,7 @@ class Resumed(Origin):
 
 @dataclass(frozen=True)
 class OfficialFile(Origin):
-    """A checkpoint of the authors' PyTorch code."""
+    """A checkpoint of the authors' PyTorch code, the file `path`."""
 
     path: Path
 
@@ -134,7 +156,12 @@ class OfficialFile(Origin):
         return parts
 
     def _report(self, report: LoadReport, only_head: bool) -> None:
-        """Print what the checkpoint has, and where the authors' code differs from the config."""
+        """Print which parameters were loaded, unused or missing, and where the authors' code differs from the config.
+
+        Args:
+          report: the result of `load_official`.
+          only_head: whether the file has no parameters of the backbone.
+        """
         path, missing = self.path, report.missing
         status(f"init_from {path}: {len(report.loaded)} parameters from the {report.layout} layout")
         if only_head:
@@ -150,7 +177,7 @@ class OfficialFile(Origin):
 
 @dataclass(frozen=True)
 class PeftFolder(Origin):
-    """The pretrained backbone with an adapter of PEFT."""
+    """The pretrained backbone with a PEFT adapter."""
 
     adapter: PeftAdapter
 
@@ -173,7 +200,7 @@ class PeftFolder(Origin):
 
 @dataclass(frozen=True)
 class OtherRun(Origin):
-    """Another run, which may have other labels, in a folder or shared on the hub."""
+    """Another run in `folder`, possibly downloaded from the Hugging Face Hub. Its labels may differ."""
 
     folder: RunFolder
 
@@ -214,7 +241,7 @@ class OtherRun(Origin):
         return parts
 
     def _published_paths(self, source: Parts, source_config: ConfigDict) -> set[str]:
-        """Return the paths of the frozen parameters that both runs have from one published file."""
+        """Return the paths of the frozen parameters that both runs take from the same published weights file."""
         weights, source_weights = self.config.model.backbone.weights, source_config.model.backbone.weights
         if weights not in ("auto", source_weights):
             status(f"model.backbone.weights={weights} is not read, because the backbone comes from {self.folder}")
@@ -223,7 +250,12 @@ class OtherRun(Origin):
 
 # ----------------------------------------------------------------------------------------------------------- values
 def _require_same_table(parts: Parts, table: Any) -> None:
-    """Raise UserError if the position table is trainable and has another shape than the backbone's own `table`."""
+    """Raise UserError if the position embedding is trainable and its shape differs from the backbone of the config.
+
+    Args:
+      parts: the model with the loaded position embedding.
+      table: the position embedding of the backbone of the config, an array or ShapeDtypeStruct.
+    """
     trained = parts.trainable.get(POSITION_TABLE)
     if trained is not None and trained.shape != table.shape:
         raise UserError(
@@ -233,19 +265,25 @@ def _require_same_table(parts: Parts, table: Any) -> None:
 
 
 def _is_same_setting(key: str, value: Any, adapter_value: Any) -> bool:
-    """Return whether an adapter has the value of the config; the order of `targets` does not matter."""
+    """Return whether a setting of a PEFT adapter equals the setting in the config.
+
+    Args:
+      key: the name of the setting. For `targets`, the order of the values does not matter.
+      value: the value in the config.
+      adapter_value: the value of the adapter.
+    """
     if key == "targets":
         return set(value or ()) == set(adapter_value)
     return value == adapter_value
 
 
 def _without(values: Params, paths: set[str]) -> Params:
-    """Return the values at all other paths."""
+    """Return a copy of `values` without the given paths."""
     return {path: value for path, value in values.items() if path not in paths}
 
 
 def _reorder(model: Classifier, names: tuple[str, ...]) -> None:
-    """Reorder the rows of a head from the alphabetical order of the labels to the order of `names`."""
+    """Reorder the label axis of all parameters from the alphabetical order of the labels to the order of `names`."""
     row_of = {name: row for row, name in enumerate(sorted(names))}
     order = np.array([row_of[name] for name in names])
     if (order == np.arange(len(names))).all():
@@ -261,7 +299,7 @@ def _reorder(model: Classifier, names: tuple[str, ...]) -> None:
 
 
 def _set_masks(config: ConfigDict) -> tuple[str, ...]:
-    """Return the names of the prompt masks whose values the config sets, as a level of pruning does."""
+    """Return the names of the prompt masks whose values the config sets (`model.prompts.pruning` is "fixed")."""
     prompts = config.model.prompts
     masks = {"token_mask": prompts.kept_tokens, "segment_mask": prompts.kept_segments}
     return tuple(name for name, value in masks.items() if value) if prompts.pruning == "fixed" else ()

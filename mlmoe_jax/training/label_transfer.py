@@ -1,4 +1,4 @@
-"""Transfer of parameters to a model with other labels, matched by label name."""
+"""Transfer parameters from a trained model (the source) to a model with other labels. Labels are matched by name."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ Axes = tuple[str | None, ...]
 
 @dataclass(frozen=True)
 class Counterparts:
-    """How the parameters of a model correspond to those of the source of its values.
+    """The correspondence between the parameters of a model and the parameters of a source model.
 
     Attributes:
       names: the labels of the model.
       source_names: the labels of the source.
-      axes: path -> the names of the axes of a parameter of the model, see `ModelDef.axes`.
-      source_axes: path -> the names of the axes of a parameter of the source.
-      same_head: both heads are of one kind.
-      same_groups: the prompts of both models have one group structure, or none.
-      same_vectors: the common labels have the same word vectors.
+      axes: path of a parameter of the model -> names of its axes, see `ModelDef.axes`.
+      source_axes: path of a parameter of the source -> names of its axes.
+      same_head: whether both models have the same kind of head.
+      same_groups: whether the prompts of both models have equal group structures, or both have no groups.
+      same_vectors: whether the labels that both models have use equal word vectors.
     """
 
     names: tuple[str, ...]
@@ -49,7 +49,7 @@ class Counterparts:
         return self.names == self.source_names
 
     def axes_at(self, path: str) -> tuple[Axes, Axes]:
-        """Return the names of the axes of a parameter in the model and in the source."""
+        """Return (names of the axes in the model, names of the axes in the source) of the parameter at `path`."""
         return self.axes.get(path, ()), self.source_axes.get(path, ())
 
 
@@ -61,7 +61,16 @@ def counterparts(
     definition: ModelDef,
     source_definition: ModelDef,
 ) -> Counterparts:
-    """Return how two models correspond, by their configs, label spaces and structures."""
+    """Return the correspondence between the parameters of two models.
+
+    Args:
+      config: the config of the model.
+      space: the label space of the model.
+      source_config: the config of the source.
+      source_space: the label space of the source.
+      definition: the structure of the model.
+      source_definition: the structure of the source.
+    """
     structures = [prompts_class(each).group_structure(each.model.prompts) for each in (config, source_config)]
     return Counterparts(
         space.names,
@@ -75,7 +84,10 @@ def counterparts(
 
 
 def _same_vectors(space: LabelSpace, source_space: LabelSpace) -> bool:
-    """Return whether the common labels have the same word vectors; True if either space has none."""
+    """Return whether the labels that occur in both label spaces have equal word vectors.
+
+    The result is True if one of the label spaces has no word vectors.
+    """
     if space.vectors is None or source_space.vectors is None:
         return True
     source_vectors = dict(zip(source_space.names, source_space.vectors, strict=True))
@@ -89,16 +101,17 @@ def _same_vectors(space: LabelSpace, source_space: LabelSpace) -> bool:
 def transfer_parameters(
     initial: Params, source: Params, match: Counterparts
 ) -> tuple[dict[str, jax.Array], dict[str, list[str]]]:
-    """Transfer parameters between two models.
+    """Transfer the values of a source model to another model, where parameters correspond.
 
     Args:
-      initial: {path: value} of the model to fill.
-      source: {path: value} of the source.
-      match: how the two models correspond.
+      initial: path -> initial value of the model to fill.
+      source: path -> value of the source.
+      match: the correspondence of the two models.
 
     Returns:
-      transferred: {path: new value}, in the types of `initial`.
-      skipped: {reason: paths of either model that are not transferred}.
+      transferred: path -> new value, with the dtype of the initial value. Rows of labels that the source does not have
+        keep their initial values.
+      skipped: reason -> paths of the parameters that are not transferred, in either model.
     """
     transferred, skipped = {}, {}
     for path, value in initial.items():
@@ -115,7 +128,10 @@ def transfer_parameters(
 
 
 def _mismatch(path: str, source: Params, match: Counterparts) -> str:
-    """Return why a parameter has no counterpart in the source; "" if it may have one."""
+    """Return the reason why a parameter cannot be transferred from the source, or "" if no reason is found.
+
+    Shapes are not compared here, see `_transferred`.
+    """
     names = sum(match.axes_at(path), ())
     if path not in source:
         return "missing in the source"
@@ -129,7 +145,17 @@ def _mismatch(path: str, source: Params, match: Counterparts) -> str:
 
 
 def _transferred(path: str, initial: jax.Array, value: jax.Array, match: Counterparts) -> tuple[np.ndarray | None, str]:
-    """Return the new value of one parameter and "", or None and the reason why it is not transferred."""
+    """Compute the new value of a parameter.
+
+    Args:
+      path: the path of the parameter.
+      initial: the initial value in the model to fill.
+      value: the value in the source.
+      match: the correspondence of the two models.
+
+    Returns:
+      (new value, "") if the parameter is transferred, otherwise (None, the reason why it is not transferred).
+    """
     value = np.asarray(distributed.to_host(value))
     names, source_names = match.axes_at(path)
     has_labels = any(name in (LABEL, LABEL_GROUP) for name in names + source_names)
@@ -150,7 +176,11 @@ def _transferred(path: str, initial: jax.Array, value: jax.Array, match: Counter
 
 
 def _common_rows(match: Counterparts, further: int) -> tuple[list[int], list[int]]:
-    """Return the rows of the common labels in both models, followed by the `further` rows after the labels."""
+    """Return the rows to copy between two parameters with a row per label: the rows in the model and in the source.
+
+    The rows of the labels that both models have come first. The last `further` rows of the parameter, which follow the
+    rows of the labels, come after them.
+    """
     index_of = {name: index for index, name in enumerate(match.source_names)}
     rows = [row for row, name in enumerate(match.names) if name in index_of]
     source_rows = [index_of[match.names[row]] for row in rows]
@@ -160,7 +190,7 @@ def _common_rows(match: Counterparts, further: int) -> tuple[list[int], list[int
 
 
 def _block(shape: Sequence[int], axes: Iterable[int], rows: list[int]) -> tuple[np.ndarray, ...]:
-    """Return the index of `rows` along `axes`, and of all entries along any other axis."""
+    """Return an index (see `np.ix_`) that selects `rows` along each of `axes`, and all entries along the other axes."""
     axes = tuple(axes)
     return np.ix_(*(rows if axis in axes else range(size) for axis, size in enumerate(shape)))
 
@@ -173,14 +203,15 @@ def report_transfer(
     *,
     grouped: bool,
 ) -> None:
-    """Print how labels are matched, and which parameters are not transferred.
+    """Print which labels are matched and which parameters are not transferred.
 
     Args:
-      match: how the two models correspond.
+      match: the correspondence of the two models.
       space: the label space of the model.
       source_space: the label space of the source.
-      skipped: a result of `transfer_parameters`.
-      grouped: the model uses the groups of the source.
+      skipped: reason -> paths, as returned by `transfer_parameters`.
+      grouped: whether both models have the same group structure of prompts. If True, labels that change their group are
+        printed too.
     """
     _report_labels(match)
     if grouped:
@@ -190,7 +221,7 @@ def report_transfer(
 
 
 def _report_labels(match: Counterparts) -> None:
-    """Print the labels that are matched, new and left out."""
+    """Print the labels that both models have, the new labels, and the labels of the source that are not used."""
     if match.same_labels:
         return
     common = _common_labels(match)
@@ -203,7 +234,7 @@ def _report_labels(match: Counterparts) -> None:
 
 
 def _report_groups(match: Counterparts, space: LabelSpace, source_space: LabelSpace) -> None:
-    """Print the common labels whose group changes."""
+    """Print the labels that both models have, but in different groups."""
     groups, source_groups = _groups_by_label(space), _groups_by_label(source_space)
     if moved := [name for name in _common_labels(match) if groups[name] != source_groups[name]]:
         status(
@@ -213,11 +244,11 @@ def _report_groups(match: Counterparts, space: LabelSpace, source_space: LabelSp
 
 
 def _common_labels(match: Counterparts) -> list[str]:
-    """Return the labels of the model that the source has too."""
+    """Return the labels that both models have, in the order of the model."""
     source_names = set(match.source_names)
     return [name for name in match.names if name in source_names]
 
 
 def _groups_by_label(space: LabelSpace) -> dict[str, tuple[int, int]]:
-    """Return label -> its groups on the co-occurrence side and on the discriminative side."""
+    """Return label -> (co-occurrence group, discriminative group)."""
     return dict(zip(space.names, zip(space.co_group.tolist(), space.dc_group.tolist(), strict=True), strict=True))

@@ -1,4 +1,4 @@
-"""The training loop: from an empty run folder or a checkpoint to test metrics."""
+"""Run a training: start from an empty run folder or resume from a checkpoint, train, and evaluate."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ from mlmoe_jax.training.training_data import open_training_data
 
 
 def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = None) -> Results:
-    """Train, or resume training, in a run folder. The initial values are from `find_origin`.
+    """Train a model in a run folder and evaluate it. If the folder has a checkpoint, the training resumes from it.
 
     Args:
       config: the config. It is not changed.
-      folder: the run folder, new or not.
-      profile: steps to trace. Tracing does not change the results.
+      folder: the run folder. It need not exist.
+      profile: the training steps to record with the JAX profiler. Profiling does not change the results.
 
     Returns:
-      the metrics of each split, as fractions.
+      split -> metric -> value, as a fraction.
 
     Raises:
       UserError: an error that the user can correct.
@@ -86,9 +86,12 @@ def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = Non
 
 
 def checked_config(config: ConfigDict, folder: RunFolder) -> ConfigDict:
-    """Return a copy of the config with which a training starts or resumes in a folder.
+    """Validate a config and return the copy to train with. `config_of_run` adapts the copy to a run in the folder.
 
-    Everything is checked that needs neither weights nor data. Raises UserError for a mistake.
+    All checks that need neither weights nor data are done here.
+
+    Raises:
+      UserError: a check fails.
     """
     config = copy.deepcopy(config)  # `setup_jax` resolves types that are `auto`
     configuration.validate(config)
@@ -101,15 +104,18 @@ def checked_config(config: ConfigDict, folder: RunFolder) -> ConfigDict:
 
 
 def run_steps(experiment: Experiment, state: TrainState, selection: Selection, manager: ocp.CheckpointManager) -> None:
-    """Take all remaining steps, and update `selection`.
+    """Run all remaining training steps. `selection` is updated in place.
 
-    An exact resume needs this order:
+    The order of operations in an iteration is fixed, so that a resumed run gives the same results:
 
-    1. the step,
-    2. the row of an earlier step, while the device computes,
-    3. evaluation and selection, if due,
-    4. the row of the step and the checkpoint, if due,
-    5. the stop, if requested.
+    1. run the step,
+    2. write the metrics of an earlier step to the log while the device computes,
+    3. evaluate and select, if due,
+    4. write the metrics of the step to the log and save a checkpoint, if due,
+    5. stop, if requested.
+
+    Raises:
+      Stopped: a stop was requested by a signal.
     """
     step, stopping = int(state.step), False
     progress = Progress("train", experiment.total_steps, experiment.config.train.batch_size, start=step)
@@ -135,7 +141,11 @@ def run_steps(experiment: Experiment, state: TrainState, selection: Selection, m
 
 
 def evaluate(experiment: Experiment, state: TrainState, selection: Selection, step: int) -> dict[str, float]:
-    """Evaluate raw and averaged weights on the selection split, and update `selection`; return a row of metrics."""
+    """Evaluate the raw weights and the moving averages on the selection split. `selection` is updated in place.
+
+    Returns:
+      A dict: "SPLIT/KIND/METRIC" -> value; KIND is `raw` or `ema`. It is empty if there is no selection split.
+    """
     candidates = {"raw": state.raw()}
     if experiment.config.ema.decay:
         candidates["ema"] = state.ema
@@ -156,14 +166,18 @@ def select(
     candidates: Mapping[str, Params],
     measured: Mapping[str, Metrics],
 ) -> None:
-    """Update `selection` after a step: by the metric, or with the latest values if no metric selects.
+    """Update `selection` in place after an evaluation.
+
+    If weights are selected by a metric, the better candidate is selected if it exceeds all earlier results. If not
+    (`eval.select_on` is "none", or the selection split has too few positives per label), the newest values are
+    selected.
 
     Args:
       experiment: the experiment.
-      selection: the selection.
-      step: the step of the candidates.
-      candidates: kind -> values, the preferred kind last.
-      measured: kind -> metrics on the selection split; {} without a selection split.
+      selection: the selection to update.
+      step: the step after which the candidates were evaluated.
+      candidates: kind (`raw`, `ema`) -> values. The last kind is selected if no metric is used.
+      measured: kind -> metrics on the selection split; {} if there is no selection split.
     """
     config, metric = experiment.config, selection.metric
     split = selection_split(config)
@@ -184,12 +198,16 @@ def select(
 
 
 def finish(experiment: Experiment, selection: Selection, frozen: Params, outside: SplitScores | None = None) -> Results:
-    """Evaluate the selected values on every evaluation split, fit thresholds if requested, and write all results.
+    """Evaluate the selected values on all evaluation splits and write the results. Fit thresholds if configured.
 
     Args:
+      experiment: the experiment.
       selection: the selected values.
-      frozen: the frozen values.
-      outside: the scores of `fit_classifier`, written as a split.
+      frozen: the frozen parameters.
+      outside: the cross-validated scores from `fit_classifier`, written like the scores of a split; None = none.
+
+    Returns:
+      split -> metric -> value, as a fraction.
     """
     config, folder, label_space = experiment.config, experiment.folder, experiment.data.label_space
     if outside is None:
@@ -223,13 +241,26 @@ def finish(experiment: Experiment, selection: Selection, frozen: Params, outside
 def score(
     experiment: Experiment, candidates: Mapping[str, Params], frozen: Params, split: Split
 ) -> dict[str, SplitScores]:
-    """Return the scores of a split for each of `candidates`, in one pass over its images."""
+    """Compute the scores of a split for several sets of weights, in one pass over its images.
+
+    Args:
+      experiment: the experiment.
+      candidates: kind (`raw`, `ema`) -> values.
+      frozen: the frozen parameters.
+      split: the split.
+
+    Returns:
+      kind -> scores of the split.
+    """
     steps = experiment.steps
     return score_split(steps.eval_step, candidates, frozen, split, experiment.config, steps.mesh)
 
 
 def _backbone_file(values: Params) -> bytes:
-    """Return the file of a backbone. Every process calls it, because arrays may be sharded over the processes."""
+    """Return the bytes of a safetensors file with the backbone in float16.
+
+    All processes must call this function, because arrays may be sharded over the processes.
+    """
     prefix = "backbone/"
     own = {path.removeprefix(prefix): value for path, value in values.items() if path.startswith(prefix)}
     return safetensors_bytes({path: np.asarray(value, np.float16) for path, value in distributed.to_host(own).items()})

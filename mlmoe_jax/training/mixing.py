@@ -1,7 +1,7 @@
-"""MixUp and CutMix for several labels, inside the training step.
+"""MixUp and CutMix for multi-label classification, as part of the compiled training step.
 
-Each image of a global batch is mixed with the image before it. The random numbers depend on the seed and the step only,
-so that any number of processes makes the same batches and a resumed run repeats them. The host has no work with it.
+Each image of a global batch is mixed with the image before it, its partner. The random numbers depend only on the seed
+and the step. So the batches do not depend on the number of processes, and a resumed run repeats them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOT_MIXED = ("id", "mask", "label", "label_mask")  # all other arrays of a batch
 
 
 def make_mixing(augment: ConfigDict) -> Mixing | None:
-    """Return the mixing of `config.augment`; None for `mix=none`."""
+    """Return the function (batch, key) -> mixed batch for the section `augment` of a config; None for `mix=none`."""
     kind, alpha = augment.mix, augment.mix_alpha
     if kind == "none":
         return None
@@ -42,13 +42,14 @@ def make_mixing(augment: ConfigDict) -> Mixing | None:
 
 
 def mixup(batch: Batch, share: Float[Array, " b"]) -> Batch:
-    """Return λ·x + (1 − λ)·x' for the inputs and targets of each image and its partner (MixUp, sec. 2).
+    """Mix each image and its targets with its partner: λ·x + (1 − λ)·x' (MixUp, sec. 2).
 
-    Integer inputs are rounded. A label is known if it is known for both images, or for the image itself if λ = 1.
+    x is the image (or its targets), x' is the partner's, and λ is the share of the image. Integer inputs are rounded. A
+    label of the mixed image is known if it is known for both images, or if λ = 1 and it is known for the image.
 
     Args:
       batch: images u8[b,h,w,3] or features f32[b,...], with labels and masks.
-      share: λ of each image.
+      share: f32[b], λ of each image.
     """
     inputs = {
         name: _interpolated(values, jnp.roll(values, 1, axis=0), share)
@@ -59,15 +60,17 @@ def mixup(batch: Batch, share: Float[Array, " b"]) -> Batch:
 
 
 def cutmix(batch: Batch, share: Float[Array, " b"], key: Key[Array, ""]) -> Batch:
-    """Replace a rectangle of each image by its partner's; targets are weighted by area (CutMix, eq. 1–2).
+    """Replace a rectangle of each image by the same rectangle of its partner (CutMix, eq. 1–2).
 
-    The sides of the rectangle are √(1 − λ) of the sides of the image and its center is uniform. It is clipped at the
-    borders, after which λ is the remaining share of the area, as in the authors' code.
+    Targets are averaged with weights λ for the image and 1 − λ for the partner. The height and width of the rectangle
+    are √(1 − λ) times the height and width of the image. Its center is uniform. The rectangle is clipped at the borders
+    of the image. For the targets, λ is then recomputed as the fraction of the area that is not replaced, as in the
+    authors' code.
 
     Args:
       batch: images [b,h,w,3], with labels and masks.
-      share: λ of each image before the rectangle is clipped.
-      key: for the centers.
+      share: f32[b], λ of each image before the rectangle is clipped.
+      key: the random key for the centers.
     """
     image = batch["image"]
     down, across = (
@@ -79,7 +82,13 @@ def cutmix(batch: Batch, share: Float[Array, " b"], key: Key[Array, ""]) -> Batc
 
 
 def _covered(key: jax.Array, size: int, share: jax.Array) -> Bool[Array, "b size"]:
-    """Return which of `size` rows or columns are inside the rectangle of each image."""
+    """Return which rows (or columns) of each image are inside its rectangle, with a random center.
+
+    Args:
+      key: the random key for the centers.
+      size: the number of rows (or columns).
+      share: f32[b], λ of each image.
+    """
     center = jax.random.randint(key, share.shape, 0, size)[:, None]
     half = (size * jnp.sqrt(1 - share)).astype(jnp.int32)[:, None] // 2
     index = jnp.arange(size)
@@ -87,7 +96,7 @@ def _covered(key: jax.Array, size: int, share: jax.Array) -> Bool[Array, "b size
 
 
 def _targets(batch: Batch, share: jax.Array) -> Batch:
-    """Return the mixed targets and their mask. `share` is λ of each image."""
+    """Return the mixed `label` and its `label_mask`. `share` f32[b] is λ of each image."""
     known, partner = (mask != 0 for mask in (batch["label_mask"], jnp.roll(batch["label_mask"], 1, axis=0)))
     valid = known & (partner | (share == 1)[:, None])
     label = _interpolated(batch["label"], jnp.roll(batch["label"], 1, axis=0), share)
