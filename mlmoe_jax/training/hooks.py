@@ -104,7 +104,7 @@ def training_hooks(
 
 
 class Device(Hook):
-    """A hook that prints the memory of the compiled step once, and keeps the host at most two steps ahead of the device."""
+    """A hook that prints the memory of the compiled step, and keeps the host at most two steps ahead of the device."""
 
     def __init__(self, step: TrainStep):
         self._step, self._ahead, self._described = step, RunAhead(), False
@@ -193,9 +193,9 @@ class Checks(Hook):
     1. The loss and the gradient of each step are finite. `train.skip_nonfinite` is the number of steps that may violate
        this. If it is above 0, such a step leaves the parameters unchanged. This check causes no additional transfers
        from the device.
-    2. The norm of the trainable parameters at a checkpoint is at most DIVERGENCE_LIMIT times their norm at the previous
-       checkpoint (at least 1). Otherwise the checkpoint is not saved. This finds updates that are too large although
-       the loss is finite.
+    2. The norm of the trainable parameters at a checkpoint is at most DIVERGENCE_LIMIT · max(1, norm at the previous
+       checkpoint). Otherwise the checkpoint is not saved. This finds updates that are too large although the
+       loss is finite.
     """
 
     def __init__(self, experiment: Experiment, manager: ocp.CheckpointManager, state: TrainState):

@@ -7,8 +7,7 @@ They come from the checkpoint of the run folder, `config.init_from`, a pretraine
 * a checkpoint of the authors' PyTorch code,
 * a PEFT adapter,
 * another run, in a folder or on the Hugging Face Hub. If the run has other labels, parameters that belong to a label
-are
-  matched by the name of the label.
+  are matched by the name of the label.
 
 Parameters that `config.init_from` does not have keep their initial values, and their paths are printed.
 """

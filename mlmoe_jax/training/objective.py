@@ -1,4 +1,4 @@
-"""The training loss of a config."""
+"""The objective of a training: the loss of a config plus the penalties of the model."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,10 +22,10 @@ StepMetrics = dict[str, jax.Array]
 
 
 class Objective:
-    """The training loss of `config.loss`: a weighted sum over the named terms, plus the model's penalties.
+    """The training loss of `config.loss`: a weighted sum of the named terms, plus the penalties of the model.
 
-    A loss may have values with a row per training image, at paths below `loss/`: `learned` values are updated by the
-    optimizer, and `noted` values by `note`.
+    Some losses keep values per training image: arrays with one row per image, at paths that start with `loss/`. The
+    optimizer updates the `learned` values. The method `note` updates the `noted` values.
     """
 
     def __init__(self, settings: ConfigDict, training: TrainingLabels | None = None):
@@ -36,15 +36,15 @@ class Objective:
         self.weights = {name: weight for name, weight in settings.terms.items() if weight}
 
     def learned_paths(self) -> list[str]:
-        """Return the paths of the values that the optimizer updates."""
+        """Return the paths of the values of the loss that the optimizer updates."""
         return [LOSS_VALUES + name for name in self.loss.trained_names]
 
     def learned(self) -> dict[str, np.ndarray]:
-        """Return the initial values that the optimizer updates."""
+        """Return path -> initial value, for the values of the loss that the optimizer updates."""
         return {LOSS_VALUES + name: values for name, values in self.loss.trained_values().items()}
 
     def noted(self) -> dict[str, np.ndarray]:
-        """Return the initial values that `note` updates."""
+        """Return path -> initial value, for the values of the loss that `note` updates."""
         return {LOSS_VALUES + name: values for name, values in self.loss.tracked_values().items()}
 
     def __call__(
@@ -56,15 +56,19 @@ class Objective:
         step: jax.Array | int = 0,
         values: Mapping[str, jax.Array] | None = None,
     ) -> tuple[jax.Array, StepMetrics]:
-        """Return the loss and its parts.
+        """Compute the loss.
 
         Args:
           prediction: the prediction for `batch`.
-          batch: the images that are computed together.
-          whole: the whole batch if `batch` is a part of it. The losses of the parts then add up to the loss of the
-            whole batch, except that a loss that compares images sees one part at a time.
-          step: the number of steps before this step.
-          values: the values of the loss.
+          batch: a batch, or a part of it under gradient accumulation.
+          whole: the whole batch, if `batch` is a part. The losses of all parts then add up to the loss of the whole
+            batch. A loss that compares images is an exception, because it sees only the images of a part. None =
+            `batch` is whole.
+          step: the number of steps already taken.
+          values: path -> learned or noted value of the loss; None if the loss keeps no values.
+
+        Returns:
+          The loss f32[], and its terms and penalties before weighting, `loss/NAME` -> f32[].
         """
         settings, whole = self.settings, batch if whole is None else whole
         logits, examples = {"logits": prediction.logits, **prediction.terms}, self._examples(batch, step, values)
@@ -89,7 +93,14 @@ class Objective:
         return total, {f"loss/{name}": part for name, part in parts.items()}
 
     def note(self, prediction: Prediction, batch: Batch, step: jax.Array, values: Params) -> Params:
-        """Return the noted values after a step on `batch`."""
+        """Return path -> new value, for the noted values of the loss, after a training step.
+
+        Args:
+          prediction: the prediction for `batch`.
+          batch: the batch of the step.
+          step: the number of steps already taken.
+          values: path -> learned or noted value before the step.
+        """
         noted = self.loss.track(losses.as_float(prediction.logits), self._examples(batch, step, values))
         # A batch that begins an epoch can have an image twice, so the maximum of both rows counts.
         return {
@@ -98,7 +109,7 @@ class Objective:
         }
 
     def _counted(self, batch: Batch) -> jax.Array:
-        """Return 1 for each label that counts in the loss and 0 for each label that is left out, [B,K]."""
+        """Return [B,K]: 1 for each label that is included in the loss, and 0 for each label that is ignored."""
         return jnp.ones_like(batch["label_mask"]) if self.assumes_negatives else batch["label_mask"]
 
     def _examples(self, batch: Batch, step: Any, values: Mapping[str, jax.Array] | None) -> losses.Examples:
@@ -115,18 +126,23 @@ class Objective:
 
 
 def training_labels(config: ConfigDict, codes: np.ndarray) -> TrainingLabels:
-    """Return the training labels of a config with the label codes i8[N,K]."""
+    """Return what a loss may use of the training labels. `codes` i8[N,K] are the label codes of the training split."""
     steps = steps_per_epoch(len(codes), config.train.batch_size)
     return TrainingLabels(codes, config.data.difficult_train, steps, config.seed)
 
 
 def training_objective(config: ConfigDict, codes: np.ndarray) -> Objective:
-    """Return the training loss of a config for a training split with the label codes i8[N,K]."""
+    """Return the training loss of a config. `codes` i8[N,K] are the label codes of the training split."""
     return Objective(config.loss, training_labels(config, codes))
 
 
 def require_labels(config: ConfigDict, codes: np.ndarray) -> None:
-    """Raise UserError if the loss of a config cannot learn from training labels with the codes i8[N,K]."""
+    """Raise UserError if the loss of a config cannot be computed or learned from the labels of the training split.
+
+    Args:
+      config: the config.
+      codes: i8[N,K], the label codes of the training split.
+    """
     if any(config.loss.terms.values()) and (
         mistakes := LOSSES[config.loss.kind].label_mistakes(config, training_labels(config, codes))
     ):

@@ -1,6 +1,6 @@
 """Learning-rate schedules, optimizers with rules by parameter path, and the moving average of parameters.
 
-Parameters, gradients and updates are flat dicts {path: array}, paths such as `head/co/gate/bias`.
+Parameters, gradients and updates are flat dicts {path: array}. A path is a string such as `head/co/gate/bias`.
 """
 
 import math
@@ -28,12 +28,15 @@ LOSS_RATE, LOSS_DECAY = (f"^{LOSS_VALUES}", 10.0), (f"^{LOSS_VALUES}", 0.0)  # o
 
 
 def one_cycle(peak: float, total_steps: int) -> tuple[Schedule, Schedule]:
-    """Return one-cycle learning rate and beta1: PyTorch's OneCycleLR with pct_start=0.2 and its other defaults.
+    """Return the learning rate and beta1 of the one-cycle schedule: PyTorch's OneCycleLR with pct_start=0.2.
 
-    The rate goes peak/25 → peak at step 0.2·total_steps − 1 (rarely an integer) → peak/25e4 at the last step,
-    total_steps − 1, and stays there. beta1 goes 0.95 → 0.85 → 0.95 at these steps. Both are functions of the number of
-    steps taken, to f32[], and work inside jit. If 0.2·total_steps = 1, the first step is the peak (PyTorch divides by
-    zero).
+    All other settings of OneCycleLR have their defaults. The learning rate rises from peak/25 to peak at step
+    0.2·total_steps − 1 (rarely an integer), and falls to peak/25e4 at the last step, total_steps − 1. beta1 goes
+    0.95 → 0.85 → 0.95 at these steps. After the last step, both stay constant. If 0.2·total_steps = 1, the first step
+    has the peak (PyTorch divides by zero).
+
+    Returns:
+      Two functions that map the number of steps taken to f32[]. They work inside jit.
     """
     last = float(total_steps - 1)
     top = 0.2 * total_steps - 1
@@ -54,12 +57,21 @@ def one_cycle(peak: float, total_steps: int) -> tuple[Schedule, Schedule]:
 
 
 def make_schedules(optim: Any, total_steps: int) -> tuple[Schedule, Schedule]:
-    """Return (learning rate, beta1) of a config, both functions of the number of steps taken.
+    """Return the schedules (learning rate, beta1) of a config. Both map the number of steps taken to a value.
 
-    `optim.schedule`: "one_cycle" (also cycles beta1, so `optim.b1` is not used), "constant", "cosine" (to 0 at
-    total_steps), or "multi_step" (times MILESTONE_FACTOR after each fraction of the training in
-    `optim.milestones`). All except "one_cycle" rise linearly from 0 over `optim.warmup_steps` with beta1 = `optim.b1`.
-    Raises UserError for too many warm-up steps.
+    The schedules, by `optim.schedule`:
+
+    * "one_cycle": see `one_cycle`. It also sets beta1, so `optim.b1` is not used.
+    * "constant": a constant rate.
+    * "cosine": a cosine decay to 0 at `total_steps`.
+    * "multi_step": the rate is multiplied by MILESTONE_FACTOR after each fraction of the training in
+      `optim.milestones`.
+
+    All except "one_cycle" rise linearly from 0 during the first `optim.warmup_steps` steps, and their beta1 is
+    `optim.b1`.
+
+    Raises:
+      UserError: there are too many warm-up steps.
     """
     peak = optim.learning_rate
     if optim.schedule == "one_cycle":
@@ -77,16 +89,20 @@ def make_schedules(optim: Any, total_steps: int) -> tuple[Schedule, Schedule]:
 
 
 def make_optimizer(optim: Any, total_steps: int, paths: Iterable[str]) -> optax.GradientTransformation:
-    """Return the optimizer of a config, for flat dicts {path: array} with exactly `paths`.
+    """Return the optimizer of a config. Parameters and gradients must be flat dicts {path: array} with exactly `paths`.
 
-    adamw (decoupled decay), adam, and sgd with momentum beta1 (decay added to the gradient) equal torch.optim's at
-    every step. muon is Muon (see `_scale_by_muon`) for the kernels of the backbone with two axes, and AdamW otherwise.
-    The global rate and weight decay are multiplied by the value of the first rule that matches the path of a parameter.
-    The rate also multiplies the decay, as in PyTorch.
+    * adamw (decoupled weight decay), adam, and sgd with momentum beta1 (both add the decay to the gradient) give the
+      same updates as torch.optim at every step.
+    * muon uses Muon (see `_scale_by_muon`) for kernels of the backbone with two axes, and AdamW for all other
+      parameters.
+
+    `optim.rate_rules` and `optim.decay_rules` are lists of (regex, factor). For each parameter, the learning rate and
+    the weight decay are multiplied by the factor of the first rule that matches its path. The learning rate also
+    multiplies the decay, as in PyTorch.
 
     Args:
       optim: `config.optim`.
-      total_steps: number of optimizer steps of the whole training.
+      total_steps: the number of optimizer steps of the whole training.
       paths: the paths of the trainable parameters.
 
     Raises:
@@ -116,20 +132,27 @@ def make_optimizer(optim: Any, total_steps: int, paths: Iterable[str]) -> optax.
 
 
 def updates_made(opt: Any) -> Array:
-    """Return the number of updates that an optimizer of `make_optimizer` has made, i32[], from its state."""
+    """Return the number of updates in the state `opt` of an optimizer from `make_optimizer`, i32[]."""
     return opt[-1].count  # the state of optax.scale_by_learning_rate
 
 
 def ema_update(ema: Params, new: Params, decay: float) -> Params:
-    """Return decay · ema + (1 − decay) · new for each path. A constant value is preserved bit for bit."""
+    """Return the new exponential moving average, decay · ema + (1 − decay) · new, for each path.
+
+    If `new` equals `ema`, the result is exactly equal too.
+    """
     return jax.tree.map(lambda old, value: old + (1 - decay) * (value - old), dict(ema), dict(new))
 
 
 def _scale_by_adam(beta1: Schedule, b2: float) -> optax.GradientTransformation:
-    """Return Adam's direction m̂ / (√v̂ + EPS), with a beta1 that depends on the step. The state is that of optax.
+    """Return Adam's update direction m̂ / (√v̂ + EPS), with a beta1 that depends on the step.
 
-    The bias corrections use the beta1 of this step only, as in PyTorch. 1 − b2^t is computed as −expm1(t · log b2),
-    because a difference in float32 has an error of one part in 10⁵ at the first steps, and so has the whole trajectory.
+    m̂ and v̂ are the bias-corrected moving averages of the gradient and of its square. The state is an
+    `optax.ScaleByAdamState`.
+
+    The bias correction uses only the beta1 of the current step, as in PyTorch. 1 − b2^t is computed as
+    −expm1(t · log b2), because the difference in float32 has a relative error of 10⁻⁵ in the first steps. The
+    parameters of all later steps would have this error, too.
     """
 
     log_b2 = math.log(b2) if b2 else -math.inf
@@ -152,9 +175,10 @@ def _scale_by_adam(beta1: Schedule, b2: float) -> optax.GradientTransformation:
 
 
 def _scale_by_muon() -> optax.GradientTransformation:
-    """Muon (Jordan et al., 2024): the momentum of a matrix, its singular values moved to 1 by Newton–Schulz steps.
+    """Return the updates of Muon (Jordan et al., 2024) for matrices.
 
-    Scaled by 0.2·√max(rows, columns), so that updates are as large as with AdamW and both use one rate
+    Newton–Schulz iterations move the singular values of the momentum to 1. The result is scaled by
+    0.2·√max(rows, columns). The updates then are as large as updates of AdamW, so that both use one learning rate
     (Moonlight, sec. 2.2).
     """
     # Documented as the default for matrices, but optax fails without it.
@@ -168,6 +192,6 @@ def _scale_by_muon() -> optax.GradientTransformation:
 
 
 def _muon_or_adamw(values: Params) -> dict[str, str]:
-    """Return path -> "muon" for a kernel of the backbone with two axes, else "adamw"."""
+    """Return path -> "muon" for backbone kernels with two axes, and path -> "adamw" for all other parameters."""
     kernels = {path for path, value in values.items() if value.ndim == 2 and re.fullmatch("backbone/.*/kernel", path)}
     return {path: "muon" if path in kernels else "adamw" for path in values}

@@ -1,6 +1,6 @@
-"""The training steps to trace (`--profile=START:STOP`).
+"""The training steps to record with the JAX profiler (`--profile=START:STOP`).
 
-The trace is in `profile/` of the run folder, where TensorBoard's profile plugin and xprof find it.
+The profile is written to `profile/` in the run folder. TensorBoard's profile plugin and xprof can open the folder.
 """
 
 from __future__ import annotations
@@ -16,14 +16,18 @@ MOST_STEPS = 100  # a step can have a hundred thousand events
 
 @dataclass(frozen=True)
 class Window:
-    """The steps to trace, `first` to `last`, both included."""
+    """The training steps to record with the JAX profiler: `first` to `last`, inclusive, counted from 1."""
 
     first: int
     last: int
 
     @classmethod
     def parse(cls, text: str) -> Window:
-        """Return the steps of `START:STOP`; UserError unless these are at most MOST_STEPS steps in order."""
+        """Parse `START:STOP`.
+
+        Raises:
+          UserError: the text has another form, START is 0 or above STOP, or the range has more than MOST_STEPS steps.
+        """
         numbers = re.fullmatch(r"([0-9]{1,18}):([0-9]{1,18})", text)
         first, last = map(int, numbers.groups()) if numbers else (0, 0)
         if not 1 <= first <= last < first + MOST_STEPS:
@@ -34,7 +38,12 @@ class Window:
         return cls(first, last)
 
     def require(self, step: int, total: int) -> None:
-        """Raise UserError unless the window is after step `step` and ends at step `total` at the latest."""
+        """Raise UserError if the range is not within the remaining steps of a training.
+
+        Args:
+          step: the number of steps already taken.
+          total: the number of steps of the whole training.
+        """
         if not step < self.first <= self.last <= total:
             raise UserError(
                 f"--profile={self.first}:{self.last} is not within the remaining steps, {step + 1} to {total}"

@@ -1,4 +1,4 @@
-"""Resume a training: compare the configs, and save and restore the progress."""
+"""Resume a training: compare its config with the stored config, and save and restore its progress."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mlmoe_jax.training.step import TrainState
 def save_progress(
     experiment: Experiment, manager: ocp.CheckpointManager, step: int, state: TrainState, selection: Selection
 ) -> None:
-    """Write a checkpoint from which `restore_progress` resumes."""
+    """Save a checkpoint from which `restore_progress` can resume the training."""
     notes = {**selection.notes(), "skipped": sorted(experiment.data.skipped.everywhere().rows)}
     stored = experiment.steps.stored_form({"state": state.replace(frozen={}), "selected": selection.values})
     checkpoint.save(manager, step, stored["state"], stored["selected"], notes)
@@ -37,12 +37,14 @@ def save_progress(
 def restore_progress(
     experiment: Experiment, state: TrainState, manager: ocp.CheckpointManager
 ) -> tuple[TrainState, Selection]:
-    """Return state and selection of the newest undamaged checkpoint, or the initial state if there is no checkpoint.
+    """Restore the state and the selection from the newest undamaged checkpoint.
 
-    Rows of metrics.jsonl after the restored step are removed, and the start is recorded.
+    Without a checkpoint, return the initial state and a selection of its values. Rows of metrics.jsonl after the
+    restored step are removed. If steps remain, the start of the training is recorded in the run folder.
 
     Args:
-      state: result of `Steps.start`.
+      experiment: the experiment.
+      state: the result of `Steps.start`.
       manager: the manager of the checkpoints.
 
     Raises:
@@ -68,7 +70,8 @@ def restore_progress(
 def config_of_run(config: ConfigDict, folder: RunFolder) -> ConfigDict:
     """Return the config with which a run in the folder starts or resumes.
 
-    A type that is `auto` is taken from the run, because its default depends on the device.
+    If a run is resumed, dtypes that are `auto` are replaced by the dtypes of the run, because the meaning of `auto`
+    depends on the device.
 
     Raises:
       UserError: the folder holds a run with a different config.
@@ -89,7 +92,11 @@ def config_of_run(config: ConfigDict, folder: RunFolder) -> ConfigDict:
 
 
 def changed_keys(config: ConfigDict, folder: RunFolder) -> list[str]:
-    """Describe each key that must not differ from the run in the folder, but does; [] if the folder holds no run."""
+    """Describe the config keys whose change prevents resuming the run in the folder.
+
+    Returns:
+      A list of texts "KEY was OLD and is NEW"; [] if the run can resume or the folder holds no run.
+    """
     stored = stored_config(folder)
     if stored is None:
         return []
@@ -97,12 +104,12 @@ def changed_keys(config: ConfigDict, folder: RunFolder) -> list[str]:
 
 
 def _forbidden(differences: Mapping[str, str]) -> list[str]:
-    """Return the descriptions of keys with which a run must not resume."""
+    """Return the descriptions of the keys whose change prevents resuming. `differences` maps keys to descriptions."""
     return [text for key, text in differences.items() if key not in REPORTED_KEYS and not is_free(key)]
 
 
 def _differences(config: ConfigDict, stored: ConfigDict) -> dict[str, str]:
-    """Describe each key whose value differs from the stored config."""
+    """Return key -> "KEY was OLD and is NEW" for each key whose value differs from the stored config."""
     stored_values, values = configuration.flatten(stored), configuration.flatten(config)
     described = {}
     for key in values | stored_values:
@@ -114,7 +121,7 @@ def _differences(config: ConfigDict, stored: ConfigDict) -> dict[str, str]:
 
 
 def _with_types(config: ConfigDict, stored: ConfigDict) -> ConfigDict:
-    """Return a copy of the config in which types that are `auto` are those of the stored config."""
+    """Return a copy of the config in which dtypes that are `auto` are replaced by the stored dtypes."""
     config = copy.deepcopy(config)
     for name in ("dtype", "frozen_dtype"):
         if config.model[name] == AUTO:

@@ -1,19 +1,26 @@
-"""Selection of the values for evaluation and prediction, and early stopping, by one metric of one split.
+"""Select the weights for evaluation and prediction, and stop training early, by one metric on one split.
 
-The rules follow Query2Label's training code (55eb050), which ML-VPT's code (4fd40e4) adopts. It evaluates raw and
-averaged weights after each epoch. It selects the better weights, and the raw weights if they are equal, but only if the
-result exceeds all earlier results. Training stops if two conditions hold:
+The rules follow Query2Label's training code (55eb050), which ML-VPT's code (4fd40e4) adopts:
 
-1. The best result of all and the best result of the raw weights are both more than `patience` epochs old. `patience` is
-   6 in ML-VPT's code and 8 in Query2Label's code.
-2. The result of the averaged weights is below their own best.
+* Raw and averaged weights are evaluated after each epoch.
+* The better weights are a candidate; if both results are equal, the raw weights.
+* The candidate is selected only if its result exceeds all earlier results.
 
-So a later best of the averages that is not the best of all does not extend the wait, but training does not stop while
-the averages are at their best.
+Training stops if both conditions hold:
 
-Three cases are not defined there. Without averaged weights, condition 1 alone decides. An undefined result (nan) is
-never the best, and undefined averages are not below their best. The authors' code ends with an error if a loss is nan.
-A first result of 0 is a best here, while the authors' code requires more than 0.
+1. The best result of all weights and the best result of the raw weights are both more than `patience` epochs old.
+   `patience` is 6 in ML-VPT's code and 8 in Query2Label's code.
+2. The current result of the averaged weights is below the best result of the averaged weights.
+
+So a new best result of the averaged weights that is not the best of all does not restart the wait. But training does
+not stop at a step at which the averaged weights have their best result.
+
+The authors' code does not define three cases, which are handled as follows:
+
+* Without averaged weights, condition 1 alone decides.
+* An undefined result (nan) is never the best. Undefined results of averaged weights do not fulfill condition 2. The
+  authors' code ends with an error if a loss is nan.
+* A first result of 0 is a best result. The authors' code requires more than 0.
 """
 
 from __future__ import annotations
@@ -33,12 +40,12 @@ from mlmoe_jax.runtime.registry import suggestion
 
 
 def selection_split(config: ConfigDict) -> str:
-    """Return the split that is evaluated during training to select weights; "" if there is none."""
+    """Return the name of the split on which weights are selected during training; "" if there is none."""
     return config.data.test_splits[0] if config.eval.select_on == "test" else config.data.val_split
 
 
 def require_metric(config: ConfigDict) -> None:
-    """Raise UserError if `eval.select_metric` is none of the metrics by which values can be selected."""
+    """Raise UserError if weights cannot be selected by the metric `eval.select_metric`."""
     metric, known = config.eval.select_metric, selectable_metrics(config)
     if metric not in known:
         raise UserError(
@@ -49,17 +56,20 @@ def require_metric(config: ConfigDict) -> None:
 
 @dataclass
 class Selection:
-    """The values selected so far, their origin, and the best result per kind of weights (`raw`, `ema`).
+    """The weights selected so far, and the results that early stopping depends on.
 
-    All of it is part of a checkpoint, so a resumed run selects and stops like an uninterrupted run.
+    All attributes are stored in checkpoints, so a resumed run selects and stops like an uninterrupted run. The kinds of
+    weights are `raw` and `ema` (moving averages).
 
     Attributes:
-      values: the selected values.
+      values: path -> selected value.
       metric: the name of the metric, as in results.json.
-      step, kind, split: the origin of the selected values; split "" means that they were selected without a metric.
-      best: kind -> highest result.
+      step: the step of the selected weights.
+      kind: the kind of the selected weights.
+      split: the split on which the weights were selected; "" if they were selected without a metric.
+      best: kind -> highest result so far.
       best_step: kind -> the step of the highest result.
-      finished: training stops early.
+      finished: whether training stops early.
     """
 
     values: Params
@@ -74,13 +84,13 @@ class Selection:
     def consider(
         self, step: int, split: str, candidates: Mapping[str, tuple[float, Params]], *, patience: int = 0
     ) -> None:
-        """Select the best candidate if it exceeds all earlier results, and decide whether training stops.
+        """Select the best candidate if its result exceeds all earlier results. Set `finished` to stop training early.
 
         Args:
-          step: the step of the candidates.
+          step: the step after which the candidates were evaluated.
           split: the split of the results.
-          candidates: kind -> (result, values). The first of equal results is selected.
-          patience: as in the module, but in steps; 0 = never stop.
+          candidates: kind -> (result, values). If results are equal, the first kind is selected.
+          patience: as in the docstring of the module, but in steps; 0 = never stop.
         """
         results = {kind: result for kind, (result, _) in candidates.items() if not math.isnan(result)}
         kind = max(results, key=results.__getitem__, default="")
@@ -94,16 +104,21 @@ class Selection:
         self.finished = bool(patience and self.best) and waited > patience and averages_fell
 
     def keep(self, step: int, kind: str, split: str, values: Params) -> None:
-        """Select `values` regardless of their metrics."""
+        """Select `values` without comparing results."""
         self.values, self.step, self.kind, self.split = values, step, kind, split
 
     def notes(self) -> dict[str, Any]:
-        """Return all fields except the values, as plain JSON for a checkpoint. `from_notes` is the inverse."""
+        """Return all attributes except `values` as JSON data for a checkpoint. `from_notes` is the inverse."""
         return {name: copy.copy(getattr(self, name)) for name in _NOTES}
 
     @classmethod
     def from_notes(cls, values: Params, notes: Mapping[str, Any]) -> Selection:
-        """Return the selection of a checkpoint from its values and `notes`, which may hold further keys."""
+        """Return the selection stored in a checkpoint.
+
+        Args:
+          values: the selected values.
+          notes: the result of the method `notes`. Other keys are ignored.
+        """
         return cls(values, **{name: copy.copy(notes[name]) for name in _NOTES})
 
     def __str__(self) -> str:

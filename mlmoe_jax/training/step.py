@@ -1,4 +1,4 @@
-"""The state of a training, and the compiled step that changes it: gradients, optimizer, moving averages."""
+"""The training state and the compiled training step: gradients, optimizer update, and moving averages."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ from mlmoe_jax.training.optim import ema_update, updates_made
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """The state of a run after `step` steps.
+    """The state of a training after `step` steps.
 
     Attributes:
-      trainable: parameters that the optimizer updates, and learned values of the loss.
-      frozen: parameters that nothing updates.
-      stats: values that the forward pass updates, and noted values of the loss.
+      step: i32[], the number of steps taken.
+      trainable: path -> value that the optimizer updates: parameters of the model, and learned values of the loss.
+      frozen: path -> value that never changes.
+      stats: path -> value that the forward pass updates: batch statistics, and noted values of the loss.
       opt: the state of the optimizer.
-      ema: moving averages of `raw`; {} for a decay of 0.
+      ema: path -> exponential moving average of `raw()`; {} if the config has no moving averages (decay 0).
     """
 
     step: jax.Array
@@ -48,13 +49,20 @@ class TrainState:
         return replace(self, **changes)
 
     def raw(self) -> Params:
-        """Return the values of the model in trainable and stats, the counterpart of `ema`."""
+        """Return path -> value of the model: trainable parameters and batch statistics. `ema` has the same paths."""
         return split_loss_values({**self.trainable, **self.stats})[0]
 
     def updated(
         self, gradient: Params, stats: Params, optimizer: optax.GradientTransformation, ema_decay: float
     ) -> TrainState:
-        """Return the state after an update of the optimizer; `stats` are those after the forward pass."""
+        """Return the state after one optimizer update.
+
+        Args:
+          gradient: path -> gradient of a trainable value.
+          stats: path -> value after the forward pass.
+          optimizer: the optimizer.
+          ema_decay: the decay of the moving averages.
+        """
         updates, opt = optimizer.update(gradient, self.opt, self.trainable)
         trainable = optax.apply_updates(self.trainable, updates)
         after = self.replace(step=self.step + 1, trainable=trainable, stats=stats, opt=opt)
@@ -68,16 +76,23 @@ class TrainState:
 
 
 def split_loss_values(values: Params) -> tuple[Params, Params]:
-    """Split values by their owner: return the values of the model and the values of the loss."""
+    """Split a dict by path. Return (values of the model, values of the loss)."""
     loss = {path: value for path, value in values.items() if path.startswith(LOSS_VALUES)}
     model = {path: value for path, value in values.items() if path not in loss}
     return model, loss
 
 
 def initial_state(trainable: Params, frozen: Params, stats: Params, opt: Any, *, averages: bool = True) -> TrainState:
-    """Return the state before the first step; the moving averages, if any, start at the initial values.
+    """Return the state before the first step. The moving averages start at the initial values.
 
-    Every value that a step donates is copied, because a buffer that occurs twice cannot be donated.
+    All values except `frozen` are copied. The training step donates them, and a buffer must not be donated twice.
+
+    Args:
+      trainable: as in `TrainState`.
+      frozen: as in `TrainState`.
+      stats: as in `TrainState`.
+      opt: as in `TrainState`.
+      averages: whether the state has moving averages.
     """
     averaged = split_loss_values({**trainable, **stats})[0] if averages else {}
     trainable, stats, opt, ema = copy_tree((trainable, stats, opt, averaged))
@@ -89,9 +104,10 @@ Differentiate = Callable[[TrainState, Params, Batch, Batch, jax.Array], tuple[Pa
 
 
 class TrainStep:
-    """The compiled training step: (state, batch) -> (new state, metrics).
+    """The compiled training step, a function (state, batch) -> (new state, metrics).
 
-    The state is donated, except for its frozen weights, which the program does not return.
+    All buffers of the state are donated except the frozen weights. The frozen weights are an input of the compiled
+    function but not an output.
     """
 
     def __init__(self, step: Callable, mesh: Mesh, label_axes: LabelAxes | None):
@@ -99,19 +115,25 @@ class TrainStep:
         self._compiled: jax.stages.Compiled | None = None
 
     def lower(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
-        """Lower the step for arguments, or for their ShapeDtypeStructs with shardings."""
+        """Lower the step (see `jax.jit(...).lower`). Arguments are arrays, or ShapeDtypeStructs with shardings."""
         moving = state.replace(frozen={})
         out = tree_shardings(moving, self._mesh, self._label_axes), NamedSharding(self._mesh, REPLICATED)
         return jax.jit(self._step, donate_argnums=0, out_shardings=out).lower(moving, state.frozen, batch)
 
     def compile(self, state: TrainState, batch: Batch) -> jax.stages.Compiled:
-        """Return the program, compiled on the first call. Later arguments must have the same shapes."""
+        """Return the compiled step. The first call compiles it; later calls return the same object.
+
+        All calls must have arguments of equal shapes.
+        """
         if self._compiled is None:
             self._compiled = self.lower(state, batch).compile()
         return self._compiled
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-        """Take one step. Under JAX_DISABLE_JIT=1 it runs operation by operation, so that a debugger sees the values."""
+        """Run one training step.
+
+        With JAX_DISABLE_JIT=1, the operations run one by one, so that a debugger can inspect values.
+        """
         step = self._step if jax.config.jax_disable_jit else self.compile(state, batch)
         moving, metrics = step(state.replace(frozen={}), state.frozen, batch)
         return moving.replace(frozen=state.frozen), metrics
@@ -131,19 +153,22 @@ def make_train_step(
     mixing: Mixing | None = None,
     skips: bool = False,
 ) -> TrainStep:
-    """Return the training step. All randomness of step t comes from (seed, t), so a resumed run repeats it.
+    """Return the training step. Random numbers depend only on `seed` and the step, so a resumed run repeats them.
 
     Args:
       definition: the structure of the model.
       objective: the loss.
       optimizer: the optimizer.
+      preprocess: conversion of images to the model input.
       ema_decay: the decay of the moving averages.
-      label_axes: as in `sharding.shard_tree` of the state.
-      accumulate: number of parts into which a batch is split. Only the activations of one part are in memory at a time
-        (see `_accumulated`).
-      mixing: a change of the whole batch, see `training.mixing`.
-      skips: a step whose loss or gradient is not finite changes only the number of the step. The metrics then have
-        `skipped_steps`, the number of such steps so far.
+      seed: the random seed.
+      mesh: the mesh of devices.
+      label_axes: as in `sharding.shard_tree` for the state.
+      accumulate: the number of parts into which a batch is split for gradient accumulation. Only the activations of one
+        part are in memory at a time, see `_accumulated`.
+      mixing: a function that mixes the images of the whole batch, see `training.mixing`; None = no mixing.
+      skips: if True, a step whose loss or gradient is not finite changes nothing but the step number. The metrics then
+        include `skipped_steps`, the number of such steps so far.
     """
 
     differentiate = _make_differentiate(definition, objective, preprocess, mesh, label_axes)
@@ -168,7 +193,7 @@ def make_train_step(
 
 
 def _unless_finite(metrics: StepMetrics, before: TrainState, after: TrainState) -> TrainState:
-    """Return the state after a step; only its number changes if the loss or the gradient is not finite."""
+    """Return `after` if the loss and the gradient are finite, otherwise `before` with the step number of `after`."""
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["gradient_norm"])
     return jax.tree.map(partial(jnp.where, finite), after, before.replace(step=after.step))
 
@@ -176,7 +201,10 @@ def _unless_finite(metrics: StepMetrics, before: TrainState, after: TrainState) 
 def _make_differentiate(
     definition: ModelDef, objective: Objective, preprocess: Preprocess, mesh: Mesh, label_axes: LabelAxes | None
 ) -> Differentiate:
-    """Return the gradient of the training loss by the trainable values."""
+    """Return a function that computes the gradient of the training loss with respect to the trainable values.
+
+    The arguments and results of the function are described at `Differentiate`.
+    """
 
     def differentiate(moving: TrainState, frozen: Params, batch: Batch, whole: Batch, key: jax.Array):
         def loss_of(trainable: Params):
@@ -193,10 +221,15 @@ def _make_differentiate(
 
 
 def _accumulated(differentiate: Differentiate, parts: int, mesh: Mesh) -> Differentiate:
-    """Return `differentiate` for a batch that is split into `parts`, computed one after another.
+    """Return a function like `differentiate` that splits the batch into parts and computes them one after another.
 
-    The result is the gradient of the whole batch, but batch norm sees one part at a time, and dropout uses
-    other random numbers for each part.
+    The result is the gradient of the whole batch, with two differences: batch norm uses the statistics of each part,
+    and dropout draws other random numbers for each part.
+
+    Args:
+      differentiate: the function to apply to each part.
+      parts: the number of parts.
+      mesh: the mesh of devices.
     """
 
     def accumulated(moving: TrainState, frozen: Params, batch: Batch, whole: Batch, key: jax.Array):

@@ -1,4 +1,4 @@
-"""The data of a training: its splits and its label space, opened and checked before a model is built."""
+"""The data of a training: its splits and its label space. They are opened and checked before the model is built."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The splits of a training and the space of their labels.
+    """The splits and the label space of a training.
 
     Attributes:
       train_split: the training split.
-      eval_splits: name -> split, for the splits to evaluate.
-      label_space: names, groups and statistics of the labels.
-      skipped: images of the training split that could not be read.
+      eval_splits: name -> split, for all splits to evaluate.
+      label_space: the names, groups and statistics of the labels.
+      skipped: the images of the training split that could not be read.
     """
 
     train_split: Split
@@ -46,20 +46,21 @@ class TrainingData:
     skipped: SkippedImages
 
     def steps_per_epoch(self, batch_size: int) -> int:
-        """Return the number of steps per pass over the training split."""
+        """Return the number of training steps per pass over the training split."""
         return steps_per_epoch(len(self.train_split), batch_size)
 
 
 def open_training_data(config: ConfigDict, resumed: RunFolder | None = None) -> TrainingData:
-    """Open the splits of a training. Log warnings about them and about the config.
+    """Open the splits of a training, check them, and log warnings about the data and the config.
 
     Args:
       config: the config of the training.
-      resumed: the folder of a run that continues; its label space is used. A new label space can differ, because
-        another version of a library may group labels differently, and a file of word vectors may have changed.
+      resumed: the folder of a run to resume; None = a new run. The label space of a resumed run is read from its
+        folder, because a recomputed label space can differ: another version of a library may group labels differently,
+        and the file of word vectors may have changed.
 
     Raises:
-      UserError: the data cannot be used for training, or its labels differ from the labels of the run.
+      UserError: the data cannot be used for training, or its labels differ from the labels of the resumed run.
     """
     status(f"reading {config.data.name}")
     names = evaluated_splits(config)
@@ -78,7 +79,11 @@ def open_training_data(config: ConfigDict, resumed: RunFolder | None = None) -> 
 
 
 def evaluated_splits(config: ConfigDict) -> list[str]:
-    """Return the names of the splits that a training evaluates: to select, to fit thresholds, and to test."""
+    """Return the names of all splits that a training evaluates.
+
+    These are the split on which weights are selected, the split on which thresholds are fitted, and the test splits. A
+    name can occur more than once.
+    """
     names = [selection_split(config)]
     if config.thresholds.at_end:
         names.append(split_to_fit(config))
@@ -87,7 +92,7 @@ def evaluated_splits(config: ConfigDict) -> list[str]:
 
 
 def label_space_for(config: ConfigDict, train_split: Split) -> LabelSpace:
-    """Return the label space of a new run on a training split."""
+    """Compute the label space of a new run from its training split."""
     vectors = head_class(config).needs_vectors
     grouped = prompts_class(config).uses_groups
     name = original_name(config.data)
@@ -95,9 +100,10 @@ def label_space_for(config: ConfigDict, train_split: Split) -> LabelSpace:
 
 
 def _resumed_label_space(config: ConfigDict, folder: RunFolder, train_split: Split) -> LabelSpace:
-    """Return the label space of the run in a folder; log how the training split has changed since it started.
+    """Read the label space of the run in the folder. Log a warning if the training split has changed since then.
 
-    Raises UserError if the run cannot continue on the training split.
+    Raises:
+      UserError: the run cannot continue on the training split.
     """
     space, images = read_label_space(folder), len(train_split)
     if space.names != tuple(train_split.classes):
@@ -119,7 +125,7 @@ def _resumed_label_space(config: ConfigDict, folder: RunFolder, train_split: Spl
 
 
 def _report_data(config: ConfigDict, train_split: Split, eval_splits: dict[str, Split]) -> None:
-    """Log warnings about the config and the splits, and the size of the training split."""
+    """Log warnings about the config and the splits, and print the numbers of training images and labels."""
     head = head_class(config)
     if head.unknown_labels and (train_split.labels == UNKNOWN).any():
         _logger.warning(f"{config.model.head.kind} {head.unknown_labels}")
@@ -132,9 +138,12 @@ def _report_data(config: ConfigDict, train_split: Split, eval_splits: dict[str, 
 
 
 def with_features(data: TrainingData, extractor: FeatureExtractor) -> TrainingData:
-    """Return the data with the cached features of its images. Features that the cache lacks are computed.
+    """Return a copy of `data` whose splits hold cached backbone features instead of images.
 
-    Raises UserError if there is no disk space.
+    Features that are not in the cache are computed and stored first.
+
+    Raises:
+      UserError: there is not enough disk space.
     """
     train_split = extractor.cached(data.train_split)
     eval_splits = {name: extractor.cached(split) for name, split in data.eval_splits.items()}
