@@ -1,4 +1,4 @@
-"""A run whose adapters are part of the weights of its backbone."""
+"""Merge the adapters of a run into the weights of its backbone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Lets MLflow load this exported folder: mlflow.pyfunc.load_model(FOLDER).predict(table).
+"""Let MLflow load this exported folder: mlflow.pyfunc.load_model(FOLDER).predict(table).
 
-The table has a column `image` of encoded files (bytes) or a column `path`, and the result a column of probabilities per
-label.
+The table has a column `image` with encoded image files (bytes) or a column `path`. The result has one column of
+probabilities per label.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Export a run as a StableHLO program, or its values in files of tensors: with parameter paths, or the names of
-the authors' code or of PEFT.
+"""Export a run as a StableHLO program, or export its values as files of tensors.
 
-The program is a function of weights and images, and includes preprocessing and probabilities.
+The program is a function of weights and images, which includes the preprocessing and returns probabilities. The tensors
+in the files are named by the parameter paths of this package, by the authors' code, or by PEFT.
 """
 
 from __future__ import annotations

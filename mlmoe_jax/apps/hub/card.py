@@ -1,4 +1,4 @@
-"""The model card of a shared model: card.md, filled in, with metadata that the Hugging Face hub reads.
+"""Make the model card of a shared model from the template card.md, with metadata for the Hugging Face hub.
 
 Names of labels and data sets are untrusted, so they are escaped.
 """

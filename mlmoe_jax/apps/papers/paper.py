@@ -1,28 +1,34 @@
 """The published numbers of the papers, with the configs that reproduce them.
 
-docs/results.md and `--mode=reproduce` show them. A JSON file per paper describes its tables and figures:
+docs/results.md and `--mode=reproduce` show the numbers. Each paper has a JSON file with these keys:
 
-    name, source      of the paper
-    evaluator         a name of `evaluation.metrics.published`, the definitions of most metrics
-    readings          id -> how a number was read, if it is not simply printed: such a number is not certain
-    caveats           id -> why a number cannot be compared, or may not be reached
+    name, source      the name of the paper, and where it is published
+    evaluator         the definitions of most metrics, a name of `evaluation.metrics.published`
+    readings          id -> how a number was derived, if the paper does not print it; such a number is uncertain
+    caveats           id -> why a number cannot be compared, or may not be reproduced
     backbones         backbone -> ids of the caveats of all its numbers
-    results           id of a table ("1") or figure ("fig3") -> caption, columns, and if there are any: notes, ids of
-                      readings and caveats of all its numbers; then, commands after the trainings, in which {METHOD} is
-                      a run folder; side_by_side, the blocks of columns of the paper
+    results           id of a table ("1") or figure ("fig3") -> its entry
 
-A CSV file per table, such as tables/mlvpt.1.csv, has a line per row:
+The entry of a table or figure has these keys:
 
-    method, backbone, dataset, resolution    of the row
-    overrides         KEY=VALUE of the config
-    name              the backbone in this package
-    config            the config with arguments, or for a row of differences two configs; empty if this package lacks
-                      the method or the backbone
-    config_small      the config for a data set of SMALL_DATASETS, on which a row without it is left out
-    evaluator         as above
-    metrics           COLUMN=METRIC of columns whose numbers are another metric than their heading says
-    notes             ids of readings and caveats
-    a column each     the printed number, or a dash if it cannot be read, and ids of notes
+    caption           the caption
+    columns           the headings of the columns with numbers
+    notes             optional: ids of the readings and caveats that apply to all its numbers
+    then              optional: command lines to run after the trainings; {METHOD} stands for a run folder
+    side_by_side      optional: names of the blocks of columns that the paper prints side by side
+
+Each table has a CSV file, such as tables/mlvpt.1.csv, with one line per row and these columns:
+
+    method, backbone, dataset, resolution    the texts of the row
+    overrides         config overrides KEY=VALUE
+    name              the name of the backbone in this package
+    config            the config with its arguments, or two configs for a row of differences; empty if this package
+                      lacks the method or the backbone
+    config_small      the config for the data sets in SMALL_DATASETS; if it is empty, these data sets leave the row out
+    evaluator         the definitions of the metrics of this row
+    metrics           COLUMN=METRIC for each column whose numbers are not the metric that its heading names
+    notes             ids of the readings and caveats that apply to the row
+    each of `columns` the printed number, or a dash if it cannot be read, followed by ids of readings and caveats
     ours: COLUMN      the number of this package, which docs/results.md shows
 """
 

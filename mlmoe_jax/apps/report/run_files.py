@@ -100,7 +100,7 @@ class RunFiles:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """The rows of metrics.jsonl."""
+        """The rows of metrics.jsonl: one dict per logged step; [] if there are none."""
         return self.folder.rows()
 
     @cached_property

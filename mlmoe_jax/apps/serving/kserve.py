@@ -97,24 +97,24 @@ def add_inference_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v2/health/live")
     async def live() -> dict[str, bool]:
-        """Return the status 200."""
+        """Return the HTTP status 200 while the server runs."""
         return {"live": True}
 
     @app.get("/v2/health/ready", responses=UNREADY)
     @app.get(f"{model_url}/ready", responses=UNREADY)
     async def ready(response: Response) -> dict[str, bool]:
-        """Return the status 200 if the model is ready."""
+        """Return the HTTP status 200 if the model is ready, and 503 otherwise."""
         response.status_code = service.health
         return {"ready": service.health == 200}
 
     @app.get(model_url)
     async def model() -> dict[str, Any]:
-        """Return the tensors of the model, and its labels with thresholds."""
+        """Return the names, data types and shapes of the input and output tensors, and the labels with thresholds."""
         return _describe_model(service)
 
     @app.post(f"{model_url}/infer", openapi_extra={"requestBody": body})
     async def infer(request: Request) -> Response:
-        """Label the images of one tensor."""
+        """Label the images in the input tensor of the request."""
         return await _infer(service, request)
 
     @app.api_route("/v2/models/{path:path}", methods=["GET", "POST"], include_in_schema=False)

@@ -1,4 +1,4 @@
-"""The ML backend of Label Studio: its server asks for predictions of tasks at /label_studio (docs/labels.md).
+"""The ML backend of Label Studio. The Label Studio server requests predictions at /label_studio (docs/labels.md).
 
 Everyone who can reach this server can send addresses of images. Therefore, images are only read from three places: the
 request itself (data:image/…), the folder `serve.folder`, and the Label Studio server `serve.label_studio`. Redirects of
@@ -43,7 +43,10 @@ def add_label_studio_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/label_studio/health", include_in_schema=False)
     async def health() -> dict[str, str]:
-        """Return the status 200, also while the model is compiled, because Label Studio waits for one second."""
+        """Return the HTTP status 200, even while the model is being compiled.
+
+        Label Studio waits only one second for this response.
+        """
         return {"status": "UP", "model_class": version}
 
     @app.post("/label_studio/setup", include_in_schema=False)
@@ -53,7 +56,7 @@ def add_label_studio_routes(app: FastAPI, service: Service) -> None:
 
     @app.post("/label_studio/predict", include_in_schema=False)
     async def predict(request: Request) -> dict[str, Any]:
-        """Return a list of predictions per task: one, or none if its image cannot be read."""
+        """Return a list of predictions for each task. It has one prediction, or none if the image cannot be read."""
         async with service.admit():
             body = await service.body(request)
             tasks, name, control = await service.in_reader(_parse_request, body, predictor.names)

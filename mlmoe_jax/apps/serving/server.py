@@ -72,9 +72,9 @@ def add_image_routes(app: FastAPI, service: Service) -> None:
 
     @app.post("/predict", openapi_extra={"requestBody": BODY})
     async def predict(request: Request, options: Annotated[Options, Query()]) -> Response:
-        """Label one image, the body, or several images, the files of a form.
+        """Label the image in the body, or the images in a multipart form.
 
-        If one of several images cannot be read, its result has an error, and the remaining images are labeled.
+        If an image of a form cannot be read, its result has an error, and all other images are labeled.
         """
         service.check(options)
         async with service.admit() as arrived:
@@ -86,7 +86,7 @@ def add_image_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/health", responses=UNREADY)
     async def health(response: Response) -> dict[str, str]:
-        """Return the status 200 if the server is ready."""
+        """Return the HTTP status 200 if the server is ready, and 503 otherwise."""
         response.status_code = service.health
         return {"status": service.state}
 

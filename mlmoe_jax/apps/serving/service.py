@@ -38,7 +38,7 @@ _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 
 
 class Options(BaseModel):
-    """The query of /predict."""
+    """The query parameters of /predict."""
 
     model_config = ConfigDict(extra="forbid")
     top_k: int | None = Field(None, ge=1, description="Number of labels per image, instead of thresholds.")
@@ -151,7 +151,7 @@ class Service:
 
     # ---------------------------------------------------------------------------------------------------- a request
     def describe(self) -> dict[str, Any]:
-        """Return the description of the model and the limits of requests, as JSON values."""
+        """Return the description of the model (`Labeler.describe`) with the key `limits`, the limits of requests."""
         return self.labeler.describe() | {"limits": {**asdict(self.labeler.limits), "seconds": self.seconds}}
 
     @property

@@ -3,7 +3,7 @@
 `--images` takes any of these, in order; duplicates are kept, except for labeling tools:
 
     a.jpg               a file with any suffix, or an address such as gs://bucket/a.jpg
-    photos              a folder, searched recursively for files with the suffix of an image, see `folders.image_names`
+    photos              a folder; all files in it with an image suffix, recursively, see `folders.image_names`
     "photos/**/*.jpg"   a quoted pattern: * ? [abc], and ** for nested folders; all files that match
     @list.txt           a list with one path per line, relative to the folder of the list
     -                   a list on standard input, with paths relative to the working directory

@@ -1,10 +1,14 @@
-"""E2VPT's pruning (E2VPT, sec. 3.3): train with masks, rank, prune, rewind, choose.
+"""Prune the prompts of E2VPT (E2VPT, sec. 3.3).
 
-1. Train with a learned mask for every prompt and every segment of a prompt. 2. Measure the importance of each mask.
-3. For every level of pruning, mask the least important prompts and segments, restart from the same initial values with
-fixed masks, and train. 4. Choose the level with the best `eval.select_metric` on the selection split. Each training has
-its own run folder, and finished stages are not repeated, so the same command resumes a stopped pruning. The files of
-the chosen level are copied to the target folder.
+1. Train with a learned mask value for every prompt and every segment of a prompt.
+2. Measure the importance of each mask value.
+3. For every level of pruning, set the masks of the least important prompts and segments to 0. Restart from the
+   same initial values, and train with constant masks.
+4. Choose the level with the best `eval.select_metric` on the selection split, and copy its files to the folder of the
+   pruning.
+
+Each training has its own run folder. Finished trainings are not repeated, so the same command resumes a stopped
+pruning.
 """
 
 from __future__ import annotations
