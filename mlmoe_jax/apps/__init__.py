@@ -1,1 +1,1 @@
-"""The command line and all other programs of the package. It may import `training` and the packages below that."""
+"""The programs around the core, and all printing; may use training and the packages below."""
