@@ -33,7 +33,7 @@ _norm = jax.jit(optax.tree.norm)
 
 
 class Hook:
-    """Base class of the hooks of a training. Its methods are called at events of the training and do nothing here."""
+    """Base class for hooks. The methods are called at events of a training. In this class, they do nothing."""
 
     def before_step(self, step: int, state: TrainState, batch: Mapping[str, jax.Array]) -> None:
         """Called before each step. The step donates the buffers of `state`."""
@@ -121,8 +121,14 @@ class Device(Hook):
 class Trace(Hook):
     """A hook that records some training steps with the JAX profiler, on the first process only.
 
+    Args:
+      window: the steps to record; None = no steps.
+      folder: the run folder.
+      first: the number of steps already taken.
+      total: the number of steps of the whole training.
+
     Raises:
-      UserError: the steps are not among the remaining steps of the training, or the run folder is in an object store.
+      UserError: `window` is not within the remaining steps of the training, or the run folder is in an object store.
     """
 
     def __init__(self, window: Window | None, folder: RunFolder, *, first: int, total: int):
@@ -247,7 +253,10 @@ class Checks(Hook):
         )
 
     def _describe(self, step: int, metrics: Mapping[str, Any]) -> str:
-        """Describe a step that is not finite: its loss or gradient norm, its learning rate and its images."""
+        """Return a text about a step with a loss or gradient that is not finite.
+
+        The text names the loss or the gradient norm, the learning rate and the images of the step.
+        """
         config, split = self._experiment.config, self._experiment.data.train_split
         rows = rows_of_step(split, batch_size=config.train.batch_size, seed=config.seed, step=step)
         images = ", ".join(str(split.ids[row]) for row in rows[:_LISTED])

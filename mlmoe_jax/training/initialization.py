@@ -54,11 +54,11 @@ from mlmoe_jax.training.label_transfer import counterparts, report_transfer, tra
 def find_origin(config: ConfigDict, folder: RunFolder | None = None) -> Origin:
     """Return the origin of the initial values of a training. Errors are found here, before data and weights are read.
 
-    The origin is the first that exists of
+    The origin is the first of the following that exists:
 
     1. the newest undamaged checkpoint in `folder`,
     2. `config.init_from`,
-    3. the pretrained backbone, with random values elsewhere,
+    3. the pretrained backbone; the other values are random,
     4. random values.
 
     Args:
@@ -86,11 +86,14 @@ def find_origin(config: ConfigDict, folder: RunFolder | None = None) -> Origin:
 
 @dataclass(frozen=True)
 class Origin:
-    """An origin of initial values. This base class is the pretrained backbone, or random values if there is none.
+    """An origin of initial values of a training.
+
+    This base class stands for the pretrained backbone of the config, or for random values if the config names none.
+    Subclasses stand for other origins, see `find_origin`.
 
     Attributes:
       config: the config of the training.
-      resumes: whether an earlier training continues. If True, the run folder has its label space and checkpoints.
+      resumes: whether a training is resumed. If True, its label space and checkpoints are in the run folder.
     """
 
     config: ConfigDict
@@ -107,7 +110,10 @@ class Origin:
 
 @dataclass(frozen=True)
 class Resumed(Origin):
-    """A run in a run folder. Its values are its frozen weights, and ShapeDtypeStructs for the checkpointed values."""
+    """The training in `folder`, to be resumed.
+
+    `parts` reads only the frozen weights. All values that the checkpoint holds are ShapeDtypeStructs.
+    """
 
     folder: RunFolder
     resumes = True
@@ -249,11 +255,11 @@ class OtherRun(Origin):
 
 # ----------------------------------------------------------------------------------------------------------- values
 def _require_same_table(parts: Parts, table: Any) -> None:
-    """Raise UserError if the position embedding is trainable and its shape differs from the backbone of the config.
+    """Raise UserError if the loaded position embedding is trainable and has another shape than `table`.
 
     Args:
       parts: the model with the loaded position embedding.
-      table: the position embedding of the backbone of the config, an array or ShapeDtypeStruct.
+      table: the position embedding of the backbone in the config, an array or ShapeDtypeStruct.
     """
     trained = parts.trainable.get(POSITION_TABLE)
     if trained is not None and trained.shape != table.shape:

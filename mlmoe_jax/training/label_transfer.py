@@ -176,10 +176,11 @@ def _transferred(path: str, initial: jax.Array, value: jax.Array, match: Counter
 
 
 def _common_rows(match: Counterparts, further: int) -> tuple[list[int], list[int]]:
-    """Return the rows to copy between two parameters with a row per label: the rows in the model and in the source.
+    """Return the rows to copy, for a parameter with one row per label and `further` rows after the labels.
 
-    The rows of the labels that both models have come first. The last `further` rows of the parameter, which follow the
-    rows of the labels, come after them.
+    Returns:
+      Two lists of equal length: the row numbers in the model and the row numbers in the source. They have an entry for
+      each label that both models have, followed by the `further` rows.
     """
     index_of = {name: index for index, name in enumerate(match.source_names)}
     rows = [row for row, name in enumerate(match.names) if name in index_of]

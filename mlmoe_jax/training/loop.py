@@ -108,11 +108,12 @@ def run_steps(experiment: Experiment, state: TrainState, selection: Selection, m
 
     The order of operations in an iteration is fixed, so that a resumed run gives the same results:
 
-    1. run the step,
-    2. write the metrics of an earlier step to the log while the device computes,
-    3. evaluate and select, if due,
-    4. write the metrics of the step to the log and save a checkpoint, if due,
-    5. stop, if requested.
+    1. Run the step.
+    2. Write the metrics of an earlier step to the log while the device computes.
+    3. Evaluate and select, if `experiment.evaluates(step)`.
+    4. Write the metrics of this step to the log and save a checkpoint, if `experiment.saves(step)` or the training
+       ends.
+    5. Stop, if requested.
 
     Raises:
       Stopped: a stop was requested by a signal.
@@ -168,9 +169,9 @@ def select(
 ) -> None:
     """Update `selection` in place after an evaluation.
 
-    If weights are selected by a metric, the better candidate is selected if it exceeds all earlier results. If not
-    (`eval.select_on` is "none", or the selection split has too few positives per label), the newest values are
-    selected.
+    If weights are selected by a metric, the best candidate is selected if its result exceeds all earlier results.
+    Otherwise, the last candidate is selected. No metric is used if `eval.select_on` is "none" or if the selection split
+    has too few positives per label.
 
     Args:
       experiment: the experiment.
