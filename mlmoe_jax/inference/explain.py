@@ -93,10 +93,10 @@ def list_prompts(config: ConfigDict) -> list[tuple[str, int, int]] | None:
 
 
 def query_names(kind: str, count: int, labels: Sequence[str], groups: Sequence[Sequence[Any]] | None) -> Sequence[str]:
-    """Return the names of the queries of an attention map, for display.
+    """Return the Q names of the queries of an attention map, for display.
 
     Args:
-      kind: the key of the map in `Prediction.attention`.
+      kind: the key of the attention map in `Prediction.attention`.
       count: the number of queries, Q.
       labels: the names of the labels.
       groups: the result of `list_prompts`.
@@ -114,9 +114,9 @@ def query_names(kind: str, count: int, labels: Sequence[str], groups: Sequence[S
 def choose_samples(codes: np.ndarray, count: int) -> np.ndarray:
     """Choose sample images greedily so that they cover as many labels as possible. The choice is deterministic.
 
-    Each iteration chooses the image with the most positive labels that no chosen image has. Of images with equal
-    numbers, the first is chosen. If no remaining image adds a label, all labels count as uncovered again. Images
-    without positive labels are chosen last.
+    A label is covered if a chosen image has it. Each iteration chooses the image with the most uncovered positive
+    labels. Of images with equal numbers, the first is chosen. If no remaining image has an uncovered label, all labels
+    become uncovered again. Images without positive labels are chosen last.
 
     Args:
       codes: i8[N,K], the label codes, see `data.split`.
@@ -142,7 +142,15 @@ def choose_samples(codes: np.ndarray, count: int) -> np.ndarray:
 
 
 class Explained(NamedTuple):
-    """Model inputs, scores, gates and attention maps of S images of a split."""
+    """Model inputs, scores, gates and attention maps of S images of a split.
+
+    Attributes:
+      rows: i64[S], the rows of the images in the split.
+      images: u8[S,H,W,3], the model inputs.
+      scores: f32[S,K], probabilities.
+      arrays: the content of `samples/explained.npz`: `gates/NAME` and `attention/NAME`.
+      grid: (rows, columns) of the patches.
+    """
 
     rows: np.ndarray  # i64[S], rows of the readable images
     images: np.ndarray  # u8[S,H,W,3], the model input

@@ -74,8 +74,8 @@ class FeatureExtractor:
         """Yield the features of all images of a split, batch by batch, in the order of the split.
 
         Yields:
-          A dict for the n images of a batch: name of the feature -> array [n,…], and `mask` f32[n]. `mask` is 0 for an
-          image that cannot be read; this needs `data.bad_images` "skip".
+          A dict with one array [n,…] per feature, for the n images of a batch, and `mask` f32[n]. If `data.bad_images`
+          is "skip", images that cannot be read have `mask` 0.
         """
         size = self.batch_size
         loader = build_loader(self.config.data, split, batch_size=size, labels=False, process=distributed.process())
@@ -130,7 +130,7 @@ class FeatureExtractor:
 
 
 def require_frozen(parts: Parts) -> None:
-    """Raise UserError if any parameter of the backbone is trainable, because cached features would become outdated."""
+    """Raise UserError if a parameter of the backbone is trainable. Training would make cached features invalid."""
     if tuned := sorted(path for path in parts.trainable if path.startswith("backbone/")):
         raise UserError(
             f"data.cache_features needs a frozen backbone, but {len(tuned)} of its parameters train, such as "

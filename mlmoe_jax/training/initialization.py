@@ -88,8 +88,8 @@ def find_origin(config: ConfigDict, folder: RunFolder | None = None) -> Origin:
 class Origin:
     """An origin of initial values of a training.
 
-    This base class stands for the pretrained backbone of the config, or for random values if the config names none.
-    Subclasses stand for other origins, see `find_origin`.
+    This base class stands for the pretrained backbone of the config, or for random values if `model.backbone.weights`
+    is "none". Subclasses stand for other origins, see `find_origin`.
 
     Attributes:
       config: the config of the training.
