@@ -18,16 +18,18 @@ def block_features(
     Args:
       backbone: a vision transformer, such as `load_backbone("vit_digits")` or the `backbone` of a model.
       image: f32[B,H,W,3], normalized.
-      blocks: numbers of blocks, from 0. The computation ends after the last of these blocks.
+      blocks: indices of blocks, counted from 0. The computation stops after the largest index.
       norm: apply the final LayerNorm, as the backbone does after its last block.
       return_attention: also return the attention inside each of `blocks`, averaged over heads.
 
     Returns:
-      block -> Features: `patches` f32[B,N,D] and, if the backbone has a class token, `cls` f32[B,D]. `attention` has
-      the weights of the N patches for the queries `patches` f32[B,N,N] and `cls` f32[B,1,N].
+      {block: Features} with `patches` f32[B,N,D] and, if the backbone has a class token, `cls` f32[B,D]. The dictionary
+      `attention` has the attention weights over the N patches by query: `patches` f32[B,N,N], and `cls` f32[B,1,N] if
+      there is a class token. It is empty without `return_attention`.
 
     Raises:
-      ValueError: a convolutional backbone, an unknown block, or images whose sides are not multiples of the patch size.
+      ValueError: the backbone is not a ViT, a block does not exist, or a side of the images is not a multiple of the
+        patch size.
     """
     if not isinstance(backbone, ViT):
         raise ValueError(f"a {type(backbone).__name__} has no transformer blocks; give a ViT")

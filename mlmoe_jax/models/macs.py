@@ -1,4 +1,4 @@
-"""Counts of multiply-adds in traced programs."""
+"""Counts of multiply-adds in jaxprs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from flax import nnx
 def count_macs(jaxpr) -> int:
     """Return the multiply-adds of all dot products and convolutions in a jaxpr and its inner jaxprs.
 
-    The body of a scan counts once per iteration, a cond as its most expensive branch, and a while loop once.
+    The body of a scan is counted once per iteration. A cond is counted as its most expensive branch. The body of a
+    while loop is counted once.
     """
     total = 0
     for equation in jaxpr.eqns:
@@ -33,9 +34,9 @@ def count_macs(jaxpr) -> int:
 
 
 def forward_macs(module: Any, *inputs: Any) -> tuple[int, Any]:
-    """Return the multiply-adds of a module on `inputs`, and its abstract output.
+    """Return the multiply-adds of `module(*inputs)`, and its abstract output (ShapeDtypeStructs).
 
-    Values and inputs may be abstract. The module is only traced, without computing or allocating anything.
+    Parameters and inputs may be abstract. JAX only traces the module, without computing or allocating arrays.
     """
     structure, state = nnx.split(module)
     trace = jax.make_jaxpr(lambda state, *inputs: nnx.merge(structure, state)(*inputs), return_shape=True)

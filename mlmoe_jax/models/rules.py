@@ -30,7 +30,10 @@ def first_match(rules: Rules, path: str, default: Any) -> Any:
 
 
 def assign(rules: Rules, paths: Iterable[str]) -> dict[str, Any]:
-    """Return the value per path; UserError lists all paths without a rule."""
+    """Return {path: value of the first matching rule}, see `first_match`.
+
+    Raises UserError if a path matches no rule. The message lists all of these paths.
+    """
     values = {path: first_match(rules, path, _UNMATCHED) for path in paths}
     if unmatched := [path for path, value in values.items() if value is _UNMATCHED]:
         raise UserError(f"no rule matches {', '.join(unmatched)}; add one, or end the rules with ('.*', value)")

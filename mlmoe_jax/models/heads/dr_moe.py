@@ -1,4 +1,7 @@
-"""The head of DR-MoE and its relatives: a feature per label from a query decoder, routed over shared and task experts.
+"""The head of DR-MoE and related methods.
+
+A query decoder computes one feature per label. Experts that are shared by all labels, and task experts of the label,
+process the feature, and a gate per label mixes the outputs of the experts.
 
 DR-MoE (Dynamic Routing Mixture of Experts, a rejected anonymous submission to ICLR 2025) has no published code. Where
 its equations and its text disagree, there is an option for both. HSQ (Hybrid Sharing Query, Yin et al., ICLR 2024) has
@@ -61,19 +64,26 @@ SETTINGS: dict[str, dict[str, str | int | float]] = {
 
 
 def entropy_penalty(gates: Float[ArrayLike, "b k e"], sign: str, weight: float) -> Float[Array, " b"]:
-    """Return ±λ · mean over labels of H(w), in nats.
+    """Return ±λ times the entropy of the routing weights in nats, averaged over labels.
 
     Args:
-      gates: w; static gates have one image.
-      sign: `paper` is DR-MoE, eq. 11, as printed: −λ Σ w log w added to the loss. It LOWERS the entropy and collapses
-        each gate onto one expert, the opposite of its stated purpose. `maximize` has the sign that raises the entropy.
+      gates: the routing weights w. Static gates are f32[1,K,E].
+      sign: `paper` adds −λ Σ w log w to the loss, which is DR-MoE, eq. 11, as printed. It LOWERS the entropy, so that
+        each gate selects a single expert, the opposite of its stated purpose. `maximize` has the other sign, which
+        raises the entropy. `off` returns 0.
       weight: λ.
     """
     return ENTROPY[sign] * weight * jnp.mean(gate_entropy(gates), axis=-1)
 
 
 def label_prompt_mask(group_of: Mapping[str, Sequence[int]], groups: int, per_group: int) -> np.ndarray:
-    """Return bool[K,P], True if a prompt belongs to a group of the label. Prompts are ordered as in `prompt_groups`."""
+    """Return bool[K,P], True if a prompt (column) belongs to a group of a label (row).
+
+    Args:
+      group_of: {side: the group of each label}. A side is a grouping of the labels, `co` or `dc`.
+      groups: number of groups per side.
+      per_group: number of prompts per group. Prompts are ordered as in `prompt_groups`.
+    """
     side_and_group = prompt_groups(len(group_of), groups, per_group)
     labels = enumerate(group_of.values())
     masks = [np.asarray(group)[:, None] + side * groups == side_and_group for side, group in labels]
@@ -81,15 +91,15 @@ def label_prompt_mask(group_of: Mapping[str, Sequence[int]], groups: int, per_gr
 
 
 class GroupTokenDecoder(QueryDecoder):
-    """A query decoder whose memory is all patches and, per label, the prompts of its groups (MLMoE).
+    """A query decoder in which each label attends to all patches and to the prompts of its own groups (MLMoE).
 
     MLMoE combines two papers: group prompts in a frozen ViT (ML-VPT), and label queries with experts (DR-MoE). The
     prompts of other groups are masked, so that a label is predicted from the image and from its own groups, not from
     evidence for other labels.
 
     Args:
-      channels: C.
-      group_of: {side: the group of each label}.
+      channels: C, the width of patches and prompts.
+      group_of: {side: the group of each label}. A side is a grouping of the labels, `co` or `dc`.
       groups: number of groups per side.
       per_group: number of prompts per group.
       **settings: arguments of QueryDecoder.
@@ -104,11 +114,14 @@ class GroupTokenDecoder(QueryDecoder):
         self.visible_prompts = Constant(label_prompt_mask(group_of, groups, per_group))
 
     def __call__(self, features: Features, *, rngs: nnx.Rngs | None = None) -> jax.Array:
-        """Return one feature per label, f32[B,K,D], from `features.patches` f32[B,N,C] and `.prompts` f32[B,P,C]."""
+        """Return one feature per label f32[B,K,D] for features with `patches` f32[B,N,C] and `prompts` f32[B,P,C]."""
         return super().__call__(features, extra=features.prompts, extra_mask=self.visible_prompts.value, rngs=rngs)
 
     def attention(self, features: Features) -> jax.Array:
-        """Return the attention of each label over patches, f32[B,K,N]. A row sums to 1 minus the weights of prompts."""
+        """Return the attention weights of the query of each label over patches, f32[B,K,N].
+
+        A row sums to 1 minus the weights of the prompts.
+        """
         return super().attention(features, extra=features.prompts, extra_mask=self.visible_prompts.value)
 
     def published_macs(self, tokens: int, extra: int = 0) -> tuple[int, int]:
@@ -116,22 +129,24 @@ class GroupTokenDecoder(QueryDecoder):
 
 
 class RoutedExpertsHead(DecoderHead):
-    """DR-MoE: label features h_i from a query decoder, a dense mixture of shared and task experts, a classifier.
+    """The head of DR-MoE: a query decoder, a dense mixture of shared and task experts, and a classifier.
 
-    After the decoder, labels are independent, and parameters per label have a leading axis K. The gates `experts` of
-    the prediction are f32[B,K,E] (static gates: f32[1,K,E]), with experts in the order [shared…, task…]. SETTINGS has
-    named sets of arguments. The defaults are `recommended`, and `hsq` is a reconstruction of HSQ.
+    The decoder computes one feature per label. All later layers process labels independently, and parameters per label
+    have a leading axis K. `Prediction.gates` has the routing weights `experts` f32[B,K,E] (static gates: f32[1,K,E]),
+    with the experts in the order [shared…, task…].
+
+    SETTINGS has named sets of arguments. The defaults are `recommended`; `hsq` is a reconstruction of HSQ.
 
     Args:
-      decoder: a module that maps the features in its attribute `read` to one feature per label,
-        `decoder(features, rngs=rngs)` -> f32[B,K,width], with the methods `published_macs(tokens)`,
-        `norm_macs(tokens)` and `attention(features)` -> f32[B,K,N].
+      decoder: a module such as QueryDecoder. `decoder(features, rngs=rngs)` returns one feature per label,
+        f32[B,K,width]. Its attribute `read` has the names of the backbone features that it needs. It has the methods
+        `published_macs(tokens)`, `norm_macs(tokens)` and `attention(features)` -> f32[B,K,N].
       width: width of the label features.
       labels: K.
       expert: see `kind` of LabelExperts.
       expert_hidden: see `hidden` of LabelExperts.
-      shared_experts: S.
-      task_experts: T.
+      shared_experts: S, the number of experts shared by all labels.
+      task_experts: T, the number of further experts per label.
       gate: see `kind` of Gates.
       gate_hidden: see `hidden` of Gates.
       gate_share: see `share` of Gates.

@@ -33,15 +33,19 @@ def _leaky(x: jax.Array) -> jax.Array:
 class MLGCNHead(Head):
     """ML-GCN: a graph network computes the classifiers from the word vectors of the labels (Chen et al., CVPR 2019).
 
-    H₁ = LeakyReLU(Ā X W₁), H₂ = Ā H₁ W₂ (ML-GCN, eq. 2, twice), and logits = f·H₂ᵀ for the maximum f over all cells of
-    the map (ML-GCN, eq. 3–4), without biases. The only learned parameters are W₁ and W₂, `gc1/kernel` and `gc2/kernel`,
-    with initial values from U(±1/√columns) as in the authors' code.
+    X are the word vectors of the labels, and Ā is the normalized adjacency matrix of the label graph. Two graph layers
+    compute H₁ = LeakyReLU(Ā X W₁) and H₂ = Ā H₁ W₂ (ML-GCN, eq. 2). Row k of H₂ f32[K,D] is the weight vector of the
+    classifier of label k. The logits are f·H₂ᵀ, where f is the maximum over all cells of the feature map (ML-GCN,
+    eq. 3–4). There are no biases.
+
+    The only learned parameters are W₁ (`gc1/kernel`) and W₂ (`gc2/kernel`). Their initial values are drawn from
+    U(±1/√columns), as in the authors' code.
 
     Args:
       width: D.
       word_vectors: X f32[K,d].
       adjacency: Ā f32[K,K], see `data.labels.graph.label_graph`.
-      hidden: columns of W₁.
+      hidden: the number of columns of W₁.
       dtype: type of the matmuls; None = float32.
       rngs: for the weights.
     """
@@ -81,7 +85,7 @@ class MLGCNHead(Head):
         return cls(width, Constant(vectors), Constant(adjacency), hidden=graph.hidden, dtype=dtype, rngs=rngs)
 
     def classifiers(self) -> Float[Array, "k d"]:
-        """Return H₂. It does not depend on the image."""
+        """Return the weight vectors of the classifiers, H₂ in the class docstring. They do not depend on the image."""
         nodes = _leaky(self._spread(self.gc1(self.word_vectors.value)))
         return self._spread(self.gc2(nodes))
 
@@ -90,7 +94,11 @@ class MLGCNHead(Head):
         return Prediction(feature @ self.classifiers().T)
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return K·D for the classifiers, and the graph layers, which are computed once per batch."""
+        """Return two counts of multiply-adds, see Head.
+
+        The first count is K·D for the classifiers. The second count covers the graph layers. They run once per batch
+        but are counted for one image.
+        """
         (labels, inputs), (hidden, width) = self.word_vectors.value.shape, self.gc2.kernel.shape
         layers = labels * (inputs * hidden + hidden * width)
         return labels * width, layers + labels**2 * (hidden + width)
@@ -108,15 +116,16 @@ def _pointwise(
     dtype: Dtype,
     rngs: nnx.Rngs,
 ) -> nnx.Linear:
-    """Return a convolution with kernel size 1 and PyTorch's initial values. The axes of its kernel have names."""
+    """Return a 1×1 convolution, as a linear layer, with PyTorch's initial values. `kernel_axes` are axis names."""
     metadata = {"kernel_metadata": axes(*kernel_axes), "bias_metadata": axes(kernel_axes[1])}
     return torch_linear(inputs, outputs, use_bias=bias, **metadata, dtype=dtype, rngs=rngs)
 
 
 class DynamicGraph(nnx.Module):
-    """Two graph layers on label features: one graph for all images, then one graph per image (ADD-GCN, sec. 3.3).
+    """Two graph layers on label features (ADD-GCN, sec. 3.3).
 
-    Batch normalization is over images, with the statistics of the batch in training.
+    The first layer has a static graph, which is learned and equal for all images. The second layer has a dynamic graph,
+    which is computed per image. In training, batch normalization uses the statistics of the batch of images.
     """
 
     def __init__(self, width: int, labels: int, *, dtype: Dtype = None, rngs: nnx.Rngs):
@@ -128,15 +137,19 @@ class DynamicGraph(nnx.Module):
         self.dynamic = _pointwise(width, width, dtype=dtype, rngs=rngs)
 
     def spread_static(self, features: Float[ArrayLike, "b k d"]) -> Float[Array, "b k d"]:
-        """Return V + LeakyReLU(LeakyReLU(A_s V) W_s + b) of label features V."""
+        """Return V + LeakyReLU(LeakyReLU(A_s V) W_s + b) for label features V = `features`.
+
+        A_s [K,K] is the static graph. W_s and b are the weights and the bias of a linear layer.
+        """
         mixed = jnp.swapaxes(self.static_graph(jnp.swapaxes(features, 1, 2)), 1, 2)
         return features + _leaky(self.static(_leaky(mixed)))
 
     def adjacency(self, features: Float[ArrayLike, "b k d"]) -> Float[Array, "b k k"]:
-        """Return the graph per image for label features, in 0…1.
+        """Return the dynamic graph of each image, with entries in 0…1.
 
-        Entry (i, j) is the weight of label j for label i, σ(w_j·[g; h_i] + b_j). Here g is the mean label feature after
-        a linear layer, batch normalization and LeakyReLU.
+        Entry (i, j) is the weight of label j for label i, σ(w_j·[g; h_i] + b_j). h_i is the feature of label i. g is
+        the mean over all label features, followed by a linear layer, batch normalization and LeakyReLU. w_j and b_j are
+        learned.
         """
         context = self.context(features.mean(axis=1))
         context = _leaky(self.context_norm(context[:, None, None])[:, 0])
@@ -144,7 +157,11 @@ class DynamicGraph(nnx.Module):
         return jax.nn.sigmoid(self.relation(pairs).astype(jnp.float32))
 
     def __call__(self, features: Float[ArrayLike, "b k d"]) -> Float[Array, "b k d"]:
-        """Return LeakyReLU(LeakyReLU(A_d H) W_d + b), H from `spread_static` and A_d from `adjacency`."""
+        """Return LeakyReLU(LeakyReLU(A_d H) W_d + b).
+
+        H is the result of `spread_static` for `features`, and A_d is the result of `adjacency` for H. W_d and b are the
+        weights and the bias of a linear layer.
+        """
         features = self.spread_static(features)
         mixed = jnp.einsum("bij,bjd->bid", self.adjacency(features), features)
         return _leaky(self.dynamic(_leaky(mixed))).astype(jnp.float32)
@@ -153,15 +170,16 @@ class DynamicGraph(nnx.Module):
 class ADDGCNHead(Head):
     """ADD-GCN: label features by attention over the map, and a graph per image (Ye et al., ECCV 2020).
 
-    A linear layer without bias computes a score per label and cell of the map. The largest score of a label is its
-    logit s_m. The sigmoids of the scores, not normalized over cells, weight the cells in the label features V
-    (ADD-GCN, sec. 3.2). The output of the graph network is added to V and classified per label, with logits s_r. The
-    reported logits are (s_m + s_r)/2, in training and evaluation (ADD-GCN, sec. 3.4).
+    A linear layer without bias computes a score per label and cell of the feature map. The logit s_m of a label is its
+    largest score over the cells. The feature of a label is a weighted sum of the transformed cells. The weights are the
+    sigmoids of the scores, not normalized over cells (ADD-GCN, sec. 3.2). DynamicGraph maps these label features V to
+    new label features, which are added to V. One classifier per label computes the logit s_r from the sum. The reported
+    logits are (s_m + s_r)/2, in training and evaluation (ADD-GCN, sec. 3.4).
 
     The classifier of a label is applied only to the feature of this label. The authors' code applies all K classifiers
-    to all features and multiplies by an identity matrix, which their files store as `mask_mat`.
+    to all features and multiplies by an identity matrix, stored as `mask_mat` in the authors' weight files.
 
-    The terms of the prediction are `map` (s_m) and `graph` (s_r).
+    `Prediction.terms` has the keys `map` (s_m) and `graph` (s_r).
     """
 
     read = (PATCHES,)
@@ -185,13 +203,16 @@ class ADDGCNHead(Head):
     def label_features(
         self, patches: Float[ArrayLike, "b n d"], scores: Float[ArrayLike, "b n k"]
     ) -> Float[Array, "b k hidden"]:
-        """Sum the cells of a map, transformed and weighted by σ(scores)."""
+        """Return the label features: sums over the transformed cells, weighted by σ(scores) of each label."""
         cells = self.transform(patches)
         weights = jax.nn.sigmoid(scores).astype(cells.dtype)
         return jnp.einsum("bnk,bnd->bkd", weights, cells, preferred_element_type=jnp.float32)
 
     def attention(self, features: Features) -> dict[str, jax.Array]:
-        """Return the weight of each cell in the feature of a label, σ(score) over its sum: `labels` f32[B,K,N]."""
+        """Return {`labels`: f32[B,K,N]}, the share of each cell of the map in the feature of each label.
+
+        The share is σ(score) of the cell, divided by the sum of σ(score) over all cells.
+        """
         scores = self.map_classifier(features.patches).astype(jnp.float32)
         # A softmax of log σ is finite even if every σ rounds to 0.
         return {LABELS: jnp.swapaxes(jax.nn.softmax(jax.nn.log_sigmoid(scores), axis=1), 1, 2)}
@@ -204,9 +225,10 @@ class ADDGCNHead(Head):
         return Prediction((terms["map"] + terms["graph"]) / 2, terms)
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return the multiply-adds of the layers, and of the matmuls of the attention and of the dynamic graph.
+        """Return two counts of multiply-adds, see Head.
 
-        As in the authors' code, the layers include all K classifiers on all K features.
+        The first count covers the layers. As in the authors' code, they include all K classifiers on all K features.
+        The second count covers the matmuls of the attention and of the dynamic graph.
         """
         (width, labels), hidden = self.map_classifier.kernel.shape, self.transform.out_features
         on_map = tokens * width * (labels + hidden)

@@ -26,7 +26,19 @@ from mlmoe_jax.models.partition import LABEL, PROMPT
 
 
 class Side(nnx.Module):
-    """The gates and the classifier of one side (CO or DC)."""
+    """The gates and the classifier of one side.
+
+    A side is one of the two groupings of the labels in ML-VPT, `co` or `dc`. A label belongs to one group per side.
+
+    Args:
+      width: D.
+      group_of: the group of each label on this side.
+      groups: G, the number of groups.
+      per_group: M, the number of prompts (and experts) per group.
+      gate_bias: see `bias` of LabelGates.
+      gates_of: `label` for one gate per label, or `group` for one gate per group.
+      rngs: for the weights.
+    """
 
     def __init__(
         self,
@@ -46,14 +58,14 @@ class Side(nnx.Module):
         self.classifier = LabelClassifier(width, len(self.group_of), rngs=rngs)
 
     def gate_logits(self, tokens: Float[ArrayLike, "b m g d"]) -> Float[Array, "b m k"]:
-        """Return the gate logits per label, from the prompts of its group."""
+        """Return the gate logits of each label over the M experts, computed from the prompts of its group."""
         if self.gates_of == "group":
             return (self.gate.group_scores(tokens) + self.gate.added_bias())[..., np.asarray(self.group_of)]
         return select_group(self.gate.scores(tokens), self.group_of) + self.gate.added_bias()
 
 
 def select_group(values: Float[ArrayLike, "*rows g k"], group_of: Sequence[int]) -> Float[Array, "*rows k"]:
-    """Select the entry of the group of each label.
+    """Return `values[..., group_of[k], k]` for each label k: the value for the group of the label.
 
     Computing all G entries in one matmul and selecting afterwards is much cheaper than gathering tokens per label into
     [B,M,K,D] first.
@@ -63,7 +75,13 @@ def select_group(values: Float[ArrayLike, "*rows g k"], group_of: Sequence[int])
 
 
 def combine_sides(sides: Sequence[Float[ArrayLike, "b k"]], how: str) -> Float[Array, "b k"]:
-    """Combine the logits of one or two sides: `mean_logit`, or the logit of the `mean_probability`."""
+    """Return the combined logits of one or two sides.
+
+    Args:
+      sides: the logits of each side, `co` and `dc`.
+      how: `mean_logit` returns the mean of the logits. `mean_probability` returns the logit of the mean of the
+        probabilities.
+    """
     if len(sides) == 1 or how == "mean_logit":
         return sum(sides) / len(sides)
     # Log-sigmoids keep the logit finite even if a sigmoid rounds to 0 or 1.
@@ -73,14 +91,14 @@ def combine_sides(sides: Sequence[Float[ArrayLike, "b k"]], how: str) -> Float[A
 
 
 class _GroupHead(Head):
-    """The base class of the heads that read the prompts of the group of each label.
+    """The base class of heads that classify each label from the prompts of its group.
 
     Args:
-      group_of: {side: the group of each label}, for `co`, `dc` or both.
-      groups: G.
-      per_group: M.
-      combine: the reported probability: `mean_logit` is σ((co + dc)/2), as in the authors' code. `mean_probability` is
-        (σ(co) + σ(dc))/2, as in the text of the paper.
+      group_of: {side: the group of each label}. A side is a grouping of the labels: `co`, `dc` or both.
+      groups: G, the number of groups per side.
+      per_group: M, the number of prompts per group.
+      combine: how the reported probability is computed from the logits co and dc of the sides. `mean_logit` is
+        σ((co + dc)/2), as in the authors' code. `mean_probability` is (σ(co) + σ(dc))/2, as in the text of the paper.
     """
 
     read = (PROMPTS,)
@@ -103,24 +121,29 @@ class _GroupHead(Head):
 
     @classmethod
     def options(cls, head: ConfigDict, dtype: Dtype) -> dict[str, Any]:
-        """Return the further arguments of the constructor."""
+        """Return the keyword arguments of the constructor that `config.model.head` sets, without `combine`."""
         return {}
 
     def _sides(self) -> dict[str, Any]:
-        """Return the module of each side."""
+        """Return the attributes `co` and `dc`, as far as the head has these sides, by name."""
         return {name: getattr(self, name) for name in self.sides}
 
     def _by_side(self, tokens: jax.Array) -> dict[str, jax.Array]:
-        """Split prompts f32[B,P,D] by side: f32[B,M,G,D] each."""
+        """Return the prompts of each side, {side: f32[B,M,G,D]}, for `tokens` f32[B,P,D]."""
         return split_sides(tokens, self.sides, self.per_group, self.groups)
 
 
 class GroupExpertsHead(_GroupHead):
-    """The group-aware mixture of experts (ML-VPT, sec. 4.3–4.4) on the prompts of the last block.
+    """The group-aware mixture of experts of ML-VPT on the prompts of the last block (ML-VPT, sec. 4.3–4.4).
 
-    The terms `co` and `dc` of the prediction are the logits of the classifiers on the label features Σₑ w·E(z) (ML-VPT,
-    eq. 14–16). The terms `co_gate` and `dc_gate` are the gate logits weighted by the gates, Σₑ w·g. In the authors'
-    code, they have a loss, too. The gates `co` and `dc` of the prediction are the weights w, f32[B,K,M].
+    A side is a grouping of the labels, `co` or `dc`. On each side, a label belongs to one group, and the group has M
+    prompts z with one expert E per prompt. The gate of the label gives gate logits g and routing weights w, which are
+    the softmax of g over the M experts. The feature of the label is Σₑ w·E(z). A classifier maps it to a logit (ML-VPT,
+    eq. 14–16).
+
+    `Prediction.terms` has these logits as `co` and `dc`. It also has the weighted gate logits Σₑ w·g as `co_gate` and
+    `dc_gate`, which have a loss in the authors' code, too. `Prediction.gates` has the routing weights w f32[B,K,M] as
+    `co` and `dc`.
 
     Args:
       width: D.
@@ -201,9 +224,10 @@ class GroupExpertsHead(_GroupHead):
         return Prediction(combine_sides([terms[name] for name in self.sides], self.combine), terms, gates)
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return the multiply-adds per image that the papers count (one classifier), and all other multiply-adds.
+        """Return two counts of multiply-adds per image, see Head.
 
-        These are experts, gates, the mixture over the experts of a label, and the classifier of the second side.
+        The first count is the multiply-adds that the papers report, one classifier. The second count covers the
+        experts, the gates, the mixture over the experts of a label, and the classifier of the second side.
         """
         width, hidden = self.bank.up.kernel.shape[1:]
         experts = len(self.sides) * self.groups * self.per_group * 2 * width * hidden
@@ -213,21 +237,26 @@ class GroupExpertsHead(_GroupHead):
         return self.labels * width, experts + gates + mixing + (len(self.sides) - 1) * self.labels * width
 
     def _gate_logits(self, tokens: jax.Array) -> dict[str, jax.Array]:
-        """Return the gate logits f32[B,M,K] of each side for prompts f32[B,P,D]."""
+        """Return the gate logits of each side, {side: f32[B,M,K]}, for prompts f32[B,P,D]."""
         by_side = self._by_side(tokens)
         return {name: side.gate_logits(by_side[name]) for name, side in self._sides().items()}
 
 
 def _weights(gate_logits: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Return the routing weights f32[B,K,M] of each side, which sum to 1 over M, for gate logits f32[B,M,K]."""
+    """Return the routing weights of each side, {side: f32[B,K,M]}, for gate logits {side: f32[B,M,K]}.
+
+    The weights are the softmax of the gate logits over the M experts.
+    """
     return {name: jnp.moveaxis(jax.nn.softmax(logits, axis=1), 1, 2) for name, logits in gate_logits.items()}
 
 
 class GroupLinearHead(_GroupHead):
-    """One classifier per side on the mean of the prompts of each label's group (GVPT; with one side VPT-CO, VPT-DC).
+    """A linear classifier per side on the mean of the prompts of each label's group.
 
-    The paper does not specify how the M prompts of a group are combined (ML-VPT, sec. 5.3). A mean needs no parameters,
-    which agrees with the published parameter count (0.39 M). The logits of the sides are the terms of the prediction.
+    A side is a grouping of the labels, `co` or `dc`. With both sides, this is the baseline GVPT. With one side, it is
+    VPT-CO or VPT-DC. The paper does not specify how the M prompts of a group are combined (ML-VPT, sec. 5.3). A mean
+    needs no parameters, which agrees with the published parameter count (0.39 M). `Prediction.terms` has the logits of
+    each side, `co` and `dc`.
 
     Args:
       width: D.
@@ -266,6 +295,10 @@ class GroupLinearHead(_GroupHead):
         return Prediction(combine_sides(list(terms.values()), self.combine), terms)
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return the multiply-adds per image of the first classifier, as counted in the papers, and of the second."""
+        """Return two counts of multiply-adds per image, see Head.
+
+        The first count is the classifier of the first side, which the papers report. The second count is the classifier
+        of the second side; 0 with one side.
+        """
         macs = (self.co or self.dc).kernel.size
         return macs, (len(self.group_of) - 1) * macs

@@ -24,16 +24,18 @@ POOLS = {"cls": (CLS,), "patches": (PATCHES,), "both": (CLS, PATCHES), "mean": (
 
 
 class LinearHead(Head):
-    """logits = V·x + b, with the initial values of torch.nn.Linear.
+    """A linear classifier, logits = V·x + b, with the initial values of torch.nn.Linear.
+
+    x is a feature of the image, V f32[D,K] are the weights, and b f32[K] is the bias.
 
     Args:
       width: D.
       labels: K.
       pool: `cls` (linear probing, VPT, full fine-tuning) classifies the class token. `mean` classifies the mean over
         prompts and patches, as the code of VPT, GateVPT and E2VPT does on MAE. `patches` classifies every patch token
-        and takes the log-mean-exp over patches, a smooth maximum, so that one patch is enough to show a label (Pinheiro
-        and Collobert, CVPR 2015, with r = 1). `both` has the classifiers of `cls` and `patches`, whose logits are
-        terms, and reports the mean of the logits.
+        and takes the log-mean-exp of the logits over patches. It is a smooth maximum, so a high logit at one patch is
+        sufficient (Pinheiro and Collobert, CVPR 2015, with r = 1). `both` has both classifiers and reports the mean of
+        their logits; `Prediction.terms` has the logits `cls` and `patches`.
       rngs: for the weights.
     """
 
@@ -75,9 +77,10 @@ class LinearHead(Head):
 
 
 class LabelClassifier(nnx.Module):
-    """⟨v_k, o_k⟩ + b_k for one feature per label.
+    """A classifier for one feature per label: the logit of label k is ⟨v_k, o_k⟩ + b_k.
 
-    With `share="shared"`, all labels have one v and b (DR-MoE, eq. 9 as printed).
+    o_k is the feature of label k. v_k and b_k are its weight vector and bias. With `share="shared"`, all labels share
+    one weight vector and one bias (DR-MoE, eq. 9 as printed).
     """
 
     def __init__(self, width: int, labels: int, *, share: str = "per_label", rngs: nnx.Rngs):

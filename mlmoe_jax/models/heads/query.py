@@ -36,19 +36,20 @@ ML_DECODER_SETTINGS: dict[str, Any] = {
 
 
 class GroupedClassifier(nnx.Module):
-    """A classifier in which each of Q queries yields the logits of F = ⌈K/Q⌉ labels.
+    """A classifier that computes the logits of K labels from the features of Q queries.
 
-    The logit of label k = q·F + f is w[q,:,f]·h[q] + b[k], where h[q] is the feature of query q.
+    Each query yields the logits of F = ⌈K/Q⌉ labels. The logit of label k = q·F + f is w[q,:,f]·h[q] + b[k], where w is
+    the weight array [Q,D,F], h[q] is the feature of query q, and b is the bias [K].
 
-    With Q = K, this is the group-wise linear layer of Query2Label (Liu et al., 2021), one weight vector and bias per
-    label. With Q < K, it is the group fully-connected layer of ML-Decoder (Ridnik et al., WACV 2023).
+    With Q = K, this is the group-wise linear layer of Query2Label (Liu et al., 2021), which has one weight vector and
+    one bias per label. With Q < K, it is the group fully-connected layer of ML-Decoder (Ridnik et al., WACV 2023).
 
     Args:
       width: D.
       queries: Q.
       labels: K.
-      init: `uniform`, U(±1/√D) for weights and biases (Q2L), or `xavier`, normal weights as in torch's xavier_normal
-        for a tensor of this shape, and biases 0 (ML-Decoder).
+      init: `uniform` draws weights and biases from U(±1/√D), as in Q2L. `xavier` draws normal weights as torch's
+        xavier_normal does for a tensor of this shape, and biases start at 0, as in ML-Decoder.
       rngs: for the weights.
     """
 
@@ -71,14 +72,16 @@ class GroupedClassifier(nnx.Module):
 
 
 class DecoderHead(Head):
-    """The base class of heads with a query decoder, to whose logits W·mean(patches) + b can be added.
+    """The base class of heads with a query decoder and an optional linear path.
 
-    This linear path starts at 0. With few images it learns before the decoder does.
+    The linear path adds W·mean(patches) + b to the logits of the decoder. W and b start at 0. With few training images,
+    the linear path learns faster than the decoder.
 
     Args:
-      decoder: a module that maps the features in its attribute `read` to features of queries, see RoutedExpertsHead.
+      decoder: a module that returns features of queries, see RoutedExpertsHead. Its attribute `read` has the names of
+        the backbone features that it needs.
       labels: K.
-      pooled: C of the patches for the linear path; 0 = no linear path.
+      pooled: the width C of the patch features, for the linear path; 0 = no linear path.
       rngs: for the weights.
     """
 
@@ -94,7 +97,7 @@ class DecoderHead(Head):
         return (FIXED_QUERIES,) if STYLES[config.model.head.decoder.style].fixed_queries else ()
 
     def with_linear_path(self, logits: Float[ArrayLike, "b k"], features: Features) -> Float[Array, "b k"]:
-        """Return the logits of the decoder plus the logits of the linear path, if there is one."""
+        """Return `logits` plus the logits of the linear path. Without a linear path, return `logits` unchanged."""
         if self.pooled is None:
             return logits
         mean = jnp.mean(features.patches.astype(jnp.float32), axis=1)
@@ -109,7 +112,7 @@ class DecoderHead(Head):
 
 
 def pooled_channels(config: ConfigDict, width: int) -> int:
-    """Return the input width of the linear path: `width` for `config.model.head.residual=pooled`, else 0 for none."""
+    """Return the argument `pooled` of DecoderHead: `width` if `config.model.head.residual` is "pooled", else 0."""
     return width if config.model.head.residual == "pooled" else 0
 
 
@@ -119,8 +122,8 @@ class QueryHead(DecoderHead):
     Args:
       decoder: the decoder, with at most one query per label.
       labels: K.
-      classifier: `per_label` if each label has its own query; `grouped` if ⌈K/Q⌉ labels share a query. The initial
-        values differ too, see GroupedClassifier.
+      classifier: the initial values of the classifier, see GroupedClassifier. `per_label` = `uniform`; `grouped` =
+        `xavier`. Use `per_label` if each label has its own query, and `grouped` if ⌈K/Q⌉ labels share a query.
       pooled: see DecoderHead.
       rngs: for the weights.
     """
@@ -150,7 +153,10 @@ class QueryHead(DecoderHead):
         return Prediction(self.with_linear_path(self.classifier(partition.shard_labels(label_features)), features))
 
     def attention(self, features: Features) -> dict[str, jax.Array]:
-        """Return the attention of the query of each label, `labels` f32[B,K,N], equal for labels that share a query."""
+        """Return {`labels`: f32[B,K,N]}, the attention weights of the query of each label over the N patches.
+
+        Labels that share a query have equal weights.
+        """
         weights = self.decoder.attention(features)
         labels = self.classifier.bias.size
         labels_per_query = self.classifier.kernel.shape[-1]

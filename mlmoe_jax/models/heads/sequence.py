@@ -31,25 +31,28 @@ DROPOUT = 0.5  # dropout rate on x
 class CNNRNNHead(Head):
     """An LSTM over label embeddings, combined with the image feature (CNN-RNN, sec. 3).
 
-    With the embedding u of the previous label, o = LSTM(u), x = ReLU(P_o o + P_I I), and the scores are U·x, where U
-    has the embeddings u (CNN-RNN, eq. 2–5). The softmax is over the K labels and the end. `embedding` f32[K+2,E] has
-    the labels, the end and the start, in this order. The projections have no bias, as printed. The cell is flax's LSTM
-    with tanh. The paper's formula has ReLU instead.
+    Each step computes the scores of the next label (CNN-RNN, eq. 2–5). u is the embedding of the previous label, and
+    o = LSTM(u) is the output of the LSTM. The joint feature is x = ReLU(P_o·o + P_I·I), where I is the image feature
+    and P_o and P_I are learned projections without bias, as printed. The scores are U·x, where the rows of U are the
+    embeddings. The softmax is over the K labels and the end of the sequence. The parameter `embedding` f32[K+2,E] has
+    rows for the K labels, the end and the start, in this order. The cell is Flax's LSTM with tanh. The paper's formula
+    has ReLU instead.
 
-    Training (with labels): teacher forcing on the labels of each image by decreasing training frequency, then the end.
-    `penalties["sequence"]` is −log of the probability of the sequence, the sum of the cross-entropies of its steps.
-    Sequences longer than `max_labels` are truncated, without a target for the end. The logit of a label belongs to its
-    largest probability at any of these steps, so logits depend on the labels.
+    Training (`labels` is not None) uses teacher forcing. The target sequence has the labels of the image by decreasing
+    training frequency, followed by the end. `penalties["sequence"]` is the negative log-probability of the target
+    sequence, which is the sum of the cross-entropies of its steps. A sequence of more than `max_labels` labels is
+    truncated, and the end is then no target. The logit of a label is the logit of its largest probability over the
+    steps, so the logits depend on `labels`.
 
-    Otherwise: beam search. The logit of a label belongs to its largest probability at any step of any path in the beam.
-    The paper predicts only the labels of the best path (`search`). This score is our convention, so that the model has
-    a mean average precision.
+    Evaluation (`labels` is None) uses beam search. The logit of a label is the logit of its largest probability at any
+    step of any path in the beam. This score is our convention, so that a mean average precision can be computed. The
+    paper predicts only the labels of the best path, which `search` returns.
 
     Args:
       width: D.
       order: the K labels by decreasing training frequency, see `data.labels.graph.frequency_order`.
       embedding: E.
-      hidden: width of the state of the LSTM.
+      hidden: width of the LSTM state.
       max_labels: the largest number of labels of a sequence.
       dtype: type of the matmuls; None = float32.
       rngs: for the weights.
@@ -97,14 +100,20 @@ class CNNRNNHead(Head):
         return ()
 
     def image_feature(self, features: Features) -> Float[Array, "b e"]:
-        """Return P_I I, where I is the class token, or the mean of the map of a CNN."""
+        """Return the projected image feature P_I·I.
+
+        P_I is a learned projection. I is the class token or, for a CNN, the mean of the feature map.
+        """
         return self.image_projection(features.cls).astype(jnp.float32)
 
     def sequence(self, labels: Num[ArrayLike, "b k"]) -> tuple[Integer[Array, "b t"], Bool[Array, "b t"]]:
-        """Sort labels (present if above 0.5) by training frequency, followed by the end.
+        """Return the target sequences of images, and a mask of their steps.
+
+        A label is present if its value in `labels` is above 0.5.
 
         Returns:
-          The sorted labels, padded with ends to t = max_labels + 1 steps, and whether each step counts in the loss.
+          The present labels by decreasing training frequency, padded with the number of the end to t = max_labels + 1
+          steps; and a mask that is True for the steps that are included in the loss.
         """
         order = jnp.asarray(self.order)
         present = jnp.take(labels, order, axis=1) > 0.5
@@ -118,11 +127,11 @@ class CNNRNNHead(Head):
     def scores(
         self, image: Float[ArrayLike, "b e"], previous: Integer[ArrayLike, "b t"], *, rngs: nnx.Rngs | None = None
     ) -> Float[Array, "b t _"]:
-        """Return the scores of the next label after each of the labels `previous`, which begin with `start`.
+        """Return the scores of the K labels and the end at each of t steps, f32[B,t,K+1].
 
         Args:
           image: the result of `image_feature`.
-          previous: the preceding labels.
+          previous: the label before each step. The first is `self.start`.
           rngs: for dropout in training.
         """
         inputs = jnp.moveaxis(self.embedding[...][previous], 1, 0)
@@ -131,7 +140,7 @@ class CNNRNNHead(Head):
         return self._scores(self.dropout(joint, rngs=rngs))
 
     def search(self, features: Features) -> BeamResult:
-        """Return the most probable label sequence per image, and the logits of all labels, by beam search."""
+        """Return the most probable label sequence of each image and the logits of all labels, from a beam search."""
         image = self.image_feature(features)[:, None]
 
         def advance(state: Any, label: jax.Array) -> tuple[Any, jax.Array]:
@@ -152,7 +161,11 @@ class CNNRNNHead(Head):
         return Prediction(logits, penalties={"sequence": -jnp.sum(log_p, axis=1, where=counts)})
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        """Return the layers for one path of max_labels + 1 steps, and for the remaining W − 1 paths of the beam."""
+        """Return two counts of multiply-adds, see Head.
+
+        The first count covers the layers for one path of max_labels + 1 steps. The second count covers the other W − 1
+        paths of the beam.
+        """
         width, embedding = self.image_projection.kernel.shape
         step = 4 * self.hidden * (embedding + self.hidden) + self.hidden * embedding + (self.labels + 1) * embedding
         path = (self.max_labels + 1) * step
@@ -163,9 +176,9 @@ class CNNRNNHead(Head):
         return zeros, zeros
 
     def _joint(self, image: jax.Array, output: jax.Array) -> jax.Array:
-        """Return x (CNN-RNN, eq. 4): f32[...,E]."""
+        """Return the joint feature x f32[...,E] (CNN-RNN, eq. 4) of a projected image feature and an LSTM output."""
         return jax.nn.relu(self.state_projection(output).astype(jnp.float32) + image)
 
     def _scores(self, joint: jax.Array) -> jax.Array:
-        """Return the scores of the labels and the end (CNN-RNN, eq. 5): f32[...,E] -> f32[...,K+1]."""
+        """Return the scores f32[...,K+1] of the labels and the end for joint features f32[...,E] (CNN-RNN, eq. 5)."""
         return joint @ self.embedding[: self.end + 1].T
