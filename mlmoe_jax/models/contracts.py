@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 # ------------------------------------------------------------------------------------------------------------ backbones
 class Backbone(Protocol):
-    """A feature extractor: an nnx module from images to the features that a head reads.
+    """A feature extractor: an nnx module that maps images to the features that a head reads.
 
-    Its parameter paths begin with `backbone/`. Features that are not in `read` are not computed.
+    Its parameter paths begin with `backbone/`.
     """
 
     shape: BackboneShape
@@ -46,20 +46,20 @@ class Backbone(Protocol):
         norm: bool = True,
         return_attention: bool = False,
     ) -> Features:
-        """Encode f32[B,H,W,3].
+        """Return the features of images.
 
-        A backbone whose shape has `takes_adapters` also takes `deltas: Deltas`, terms that are added to the outputs of
-        its layers.
+        A backbone with `shape.takes_adapters` has a further argument `deltas: Deltas`, the terms that adapters add to
+        the outputs of its layers. Features that are not in `read` are not computed.
 
         Args:
           image: f32[B,H,W,3], normalized.
-          prompts: tokens that are added in the blocks; None for none.
-          read: which of `cls`, `prompts`, `patches` and `mean` the head reads.
-          norm: apply the final norm to these features, if the backbone has a final norm.
+          prompts: prompt tokens for the blocks; None = no prompts.
+          read: the features to return, any of `cls`, `prompts`, `patches` and `mean`.
+          norm: whether to apply the final norm to the features. No effect if the backbone has no final norm.
           return_attention: also return `Features.attention`, if the backbone has attention.
 
         Raises:
-          ValueError: the backbone lacks a feature or does not take prompts.
+          ValueError: the backbone lacks a feature in `read`, or does not take prompts.
         """
         ...
 
@@ -71,7 +71,8 @@ class Layer(NamedTuple):
       inputs: number of inputs.
       outputs: number of outputs.
       bias: whether it has a bias.
-      in_block: whether each block has such a layer. If False, the backbone has one of them outside the blocks.
+      in_block: True if each block has one such layer. False if the backbone has a single such layer, outside the
+        blocks.
     """
 
     inputs: int
@@ -83,7 +84,7 @@ class Layer(NamedTuple):
 class BackboneShape(abc.ABC):
     """The architecture of a backbone: one frozen dataclass per family, one instance per variant.
 
-    It has all properties of the family, so that no other module depends on the family.
+    Other modules read the properties of a backbone only through this interface, so they do not depend on the family.
     """
 
     width: int  # D, the channels of a feature
@@ -111,7 +112,10 @@ class BackboneShape(abc.ABC):
         """
 
     def layer_paths(self, layer: str) -> list[str]:
-        """Return the paths of a layer of `layers`, the keys of `Deltas`: one per block, or one outside the blocks."""
+        """Return the paths of the layer `layer`, a key of `layers`. The paths are keys of `Deltas`.
+
+        The list has one path per block, or a single path if the layer is outside the blocks.
+        """
         return [layer_path(index, layer) for index in range(self.depth)] if self.layers[layer].in_block else [layer]
 
     def fits(self, side: int) -> bool:
@@ -123,27 +127,28 @@ class BackboneShape(abc.ABC):
         return (self.batch_norm_rule,) if self.batch_norm_rule and batch_norm == "frozen" else ()
 
     def published_macs(self, side: int, prompts: nnx.Module | None) -> tuple[int, int, int]:
-        """Return two counts of multiply-adds for one image of `side` × `side` pixels, and its number N of patch tokens.
+        """Return (first count, second count, number of patch tokens N) for one image of `side` × `side` pixels.
 
-        The first count covers the layers that the prompt-tuning papers count, the second count all other layers; see
-        training.preflight.cost. By default, the first count has all dot products and convolutions.
+        The counts are multiply-adds. The first count covers the layers that the prompt-tuning papers include in their
+        numbers. The second count covers all other layers; see training.preflight.cost. By default, the first count
+        covers all dot products and convolutions, and the second count is 0.
         """
         image = jax.ShapeDtypeStruct((1, side, side, 3), jnp.float32)
         layers, features = forward_macs(nnx.eval_shape(lambda: self.build(rngs=nnx.Rngs(0))), image)
         return layers, 0, math.prod(features.grid)
 
     def norm_macs(self, side: int, prompts: nnx.Module | None) -> int:
-        """Return the part of norms in the first count of `published_macs`; 0 by default."""
+        """Return the multiply-adds of norms, which are a part of the first count of `published_macs`; 0 by default."""
         return 0
 
 
 # ------------------------------------------------------------------------------------------------------------- adapters
 class Setting(NamedTuple):
-    """A key that an adapter declares in its own file.
+    """A config key of an adapter, below `model.adapters.NAME`.
 
     Attributes:
       default: the default value, which also determines the type.
-      doc: one sentence.
+      doc: the help text of the key, one sentence.
       least: lower limit of a number, or None.
       most: upper limit of a number, or None.
     """
@@ -155,8 +160,9 @@ class Setting(NamedTuple):
 
 
 class Adapter(nnx.Module):
-    """The base class of all adapters, which change the features of a frozen backbone, such as prompts and LoRA.
+    """The base class of all adapters. An adapter changes the features of a frozen backbone.
 
+    Prompts and LoRA are examples.
     A subclass overrides the attributes and methods whose defaults do not fit. No other module depends on the kind of an
     adapter. `model.prompts.kind` selects one adapter, whose parameter paths begin with `prompts/`. Each entry of
     `model.adapters` adds an adapter, with paths below `adapters/NAME/`.
@@ -201,7 +207,7 @@ class Adapter(nnx.Module):
         return None
 
     def deltas(self, *, rngs: nnx.Rngs | None = None) -> Deltas:
-        """Return the terms that are added to the outputs of layers, by layer path; {} for none.
+        """Return the terms that are added to the outputs of layers, {layer path: delta}; {} if there are none.
 
         Args:
           rngs: for dropout in training.
@@ -209,12 +215,16 @@ class Adapter(nnx.Module):
         return NO_DELTAS
 
     def macs(self, tokens: int) -> int:
-        """Return the multiply-adds per image of the adapter's own layers, with `tokens` tokens in each block."""
+        """Return the multiply-adds per image of the layers that the adapter adds; 0 by default.
+
+        Args:
+          tokens: number of tokens in each block.
+        """
         return 0
 
     @classmethod
     def key(cls) -> str:
-        """Return the name of the section of the adapter in `model.adapters`, by default of the class."""
+        """Return the name of the adapter in `model.adapters`; by default, the class name in lower case."""
         return cls.__name__.lower()
 
     @classmethod
@@ -224,7 +234,10 @@ class Adapter(nnx.Module):
 
     @classmethod
     def group_structure(cls, settings: ConfigDict) -> tuple | None:
-        """Return the settings in which two models must agree to exchange group prompts; None without groups."""
+        """Return the settings that determine the groups of prompts; None without groups.
+
+        Group prompts can be transferred between two models only if these settings are equal.
+        """
         return None
 
     @classmethod
@@ -234,7 +247,7 @@ class Adapter(nnx.Module):
 
     @classmethod
     def mistakes(cls, settings: ConfigDict) -> list[str]:
-        """Return the errors in the settings, one sentence without a final period each."""
+        """Return error messages for invalid settings. Each is one sentence without a final period; [] = valid."""
         return []
 
 
@@ -289,37 +302,42 @@ class Head(nnx.Module):
         """Classify images.
 
         Args:
-          features: the features in `read`. All other features are None.
-          labels: f32[B,K] in training, for heads that use them as an input.
-          rngs: for dropout.
+          features: the output of the backbone. Only the features listed in the class attribute `read` are set; all
+            other features are None.
+          labels: f32[B,K] in training, for heads whose training reads the labels; None in evaluation.
+          rngs: for dropout in training.
         """
 
     def published_macs(self, tokens: int) -> tuple[int, int] | None:
-        """Return two counts of multiply-adds per image with N = `tokens` patches, as in `BackboneShape.published_macs`.
+        """Return (first count, second count) of multiply-adds per image, as in `BackboneShape.published_macs`.
 
-        None, the default: all dot products and convolutions are counted in the program of the head.
+        `tokens` is the number of patches N. If the result is None, the default, the caller counts all dot products and
+        convolutions in the jaxpr of the head instead.
         """
         return None
 
     def norm_macs(self, tokens: int) -> int:
-        """Return the part of norms in the first count of `published_macs`."""
+        """Return the multiply-adds of norms, which are a part of the first count of `published_macs`; 0 by default."""
         return 0
 
     def attention(self, features: Features) -> dict[str, jax.Array]:
-        """Return the attention of each label, `labels` f32[B,K,N], see Prediction; {} if the head has no attention."""
+        """Return {`labels`: f32[B,K,N]}, the attention weights of each label over patches; {} without attention.
+
+        See Prediction.
+        """
         return {}
 
     @classmethod
     def terms(cls, config: ConfigDict) -> tuple[str, ...]:
-        """Return the possible keys of `config.loss.terms`: `logits` and the keys of `Prediction.terms`.
+        """Return the possible keys of `config.loss.terms`: "logits" and the keys of `Prediction.terms`.
 
-        () if the loss of the head consists of penalties only.
+        Return () if the loss of the head consists only of `Prediction.penalties`.
         """
         return ("logits",)
 
     @classmethod
     def gate_entries(cls, config: ConfigDict) -> dict[str, list[str]]:
-        """Return the names of the E entries of each gate in `Prediction.gates`; {} without gates."""
+        """Return {key of `Prediction.gates`: names of its E entries (experts)}; {} without gates."""
         return {}
 
     @classmethod
@@ -329,7 +347,7 @@ class Head(nnx.Module):
 
     @classmethod
     def mistakes(cls, config: ConfigDict) -> list[str]:
-        """Return the errors in a config with this head, one sentence without a final period each."""
+        """Return errors in a config with this head. Each is one sentence without a final period; [] = valid."""
         return []
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Multi-head attention in which some tokens provide only keys and values."""
+"""Multi-head self-attention, with optional context tokens that provide only keys and values."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -17,9 +17,17 @@ PARTS = ("query", "key", "value")  # the columns of a FusedProjection
 
 
 def apply_rotary(tokens: jax.Array, angles: jax.Array) -> jax.Array:
-    """Rotate queries or keys [B,T,h,d] by angles f32[T,d/2]: angle c of a token rotates its channels c and c + d/2.
+    """Rotate queries or keys by the angles of their tokens, in float32.
 
-    The rotary positions of (RoFormer, eq. 34) rotate adjacent channels instead. Computed in float32.
+    Angle c of a token rotates the pair of channels c and c + d/2 of each head. RoFormer (eq. 34) rotates pairs of
+    adjacent channels instead.
+
+    Args:
+      tokens: [B,T,h,d], queries or keys.
+      angles: f32[T,d/2].
+
+    Returns:
+      [B,T,h,d] in the type of `tokens`.
     """
     cosine = jnp.cos(angles)[:, None]
     sine = jnp.sin(angles)[:, None]
@@ -33,7 +41,7 @@ class FusedProjection(nnx.Linear):
 
     Args:
       width: D.
-      key_bias: whether keys have a bias; without, `bias` is f32[2D], for queries and values.
+      key_bias: whether keys have a bias. If False, `bias` is f32[2D], for queries and values.
       rngs: for the weights.
       **settings: other arguments of nnx.Linear.
     """
@@ -53,7 +61,7 @@ class FusedProjection(nnx.Linear):
         return self._columns(tokens, self.in_features)
 
     def _columns(self, tokens: jax.Array, start: int) -> jax.Array:
-        """Project f32[b,T,D] to the columns from `start` on."""
+        """Project f32[b,T,D] with the columns `start`: of the kernel, f32[b,T,3D − start]."""
         kernel = self.kernel[:, start:]
         bias = self._full_bias()
         dtype = self.dtype or jnp.result_type(tokens, kernel)
@@ -67,17 +75,17 @@ class FusedProjection(nnx.Linear):
         return jnp.concatenate([query, jnp.zeros_like(query), value])
 
     def part(self, name: str) -> tuple[jax.Array, jax.Array]:
-        """Return the kernel f32[D,D] and the bias f32[D] of one of PARTS."""
+        """Return the kernel f32[D,D] and the bias f32[D] of `name`, an element of PARTS. A missing bias is zeros."""
         columns = self.columns(name)
         return self.kernel[:, columns], self._full_bias()[columns]
 
     def columns(self, name: str) -> slice:
-        """Return the columns of the kernel for one of PARTS."""
+        """Return the columns of the kernel that belong to `name`, an element of PARTS."""
         first = PARTS.index(name) * self.in_features
         return slice(first, first + self.in_features)
 
     def bias_entries(self, name: str) -> slice | None:
-        """Return the entries of `bias` for one of PARTS; None for keys without a bias."""
+        """Return the entries of `bias` that belong to `name`, an element of PARTS; None for keys without a bias."""
         if self.key_bias:
             return self.columns(name)
         return {"query": slice(0, self.in_features), "key": None, "value": slice(self.in_features, None)}[name]
@@ -100,10 +108,10 @@ class Attention(nnx.Module):
         deltas: Deltas = NO_DELTAS,
         **settings: Any,
     ) -> jax.Array:
-        """Attend from `tokens` to themselves, to `context` and to `key_value`.
+        """Return the attention of `tokens` to `tokens`, `context` and `key_value`, after the output projection.
 
-        Each leading size b is B or 1. Arrays with 1 are projected once for the whole batch. T is Q plus all C plus m,
-        in this order.
+        The batch size b of each array is B or 1. Arrays with b = 1 are projected once for the whole batch. The T keys
+        are the Q keys of `tokens`, the C keys of each array of `context`, and the m keys of `key_value`, in this order.
 
         Args:
           tokens: f32[b,Q,D], which provide queries, keys and values.
@@ -113,8 +121,8 @@ class Attention(nnx.Module):
           **settings: any of
             key_value: f32[1 or 2, m, D], additional keys and values, unprojected; with 1, the keys are also
               the values.
-            rotary: f32[T,d/2], the angles that rotate the keys. The first Q also rotate the queries. None = no
-              rotation; angle 0 does not rotate.
+            rotary: f32[T,d/2], the angles that rotate the keys. The first Q angles also rotate the queries. None = no
+              rotation. A token with angles 0 is not rotated.
             temperature: divides the attention logits; None = 1.
 
         Returns:
@@ -145,7 +153,10 @@ class Attention(nnx.Module):
         temperature: jax.Array | float | None = None,
         **settings: Any,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Return queries f32[B,Q,h,d], keys and values f32[B,T,h,d], divided by the temperature and rotated."""
+        """Return queries f32[B,Q,h,d], keys f32[B,T,h,d] and values f32[B,T,h,d].
+
+        Queries are divided by the temperature. Queries and keys are rotated.
+        """
         query, key, value = self._project_parts(tokens, context, **settings)
         if temperature is not None:  # in float32, because bfloat16 would lose changes of a temperature below 0.4 %
             query = (query.astype(jnp.float32) / temperature).astype(query.dtype)

@@ -1,4 +1,4 @@
-"""Batch normalization with torch's running statistics, in the three fine-tuning modes of papers."""
+"""Batch normalization with torch's running statistics, in the three modes that papers use for fine-tuning."""
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,9 @@ EPSILON, MOMENTUM = 1e-5, 0.1
 class BatchNorm(nnx.Module):
     """y = (x − μ)/√(σ² + ε)·scale + bias per channel (Ioffe and Szegedy, ICML 2015, algorithms 1 and 2).
 
-    A new module is in evaluation mode, in which all modes normalize by the running statistics. `train()` and `eval()`
-    of NNX switch it. Every image of a batch counts, so training batches must not contain padding.
+    μ and σ² are the mean and the variance of a channel. A new module is in evaluation mode, in which it always
+    normalizes by the running statistics. NNX's `train()` and `eval()` switch between training and evaluation mode. The
+    statistics of a batch include all its images, so training batches must not contain padding.
 
     Args:
       width: the number of channels.
@@ -63,7 +64,7 @@ class BatchNorm(nnx.Module):
         return y.astype(self.dtype or y.dtype)
 
     def _measure(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Return mean and variance f32[D] of f32[B,H,W,D], and update the running statistics."""
+        """Return the mean f32[D] and the variance f32[D] of `x` f32[B,H,W,D], and update the running statistics."""
         count = x.size // x.shape[-1]
         if count < 2:
             raise ValueError("batch statistics need more than one value per channel: use larger images or batches")
@@ -78,10 +79,11 @@ class BatchNorm(nnx.Module):
 
 
 def fold_batch_norms(model: nnx.Module) -> None:
-    """Replace batch normalizations by changed kernels and biases of the convolutions before them, for evaluation.
+    """Fold batch normalizations into the preceding convolutions, for evaluation. The model is changed in place.
 
-    Such a pair has the attributes `conv` and `norm`, `conv1` and `norm1`, … of a module. The kernel of the convolution
-    is multiplied by the factor of the normalization, and its bias is the shift. Other normalizations stay.
+    A convolution and its normalization are recognized by their attribute names in a module: `conv` and `norm`, `conv1`
+    and `norm1`, and so on. The kernel of the convolution is multiplied by the factor of the normalization. The shift of
+    the normalization becomes the bias of the convolution. Normalizations with other names are not changed.
     """
     for _, module in [*nnx.iter_modules(model)]:
         for name, norm in [*vars(module).items()]:

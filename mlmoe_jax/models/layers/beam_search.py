@@ -27,8 +27,8 @@ class BeamResult:
     """The result of a beam search.
 
     Attributes:
-      path: i32[B,max_labels], the labels of the most probable ended path, −1 after its end.
-      log_probability: f32[B], the log-probability of this path with its end.
+      path: i32[B,max_labels], the labels of the most probable ended path, padded with −1.
+      log_probability: f32[B], the log-probability of `path`, including its end.
       label_logits: f32[B,K], the logit of the largest probability of each label at any step of any path in the beam.
     """
 
@@ -43,12 +43,12 @@ class _Beam:
     """The state of the search between two steps. Unused paths have a log-probability of −inf.
 
     Attributes:
-      state: see Advance.
-      last: i32[B,W].
-      log_p: f32[B,W].
-      path: i32[B,W,max_labels].
-      used: bool[B,W,K].
-      result: the result of the steps before.
+      state: the state of the model, arrays [B,W,...], see Advance.
+      last: i32[B,W], the last label of each path.
+      log_p: f32[B,W], the log-probability of each path.
+      path: i32[B,W,max_labels], the labels of each path, padded with −1.
+      used: bool[B,W,K], whether a path contains a label.
+      result: the result of all previous steps.
     """
 
     state: Any
@@ -62,7 +62,8 @@ class _Beam:
 def log_odds(scores: Float[ArrayLike, "*rows e"]) -> Float[Array, "*rows e"]:
     """Return the logit of each softmax probability over the last axis, s_k − log Σ_{j≠k} exp s_j.
 
-    Finite and strictly increasing in the probability, even if the probability rounds to 1.
+    s are the scores. The result is finite and strictly increasing in the probability, even if the probability rounds to
+    1.
     """
     top = jax.nn.one_hot(jnp.argmax(scores, axis=-1), scores.shape[-1], dtype=bool)
     others = jax.nn.logsumexp(jnp.where(top, -jnp.inf, scores), axis=-1, keepdims=True)
@@ -106,7 +107,17 @@ def beam_search(advance: Advance, state: Any, *, start: int, labels: int, max_la
 
 
 def _extend(beam: _Beam, state: Any, scores: jax.Array, time: jax.Array) -> _Beam:
-    """End all paths, extend all paths by all labels, and keep the best. `scores` f32[B,W,K+1] are of step `time`."""
+    """Return the beam after step `time`.
+
+    Every path is ended once, which updates the result, and is extended by every label. The W most probable extensions
+    are kept.
+
+    Args:
+      beam: the beam before the step.
+      state: the state of the model after the step.
+      scores: f32[B,W,K+1], the scores of the next label or the end.
+      time: i32[], the index of the step.
+    """
     (batch, width), labels = beam.log_p.shape, scores.shape[-1] - 1
     searching = beam.log_p.max(axis=1) > beam.result.log_probability
     log_p = jnp.where(searching[:, None], beam.log_p, -jnp.inf)
@@ -131,7 +142,13 @@ def _extend(beam: _Beam, state: Any, scores: jax.Array, time: jax.Array) -> _Bea
 
 
 def _update(beam: _Beam, log_p: jax.Array, scores: jax.Array) -> BeamResult:
-    """Return the result after a step with scores f32[B,W,K+1], for the paths with log_p f32[B,W] > −inf."""
+    """Return the result that includes the paths that end in this step.
+
+    Args:
+      beam: the beam before the step.
+      log_p: f32[B,W], the log-probabilities of the paths. Paths with −inf are ignored.
+      scores: f32[B,W,K+1], the scores of the next label or the end.
+    """
     exists = (log_p > -jnp.inf)[..., None]
     label_logits = jnp.where(exists, log_odds(scores)[..., :-1], -jnp.inf).max(axis=1)
     ended = log_p + jax.nn.log_softmax(scores, axis=-1)[..., -1]

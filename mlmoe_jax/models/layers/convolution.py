@@ -24,7 +24,9 @@ def convolve(
     feature_group_count: int = 1,
     **options,
 ) -> jax.Array:
-    """Convolve [B,H,W,C] with [h,w,C/groups,D]; for `nnx.Conv(conv_general_dilated=convolve)`.
+    """Return the convolution of `x` [B,H,W,C] with `kernel` [h,w,C/groups,D].
+
+    It is made for `nnx.Conv(conv_general_dilated=convolve)`. Other arguments are as in `jax.lax.conv_general_dilated`.
 
     On a CPU, a pointwise convolution is computed as a matmul, whose gradients take 1/2 to 1/20 of the time of XLA's
     convolution. A depthwise convolution is computed as a sum of shifted products, which takes 1/5 to 1/30 of the time.
@@ -64,7 +66,10 @@ def _pointwise(x: jax.Array, kernel: jax.Array, *, strides: tuple[int, int], pre
 
 
 def _sum_of_shifts(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads) -> jax.Array:
-    """Convolve each channel in float32: sum the shifted image times the weight over all positions of the kernel."""
+    """Return a depthwise convolution, computed in float32.
+
+    It is a sum over the positions of the kernel. Each term is the shifted image times the weight at this position.
+    """
     weights = kernel.astype(jnp.float32)
     padded, (rows, columns) = _padded(x, kernel, strides, pads)
     down, right = strides
@@ -94,11 +99,11 @@ _depthwise.defvjp(_depthwise_forward, _depthwise_backward)
 
 
 def _image_gradient(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads, cotangent: jax.Array):
-    """Return the gradient of the image.
+    """Return the gradient with respect to the image.
 
-    For a large kernel, it is the cotangent, with zeros between the strides, convolved with the flipped kernel. The
-    transposed sum of shifts reads a padded image per position of the kernel, which takes 2 to 6 times as long,
-    but less time for 3×3 kernels.
+    For kernels up to 3×3, it is the transpose of `_sum_of_shifts`. For larger kernels, the transpose takes 2 to 6 times
+    as long, because it reads a padded image per position of the kernel. There, the gradient is a convolution with the
+    flipped kernel of the cotangent, which is dilated with zeros for the strides.
     """
     if max(kernel.shape[:2]) <= 3:
         return jax.linear_transpose(lambda x: _sum_of_shifts(x, kernel, strides, pads), x)(cotangent)[0]
@@ -113,7 +118,7 @@ def _image_gradient(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], p
 
 
 def _kernel_gradient(x: jax.Array, kernel: jax.Array, strides: tuple[int, int], pads: Pads, cotangent: jax.Array):
-    """Return the gradient of the kernel.
+    """Return the gradient with respect to the kernel.
 
     The sums for all positions of the kernel are computed row by row, while the row is in the cache. XLA would compute
     each sum in a separate pass over the whole batch, which takes 2 to 3 times as long.

@@ -1,4 +1,4 @@
-"""The terms that adapters add to the outputs of frozen layers."""
+"""Deltas: the terms that adapters add to the outputs of frozen layers."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ KernelAndBias = tuple[jax.Array, jax.Array | None]  # f32[inputs,outputs] and f3
 
 @dataclass(frozen=True)
 class LayerCall:
-    """The call of a frozen layer, from which an adapter computes the delta of its output.
+    """Input, output and weights of one call of a frozen layer. An adapter computes the delta of the output from them.
 
     Attributes:
       tokens: [b,T,inputs], the input of the layer.
-      output: [b,T,outputs], the output without deltas.
-      weights: returns kernel and bias of a linear layer. Only deltas that need them call it.
+      output: [b,T,outputs], the output of the layer without deltas.
+      weights: a function that returns kernel and bias of the layer. Only deltas that need the weights call it.
     """
 
     tokens: jax.Array
@@ -38,20 +38,27 @@ def layer_path(block: int, layer: str = "") -> str:
 
 
 def block_deltas(deltas: Deltas, block: int) -> Deltas:
-    """Return the deltas of the layers of a block, by the names of the layers."""
+    """Return the deltas of one block, {name of the layer in the block: delta}, such as {"query": …}."""
     start = layer_path(block)
     return {path.removeprefix(start): delta for path, delta in deltas.items() if path.startswith(start)}
 
 
 def call_layer(layer: nnx.Module, tokens: jax.Array, name: str, deltas: Deltas) -> jax.Array:
-    """Return the output of a linear layer or a norm, plus its delta if there is one."""
+    """Return `layer(tokens)`, plus `deltas[name]` if this key exists.
+
+    Args:
+      layer: a linear layer or a norm.
+      tokens: the input of the layer.
+      name: the key of the layer in `deltas`.
+      deltas: the deltas by name.
+    """
     return add_delta(layer(tokens), name, tokens, deltas, partial(kernel_and_bias, layer))
 
 
 def add_delta(
     output: jax.Array, name: str, tokens: jax.Array, deltas: Deltas, weights: Callable[[], KernelAndBias]
 ) -> jax.Array:
-    """Return the output of a layer plus its delta if there is one.
+    """Return `output`, plus the delta of the layer if `deltas` has the key `name`.
 
     Args:
       output: the output of the layer for `tokens`.
@@ -66,10 +73,10 @@ def add_delta(
 
 
 def kernel_and_bias(layer: nnx.Linear) -> KernelAndBias:
-    """Return kernel and bias of a linear layer."""
+    """Return kernel f32[inputs,outputs] and bias f32[outputs] of a linear layer; bias None if it has none."""
     return layer.kernel[...], None if layer.bias is None else layer.bias[...]
 
 
 def raise_no_kernel() -> KernelAndBias:
-    """Stand in for the weights of an operation that is no linear layer: always raise ValueError."""
+    """Raise ValueError. This function is `LayerCall.weights` of operations that are not linear layers."""
     raise ValueError("only linear layers have a kernel")

@@ -1,4 +1,4 @@
-"""The layers of a transformer encoder and decoder, which normalize after each part (post-norm), and their attention.
+"""The post-norm layers of a transformer encoder and decoder, and their attention.
 
 They follow DETR (Carion et al., ECCV 2020), and are numerically equal to torch.nn.MultiheadAttention and to the layers
 of Q2L and ML-Decoder. AttentionPool gives the `cls` of ViTs without a class token.
@@ -24,7 +24,9 @@ TORCH_EPSILON = 1e-5
 
 
 class QueryAttention(nnx.Module):
-    """softmax(QKᵀ/√d)·V with h heads of width d = D/h (Transformer, eq. 1), with separate tokens for Q, K, V.
+    """Multi-head attention, softmax(QKᵀ/√d)·V, with h heads of width d = D/h (Transformer, eq. 1).
+
+    Queries Q, keys K and values V are projected from separate inputs.
 
     The projections of queries, keys and values, with biases, are the columns of one matrix, in this order. In training,
     `dropout` applies to the attention weights, as in torch.nn.MultiheadAttention.
@@ -76,7 +78,7 @@ class QueryAttention(nnx.Module):
         return attention_weights(self._project(query, "query"), self._project(key, "key"), mask)
 
     def _project(self, tokens: jax.Array, part: str) -> jax.Array:
-        """f32[b,T,D] -> f32[b,T,h,d], for a part of the FusedProjection."""
+        """Project f32[b,T,D] to queries, keys or values f32[b,T,h,d]. `part` is "query", "key" or "value"."""
         kernel, bias = self.qkv.part(part)
         dtype = self.qkv.dtype or jnp.float32
         result = jnp.dot(tokens.astype(dtype), kernel.astype(dtype)) + bias.astype(dtype)
@@ -84,7 +86,7 @@ class QueryAttention(nnx.Module):
 
 
 class FeedForward(nnx.Module):
-    """Linear, ReLU, dropout, linear."""
+    """A feed-forward network: linear layer, ReLU, dropout, linear layer."""
 
     def __init__(
         self,
@@ -148,7 +150,11 @@ class EncoderLayer(nnx.Module):
 class DecoderLayer(nnx.Module):
     """Self-attention of queries, cross-attention to the memory, and a feed-forward layer.
 
-    `self_attention` is `on`, `off` (without its norm), or `identity`, which replaces its output by its input.
+    Args:
+      self_attention: `on`; `off`, without self-attention and its norm; or `identity`, which replaces the output of
+        self-attention by the input tokens and keeps the residual connection and the norm.
+      init: initializer of the matrices: `xavier` (Xavier uniform) or `torch` (as torch.nn.Linear).
+      Other arguments: see QueryDecoder.
     """
 
     def __init__(
@@ -187,8 +193,8 @@ class DecoderLayer(nnx.Module):
 
         Args:
           tokens: the queries.
-          positions: positions of the queries, which are added to the queries, and to the keys of self-attention; None =
-            none.
+          positions: positions of the queries. They are added to the queries of both attentions and to the keys of
+            self-attention. None = no positions.
           memory: the values of cross-attention.
           keys: the keys of cross-attention.
           mask: True if a query may attend to a token of the memory; None = all True.
@@ -212,7 +218,10 @@ class DecoderLayer(nnx.Module):
         return self.cross_attn.weights(add_positions(tokens, positions), keys, mask=mask)
 
     def _attend_to_queries(self, tokens: jax.Array, positions: jax.Array | None, rngs: nnx.Rngs | None) -> jax.Array:
-        """Apply the self-attention and its norm, if there are any."""
+        """Apply self-attention among the query tokens, then its norm.
+
+        Return `tokens` unchanged if the layer has no self-attention and norm (`self_attention` is `off`).
+        """
         if self.norm1 is None:
             return tokens
         queries = add_positions(tokens, positions)
@@ -221,12 +230,14 @@ class DecoderLayer(nnx.Module):
 
 
 def add_positions(tokens: jax.Array, positions: jax.Array | None) -> jax.Array:
-    """Return tokens plus their positions; None = no positions."""
+    """Return `tokens` + `positions`, or `tokens` if `positions` is None."""
     return tokens if positions is None else tokens + positions
 
 
 class AttentionPool(nnx.Module):
-    """y + MLP(LN y), where y is the attention of one learned query over the patches. The query is not added to y.
+    """A pooling layer over patches, y + MLP(LN y).
+
+    y is the output of attention from one learned query to the patches. LN is LayerNorm. The query is not added to y.
 
     The MAP head of Zhai et al., "Scaling vision transformers" (CVPR 2022), as in SigLIP.
     """
@@ -238,7 +249,7 @@ class AttentionPool(nnx.Module):
         self.mlp = MLPS[mlp](width, hidden, dtype=dtype, rngs=rngs)
 
     def __call__(self, patches: jax.Array) -> jax.Array:
-        """f32[B,N,D] -> f32[B,D]."""
+        """Return the pooled feature f32[B,D] of patches f32[B,N,D]."""
         pooled = self.attn(self.query[...], patches, patches).astype(jnp.float32)
         return (pooled + self.mlp(self.norm(pooled)))[:, 0]
 

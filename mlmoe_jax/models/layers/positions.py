@@ -31,7 +31,7 @@ def bicubic_weights(source: int, target: int, *, scale: float | None = None, ant
       source: number of source samples.
       target: number of outputs.
       scale: target/source by default; another scale gives the result of `interpolate(scale_factor=scale)`.
-      antialias: see above.
+      antialias: whether to use the antialiased kernel described above.
     """
     scale = scale or target / source
     center = (np.arange(target) + 0.5) / scale - 0.5
@@ -48,7 +48,9 @@ def bicubic_weights(source: int, target: int, *, scale: float | None = None, ant
 
 
 def sine_positions(side: int, width: int, temperature: float = 10_000.0, *, endpoint: bool = True) -> np.ndarray:
-    """Return f32[1,side·side,width]: sines and cosines of the column, then of the row, at width/4 frequencies each.
+    """Return the sine positions of a square grid, f32[1,side·side,width].
+
+    The channels are sin(column), cos(column), sin(row) and cos(row), each at width/4 frequencies.
 
     The frequencies fall from 1 to 1/temperature, as in the fixed table of Beyer et al., "Better plain ViT baselines"
     (2022). Without `endpoint`, the last frequency is left out, as in the table of MAE. MoCo v3 has the table of MAE
@@ -63,8 +65,9 @@ def sine_positions(side: int, width: int, temperature: float = 10_000.0, *, endp
 def rotary_angles(grid: tuple[int, int], width: int, base: float) -> np.ndarray:
     """Return f32[N,width/2] for `grid` = (rows, columns), row-major: the angles of DINOv3's rotary positions.
 
-    Centers of patches are at −1 … 1 along each axis, for any size of the grid. The first half of the angles belongs to
-    the row, the second half to the column: 2π·position·base^(−4j/width) for the j-th of width/4 frequencies (DINOv3,
+    For any size of the grid, each axis spans −1 … 1, and the position of a patch is its center. The first half of the
+    angles belongs to the row, the second half to the column. The angle at a position for frequency j = 0 … width/4 − 1
+    is 2π·position·base^(−4j/width) (DINOv3,
     sec. 3.2; numbers from the authors' code). `width`, the width of an attention head, is a multiple of 4.
     """
     frequency = 2 * np.pi * base ** -np.arange(0, 1, 4 / width)
@@ -98,13 +101,13 @@ def detr_positions(grid: tuple[int, int], width: int, temperature: float = 10_00
 def resample_positions(
     table: jax.Array, grid: tuple[int, int], *, offset: float = 0.0, antialias: bool = False
 ) -> jax.Array:
-    """Resample a square position table [1,S·S,D] to `grid` = (rows, columns), giving f32[1,rows·columns,D].
+    """Return a square position table, resampled to another grid: f32[1,rows·columns,D].
 
-    Computed in float32 for every type of the table. If `grid` is the grid of the table, the table is returned unchanged
-    for all settings.
+    The computation is in float32 for every type of the table. If `grid` is the grid of the table, (S, S), the table is
+    returned unchanged, for all values of `offset` and `antialias`.
 
     Args:
-      table: the position table.
+      table: the position table [1,S·S,D].
       grid: (rows, columns).
       offset: added to the grid size when the scale is computed. DINOv2 without registers was trained and is evaluated
         with 0.1, which shifts the sampling positions by up to a quarter of a cell. 0 is plain bicubic resampling.

@@ -11,9 +11,10 @@ MIN_RECOMPUTED = 2**16  # values per image
 
 
 def in_backward_pass(residual: jax.Array, slope: jax.Array) -> jax.Array:
-    """Return `residual` [B,…] unchanged, as a value that XLA knows only in the backward pass.
+    """Return `residual` [B,…] unchanged, but with a dependency on `slope`, a value of the backward pass.
 
-    Otherwise, XLA detects that the forward pass computes the needed arrays, and stores them for the backward pass. The
+    XLA can then compute arrays from the result only in the backward pass. Without the dependency, XLA detects that the
+    forward pass computes equal arrays, and stores these arrays for the backward pass. The
     CPU compiler of JAX 0.10 removes `jax.lax.optimization_barrier`. On a CPU, a training step takes as long as without
     this function. Compiled for a TPU, it needs less memory (docs/performance.md). Arrays with fewer than
     MIN_RECOMPUTED values per image are left to XLA, because a narrow ViT has enough memory and would lose time. Where
@@ -60,7 +61,7 @@ class LayerNorm(nnx.LayerNorm):
     """
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """[…,D] -> f32[…,D]."""
+        """Return the normalized tokens f32[…,D] for `x` […,D]."""
         return _normalize(x, self.scale[...], self.bias[...], self.epsilon)
 
 

@@ -1,4 +1,4 @@
-"""softmax(QKᵀ/√d)·V, the function of all attention layers, and the choice of its implementation.
+"""The function softmax(QKᵀ/√d)·V of all attention layers, and the choice of its implementation.
 
 Shape letters: B batch, Q queries, T keys and values, h heads of width d. Each leading size b is B or 1.
 """
@@ -65,9 +65,10 @@ def compute_capability() -> tuple[int, ...]:
 
 
 def _attend_by_cudnn(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
-    """Apply cuDNN's attention to [B,Q,h,d] and [B,T,h,d].
+    """Return the attention [B,Q,h,d], computed by cuDNN, of queries [B,Q,h,d] to keys and values [B,T,h,d].
 
-    Its backward pass takes only even lengths, so odd lengths are padded, and the padding is masked by the lengths.
+    The backward pass of cuDNN supports only even Q and T. Odd numbers of tokens are therefore padded, and the padding
+    is masked by the arguments for sequence lengths.
     """
     lengths = [jnp.full(part.shape[0], part.shape[1], jnp.int32) for part in (query, key)]
     odd = query.shape[1] % 2 or key.shape[1] % 2
@@ -124,12 +125,12 @@ def _weights(query: jax.Array, key: jax.Array, mask: Mask | None) -> jax.Array:
 
 
 def _scale(query: jax.Array) -> jax.Array:
-    """Return 1/√d, for queries, because the scores are a larger array."""
+    """Return 1/√d in the type of `query`. The queries are scaled instead of the scores, which are a larger array."""
     return jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
 
 
 def broadcast_batch(*parts: jax.Array) -> list[jax.Array]:
-    """Broadcast the leading sizes of arrays, which are 1 or B."""
+    """Return the arrays [b,…], where each b is 1 or B, broadcast to [B,…]."""
     (batch,) = jnp.broadcast_shapes(*(part.shape[:1] for part in parts))
     return [jnp.broadcast_to(part, (batch, *part.shape[1:])) for part in parts]
 

@@ -18,7 +18,7 @@ MLP, BRANCH = "mlp", "branch"  # names of deltas besides layers, see Block
 
 
 class Mlp(nnx.Module):
-    """Linear, activation (by default the exact GELU), linear."""
+    """A feed-forward network: linear layer, activation (by default the exact GELU), linear layer."""
 
     def __init__(
         self,
@@ -40,9 +40,10 @@ class Mlp(nnx.Module):
 
 
 class SwiGlu(nnx.Module):
-    """Linear to a gate and a value, silu(gate)·value, linear (Shazeer, "GLU variants improve transformer", 2020).
+    """A feed-forward network with SwiGLU (Shazeer, "GLU variants improve transformer", 2020).
 
-    One layer computes gate and value, with the gate in its first columns, as in the files of DINOv2 giant.
+    A linear layer computes a gate and a value. A second linear layer is applied to silu(gate)·value. One layer computes
+    gate and value, with the gate in its first columns, as in the files of DINOv2 giant.
     """
 
     def __init__(self, width: int, hidden: int, *, dtype: Dtype = None, rngs: nnx.Rngs):
@@ -66,7 +67,7 @@ MLPS = {
 
 
 class LayerScale(nnx.Module):
-    """A learned factor per channel (CaiT, sec. 2)."""
+    """A layer that multiplies each channel by a learned factor (CaiT, sec. 2)."""
 
     def __init__(self, width: int, init: float):
         self.gamma = nnx.Param(jnp.full((width,), init))
@@ -76,7 +77,9 @@ class LayerScale(nnx.Module):
 
 
 class Block(nnx.Module):
-    """x + s1·Attention(LN x), then x + s2·MLP(LN x). The scales s exist if `layer_scale` is not None.
+    """A pre-norm transformer block: x + s1·Attention(LN x), then x + s2·MLP(LN x).
+
+    LN is LayerNorm. s1 and s2 are LayerScales, which exist only if `layer_scale` is not None.
 
     LayerNorm, softmax, LayerScale and the residual stream are always float32.
 
@@ -125,9 +128,10 @@ class Block(nnx.Module):
     ) -> jax.Array:
         """Apply the block to `tokens` f32[b,Q,D]. `context` arrays f32[b,C,D] provide only keys and values.
 
-        `deltas` are by layer: `norm1`, `query`, `key`, `value`, `output`, `norm2`, `fc1`, `fc2`. The deltas MLP and
-        BRANCH are added to the output of the MLP: MLP reads the normalized tokens, BRANCH the tokens before the norm.
-        `settings` are arguments of Attention.
+        The keys of `deltas` are layer names: `norm1`, `query`, `key`, `value`, `output`, `norm2`, `fc1`, `fc2`. Two
+        further keys, MLP and BRANCH, add a delta to the output of the MLP. The input of the delta MLP is the normalized
+        tokens; the input of the delta BRANCH is the tokens before the norm. `mask` and `settings` are arguments of
+        `Attention.__call__`.
         """
         mixed = self.attn(*self._normed(tokens, context, deltas), mask, deltas=deltas, **settings)
         tokens = tokens + (self.ls1(mixed) if self.scaled else mixed)
