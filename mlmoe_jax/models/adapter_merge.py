@@ -15,7 +15,7 @@ from mlmoe_jax.models.layers.recompute import LayerNorm
 
 
 def merge_adapters(model: Classifier) -> Classifier:
-    """Return a model without adapters that computes what a model with adapters computes. Prompts stay prompts.
+    """Return an equivalent model whose adapters are merged into the weights of its backbone. Prompts are not merged.
 
     A delta is affine (`Adapter.merges`), so its values at 0 and at the identity matrix determine new weights. They are
     computed in float32; the model must have been built with matmuls in float32.
@@ -61,7 +61,7 @@ def _weights(layer: nnx.Module, part: str) -> KernelAndBias:
 
 
 def _weight_changes(delta: Delta, kernel: jax.Array, bias: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Return what a delta adds to kernel and bias of a linear layer."""
+    """Return the changes of kernel f32[inputs,outputs] and bias f32[outputs] that are equivalent to a delta."""
     kernel = kernel.astype(jnp.float32)
     inputs, outputs = kernel.shape
     zeros = jnp.zeros(outputs)

@@ -24,7 +24,7 @@ from mlmoe_jax.runtime.setup import dtypes
 
 
 class Classifier(nnx.Module):
-    """A backbone, prompts and other adapters if any, and a head.
+    """A model: a backbone, optional prompts and other adapters, and a head.
 
     `precision` is the precision of float32 matmuls, a value of `jax.default_matmul_precision`.
     """
@@ -66,7 +66,7 @@ class Classifier(nnx.Module):
         return self.classify(features, labels=labels, rngs=rngs, return_attention=return_attention)
 
     def encode(self, image: jax.Array, *, rngs: nnx.Rngs | None = None, return_attention: bool = False) -> Features:
-        """Return the features of f32[B,H,W,3] that the head reads."""
+        """Return the features that the head reads (`head.read`) for images f32[B,H,W,3]."""
         with jax.default_matmul_precision(self.precision):
             adapters = [adapter for adapter in (self.prompts, *self.adapters.values()) if adapter is not None]
             prompts = [adapter(image.shape[0], rngs=rngs) for adapter in adapters]
@@ -103,7 +103,7 @@ class Classifier(nnx.Module):
 
 
 def sum_deltas(deltas: Sequence[Deltas]) -> Deltas:
-    """Return the sum of the deltas of several adapters."""
+    """Return {layer path: sum of the deltas of all adapters for this layer}."""
     terms_by_path: dict[str, list[Delta]] = {}
     for adapter in deltas:
         for path, delta in adapter.items():

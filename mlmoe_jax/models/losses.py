@@ -28,16 +28,16 @@ LOSS_VALUES = "loss/"  # begins the paths of values with a row per training imag
 
 # ----------------------------------------------------------------------------------------------------------- interface
 class Examples(NamedTuple):
-    """What a loss reads besides logits: the labels of the images that are computed together, on all devices.
+    """The inputs of a loss in addition to logits, for the images of a step on all devices.
 
-    With `train.accumulate`, these images are a part of the batch.
+    With `train.accumulate`, these images are one part of the batch.
 
     Attributes:
       labels: f32[B,K] in [0, 1]; 0 for unknown labels.
       known: bool[B,K], whether each label is known.
       mask: bool[B], False for padding.
       epoch: i32[], the number of whole epochs before the step.
-      values: the values of the loss for these images, f32[B,K] each (`Loss.trained_values` and `Loss.tracked_values`).
+      values: name -> [B,K], the rows of `Loss.trained_values` and `Loss.tracked_values` for these images.
     """
 
     labels: Array
@@ -101,15 +101,18 @@ class Loss(abc.ABC):
         return self.training
 
     def trained_values(self) -> dict[str, np.ndarray]:
-        """Return the initial values, f32[N,K] each, of what the optimizer updates; {} by default."""
+        """Return the initial values {name: f32[N,K]} of arrays that the optimizer updates; {} by default."""
         return {}
 
     def tracked_values(self) -> dict[str, np.ndarray]:
-        """Return the initial values, [N,K] each and at least 0, of what `track` updates; {} by default."""
+        """Return the initial values {name: [N,K]}, at least 0, of arrays that `track` updates; {} by default."""
         return {}
 
     def track(self, logits: Float[Array, "b k"], examples: Examples) -> dict[str, Array]:
-        """Return the new values of `tracked_values`, for the images of a step. A value never falls."""
+        """Return the new values {name: [B,K]} of the rows of `tracked_values` for the images of a step.
+
+        A new value must not be smaller than the old value.
+        """
         return {}
 
 
@@ -191,7 +194,13 @@ def focal_loss(
 
 
 def focus(miss: Array, gamma: float, detach: bool = False) -> Array:
-    """Return miss^gamma for the probability `miss` of the wrong label; negative values (below the clip) count as 0."""
+    """Return the focusing weight `miss` ** `gamma`.
+
+    Args:
+      miss: the probability of the wrong label. Negative values, which result from the clip, count as 0.
+      gamma: the focusing exponent.
+      detach: whether to stop the gradient of the weight.
+    """
     # The derivative of 0^gamma is infinite for gamma < 1, and infinity times a zero gradient is NaN.
     weight = jnp.maximum(miss, jnp.finfo(miss.dtype).tiny) ** gamma
     return jax.lax.stop_gradient(weight) if detach else weight
@@ -200,9 +209,9 @@ def focus(miss: Array, gamma: float, detach: bool = False) -> Array:
 def softmax_cross_entropy(
     logits: Float[ArrayLike, "*rows k"], labels: Num[ArrayLike, "*rows k"]
 ) -> Float[Array, "*rows k"]:
-    """Return −y log softmax(x) over the labels, per element; for images with exactly one label, one-hot.
+    """Return −y log softmax(x), per element, for one-hot labels y. The softmax is over the labels.
 
-    Its sum over the labels is the cross-entropy of an image.
+    The sum over the labels is the cross-entropy of an image.
     """
     return -jnp.asarray(labels) * jax.nn.log_softmax(as_float(logits), axis=-1)
 
@@ -245,7 +254,7 @@ class Softmax(Loss):
 
 # ----------------------------------------------------------------------------------------------------------- reduction
 def valid_entries(label_mask: Num[ArrayLike, "b k"], mask: Num[ArrayLike, " b"]) -> Bool[Array, "b k"]:
-    """Return which entries are valid, see `reduce`."""
+    """Return bool[B,K], True where `label_mask` and `mask` are both nonzero."""
     return (jnp.asarray(label_mask) != 0) & (jnp.asarray(mask) != 0)[:, None]
 
 
@@ -284,5 +293,5 @@ def reduce(
 
 
 def as_float(x: ArrayLike) -> Array:
-    """Convert to at least float32, because a sum of bfloat16 losses has only two digits."""
+    """Return `x` as float32, or as float64 if it is float64. A sum of bfloat16 losses would have only two digits."""
     return jnp.asarray(x, jnp.promote_types(jnp.result_type(x), jnp.float32))

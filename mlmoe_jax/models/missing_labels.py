@@ -57,7 +57,7 @@ class FocalMargin(Loss):
     margin = 1.0
 
     def targets(self, logits: Array, examples: Examples) -> Array:
-        """Return the labels f32[B,K] after corrections. Positives by correction have no margin."""
+        """Return the labels f32[B,K] after corrections. Labels that a correction made positive have no margin."""
         return examples.labels
 
     def __call__(self, logits, examples):
@@ -84,7 +84,7 @@ def _needs_unknown(config: ConfigDict) -> list[str]:
 
 
 def mixing_mistakes(config: ConfigDict) -> list[str]:
-    """Return an error if images are mixed, for a loss that must know which labels of an image are unknown."""
+    """Return an error message if images are mixed, for losses that need the unknown labels of each image; else []."""
     if config.augment.mix == "none":
         return []
     return [f"loss.kind={config.loss.kind} needs the labels of single images: set augment.mix=none"]
@@ -94,8 +94,9 @@ def mixing_mistakes(config: ConfigDict) -> list[str]:
 class LargeLossRejection(Loss):
     """LL-R: binary cross-entropy without the unknown labels with the largest losses.
 
-    In epoch e = 0, 1, …, the ⌈B·K·e·rate⌉ largest losses of unknown labels become 0; the mean still counts them. Known
-    labels never change. The authors' running sum of rates sometimes rounds to one label more.
+    In epoch e = 0, 1, …, the ⌈B·K·e·rate⌉ largest losses of unknown labels are set to 0. `rate` is
+    `config.loss.large_loss_rate`. The mean still includes these elements. Losses of known labels never change. The
+    authors' running sum of rates sometimes rounds to one label more.
     """
 
     assumes_negatives = True
@@ -107,16 +108,16 @@ class LargeLossRejection(Loss):
         return jnp.where(large, self.replacement(logits), binary_cross_entropy(logits, labels))
 
     def candidates(self, logits: Array, examples: Examples) -> Array:
-        """Return the losses of unknown labels, and 0 for known labels."""
+        """Return the binary cross-entropies f32[B,K] of unknown labels, and 0 for known labels."""
         labels, unknown = self.current_labels(examples)
         return jnp.where(unknown, binary_cross_entropy(logits, labels), 0.0)
 
     def current_labels(self, examples: Examples) -> tuple[Array, Array]:
-        """Return the labels of this step, and which of them are unknown."""
+        """Return the labels f32[B,K] of this step, and bool[B,K], True for unknown labels."""
         return examples.labels, ~examples.known & examples.mask[:, None]
 
     def threshold(self, candidates: Array, examples: Examples) -> Array:
-        """Return the smallest of the largest losses, whose labels change; +∞ if none changes."""
+        """Return the threshold f32[]: losses of unknown labels at or above it are replaced; +∞ if none is replaced."""
         entries = jnp.sum(examples.mask) * candidates.shape[1]
         exact = entries * (self.settings.large_loss_rate * self.num_corrections(jnp.asarray(examples.epoch)))
         count = jnp.ceil(exact * (1 - 1e-6)).astype(jnp.int32)
@@ -124,11 +125,11 @@ class LargeLossRejection(Loss):
         return jnp.where(count > 0, ordered[jnp.clip(count, 1, candidates.size) - 1], jnp.inf)
 
     def num_corrections(self, epoch: Array) -> Array:
-        """Return by which multiple of `large_loss_rate` labels change in an epoch."""
+        """Return the factor of `large_loss_rate`; the product is the share of labels whose losses are replaced."""
         return epoch
 
     def replacement(self, logits: Array) -> Array:
-        """Return the losses that replace large losses."""
+        """Return the values f32[B,K] that replace large losses."""
         return jnp.zeros_like(logits)
 
     @classmethod
@@ -159,13 +160,16 @@ class LargeLossCorrection(LargeLossRejection):
 def assume_negative(
     logits: Float[Array, "*shape"], labels: Float[Array, "*shape"], *, negative_weight: float = 1.0
 ) -> Float[Array, "*shape"]:
-    """Return y n(p) + w (1 − y) n(1 − p), per element, with n(x) = −log(x + 1e-5) and w = negative_weight (SP)."""
+    """Return y n(p) + w (1 − y) n(1 − p), per element (SP).
+
+    y is the label, p = σ(logit), n(x) = −log(x + 1e-5) and w = `negative_weight`.
+    """
     present, absent = negative_logs(logits)
     return labels * present + negative_weight * (1 - labels) * absent
 
 
 def negative_logs(logits: Array) -> tuple[Array, Array]:
-    """Return n(p) and n(1 − p)."""
+    """Return n(p) and n(1 − p) for p = σ(logits) and n(x) = −log(x + 1e-5)."""
     return -jnp.log(jax.nn.sigmoid(logits) + LOG_OFFSET), -jnp.log(jax.nn.sigmoid(-logits) + LOG_OFFSET)
 
 
@@ -198,7 +202,10 @@ class SmoothedAssumeNegative(Loss):
 
 
 class ExpectedPositives(Loss):
-    """EPR: the loss of positives, and R(p). R(p) is added to each element, so that their mean has it once."""
+    """EPR: the loss of the positives, plus the penalty R(p) on the number of positives (see `penalty`).
+
+    R(p) is added to every element, so that it is included once in the mean over elements.
+    """
 
     assumes_negatives = True
 
@@ -206,7 +213,11 @@ class ExpectedPositives(Loss):
         return examples.labels * negative_logs(logits)[0] + self.penalty(jax.nn.sigmoid(logits), examples)
 
     def penalty(self, probabilities: Array, examples: Examples) -> Array:
-        """Return R(p) = (mean number of positives per image − expected)² / K²."""
+        """Return R(p) = (mean number of positives per image − expected)² / K².
+
+        The number of positives of an image is the sum of its probabilities p. `expected` is
+        `config.loss.expected_positives`.
+        """
         counts = jnp.where(examples.mask, probabilities.sum(axis=1), 0.0)
         mean = counts.sum() / jnp.maximum(examples.mask.sum(), 1)
         return jnp.square((mean - self.settings.expected_positives) / probabilities.shape[1])
@@ -261,7 +272,10 @@ class DistributionBalanced(Loss):
 
 # ------------------------------------------------------------------------------- values per training image and label
 def estimates_shape(loss: Loss) -> tuple[int, int]:
-    """Return [N,K], the shape of values per training image and label; UserError if they are too many."""
+    """Return (N, K), the shape of an array with one value per training image and label.
+
+    Raises UserError if N·K is above MOST_VALUES.
+    """
     images, labels = loss.training_labels().codes.shape
     if images * labels > MOST_VALUES:
         raise UserError(
@@ -274,11 +288,13 @@ def estimates_shape(loss: Loss) -> tuple[int, int]:
 class ROLE(ExpectedPositives):
     """Regularized online label estimation (SP): the unknown labels are estimated together with the model.
 
-    With p = σ(logit), q = σ(estimate) and n(x) = −log(x + 1e-5), the loss is half the sum of y (n(p) + n(q)), of the
-    cross-entropies of p with the target q and of q with the target p, and of R(p) and R(q). Targets have no gradient.
+    The estimates are logits, one per training image and label. Let y be the label, p = σ(logit), q = σ(estimate) and
+    n(x) = −log(x + 1e-5). The loss is half the sum of y (n(p) + n(q)), of the cross-entropy of p with the target q, of
+    the cross-entropy of q with the target p, and of R(p) and R(q). R is the penalty of ExpectedPositives. Targets have
+    no gradient.
 
-    The estimates are logits, one per training image and label. Unlike the authors' Adam, the optimizer of the model
-    updates them, at ten times its learning rate and without weight decay.
+    The optimizer of the model updates the estimates, at ten times its learning rate and without weight decay. The
+    authors' code updates them with Adam instead.
     """
 
     keeps_values, trained_names = True, ("estimates",)

@@ -43,7 +43,8 @@ class Style:
       positions: positions of the patches. `once` adds sines to the input of the encoder; `detr` adds sines to queries
         and keys of every encoder layer, and to the keys of the decoder; `none` adds nothing.
       norm: whether a norm follows the last decoder layer.
-      relu_projection: project the patches by a linear layer and ReLU; otherwise by a linear layer if the widths differ.
+      relu_projection: project the patches by a linear layer and ReLU. If False, the patches are projected by a linear
+        layer, and only if C differs from D.
       init: initializer of matrices, see layers.detr.
     """
 
@@ -91,7 +92,8 @@ class QueryDecoder(nnx.Module):
       encoder_layers: number of encoder layers.
       decoder_layers: number of decoder layers.
       dropout: dropout rate.
-      attention_dropout: apply the dropout to attention weights too. The backward pass then needs all of them.
+      attention_dropout: apply the dropout to attention weights too. The backward pass then stores all attention
+        weights.
       owner: name of the axis of the queries, `partition.LABEL` or `partition.LABEL_GROUP`.
       dtype: type of the matmuls; None = float32.
       rngs: for the weights.
@@ -176,7 +178,7 @@ class QueryDecoder(nnx.Module):
     def _memory(
         self, features: Features, extra: jax.Array | None, extra_mask: np.ndarray | None, rngs: nnx.Rngs | None
     ) -> tuple[jax.Array, jax.Array | None, np.ndarray | None]:
-        """Return memory f32[B,T,D], positions and mask for `decode`."""
+        """Return the arguments of `decode`: memory f32[B,T,D], positions or None, and mask bool[Q,T] or None."""
         memory, positions = self.encode(features.patches, features.grid, rngs=rngs)
         if extra is None:
             return partition.shard_images(memory), positions, None
@@ -227,7 +229,7 @@ class QueryDecoder(nnx.Module):
         return tokens if self.norm is None else self.norm(tokens)
 
     def _start(self, memory: jax.Array, positions: jax.Array | None) -> tuple[jax.Array, jax.Array | None, jax.Array]:
-        """Return tokens and positions of the queries for the first layer, and the keys of the memory."""
+        """Return the inputs of the first decoder layer: query tokens, query positions or None, and memory keys."""
         queries = self.queries[...][None]
         if self.style.fixed_queries:
             queries = jax.lax.stop_gradient(queries)
@@ -266,7 +268,7 @@ class QueryDecoder(nnx.Module):
         return 4 * self.width * (encoder_norms * tokens + decoder_norms * self.num_queries)
 
     def _project(self, tokens: jax.Array) -> jax.Array:
-        """f32[b,T,C] -> f32[b,T,D]."""
+        """Return tokens f32[b,T,C] projected to f32[b,T,D], see `Style.relu_projection`."""
         if self.project is not None:
             tokens = self.project(tokens)
         tokens = tokens.astype(jnp.float32)

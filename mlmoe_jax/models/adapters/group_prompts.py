@@ -21,7 +21,10 @@ SIDES = {"both": ("co", "dc"), "co": ("co",), "dc": ("dc",)}  # the sides per va
 
 
 class GroupPrompts(DeepPrompts):
-    """Deep prompts, one set per label group and side (ML-VPT, sec. 4.2)."""
+    """Deep prompts with M prompts per label group and side (ML-VPT, sec. 4.2).
+
+    A side is one of the two groupings of the labels, `co` or `dc`.
+    """
 
     uses_groups = True
 
@@ -70,7 +73,7 @@ def split_sides(tokens: jax.Array, sides: Sequence[str], per_group: int, groups:
 
 
 def side_groups(settings: ConfigDict, space: LabelSpace) -> dict[str, np.ndarray]:
-    """Return the group of each label, i32[K], per side of `config.model.prompts`."""
+    """Return {side: i32[K], the group of each label} for the sides of `settings`, `config.model.prompts`."""
     groups = {"co": space.co_group, "dc": space.dc_group}
     return {side: groups[side] for side in SIDES[settings.sides]}
 

@@ -97,7 +97,7 @@ class LoRA(Adapter):
 
 
 class LowRank(nnx.Module):
-    """The matrices of the updates of one layer in all blocks."""
+    """The matrices A (`a`) f32[L,inputs,rank] and B (`b`) f32[L,rank,outputs] of one layer in all L blocks."""
 
     def __init__(self, depth: int, inputs: int, outputs: int, rank: int, *, rngs: nnx.Rngs):
         self.a = nnx.Param(torch_uniform(inputs)(rngs.params(), (depth, inputs, rank)))
@@ -113,9 +113,10 @@ def _low_rank(tokens: jax.Array, a: jax.Array, b: jax.Array, scale: float, dtype
 class DoRA(LoRA):
     """DoRA: a low-rank update of the direction of each column of a kernel, and a learned change of its length.
 
-    A column of the kernel W becomes m·(W + s·A·B) / ‖W + s·A·B‖ (DoRA, eq. 5), s as in LoRA; no gradient flows through
-    the norm (DoRA, sec. 4.3). The parameter `magnitude` f32[L, outputs] is m − ‖W‖, which starts with 0 and has the
-    gradient of m. With dropout, x·W is computed again from the dropped inputs, as in the authors' code.
+    Each column of the kernel W becomes m·(W + s·A·B) / ‖W + s·A·B‖ (DoRA, eq. 5). A, B and the factor s are as in LoRA,
+    ‖·‖ is the norm of a column, and m is its learned length. No gradient flows through the norm (DoRA, sec. 4.3). The
+    parameter `magnitude` f32[L, outputs] is m − ‖W‖, which starts with 0 and has the gradient of m. With dropout, x·W
+    is computed again from the dropped inputs, as in the authors' code.
     """
 
     def __init__(self, settings: ConfigDict, shape: BackboneShape, *, dtype: Dtype = None, rngs: nnx.Rngs):
