@@ -33,7 +33,9 @@ SPREAD = math.log(0.6 / (1 - 0.6))  # initial estimates of unknown labels are dr
 
 # ---------------------------------------------------------------------------------------------------------- RL: robust
 class Hill(Loss):
-    """The Hill loss (RL): y (1 − p_m)^gamma softplus(margin − x) + (1 − y) (peak − p) p² with p_m = σ(x − margin).
+    """The Hill loss (RL): y (1 − p_m)^gamma softplus(margin − x) + (1 − y) (peak − p) p².
+
+    y is the label, x is the logit, p = σ(x) and p_m = σ(x − margin).
 
     For peak = 1.5 the gradient of a negative is 3 p² (1 − p)², small for p near 1: a negative with a high score may be
     a missing positive.
@@ -237,10 +239,11 @@ class ExpectedPositives(Loss):
 class DistributionBalanced(Loss):
     """The distribution-balanced loss (DB): balance · (1 − e^−b)^gamma w b.
 
-    With n_k positives of label k in the N training images and r = (1 / n_k) / Σ_j y_j / n_j:
-    w = alpha + σ(beta (r − mu)) and s = x + bias / negative_scale · log(n_k / (N − n_k)); b is the binary cross-entropy
-    of s. Negatives have the logit negative_scale · s and the weight w / negative_scale. n_k counts as at least 1 and at
-    most N − 1; the authors' code gives NaN for 0 and N.
+    Label k has n_k positives in the N training images, y are the labels of the image, and x is the logit.
+    The weight is w = alpha + σ(beta (r − mu)), with r = (1 / n_k) / Σ_j y_j / n_j.
+    b is the binary cross-entropy of the logit s = x + bias / negative_scale · log(n_k / (N − n_k)).
+    The factor `balance` is 2 if gamma > 0, else 1. Negatives have the logit negative_scale · s and the weight w /
+    negative_scale. n_k counts as at least 1 and at most N − 1; the authors' code gives NaN for 0 and N.
 
     The constants are the authors' values for COCO. For VOC, mu is 0.3 and negative_scale 5.
     """

@@ -21,9 +21,10 @@ INPUTS = {"normed": MLP, "residual": BRANCH}
 class AdaptFormer(Adapter):
     """AdaptFormer: adds scale·(ReLU(x·D + d)·U + u) to the output of the MLP of every block.
 
-    With `input=normed`, x is the input of the MLP, LN(x′) (AdaptFormer, sec. 3.2). The authors' code reads x′ before
-    the norm, `input=residual`. D f32[L, width, bottleneck] starts as in the authors' code, and d, U and u with zeros,
-    so that the features do not change at first. The paths begin with `adapters/adaptformer/`.
+    Let x′ be the tokens before the norm of the MLP. With `input=normed`, x is the input of the MLP, LN(x′)
+    (AdaptFormer, sec. 3.2). With `input=residual`, x is x′, as in the authors' code. D f32[L, width, bottleneck] starts
+    as in the authors' code, and d, U and u with zeros, so that the features do not change at first. The paths begin
+    with `adapters/adaptformer/`.
     """
 
     settings: ClassVar = {

@@ -24,7 +24,7 @@ PRUNING_MASKS = (r"^prompts/(token|segment)_mask$", False)  # the rule that free
 
 
 class NoPrompts(Adapter):
-    """No prompts."""
+    """The prompts of a model without prompts: `from_config` returns None."""
 
     changes_features = False
 
@@ -65,7 +65,7 @@ class _PromptTokens(Adapter):
 
     @classmethod
     def options(cls, settings: ConfigDict, shape: BackboneShape) -> dict[str, Any]:
-        """Return the arguments of the constructor except the sizes of the backbone."""
+        """Return the keyword arguments of the constructor, without depth, width and patch of the backbone."""
         return {"count": settings.count, "project": settings.project, "dropout": settings.dropout}
 
     @property
@@ -84,7 +84,7 @@ class _PromptTokens(Adapter):
         return ["model.prompts.count is 0; for a model without prompts, set model.prompts.kind=none"]
 
     def prepare(self, tokens: jax.Array, batch: int, rngs: nnx.Rngs | None) -> jax.Array:
-        """Project f32[L,1,P,d] and, in training, apply dropout: f32[L, 1 or B, P, D]."""
+        """Return prompts f32[L,1,P,d], projected to width D and, in training, with dropout: f32[L, 1 or B, P, D]."""
         if self.projection is not None:
             tokens = self.projection(tokens)
         if self.dropout.deterministic or not self.dropout.rate:
@@ -276,7 +276,7 @@ def _bits(text: str) -> np.ndarray:
 
 @jax.custom_jvp
 def clamp(value: jax.Array, low: float, high: float) -> jax.Array:
-    """Return `value` clamped to low … high, with the derivative 1 everywhere, also at the bounds and beyond them.
+    """Return `value` clamped to low … high, with a derivative of 1 everywhere, even outside the bounds.
 
     GateVPT's code clamps a parameter in place, which has this derivative. The derivative of `jnp.clip` is 0 beyond the
     bounds, so a parameter beyond the bounds would never return.

@@ -26,7 +26,7 @@ TUNED_LAYERS = (
 
 
 class _Vectors(Adapter):
-    """Learns vectors f32[L, outputs] for layers of the blocks, and f32[1, outputs] for layers outside the blocks."""
+    """The base class of adapters that learn vectors: f32[L, outputs] per layer in blocks, f32[1, outputs] outside."""
 
     settings: ClassVar = {
         "targets": Setting((ALL,), f"Tuned layers: {ALL}, or any of {', '.join(TUNED_LAYERS)}."),
