@@ -179,7 +179,10 @@ def restore(
     if not tried:
         return None
     if damaged == tried:
-        raise UserError(f"every checkpoint in {manager.directory} is damaged ({', '.join(map(str, tried))})")
+        raise UserError(
+            f"every checkpoint in {manager.directory} is damaged ({', '.join(map(str, tried))}); restore a copy of "
+            "this folder, or move it away and train again"
+        )
     if len(items) == 2:
         for each in damaged:
             manager.delete(each)

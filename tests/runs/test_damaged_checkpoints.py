@@ -158,7 +158,7 @@ def test_it_is_an_error_if_all_checkpoints_are_damaged(folder, refusal, capsys):
     damage(folder, 2)
     with open_manager(folder) as manager:
         sentence = refusal(restore, manager, selected=make_state(0).ema, state=make_state(0))
-        assert sentence == f"every checkpoint in {manager.directory} is damaged (2, 1)"
+        assert sentence.startswith(f"every checkpoint in {manager.directory} is damaged (2, 1); restore a copy")
         assert sorted(manager.all_steps()) == [1, 2]
 
 

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from mlmoe_jax.apps.cli.commands import COMMANDS, KeyValues
 from mlmoe_jax.apps.export.targets import TEMPLATES
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.registry import nearest
 from mlmoe_jax.runtime.version import __version__
 
 DEFAULT_MODE = "train"
@@ -156,6 +157,7 @@ def parse_flags(arguments: Sequence[str]) -> tuple[argparse.Namespace, KeyValues
     if words[0] not in COMMANDS or COMMANDS[words[0]].takes_keys:
         plain, overrides = _split_overrides(words)
     _require_once(words)
+    _require_known(plain)
     flags = _parser().parse_args(plain)
     if source := vars(flags).get("init_from"):
         overrides.append(("init_from", source))
@@ -174,6 +176,22 @@ def _require_once(words: Sequence[str]) -> None:
         options = FLAGS.get(flag, {}) | (command.options.get(flag, {}) if command else {})
         if names.count(name) > 1 and options.get("action") != "append":
             raise UserError(f"{name} is given {names.count(name)} times; give it once")
+
+
+def _require_known(words: Sequence[str]) -> None:
+    """Raise UserError if the command does not have a flag.
+
+    argparse would ask for a required flag first, even if it is only misspelled.
+    """
+    if words[0] not in COMMANDS:
+        return
+    command = COMMANDS[words[0]]
+    known = (*command.needs, *command.flags, "json", "help")
+    for word in words:
+        name = word.partition("=")[0].removeprefix("--")
+        if word.startswith("--") and name and name not in known:
+            hint = nearest(name, known).removesuffix("?")
+            raise UserError(f"unrecognized arguments: {word}{hint}; see mlmoe {words[0]} --help")
 
 
 def _put_mode_first(arguments: Sequence[str]) -> list[str]:

@@ -258,6 +258,7 @@ def test_predict_gives_the_scores_of_eval(program, trained, monkeypatch, tmp_pat
         (["eval", "--mode=predict"], ["--workdir, --images", "see mlmoe predict --help"]),
         (["--json", "eval"], ["unrecognized arguments: eval"]),
         (["eval", "--workdir={run}", "--wrkdir={run}"], ["unrecognized arguments: --wrkdir"]),
+        (["eval", "--wrkdir={run}"], ["--wrkdir", "did you mean 'workdir'; see mlmoe eval --help"]),
         (["--config=mlvpt_digits", "--config.seed=1", "--config.seed=2"], ["--config.seed is given 2 times"]),
         (["data", "--config=mlvpt_digits", "--audit", "--sample=5"], ["--audit takes all images"]),
         (["data", "--config=mlvpt_digits", "--output={tmp}/a"], ["writes files only with --audit"]),
