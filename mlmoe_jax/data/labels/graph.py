@@ -69,7 +69,7 @@ def label_graph(
       positives: [K], the number of images with each label.
       threshold: τ in (0, 1].
       share: p in [0, 1).
-      transpose: True for the authors' code, False for eq. 8.
+      transpose: True for the authors' code, False for ML-GCN, eq. 8.
     """
     edges = (conditional_probabilities(counts, positives) >= threshold).astype(np.float64)
     degree = edges.sum(axis=0 if transpose else 1, keepdims=True)

@@ -19,7 +19,7 @@ PARTS = ("query", "key", "value")  # the columns of a FusedProjection
 def apply_rotary(tokens: jax.Array, angles: jax.Array) -> jax.Array:
     """Rotate queries or keys by the angles of their tokens, in float32.
 
-    Angle c of a token rotates the pair of channels c and c + d/2 of each head. RoFormer (eq. 34) rotates pairs of
+    Angle c of a token rotates the pair of channels c and c + d/2 of each head. RoFormer, eq. 34, rotates pairs of
     adjacent channels instead.
 
     Args:
