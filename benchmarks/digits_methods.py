@@ -35,18 +35,17 @@ from scipy.stats import t
 
 from benchmarks.page import write_between
 from mlmoe_jax.apps.cli.large_pages import use_large_pages
-from mlmoe_jax.apps.papers.grid import GridPoint, GridRun, execute, plan_runs, point_name
+from mlmoe_jax.apps.papers.grid import GridPoint, GridRun, plan_runs, point_name, train_missing
 from mlmoe_jax.apps.tools.preflight.cost import count_cost
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.pipeline import build_loader
-from mlmoe_jax.errors import DONE, UserError
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.multilabel import sample_deviation
 from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
-from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.setup import setup_jax
 from mlmoe_jax.runtime.sharding import shard_batch
-from mlmoe_jax.runtime.table import Outcome, Table
+from mlmoe_jax.runtime.table import Table
 from mlmoe_jax.training.experiment import make_experiment
 from mlmoe_jax.training.training_data import open_training_data
 
@@ -137,11 +136,7 @@ def point(method: str, epochs: int, rate: float, seed: int) -> GridPoint:
 def train(points: Sequence[GridPoint], out: Path) -> list[GridRun]:
     """Train what is missing; return the runs, without results if they failed or another process trains them."""
     runs = plan_runs(points, RunFolder(out))
-    outcome = execute(runs, RunFolder(out), lambda: None, Outcome)
-    if outcome.error is not None:  # all other runs are trained
-        status(str(outcome.error))
-    if outcome.exit_code != DONE:
-        sys.exit(outcome.exit_code)
+    train_missing(runs, RunFolder(out), lambda: None)  # which names the runs that failed
     return runs
 
 

@@ -54,6 +54,8 @@ def affinity(counts: Counts, positives: Positives, *, tau: float, side: str = "c
         together: the mean of 1 − R and its transpose, with ones on the diagonal (the "I" of the paper is the matrix of
         ones).
     """
+    if side not in ("co", "dc") or not tau > 0:
+        raise ValueError(f"side must be 'co' or 'dc', not {side!r}, and tau above 0, not {tau}")
     root = conditional_probabilities(counts, positives) ** (1 / tau)  # Rᵀ, since counts are symmetric
     together = (root + root.T) / 2
     return together if side == "co" else 1 - together
@@ -88,6 +90,7 @@ def group_labels(
 
     Raises:
       UserError: `num_groups` is not in 1 … K.
+      ValueError: `side` is unknown, or `tau` is not above 0.
     """
     matrix = affinity(counts, positives, tau=tau, side=side)
     labels = len(matrix)

@@ -196,8 +196,8 @@ def test_nothing_is_overwritten_and_nothing_half_written_stays(made, tmp_path, r
     sentence = refuse(tmp_path / "out", **{"eval.dtype": "bfloat16"})
     assert sentence == "--format=stablehlo needs eval.dtype=float32, not bfloat16; leave --config.eval.dtype out"
     assert refuse(made / "out") == f"{made / 'out'} already exists; remove it or set another --output"
-    assert "there is no folder" in refuse(tmp_path / "no" / "out")
-    assert "local path" in refuse("gs://bucket/out")
+    assert "there is no local folder" in refuse(tmp_path / "no" / "out")
+    assert "no local folder" in refuse("gs://bucket/out")
     sentence = refusal(export.export_run, folder, str(tmp_path / "a.safetensors"), "safetensors", template="space")
     assert sentence == "--format=safetensors does not take --template here; leave it out"
     monkeypatch.setattr(program, "scores_of", lambda run, pixels: np.nan)
