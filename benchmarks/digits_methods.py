@@ -136,7 +136,11 @@ def point(method: str, epochs: int, rate: float, seed: int) -> GridPoint:
 def train(points: Sequence[GridPoint], out: Path) -> list[GridRun]:
     """Train what is missing; return the runs, without results if they failed or another process trains them."""
     runs = plan_runs(points, RunFolder(out))
-    train_missing(runs, RunFolder(out), lambda: None)  # which names the runs that failed
+    try:
+        train_missing(runs, RunFolder(out), lambda: None)  # which names the runs that failed
+    except Stopped as stopped:
+        status(str(stopped))
+        sys.exit(INTERRUPTED)
     return runs
 
 
