@@ -39,7 +39,7 @@ from mlmoe_jax.apps.papers.grid import GridPoint, GridRun, plan_runs, point_name
 from mlmoe_jax.apps.tools.preflight.cost import count_cost
 from mlmoe_jax.config import load_config
 from mlmoe_jax.data.pipeline import build_loader
-from mlmoe_jax.errors import UserError
+from mlmoe_jax.errors import INTERRUPTED, Stopped, UserError
 from mlmoe_jax.evaluation.metrics.multilabel import sample_deviation
 from mlmoe_jax.runs.assemble import assemble, preprocess_for
 from mlmoe_jax.runs.folder import RunFolder
@@ -130,7 +130,7 @@ def point(method: str, epochs: int, rate: float, seed: int) -> GridPoint:
     config.optim.learning_rate, config.seed = rate, seed
     if _CACHED.search(method):
         config.data.cache_features = "float32"
-    return GridPoint(point_name({"method": method, "rate": rate, "seed": seed}), {}, config)
+    return GridPoint(point_name({"method": method, "rate": rate, "seed": seed}, config), {}, config)
 
 
 def train(points: Sequence[GridPoint], out: Path) -> list[GridRun]:
