@@ -139,7 +139,7 @@ def train(points: Sequence[GridPoint], out: Path) -> list[GridRun]:
     try:
         train_missing(runs, RunFolder(out), lambda: None)  # which names the runs that failed
     except Stopped as stopped:
-        status(str(stopped))
+        print(stopped, file=sys.stderr)
         sys.exit(INTERRUPTED)
     return runs
 
