@@ -20,7 +20,7 @@ _SPEC.loader.exec_module(drawing)
 ROOT, PACKAGES, LAYER_OF, PUBLIC = drawing.ROOT, drawing.PACKAGES, drawing.LAYER_OF, drawing.PUBLIC
 PAGE = (REPOSITORY / "docs" / "architecture.md").read_text()
 
-MOST_IN_FUNCTION, MOST_FIELDS = 60, 10
+MOST_IN_FUNCTION, MOST_FIELDS = 60, 11
 TABLES: set[str] = set()  # functions that are one long table
 CONFIGURATIONS = {"models.backbones.vit.ViTShape"}  # classes whose fields are settings
 

@@ -12,6 +12,7 @@ from jaxtyping import Int
 
 from mlmoe_jax.data.images import Images
 from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
+from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Split:
       tree: the label tree of `data.tree`. The labels are consistent with it.
       contradictions: bool[N,2], where the original labels contradicted the tree, see `LabelTree.close`. None without a
         tree.
+      usage: what was given to the source of this split, and what it left out.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Split:
     features: FeatureTable | None = None
     tree: LabelTree = INDEPENDENT
     contradictions: np.ndarray | None = None
+    usage: tuple[Usage, ...] = ()
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -87,7 +90,17 @@ class Split:
         doubts = None if self.contradictions is None else self.contradictions[rows]
         images = self.images.take(rows)
         labels = self.labels[rows]
-        return Split(name, self.classes, labels, ids, images, groups, tree=self.tree, contradictions=doubts)
+        return Split(
+            name,
+            self.classes,
+            labels,
+            ids,
+            images,
+            groups,
+            tree=self.tree,
+            contradictions=doubts,
+            usage=self.usage,
+        )
 
     def close_labels(self, tree: LabelTree) -> Split:
         """Return the split with labels that are consistent with a label tree, see `LabelTree.close`."""

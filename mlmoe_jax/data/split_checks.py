@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.images import Decoding
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.usage import unused_input
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.progress import status
@@ -66,7 +67,7 @@ def require_readable(splits: Iterable[Split], data_config: ConfigDict) -> None:
 
 
 def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
-    """Check the labels and ids of splits. No image is read.
+    """Check the labels and ids of splits, and what of the input they do not use. No image is read.
 
     Args:
       train: the split for training.
@@ -93,7 +94,8 @@ def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
             )
     if problems := shared_groups(splits):
         raise UserError(problems[0])
-    return [*label_warnings(train), *contradictions(splits)]
+    unused = unused_input(usage for split in splits for usage in split.usage)
+    return [*unused, *label_warnings(train), *contradictions(splits)]
 
 
 def shared_groups(splits: Sequence[Split]) -> list[str]:
