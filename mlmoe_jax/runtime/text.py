@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Sequence
 
 
@@ -16,6 +17,14 @@ def printable(text: str, most: int = 2000) -> str:
     """Return an untrusted text as one line of at most `most` characters, with control characters escaped."""
     line = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
     return line if len(line) <= most else f"{line[:most]} …"
+
+
+def compose(text: str) -> str:
+    """Return a text in Unicode's form NFC, in which equal texts have equal characters.
+
+    Other programs write é as one character or as e and an accent, and a Mac names files in the second form.
+    """
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
 def quantity(number: int, noun: str) -> str:

@@ -10,7 +10,7 @@ from PIL import Image
 from mlmoe_jax.apps.tools.predict_files import ResultRows
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.sources.open import open_split
-from mlmoe_jax.data.sources.rows import read_classes
+from mlmoe_jax.data.sources.rows import read_classes, split_key
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.predictor import LabeledImage
 from mlmoe_jax.runtime.storage import OutputTarget
@@ -213,6 +213,22 @@ def test_mixed_lines_with_and_without_a_split_are_refused(tmp_path, refusal):
         assert sentence == (
             f"{tmp_path}/all.jsonl names the split of some images only; name the splits of all images or of none"
         )
+
+
+@pytest.mark.parametrize(
+    ("key", "names"),
+    [
+        ("train", ["train", "Train", " TRAIN ", "training", "Training set", "trainset", "train-split", "trn"]),
+        ("val", ["val", "valid", "Validation", "dev", "validation_set"]),
+        ("test", ["test", "TEST", "testing", "test data"]),
+        ("test_shift", ["test_shift", "Test-Shift"]),
+        ("é", ["\u00e9", "e\u0301", "\u00c9"]),
+    ],
+)
+def test_spellings_of_a_split_have_one_key(key, names):
+    assert {split_key(name) for name in names} == {key}
+    assert split_key("tests") != split_key("test")
+    assert split_key("set") == "set"
 
 
 # ------------------------------------------------------------------------------------------------------------- classes

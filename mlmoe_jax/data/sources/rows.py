@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from array import array
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +20,28 @@ from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained, open_text
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.text import quantity
+from mlmoe_jax.runtime.text import compose, quantity
 
 _Name = TypeVar("_Name", bound=Hashable)
 SPLIT_COLUMN = "split"  # the column or key that names the split of an image
+_SPELLINGS = {
+    "train": ("training", "trn", "tr"),
+    "val": ("valid", "validation", "dev", "devel", "development"),
+    "test": ("testing", "tst"),
+}
+_KEY_OF_SPELLING = {spelling: key for key, spellings in _SPELLINGS.items() for spelling in spellings}
+
+
+def split_key(name: str) -> str:
+    """Return a key that is equal for all usual spellings of the name of a split.
+
+    Case, spaces, hyphens and underscores do not count, nor does a word such as "set" at the end: "Training set" and
+    "train" have the key "train", "valid" and "dev" the key "val".
+    """
+    plain = re.sub(r"[\s_-]+", "_", compose(name).strip().casefold())
+    stem = re.sub(r"_?(set|split|data|images)$", "", plain)
+    known = _KEY_OF_SPELLING.get(stem, stem)
+    return known if known in _SPELLINGS else plain
 
 
 class ImageRow(NamedTuple):
