@@ -315,6 +315,8 @@ def make_loss(config: ConfigDict, labels: np.ndarray | None = None) -> Callable[
 
     if labels is None and config.loss.kind == "bce" and not config.loss.positive_weight:
         raise UserError("loss.positive_weight=0 weights positives by the training labels; pass the labels to make_loss")
+    if config.loss.prior:
+        raise UserError("loss.prior is by names of labels, which make_loss does not know; leave it empty")
     objective = Objective(config.loss) if labels is None else training_objective(config, labels)
     return lambda prediction, batch, step=0: objective(prediction, batch, step=step)[0]
 

@@ -96,6 +96,8 @@ def _loss_mistakes(config: ConfigDict) -> list[str]:
         return []
     loss = LOSSES[settings.kind]
     wrong = loss.mistakes(config)
+    if settings.unknown in ("selective", "normalize") and settings.unknown not in loss.modes:
+        wrong.append(f"loss.unknown={settings.unknown} is a mode of csl: set loss.kind=csl, or loss.unknown=auto")
     if not loss.reads_negatives(settings) and data.known_positives != hidden.ALL:
         wrong.append(
             f"data.known_positives={data.known_positives} makes all other training labels unknown, which loss.kind="

@@ -58,6 +58,12 @@ class Loss(abc.ABC):
     assumes_negatives: ClassVar[bool] = False
     """Whether unknown labels count as absent with `loss.unknown=auto`. If False, they have no loss."""
 
+    averages_all: ClassVar[bool] = False
+    """Whether a mean includes the unknown labels that have no loss, each as 0. If False, it is over all others."""
+
+    modes: ClassVar[tuple[str, ...]] = ()
+    """The values of `loss.unknown` that only this loss has."""
+
     keeps_values: ClassVar[bool] = False
     """Whether the loss has values with a row per training image, `trained_values` or `tracked_values`."""
 
@@ -70,8 +76,9 @@ class Loss(abc.ABC):
 
     @classmethod
     def reads_negatives(cls, settings: ConfigDict) -> bool:
-        """Return whether unknown labels count as absent with `config.loss`."""
-        return settings.unknown == "negative" or (settings.unknown == "auto" and cls.assumes_negatives)
+        """Return whether unknown labels count as absent, at least some of them, with `config.loss`."""
+        as_absent = ("negative", "selective", "auto" if cls.assumes_negatives else "")
+        return settings.unknown in as_absent
 
     @abc.abstractmethod
     def __call__(self, logits: Float[Array, "b k"], examples: Examples) -> Float[Array, "b k"]:
@@ -121,7 +128,7 @@ def asymmetric_loss(
     logits: Float[ArrayLike, "*shape"],
     labels: Num[ArrayLike, "*shape"],
     *,
-    gamma_neg: float,
+    gamma_neg: ArrayLike,
     gamma_pos: float,
     clip: float,
     eps: float = 1e-8,
@@ -135,7 +142,7 @@ def asymmetric_loss(
     The gradient through a logarithm at its floor log(eps) is 0.
 
     Args:
-      gamma_neg: focusing exponent of the negatives, ≥ 0.
+      gamma_neg: focusing exponent of the negatives, ≥ 0, a number or one per label.
       gamma_pos: focusing exponent of the positives, ≥ 0.
       clip: probability margin of the negatives, in [0, 1).
       eps: floor of both probabilities inside the logarithm, above 0.
@@ -193,7 +200,7 @@ def focal_loss(
     return -(labels * positive + (1 - labels) * negative)
 
 
-def focus(miss: Array, gamma: float, detach: bool = False) -> Array:
+def focus(miss: Array, gamma: ArrayLike, detach: bool = False) -> Array:
     """Return the focusing weight `miss` ** `gamma`.
 
     Args:

@@ -2,8 +2,7 @@
 
 Axes: b images, k labels. p = σ(logit). docs/methods.md lists the papers: RL, LL, SP and DB.
 
-Unknown labels count as absent unless a loss says otherwise. The loss IU of the SP paper ignores them: it is `an` with
-`loss.unknown=ignore`.
+Unknown labels count as absent unless a loss says otherwise.
 
 LL ranks the losses of all images of a step, and R(p) of SP is a penalty of all images of a step, on all devices. With
 `train.accumulate`, these are the images of one part of the batch. RL sums the losses up (`loss.reduce=sum`). LL, SP and
@@ -182,6 +181,13 @@ class AssumeNegative(Loss):
 
     def __call__(self, logits, examples):
         return assume_negative(logits, examples.labels)
+
+
+class IgnoreUnknown(AssumeNegative):
+    """IU: AN for known labels. The mean includes the unknown labels, with loss 0, as in the authors' code."""
+
+    assumes_negatives = False
+    averages_all = True
 
 
 class WeakAssumeNegative(Loss):

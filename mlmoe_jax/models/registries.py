@@ -66,11 +66,13 @@ LOSSES: Registry[type[Loss]] = Registry(
         "ll_ct": "mlmoe_jax.models.missing_labels:LargeLossCorrection",
         "ll_cp": "mlmoe_jax.models.missing_labels:LargeLossPermanentCorrection",
         "an": "mlmoe_jax.models.missing_labels:AssumeNegative",
+        "iu": "mlmoe_jax.models.missing_labels:IgnoreUnknown",
         "wan": "mlmoe_jax.models.missing_labels:WeakAssumeNegative",
         "an_ls": "mlmoe_jax.models.missing_labels:SmoothedAssumeNegative",
         "epr": "mlmoe_jax.models.missing_labels:ExpectedPositives",
         "role": "mlmoe_jax.models.missing_labels:ROLE",
         "distribution_balanced": "mlmoe_jax.models.missing_labels:DistributionBalanced",
+        "csl": "mlmoe_jax.models.selective_loss:PartialAsymmetric",
     },
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +95,7 @@ def build_steps(
     train_labels: np.ndarray,
     *,
     total_steps: int,
+    names: Sequence[str] = (),
     evaluated: ModelDef | None = None,
 ) -> Steps:
     """Build the optimizer and the steps of a config for a model. Nothing is compiled yet.
@@ -106,11 +107,12 @@ def build_steps(
       mesh: the mesh of devices.
       train_labels: i8[N,K], the label codes of the training split. The loss may depend on them.
       total_steps: the number of steps of the whole training.
+      names: the names of the labels, as in `objective.training_labels`.
       evaluated: the structure of the model for evaluation, from `evaluated_definition`. None = as in training.
     """
     num_labels = train_labels.shape[1]
     label_axes = label_axes_for(parts.definition, num_labels, mesh)
-    objective = training_objective(config, train_labels)
+    objective = training_objective(config, train_labels, names)
     optimizer = make_optimizer(config.optim, total_steps, [*parts.trainable, *objective.learned_paths()])
     learning_rate, _ = make_schedules(config.optim, total_steps)
     train_step = make_train_step(

@@ -112,7 +112,10 @@ def make_experiment(
     total_steps = ANY_LENGTH  # a fit takes no warm-up
     if fits_by_steps(config):
         total_steps = config.train.epochs * data.steps_per_epoch(config.train.batch_size)
-    steps = build_steps(config, parts, preprocess, mesh, labels, total_steps=total_steps, evaluated=evaluated)
+    names = data.label_space.names
+    steps = build_steps(
+        config, parts, preprocess, mesh, labels, total_steps=total_steps, names=names, evaluated=evaluated
+    )
     if config.data.cache_features != "no":
         require_frozen(parts)
         if resumes and parts.stats:

@@ -1,6 +1,6 @@
 """The objective of a training: the loss of a config plus the penalties of the model."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from mlmoe_jax.models.losses import LOSS_VALUES
 from mlmoe_jax.models.outputs import Prediction
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.models.registries import LOSSES
+from mlmoe_jax.training.label_prior import read_prior
 
 StepMetrics = dict[str, jax.Array]
 
@@ -72,7 +73,8 @@ class Objective:
         """
         settings, whole = self.settings, batch if whole is None else whole
         logits, examples = {"logits": prediction.logits, **prediction.terms}, self._examples(batch, step, values)
-        entries = jnp.sum(losses.valid_entries(self._counted(whole), whole["mask"]))
+        averaged = jnp.ones_like(whole["label_mask"]) if self.loss.averages_all else self._counted(whole)
+        entries = jnp.sum(losses.valid_entries(averaged, whole["mask"]))
         images = jnp.sum(whole["mask"] != 0)
         parts = {
             name: losses.reduce(
@@ -125,25 +127,30 @@ class Objective:
         )
 
 
-def training_labels(config: ConfigDict, codes: np.ndarray) -> TrainingLabels:
-    """Return what a loss may use of the training labels. `codes` i8[N,K] are the label codes of the training split."""
-    steps = steps_per_epoch(len(codes), config.train.batch_size)
-    return TrainingLabels(codes, config.data.difficult_train, steps, config.seed)
-
-
-def training_objective(config: ConfigDict, codes: np.ndarray) -> Objective:
-    """Return the training loss of a config. `codes` i8[N,K] are the label codes of the training split."""
-    return Objective(config.loss, training_labels(config, codes))
-
-
-def require_labels(config: ConfigDict, codes: np.ndarray) -> None:
-    """Raise UserError if the loss of a config cannot be computed or learned from the labels of the training split.
+def training_labels(config: ConfigDict, codes: np.ndarray, names: Sequence[str] = ()) -> TrainingLabels:
+    """Return what a loss may use of the training labels.
 
     Args:
       config: the config.
       codes: i8[N,K], the label codes of the training split.
+      names: the names of the labels, to read `loss.prior`; without names it is not read.
+    """
+    steps = steps_per_epoch(len(codes), config.train.batch_size)
+    prior = read_prior(config, names) if names else None
+    return TrainingLabels(codes, config.data.difficult_train, steps, config.seed, prior)
+
+
+def training_objective(config: ConfigDict, codes: np.ndarray, names: Sequence[str] = ()) -> Objective:
+    """Return the training loss of a config. The arguments are those of `training_labels`."""
+    return Objective(config.loss, training_labels(config, codes, names))
+
+
+def require_labels(config: ConfigDict, codes: np.ndarray, names: Sequence[str] = ()) -> None:
+    """Raise UserError if the loss of a config cannot be computed or learned from the labels of the training split.
+
+    The arguments are those of `training_labels`.
     """
     if any(config.loss.terms.values()) and (
-        mistakes := LOSSES[config.loss.kind].label_mistakes(config, training_labels(config, codes))
+        mistakes := LOSSES[config.loss.kind].label_mistakes(config, training_labels(config, codes, names))
     ):
         raise UserError("; ".join(mistakes))

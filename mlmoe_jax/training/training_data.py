@@ -68,7 +68,7 @@ def open_training_data(config: ConfigDict, resumed: RunFolder | None = None) -> 
     require_same_images(config.data.name, splits.values())
     require_readable(splits.values(), config.data)
     train_split = hide_positives(splits[config.data.train_split], config.data)
-    require_labels(config, train_split.labels)
+    require_labels(config, train_split.labels, train_split.classes)
     if resumed is None:
         label_space = label_space_for(config, train_split)
     else:

@@ -19,7 +19,7 @@ from mlmoe_jax.training.objective import Objective
 
 GOLDEN = REPOSITORY.parent / "shared" / "golden"
 KINDS = ("hill", "focal_margin", "splc", "ll_r", "ll_ct", "ll_cp", "an", "wan", "an_ls", "epr", "role")
-KINDS += ("distribution_balanced",)
+KINDS += ("distribution_balanced", "iu", "csl")
 WITH_GAMMA = ("hill", "focal_margin", "splc", "distribution_balanced")
 ESTIMATES, CORRECTED = "loss/estimates", "loss/corrected"
 
@@ -68,6 +68,10 @@ def initial(loss, training):
 
 # ----------------------------------------------------------------------------------------------- the authors' numbers
 ARGUMENTS = {"delta_rel": "large_loss_rate", "gamma": "gamma", "expected_positives": "expected_positives"}
+ARGUMENTS |= {f"gamma_{name}": f"gamma_{name}" for name in ("pos", "neg", "unann")} | {"clip": "clip"}
+ARGUMENTS |= {f"alpha_{name}": f"alpha_{name}" for name in ("pos", "neg", "unann")}
+ARGUMENTS |= {"topk": "likelihood_topk", "prior_threshold": "prior_threshold"}
+MODES = ("negative", "ignore", "ignore_normalize", "selective")  # of CSL
 # The constants of the losses: the authors' names, and ours if they differ.
 CONSTANTS = {"lambda": "peak", "tau": "min_probability", "change_epoch": "first_epoch"}
 CONSTANTS |= {"neg_scale": "negative_scale", "kappa": "bias"}
@@ -83,15 +87,17 @@ def golden():
 
 
 @pytest.mark.parametrize("number", [*(pytest.param(number, marks=pytest.mark.slow) for number in (1, 2)), 3])
-@pytest.mark.parametrize("kind", [*KINDS, "iu"])
+@pytest.mark.parametrize("kind", [*(kind for kind in KINDS if kind != "csl"), *(f"csl_{mode}" for mode in MODES)])
 def test_value_and_gradient_of_the_authors_code(golden, kind, number, monkeypatch):
     cases, arrays, _ = golden
     name = f"{kind.replace('distribution_balanced', 'db')}_{number}"
     case, args = cases[name], cases[name]["args"]
     read = {key: arrays[f"{name}/{key}"] for key in ("logits", "y", "grad_f64", *case["arrays"])}
-    reduce = args.get("reduction", "sum" if kind == "iu" else "mean")
-    loss = settings("an" if kind == "iu" else kind, reduce=reduce, unknown="ignore" if kind == "iu" else "auto")
-    loss.update({ARGUMENTS[key]: float(value) for key, value in args.items() if key in ARGUMENTS})
+    kind, _, mode = kind.partition("_") if kind.startswith("csl") else (kind, "", "auto")
+    reduce = args.get("reduction", "sum" if kind == "csl" else "mean")
+    loss = settings(kind, reduce=reduce, unknown=mode.replace("ignore_normalize", "normalize"))
+    for key in set(args) & set(ARGUMENTS):
+        loss[ARGUMENTS[key]] = type(loss[ARGUMENTS[key]])(args[key])
     for key, value in args.items():
         if key not in ARGUMENTS and hasattr(LOSSES[loss.kind], constant := CONSTANTS.get(key, key)):
             monkeypatch.setattr(LOSSES[loss.kind], constant, value)
@@ -99,17 +105,16 @@ def test_value_and_gradient_of_the_authors_code(golden, kind, number, monkeypatc
     training = (
         frequencies(read["class_freq"], args["images"])
         if kind == "distribution_balanced"
-        else TrainingLabels(read["y"], "negative")
+        else TrainingLabels(read["y"], "negative", prior=read.get("prior"))
     )
     values = {ESTIMATES: read["estimate_logits"]} if kind == "role" else initial(loss, training)
     step = args.get("epoch", 0) - kind.startswith("ll_")
     result = evaluate(loss, read["logits"], batch_of(read["y"]), training, step=step, values=values)
-    size = read["y"].size if kind == "iu" else 1
-    np.testing.assert_allclose(result[0] / size, case["value_f64"], rtol=1e-6)
+    np.testing.assert_allclose(result[0], case["value_f64"], rtol=1e-6)
     for gradient, key in zip(result[1:], ("grad_f64", "grad_estimate_f64"), strict=True):
         if gradient is not None:
             exact = arrays[f"{name}/{key}"]
-            np.testing.assert_allclose(gradient / size, exact, rtol=1e-6, atol=1e-6 * np.abs(exact).max())
+            np.testing.assert_allclose(gradient, exact, rtol=1e-6, atol=1e-6 * np.abs(exact).max())
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
@@ -172,6 +177,7 @@ FORMULAS = {
     "ll_ct": lambda z, y: large(z, y, lambda x: softplus(-x)),
     "ll_cp": lambda z, y: large(z, y, lambda x: softplus(-x)),
     "an": lambda z, y: np.where(y == 1, n(sigmoid(z)), n(sigmoid(-z))).mean(),
+    "iu": lambda z, y: np.where(y == 1, n(sigmoid(z)), np.where(y == 0, n(sigmoid(-z)), 0)).mean(),
     "wan": lambda z, y: np.where(y == 1, n(sigmoid(z)), n(sigmoid(-z)) / 2).mean(),
     "an_ls": lambda z, y: (
         0.9 * np.where(y == 1, n(sigmoid(z)), n(sigmoid(-z))) + 0.1 * np.where(y == 1, n(sigmoid(-z)), n(sigmoid(z)))
@@ -199,6 +205,33 @@ def test_value_and_gradient_of_the_formula(kind):
         np.testing.assert_allclose(result[1][place], slope, rtol=1e-5, atol=1e-7, err_msg=str(place))
 
 
+@pytest.mark.parametrize(
+    ("mode", "weights"),
+    [
+        ("negative", np.ones((4, 3))),
+        ("ignore", CODES != -1),
+        ("normalize", (CODES != -1) * (1 + 1 / np.array([[2], [2], [1], [3]]))),
+        # The four largest logits of unknown labels are dropped, one per image, and the first label, which is frequent.
+        ("selective", [[1, 1, 0], [0, 1, 0], [0, 0, 1], [1, 1, 1]]),
+    ],
+)
+def test_partial_asymmetric_loss(mode, weights):
+    alphas, gammas = {"pos": 1.5, "neg": 0.5, "unann": 0.25}, {"pos": 1.0, "neg": 3.0, "unann": 4.0}
+    keys = {f"alpha_{name}": value for name, value in alphas.items()}
+    keys |= {f"gamma_{name}": value for name, value in gammas.items()}
+    keys |= {"likelihood_topk": 1, "prior_threshold": 0.5, "clip": 0.05, "reduce": "sum", "unknown": mode}
+    training = TrainingLabels(CODES, "negative", prior=np.array([0.6, 0.5, 0.4], np.float32))
+    result = evaluate(settings("csl", **keys), LOGITS.astype(np.float32), batch_of(CODES), training)
+    p = sigmoid(LOGITS)
+    missed = np.maximum(p - 0.05, 0)
+    scale = weights * np.where(CODES == 0, 0.5 * missed**3, 0.25 * missed**4)
+    scale = np.where(CODES == 1, weights * (1.5 * (1 - p)), scale)
+    chances = np.where(CODES == 1, p, np.minimum(1 - p + 0.05, 1))
+    slope = np.where(CODES == 1, p - 1, p * (1 - p) / chances) * ((CODES == 1) | (p > 0.05))
+    np.testing.assert_allclose(result[0], (scale * -np.log(chances)).sum(), rtol=1e-6)
+    np.testing.assert_allclose(result[1], scale * slope, rtol=1e-5, atol=1e-8)
+
+
 @pytest.mark.slow
 def test_role_with_equal_logits_and_estimates_by_hand():
     """p = q = 1/2 everywhere: half of y 2 n + 4 (n / 2) = 3 n and n without y, where n = −log(1/2 + 1e-5)."""
@@ -223,7 +256,7 @@ def test_extreme_logits_have_finite_values_and_gradients(kind, gamma):
 
 
 # ------------------------------------------------------------------------------------------------- unknown labels
-@pytest.mark.parametrize("kind", ["asymmetric", "bce", "an", "splc"])
+@pytest.mark.parametrize("kind", ["asymmetric", "bce", "focal", "an", "splc", "csl"])
 def test_unknown_labels_count_as_configured(kind):
     training, codes = TrainingLabels(CODES, "negative"), np.maximum(CODES, 0)
     logits = LOGITS.astype(np.float32)
@@ -233,13 +266,14 @@ def test_unknown_labels_count_as_configured(kind):
     ignored = evaluate(settings(kind, unknown="ignore"), logits, batch_of(CODES), training)
     assert np.all((np.asarray(ignored[1]) == 0) == (CODES == -1))
     auto = evaluate(settings(kind), logits, batch_of(CODES), training)
-    assert auto[0] == (ignored if kind in ("asymmetric", "bce") else as_absent)[0]
+    assert auto[0] == (ignored if kind in ("asymmetric", "bce", "focal") else as_absent)[0]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_padding_has_no_effect(kind):
     training = frequencies(COUNTS, 20) if kind == "distribution_balanced" else TrainingLabels(CODES, "negative")
-    loss, logits, batch = settings(kind), LOGITS.astype(np.float32), batch_of(CODES)
+    mode = "selective" if kind == "csl" else "auto"
+    loss, logits, batch = settings(kind, unknown=mode, likelihood_topk=1), LOGITS.astype(np.float32), batch_of(CODES)
     values = initial(loss, training)
     batch["mask"][1] = 0
     padded = evaluate(loss, logits, batch, training, step=2, values=values)

@@ -5,11 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.bench import drawn_batch
+from helpers.scored_run import drawn_split, write_run
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.labels.counts import TrainingLabels
 from mlmoe_jax.models import losses
 from mlmoe_jax.models.outputs import Prediction
+from mlmoe_jax.training.label_prior import read_prior
 from mlmoe_jax.training.objective import Objective, training_objective
 
 B, K = 8, 3
@@ -152,3 +154,17 @@ def test_unknown_labels_count_as_negatives_of_the_balance():
     assert TrainingLabels(labels, "negative").unknown_share == pytest.approx(4 / 6)
     assert TrainingLabels(labels, "negative").has_negatives()
     assert not TrainingLabels(labels[:1], "negative").has_negatives()
+
+
+def test_the_prior_of_a_label_is_its_mean_score_or_its_row_of_a_file(tmp_path, refusal):
+    config, split = default_config(), drawn_split("train")
+    assert read_prior(config, "abc") is None
+    config.loss.prior = str(write_run(tmp_path / "first", split))
+    np.testing.assert_allclose(read_prior(config, "cab"), split.scores.mean(axis=0)[[2, 0, 1]], rtol=1e-6)
+    config.loss.prior = str(write_run(tmp_path / "unscored", drawn_split("val")))
+    assert "run --mode=eval --workdir=" in refusal(read_prior, config, "abc")
+    file = tmp_path / "prior.csv"
+    file.write_text('Classes,avg_pred\nb,0.25\n"a",0.5\n1542867\n')  # the file of the authors ends in such a line
+    config.loss.prior = str(file)
+    np.testing.assert_array_equal(read_prior(config, "ab"), [0.5, 0.25])
+    assert "has no prior for 1 labels, the first is c" in refusal(read_prior, config, "abc")

@@ -210,7 +210,7 @@ def _importance_step(run: Run, labels: np.ndarray) -> Callable[..., Params]:
       run: the run that was trained with learned masks.
       labels: i8[N,K], label codes of the training split.
     """
-    objective = training_objective(run.config, labels)
+    objective = training_objective(run.config, labels, run.label_space.names)
 
     def loss_of(masks: Params, values: Params, frozen: Params, batch: Batch, key: jax.Array) -> jax.Array:
         values = {**values, **frozen} | {path: masks[name] for name, path in MASK_PATHS.items()}

@@ -1,6 +1,6 @@
 """Keys of the loss, the optimizer, the training loop, checkpoints and the device mesh."""
 
-from mlmoe_jax.config.keys import ChoiceKey, FlagKey, FractionsKey, IntegerKey, NumberKey, RulesKey, section
+from mlmoe_jax.config.keys import ChoiceKey, FlagKey, FractionsKey, IntegerKey, NumberKey, RulesKey, TextKey, section
 from mlmoe_jax.models.registries import LOSSES
 
 TERM_KEYS = section(
@@ -25,11 +25,28 @@ LOSS_KEYS = section(
             "auto": "negative for losses for missing labels, else ignore",
             "ignore": "not at all",
             "negative": "as absent",
+            "selective": "for csl: as absent, except the likeliest of a batch and those of frequent labels",
+            "normalize": "for csl: as ignore; the losses of an image with m known labels grow by 1 / (1 + m)",
         },
     ),
-    gamma_neg=NumberKey(2.0, "For asymmetric: focusing exponent of negative labels.", least=0),
-    gamma_pos=NumberKey(0.0, "For asymmetric: focusing exponent of positive labels.", least=0),
-    clip=NumberKey(0.0, "For asymmetric: probability margin of negative labels.", least=0, below=1),
+    gamma_neg=NumberKey(2.0, "For asymmetric, csl: focusing exponent of negative labels.", least=0),
+    gamma_pos=NumberKey(0.0, "For asymmetric, csl: focusing exponent of positive labels.", least=0),
+    clip=NumberKey(0.0, "For asymmetric, csl: probability margin of negative labels.", least=0, below=1),
+    gamma_unann=NumberKey(2.0, "For csl: focusing exponent of unknown labels.", least=0),
+    alpha_pos=NumberKey(1.0, "For csl: weight of positive labels.", least=0),
+    alpha_neg=NumberKey(1.0, "For csl: weight of negative labels.", least=0),
+    alpha_unann=NumberKey(1.0, "For csl: weight of unknown labels.", least=0),
+    likelihood_topk=IntegerKey(
+        5, "For csl, unknown=selective: unknown labels per image of a batch, the likeliest, without a loss.", least=0
+    ),
+    prior=TextKey(
+        "",
+        "For csl, unknown=selective: a run with scores of the training split, whose mean per label is the prior of the "
+        "label, or a .csv file with two columns, label and prior; if empty, only likely labels are left out.",
+    ),
+    prior_threshold=NumberKey(
+        0.05, "For csl: unknown labels with a prior above it have no loss; 0 is off.", least=0, most=1
+    ),
     eps=NumberKey(1e-5, "For asymmetric: lowest probability in a logarithm.", above=0),
     gamma=NumberKey(
         2.0, "For focal, focal_margin, splc, distribution_balanced: focusing exponent; for hill, of positives.", least=0
@@ -110,7 +127,7 @@ TRAIN_KEYS = section(
     accumulate=IntegerKey(
         1,
         "Parts of a batch, computed one after the other to save memory; batch statistics, and the losses ll_r, ll_ct, "
-        "ll_cp, epr and role, are of a part.",
+        "ll_cp, epr, role and csl, are of a part.",
         above=0,
     ),
     log_every=IntegerKey(20, "Interval between rows of the log.", above=0, unit="steps"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Float32, Float64, Integer
+from jaxtyping import Float, Float32, Float64, Integer
 
 from mlmoe_jax.data.label_codes import targets
 
@@ -21,12 +21,14 @@ class TrainingLabels:
       difficult: `data.difficult_train`, the treatment of the code DIFFICULT.
       steps_per_epoch: the number of training steps per epoch.
       seed: the seed of random values that a loss draws per image.
+      prior: [K], the estimated share of images with each label; None if it is not given.
     """
 
     codes: Integer[np.ndarray, "n k"]
     difficult: str
     steps_per_epoch: int = 1
     seed: int = 0
+    prior: Float[np.ndarray, " k"] | None = None
 
     @cached_property
     def positives(self) -> Float64[np.ndarray, " k"]:

@@ -1,0 +1,44 @@
+"""The prior of labels, `loss.prior`: estimated by a first training, or read from a file."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float32
+from ml_collections import ConfigDict
+
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.evaluation.results import read_labels, read_scores
+from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runtime.files import damage_explained, read_bytes
+
+
+def read_prior(config: ConfigDict, names: Sequence[str]) -> Float32[np.ndarray, " k"] | None:
+    """Read `loss.prior` for the labels `names`; None if the key is empty.
+
+    The prior of a label is its mean probability over the training images, by a model that was trained with
+    `loss.unknown=ignore` (CSL). The authors' code averages the probabilities of all epochs of this training instead.
+    The header of a file, and lines without a comma, are ignored.
+
+    Raises:
+      UserError: the run has no scores of the training split, the file is damaged, or a label has no prior.
+    """
+    place, split = config.loss.prior, config.data.train_split
+    if not place:
+        return None
+    if place.endswith(".csv"):
+        with damage_explained(place):
+            lines = csv.reader(read_bytes(place).decode("utf-8-sig").splitlines())
+            priors = {row[0]: float(row[1]) for row in list(lines)[1:] if len(row) > 1}
+    else:
+        folder = RunFolder(place)
+        scored = read_scores(folder).get(split)
+        if scored is None:
+            command = f"--mode=eval --workdir={place} --config.data.test_splits={split}"
+            raise UserError(f"loss.prior={place} has no scores of the split {split}: run {command}")
+        priors = dict(zip(read_labels(folder), scored.readable().scores.mean(axis=0), strict=True))
+    if missing := [name for name in names if name not in priors]:
+        raise UserError(f"loss.prior={place} has no prior for {len(missing):,} labels, the first is {missing[0]}")
+    return np.asarray([priors[name] for name in names], np.float32)
