@@ -7,6 +7,7 @@ import functools
 import hashlib
 import io
 import os
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +32,13 @@ _BYTES_PER_PIXEL = {"WEBP": 20, "JPEG2000": 28, "AVIF": 16}
 _PROGRESSIVE, _DEEP, _DEFAULT = 13, 16, 8  # a progressive JPEG; gray in 16 or 32 bits; all other formats
 _STRIP = 1 << 20  # pixels per conversion
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
+# A few kilobytes can ask for minutes of work: each scan of a JPEG visits every pixel in about 1 ns, and Pillow copies a
+# megabyte for each comment of a plain PPM. Encoders write about ten scans; libjpeg-turbo advises to refuse above 500.
+MOST_SCANS, _MOST_SCANNED = 500, 2_000_000_000  # scans of a JPEG; their number times the pixels
+_MOST_COMMENTS = 100
+os.environ.setdefault("LIBTIFF_JPEG_MAX_ALLOWED_SCAN_NUMBER", "20")  # of a JPEG in a TIFF, which libtiff counts
+_SCAN, _MARKER = b"\xff\xda", re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # a marker with a length after it
 
 # An explicit list, because some of Pillow's formats run external programs on untrusted files (EPS runs Ghostscript).
 IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF")
@@ -162,8 +170,8 @@ def read_size(path: str | os.PathLike) -> tuple[int, int] | None:
         return None
 
 
-class _UnknownWhite(ValueError):
-    """An error: the white level of a gray image is unknown."""
+class _Refused(ValueError):
+    """An error: the text of the exception says why a file is not decoded."""
 
 
 def _decode(data: bytes | Image.Image, name: str, decoding: Decoding) -> Image.Image:
@@ -173,6 +181,8 @@ def _decode(data: bytes | Image.Image, name: str, decoding: Decoding) -> Image.I
         most = min(decoding.most_pixels, MAX_DECODED // _bytes_per_pixel(image))
         if image.width * image.height > most:
             raise Image.DecompressionBombError
+        if isinstance(data, bytes):
+            _require_quick(image, data)
         if decoding.at_least:
             image.draft(None, (decoding.at_least, decoding.at_least))
         image.load()
@@ -181,10 +191,29 @@ def _decode(data: bytes | Image.Image, name: str, decoding: Decoding) -> Image.I
         reasons = {
             Image.DecompressionBombError: f"it has more than {most:,} pixels; store it smaller",
             UnidentifiedImageError: _why_unknown(data) if isinstance(data, bytes) else "",
-            _UnknownWhite: str(error),
+            _Refused: str(error),
         }
         reason = reasons.get(type(error), f"it is damaged or cut short ({error or type(error).__name__})")
         raise BadImage(f"cannot read {name} as an image: {reason}") from error
+
+
+def _require_quick(image: Image.Image, data: bytes) -> None:
+    """Raise _Refused if decoding a file would take much longer than its size and its pixels let expect."""
+    if data.startswith(JPEG_START):
+        most = min(MOST_SCANS, _MOST_SCANNED // (image.width * image.height))
+        if data.count(_SCAN) > most and count_scans(data, most + 1) > most:  # previews and pixels may look like scans
+            raise _Refused(f"it has more than {most} scans, which would take long to decode; store it again with fewer")
+    if image.format == "PPM" and data.count(b"#") > _MOST_COMMENTS and data[1:2] in b"123":
+        raise _Refused(f"it is plain text with more than {_MOST_COMMENTS} comments; store it without")
+
+
+def count_scans(data: bytes, most: int) -> int:
+    """Return the number of scans of the first image in the bytes of a JPEG file, or `most` if it has more."""
+    scans = at = 0
+    while scans < most and (found := _MARKER.search(data, at)) and not data.startswith(JPEG_END, found.start()):
+        scans += found[0] == _SCAN
+        at = found.end() + int.from_bytes(data[found.end() : found.end() + 2])
+    return scans
 
 
 def _why_unknown(data: bytes) -> str:
@@ -236,9 +265,7 @@ def _on_white(image: Image.Image) -> Image.Image:
 def _from_deep(gray: np.ndarray) -> Image.Image:
     """Convert a gray image with 16 bits per pixel to RGB. Pillow's own conversion would clip values at 255."""
     if gray.dtype.kind == "f" or gray.min() < 0 or gray.max() > 0xFFFF:
-        raise _UnknownWhite(
-            f"its pixels are {gray.dtype} without a known white; store it with 8 or 16 bits per channel"
-        )
+        raise _Refused(f"its pixels are {gray.dtype} without a known white; store it with 8 or 16 bits per channel")
     return Image.fromarray((gray >> 8).astype(np.uint8)).convert("RGB")
 
 

@@ -5,6 +5,7 @@ import pickle
 import struct
 import subprocess
 import sys
+import time
 import zlib
 
 import numpy as np
@@ -186,6 +187,49 @@ def test_too_many_pixels_are_refused_before_they_are_decoded(monkeypatch, refusa
     monkeypatch.setattr(images, "MAX_DECODED", 54 * 8)
     assert read_image(encoded(random_image(6, 9))).shape == (6, 9, 3)
     assert "more than 54 pixels" in refusal(read_image, encoded(random_image(6, 10)), error=BadImage)
+
+
+def repeat_scan(data: bytes, times: int) -> bytes:
+    """Return a JPEG whose last scan is there `times` more often."""
+    return data[:-2] + data[data.rfind(b"\xff\xda") : -2] * times + data[-2:]
+
+
+def tiff_of_jpeg(side: int, jpeg: bytes) -> bytes:
+    """Return a TIFF whose only tile is a JPEG of `side` pixels."""
+    at = 8 + len(jpeg) + len(jpeg) % 2
+    sizes = [(256, side), (257, side), (258, 8), (259, 7), (262, 1), (277, 1), (322, side), (323, side), (324, 8)]
+    tags = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in [*sizes, (325, len(jpeg))])
+    return struct.pack("<2sHI", b"II", 42, at) + jpeg.ljust(at - 8, b"\0") + struct.pack("<H", 10) + tags + bytes(4)
+
+
+GRAY = encoded(Image.new("L", (2000, 2000)), "JPEG", quality=1, progressive=True)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (repeat_scan(encoded(Image.new("L", (7000, 7000)), "JPEG", quality=1, progressive=True), 2000), "40 scans"),
+        (repeat_scan(GRAY, 600), "500 scans"),
+        (repeat_scan(encoded(random_image(8, 8), "JPEG", progressive=True), 600), "500 scans"),
+        (tiff_of_jpeg(2000, repeat_scan(GRAY, 80)), "it is damaged"),
+        (b"P3 8 8 255\n" + b"#\n" * 500_000 + b"0 " * 192, "100 comments"),
+    ],
+    ids=["pixels", "scans", "small", "TIFF", "comments"],
+)
+def test_a_small_file_that_would_decode_for_long_is_refused_at_once(data, reason, refusal):
+    started = time.thread_time()
+    assert reason in refusal(read_image, data, error=BadImage)
+    assert time.thread_time() - started < 3
+
+
+@pytest.mark.parametrize(
+    "options", [{"progressive": True}, {"comment": b"\xff\xda\0\1" * 900}, {"icc": 900}, {"after": 900}]
+)
+def test_what_only_looks_like_a_scan_is_none(options):
+    icc, after = b"\xff\xda" * options.pop("icc", 0), options.pop("after", 0)
+    data = encoded(random_image(64, 64), "JPEG", icc_profile=icc, **options)
+    assert images.count_scans(data, 10_000) == (10 if options.get("progressive") else 1)
+    assert read_image(data + data * after).shape == (64, 64, 3)  # as with photographs that hold several
 
 
 # --------------------------------------------------------------------------------------------------------- image files
