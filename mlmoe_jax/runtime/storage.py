@@ -42,6 +42,10 @@ class InUse(UserError):
     """An error: another process is writing to the folder."""
 
 
+class _Changed(Exception):
+    """The file that should be replaced has changed."""
+
+
 class Folder:
     """A folder on local disk or in an object store. Its files are replaced atomically.
 
@@ -169,6 +173,24 @@ class Folder:
         with atomic_file(path) as partial:
             partial.write_bytes(content)
 
+    def update(self, name: str, content: Callable[[], bytes]) -> None:
+        """Create or replace a file that a person may edit at the same time, without a lock.
+
+        `content` reads the file and returns its new content. It is called again if the file changes before it is
+        replaced.
+        """
+        path = self / name
+        while self.is_local:
+            before, new = _version(path), content()
+            with contextlib.suppress(_Changed), atomic_file(path) as partial:
+                partial.write_bytes(new)
+                with open(partial, "rb") as file:
+                    os.fsync(file.fileno())  # here, so that the file is replaced just after it is compared
+                if _version(path) != before:
+                    raise _Changed
+                return
+        self.write_bytes(name, content())
+
     def write_text(self, name: str, text: str) -> None:
         self.write_bytes(name, text.encode(errors="backslashreplace"))  # characters that only paths can have
 
@@ -230,6 +252,15 @@ class Folder:
             if not isinstance(content, dict):
                 raise ValueError("it should hold an object")
             return convert(content)
+
+
+def _version(path: epath.Path) -> tuple[int, ...]:
+    """Return numbers that differ after a local file was changed or replaced; () if it does not exist."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 @contextlib.contextmanager

@@ -86,7 +86,7 @@ def test_every_source_is_corrected(source, tmp_path):
             "\na.png,cat,0,1,0.1,maybe\n",
             "line 3 has '1' under suggested, which should be 1, 0 or empty, and 'maybe' under accept",
         ),
-        ("a.png,cat,1,yes\n", "line 2 has 4 cells, but there are 6 columns"),
+        ("a.png,cat,0,1,0.1,yes,no\n", "line 2 has 7 cells, but there are 6 columns"),
         ("a.png,cat,0,1,0.1,yes\na.png,cat,0,0,0.1,yes\n", "line 3 contradicts an earlier line about a.png and 'cat'"),
     ],
 )
@@ -95,7 +95,7 @@ def test_a_wrong_row_is_one_sentence_with_its_line(rows, says, corrected, refusa
 
 
 def test_a_wrong_file_is_one_sentence(tmp_path, corrected, refusal):
-    assert "has no column 'image', which its format names" in refusal(corrected, "", "image; label\n")
+    assert "has no column 'image', which its format names" in refusal(corrected, "", "photo; label\n")
     assert "has no column 'accept'" in refusal(corrected, "", "image,label,suggested\n")
     assert refusal(read_corrections, tmp_path / "none.csv").startswith(f"cannot read {tmp_path / 'none.csv'}: ")
     (tmp_path / "fixed.xlsx").write_bytes(b"PK")

@@ -42,6 +42,22 @@ def test_a_file_that_a_library_puts_in_place_keeps_the_usual_mode(tmp_path):
     assert (tmp_path / "a.bin").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
+def test_a_file_that_changes_before_it_is_replaced_is_read_again(tmp_path):
+    """A person saves the file twice while it is written."""
+    path, seen = tmp_path / "a.csv", []
+    path.write_bytes(b"0")
+
+    def content() -> bytes:
+        seen.append(path.read_bytes())
+        if len(seen) < 3:
+            path.write_bytes(b"%d" % len(seen))
+        return seen[-1] + b" and ours"
+
+    Folder(tmp_path).update("a.csv", content)
+    assert (path.read_bytes(), seen) == (b"2 and ours", [b"0", b"1", b"2"])
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_folder_appears_whole_or_not_at_all(tmp_path):
     (tmp_path / ".a.tmp").mkdir()
     (tmp_path / ".a.tmp" / "of a process that was killed").touch()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Set
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,6 +23,7 @@ from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import Decoding
 from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE
 from mlmoe_jax.data.labels.grouping import cooccurrence
+from mlmoe_jax.data.sources.corrections import Key
 from mlmoe_jax.data.split import Split, number_groups
 from mlmoe_jax.data.split_checks import check_splits, require_readable
 from mlmoe_jax.errors import UserError
@@ -49,12 +51,14 @@ class Audit:
       scores: f64[N,K], out-of-fold probabilities: the fit for an image does not use the image.
       similar: pairs of rows of `split` whose images have a similar appearance.
       pairs: pairs of labels (a, b): nearly all images with label a also have label b.
+      answered: the suggestions that a person has answered, which are not suggested again; see `suggestion`.
     """
 
     split: Split
     scores: Float[np.ndarray, "n k"]
     similar: list[tuple[int, int]]
     pairs: list[Pair]
+    answered: Set[Key] = frozenset()
 
     @cached_property
     def confidence(self) -> Float[np.ndarray, "n k"]:
@@ -69,7 +73,9 @@ class Audit:
     @cached_property
     def suggestions(self) -> Int[np.ndarray, "s 2"]:
         """(row, label) of each suggested correction, i64[S,2], sorted by increasing `confidence`."""
-        return ranked(self.confidence)[: int((self.confidence < LEAST).sum())]
+        found = ranked(self.confidence)[: int((self.confidence < LEAST).sum())]
+        is_open = [self.suggestion(*place) not in self.answered for place in found.tolist()]
+        return found[np.array(is_open, bool)]
 
     @cached_property
     def worst_images(self) -> list[int]:
@@ -91,6 +97,11 @@ class Audit:
         """
         codes = np.sort(self.split.labels[[row, other]], axis=0)
         return np.flatnonzero((codes[0] == NEGATIVE) & (codes[1] == POSITIVE)).tolist()
+
+    def suggestion(self, row: int, label: int) -> Key:
+        """Return the image, the label, and the suggested code of the suggestion for an image and a label."""
+        code = POSITIVE if self.is_missing(row, label) else NEGATIVE
+        return self.split.ids[row], self.split.classes[label], code
 
     def is_missing(self, row: int, label: int) -> bool:
         """Return True if the suggestion for this image and label adds the label, and False if it removes the label."""

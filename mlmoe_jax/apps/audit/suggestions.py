@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import logging
+import os
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from etils import epath
 from ml_collections import ConfigDict
 
 from mlmoe_jax.apps.audit.audit import MIN_IMAGES, Audit, audit_split, fold_units, probe_config
 from mlmoe_jax.apps.audit.audit_page import audit_page
-from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE
-from mlmoe_jax.data.sources.corrections import CELL_OF, COLUMNS, Correction, read_corrections
+from mlmoe_jax.data.sources.corrections import CELL_OF, COLUMNS, Suggestion, read_suggestions
 from mlmoe_jax.data.sources.open import open_split, resolve_path
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.progress import status
@@ -19,61 +24,109 @@ from mlmoe_jax.runtime.storage import Folder
 from mlmoe_jax.runtime.table import Outcome, Table
 from mlmoe_jax.runtime.text import abbreviate, quantity
 
+_logger = logging.getLogger(__name__)
+
 AUDIT_FOLDER, SUGGESTIONS, PAGE = "audit", "suggestions.csv", "audit.html"
+# Files that LibreOffice, Microsoft Office, Vim and Emacs put beside a file that they have open.
+_EDITOR_FILES = (".~lock.{}#", "~${}", ".{}.swp", ".#{}")
 
 
 def audit_data(config: ConfigDict, output: str) -> Outcome:
     """Audit the whole training split, write the page and the CSV to the folder `output`, and return a summary.
+
+    What a person has written into the CSV of an earlier audit is kept, also while this audit runs.
 
     Args:
       config: the config of the data set and the backbone.
       output: the folder to write to; "" = AUDIT_FOLDER.
 
     Raises:
-      UserError: the data cannot be opened, no label can be judged, or the CSV in the folder has accepted suggestions,
-        which would be overwritten.
+      UserError: the data cannot be opened, or no label can be judged.
     """
     folder = Folder(output or AUDIT_FOLDER)
     folder.require_creatable()
-    path = folder / SUGGESTIONS
-    if path.exists() and (accepted := read_corrections(path)):
-        raise UserError(
-            f"{path} has {quantity(len(accepted), 'accepted correction')}, which a new audit would overwrite; name "
-            "another --output, or move the file"
-        )
     config = probe_config(config)
     name = config.data.corrections
-    corrected = read_corrections(resolve_path(config.data, name)) if name else ()
+    applied = [resolve_path(config.data, name)] if name else []
     audit = audit_split(open_split(config.data, config.data.train_split, seed=config.seed), config)
-    page = audit_page(audit, config)
-    with folder.writing():
-        folder.write_text(SUGGESTIONS, suggestions_table(audit, corrected).csv())
-        folder.write_text(PAGE, page)
+    with folder.writing(wait=True):
+        audit = replace(audit, answered={row.key for row in read_edited(folder, applied, strict=False) if row.answer})
+        folder.write_text(PAGE, audit_page(audit, config))
+        path = _write_suggestions(folder, audit, applied)
     shown = path.resolve() if folder.is_local else path
     status(
-        f"look at {folder / PAGE}, write yes into the column accept of {shown} where a suggestion is right, and train "
-        f"with {shlex.quote(f'--config.data.corrections={shown}')}"
+        f"look at {folder / PAGE}, write yes or no into the column accept of {shown}, and train with "
+        f"{shlex.quote(f'--config.data.corrections={shown}')}"
     )
     return Outcome([audit_text(audit)], audit_document(audit))
 
 
-def suggestions_table(audit: Audit, corrected: Sequence[Correction] = ()) -> Table:
-    """Return the table of corrections, in the format of the file `data.corrections`.
+def _write_suggestions(folder: Folder, audit: Audit, applied: Sequence[str]) -> epath.Path:
+    """Write the table of suggestions to a folder, with the rows that a person has edited, and return its path.
+
+    If an earlier CSV cannot be read, or an editor has it open and would overwrite this one, the path is a new one.
+    """
+    path, kept, strict = folder / SUGGESTIONS, [], True
+
+    def content() -> bytes:
+        kept[:] = read_edited(folder, applied, strict=strict)
+        return suggestions_table(audit, kept).csv().encode(errors="backslashreplace")
+
+    try:
+        _refuse_open(folder)
+        folder.update(path.name, content)
+    except UserError as error:
+        strict = False
+        path = next(path for n in itertools.count(2) if not (path := folder / f"suggestions-{n}.csv").exists())
+        _logger.warning("%s; until then, the suggestions are in %s", error, path)
+        folder.update(path.name, content)
+    if kept:
+        status(f"{quantity(len(kept), 'row')} with answers or notes kept")
+    return path
+
+
+def _refuse_open(folder: Folder) -> None:
+    """Raise UserError if an editor has the CSV of suggestions open."""
+    for name in (pattern.format(SUGGESTIONS) for pattern in _EDITOR_FILES):
+        if folder.is_local and os.path.lexists(folder / name):
+            raise UserError(f"{folder / SUGGESTIONS} is open in an editor, as {name} says; close it")
+
+
+def read_edited(folder: Folder, applied: Sequence[str], *, strict: bool) -> list[Suggestion]:
+    """Return the rows that a person has edited, of all CSV files of suggestions in a folder and of the files `applied`.
+
+    If two files answer the same suggestion, the first file has precedence.
 
     Args:
-      audit: the audit. Each suggestion is a row that is not accepted yet.
-      corrected: accepted corrections of earlier audits. Each is a row with "yes" in the column `accept`.
+      folder: the folder of the audit.
+      applied: the paths of further files.
+      strict: whether an invalid file raises UserError. If False, it is left out.
     """
-    split, rows = audit.split, []
+    rows, answered = [], set()
+    for path in [*folder.path.glob(SUGGESTIONS), *sorted(folder.path.glob("suggestions-[0-9]*.csv")), *applied]:
+        with contextlib.nullcontext() if strict else contextlib.suppress(UserError):
+            new = [row for row in read_suggestions(path) if row.is_edited and row.key not in answered]
+            answered |= {row.key for row in new if row.answer}
+            rows += new
+    return rows
+
+
+def suggestions_table(audit: Audit, kept: Sequence[Suggestion] = ()) -> Table:
+    """Return the table of suggestions, in the format of the file `data.corrections`.
+
+    Args:
+      audit: the audit. Each suggestion is a row that is not answered yet.
+      kept: rows that a person has edited, with their columns. They follow the new suggestions.
+    """
+    columns = list(dict.fromkeys([*COLUMNS, *(name for row in kept for name in row.cells)]))
+    known, rows = {row.key for row in kept}, []
     for row, label in audit.suggestions.tolist():
-        suggested = POSITIVE if audit.is_missing(row, label) else NEGATIVE
-        score = f"{audit.confidence[row, label]:.6f}"
-        given = CELL_OF[int(split.labels[row, label])]
-        rows.append([split.ids[row], split.classes[label], given, CELL_OF[suggested], score, ""])
-    for correction in corrected:
-        code = CELL_OF[correction.code]
-        rows.append([correction.image, correction.label, code, code, "", "yes"])
-    return Table(COLUMNS, rows)
+        image, name, code = suggestion = audit.suggestion(row, label)
+        if suggestion not in known:
+            given = CELL_OF[int(audit.split.labels[row, label])]
+            rows.append([image, name, given, CELL_OF[code], f"{audit.confidence[row, label]:.6f}"])
+    rows = [[*row, *[""] * (len(columns) - len(row))] for row in rows]
+    return Table(columns, [*rows, *([row.cells.get(name, "") for name in columns] for row in kept)])
 
 
 def audit_document(audit: Audit) -> dict[str, Any]:

@@ -1,25 +1,28 @@
 """Corrections of the labels of the training split, a CSV that `data.corrections` names.
 
-`--mode=data --audit` writes the suggestions, and a person fills the last column:
+`--mode=data --audit` writes the suggestions, and a person fills the column `accept`:
 
     image,label,given,suggested,score,accept
-    beach/001.jpg,boat,0,1,0.0213,yes
-    beach/002.jpg,sea,1,0,0.1408,
+    beach/001.jpg,boat,0,1,0.021300,yes
+    beach/002.jpg,sea,1,0,0.140800,no
 
 A row with yes (or y, true, x, 1) in `accept` gives the label of the image the code in `suggested`: 1, 0, or empty for
-unknown, as in a table with one column per class. All other rows, and columns with other names, change nothing.
+unknown, as in a table with one column per class. All other rows, and columns with other names, change nothing. A later
+audit keeps them, and does not repeat a suggestion that has an answer.
 """
 
 from __future__ import annotations
 
+import csv
 import io
+import itertools
 import os
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
 from mlmoe_jax.data.sources.own_images import refuse_spreadsheet
-from mlmoe_jax.data.sources.tables import CODE_OF_CELL, read_columns
+from mlmoe_jax.data.sources.rows import first_repeated
+from mlmoe_jax.data.sources.tables import CODE_OF_CELL, find_column
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained, read_bytes
@@ -32,22 +35,38 @@ _ANSWERS = {
     **dict.fromkeys(("yes", "y", "true", "x", "1", "1.0"), True),
     **dict.fromkeys(("", "no", "n", "false", "0", "0.0"), False),
 }
+_SEPARATORS = ",;\t"  # a spreadsheet program takes the one of its language
+
+Key = tuple[str, str, int | str]  # image, label and suggested code; a code that is none stays text
 
 
-class Correction(NamedTuple):
-    """An accepted row of a file of corrections.
+class Suggestion(NamedTuple):
+    """A row of a file of suggestions.
 
     Attributes:
-      line: line number of the row.
-      image: name of the image.
-      label: name of the label.
-      code: the corrected label code.
+      line: the line number of the row.
+      cells: column -> cell. The columns have the order of the file.
     """
 
     line: int
-    image: str
-    label: str
-    code: int
+    cells: dict[str, str]
+
+    @property
+    def key(self) -> Key:
+        """The image, the label, and the suggested code."""
+        suggested = self.cells["suggested"].strip()
+        return self.cells["image"], self.cells["label"], CODE_OF_CELL.get(suggested, suggested)
+
+    @property
+    def answer(self) -> str:
+        """The text in the column `accept`; "" if nobody has answered."""
+        return self.cells["accept"].strip()
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether a person has written into the row: an answer, a further column, or the whole row, without a score."""
+        further = any(self.cells[name].strip() for name in self.cells.keys() - set(COLUMNS))
+        return bool(self.answer) or further or not self.cells.get("score", "").strip()
 
 
 def correct_labels(split: Split, path: str | os.PathLike) -> Split:
@@ -55,7 +74,7 @@ def correct_labels(split: Split, path: str | os.PathLike) -> Split:
 
     Raises:
       UserError: the file is missing or invalid, an accepted row names an image or a label that the split does not have,
-        or two accepted rows contradict each other.
+        or two rows answer differently for one image and label.
     """
     columns = {name: k for k, name in enumerate(split.classes)}
     rows = {name: row for row, name in enumerate(split.ids)}
@@ -73,26 +92,55 @@ def correct_labels(split: Split, path: str | os.PathLike) -> Split:
     return replace(split, labels=labels)
 
 
-def read_corrections(path: str | os.PathLike) -> list[Correction]:
-    """Return the accepted rows of a file of corrections, which may be in an object store.
+def read_corrections(path: str | os.PathLike) -> list[tuple[int, str, str, int]]:
+    """Return (line number, image, label, corrected code) of the accepted rows of a file of corrections.
 
     Raises UserError if the file is missing or invalid.
     """
+    accepted = []
+    for row in read_suggestions(path):
+        answer, (image, label, code) = _ANSWERS.get(row.answer.lower()), row.key
+        if answer is None or isinstance(code, str):
+            raise UserError(
+                f"{path} line {row.line} has {row.cells['suggested'][:80]!r} under suggested, which should be 1, 0 or "
+                f"empty, and {row.answer[:80]!r} under accept, which should be yes, no or empty; correct it"
+            )
+        if answer:
+            accepted.append((row.line, image, label, code))
+    return accepted
+
+
+def read_suggestions(path: str | os.PathLike) -> list[Suggestion]:
+    """Return the rows of a file of suggestions, which may be in an object store.
+
+    A program for spreadsheets may have written it: with a byte order mark, another separator, or without the empty
+    cells at the end of a row.
+
+    Raises:
+      UserError: the file is missing or invalid.
+    """
     refuse_spreadsheet(path)
     with damage_explained(path):
-        # As the suggestions are written; a spreadsheet program puts a byte order mark before them.
-        text = io.StringIO(read_bytes(path).decode("utf-8-sig", errors="surrogateescape"), newline="")
-        return list(_read_accepted(text, path))
-
-
-def _read_accepted(lines: Iterable[str], path: str | os.PathLike) -> Iterator[Correction]:
-    for line, (image, label, suggested, accept) in read_columns(lines, _NEEDED, path):
-        code = CODE_OF_CELL.get(suggested.strip())
-        accepted = _ANSWERS.get(accept.strip().lower())
-        if code is None or accepted is None:
-            raise UserError(
-                f"{path} line {line} has {suggested[:80]!r} under suggested, which should be 1, 0 or empty, and "
-                f"{accept[:80]!r} under accept, which should be yes, no or empty; correct it"
-            )
-        if accepted:
-            yield Correction(line, unescape_cell(image), unescape_cell(label), code)
+        try:
+            text = read_bytes(path).decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise UserError(f"{path} is not UTF-8; save it as CSV UTF-8, comma delimited") from error
+        heading = next(filter(str.strip, io.StringIO(text)), "")
+        separator = max(_SEPARATORS, key=heading.count)
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+        header = [unescape_cell(name.strip()) for name in next(filter(any, reader), [])]
+        for name in _NEEDED:
+            find_column(header, name, "its format", path)
+        header = [name or f"column {number}" for number, name in enumerate(header, 1)]
+        if repeated := first_repeated(header):
+            raise UserError(f"{path} has two columns '{repeated}'; rename one")
+        rows = []
+        for cells in filter(any, reader):
+            if len(cells) > len(header):
+                raise UserError(
+                    f"{path} line {reader.line_num} has {len(cells)} cells, but there are {len(header)} columns; "
+                    "enclose cells that contain a comma in double quotes"
+                )
+            shown = map(unescape_cell, cells)
+            rows.append(Suggestion(reader.line_num, dict(itertools.zip_longest(header, shown, fillvalue=""))))
+        return rows

@@ -80,22 +80,61 @@ def test_wrong_labels_come_first_and_accepted_ones_correct_the_table(photos, cap
     )
 
 
-def test_accepted_corrections_are_not_overwritten(photos, capsys):
+def spreadsheet(rows: list[list[str]]) -> bytes:
+    """The rows as a spreadsheet program saves them in Germany: the last without its empty cells, then an empty row."""
+    lines = [";".join(f'"{cell}"' for cell in row) for row in rows]
+    return ("\ufeff" + "\r\n".join(lines).rstrip(';"') + '"\r\n;;;;;;\r\n').encode()
+
+
+@pytest.mark.parametrize("saved", ["as it was", "by a spreadsheet program"])
+def test_what_a_person_writes_during_an_audit_and_before_the_next_is_kept(saved, photos, monkeypatch, capsys):
     assert main(command(photos)) == 0
-    table = photos / "audit" / "suggestions.csv"
-    table.write_text(table.read_text().replace(",\n", ",yes\n", 1))
-    accepted = table.read_text()
-    assert main(command(photos)) == 2
-    assert "has 1 accepted correction, which a new audit would overwrite" in capsys.readouterr().err
-    assert table.read_text() == accepted
-    other = [f"--output={photos / 'second'}", f"--config.data.corrections={table}"]
-    assert main([*command(photos)[:-1], *other, "--json"]) == 0
-    again = json.loads(capsys.readouterr().out)
-    first = suggestions(photos)[0]
-    assert (first["image"], first["label"]) not in [(row["image"], row["label"]) for row in again["suggestions"]]
+    table, fit, answers = photos / "audit" / "suggestions.csv", audit.fit_logistic, ["yes", "No", "maybe"]
+    heading, *rows = [line.split(",") for line in table.read_text().splitlines()]
+    rows = [[*row[:-1], *extra] for row, extra in zip(rows, [[one, f"why {one}"] for one in answers], strict=True)]
+    rows.append(["2.png", "red", "", "0", "", "", ""])  # of the person
+    edited = [[*heading, ""], *rows]
+    file = spreadsheet(edited) if saved != "as it was" else "\n".join(map(",".join, edited)).encode()
+    monkeypatch.setattr(audit, "fit_logistic", lambda *values, **keys: table.write_bytes(file) and fit(*values, **keys))
+    assert main(command(photos)) == 0
+    monkeypatch.setattr(audit, "fit_logistic", fit)
+    assert "4 rows with answers or notes kept" in capsys.readouterr().err
+    capsys.readouterr()
+    assert main(command(photos, "--json")) == 0
+    assert json.loads(capsys.readouterr().out)["suggestions"] == [], "an answer is not asked for again"
+    assert "7.png" not in (photos / "audit" / "audit.html").read_text()
+    kept = [list(row.values()) for row in suggestions(photos)]
+    assert kept == [*rows[:3], [*rows[3][:5], "", ""]]
+    table.write_text(table.read_text().replace("maybe", ""))
+    data = settings(photos, table="labels.csv", corrections="audit/suggestions.csv")
+    changed = open_split(data, "train").labels != open_split(settings(photos, table="labels.csv"), "train").labels
+    assert changed.sum() == 1, "yes, once"
+    second = [f"--output={photos / 'second'}", f"--config.data.corrections={table}", "--json"]
+    assert main([*command(photos)[:-1], *second]) == 0
     new = open_split(settings(photos, table="labels.csv", corrections="second/suggestions.csv"), "train")
-    old = open_split(settings(photos, table="labels.csv", corrections="audit/suggestions.csv"), "train")
-    np.testing.assert_array_equal(new.labels, old.labels, "the new file has the accepted corrections too")
+    np.testing.assert_array_equal(new.labels, open_split(data, "train").labels, "another folder has the answers too")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        (".~lock.suggestions.csv#", b"me", "open in an editor, as .~lock.suggestions.csv# says; close it"),
+        ("suggestions.csv", "image,label\n1.png,Stra\u00dfe".encode("latin-1"), "not UTF-8; save it as CSV UTF-8"),
+        ("suggestions.csv", b'image,label,suggested,accept\n7.png,red,1,"yes', "damaged: unexpected end of data"),
+        ("suggestions.csv", b"image,label,suggested,accept\n7.png,red,1,yes,fine", "line 2 has 5 cells"),
+        ("suggestions.csv", b"image,label,suggested,accept,why,why\n", "has two columns 'why'; rename one"),
+    ],
+)
+def test_in_doubt_suggestions_are_written_beside(photos, capsys, name, content, says):
+    assert main(command(photos)) == 0
+    (photos / "audit" / name).write_bytes(content)
+    before = (photos / "audit" / "suggestions.csv").read_bytes()
+    assert main(command(photos)) == 0
+    err = capsys.readouterr().err
+    assert says in err
+    assert "until then, the suggestions are in" in err
+    assert (photos / "audit" / "suggestions.csv").read_bytes() == before
+    assert (photos / "audit" / "suggestions-2.csv").read_text().count("\n") == 4
 
 
 def test_similar_images_with_other_labels_and_the_page(photos, capsys):
