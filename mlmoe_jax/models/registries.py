@@ -23,6 +23,7 @@ HEADS: Registry[type[Head]] = Registry(
         "routed_experts": "mlmoe_jax.models.heads.dr_moe:RoutedExpertsHead",
         "ml_gcn": "mlmoe_jax.models.heads.gcn:MLGCNHead",
         "add_gcn": "mlmoe_jax.models.heads.gcn:ADDGCNHead",
+        "csra": "mlmoe_jax.models.heads.csra:CSRAHead",
         "cnn_rnn": "mlmoe_jax.models.heads.sequence:CNNRNNHead",
     },
 )

@@ -18,6 +18,7 @@ PUBLISHED = {
     "mlgcn_resnet101": ("mlgcn", "mAP"),
     "addgcn_resnet101": ("mlgcn", "mAP"),
     "cnn_rnn_resnet101": ("drmoe", "mAP"),
+    "csra_resnet101": ("mlgcn", "mAP"),
     "hsq_resnet101": ("drmoe", "mAP"),
     "drmoe_resnet101": ("drmoe", "mAP"),
     "drmoe_20k": ("none", "mAP"),  # no row of a table

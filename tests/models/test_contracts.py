@@ -38,6 +38,7 @@ CASES = {
     "mlmoe": ("routed_experts", {"prompts": "group"}),
     "ml_gcn": ("ml_gcn", {}),
     "add_gcn": ("add_gcn", {}),
+    "csra": ("csra", {"csra.heads": 2}),
     "cnn_rnn": ("cnn_rnn", {}),
 }
 
@@ -142,7 +143,7 @@ def test_a_head_gives_the_terms_gates_and_attention_that_it_names(name):
     }
     maps = jax.eval_shape(lambda state, given: nnx.merge(definition, state).attention(given), state, features)
     assert all(weights.shape == (B, labels, N) for weights in maps.values())
-    assert set(maps) == ({"labels"} if kind in ("query", "routed_experts", "add_gcn") else set())
+    assert set(maps) == ({"labels"} if kind in ("query", "routed_experts", "add_gcn", "csra") else set())
     layers, extra = head.published_macs(N)
     assert layers > 0
     assert extra >= 0

@@ -10,6 +10,7 @@ from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models.adapters.group_prompts import prompt_groups, prompt_mask
 from mlmoe_jax.models.build import build_model
 from mlmoe_jax.models.experts import BottleneckExpert, apply_bank, make_bank
+from mlmoe_jax.models.heads.csra import CSRAHead
 from mlmoe_jax.models.heads.dr_moe import GroupTokenDecoder, label_prompt_mask
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead, GroupLinearHead, combine_sides
 from mlmoe_jax.models.heads.linear import POOLS, LinearHead
@@ -265,3 +266,37 @@ def test_a_label_query_attends_to_all_patches_and_only_its_prompts():
 def test_group_tokens_are_counted():
     plain, products = super(GroupTokenDecoder, mlmoe_decoder()).published_macs(4)
     assert mlmoe_decoder().published_macs(4) == (plain + 8 * 2 * 8 * 8, products + 2 * 3 * 8 * 8)
+
+
+# ------------------------------------------------------------------------------------------------- residual attention
+def csra_by_loops(kernel, patches, temperatures, weight):
+    """The logits of CSRA, one head, image and label at a time; the temperature 99 is the maximum, as in its code."""
+    logits = np.zeros((len(patches), kernel.shape[2]))
+    for v, temperature in zip(kernel, temperatures, strict=True):
+        for b, k in np.ndindex(*logits.shape):
+            score = patches[b] @ v[:, k] / np.sqrt((v[:, k] ** 2).sum())
+            share = np.exp(temperature * score - logsumexp(temperature * score))
+            attended = score.max() if temperature == 99 else (share * score).sum()
+            logits[b, k] += score.mean() + weight * attended
+    return logits
+
+
+@pytest.mark.parametrize("temperatures", [(1,), (1, 99), (1, 2, 4, 99), (1, 2, 3, 4, 5, 99), (1, 2, 3, 4, 5, 6, 7, 99)])
+def test_csra_is_its_equations(temperatures):
+    """Values, and the gradient of a weighted sum along a direction, as a central difference in float64."""
+    heads, draw = len(temperatures), np.random.default_rng(0)
+    kernel, toward = draw.normal(size=(2, heads, D, K))
+    patches, mix = draw.normal(size=(3, 6, D)), draw.normal(size=(3, K))
+
+    def logits(kernel):
+        head = CSRAHead(D, K, heads=heads, weight=0.5, rngs=nnx.Rngs(0))
+        head.kernel[...] = jnp.asarray(kernel, jnp.float32)
+        return head(Features(None, None, jnp.asarray(patches, jnp.float32), (2, 3))).logits
+
+    def exact(kernel):
+        return csra_by_loops(kernel, patches, temperatures, 0.5)
+
+    np.testing.assert_allclose(logits(kernel), exact(kernel), rtol=2e-5, atol=2e-5)
+    _, slope = jax.jvp(lambda x: (logits(x) * mix).sum(), (jnp.asarray(kernel),), (jnp.asarray(toward),))
+    difference = (mix * (exact(kernel + 1e-6 * toward) - exact(kernel - 1e-6 * toward))).sum() / 2e-6
+    np.testing.assert_allclose(slope, difference, rtol=1e-3)

@@ -81,6 +81,12 @@ GRAPH_KEYS = section(
     vector_width=IntegerKey(300, "For ml_gcn: width of the computed vectors.", above=0, most=65_536),
 )
 
+CSRA_KEYS = section(
+    "For csra: attention of each label over the cells of the feature map.",
+    heads=IntegerKey(1, "Classifiers with temperatures of their own: 1, 2, 4, 6 or 8.", least=1, most=8),
+    weight=NumberKey(0.1, "Weight λ of the attended scores.", least=0),
+)
+
 SEQUENCE_KEYS = section(
     "For cnn_rnn: an LSTM that predicts the labels one after the other.",
     embedding=IntegerKey(64, "Width of the label embedding.", above=0, most=65_536),
@@ -135,5 +141,6 @@ HEAD_KEYS = section(
     decoder=DECODER_KEYS,
     routing=ROUTING_KEYS,
     graph=GRAPH_KEYS,
+    csra=CSRA_KEYS,
     sequence=SEQUENCE_KEYS,
 )
