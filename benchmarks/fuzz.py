@@ -4,8 +4,9 @@
     python benchmarks/fuzz.py --cases=300 --groups="tables,images"
 
 A case ends well if it succeeds, or fails with one sentence (`UserError`), within 5 seconds, with less than 1 GB of
-further memory, and without a file outside its folder. Cases are drawn by hypothesis in batches; a batch is repeated by
-its seed. They run in a child process, which is replaced if it hangs or dies.
+further memory, and without a file outside its folder. In the group "own input", all that a table or folder of a user
+holds has to be used, or to be said (fuzz_cases/account.py); otherwise the case is silent. Cases are drawn by hypothesis
+in batches; a batch is repeated by its seed. They run in a child process, which is replaced if it hangs or dies.
 """
 
 import argparse
@@ -35,7 +36,8 @@ WAIT = 12 * SECONDS  # wall time
 BATCH = 50
 DEAD = 400.0  # seconds without an answer, after which the child is replaced; training a run may take 200
 HEADROOM = 6 * BYTES  # further address space of the child after its first case, so that no case fills the machine
-OUTCOMES = ("uncaught", "hang", "memory", "outside")
+OUTCOMES = ("silent", "uncaught", "hang", "memory", "outside")
+PROGRESS = 15.0  # seconds between two lines about the progress
 
 
 class Hang(BaseException):
@@ -123,6 +125,7 @@ def _memory(kind: str) -> int:
 
 def _case(make, place: Path) -> dict[str, object]:
     """Run one case in an empty folder; return its outcome, None if it ended well."""
+    from benchmarks.fuzz_cases.hostile import Silent
     from mlmoe_jax.errors import UserError
 
     for name in ("case", "outside"):
@@ -139,6 +142,8 @@ def _case(make, place: Path) -> dict[str, object]:
         act()
     except UserError as error:
         detail = str(error)
+    except Silent as error:
+        outcome, detail = "silent", str(error)
     except Hang:
         outcome, detail = "hang", "".join(traceback.format_exc().splitlines(True)[-6:])
     except BaseException as error:
@@ -169,7 +174,7 @@ def run(cases: int, seed: int, groups: list[str]) -> list[dict[str, object]]:
     groups = groups or list(GROUPS)
     whole = sum(GROUPS[name].share for name in groups)
     counts = {name: math.ceil(cases * GROUPS[name].share / whole) for name in groups}
-    answers, batch, group = [], 0, groups[0]
+    answers, batch, group, shown = [], 0, groups[0], time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         while True:
             command = [sys.executable, __file__, f"--cases={json.dumps(counts)}", f"--seed={seed}", f"--child={batch}"]
@@ -185,6 +190,10 @@ def run(cases: int, seed: int, groups: list[str]) -> list[dict[str, object]]:
                     batch, group = answer["batch"], answer["group"]
                 else:
                     answers.append(answer)
+                if time.monotonic() > shown + PROGRESS:
+                    shown = time.monotonic()
+                    failures = sum(1 for answer in answers if answer["outcome"])
+                    print(f"{len(answers):,} cases, {failures:,} failures, now {group}", file=sys.stderr, flush=True)
             if process.wait() == 0:
                 return answers
             detail = f"the process ended with {process.returncode} in batch {batch}"

@@ -1,5 +1,6 @@
 """The cases of fuzz.py: damaged inputs, and the functions of the package that read them."""
 
+from benchmarks.fuzz_cases.account import own_input
 from benchmarks.fuzz_cases.commands import command_line, overrides, stored_config
 from benchmarks.fuzz_cases.data_sets import packed_data, prepare_packed, prepare_published, published, tables
 from benchmarks.fuzz_cases.files import images, lists, prepare_images, weights
@@ -17,5 +18,6 @@ GROUPS = {
     "images": Group(images, 0.12, prepare_images),
     "image lists": Group(lists, 0.05),
     "run folders": Group(run_folder, 0.05, make_run),
+    "own input": Group(own_input, 0.1),
     "models": Group(model, 0.03, prepare_run),
 }

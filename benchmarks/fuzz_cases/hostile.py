@@ -19,6 +19,10 @@ from mlmoe_jax.data.images import BadImage, Images
 Case = tuple[str, Callable[[], object]]  # a description, and the action
 
 
+class Silent(Exception):
+    """Input was lost, added or changed, and nothing was said."""
+
+
 @dataclass(frozen=True)
 class Group:
     """A kind of input.
