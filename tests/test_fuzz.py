@@ -59,14 +59,9 @@ def test_plain_input_is_used_completely(tmp_path, kind):
             check(draft, write(draft, folder), folder)
 
 
-def _row(draft, number, **changes):
-    split = draft.entries[number].split or "train"
-    row = {
-        "split": split,
-        "number": number,
-        "positive": frozenset(draft.entries[number].labels),
-        "unknown": frozenset(),
-    }
+def _row(draft, place, **changes):
+    entry = draft.entries[place]
+    row = {"split": entry.split, "number": place, "positive": frozenset(entry.labels), "unknown": frozenset()}
     return tuple((row | changes).values())
 
 
