@@ -136,6 +136,6 @@ def lists(draw: st.DrawFn, base: Path, place: Path) -> Case:
     items = [item for item in items if item != "-"]
 
     def act() -> None:
-        read_all(MixedImages(find_images(items)))
+        read_all(MixedImages(find_images(items).paths))
 
     return str((items, listed))[:300], act

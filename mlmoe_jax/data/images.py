@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import functools
 import hashlib
 import io
+import mimetypes
 import os
 import re
 import warnings
@@ -19,7 +21,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from PIL.Image import Transpose
 
 from mlmoe_jax.errors import UserError, reason_of
-from mlmoe_jax.runtime.files import MIB, read_bytes
+from mlmoe_jax.runtime.files import MIB, find_file, open_regular, read_bytes
 
 MAX_FILE = 512 * MIB  # bytes of an image as it is stored
 
@@ -28,7 +30,7 @@ MAX_FILE = 512 * MIB  # bytes of an image as it is stored
 # around each call is not safe in threads. As measured with Pillow 12, most formats need 4 bytes per pixel, and 4 more
 # to convert the mode or to rotate the image. The libraries of WebP, JPEG 2000 and AVIF hold additional copies.
 MAX_DECODED = 1_000_000_000
-_BYTES_PER_PIXEL = {"WEBP": 20, "JPEG2000": 28, "AVIF": 16}
+_BYTES_PER_PIXEL = {"WEBP": 20, "JPEG2000": 28, "AVIF": 16, "HEIF": 16}
 _PROGRESSIVE, _DEEP, _DEFAULT = 13, 16, 8  # a progressive JPEG; gray in 16 or 32 bits; all other formats
 _STRIP = 1 << 20  # pixels per conversion
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -45,6 +47,13 @@ IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000",
 
 JPEG_START, JPEG_END = b"\xff\xd8", b"\xff\xd9"
 _HEIC = tuple(b"ftyp" + brand for brand in (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1"))
+_HEIC_SUFFIXES = (
+    ".heic",
+    ".heics",
+    ".heif",
+    ".heifs",
+    ".hif",
+)  # found even if they cannot be read
 UPRIGHT = {
     2: Transpose.FLIP_LEFT_RIGHT,
     3: Transpose.ROTATE_180,
@@ -152,7 +161,7 @@ def _strips(image: Image.Image) -> list[tuple[int, int, int, int]]:
 def read_file(path: str | os.PathLike) -> bytes:
     """Return the bytes of an image file, local or at an address such as gs://; BadImage if it cannot be read."""
     try:
-        return read_bytes(path, MAX_FILE)
+        return read_bytes(find_file(path), MAX_FILE)
     except OSError as error:
         raise BadImage(f"cannot read {os.fspath(path)} as an image: {reason_of(error)}") from error
 
@@ -163,11 +172,45 @@ def read_size(path: str | os.PathLike) -> tuple[int, int] | None:
     Only the header is read.
     """
     try:
-        with Image.open(path, formats=_formats()) as image:
+        with Image.open(find_file(path), formats=_formats()) as image:
             across = image.format != "TIFF" and image.getexif().get(ExifTags.Base.Orientation, 1) > 4
             return image.size[::-1] if across else image.size  # the size of a TIFF is upright
     except Exception:  # Pillow raises many types for damaged data
         return None
+
+
+@functools.cache
+def image_suffixes() -> frozenset[str]:
+    """Return the suffixes of image files in lower case: those that Pillow knows for IMAGE_FORMATS, and HEIC."""
+    formats = (*IMAGE_FORMATS, "MPO")  # MPO: several JPEGs in a file, as some cameras write; the first one is read
+    known = Image.registered_extensions().items()
+    return frozenset((*(suffix for suffix, name in known if name in formats), *_HEIC_SUFFIXES))
+
+
+@functools.cache
+def _other_suffixes() -> frozenset[str]:
+    return frozenset(mimetypes.MimeTypes().types_map[True]) - image_suffixes()
+
+
+def is_image(path: str | os.PathLike) -> bool:
+    """Return whether a local file is an image.
+
+    The suffix decides if it is a known one, even if the file is damaged. A file without a suffix, or with one that no
+    table of file types has, is opened: it is an image if its content starts as one.
+    """
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix in image_suffixes() or suffix in _other_suffixes():
+        return suffix in image_suffixes()
+    try:
+        with open_regular(path) as file:
+            if file.read(12).startswith(_HEIC, 4):
+                return True
+            with Image.open(file, formats=_formats()):
+                return True
+    except Image.DecompressionBombError:
+        return True
+    except Exception:  # Pillow raises many types for other content
+        return False
 
 
 class _Refused(ValueError):
@@ -217,15 +260,19 @@ def count_scans(data: bytes, most: int) -> int:
 
 
 def _why_unknown(data: bytes) -> str:
-    if data.startswith(_HEIC, 4):
-        return "it is HEIC, the format of phones, which is not read; convert it to JPEG, as with heif-convert or sips"
+    if data.startswith(_HEIC, 4) and "HEIF" not in _formats():
+        return "it is HEIC, the format of phones; install pillow-heif (the extra heif), or convert it to JPEG"
     return f"its content is none of {', '.join(_formats())}" if data else "it is empty"
 
 
 @functools.cache
 def _formats() -> tuple[str, ...]:
     Image.init()
-    return tuple(name for name in IMAGE_FORMATS if name in Image.OPEN)  # Pillow reads AVIF since 11.3
+    with contextlib.suppress(ImportError):
+        import pillow_heif  # the extra heif
+
+        pillow_heif.register_heif_opener(thumbnails=False)
+    return tuple(name for name in (*IMAGE_FORMATS, "HEIF") if name in Image.OPEN)  # Pillow reads AVIF since 11.3
 
 
 def _bytes_per_pixel(image: Image.Image) -> int:
@@ -432,7 +479,8 @@ class ImageFiles(EncodedImages):
         for parent in {parent for parent, _ in files}:  # each folder is listed once
             folder = os.path.join(self.folder, parent)
             existing[parent] = set(os.listdir(folder)) if os.path.isdir(folder) else set()
-        return np.flatnonzero([name not in existing[parent] for parent, name in files])
+        absent = [row for row, (parent, name) in enumerate(files) if name not in existing[parent]]
+        return np.array([row for row in absent if not os.path.lexists(find_file(self.name(row)))], np.int64)
 
     def stamp(self, row: int) -> str:
         name = self.name(row)
@@ -440,7 +488,7 @@ class ImageFiles(EncodedImages):
             if "://" in name:
                 remote = epath.Path(name).stat()
                 return f"{remote.length} {remote.mtime}"
-            local = os.stat(name)
+            local = os.stat(find_file(name))
         except OSError:
             return "missing"
         return f"{local.st_size} {local.st_mtime_ns}"

@@ -12,6 +12,7 @@ import hashlib
 import io
 import os
 import stat
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -53,6 +54,21 @@ def is_file_name(value: Any) -> bool:
         return len(os.fsencode(value)) <= _LONGEST_NAME
     except UnicodeEncodeError:
         return False
+
+
+def find_file(path: str | os.PathLike) -> str:
+    """Return the path of a local file whose name may be composed or decomposed (Unicode's forms NFC and NFD).
+
+    A Mac writes the names of files with é as e and an accent, also into archives; most tables have one character. The
+    result is `path` if there is a file, or none in either form.
+    """
+    path = os.fspath(path)
+    if path.isascii() or "://" in path or os.path.lexists(path):
+        return path
+    parent, name = os.path.split(path)
+    folder = find_file(parent)
+    spellings = (os.path.join(folder, unicodedata.normalize(form, name)) for form in ("NFC", "NFD"))
+    return next(filter(os.path.lexists, spellings), path)
 
 
 def open_regular(path: str | os.PathLike) -> BinaryIO:

@@ -1,11 +1,13 @@
+import os
+
 import numpy as np
 import pytest
 from helpers.tables import data_settings
 from PIL import Image
 
-from mlmoe_jax.data.images import IMAGE_FORMATS
-from mlmoe_jax.data.sources.folders import IMAGE_SUFFIXES
+from mlmoe_jax.data.images import IMAGE_FORMATS, image_suffixes
 from mlmoe_jax.data.sources.open import open_split
+from mlmoe_jax.data.usage import unused_input
 
 
 def settings(root, **keys):
@@ -69,20 +71,86 @@ def test_classes_directly_below_the_root(tmp_path):
     assert sorted([*train.ids, *val.ids]) == sorted(f"{name}/{k}.png" for name in ("a", "b") for k in range(10))
 
 
-def test_images_of_every_format_that_is_read_are_found(photos):
-    formats = {Image.registered_extensions().get(suffix) for suffix in IMAGE_SUFFIXES}
-    assert formats >= set(IMAGE_FORMATS)
-    write(photos, "test/dog/e.avif", "test/dog/f.JP2")
-    split = open_split(settings(photos), "test")
-    assert split.ids == ["test/dog/d.jpg", "test/dog/e.avif", "test/dog/f.JP2"]
-    assert [image.shape[1] for image in split.images] == [3, 1, 2]
+def test_images_are_known_by_suffix_or_content(tmp_path):
+    suffixes = image_suffixes()
+    assert {Image.registered_extensions().get(suffix) for suffix in suffixes} >= set(IMAGE_FORMATS)
+    images = [f"a/x{suffix.upper() if k % 2 else suffix}" for k, suffix in enumerate(sorted(suffixes))]
+    images += ["a/b/none", "a/x.jpg_large", "a/x.001", "a/two.names.JPE"]
+    write(tmp_path, *images, "loose.png", "a/.hidden.png", ".trash/a.png", "__MACOSX/a/x.png", "a/@eaDir/x.png/s.jpe")
+    others = ("a/notes.txt", "a/PX", "a/empty", "a/x.tif.gz", "a/x.svg", "a/Thumbs.db", ".DS_Store", "__MACOSX/a/y.txt")
+    for name in others:
+        (tmp_path / name).write_bytes(b"" if name == "a/empty" else b"P5 no image")
+    for name in ("a/pipe", "a/pipe.gif"):
+        os.mkfifo(tmp_path / name)
+    (tmp_path / "a" / "up").symlink_to("..")
+    split = open_split(settings(tmp_path, val_split="", test_splits=()), "train")
+    assert split.ids == sorted([*images, "a/pipe.gif"])
+    assert split.classes == ("a",)
+    (usage,) = split.usage
+    assert usage.used == {"train": len(split)}
+    assert {reason: (part.count, part.examples) for reason, part in usage.left_out.items()} == {
+        "hidden or in folders of the system": (4, [".trash/a.png", "__MACOSX/a/x.png", "a/.hidden.png"]),
+        "behind links to a folder above them": (1, ["a/up"]),
+        "that are not images": (6, ["a/PX", "a/empty", "a/notes.txt"]),
+        "outside every folder of a class": (1, ["loose.png"]),
+    }
+
+
+@pytest.mark.parametrize(
+    ("folders", "used", "unused"),
+    [
+        (["Train", "valid", "TEST"], {"train": ["Train"], "val": ["valid"], "test": ["TEST"]}, ""),
+        (["training_set", "Validation "], {"train": ["training_set"], "val": ["Validation "]}, ""),
+        (["train", "Train", "val"], {"train": ["Train", "train"], "val": ["val"]}, ""),
+        (
+            ["train", "val", "x"],
+            {"train": ["train"]},
+            "4 of 12 files are not used: 4 in 'x', which is no",
+        ),
+    ],
+)
+def test_folders_of_splits_in_any_spelling(tmp_path, folders, used, unused):
+    write(tmp_path, *(f"{folder}/{name}/{k}.png" for folder in folders for name in ("a", "b") for k in range(2)))
+    for split, expected in used.items():
+        opened = open_split(settings(tmp_path), split)
+        assert opened.classes == ("a", "b")
+        assert list(dict.fromkeys(name.split("/")[0] for name in opened.ids)) == expected
+        assert unused in "".join(unused_input(opened.usage))
+        assert bool(unused) == bool(unused_input(opened.usage))
+
+
+def test_a_split_that_is_held_out_has_no_folder_that_is_used(tmp_path):
+    write(tmp_path, *(f"{split}/{name}/{k}.png" for split in ("train", "Val") for name in "ab" for k in range(5)))
+    for split in ("train", "val"):
+        opened = open_split(settings(tmp_path, val_fraction=0.4, test_splits=()), split)
+        assert {name.split("/")[0] for name in opened.ids} == {"train"}
+        assert "10 of 20 files are not used: 10 in 'Val'" in unused_input(opened.usage)[0]
+
+
+@pytest.mark.parametrize(
+    ("files", "fragment"),
+    [
+        (
+            ["cat/train/0.png", "cat/Test/1.png", "dog/2.png"],
+            "cat/Test has the name of a split, in the folder",
+        ),
+        (["photos/Train/cat/0.png", "photos/valid/cat/1.png"], "or set data.root to"),
+        (["Train/0.png", "Train/1.png"], "Train lists no images in folders of classes; "),
+        (["valid/cat/0.png", "cat/1.png"], "/train (folders there: cat, valid); sort the images into"),
+        ([".x/0.png"], "1 of 1 file is not used: 1 hidden or in folders of the system"),
+    ],
+)
+def test_layouts_that_would_mix_splits_and_classes_are_refused(tmp_path, refusal, files, fragment):
+    write(tmp_path, *files)
+    assert fragment in refusal(open_split, settings(tmp_path, val_split="", test_splits=()), "train")
 
 
 def test_images_of_phones_are_named_instead_of_left_out(photos):
-    (photos / "test" / "dog" / "IMG_1.HEIC").write_bytes(b"\0\0\0\x24ftypheic\0\0\0\0mif1heic")
+    for name in ("IMG_1.HEIC", "IMG_2"):
+        (photos / "test" / "dog" / name).write_bytes(b"\0\0\0\x24ftypheic\0\0\0\0mif1heic")
     split = open_split(settings(photos), "test")
-    assert split.ids == ["test/dog/IMG_1.HEIC", "test/dog/d.jpg"]
-    assert "it is HEIC, the format of phones, which is not read; convert it to JPEG" in split.images.problem(0)
+    assert split.ids == ["test/dog/IMG_1.HEIC", "test/dog/IMG_2", "test/dog/d.jpg"]
+    assert "it is HEIC, the format of phones; install pillow-heif (the extra heif), or" in split.images.problem(0)
 
 
 def test_missing_folder_of_a_split(tmp_path, refusal):

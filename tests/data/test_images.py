@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -138,7 +139,7 @@ def test_files_that_are_not_images_are_refused_with_the_reason(tmp_path, refusal
 
     assert text("empty.jpg", b"") == "it is empty"
     assert text("text.jpg", b"not an image at all").startswith("its content is none of JPEG, PNG, WEBP")
-    heic = "it is HEIC, the format of phones, which is not read; convert it to JPEG, as with heif-convert or sips"
+    heic = "it is HEIC, the format of phones; install pillow-heif (the extra heif), or convert it to JPEG"
     assert text("phone.jpg", b"\0\0\0\x24ftypheic\0\0\0\0mif1heic") == heic
     assert text("vector.jpg", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n").startswith("its content is none of")
     float_gray = encoded(np.ones((2, 2), np.float32), "TIFF")
@@ -249,6 +250,36 @@ def test_image_files_that_are_missing(tmp_path):
     listed = ImageFiles(tmp_path, ["a.jpg", "below/a.jpg", "b.jpg", "below/b.jpg", "no/a.jpg"])
     assert listed.missing().tolist() == [0, 3, 4]
     assert listed.take(np.array([3, 2, 4])).missing().tolist() == [0, 2]
+
+
+def test_a_name_is_found_composed_and_decomposed(tmp_path):
+    """Archives of a Mac have é as e and an accent, and tables as one character, or the reverse."""
+    for folder, name, given in (
+        ("e\u0301", "\xfc.png", "\xe9/u\u0308.png"),
+        ("\xf1", "o\u0302.png", "n\u0303/\xf4.png"),
+    ):
+        (tmp_path / folder).mkdir()
+        Image.new("RGB", (3, 2)).save(tmp_path / folder / name)
+        files = ImageFiles(tmp_path, [given, "\xe9/no.png"])
+        assert files.missing().tolist() == [1]
+        assert files[0].shape == (2, 3, 3)
+        assert files.stamp(0) == ImageFiles(tmp_path, [f"{folder}/{name}"]).stamp(0)
+        assert read_size(tmp_path / given) == (3, 2)
+        assert files.name(0) == f"{tmp_path}/{given}", "as it was given"
+
+
+def test_heic_is_read_if_pillow_heif_is_installed(tmp_path, monkeypatch):
+    def register_heif_opener(**options):
+        Image.register_open("HEIF", lambda file, name: Image.new("RGB", (3, 2)), lambda start: start[4:8] == b"ftyp")
+
+    (tmp_path / "phone").write_bytes(b"\0\0\0\x24ftypheic\0\0\0\0mif1heic")
+    monkeypatch.setitem(sys.modules, "pillow_heif", SimpleNamespace(register_heif_opener=register_heif_opener))
+    monkeypatch.setattr(Image, "OPEN", dict(Image.OPEN))
+    monkeypatch.setattr(Image, "ID", list(Image.ID))
+    images._formats.cache_clear()
+    assert read_image(tmp_path / "phone").shape == (2, 3, 3)
+    monkeypatch.undo()
+    images._formats.cache_clear()
 
 
 # --------------------------------------------------------------------------------------------------- files without end

@@ -47,7 +47,7 @@ def calibration_images(run: Run, items: Sequence[str], count: int) -> list[np.nd
     data = run.config.data.copy_and_resolve_references()
     data.bad_images = "skip"
     if items:
-        images = MixedImages(find_images(items))
+        images = MixedImages(find_images(items).paths)
     else:
         images = open_split(data, data.train_split, classes=run.label_space.names, seed=run.config.seed).images
     reader, readable = ImageReader.from_config(data), list[np.ndarray]()

@@ -3,14 +3,15 @@
 `--images` takes any of these, in order; duplicates are kept, except for labeling tools:
 
     a.jpg               a file with any suffix, or an address such as gs://bucket/a.jpg
-    photos              a folder; all files in it with an image suffix, recursively, see `folders.image_names`
+    photos              a folder; all images in it, at any depth, see `image_search.list_images`
     "photos/**/*.jpg"   a quoted pattern: * ? [abc], and ** for nested folders; all files that match
     @list.txt           a list with one path per line, relative to the folder of the list
     -                   a list on standard input, with paths relative to the working directory
     demo:photographs    the photographs that come with scikit-image, if it is installed
 
-Hidden files and folders (.name) are left out of folders and patterns. Paths in a list and addresses are not checked
-beforehand, because a list may have millions of paths: a missing file is an unreadable image.
+Hidden files and folders (.name) are left out of folders and patterns. A warning counts the files that are left out.
+Paths in a list and addresses are not checked beforehand, because a list may have millions of paths: a missing file is
+an unreadable image.
 """
 
 from __future__ import annotations
@@ -18,21 +19,33 @@ from __future__ import annotations
 import codecs
 import glob
 import importlib.util
+import logging
 import os
 import sys
+import unicodedata
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import NamedTuple
 
-from mlmoe_jax.data.sources.folders import IMAGE_SUFFIXES, image_names
+from mlmoe_jax.data.image_search import list_files, list_images
+from mlmoe_jax.data.usage import Usage, unused_input
 from mlmoe_jax.errors import UserError, reason_of
-from mlmoe_jax.runtime.files import DEMO, MOST_LIST, read_bytes, read_stream
+from mlmoe_jax.runtime.files import DEMO, MOST_LIST, find_file, read_bytes, read_stream
 
 # Photographs of scikit-image, which also has their licenses.
 PHOTOGRAPHS = ("astronaut.png", "camera.png", "chelsea.png", "coffee.png", "motorcycle_left.png", "rocket.jpg")
 
 
-def find_images(items: Sequence[str]) -> list[str]:
-    """Return the paths of all images that the items of `--images` specify, in order.
+class ImageList(NamedTuple):
+    """The paths of images, in order, and the accounts of the folders, patterns and lists that name them."""
+
+    paths: list[str]
+    usages: list[Usage]
+
+
+def find_images(items: Sequence[str]) -> ImageList:
+    """Return all images that the items of `--images` specify, and log a warning about each item with unused files.
 
     Args:
       items: files, folders, patterns and lists, see the docstring of this module.
@@ -40,20 +53,26 @@ def find_images(items: Sequence[str]) -> list[str]:
     Raises:
       UserError: an item specifies no image.
     """
-    paths = []
+    paths, usages = [], []
     for item in items:
-        images = _images_of_item(item)
+        usage = Usage(item, "file")
+        images = _images_of_item(item, usage)
+        sentences = unused_input([usage])
         if not images:
-            suffixes = ", ".join(IMAGE_SUFFIXES)
+            reasons = "".join(f" ({sentence})" for sentence in sentences)
             raise UserError(
-                f"--images={item} contains no images; give image files, folders with images ({suffixes}), quoted "
-                "patterns, or @FILE with one path per line"
+                f"--images={item} contains no images{reasons}; give image files, folders with images, quoted patterns, "
+                "or @FILE with one path per line"
             )
+        usage.use(count=len(images))
+        for sentence in unused_input([usage]):
+            logging.getLogger(__name__).warning(sentence)
         paths += images
-    return paths
+        usages.append(usage)
+    return ImageList(paths, usages)
 
 
-def _images_of_item(item: str) -> list[str]:
+def _images_of_item(item: str, usage: Usage) -> list[str]:
     if item.startswith(DEMO):
         return _photographs(item)
     if item == "-" or item.startswith("@"):
@@ -61,11 +80,43 @@ def _images_of_item(item: str) -> list[str]:
     if "://" in item:
         return [item]
     path = os.path.expanduser(item)
-    if os.path.isdir(path):
-        return [os.path.join(path, name) for name in image_names(Path(path))]
-    if os.path.lexists(path):
+    file = find_file(path)
+    if os.path.isdir(file):
+        return [os.path.join(file, name) for name in list_images(file, usage)]
+    if os.path.lexists(file):
         return [path]
-    return sorted(match for match in set(glob.glob(path, recursive=True)) if not os.path.isdir(match))
+    spellings = dict.fromkeys((path, *(unicodedata.normalize(form, path) for form in ("NFC", "NFD"))))
+    return next(filter(None, (_match(spelling, usage) for spelling in spellings)), [])
+
+
+def _match(pattern: str, usage: Usage) -> list[str]:
+    """Return the sorted files that match a pattern. Folders that match are counted in `usage`.
+
+    Below **, files are found as in a folder, since the function `glob` follows links in a circle.
+    """
+    above, deep, below = f"/{pattern}/".partition("/**/")
+    if not deep:
+        matches = glob.glob(pattern)
+        for folder in filter(os.path.isdir, matches):
+            usage.leave_out("that are folders", folder)
+        return sorted(match for match in matches if not os.path.isdir(match))
+    parts = ["**", *filter(None, below.split("/"))]
+    folders = filter(os.path.isdir, glob.glob(above[1:] or "/")) if above else [""]
+    return sorted(
+        os.path.join(folder, name)
+        for folder in folders
+        for name in list_files(folder or ".", usage)
+        if _fits(name.split("/"), parts)
+    )
+
+
+def _fits(names: Sequence[str], parts: Sequence[str]) -> bool:
+    """Return whether the parts of a path match the parts of a pattern."""
+    if not (names and parts):
+        return not (names or parts)
+    if parts[0] == "**":
+        return len(parts) == 1 or any(_fits(names[start:], parts[1:]) for start in range(len(names)))
+    return fnmatchcase(names[0], parts[0]) and _fits(names[1:], parts[1:])
 
 
 def _photographs(item: str) -> list[str]:

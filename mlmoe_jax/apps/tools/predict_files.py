@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import time
 from collections import deque
@@ -13,10 +14,11 @@ from typing import Any
 
 from etils import epath
 
-from mlmoe_jax.apps.tools.image_list import find_images
+from mlmoe_jax.apps.tools.image_list import ImageList, find_images
 from mlmoe_jax.apps.tools.select_images import SELECTION_COLUMNS, select_images
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import FORMATS, LabelEntry, LabelFile, output_path
+from mlmoe_jax.data.usage import Usage, unused_input
 from mlmoe_jax.errors import DONE, OUTDATED, USER_ERROR, UserError
 from mlmoe_jax.inference.predictor import LARGEST_BATCH, LabeledImage, Predictor, weights_by_label
 from mlmoe_jax.runs.folder import RunFolder
@@ -28,6 +30,7 @@ from mlmoe_jax.runtime.storage import STANDARD_OUTPUT, OutputTarget, open_output
 from mlmoe_jax.runtime.table import Outcome
 from mlmoe_jax.runtime.text import printable, quantity
 
+_logger = logging.getLogger(__name__)
 PRINTED_IMAGES = 20  # maximum number of printed images, and of printed errors
 
 
@@ -64,13 +67,13 @@ def predict_files(
       otherwise 3 if the newest checkpoint is damaged and an older checkpoint was used, otherwise 0.
     """
     folder.require_model()
-    paths = _shared_image_list(items, target)
+    paths, usages = _shared_image_list(items, repeats=not select and target.kind not in FORMATS)
     predictor = Predictor.from_run(folder.path, overrides, checkpoint=checkpoint)
     selection = {}
     if select:
         selection = select_images(predictor, paths, select, count, _batch_size(predictor, paths, batch_size))
         paths = list(selection)
-    size, summary = _batch_size(predictor, paths, batch_size), _Summary(len(paths))
+    size, summary = _batch_size(predictor, paths, batch_size), _Summary(len(paths), usages)
     with contextlib.closing(Progress("predict", math.ceil(len(paths) / size), size)) as progress:
         results = summary.count_results(
             predictor.stream(paths, batch_size=size, top_k=top_k, gates=gates, progress=progress)
@@ -86,19 +89,26 @@ def predict_files(
     return summary.outcome(target, outdated=predictor.run.outdated)
 
 
-def _shared_image_list(items: Sequence[str], target: OutputTarget) -> list[str]:
-    """Return the paths of the images to label, which are equal in all processes of a job.
+def _shared_image_list(items: Sequence[str], *, repeats: bool) -> ImageList:
+    """Return the images to label, which are equal in all processes of a job. Only the first process has the accounts.
 
     The first process makes the list, because only it has standard input, and sends it to all other processes. If it
     finds no image, it raises UserError, which ends the job.
 
     Args:
       items: the values of `--images`.
-      target: if this is the file of a labeling tool, repeated images are removed.
+      repeats: whether repeated images are kept.
     """
-    paths = find_images(items) if distributed.is_first() else None
-    paths = distributed.broadcast_from_first(paths)
-    return list(dict.fromkeys(paths)) if target.kind in FORMATS else paths
+    found = find_images(items) if distributed.is_first() else ImageList([], [])
+    paths = distributed.broadcast_from_first(found.paths)
+    unique = list(dict.fromkeys(paths))
+    if repeats or len(unique) == len(paths):
+        return ImageList(paths, found.usages)
+    usage = Usage("--images", "image", {"": len(unique)})
+    usage.leave_out("given again", count=len(paths) - len(unique))
+    if distributed.is_first():
+        _logger.warning(usage.sentence())
+    return ImageList(unique, [*found.usages, usage])
 
 
 def _batch_size(predictor: Predictor, paths: Sequence[str], size: int | None) -> int:
@@ -269,8 +279,9 @@ def _write_label_file(file: LabelFile, target: OutputTarget, results: Iterable[L
 class _Summary:
     """The summary that `--mode=predict` prints: the first images with their labels, the errors, and the speed."""
 
-    def __init__(self, images: int):
-        self.images, self.unread, self.started = images, 0, time.perf_counter()
+    def __init__(self, images: int, usages: Sequence[Usage]):
+        self.images, self.usages = images, usages
+        self.unread, self.started = 0, time.perf_counter()
         self.lines: list[str] = []
 
     def count_results(self, results: Iterable[LabeledImage]) -> Iterator[LabeledImage]:
@@ -301,7 +312,7 @@ class _Summary:
             status(sentence)
             return Outcome(exit_code=exit_code)
         numbers = {"images": self.images, "labeled": labeled, "unreadable": self.unread}
-        document = {**numbers, "images_per_second": rate, "output": str(target)}
+        document = {**numbers, "unused": unused_input(self.usages), "images_per_second": rate, "output": str(target)}
         return Outcome(["\n".join(self.lines), sentence], document, exit_code)
 
 

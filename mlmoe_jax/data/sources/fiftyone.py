@@ -15,10 +15,11 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from mlmoe_jax.data.image_search import list_images
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
-from mlmoe_jax.data.sources.folders import image_names
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
 from mlmoe_jax.data.sources.rows import ImageRow
+from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import read_bytes
 from mlmoe_jax.runtime.storage import OutputTarget, open_output
@@ -30,7 +31,7 @@ def _read(
     content = json.loads(read_bytes(path))
     classes, labels = content.get("classes"), content["labels"]
     files: dict[str, str] = {}  # name without suffix -> file
-    for file in image_names(folder):
+    for file in list_images(folder, Usage(f"{folder}", "file")):
         stem = os.path.splitext(file)[0]
         if stem in labels and files.setdefault(stem, file) != file:
             raise UserError(f"{path} names {stem}, which is {files[stem]} and {file} in {folder}; rename one of them")

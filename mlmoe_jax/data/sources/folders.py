@@ -1,29 +1,40 @@
-"""Your own images sorted into one folder per class: one positive label per image, all other labels negative.
+"""Your own images sorted into one folder per class: the class is positive, all other labels are negative.
 
-    root/{split}/{class}/…/a.jpg     # one folder per split
+    root/{split}/{class}/…/a.jpg     # one folder per split, such as train, Validation or test_set, see `split_key`
     root/{class}/…/a.jpg             # no folders per split, with data.val_fraction or without another split
 
-A folder of a class may have subfolders. Hidden files and folders, files other than images, and images outside every
-class folder are left out.
+A folder of a class may have subfolders. An image whose file is in several classes of a split is one image with all of
+these labels, whose id is the first path. Files that are not used are counted, see `image_search.list_images`.
 """
 
 import os
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
+from mlmoe_jax.data.image_search import is_skipped, list_images
 from mlmoe_jax.data.label_codes import POSITIVE
-from mlmoe_jax.data.sources.rows import ImageRow, Listing, validated
-from mlmoe_jax.data.sources.source import DataSource, data_folder
+from mlmoe_jax.data.sources.rows import ImageRow, Listing, split_key, validated
+from mlmoe_jax.data.sources.source import DataSource, data_folder, used_splits
 from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.usage import Usage, unused_input
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.text import compose
 
-# Of images.IMAGE_FORMATS, and of HEIC, which cannot be read, so that an error names these files.
-IMAGE_SUFFIXES = (
-    *(".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".gif", ".webp", ".avif", ".tif", ".tiff", ".jp2", ".j2k"),
-    *(".ppm", ".pgm", ".heic", ".heif"),
-)
+STANDARD_SPLITS = ("train", "val", "test")  # a folder in `data.root` with such a name, see `split_key`, is no class
+SHOWN_FOLDERS = 8  # folders of no split that are counted one by one
+
+
+class _Image(NamedTuple):
+    """An image: its split, the folder of its class, and its path relative to `data.root`."""
+
+    split: str
+    folder: str
+    path: str
 
 
 def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
@@ -35,49 +46,71 @@ def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | N
       UserError: the split has no folder or no images, or a folder is not one of the classes.
     """
     root = data_folder(data_config, "the folders of classes")
-    top = _folder_of_split(root, split, data_config)
-    names = _subfolders(top)
-    prefix = "" if top == root else f"{split}/"
-    rows = [ImageRow(f"{prefix}{name}/{file}", {name: POSITIVE}) for name in names for file in image_names(top / name)]
-    return validated(rows, Listing(top, split), names if classes is None else classes).to_split(root)
+    split_of_folder = _find_splits(root, split, data_config)
+    usage = Usage(f"{root}", "file")
+    images = _find_images(root, split_of_folder, usage)
+    rows = [ImageRow(path, {compose(folder): POSITIVE}) for name, folder, path in images if name == split]
+    tops = [root / folder for folder, name in split_of_folder.items() if name == split]
+    if not rows:
+        raise UserError("; ".join([f"{tops[0]} lists no images in folders of classes", *unused_input([usage])]))
+    names = sorted({compose(name) for top in tops for name in _subfolders(top)})
+    opened = validated(rows, Listing(tops[0], split), names if classes is None else classes).to_split(root)
+    return replace(opened, usage=(usage,))
 
 
-def _folder_of_split(root: Path, split: str, data_config: ConfigDict) -> Path:
-    if (root / split).is_dir():
-        return root / split
-    others = [name for name in (data_config.val_split, *data_config.test_splits) if name]
-    alone = split == data_config.train_split and not any((root / name).is_dir() for name in others)
-    if alone and (data_config.val_fraction or not others):
-        return root
-    found = ", ".join(_subfolders(root)[:5]) or "none"
+def _find_splits(root: Path, split: str, data_config: ConfigDict) -> dict[str, str | None]:
+    """Return a dict of folder -> its split, or None if the config uses no such split.
+
+    If there are no folders of splits, the only folder is "", which is `root`.
+
+    Raises UserError if the split to open has no folder.
+    """
+    folders, splits = _subfolders(root), used_splits(data_config, split)
+    split_of_key = {split_key(name): name for name in reversed(splits)}
+    found = {folder: folder if folder in splits else split_of_key.get(split_key(folder)) for folder in folders}
+    if split in found.values():
+        return found
+    has_splits = any(found.values()) or any(split_key(folder) in STANDARD_SPLITS for folder in folders)
+    alone = data_config.val_fraction or not any((data_config.val_split, *data_config.test_splits))
+    if alone and split == data_config.train_split and not has_splits:
+        return {"": split}
     raise UserError(
-        f"there is no folder {root / split} (folders there: {found}); sort the images into {root}/SPLIT/CLASS, "
-        f"or into {root}/CLASS with data.val_fraction above 0 and data.test_splits cleared"
+        f"there is no folder {root / split} (folders there: {', '.join(folders[:5]) or 'none'}); sort the images into "
+        f"{root}/SPLIT/CLASS, or into {root}/CLASS with data.val_fraction above 0 and data.test_splits cleared"
     )
 
 
 def _subfolders(folder: Path) -> list[str]:
     with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+        return sorted(entry.name for entry in entries if entry.is_dir() and not is_skipped(entry.name))
 
 
-def image_names(folder: Path) -> list[str]:
-    """Return the paths of all images at any depth below a folder. They are sorted and relative to the folder."""
-    images = []
-    for path, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".") and not _is_cycle(Path(path, name))]
-        relative = Path(path).relative_to(folder)
-        images += [
-            (relative / file).as_posix()
-            for file in files
-            if file.lower().endswith(IMAGE_SUFFIXES) and not file.startswith(".")
-        ]
+def _find_images(root: Path, split_of_folder: dict[str, str | None], usage: Usage) -> list[_Image]:
+    """Return the sorted images of all splits, and count all files in `usage`.
+
+    Raises UserError if folders of splits are inside of folders of classes.
+    """
+    images, elsewhere = [], Counter()
+    for path in list_images(root, usage):
+        top, _, below = ("", "", path) if "" in split_of_folder else path.partition("/")
+        folder, _, file = below.partition("/")
+        if not file:
+            usage.leave_out("outside every folder of a class", path)
+        elif split := split_of_folder[top]:
+            images.append(_Image(split, folder, path))
+            usage.use(split)
+        else:
+            elsewhere[top] += 1
+        if not top and "/" in file and split_key(inner := file.partition("/")[0]) in STANDARD_SPLITS:
+            raise UserError(
+                f"{root / folder / inner} has the name of a split, in the folder of a class; sort the images into "
+                f"{root}/SPLIT/CLASS, or set data.root to {root / folder}"
+            )
+    splits = ", ".join(dict.fromkeys(filter(None, split_of_folder.values())))
+    for number, (folder, count) in enumerate(elsewhere.items()):
+        name = f"'{folder}'" if number < SHOWN_FOLDERS else "other folders"
+        usage.leave_out(f"in {name}, which is no folder of the splits {splits}", count=count)
     return sorted(images)
-
-
-def _is_cycle(folder: Path) -> bool:
-    """Return whether a folder is a symbolic link to itself or to one of its parents."""
-    return folder.is_symlink() and any(folder.samefile(above) for above in folder.absolute().parents)
 
 
 FOLDERS = DataSource(open_folders)

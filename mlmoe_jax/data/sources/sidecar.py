@@ -17,10 +17,11 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
+from mlmoe_jax.data.image_search import list_images
 from mlmoe_jax.data.label_codes import POSITIVE
-from mlmoe_jax.data.sources.folders import image_names
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
 from mlmoe_jax.data.sources.rows import ImageRow
+from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import MIB, damage_explained, read_bytes
 from mlmoe_jax.runtime.formats import read_rows
@@ -37,7 +38,7 @@ def _read(
     names = _read_tags(path / TAGS) if listed else None
     name_of_spelling = {spelling: name for name in reversed(names or ()) for spelling in _spellings(name)}
     name_of_spelling |= {name: name for name in names or ()}
-    return (_row(path, image, name_of_spelling) for image in image_names(folder)), names
+    return (_row(path, image, name_of_spelling) for image in list_images(folder, Usage(f"{folder}", "file"))), names
 
 
 def _row(folder: Path, image: str, name_of_spelling: dict[str, str]) -> ImageRow:

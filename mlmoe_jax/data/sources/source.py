@@ -90,6 +90,16 @@ class Published:
         )
 
 
+def used_splits(data_config: ConfigDict, split: str) -> tuple[str, ...]:
+    """Return the names of the splits that are read from the data: those that the config uses, and `split`.
+
+    `data.val_split` is not one of them if it is held out of the training split.
+    """
+    val_split = "" if data_config.val_fraction else data_config.val_split
+    names = (data_config.train_split, val_split, *data_config.test_splits, split)
+    return tuple(dict.fromkeys(filter(None, names)))
+
+
 def require_known_split(data_set: str, split: str, splits: Iterable[str]) -> None:
     """Raise UserError unless `split` is in `splits`, the splits of the data set."""
     if split not in (known := list(splits)):

@@ -54,7 +54,7 @@ def test_photographs_are_found_in_scikit_image(tmp_path, monkeypatch, refusal):
     (tmp_path / "data").mkdir()
     for name in ("chelsea.png", "page.png"):  # the second one is no photograph
         Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(tmp_path / "data" / name)
-    assert find_images([MODEL]) == [str(tmp_path / "data" / "chelsea.png")]
+    assert find_images([MODEL]).paths == [str(tmp_path / "data" / "chelsea.png")]
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert "`pip install scikit-image`" in refusal(find_images, [MODEL])
 

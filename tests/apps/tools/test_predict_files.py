@@ -186,7 +186,7 @@ def test_rows_go_to_standard_output_and_messages_to_standard_error(command, caps
     assert command("4.png", "bad.png", json_lines=True, output="p.csv") == 2
     summary = json.loads(capsys.readouterr().out)
     assert summary.pop("images_per_second") > 0
-    assert summary == {"images": 2, "labeled": 1, "unreadable": 1, "output": "p.csv"}
+    assert summary == {"images": 2, "labeled": 1, "unreadable": 1, "unused": [], "output": "p.csv"}
 
 
 def test_names_that_are_not_utf8_keep_their_bytes(command, capsys):

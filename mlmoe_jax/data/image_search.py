@@ -1,0 +1,118 @@
+"""Find the image files of a folder, and count the files that are left out."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from hashlib import blake2b
+from operator import attrgetter
+from pathlib import Path
+
+from mlmoe_jax.data.images import image_suffixes, is_image
+from mlmoe_jax.data.usage import Usage
+from mlmoe_jax.runtime.files import file_sha256
+
+# What operating systems, storage devices and Python put into folders, in lower case; names with a dot are hidden.
+_SYSTEM_NAMES = frozenset(
+    (
+        *("__macosx", "@eadir", "#recycle", "@recycle", "#snapshot", "lost+found", "found.000", "$recycle.bin"),
+        *("recycler", "recycled", "system volume information", "network trash folder", "temporary items"),
+        *("__pycache__", "thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r"),
+    )
+)
+_TAIL = 4096  # bytes at the end of a file, in which photographs of equal size differ
+
+
+def is_skipped(name: str) -> bool:
+    """Return whether files and folders with this name are hidden, or belong to the system."""
+    return name.startswith(".") or name.casefold() in _SYSTEM_NAMES
+
+
+def list_images(folder: str | os.PathLike, usage: Usage) -> list[str]:
+    """Return the sorted paths, relative to a folder, of all images at any depth.
+
+    Files that are not images are counted in `usage`, and so is what `list_files` leaves out.
+    """
+    images = []
+    for name in list_files(folder, usage):
+        if is_image(os.path.join(folder, name)):
+            images.append(name)
+        else:
+            usage.leave_out("that are not images", name)
+    return sorted(images)
+
+
+def list_files(folder: str | os.PathLike, usage: Usage) -> Iterator[str]:
+    """Yield the paths, relative to a folder, of all files at any depth that are neither hidden nor of the system.
+
+    Links are followed. Counted in `usage` are images that are hidden or in a folder of the system, links to a folder
+    above them, and folders that cannot be read.
+    """
+    return _search(os.fspath(folder), "", usage, is_counted_out=False)
+
+
+def _search(folder: str, prefix: str, usage: Usage, *, is_counted_out: bool) -> Iterator[str]:
+    """Yield the paths of the files in a folder with `prefix` before each.
+
+    With `is_counted_out`, the folder is hidden or of the system: its images are counted, and no file is yielded.
+    """
+    try:
+        entries = sorted(os.scandir(folder), key=attrgetter("name"))
+    except OSError:
+        usage.leave_out("in folders that cannot be read", prefix or folder)
+        return
+    for entry in entries:
+        path = prefix + entry.name
+        skipped = is_counted_out or is_skipped(entry.name)
+        if entry.is_dir():
+            if entry.is_symlink() and _leads_above(Path(entry.path)):
+                usage.leave_out("behind links to a folder above them", path)
+            else:
+                yield from _search(entry.path, f"{path}/", usage, is_counted_out=skipped)
+        elif not skipped:
+            yield path
+        elif os.path.splitext(path)[1].lower() in image_suffixes():
+            usage.leave_out("hidden or in folders of the system", path)
+
+
+def _leads_above(link: Path) -> bool:
+    return any(link.samefile(above) for above in link.absolute().parents)
+
+
+def find_copies(folder: str | os.PathLike, kinds: Mapping[str, Hashable]) -> list[list[str]]:
+    """Return the groups of files with the same content that are not all of one kind.
+
+    Only files of equal size are read, from most of them the last bytes.
+
+    Args:
+      folder: the folder of the files.
+      kinds: path relative to the folder -> kind of the file, such as its class. Groups are in the order of the paths.
+    """
+    groups = [list(kinds)]
+    for digest in (_size, _hash_tail, file_sha256):
+        groups = [part for group in groups for part in _divide(group, folder, kinds, digest)]
+    return groups
+
+
+def _divide(
+    names: Sequence[str], folder: str | os.PathLike, kinds: Mapping[str, Hashable], digest: Callable[[str], Hashable]
+) -> Iterator[list[str]]:
+    """Yield the groups of files with an equal digest and several kinds. Files that cannot be read are left out."""
+    parts = defaultdict(list)
+    for name in names:
+        try:
+            parts[digest(os.path.join(folder, name))].append(name)
+        except OSError:
+            continue
+    yield from (part for part in parts.values() if len({kinds[name] for name in part}) > 1)
+
+
+def _size(path: str) -> int | str:
+    return os.stat(path).st_size or path  # an empty file is no copy of another
+
+
+def _hash_tail(path: str) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+        return blake2b(file.read(_TAIL), digest_size=16).digest()
