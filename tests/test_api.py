@@ -41,7 +41,7 @@ def page(tmp_path_factory):
     from mlmoe_jax.config.defaults import SECTIONS
     from mlmoe_jax.data.sources import digits
 
-    folder, text, names = tmp_path_factory.mktemp("page"), PAGE.read_text(), {}
+    folder, text, names = tmp_path_factory.mktemp("page"), PAGE.read_text(), {"__name__": "__main__"}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(digits, "SCENES", {"train": 120, "val": 40, "test": 40, "test_shift": 40})

@@ -12,10 +12,16 @@ matters because augmentation draws random numbers by step and position in the gl
 from __future__ import annotations
 
 import math
+import mmap
+import multiprocessing
+import pickle
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from multiprocessing import reduction
+from typing import Any, BinaryIO
 
+import cloudpickle
 import grain
 import numpy as np
 from absl import flags
@@ -25,7 +31,8 @@ from mlmoe_jax.data.image_reader import ImageReader
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.label_codes import UNKNOWN, targets
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.runtime import distributed
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime import distributed, workers
 from mlmoe_jax.runtime.files import GIB
 from mlmoe_jax.runtime.machine import cores
 
@@ -38,7 +45,10 @@ FEATURE_THREADS = 2  # threads that copy stored features, which takes little tim
 
 
 class _Examples(grain.transforms.MapWithIndex):
-    """A Grain transform from (step, rows of a global batch) to the examples of this process. It is pickled for workers.
+    """A Grain transform from (step, rows of a global batch) to the examples of this process.
+
+    It is pickled for workers without the split, because a process that is given more than 64 kB blocks its parent for
+    ever if it dies at its start. All workers map the file of `store`.
 
     A row at or beyond the size of the split is padding.
     """
@@ -50,6 +60,20 @@ class _Examples(grain.transforms.MapWithIndex):
         self.no_input = image if split.features is None else split.features.blank()
         self.no_labels = np.full(len(split.classes), UNKNOWN, np.int8)
         self.reader = ImageReader.from_config(data_config, augment)
+        self._file: BinaryIO | None = None
+
+    def store(self, file: BinaryIO) -> None:
+        """Write the split to an open file, before this transform is pickled."""
+        self._file = file
+        cloudpickle.dump(self.split, file)
+        file.flush()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "split": None, "_file": reduction.DupFd(self._file.fileno())}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        with open(state["_file"].detach(), "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            self.__dict__.update(state, split=pickle.loads(data), _file=None)
 
     def map_with_index(self, index: int, element: np.ndarray) -> HostBatch:
         share, count = self.process
@@ -140,8 +164,29 @@ def build_loader(
     loader = batches.to_iter_dataset(threads)
     if readers.workers:
         flags.FLAGS.mark_as_parsed()  # Grain's workers inherit absl's flags, which are not parsed here
-        loader = loader.mp_prefetch(grain.MultiprocessingOptions(num_workers=readers.workers))
-    return iter(loader)
+        loader = loader.mp_prefetch(grain.MultiprocessingOptions(num_workers=readers.workers), workers.follow_parent)
+    return _worker_batches(loader, examples) if readers.workers else iter(loader)
+
+
+def _worker_batches(loader: grain.IterDataset, examples: _Examples) -> Iterator[HostBatch]:
+    """Yield the batches of a loader with worker processes. Raises UserError if a worker dies."""
+    others = multiprocessing.active_children()
+    try:
+        with tempfile.TemporaryFile() as file:  # without a name that a killed process would leave behind
+            examples.store(file)
+            yield from loader
+    except RuntimeError as error:
+        if "terminated unexpectedly" not in str(error):  # Grain has no type for it
+            raise
+        raise UserError(
+            "a process that reads images has died, perhaps because memory ran out; lower data.workers and repeat the "
+            "command"
+        ) from error
+    except KeyboardInterrupt:
+        for worker in multiprocessing.active_children():  # Grain would wait for workers that read nothing
+            if worker not in others and worker.name.startswith("grain"):
+                worker.kill()
+        raise
 
 
 def _choose_readers(split: Split, data_config: ConfigDict, share: int) -> Readers:
@@ -159,9 +204,10 @@ def _choose_readers(split: Split, data_config: ConfigDict, share: int) -> Reader
     if not len(split):
         return Readers(1, 0)
     batch_bytes = share * 3 * data_config.image_size**2
-    return plan_readers(
+    readers = plan_readers(
         data_config.threads, data_config.workers, batch_bytes=batch_bytes, decodes=split.images.are_decoded
     )
+    return readers if not readers.workers or workers.can_start() else Readers(readers.threads, 0)
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import multiprocessing
-import os
-import signal
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -21,6 +18,7 @@ from mlmoe_jax.data.images import STRICT, BadImage, Decoding, Images, read_image
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import file_sha256
 from mlmoe_jax.runtime.storage import Folder, atomic_file
+from mlmoe_jax.runtime.workers import START, can_start, follow_parent
 
 JPEG_QUALITY = 95  # for images that are stored smaller
 # One record per group gives random access to each image; compressing already compressed images only costs time.
@@ -116,11 +114,10 @@ def write_shards(writer: ShardWriter, shards: Sequence[Shard], processes: int) -
     """
     # Reading a small photograph holds the GIL for a fifth of the time, which would limit threads to five cores.
     processes = min(processes, len(shards))
-    if processes <= 1:
+    if processes <= 1 or not can_start():
         yield from map(writer, shards)
         return
-    context = multiprocessing.get_context("spawn")  # a forked process could deadlock on a lock of one of JAX's threads
-    executor = ProcessPoolExecutor(processes, context, _follow_parent)
+    executor = ProcessPoolExecutor(processes, multiprocessing.get_context(START), follow_parent)
     try:
         for future in as_completed([executor.submit(writer, shard) for shard in shards]):
             yield future.result()
@@ -134,14 +131,3 @@ def write_shards(writer: ShardWriter, shards: Sequence[Shard], processes: int) -
     finally:
         with contextlib.suppress(OSError):  # a broken pool may already have closed its pipes
             executor.shutdown(cancel_futures=True)
-
-
-def _follow_parent() -> None:
-    """Make a worker process ignore Ctrl-C, which the parent handles, and exit when the parent exits."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    multiprocessing.parent_process().join()
-    os._exit(1)

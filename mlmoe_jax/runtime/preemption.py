@@ -11,13 +11,18 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.machinery import ExtensionFileLoader
-from typing import Any
+from typing import Any, TypeVar
 
 from mlmoe_jax.runtime import distributed
 
+Item = TypeVar("Item")
 _calls = itertools.count()  # JAX compares the numbers of the calls, so they continue from one training to the next
+
+
+class _Leave(KeyboardInterrupt):
+    """An interrupt of the wait for a batch."""
 
 
 class StopRequest(threading.Event):
@@ -25,7 +30,35 @@ class StopRequest(threading.Event):
 
     def __init__(self):
         super().__init__()
-        self._vote = distributed.Vote()
+        self._vote, self._waits = distributed.Vote(), False
+
+    def handle(self, number: int, frame: Any) -> None:
+        """Handle a signal. While this process waits in `until_set`, end the wait."""
+        if self.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.set()
+        if self._waits:
+            self._waits = False
+            raise _Leave
+
+    def until_set(self, items: Iterable[Item]) -> Iterator[Item]:
+        """Yield `items` until a stop is requested, also while this process waits for an item.
+
+        Several processes get all items, because they must stop after the same one, see `agreed`.
+        """
+        items, is_alone = iter(items), distributed.process()[1] == 1
+        try:
+            while True:
+                self._waits = is_alone  # before the next line, so that no signal is lost between them
+                if is_alone and self.is_set():
+                    return
+                item = next(items)
+                self._waits = False
+                yield item
+        except (StopIteration, _Leave):
+            return
+        finally:
+            self._waits = False
 
     def agreed(self) -> bool:
         """Return whether training must stop after this step. Call it once per step; all processes get the same result.
@@ -60,13 +93,7 @@ def _maintenance_noticed() -> bool:
 def stop_requests() -> Iterator[StopRequest]:
     """Yield a request that SIGTERM or the first Ctrl-C sets, so that the current step can finish and be saved."""
     request = StopRequest()
-
-    def handle(number: int, frame: Any) -> None:
-        if request.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        request.set()
-
-    with _handling(handle, signal.SIGTERM, signal.SIGINT):
+    with _handling(request.handle, signal.SIGTERM, signal.SIGINT):
         yield request
 
 

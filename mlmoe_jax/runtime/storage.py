@@ -30,6 +30,7 @@ from mlmoe_jax.runtime.files import (
 )
 from mlmoe_jax.runtime.formats import dump_json, read_npz
 from mlmoe_jax.runtime.table import Table
+from mlmoe_jax.runtime.workers import require_program
 
 Converted = TypeVar("Converted")
 
@@ -93,6 +94,7 @@ class Folder:
     # ------------------------------------------------------------------------------------------------ opening
     def require_creatable(self) -> None:
         """Raise UserError if the folder does not exist and cannot be created. Call it before a long computation."""
+        require_program()
         self._require_library()
         if self.is_local:
             path = Path(self.path).absolute()

@@ -1,3 +1,13 @@
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
 import numpy as np
 import pytest
 from helpers.tables import data_settings
@@ -5,9 +15,11 @@ from helpers.tables import data_settings
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.images import STRICT, BadImage, Decoding, Images
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN, targets
-from mlmoe_jax.data.pipeline import SkippedImages, build_loader, steps_per_epoch
+from mlmoe_jax.data.pipeline import SkippedImages, _Examples, build_loader, steps_per_epoch
 from mlmoe_jax.data.prepare import Preprocess
 from mlmoe_jax.data.split import Split
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.preemption import stop_requests
 
 SIDE, CLASSES = 4, ("a", "b", "c")
 
@@ -223,6 +235,70 @@ def test_augmentation_differs_by_image_step_and_seed(alone):
     assert min(len(different) for different in seen.values()) > 5
     (one,), (other,) = (take(1, noise(1), batch_size=1, augment=HOST, seed=seed) for seed in (7, 8))
     assert (one["image"] != other["image"]).any()
+
+
+def test_a_worker_is_handed_a_small_argument():
+    """A process that dies at its start blocks its parent if more than 64 kB wait for it in a pipe."""
+    examples, split = _Examples(make_split(100_000), settings(), TRAIN, 0, True, (0, 1)), make_split(100_000)
+    with tempfile.TemporaryFile() as file:
+        examples.store(file)
+        text = pickle.dumps(examples)
+        assert len(text) < 2**15
+        assert pickle.loads(text).split.fingerprint == split.fingerprint
+
+
+def end_worker(number: int) -> None:
+    (worker,) = multiprocessing.active_children()
+    os.kill(worker.pid, number)
+
+
+def test_a_killed_worker_is_reported():
+    loader = build_loader(settings(workers=1), make_split(50), batch_size=5, augment=TRAIN)
+    next(loader)
+    end_worker(signal.SIGKILL)
+    with pytest.raises(UserError, match="a process that reads images has died"):
+        list(loader)
+
+
+def test_a_stop_ends_the_wait_for_a_worker_that_hangs():
+    loader, began = build_loader(settings(workers=1), make_split(50), batch_size=5, augment=TRAIN), time.monotonic()
+    next(loader)
+    end_worker(signal.SIGSTOP)
+    with stop_requests() as request:
+        threading.Timer(2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        list(request.until_set(loader))
+        assert request.is_set()
+    assert time.monotonic() - began < 20
+    assert not multiprocessing.active_children()
+
+
+LOADING = """
+import mlmoe_jax as mm
+from mlmoe_jax.data.sources import digits
+digits.SCENES = {"train": 10}
+config = mm.load_config("linear_probe:dataset=digits", {"data.workers": 2})
+"""
+BATCH = "print(next(mm.load_batches(config, mm.open_split(config), batch_size=2))['image'].shape)\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "is_file", "said"),
+    [
+        (BATCH, True, "a worker process ended while it imported"),
+        (f"if __name__ == '__main__': {BATCH}\nraise SystemExit(0)", True, "(exit code 0); put the code that trains"),
+        (BATCH, False, "images are read by threads, because worker processes cannot import the program"),
+    ],
+    ids=["no guard", "exit at import", "no file"],
+)
+def test_a_script_that_workers_cannot_import_never_hangs(tmp_path, script, is_file, said):
+    (tmp_path / "script.py").write_text(LOADING + script)
+    command = [sys.executable, tmp_path / "script.py" if is_file else "-"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    options = {"env": environment, "capture_output": True, "text": True, "timeout": 120, "cwd": tmp_path}
+    ended = subprocess.run(command, input=None if is_file else LOADING + script, **options)
+    assert said in ended.stderr
+    refused = "(exit code" in ended.stderr
+    assert (ended.returncode, ended.stdout) == ((1, "") if refused else (0, "(2, 64, 64, 3)\n")), ended.stderr
 
 
 def test_evaluation_is_not_augmented():

@@ -5,7 +5,10 @@ import copy
 import dataclasses
 import io
 import json
+import os
 import shutil
+import signal
+import time
 from pathlib import Path
 
 import jax
@@ -31,6 +34,7 @@ from mlmoe_jax.runs.starts import read_starts
 from mlmoe_jax.runs.thresholds import read_thresholds
 from mlmoe_jax.runtime.preemption import StopRequest
 from mlmoe_jax.training import hooks, loop
+from mlmoe_jax.training.experiment import Experiment
 from mlmoe_jax.training.hooks import Hook
 from mlmoe_jax.training.loop import Stopped, train
 
@@ -46,12 +50,12 @@ def config():
 
 
 def train_until(step: int, config, folder: RunFolder) -> None:
-    """Train as if SIGTERM arrived while the row of the step before `step` is written."""
+    """Train as if SIGTERM arrived while the row of step `step` is written."""
     asked, append = StopRequest(), RunFolder.append_row
 
     def append_and_ask(self, row):
         append(self, row)
-        if row["step"] == step - 1:
+        if row["step"] == step:
             asked.set()
 
     with pytest.MonkeyPatch.context() as patch:
@@ -59,6 +63,24 @@ def train_until(step: int, config, folder: RunFolder) -> None:
         patch.setattr("mlmoe_jax.training.loop.stop_requests", lambda: contextlib.nullcontext(asked))
         with pytest.raises(Stopped, match=f"stopped at step {step} of {STEPS}"):
             train(config, folder)
+
+
+def test_a_stop_while_waiting_for_a_batch_is_saved(config, tmp_path, monkeypatch):
+    batches = Experiment.batches
+
+    def hang(self, first, progress):
+        for step, batch in batches(self, first, progress):
+            if step > MIDDLE:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(60)
+            yield step, batch
+
+    monkeypatch.setattr(Experiment, "batches", hang)
+    rarely = copy.deepcopy(config)
+    rarely.checkpoint.every_epochs = 100
+    with pytest.raises(Stopped, match=f"stopped at step {MIDDLE} of {STEPS}"):
+        train(rarely, RunFolder(tmp_path))
+    assert open_run(RunFolder(tmp_path), which="latest").step == MIDDLE
 
 
 class Recorder(Hook):

@@ -178,6 +178,9 @@ def quiet_libraries() -> None:
     compilation cache: JAX then compiles the program again.
     """
     sys.unraisablehook = _ignore_leftovers(sys.unraisablehook)
+    sys.warnoptions.append(
+        "ignore::UserWarning:multiprocessing.resource_tracker"
+    )  # it removes what a killed worker left
     warnings.filterwarnings("ignore", "Error (reading|writing) persistent compilation cache")
     warnings.filterwarnings("ignore", "(?i).*orbax.* was never awaited")
     logging.getLogger("asyncio").addFilter(_is_not_unretrieved)

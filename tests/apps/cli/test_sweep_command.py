@@ -55,7 +55,7 @@ def stopping_in(monkeypatch, folder, step: int):
 @pytest.mark.slow
 def test_an_interrupted_sweep_resumes(run, monkeypatch, tmp_path):
     folder, key = tmp_path / "sweep", "optim.learning_rate"
-    with stopping_in(monkeypatch, folder / "learning_rate=0.01", step=2):
+    with stopping_in(monkeypatch, folder / "learning_rate=0.01", step=3):
         done = run(f"--sweep=config.{key}=1e-3,1e-2")
     assert done.returncode == 130, done.stderr
     assert "run 2 of 2, learning_rate=0.01: stopped at step 3 of 6" in done.stderr
