@@ -118,7 +118,14 @@ class Split:
         if not len(absent):
             return self
         present = np.setdiff1d(np.arange(len(self)), absent)
-        return replace(self.take(present, self.name), missing=self.take(absent, self.name))
+        kept = self.take(present, self.name).leave_out("without a file", [self.ids[row] for row in absent])
+        return replace(kept, missing=self.take(absent, self.name))
+
+    def leave_out(self, reason: str, images: Sequence[str]) -> Split:
+        """Return the split with an account in which images that it no longer has are left out for a reason."""
+        usage = self.usage or (Usage(f"split {self.name}", "image", {self.name: len(self) + len(images)}),)
+        own = [account.drop(self.name, reason, images) if self.name in account.used else account for account in usage]
+        return replace(self, usage=tuple(own))
 
     def __post_init__(self):
         lengths = [len(values) for values in (self.ids, self.images, self.groups) if values is not None]

@@ -14,14 +14,13 @@ from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import unused_input
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import distributed
-from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.text import abbreviate, quantity
+from mlmoe_jax.runtime.text import abbreviate, compose, quantity
 
 SAMPLE = 16  # images per split that are read before a training or an evaluation
 
 
 def require_same_images(name: str, splits: Iterable[Split]) -> None:
-    """Print the number of images that were left out because they have no file. All processes must call this function.
+    """Check that all processes have the same splits. All of them must call this function.
 
     Args:
       name: name of the data set, for the error.
@@ -30,7 +29,7 @@ def require_same_images(name: str, splits: Iterable[Split]) -> None:
     Raises:
       UserError: the processes have different images, labels or groups.
     """
-    facts = {split.name: [len(split), len(split.missing or ()), split.fingerprint] for split in splits}
+    facts = {split.name: [len(split), split.fingerprint] for split in splits}
     for other in distributed.gather(facts):
         for split in facts:
             if other[split] != facts[split]:
@@ -38,9 +37,6 @@ def require_same_images(name: str, splits: Iterable[Split]) -> None:
                     f"the processes find different images or labels of split {split} of {name}; give all hosts "
                     "the same files"
                 )
-    for split, (rest, missing, _) in facts.items():
-        if missing:
-            status(f"{missing:,} of the {missing + rest:,} images of {split} have no file and are left out")
 
 
 def require_readable(splits: Iterable[Split], data_config: ConfigDict) -> None:
@@ -87,7 +83,7 @@ def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
                 "on it; correct its labels, name another split, or hold out more with data.val_fraction"
             )
     for first, second in itertools.combinations(splits, 2):
-        if shared := set(first.ids).intersection(second.ids):
+        if shared := set(map(compose, first.ids)).intersection(map(compose, second.ids)):
             raise UserError(
                 f"split {second.name} shares {len(shared):,} of its {len(second):,} images with split {first.name}, "
                 f"such as {min(shared)}; correct the lists or name other splits"

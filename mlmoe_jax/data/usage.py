@@ -1,14 +1,15 @@
 """What of the input is used: the rows of a table, the files of a folder, and the images and cells that are left out.
 
 Every reader counts what it was given, and for each piece either the split that uses it or the reason why none does.
-The account of a file is the same whichever of its splits is opened, so that the accounts of several splits of a data
-set can be joined without counting anything twice.
+The account of a file is the same whichever of its splits is opened, except for images that are left out of the opened
+split only. The accounts of all splits of a data set are joined without counting anything twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from mlmoe_jax.runtime.text import quantity
 
@@ -33,6 +34,10 @@ class LeftOut:
         if example and len(self.examples) < SHOWN_EXAMPLES:
             self.examples.append(example)
 
+    def __str__(self) -> str:
+        more = ", …" if self.count > len(self.examples) else ""
+        return f" ({', '.join(self.examples)}{more})" if self.examples else ""
+
 
 @dataclass
 class Usage:
@@ -44,12 +49,17 @@ class Usage:
       used: name of a split -> the number of pieces that it uses. Input without splits has the split "".
       left_out: reason -> the input that no split uses for this reason. A reason follows "not used: 5 " and the unit in
         a sentence, such as "of the split 'valid'" or "without labels".
+      merged: name of a split -> the number of further pieces about images that are counted in `used`.
+      notes: sentences about input that is used in another way than its author may expect. Each follows the place, such
+        as "has 2 labels in two spellings".
     """
 
     place: str
     unit: str
     used: dict[str, int] = field(default_factory=dict)
     left_out: dict[str, LeftOut] = field(default_factory=dict)
+    merged: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
     def use(self, split: str = "", count: int = 1) -> None:
         """Count input that a split uses."""
@@ -59,29 +69,68 @@ class Usage:
         """Count input that no split uses. `example` is the name or the position of a piece."""
         self.left_out.setdefault(reason, LeftOut()).add(example, count)
 
+    def merge(self, split: str, count: int) -> None:
+        """Count used input as further pieces about images that are already counted."""
+        self.use(split, -count)
+        self.merged[split] = self.merged.get(split, 0) + count
+
     @property
     def given(self) -> int:
         """The number of all pieces."""
-        return sum(self.used.values()) + self.unused
+        return sum(self.used.values()) + sum(self.merged.values()) + self.unused
 
     @property
     def unused(self) -> int:
         """The number of pieces that are left out."""
         return sum(part.count for part in self.left_out.values())
 
-    def sentence(self) -> str:
-        """Return one sentence about the input that is left out; "" if all input is used."""
-        if not self.left_out:
-            return ""
-        parts = []
-        for reason, part in self.left_out.items():
-            more = ", …" if part.count > len(part.examples) else ""
-            examples = f" ({', '.join(part.examples)}{more})" if part.examples else ""
-            parts.append(f"{part.count:,} {reason}{examples}")
-        verb = "is" if self.unused == 1 else "are"
-        return f"{self.place}: {self.unused:,} of {quantity(self.given, self.unit)} {verb} not used: {'; '.join(parts)}"
+    def drop(self, split: str, reason: str, images: Iterable[str]) -> Usage:
+        """Return the account after images that were counted as used by a split were left out of it."""
+        account = replace(self, used=dict(self.used), left_out=dict(self.left_out))
+        for image in images:
+            account.use(split, -1)
+            account.leave_out(f"{reason} (split {split})", image)
+        return account
+
+    def hold_out(self, split: str, held_out: str, count: int) -> Usage:
+        """Return the account after `count` images of a split became the split `held_out`."""
+        used = {**self.used, split: self.used.get(split, 0) - count, held_out: count}
+        return replace(self, used=used)
+
+    def join(self, other: Usage) -> Usage:
+        """Return the account of this and another split of the same file or folder."""
+        splits = {**self.used, **other.used}
+        used = {split: min(own.get(split, count) for own in (self.used, other.used)) for split, count in splits.items()}
+        notes = list(dict.fromkeys((*self.notes, *other.notes)))
+        left_out = {**self.left_out, **other.left_out}
+        return replace(self, used=used, left_out=left_out, merged={**self.merged, **other.merged}, notes=notes)
+
+    def sentences(self) -> list[str]:
+        """Return sentences about the input that is left out, or used in another way than its author may expect."""
+        sentences = [f"{self.place} {note}" for note in self.notes]
+        if self.left_out:
+            parts = "; ".join(f"{part.count:,} {reason}{part}" for reason, part in self.left_out.items())
+            verb = "is" if self.unused == 1 else "are"
+            given = quantity(self.given, self.unit)
+            sentences.insert(0, f"{self.place}: {self.unused:,} of {given} {verb} not used: {parts}")
+        return sentences
+
+    def document(self) -> dict[str, Any]:
+        """Return the account as a dict that can be written as JSON."""
+        left_out = {reason: part.count for reason, part in self.left_out.items()}
+        account = {"place": self.place, "unit": self.unit, "given": self.given, "used": self.used}
+        return {**account, "merged": sum(self.merged.values()), "left_out": left_out, "notes": self.notes}
+
+
+def join_usages(usages: Iterable[Usage]) -> list[Usage]:
+    """Return one account per file or folder from the accounts of several splits."""
+    joined: dict[tuple[str, str], Usage] = {}
+    for usage in usages:
+        key = (usage.place, usage.unit)
+        joined[key] = joined[key].join(usage) if key in joined else usage
+    return list(joined.values())
 
 
 def unused_input(usages: Iterable[Usage]) -> list[str]:
-    """Return one sentence per file or folder of which something is left out. Equal accounts are reported once."""
-    return list(dict.fromkeys(sentence for usage in usages if (sentence := usage.sentence())))
+    """Return the sentences of all accounts, those of several splits of a file or folder joined."""
+    return [sentence for usage in join_usages(usages) for sentence in usage.sentences()]

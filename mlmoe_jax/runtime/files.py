@@ -89,8 +89,15 @@ def open_regular(path: str | os.PathLike) -> BinaryIO:
 
 
 def open_text(path: str | os.PathLike) -> TextIO:
-    """Open a regular local file as UTF-8 text. A byte order mark is skipped, and line ends are not converted."""
-    return io.TextIOWrapper(open_regular(path), encoding="utf-8-sig", newline="")
+    """Open a regular local file as UTF-8 text. A byte order mark is skipped, and line ends are not converted.
+
+    Raises OSError as `open_regular`, and UnicodeDecodeError for UTF-16 without a byte order mark.
+    """
+    file = open_regular(path)
+    if b"\0" in file.peek(64)[:64]:
+        file.close()
+        raise UnicodeDecodeError("utf-8", b"\0", 0, 1, "NUL")
+    return io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
 
 
 def read_bytes(path: str | os.PathLike, most: int = MOST_DATA) -> bytes:
@@ -164,6 +171,8 @@ def damage_explained(path: Any) -> Iterator[None]:
         raise
     except OSError as error:
         raise UserError(f"cannot read {path}: {reason_of(error)}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8; save it as UTF-8, in Excel as CSV UTF-8") from error
     except Exception as error:  # parsers raise errors of many types for truncated or changed content
         reason = f"{'it has no ' if isinstance(error, KeyError) else ''}{reason_of(error)}"
         raise UserError(f"{path} is damaged: {reason}") from error

@@ -8,6 +8,7 @@ images are untrusted, so such a cell is written with an apostrophe before it, wh
 
 from __future__ import annotations
 
+import ast
 import csv
 import io
 import json
@@ -28,6 +29,9 @@ UNPACKED_BYTES = 256 * MIB
 UNPACK_RATIO = 100  # a larger array file may unpack to this many times its size
 _FORMULA = re.compile(r"'*[=+\-@\t\r]")  # a text that begins with apostrophes gets one more
 _ESCAPED = re.compile(r"'+[=+\-@\t\r]")
+_LITERAL = re.compile(  # text in parentheses is a name unless it has a quote or a comma
+    r"""\[.*\]|\{.*\}|\((.*['",].*)?\)|(["']).*\2|[\w.]*(array|set|list|tuple|Index)\(.*\)""", re.DOTALL
+)
 
 
 def dump_json(value: Any, *, indent: int | None = None) -> str:
@@ -147,3 +151,29 @@ def split_names(cell: str, separator: str = ";") -> list[str]:
         else:
             names[-1] += part[1:] if part in ("\\\\", f"\\{separator}") else part
     return names
+
+
+def read_cell_names(cell: str, separator: str = ";") -> list[str]:
+    """Return the names in a cell, which are joined by `separator`, or a list in JSON or Python or as NumPy prints it.
+
+    A list may be the value of `choices`, as Label Studio writes it. Names keep spaces around them, and can be empty.
+
+    Raises:
+      ValueError: the cell has the form of a literal that is not a list of names.
+    """
+    text = cell.strip()
+    if not _LITERAL.fullmatch(text):
+        return split_names(cell, separator)
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        try:
+            value = ast.literal_eval(re.sub(r"""(?<=['"])\s+(?=['"])""", ", ", text))
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+            raise ValueError("a literal that cannot be read") from error
+    if isinstance(value, dict) and list(value) == ["choices"]:
+        value = value["choices"]
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list | tuple | set) or not all(isinstance(name, str) for name in names):
+        raise ValueError("a literal that is not a list of names")
+    return sorted(names) if isinstance(names, set) else list(names)

@@ -6,6 +6,7 @@ from helpers.tables import data_settings
 from PIL import Image
 
 from mlmoe_jax.data.sources.open import open_split
+from mlmoe_jax.data.usage import unused_input
 
 # ids with gaps and out of order, as in the real file
 CATEGORIES = [{"id": 1, "name": "person"}, {"id": 44, "name": "bottle"}, {"id": 13, "name": "stop sign"}]
@@ -79,7 +80,6 @@ def test_images_without_annotations_are_dropped_unless_kept(coco):
         {"images": [], "annotations": []},
         {"images": {}, "annotations": [1], "categories": []},
         {"images": [], "annotations": [{"image_id": 1, "caption": "a dog"}], "categories": []},
-        {"images": [{"id": 1, "file_name": 5}], "annotations": [], "categories": []},
         {"images": [], "annotations": [], "categories": [{"id": 1, "name": None}]},
         {"images": [{"id": [1], "file_name": "a.jpg"}], "annotations": [], "categories": []},
     ],
@@ -99,7 +99,7 @@ def test_json_of_another_kind(coco, refusal, content):
     [
         ("categories", {"id": 2, "name": "bottle"}, "names the class 'bottle' twice"),
         ("categories", {"id": 44, "name": "flask"}, "is damaged: it lists the category id 44 twice"),
-        ("images", {"id": 7, "file_name": file_name("train", 100)}, f"lists {file_name('train', 100)} again; "),
+        ("images", {"id": 7, "file_name": file_name("train", 100)}, f"gives {file_name('train', 100)} two values of "),
         ("images", {"id": 100, "file_name": "a.jpg"}, "is damaged: it lists the image id 100 twice"),
     ],
 )
@@ -162,12 +162,13 @@ def test_own_images_and_their_labels(photos):
     split = open_split(own_settings(photos), "train")
     assert split.name == "train"
     assert split.classes == ("dog", "cat")
-    assert split.ids == ["x/c.png", "a.png"]  # by the ids 10 and 8 as text
+    assert split.ids == ["x/c.png", "a.png", "b.png"]  # by the ids 10, 8 and 9 as text
     assert split.labels.dtype == np.int8
-    np.testing.assert_array_equal(split.labels, [[1, 1], [0, 1]])
-    assert [image.shape[1] for image in split.images] == [3, 1]
-    kept = open_split(own_settings(photos, keep_empty=True), "train")
-    assert kept.ids == ["x/c.png", "a.png", "b.png"]
+    np.testing.assert_array_equal(split.labels, [[1, 1], [0, 1], [0, 0]])
+    assert [image.shape[1] for image in split.images] == [3, 1, 2]
+    assert unused_input(split.usage) == [
+        f"{photos}/annotations/train.json has 1 image without an annotation, whose labels are all negative: b.png"
+    ]
 
 
 def test_categories_in_another_order_are_read_by_name(photos, refusal):
@@ -182,7 +183,7 @@ def test_categories_in_another_order_are_read_by_name(photos, refusal):
 
 def test_one_file_is_the_training_split(photos, refusal):
     data = own_settings(photos, table="annotations/train.json")
-    assert len(open_split(data, "train")) == 2
+    assert len(open_split(data, "train")) == 3
     sentence = refusal(open_split, data, "test")
     assert sentence.startswith(
         f"{photos}/annotations/train.json has no splits, so all its images are in split train and none in test; "
@@ -200,10 +201,6 @@ def test_missing_and_damaged_files_are_refused(photos, refusal):
     assert refusal(open_split, own_settings(photos), "test") == (
         f"there is no {photos}/annotations/test.json for split test; correct data.table, which is "
         "annotations/{split}.json"
-    )
-    write_own(photos, "train", ["dog"], {"a.png": []})
-    assert refusal(open_split, own_settings(photos), "train").startswith(
-        "no image of split train of coco_json has a positive label; "
     )
     path.write_text("{}")
     assert refusal(open_split, own_settings(photos), "train").startswith(f"{path} is damaged: it has no ")

@@ -9,10 +9,13 @@ from PIL import Image
 
 from mlmoe_jax.apps.tools.predict_files import ResultRows
 from mlmoe_jax.data.images import BadImage
-from mlmoe_jax.data.sources.open import open_split
-from mlmoe_jax.data.sources.rows import read_classes, split_key
+from mlmoe_jax.data.sources.names import split_key
+from mlmoe_jax.data.sources.open import open_split, open_splits
+from mlmoe_jax.data.sources.rows import read_classes
+from mlmoe_jax.data.usage import unused_input
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.predictor import LabeledImage
+from mlmoe_jax.runtime.formats import read_cell_names
 from mlmoe_jax.runtime.storage import OutputTarget
 
 
@@ -32,7 +35,7 @@ def test_other_columns_separators_paths_and_a_byte_order_mark(tmp_path, refusal)
     write(tmp_path, "tables/all train.csv", '\ufeff"photo", id ,tags\r\n\r\nc.png,5,"a, b|c"\r\n')
     keys = {"table": "tables/all {split}.csv", "images": "sub", "image_column": "photo", "label_column": "tags"}
     split = open_source(settings(tmp_path, separator="|", **keys), "train")
-    assert refusal(open_source, settings(tmp_path, separator="", **keys), "train").endswith("empty separator")
+    assert refusal(open_source, settings(tmp_path, separator="", **keys), "train").startswith("data.separator is empty")
     assert split.classes == ("a, b", "c")
     assert split.ids == ["c.png"]
     assert split.images[0].shape[1] == 3
@@ -62,7 +65,7 @@ def test_labels_with_line_breaks_are_refused(tmp_path, refusal, name):
     write(tmp_path, "train.jsonl", lines({"image": "a.png", "labels": ["ok", name]}))
     data = settings(tmp_path, name="jsonl", table="{split}.jsonl")
     sentence = refusal(open_split, data, "train")
-    assert sentence.startswith(f"split train has the label {name!r}, with a line break or another character that ")
+    assert sentence.startswith(f"{tmp_path}/train.jsonl line 1 has the label {name!r}, with a line break or another ")
 
 
 def test_one_image_folder_per_split(tmp_path):
@@ -85,6 +88,90 @@ def test_absolute_paths_become_relative_to_the_image_folder(tmp_path, refusal):
     split = open_source(settings(tmp_path, images="/"), "train")
     assert split.ids == [f"{tmp_path}/sub/c.png".removeprefix("/")]
     assert split.images[0].shape[1] == 3
+
+
+@pytest.mark.parametrize(
+    ("cell", "names"),
+    [
+        ('["car", "dog"]', ["car", "dog"]),
+        ("['car']", ["car"]),
+        ("['car', \"dog's\"]", ["car", "dog's"]),
+        ("['car' 'dog']", ["car", "dog"]),  # an array of NumPy
+        ("['car'\n 'dog']", ["car", "dog"]),
+        ("('car',)", ["car"]),
+        ("{'dog', 'car'}", ["car", "dog"]),
+        ('{"choices": ["car", "dog"]}', ["car", "dog"]),
+        ('{"choices": "car"}', ["car"]),
+        ("'car', 'dog'", ["car", "dog"]),
+        ('["rock \' \' roll", "a;b"]', ["rock ' ' roll", "a;b"]),
+        *((empty, []) for empty in ("[]", "()", "{}", "set()")),
+        *((name, [name]) for name in ("(other)", "car (red)", "'90s", "[car", "a'b'")),
+    ],
+)
+def test_lists_in_cells_are_read(cell, names):
+    if cell == "{}":
+        with pytest.raises(ValueError, match="not a list"):
+            read_cell_names(cell)
+    else:
+        assert read_cell_names(cell) == names
+
+
+def test_a_label_in_two_unicode_forms_is_one_label(tmp_path):
+    composed, decomposed = "\u00c9v\u00e9nement", "E\u0301ve\u0301nement"
+    (tmp_path / "names.txt").write_text(f"{decomposed}\nx\n", encoding="utf-8")
+    for name, text in (
+        ("csv", f"image,labels\na.png,{composed};x\nb.png,{decomposed}\n"),
+        (
+            "jsonl",
+            lines({"image": "a.png", "labels": [f" {composed} ", "x"]}, {"image": "b.png", "labels": [decomposed]}),
+        ),
+    ):
+        write(tmp_path, f"train.{name}", text)
+        data = settings(tmp_path, name=name, table=f"{{split}}.{name}")
+        split = open_split(data, "train")
+        assert split.classes == ("x", composed)
+        assert split.labels.tolist() == [[1, 1], [0, 1]]
+        assert unused_input(split.usage) == [
+            f"{tmp_path}/train.{name} spells labels in several ways that look alike and are merged: {composed}"
+        ]
+        assert open_split(data, "train", classes=(composed, "x")).labels.tolist() == [[1, 1], [1, 0]]
+        data.classes = "names.txt"
+        assert open_split(data, "train").classes == (composed, "x")
+    write(tmp_path, "train.csv", f"image,{decomposed}\na.png,1\n")
+    assert open_split(settings(tmp_path, label_column=""), "train", classes=[composed]).labels.tolist() == [[1]]
+
+
+def test_rows_of_an_image_are_merged(tmp_path):
+    text = "image,labels,patient\nsub/../a.png,cat,p\n./a.png,dog,\nb.png,cat,q\nsub//c.png,,r\n"
+    write(tmp_path, "train.csv", f"{text}sub\\c.png,,r\n{tmp_path}/a.png,cat,p\n")
+    split = open_split(settings(tmp_path, group_column="patient"), "train")
+    assert (split.ids, split.groups) == (["a.png", "b.png", "sub/c.png"], ["p", "q", "r"])
+    assert split.labels.tolist() == [[1, 1], [1, 0], [0, 0]]
+    assert [split.images.line(row) for row in range(3)] == [("train.csv", line) for line in (2, 4, 5)]
+    (usage,) = split.usage
+    assert (usage.given, usage.used, usage.merged) == (6, {"train": 3}, {"train": 3})
+    assert usage.notes == ["lists images again in 3 rows (line 3, line 6, line 7), which are merged"]
+
+
+def test_rows_of_an_image_that_fill_unknown_labels_are_merged(tmp_path):
+    write(tmp_path, "train.csv", "image,cat,dog\na.png,True,\nb.png,false,1.0\na.png,,FALSE\n")
+    split = open_split(settings(tmp_path, label_column=""), "train")
+    assert (split.ids, split.labels.tolist()) == (["a.png", "b.png"], [[1, 0], [0, 1]])
+    rows = ({"image": "a.png", "labels": labels} for labels in ({"cat": 1}, ["dog"], {"cow": 0}))
+    write(tmp_path, "train.jsonl", lines(*rows))
+    assert open_split(jsonl(tmp_path), "train").labels.tolist() == [[1, 0, 1]]  # cat, cow, dog
+
+
+def test_lines_inside_of_quotes_are_said(tmp_path):
+    text = 'image,note,labels\na.png,"nice,x\nb.png,nice",y\n\nsub/c.png,"two\nlines\n",z\n'
+    write(tmp_path, "train.csv", text)
+    split = open_split(settings(tmp_path), "train")
+    assert [split.images.line(row) for row in range(2)] == [("train.csv", 2), ("train.csv", 5)]
+    assert unused_input(split.usage) == [
+        f"{tmp_path}/train.csv has 1 column that no key of the config names: note",
+        f"{tmp_path}/train.csv has 3 lines inside of quotes (lines 2 to 3, lines 5 to 7), which belong to the cells "
+        "of the lines before them; close the quotes if they are rows",
+    ]
 
 
 # --------------------------------------------------------------------------------------------------------------- JSONL
@@ -112,7 +199,18 @@ def test_labels_are_lists_or_objects_of_names(tmp_path):
         *('{"image": ', '{"image": "a.png"}', "[]", "5", '"a"', "[" * 100_000, '{"image": 5, "labels": []}'),
         *(
             f'{{"image": "b.png", "labels": {labels}}}'
-            for labels in ('"dog"', "null", '[""]', '{"dog": 2}', '{"dog": "1"}', '{"dog": []}')
+            for labels in (
+                '{"dog": 1, "dog": 0}',
+                '[["dog"]]',
+                "true",
+                '{"dog": NaN}',
+                '"dog"',
+                "null",
+                '[""]',
+                '{"dog": 2}',
+                '{"dog": "1"}',
+                '{"dog": []}',
+            )
         ),
     ],
 )
@@ -120,6 +218,30 @@ def test_lines_of_another_form_are_refused(tmp_path, refusal, text):
     write(tmp_path, "train.jsonl", f'{{"image": "a.png", "labels": []}}\n{text}\n')
     sentence = refusal(open_source, jsonl(tmp_path), "train")
     assert sentence.startswith(f"{tmp_path}/train.jsonl line 2 should be a JSON object with a path under 'image', and ")
+
+
+@pytest.mark.parametrize(
+    ("labels", "problem"),
+    [
+        ([5], "5, which is no name; "),
+        (["x", True], "True, which is no name; "),
+        (["None"], "'None', which stands for no value; "),
+        ({"NaN": 1}, "'NaN', which stands for no value; "),
+        (["['dog']"], "\"['dog']\", which is no list in JSON or Python; "),
+    ],
+)
+def test_values_that_are_no_labels_are_refused(tmp_path, refusal, labels, problem):
+    write(tmp_path, "train.jsonl", lines({"image": "a.png", "labels": ["x"]}, {"image": "b.png", "labels": labels}))
+    sentence = refusal(open_split, jsonl(tmp_path), "train")
+    assert sentence.startswith(f"{tmp_path}/train.jsonl line 2 has the label {problem}")
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-16-le"])
+def test_files_in_another_encoding_are_refused(tmp_path, refusal, encoding):
+    for name, text in (("csv", "image,labels\na.png,\u00e9\n"), ("jsonl", '{"image": "a.png", "labels": ["\u00e9"]}')):
+        (tmp_path / f"train.{name}").write_text(text, encoding=encoding)
+        sentence = refusal(open_source, settings(tmp_path, name=name, table=f"{{split}}.{name}"), "train")
+        assert sentence == f"{tmp_path}/train.{name} is not UTF-8; save it as UTF-8, in Excel as CSV UTF-8"
 
 
 # ------------------------------------------------------------------------------------------- CSV, one column per class
@@ -145,7 +267,7 @@ def test_the_class_file_selects_columns(tmp_path, refusal):
     )
     sentence = refusal(open_source, settings(tmp_path, label_column=""), "train", classes=["dog", "cow"])
     assert sentence.startswith(
-        f"{tmp_path}/train.csv has no column 'cow', which the list of classes names (columns: image, width, dog, cat); "
+        f"{tmp_path}/train.csv has no column 'cow', which the list of classes names (columns: width, dog, cat); "
     )
 
 
@@ -156,6 +278,7 @@ def test_the_class_file_selects_columns(tmp_path, refusal):
         ("image,cat,dog,\na.png,1,1,1\n", " has a column without a name; "),  # as spreadsheets write it
         (",image,cat,dog\n1,a.png,1,1\n", " has a column without a name; "),  # the index of a table
         ("image,dog,cat\na.png,1,0\nb.png,1,yes\n", " line 3 has the cell 'yes' where 1, 0 or empty should be; "),
+        ("image,dog,cat\na.png,1,0\na.png,1,1\n", " lines 2 and 3 give a.png two values of its label 'cat': 0 and 1; "),
         ("image,dog,cat\na.png,1,0\nb.png,1,-1\n", " line 3 has the cell '-1' where 1, 0 or empty should be; "),
     ],
 )
@@ -205,14 +328,38 @@ def test_a_table_without_splits_is_the_training_split(tmp_path, refusal):
         )
 
 
-def test_mixed_lines_with_and_without_a_split_are_refused(tmp_path, refusal):
-    rows = [{"image": "a.png", "split": "train", "labels": ["x"]}, {"image": "b.png", "labels": ["x"]}]
-    for given in (rows, rows[::-1]):
-        write(tmp_path, "all.jsonl", lines(*given))
-        sentence = refusal(open_source, jsonl(tmp_path, table="all.jsonl"), "train")
-        assert sentence == (
-            f"{tmp_path}/all.jsonl names the split of some images only; name the splits of all images or of none"
-        )
+SPELLINGS = ["Train", "train ", "training", "val", "valid", "Validation", "", "extra", "extra"]
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "Split.csv"])
+def test_each_spelling_of_a_split_is_used_or_counted(tmp_path, kind):
+    images = [f"{k}.png" for k in range(len(SPELLINGS))]
+    rows = [{"image": image, "labels": ["x"], "split": split} for image, split in zip(images, SPELLINGS, strict=True)]
+    for ordered in (rows, sorted(rows, key=lambda row: row["split"])):  # also with the row without a split first
+        if kind == "jsonl":
+            text = lines(*({key: value for key, value in row.items() if value} for row in ordered))
+        else:
+            header = f"image,labels,{' Split ' if 'Split' in kind else 'split'}"
+            text = "\n".join([header, *(f"{row['image']},x,{row['split']}" for row in ordered)])
+        write(tmp_path, f"t.{kind}", text, images)
+        data = settings(tmp_path, name=kind.rpartition(".")[2], table=f"t.{kind}", test_splits=())
+        splits = open_splits(data, ["val"])
+        found = {name: sorted(split.ids) for name, split in splits.items()}
+        assert found == {"train": images[:3], "val": images[3:6]}
+        (sentence,) = unused_input(usage for split in splits.values() for usage in split.usage)
+        assert sentence.startswith(f"{tmp_path}/t.{kind}: 3 of 9 rows are not used: ")
+        assert "1 without a split (line " in sentence
+        assert "2 of split 'extra', which is not one of train, val (line " in sentence
+
+
+def test_another_split_in_the_file_of_a_split_is_said(tmp_path):
+    write(tmp_path, "train.csv", "image,labels,split\na.png,x,Training\nb.png,x,test\n")
+    split = open_split(settings(tmp_path), "train")
+    assert len(split) == 2
+    assert unused_input(split.usage) == [
+        f"{tmp_path}/train.csv is the file of split train (data.table), so another split in 1 row (line 3: 'test') is "
+        "ignored"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -264,7 +411,7 @@ def test_class_files_have_one_name_per_line(tmp_path, refusal):
     path.write_text(" \n")
     assert refusal(read_classes, path) == f"{path} contains no class names; write one class name per line"
     path.write_bytes(b"caf\xe9\n")
-    assert refusal(read_classes, path).startswith(f"{path} is damaged: 'utf-8' codec can't decode byte")
+    assert refusal(read_classes, path).startswith(f"{path} is not UTF-8; ")
     path.unlink()
     assert refusal(read_classes, path) == f"cannot read {path}: No such file or directory"
 
@@ -315,7 +462,15 @@ def test_images_know_their_line_in_the_table(tmp_path, kind):
         ("image,labels\na.png,x,y\n", " line 2 has 3 cells, but there are 2 columns; "),
         ("image,labels\na.png\n", " line 2 has 1 cells, but there are 2 columns; "),
         ("image,labels\na.png,x\n,x\n", " line 3 has no image path"),
-        ("image,labels\na.png,x\nb.png,\na.png,y\n", " line 4 lists a.png again; delete one of the two"),
+        ("image;labels\na.png;x\n", " has no column 'image', which data.image_column names (columns: image;labels); "),
+        ('image,labels\na.png,"x\nb.png,y"\n', " line 2 has a line break in its labels, 'x\\nb.png,y'; close"),
+        ('image,labels\n"a.png,x\nb.png",y\n', " line 2 has the image 'a.png,x\\nb.png', which is not a path; "),
+        ("image,labels\na.png,x\na.png,\n", " lines 2 and 3 give a.png two values of its labels: some and none; "),
+        ("image,labels\na.png,x\nb.png,N/A\n", " line 3 has the label 'N/A', which stands for no value; leave it "),
+        *(
+            (f"image,labels\na.png,{cell}\n", f" line 2 has the labels {cell[1:-1]!r}, a literal that ")
+            for cell in ('"[car, dog]"', "\"{'car': 1}\"", '"[0, 1]"', "\"[['car']]\"", "\"array(['car'])\"")
+        ),
         (
             f"image,labels\na.png,{'x' * 200_000}\n",
             " is damaged: field larger than field limit (131072)",

@@ -22,6 +22,7 @@ from mlmoe_jax.data.split_checks import (
     label_warnings,
     shared_groups,
 )
+from mlmoe_jax.data.usage import Usage, join_usages, unused_input
 from mlmoe_jax.errors import DONE, FOUND_PROBLEMS
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.table import Column, Outcome, Table
@@ -40,8 +41,8 @@ def check_data(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
 
     Returns:
       `name` and `root` of the data set, `classes` (names), `splits` (name -> statistics), `duplicates` (images that are
-      in the data set twice), `problems` (sentences about errors that must be corrected) and `warnings` (sentences
-      about possible errors).
+      in the data set twice), `usage` (what was given, used and left out), `problems` (sentences about errors that must
+      be corrected) and `warnings` (sentences about possible errors).
 
     Raises:
       UserError: a split cannot be opened, or has no positive label.
@@ -61,14 +62,20 @@ def check_data(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
             split.name: _describe(split, inspection) for split, inspection in zip(splits, inspections, strict=True)
         },
         "duplicates": [item.document() for item in duplicates],
+        "usage": [account.document() for account in join_usages(_usages(splits))],
         "problems": [*problems, *(item.sentence() for item in duplicates if item.is_leak), *shared_groups(splits)],
         "warnings": [
+            *unused_input(_usages(splits)),
             *label_warnings(splits[0]),
             *contradictions(splits),
             *doubtful_labels(splits, config.data.separator if has_cells else ""),
             *(item.sentence() for item in duplicates if not item.is_leak),
         ],
     }
+
+
+def _usages(splits: Sequence[Split]) -> list[Usage]:
+    return [account for split in splits for account in split.usage]
 
 
 def _open_splits(config: ConfigDict) -> list[Split]:
@@ -160,6 +167,7 @@ def report_outcome(report: dict[str, Any]) -> Outcome:
         f"data set {report['name']}{root}: {len(report['classes']):,} classes",
         _split_table(report["splits"]),
         _class_table(report["classes"], report["splits"]),
+        _usage_table(report["usage"]),
         "\n".join(sentences) or "no problems found",
     )
     return Outcome(parts, report, FOUND_PROBLEMS if report["problems"] else DONE)
@@ -193,6 +201,23 @@ def _value_text(value: int | float | list[int]) -> str:
     if isinstance(value, list):
         return " ".join(map(str, value))
     return f"{value:,}" if isinstance(value, int) else f"{value:.2f}"
+
+
+def _usage_table(usage: Sequence[dict[str, Any]]) -> Table:
+    """Return a table of the input that was given, used and left out, with one row per file or folder."""
+    titles = ("given", "used", "merged", "left out")
+    columns = [Column("input", align="<"), *(Column(title, "{:,}".format) for title in titles)]
+    rows = [
+        [
+            f"{account['unit']}s of {account['place']}",
+            account["given"],
+            sum(account["used"].values()),
+            account["merged"],
+            sum(account["left_out"].values()),
+        ]
+        for account in usage
+    ]
+    return Table(columns, rows)
 
 
 def _class_table(classes: Sequence[str], splits: dict[str, dict[str, Any]]) -> Table:

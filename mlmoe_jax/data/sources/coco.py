@@ -7,7 +7,7 @@
 
 A label is positive when an image has any annotation of its category, crowds included. Labels are in the order of the
 file's `categories` (person, bicycle, car, …). 82,081 of the 82,783 training and 40,137 of the 40,504 validation images
-have an annotation. Images without one are dropped unless `keep_empty` is set.
+have an annotation. Images without one are left out unless `keep_empty` is set.
 
 `coco_json` reads your own images, with one file per split:
 
@@ -15,7 +15,8 @@ have an annotation. Images without one are dropped unless `keep_empty` is set.
     images/…                     # data.images: the folder to which each file_name is relative; it can contain {split}
 
 Without {split}, the only file is the whole training split, from which `data.val_fraction` can be held out. A class that
-is missing in the categories of another split is negative in this split.
+is missing in the categories of another split is negative in this split. Images without an annotation are kept, with all
+labels negative.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from mlmoe_jax.data.sources.own_images import open_own_images
 from mlmoe_jax.data.sources.rows import ImageRow, Listing, first_repeated, validated
 from mlmoe_jax.data.sources.source import DataSource, Published
 from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.runtime.files import damage_explained, read_bytes
+from mlmoe_jax.runtime.text import abbreviate, quantity
 
 COCO_FILES = Published(
     "coco2014", "annotations, train2014 and val2014", "https://cocodataset.org/#download", "coco-2014"
@@ -56,7 +59,7 @@ def open_coco2014(data_config: ConfigDict, split: str, classes: Sequence[str] | 
     return listed.to_split(folder, files, files)
 
 
-def read_instances(path: Path, *_: Any) -> tuple[list[ImageRow], list[str]]:
+def read_instances(path: Path) -> tuple[list[ImageRow], list[str]]:
     """Return the rows and the category names of an instances file in COCO's format.
 
     Images are sorted by their ids as strings (lexicographically).
@@ -68,6 +71,16 @@ def read_instances(path: Path, *_: Any) -> tuple[list[ImageRow], list[str]]:
     for annotation in content["annotations"]:
         labels[annotation["image_id"]][names[annotation["category_id"]]] = POSITIVE
     return [ImageRow(files[image], labels[image]) for image in sorted(files, key=str)], list(names.values())
+
+
+def _read_own(
+    path: Path, data_config: ConfigDict, folder: Path, known_classes: Sequence[str] | None, usage: Usage
+) -> tuple[list[ImageRow], list[str]]:
+    rows, categories = read_instances(path)
+    if empty := [row.image for row in rows if not row.labels]:
+        count = quantity(len(empty), "image")
+        usage.notes.append(f"has {count} without an annotation, whose labels are all negative: {abbreviate(empty, 3)}")
+    return rows, categories
 
 
 def _by_id(items: list[dict], kind: str, key: str) -> dict[Any, Any]:
@@ -82,4 +95,4 @@ def _by_id(items: list[dict], kind: str, key: str) -> dict[Any, Any]:
 
 
 COCO2014 = DataSource(open_coco2014, splits=("train", "val"), drops_empty=True, labels=80, published=COCO_FILES)
-COCO_JSON = DataSource(functools.partial(open_own_images, read_instances), drops_empty=True)
+COCO_JSON = DataSource(functools.partial(open_own_images, _read_own))

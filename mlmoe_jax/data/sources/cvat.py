@@ -21,6 +21,7 @@ from mlmoe_jax.data.images import read_size
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
 from mlmoe_jax.data.sources.rows import ImageRow
+from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import open_regular
 from mlmoe_jax.runtime.formats import parse_xml
@@ -38,7 +39,7 @@ DIFFICULT_MARK = (
 
 
 def _read(
-    path: Path, data_config: ConfigDict, folder: Path, known_classes: Sequence[str] | None
+    path: Path, data_config: ConfigDict, folder: Path, known_classes: Sequence[str] | None, usage: Usage
 ) -> tuple[Iterator[ImageRow], list[str] | None]:
     with open_regular(path) as file:
         root = parse_xml(file)

@@ -26,7 +26,7 @@ from mlmoe_jax.runtime.storage import OutputTarget, open_output
 
 
 def _read(
-    path: Path, data_config: ConfigDict, folder: Path, known_classes: Sequence[str] | None
+    path: Path, data_config: ConfigDict, folder: Path, known_classes: Sequence[str] | None, usage: Usage
 ) -> tuple[Iterator[ImageRow], Sequence[str] | None]:
     content = json.loads(read_bytes(path))
     classes, labels = content.get("classes"), content["labels"]

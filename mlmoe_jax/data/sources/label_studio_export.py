@@ -21,6 +21,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.label_codes import POSITIVE, UNKNOWN
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
 from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, read_classes
+from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained, read_bytes
 from mlmoe_jax.runtime.formats import parse_xml
@@ -54,7 +55,7 @@ def read_address(address: str) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- reading
 def _read(
-    path: Path, data_config: ConfigDict, folder: Path, known_classes: Sequence[str] | None
+    path: Path, data_config: ConfigDict, folder: Path, known_classes: Sequence[str] | None, usage: Usage
 ) -> tuple[Iterator[ImageRow], None]:
     control, key = data_config.label_column, data_config.image_column
     splits: dict[str, str | None] = {}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from etils import epath
     from ml_collections import ConfigDict
 
-    from mlmoe_jax.data.sources.rows import ImageRow
+    from mlmoe_jax.data.sources.own_images import ReadRows
 
 
 class LabelEntry(NamedTuple):
@@ -69,8 +69,8 @@ class Format:
 
     Attributes:
       suffix: suffix of the file; "" if the format is a folder.
-      read: (file or folder, `config.data`, folder of the images, known classes or None) -> (rows, label names). The
-        label names are None if the format does not list them.
+      read: (file or folder, `config.data`, folder of the images, known classes or None, account of the file) -> (rows,
+        label names). The label names are None if the format does not list them.
       write: (file, entries) -> sentence. It writes the entries. The sentence tells the user about further files; "" if
         there are none.
       require: raises UserError if the format cannot represent the names of the labels or images of a file.
@@ -79,7 +79,7 @@ class Format:
     """
 
     suffix: str
-    read: Callable[[Path, ConfigDict, Path, Sequence[str] | None], tuple[Iterable[ImageRow], Sequence[str] | None]]
+    read: ReadRows
     write: Callable[[LabelFile, Iterable[LabelEntry]], str]
     require: Callable[[LabelFile], None] = lambda file: None
     read_classes: Callable[[Path, ConfigDict], Sequence[str]] | None = None

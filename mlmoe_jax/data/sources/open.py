@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -108,7 +109,10 @@ def open_split(
     if not skips:
         _require_files(opened)
     if holds_out:
-        opened = _hold_out(opened, split, data_config, seed)
+        whole, opened = opened, _hold_out(opened, split, data_config, seed)
+        count = len(opened) if split == data_config.val_split else len(whole) - len(opened)
+        usage = (account.hold_out(whole.name, data_config.val_split, count) for account in opened.usage)
+        opened = replace(opened, usage=tuple(usage))
     return opened.without_missing() if skips and not keep_missing else opened
 
 
@@ -144,7 +148,9 @@ def _drop_empty(split: Split, data_config: ConfigDict) -> Split:
             f"no image of split {split.name} of {data_config.name} has a positive label; check its files or set "
             "data.keep_empty"
         )
-    return split if positive.all() else split.take(np.flatnonzero(positive), split.name)
+    empty = [split.ids[row] for row in np.flatnonzero(~positive)]
+    kept = split.take(np.flatnonzero(positive), split.name) if empty else split
+    return kept.leave_out("without a positive label, which data.keep_empty would keep", empty) if empty else kept
 
 
 def _require_files(split: Split) -> None:

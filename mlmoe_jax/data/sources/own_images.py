@@ -4,7 +4,7 @@ The file is a table (tables.py), annotations in COCO's format (coco.py), or the 
 (labeling_formats.py). `data.table` is its path below `data.root`. If it contains {split}, there is one file per split,
 and splits that a file names are ignored. Otherwise, the file may name the split of each image, or it is the training
 split, of which `data.val_fraction` can be held out. Paths of images are relative to `data.images`, which can also
-contain {split}. Images that nobody has labeled are left out.
+contain {split}. Images that nobody has labeled are left out and counted.
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.data.sources.rows import ImageRow, ListedImages, Listing, read_classes, validated
 from mlmoe_jax.data.sources.source import DataSource, data_folder
 from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
 
 SPREADSHEETS = (".xlsx", ".xls", ".ods")
 
-# (file, `config.data`, folder of the images, known classes) -> the rows, and the classes if the file lists them
-ReadRows = Callable[[Path, ConfigDict, Path, Sequence[str] | None], tuple[Iterable[ImageRow], Sequence[str] | None]]
+# (file, `config.data`, folder of the images, known classes, account of the file) -> the rows, and the classes if the
+# file lists them
+ReadRows = Callable[
+    [Path, ConfigDict, Path, Sequence[str] | None, Usage], tuple[Iterable[ImageRow], Sequence[str] | None]
+]
 
 
 def open_own_images(
@@ -50,17 +54,31 @@ def open_own_images(
     refuse_spreadsheet(path)
     if data_config.classes:
         classes = _read_classes(data_config)
-    listing = Listing(path, split, "" if "{split}" in table else data_config.train_split)
     folder = Path(data_config.root).expanduser() / data_config.images.replace("{split}", split)
+    has_one_split = "{split}" in table
+    listing = Listing(
+        path,
+        split,
+        "" if has_one_split else data_config.train_split,
+        (split,) if has_one_split else used_splits(data_config, split),
+        f"{folder.absolute()}".rstrip("/") + "/",
+    )
+    usage = Usage(f"{path}", "image")
     with damage_explained(path):
-        rows, own_classes = read_rows(path, data_config, folder, classes)
-        listed = validated(rows, listing, classes or own_classes)
+        rows, own_classes = read_rows(path, data_config, folder, classes, usage)
+        listed = validated(rows, listing, classes or own_classes, usage)
     if data_config.group_column and listed.groups is None:
         raise UserError(
             f"{path} has no group in the column '{data_config.group_column}' for any image of split {split}; fill it, "
             "or correct or clear data.group_column"
         )
     return _make_split(data_config, listed, folder)
+
+
+def used_splits(data_config: ConfigDict, split: str) -> tuple[str, ...]:
+    """Return the names of the splits that files can assign to images: those of the config, and the split to open."""
+    val = "" if data_config.val_fraction else data_config.val_split
+    return tuple(filter(None, dict.fromkeys((data_config.train_split, val, *data_config.test_splits, split))))
 
 
 def _read_classes(data_config: ConfigDict) -> Sequence[str]:
@@ -76,16 +94,13 @@ def _make_split(data_config: ConfigDict, listed: ListedImages, folder: Path) -> 
     If each split has its own folder `data.images`, ids begin with the name of the split. File names of different splits
     may be equal.
     """
-    start = f"{folder.absolute()}".rstrip("/") + "/"
-    outside = [image for image in listed.images if image.startswith("/") and not image.startswith(start)]
-    if outside:
+    if outside := [image for image in listed.images if image.startswith("/")]:
         raise UserError(
             f"{listed.listing.path} lists {outside[0]}, which is not below {folder}; set data.images to a folder above "
             "all images, such as /"
         )
-    files = [image.removeprefix(start) for image in listed.images]
     prefix = f"{listed.listing.split}/" if "{split}" in data_config.images else ""
-    return listed.to_split(folder, files, [f"{prefix}{file}" for file in files])
+    return listed.to_split(folder, ids=[f"{prefix}{image}" for image in listed.images])
 
 
 def refuse_spreadsheet(path: str | os.PathLike) -> None:

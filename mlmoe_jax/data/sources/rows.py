@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
 from array import array
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,45 +15,30 @@ import numpy as np
 from jaxtyping import Int8
 
 from mlmoe_jax.data.images import ImageFiles
-from mlmoe_jax.data.label_codes import NEGATIVE
+from mlmoe_jax.data.label_codes import NEGATIVE, UNKNOWN
+from mlmoe_jax.data.sources.names import label_problem, split_key
 from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.usage import LeftOut, Usage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained, open_text
-from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.text import compose, quantity
+from mlmoe_jax.runtime.text import abbreviate, compose, quantity
 
 _Name = TypeVar("_Name", bound=Hashable)
 SPLIT_COLUMN = "split"  # the column or key that names the split of an image
-_SPELLINGS = {
-    "train": ("training", "trn", "tr"),
-    "val": ("valid", "validation", "dev", "devel", "development"),
-    "test": ("testing", "tst"),
-}
-_KEY_OF_SPELLING = {spelling: key for key, spellings in _SPELLINGS.items() for spelling in spellings}
-
-
-def split_key(name: str) -> str:
-    """Return a key that is equal for all usual spellings of the name of a split.
-
-    Case, spaces, hyphens and underscores do not count, nor does a word such as "set" at the end: "Training set" and
-    "train" have the key "train", "valid" and "dev" the key "val".
-    """
-    plain = re.sub(r"[\s_-]+", "_", compose(name).strip().casefold())
-    stem = re.sub(r"_?(set|split|data|images)$", "", plain)
-    known = _KEY_OF_SPELLING.get(stem, stem)
-    return known if known in _SPELLINGS else plain
+SHOWN_SPLITS = 8  # names of splits that are not used, which the account counts one by one
 
 
 class ImageRow(NamedTuple):
-    """One image with its labels, as a source lists it.
+    """The labels of one image, as a source lists them. The rows of an image are merged.
 
     Attributes:
       image: path of the image.
       labels: label -> code; None if nobody has labeled the image.
       other_labels: the code of all labels that are not in `labels`.
-      split: name of the split of the image; None if the source does not assign the image to a split.
+      split: name of the split of the image; None or blank if the source does not assign the image to a split.
       group: name of the group of the image, such as a patient; "" if the image is a group of its own.
       line: line number of the image in a table; 0 if the file does not have one line per image.
+      is_complete: whether no other row of the image can add a label, because the row has a value for each label.
     """
 
     image: str
@@ -62,6 +47,12 @@ class ImageRow(NamedTuple):
     split: str | None = None
     group: str = ""
     line: int = 0
+    is_complete: bool = False
+
+    @property
+    def position(self) -> str:
+        """The line or the image, for the account of a file."""
+        return f"line {self.line}" if self.line else self.image
 
 
 @dataclass(frozen=True)
@@ -71,19 +62,24 @@ class Listing:
     Attributes:
       path: the file or folder.
       split: name of the split to open.
-      train_split: name of the split to which rows without a split belong. "" means that all rows of the file belong to
+      train_split: name of the split of all rows if no row names a split. "" means that all rows of the file belong to
         the split to open, even if they name another split.
+      splits: names of all splits that are used.
+      folder: the folder of the images as an absolute path with / at its end. It is removed from the paths of images.
     """
 
     path: str | os.PathLike
     split: str
     train_split: str = ""
+    splits: Sequence[str] = ()
+    folder: str = ""
 
-    def includes(self, split: str | None) -> bool:
-        """Return whether a row belongs to the split to open. `split` is the split that the row names, or None."""
-        if not self.train_split:
-            return True
-        return (self.train_split if split is None else split) == self.split
+    def find_split(self, name: str) -> str | None:
+        """Return the element of `splits` that `name` names in any usual spelling, see `split_key`; None without one."""
+        if name in self.splits:
+            return name
+        same = [split for split in self.splits if split_key(split) == split_key(name)]
+        return same[0] if len(same) == 1 else None
 
     def line(self, number: int) -> str:
         """Return a description of the file and a line for errors.
@@ -91,6 +87,12 @@ class Listing:
         Without line numbers (`number` is 0) it names only the file.
         """
         return f"{self.path} line {number}" if number else f"{self.path}"
+
+    def image_path(self, image: str) -> str:
+        """Return the path of an image without parts such as ./ and dir/../, with single forward slashes."""
+        if "\\" in image or "./" in image or "//" in image:
+            image = os.path.normpath(image.replace("\\", "/"))
+        return image.removeprefix(self.folder)
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ class ListedImages:
       labels: label codes i8[N,K].
       groups: name of each image's group, or "" for a group of its own. None if no image has a named group.
       lines: line number of each image in the table; empty if the file does not have one line per image.
+      usage: the account of the file.
     """
 
     listing: Listing
@@ -112,6 +115,7 @@ class ListedImages:
     labels: Int8[np.ndarray, "n k"]
     groups: list[str] | None
     lines: Sequence[int]
+    usage: Usage
 
     def to_split(
         self, folder: str | os.PathLike, files: Sequence[str] | None = None, ids: Sequence[str] | None = None
@@ -126,133 +130,270 @@ class ListedImages:
         table = os.path.basename(self.listing.path)
         images = ImageFiles(folder, self.images if files is None else files, table, self.lines)
         ids = self.images if ids is None else ids
-        return Split(self.listing.split, self.classes, self.labels, ids, images, self.groups)
+        return Split(self.listing.split, self.classes, self.labels, ids, images, self.groups, usage=(self.usage,))
 
 
-def validated(rows: Iterable[ImageRow], listing: Listing, classes: Sequence[str] | None = None) -> ListedImages:
+def validated(
+    rows: Iterable[ImageRow], listing: Listing, classes: Sequence[str] | None = None, usage: Usage | None = None
+) -> ListedImages:
     """Check the rows of a source, and return the images of one split.
 
     Args:
       rows: the rows of all splits, in the order of the images.
       listing: the file that lists the images, and the split to open.
       classes: names of the classes, in order. None means the labels of all rows, sorted by name.
+      usage: the account of the file, to which the rows are added; None begins an account.
 
     Raises:
-      UserError: no row belongs to the split, an image is listed twice, or a label is not one of the classes.
+      UserError: no row belongs to the split, the rows of an image contradict each other, or a label is not a name or
+        not one of the classes.
     """
-    selection = _Selection(listing, classes)
+    selection = _Selection(listing, classes, Usage(f"{listing.path}", "image") if usage is None else usage)
     for row in rows:
         selection.add(row)
-    if selection.unlabeled and selection.images:
-        status(f"{quantity(selection.unlabeled, 'image')} of {listing.path} without labels are left out")
     return selection.result()
 
 
 class _Selection:
-    """The rows of the split to open, collected as arrays. It also records why other rows are not used, for errors.
+    """The rows of the split to open, collected as arrays, and the account of all rows.
 
     Attributes:
-      columns: label -> its column. The classes are first, then other labels in the order of the rows.
-      images: the images of the split, as the keys of a dict.
-      splits: names of the splits in all rows.
-      unlabeled: the number of images of the split that nobody has labeled. They are left out.
+      usage: the account.
+      splits: split, as rows spell it -> the split that uses these rows; None if none does.
+      counts: split, as rows spell it -> the number of rows.
+      positions: split, as rows spell it -> the position of the first row.
+      unlabeled: the number of images of the split to open that nobody has labeled.
+      column_of_label: label -> its column. The classes are first, then other labels in the order of the rows.
+      columns: label, as rows spell it -> its column.
+      has_spellings: whether a label is spelled in another way than it is named.
       first_unknown: line and name of the first label that is not one of the classes.
+      rows: the key of an image -> its row in the arrays. Further rows of the arrays were merged into later ones.
     """
 
-    def __init__(self, listing: Listing, classes: Sequence[str] | None):
-        if classes and (repeated := first_repeated(classes)):
+    def __init__(self, listing: Listing, classes: Sequence[str] | None, usage: Usage):
+        self.listing, self.usage = listing, usage
+        self.classes = None if classes is None else tuple(map(compose, classes))
+        if repeated := first_repeated(self.classes or ()):
             raise UserError(f"{listing.path} names the class '{repeated}' twice")
-        self.listing, self.classes = listing, classes
-        self.columns = {_text(name): k for k, name in enumerate(classes or ())}
-        self.images: dict[str, None] = {}
-        self.splits: set[str | None] = set()
+        self.splits: dict[str | None, str | None] = {}
+        self.counts: Counter[str | None] = Counter()
+        self.positions: dict[str | None, str] = {}
         self.unlabeled = 0
+        self.column_of_label = {name: k for k, name in enumerate(self.classes or ())}
+        self.columns: dict[str, int] = {}
+        self.has_spellings = False
         self.first_unknown: tuple[int, str] | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self.rows: dict[str, int] = {}
+        self.merged = LeftOut()
+        self.images: list[str] = []
         self.groups: list[str] = []
-        self.lines, self.other_labels = array("q"), array("b")
-        self.label_counts, self.label_columns, self.label_codes = array("i"), array("i"), array("b")
+        self.lines, self.other_labels, self.is_complete = array("q"), array("b"), array("b")
+        self.label_ends, self.label_columns, self.label_codes = array("q"), array("i"), array("b")
 
     def add(self, row: ImageRow) -> None:
-        """Add a row of the split to open. If the row is not used, record the reason."""
-        self.splits.add(row.split)
-        included = self.listing.includes(row.split)
-        if row.labels is None:
-            self.unlabeled += included
+        """Add a row to the account and, if it belongs to the split to open, to the images."""
+        split = self.splits[row.split] if row.split in self.splits else self._add_split(row)
+        if row.labels is None and split is not None:
+            self.unlabeled += split == self.listing.split
+            self.usage.leave_out("without labels", row.position)
             return
+        self.counts[row.split] += 1
+        if split is None:
+            return
+        included = split == self.listing.split
         if included or self.classes is None:
             for name in row.labels:
                 if name not in self.columns:
-                    self.columns[_text(name)] = len(self.columns)
-                    self.first_unknown = self.first_unknown or (row.line, name)
-        if not included:
-            return
-        if not row.image:
+                    self._add_label(name, row)
+        if included:
+            self._add_image(row)
+
+    # ------------------------------------------------------------------------------------------------------- splits
+    def _add_split(self, row: ImageRow) -> str | None:
+        """Return the split that uses a row, whose split is spelled as in no earlier row; None if none does."""
+        listing, name = self.listing, row.split
+        if not isinstance(name, str | None):
+            raise UserError(f"{listing.line(row.line)} has the split {name!r}, which is not text; enclose it in quotes")
+        if not listing.train_split:
+            split = listing.split
+        else:
+            earlier_are_blank = all(map(_is_blank, self.splits))
+            if _is_blank(name):
+                split = listing.train_split if earlier_are_blank else None
+            else:
+                split = listing.find_split(name)
+                if earlier_are_blank:
+                    self.splits = dict.fromkeys(self.splits)
+                    self._clear()
+        self.positions[name] = row.position
+        self.splits[name] = split
+        return split
+
+    def _count_splits(self) -> None:
+        """Add the rows that belong to a split, and those that belong to none, to the account."""
+        listing, usage, contrary = self.listing, self.usage, LeftOut()
+        for name, count in self.counts.items():
+            split, position = self.splits[name], self.positions[name]
+            if split is not None:
+                usage.use(split, count)
+                if not (listing.train_split or _is_blank(name) or split_key(name) == split_key(split)):
+                    contrary.add(f"{position}: '{name}'", count)
+            elif _is_blank(name):
+                usage.leave_out("without a split", position, count)
+            elif len(usage.left_out) < SHOWN_SPLITS:
+                usage.leave_out(f"of split '{name}', which is not one of {', '.join(listing.splits)}", position, count)
+            else:
+                usage.leave_out("of other splits", f"'{name}'", count)
+        if contrary.count:
+            usage.notes.append(
+                f"is the file of split {listing.split} (data.table), so another split in "
+                f"{quantity(contrary.count, 'row')}{contrary} is ignored"
+            )
+
+    # ------------------------------------------------------------------------------------------------------- labels
+    def _add_label(self, name: object, row: ImageRow) -> None:
+        """Find or add the column of a label that is spelled as in no earlier row; UserError if it is not a name."""
+        label = compose(name).strip() if isinstance(name, str) else ""
+        if label not in self.column_of_label:
+            if problem := label_problem(label):
+                raise UserError(f"{self.listing.line(row.line)} has the label {name!r:.100}, {problem}")
+            self.first_unknown = self.first_unknown or (row.line, label)
+            self.column_of_label[label] = len(self.column_of_label)
+        self.has_spellings |= name != label
+        self.columns[name] = self.column_of_label[label]
+
+    # ------------------------------------------------------------------------------------------------------- images
+    def _add_image(self, row: ImageRow) -> None:
+        image = row.image
+        if not image:
             raise UserError(f"{self.listing.line(row.line)} has no image path")
-        if row.image in self.images:
-            raise UserError(f"{self.listing.line(row.line)} lists {row.image} again; delete one of the two")
-        self.images[_text(row.image)] = None
+        if not isinstance(image, str) or "\n" in image:
+            line = self.listing.line(row.line)
+            raise UserError(f"{line} has the image {image!r:.100}, which is not a path; close the quote before it")
+        image = self.listing.image_path(image)
+        key = compose(image)
+        columns, codes = map(self.columns.__getitem__, row.labels), row.labels.values()
+        if self.has_spellings or key in self.rows:
+            row, merged = self._merge(row, self.rows.get(key))
+            columns, codes = merged, merged.values()
+        self.rows[key] = len(self.images)
+        self.images.append(image)
         self.groups.append(row.group)
         self.lines.append(row.line)
         self.other_labels.append(row.other_labels)
-        self.label_counts.append(len(row.labels))
-        self.label_columns.extend(map(self.columns.__getitem__, row.labels))
-        self.label_codes.extend(row.labels.values())
+        self.is_complete.append(row.is_complete)
+        self.label_columns.extend(columns)
+        self.label_codes.extend(codes)
+        self.label_ends.append(len(self.label_columns))
 
+    def _merge(self, row: ImageRow, at: int | None) -> tuple[ImageRow, dict[int, int]]:
+        """Merge the labels of a row that are spelled in two ways, and the row with row `at` of the arrays, if not None.
+
+        Return the row, and column -> code. Raises UserError if two values of a label or of the group differ.
+        """
+        codes: dict[int, int] = {}
+        for name, code in row.labels.items():
+            self._require_equal(self.columns[name], codes.setdefault(self.columns[name], code), code, row, row.line)
+        if at is None:
+            return row, codes
+        start, end, line = self.label_ends[at - 1] if at else 0, self.label_ends[at], self.lines[at]
+        earlier = dict(zip(self.label_columns[start:end], self.label_codes[start:end], strict=True))
+        group, others = self.groups[at], (self.other_labels[at], row.other_labels)
+        if row.group and group and row.group != group:
+            raise self._contradiction(row, line, f"group: '{group}' and '{row.group}'")
+        # A row that only lists its labels says nothing about a label of another row.
+        defaults = [
+            other if is_complete else UNKNOWN
+            for other, is_complete in zip(others, (self.is_complete[at], row.is_complete), strict=True)
+        ]
+        if others == (NEGATIVE, NEGATIVE) and bool(codes) != bool(earlier) and not row.is_complete:
+            raise self._contradiction(row, line, "labels: some and none")
+        merged = {}
+        for column in {**earlier, **codes}:
+            first, second = earlier.get(column, defaults[0]), codes.get(column, defaults[1])
+            self._require_equal(column, first, second, row, line)
+            merged[column] = second if first == UNKNOWN else first
+        self.merged.add(row.position)
+        other = NEGATIVE if NEGATIVE in others else others[0]
+        return row._replace(other_labels=other, group=group or row.group, line=line), merged
+
+    def _require_equal(self, column: int, first: int, second: int, row: ImageRow, line: int) -> None:
+        if first != second and UNKNOWN not in (first, second):
+            label = list(self.column_of_label)[column]
+            raise self._contradiction(row, line, f"label '{label}': {first} and {second}")
+
+    def _contradiction(self, row: ImageRow, line: int, values: str) -> UserError:
+        give = f"lines {line} and {row.line} give" if line != row.line else "gives"
+        return UserError(f"{self.listing.path} {give} {row.image} two values of its {values}; correct one of them")
+
+    # ------------------------------------------------------------------------------------------------------- result
     def result(self) -> ListedImages:
         """Return the images of the split.
 
         Raises UserError if there are no images, or if a label is not one of the classes.
         """
-        path = self.listing.path
+        path, usage = self.listing.path, self.usage
         if not self.images:
             raise UserError(f"{path} {self._why_empty()}")
-        if None in self.splits and len(self.splits) > 1 and self.listing.train_split:
-            raise UserError(f"{path} names the split of some images only; name the splits of all images or of none")
         if self.classes is not None and self.first_unknown:
-            line, name = self.first_unknown
-            close = difflib.get_close_matches(name, self.classes, n=1)
-            hint = f"did you mean '{close[0]}'" if close else "correct it, or list all classes in data.classes"
-            count = len(self.classes)
-            raise UserError(
-                f"{self.listing.line(line)} has the label '{name}', which is not one of the {count} classes; {hint}"
-            )
-        if not self.columns:
+            raise UserError(self._why_unknown(*self.first_unknown))
+        if not self.column_of_label:
             raise UserError(
                 f"{path} contains no labels, so the classes are unknown; correct data.label_column, or set "
                 "data.classes to a file that lists the classes"
             )
-        classes = tuple(sorted(self.columns) if self.classes is None else self.classes)
-        groups = self.groups if any(self.groups) else None
-        lines = self.lines if any(self.lines) else ()
-        return ListedImages(self.listing, classes, list(self.images), self._labels(classes), groups, lines)
+        self._count_splits()
+        if merged := self.merged.count:
+            usage.merge(self.listing.split, merged)
+            usage.notes.append(f"lists images again in {quantity(merged, 'row')}{self.merged}, which are merged")
+        spellings = Counter(self.columns.values())
+        if several := [name for name, column in self.column_of_label.items() if spellings[column] > 1]:
+            usage.notes.append(f"spells labels in several ways that look alike and are merged: {abbreviate(several)}")
+        classes = tuple(sorted(self.column_of_label) if self.classes is None else self.classes)
+        live = list(self.rows.values())
+        groups = [self.groups[at] for at in live] if any(self.groups) else None
+        lines = array("q", map(self.lines.__getitem__, live)) if any(self.lines) else ()
+        images = [self.images[at] for at in live]
+        return ListedImages(self.listing, classes, images, self._labels(classes, live), groups, lines, usage)
 
-    def _labels(self, classes: Sequence[str]) -> Int8[np.ndarray, "n k"]:
+    def _labels(self, classes: Sequence[str], live: Sequence[int]) -> Int8[np.ndarray, "n k"]:
         position = {name: k for k, name in enumerate(classes)}
-        order = np.array([position[name] for name in self.columns], np.int64)
-        rows = np.repeat(np.arange(len(self.images)), self.label_counts)
-        labels = np.empty((len(self.images), len(classes)), np.int8)
-        labels[:] = np.asarray(self.other_labels)[:, None]
-        labels[rows, order[np.asarray(self.label_columns)]] = np.asarray(self.label_codes)
+        order = np.array([position[name] for name in self.column_of_label], np.int64)
+        numbers = np.full(len(self.images), -1)
+        numbers[live] = np.arange(len(live))
+        rows = np.repeat(numbers, np.diff(self.label_ends, prepend=0))
+        kept = rows >= 0
+        labels = np.empty((len(live), len(classes)), np.int8)
+        labels[:] = np.asarray(self.other_labels)[live][:, None]
+        labels[rows[kept], order[np.asarray(self.label_columns)[kept]]] = np.asarray(self.label_codes)[kept]
         return labels
+
+    def _why_unknown(self, line: int, name: str) -> str:
+        close = difflib.get_close_matches(name, self.classes, n=1)
+        hint = f"did you mean '{close[0]}'" if close else "correct it, or list all classes in data.classes"
+        count = len(self.classes)
+        return f"{self.listing.line(line)} has the label '{name}', which is not one of the {count} classes; {hint}"
 
     def _why_empty(self) -> str:
         train, split = self.listing.train_split, self.listing.split
         if self.unlabeled:
             return f"has no labeled image ({quantity(self.unlabeled, 'image')} without labels); label some first"
-        if not self.splits:
+        if not self.counts:
             return "lists no images"
-        if self.splits == {None}:
+        if all(map(_is_blank, self.counts)):
             return (
                 f"has no splits, so all its images are in split {train} and none in {split}; write one table per split "
                 "and use {split} in data.table, or hold out images with data.val_fraction and clear data.test_splits"
             )
-        return f"lists no images of split {split}; its splits are {', '.join(sorted(map(str, self.splits)))}"
+        named = sorted(name for name in self.counts if not _is_blank(name))
+        return f"lists no images of split {split}; its splits are {abbreviate(named)}"
 
 
-def _text(name: object) -> str:
-    if not isinstance(name, str):
-        raise ValueError(f"the names of images and labels should be text, not {name!r}")
-    return name
+def _is_blank(name: str | None) -> bool:
+    return not (name and name.strip())
 
 
 def first_repeated(names: Iterable[_Name]) -> _Name | None:
@@ -271,7 +412,7 @@ def read_classes(path: Path) -> tuple[str, ...]:
     Raises UserError if the file is missing or empty, or if a name is repeated.
     """
     with damage_explained(path), open_text(path) as file:
-        names = [line.strip() for line in file if line.strip()]
+        names = [compose(line.strip()) for line in file if line.strip()]
     if not names or (repeated := first_repeated(names)):
         wrong = f"names the class '{repeated}' twice" if names else "contains no class names"
         raise UserError(f"{path} {wrong}; write one class name per line")

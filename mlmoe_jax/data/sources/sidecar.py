@@ -33,7 +33,13 @@ _SHORTEST = 3  # in tags with at most this many letters, such as ^_^, the tagger
 
 
 def _read(
-    path: Path, data_config: ConfigDict, folder: Path, known_classes: Sequence[str] | None, *, listed: bool
+    path: Path,
+    data_config: ConfigDict,
+    folder: Path,
+    known_classes: Sequence[str] | None,
+    usage: Usage,
+    *,
+    listed: bool,
 ) -> tuple[Iterator[ImageRow], Sequence[str] | None]:
     names = _read_tags(path / TAGS) if listed else None
     name_of_spelling = {spelling: name for name in reversed(names or ()) for spelling in _spellings(name)}

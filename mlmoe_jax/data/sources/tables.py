@@ -1,9 +1,10 @@
 """Tables of labels, CSV and JSONL, for your own images.
 
 `data.table` is the path of the table below `data.root`. If it contains {split}, there is one table per split.
-Otherwise, a column (or key) `split` assigns rows to splits. Without it, the table is the training split, of which
-`data.val_fraction` can be held out. Paths of images are relative to `data.images`, which can also contain {split}.
-All listed images are used. An image without labels is an example without any class.
+Otherwise, a column (or key) `split` assigns rows to splits, in any usual spelling. Without it, the table is the
+training split, of which `data.val_fraction` can be held out. Paths of images are relative to `data.images`, which can
+also contain {split}. An image without labels is an example without any class. The rows of an image are merged. Rows of
+other splits, and without a split if other rows have one, are left out and counted.
 
 CSV, one column with the names of the positive labels; all other labels are negative:
 
@@ -11,8 +12,10 @@ CSV, one column with the names of the positive labels; all other labels are nega
     beach/001.jpg,sea;sand
     beach/002.jpg,
 
-CSV, one column per class (`data.label_column` is empty): 1 positive, 0 negative, empty unknown (and 1.0 and 0.0, which
-other programs write for columns with empty cells):
+A cell can also be a list of names in JSON or Python, as other programs write it.
+
+CSV, one column per class (`data.label_column` is empty): 1 positive, 0 negative, empty unknown (and 1.0, 0.0, True and
+False, as other programs write them):
 
     image,sea,sand
     beach/001.jpg,1,1
@@ -39,7 +42,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,12 +52,17 @@ from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.data.sources.own_images import open_own_images
 from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, first_repeated
 from mlmoe_jax.data.sources.source import DataSource
+from mlmoe_jax.data.usage import LeftOut, Usage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import formats
 from mlmoe_jax.runtime.files import open_text
-from mlmoe_jax.runtime.text import abbreviate
+from mlmoe_jax.runtime.text import abbreviate, compose, quantity
 
-CODE_OF_CELL = {"1": POSITIVE, "0": NEGATIVE, "": UNKNOWN, "1.0": POSITIVE, "0.0": NEGATIVE}
+CODE_OF_CELL = {
+    **{"1": POSITIVE, "0": NEGATIVE, "": UNKNOWN, "1.0": POSITIVE, "0.0": NEGATIVE},
+    **dict.fromkeys(("True", "true", "TRUE"), POSITIVE),
+    **dict.fromkeys(("False", "false", "FALSE"), NEGATIVE),
+}
 CODE_OF_VALUE = {1: POSITIVE, 0: NEGATIVE, None: UNKNOWN}  # in JSON
 _NUMBER = re.compile(r"^(\d+)\.0$")  # a number of a group, as other programs write it in a column with empty cells
 ReadLabels = Callable[[list[str], int], dict[str, int]]  # (cells of a row, its line) -> label -> code
@@ -62,48 +70,93 @@ ReadLabels = Callable[[list[str], int], dict[str, int]]  # (cells of a row, its 
 
 # --------------------------------------------------------------------------------------------------------------- JSONL
 def read_jsonl(
-    path: Path, data_config: ConfigDict, folder: Path, classes: Sequence[str] | None
+    path: Path, data_config: ConfigDict, folder: Path, classes: Sequence[str] | None, usage: Usage
 ) -> tuple[Iterator[ImageRow], None]:
     """Return the rows of a JSONL file, and None in place of class names.
 
     Iterating over the rows raises UserError at a line that has another form.
     """
-    return _jsonl_rows(path, data_config), None
+    usage.unit = "row"
+    return _jsonl_rows(path, data_config, usage), None
 
 
-def _jsonl_rows(path: Path, data_config: ConfigDict) -> Iterator[ImageRow]:
+def _jsonl_rows(path: Path, data_config: ConfigDict, usage: Usage) -> Iterator[ImageRow]:
+    keys: dict[str, None] = {}
     with open_text(path) as file:
         for line, text in enumerate(file, 1):
             if not text.strip():
                 continue
             try:
-                row = _parse_line(text, line, data_config)
+                record = json.loads(text, object_pairs_hook=_unique)
+                row = _make_row(record, line, data_config)
             except Exception as error:  # JSON of another form raises errors of many types
                 raise UserError(
                     f"{path} line {line} should be a JSON object with a path under '{data_config.image_column}', and "
                     f"under '{data_config.label_column}' labels as a list of names, or as an object that maps names to "
                     f"1, 0 or null, not {text.strip()[:80]}"
                 ) from error
+            keys.update(record)
             yield row
+    _note_unused(usage, "key", keys, {_find(keys, name) for name in _named_columns(data_config)})
 
 
-def _parse_line(text: str, line: int, data_config: ConfigDict) -> ImageRow:
-    """Convert a line of JSON to a row. A line of another form raises an exception of any type."""
-    record = json.loads(text)
-    labels, split = record[data_config.label_column], record.get(SPLIT_COLUMN)
-    group = record.get(data_config.group_column) if data_config.group_column else None
-    if "" in labels or not isinstance(split, str | None) or not isinstance(group, str | int | None):
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the members of a JSON object as a dict; ValueError if a key is repeated, which JSON would drop."""
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        raise ValueError("a key is repeated")
+    return record
+
+
+def _make_row(record: dict[str, Any], line: int, data_config: ConfigDict) -> ImageRow:
+    """Convert the JSON value of a line to a row. A value of another form raises an exception of any type."""
+    image, labels, split, group = (record.get(_find(record, name)) for name in _named_columns(data_config))
+    if "" in labels or not isinstance(group, str | int | None) or not isinstance(split, str | int | None):
         raise ValueError("a label, the split or the group is not a name")
-    image, group = os.fspath(record[data_config.image_column]), "" if group is None else str(group).strip()
+    group, split = ("" if group is None else str(group).strip()), (None if split is None else str(split))
     if isinstance(labels, list):
-        return ImageRow(image, dict.fromkeys(labels, POSITIVE), NEGATIVE, split, group, line)
+        return ImageRow(os.fspath(image), dict.fromkeys(labels, POSITIVE), NEGATIVE, split, group, line)
     codes = {name: CODE_OF_VALUE[value] for name, value in labels.items()}
-    return ImageRow(image, codes, UNKNOWN, split, group, line)
+    return ImageRow(os.fspath(image), codes, UNKNOWN, split, group, line)
+
+
+# ------------------------------------------------------------------------------------------------------------- columns
+def _named_columns(data_config: ConfigDict) -> tuple[str, str, str, str]:
+    """Return the names of the columns or keys of the image, its labels, its split and its group."""
+    return data_config.image_column, data_config.label_column, SPLIT_COLUMN, data_config.group_column
+
+
+def _find(columns: Iterable[str], name: str) -> str | None:
+    """Return the element of `columns` that is `name`, or that differs from it only in case and spaces; None without."""
+    if name in columns:
+        return name
+    plain = compose(name).strip().casefold()
+    return next((column for column in columns if plain and compose(column).strip().casefold() == plain), None)
+
+
+def find_column(header: Sequence[str], name: str, named_by: str, path: str | os.PathLike) -> int:
+    """Return the index of the column `name` in `header`, in any case; UserError if there is no such column.
+
+    `named_by` is the config key or the list from which the name comes, for the error.
+    """
+    if (column := _find(header, name)) is None:
+        marks = [mark for mark in ";\t|" if len(header) == 1 and mark in header[0]]
+        remedy = f"save it with commas instead of {marks[0]!r}" if marks else "correct one of the two"
+        raise UserError(
+            f"{path} has no column '{name}', which {named_by} names (columns: {abbreviate(header)}); {remedy}"
+        )
+    return header.index(column)
+
+
+def _note_unused(usage: Usage, noun: str, columns: Iterable[str], used: Collection[str | None]) -> None:
+    """Add a note about columns or keys that are not used to the account of a table."""
+    if unused := [column for column in columns if column not in used]:
+        usage.notes.append(f"has {quantity(len(unused), noun)} that no key of the config names: {abbreviate(unused)}")
 
 
 # ----------------------------------------------------------------------------------------------------------------- CSV
 def read_csv(
-    path: Path, data_config: ConfigDict, folder: Path, classes: Sequence[str] | None
+    path: Path, data_config: ConfigDict, folder: Path, classes: Sequence[str] | None, usage: Usage
 ) -> tuple[Iterator[ImageRow], Sequence[str] | None]:
     """Return the rows of a CSV table, and its classes.
 
@@ -114,49 +167,77 @@ def read_csv(
     """
     with open_text(path) as file:
         header = _read_header(csv.reader(file, skipinitialspace=True), path)
+    image = find_column(header, data_config.image_column, "data.image_column", path)
+    group = data_config.group_column
+    group = find_column(header, group, "data.group_column", path) if group else None
+    split = _find(header, SPLIT_COLUMN)
+    columns = (image, None if split is None else header.index(split), group)
+    others = [name for at, name in enumerate(header) if at not in columns]
     if data_config.label_column:
-        return _csv_rows(path, data_config, _names_reader(header, data_config, path)), None
-    own_classes = _class_columns(header, data_config, classes, path)
-    return _csv_rows(path, data_config, _codes_reader(header, own_classes, path)), own_classes
+        label = "data.label_column (empty: a column per class)"
+        labels = find_column(header, data_config.label_column, label, path)
+        own_classes, used, read_labels = None, (header[labels],), _names_reader(labels, data_config.separator, path)
+    else:
+        own_classes = used = _class_columns(others, data_config, classes, path)
+        read_labels = _codes_reader(header, own_classes, path)
+    usage.unit = "row"
+    _note_unused(usage, "column", others, used)
+    return _csv_rows(path, columns, read_labels, bool(own_classes), usage), own_classes
 
 
-def _csv_rows(path: Path, data_config: ConfigDict, read_labels: ReadLabels) -> Iterator[ImageRow]:
+def _csv_rows(
+    path: Path, columns: Sequence[int | None], read_labels: ReadLabels, is_complete: bool, usage: Usage
+) -> Iterator[ImageRow]:
+    image, split, group = columns
     with open_text(path) as file:
         reader = csv.reader(file, skipinitialspace=True)
         header = _read_header(reader, path)
-        image = find_column(header, data_config.image_column, "data.image_column", path)
-        split = header.index(SPLIT_COLUMN) if SPLIT_COLUMN in header else None
-        group = None
-        if data_config.group_column:
-            group = find_column(header, data_config.group_column, "data.group_column", path)
-        for line, cells in whole_rows(reader, header, path):
+        for line, cells in whole_rows(reader, header, path, usage):
             yield ImageRow(
                 formats.unescape_cell(cells[image]),
                 read_labels(cells, line),
-                split=None if split is None else cells[split],
-                group="" if group is None else _NUMBER.sub(r"\1", formats.unescape_cell(cells[group].strip())),
-                line=line,
+                NEGATIVE,
+                None if split is None else cells[split],
+                "" if group is None else _NUMBER.sub(r"\1", formats.unescape_cell(cells[group].strip())),
+                line,
+                is_complete,
             )
 
 
 def _read_header(reader: Iterator[list[str]], path: Path) -> list[str]:
-    header = [formats.unescape_cell(name.strip()) for name in next(filter(None, reader), [])]
+    header = [formats.unescape_cell(compose(name.strip())) for name in next(filter(None, reader), [])]
     if not header or (repeated := first_repeated(header)):
         wrong = f"has two columns '{repeated}'" if header else "is empty"
         raise UserError(f"{path} {wrong}; write a line with the column names, then one line per image")
     return header
 
 
-def _names_reader(header: list[str], data_config: ConfigDict, path: Path) -> ReadLabels:
+def _names_reader(column: int, separator: str, path: Path) -> ReadLabels:
     """Return a function that reads the labels of a row from the one column that contains label names.
 
     The function maps (cells of the row, line number) to a dict of label -> code.
     """
-    column = find_column(header, data_config.label_column, "data.label_column (empty: a column per class)", path)
+
+    if not separator:
+        raise UserError("data.separator is empty; set it to the text between the names in a cell")
+
+    @functools.lru_cache(maxsize=1 << 16)  # most tables repeat their cells
+    def read_cell(cell: str) -> dict[str, int]:
+        names = formats.read_cell_names(formats.unescape_cell(cell), separator)
+        return dict.fromkeys(filter(None, map(str.strip, names)), POSITIVE)
 
     def read_labels(cells: list[str], line: int) -> dict[str, int]:
-        names = formats.split_names(formats.unescape_cell(cells[column]), data_config.separator)
-        return dict.fromkeys(filter(None, map(str.strip, names)), POSITIVE)
+        cell = cells[column]
+        if "\n" in cell or "\r" in cell:
+            raise UserError(
+                f"{path} line {line} has a line break in its labels, {cell[:80]!r}; close the quote before it"
+            )
+        try:
+            return read_cell(cell)
+        except ValueError as error:
+            raise UserError(
+                f"{path} line {line} has the labels {cell[:80]!r}, {error}; write names with {separator!r} between them"
+            ) from error
 
     return read_labels
 
@@ -166,7 +247,7 @@ def _codes_reader(header: list[str], classes: Sequence[str], path: Path) -> Read
 
     The function maps (cells of the row, line number) to a dict of label -> code, without negative labels.
     """
-    columns = [(header.index(name), name) for name in classes]
+    columns = [(header.index(compose(name)), name) for name in classes]
 
     def read_labels(cells: list[str], line: int) -> dict[str, int]:
         try:
@@ -180,18 +261,35 @@ def _codes_reader(header: list[str], classes: Sequence[str], path: Path) -> Read
     return read_labels
 
 
-def whole_rows(reader: Any, header: Sequence[str], path: str | os.PathLike) -> Iterator[tuple[int, list[str]]]:
+def whole_rows(
+    reader: Any, header: Sequence[str], path: str | os.PathLike, usage: Usage | None = None
+) -> Iterator[tuple[int, list[str]]]:
     """Yield (line number, cells) for each row of a CSV table. Blank rows are skipped.
+
+    Rows of several lines are noted in the account of the table, because a quote that is not closed makes one of many.
 
     Raises UserError if the number of cells in a row differs from the number of columns.
     """
-    for cells in filter(None, reader):
+    end, lines, cut = reader.line_num, 0, LeftOut()
+    for cells in reader:
+        line, end = end + 1, reader.line_num
+        if not cells:
+            continue
         if len(cells) != len(header):
             raise UserError(
-                f"{path} line {reader.line_num} has {len(cells)} cells, but there are {len(header)} columns; enclose "
-                "cells that contain a comma in double quotes"
+                f"{path} line {line} has {len(cells)} cells, but there are {len(header)} columns; enclose cells that "
+                "contain a comma in double quotes"
+                + (f", and close the quote that goes on to line {end}" if end > line else "")
             )
-        yield reader.line_num, cells
+        if end > line:
+            lines += end - line
+            cut.add(f"lines {line} to {end}")
+        yield line, cells
+    if usage and lines:
+        usage.notes.append(
+            f"has {quantity(lines, 'line')} inside of quotes{cut}, which belong to the cells of the lines before them; "
+            "close the quotes if they are rows"
+        )
 
 
 def read_columns(
@@ -209,38 +307,29 @@ def read_columns(
 
 
 def _class_columns(
-    header: list[str], data_config: ConfigDict, classes: Sequence[str] | None, path: Path
+    columns: Sequence[str], data_config: ConfigDict, classes: Sequence[str] | None, path: Path
 ) -> tuple[str, ...]:
-    """Return the classes of a CSV table with one column per class; UserError if the columns do not fit the classes."""
-    others = (data_config.image_column, data_config.group_column or SPLIT_COLUMN, SPLIT_COLUMN)
-    columns = [name for name in header if name not in others]
+    """Return the classes of a CSV table with one column per class; UserError if the columns do not fit the classes.
+
+    `columns` are the columns other than those of the image, the split and the group.
+    """
     if not columns or "" in columns:
         raise UserError(
             f"{path} has {'a column without a name' if columns else 'no column of a class'}; write one column per "
             "class, or set data.label_column"
         )
-    names = tuple(sorted(columns)) if classes is None else tuple(classes)
-    for name in names:
-        find_column(header, name, "the list of classes", path)
+    names = tuple(sorted(columns)) if classes is None else tuple(map(compose, classes))
+    if missing := [name for name in names if name not in columns]:
+        raise UserError(
+            f"{path} has no column '{missing[0]}', which the list of classes names (columns: {abbreviate(columns)}); "
+            "correct one of the two"
+        )
     if not data_config.classes and len(columns) > len(names):
         raise UserError(
             f"{path} has the column '{min(set(columns) - set(names))}', which is not one of the {len(names)} classes; "
             "remove it, or list the class columns in the file of data.classes"
         )
     return names
-
-
-def find_column(header: Sequence[str], name: str, named_by: str, path: str | os.PathLike) -> int:
-    """Return the index of the column `name` in `header`; UserError if there is no such column.
-
-    `named_by` is the config key or the list from which the name comes, for the error.
-    """
-    if name not in header:
-        raise UserError(
-            f"{path} has no column '{name}', which {named_by} names (columns: {abbreviate(header)}); correct one "
-            "of the two"
-        )
-    return header.index(name)
 
 
 CSV = DataSource(functools.partial(open_own_images, read_csv))

@@ -1,0 +1,51 @@
+"""The names of splits and labels as other programs and people write them."""
+
+from __future__ import annotations
+
+import re
+
+from mlmoe_jax.runtime.text import compose
+
+_SPELLINGS = {
+    "train": ("training", "trn", "tr"),
+    "val": ("valid", "validation", "dev", "devel", "development"),
+    "test": ("testing", "tst"),
+}
+_KEY_OF_SPELLING = {spelling: key for key, spellings in _SPELLINGS.items() for spelling in spellings}
+
+# What programs write where there is no value. None of these is a label, unless a list of classes has it.
+_NO_VALUES = frozenset(
+    (
+        *("nan", "none", "null", "nil", "na", "n/a", "n.a", "n.a.", "<na>", "nat", "undefined", "(blank)", "(null)"),
+        *("-", "--", "---", "–", "—", "?", ".", "#n/a", "#name?", "#ref!", "#value!", "#div/0!", "#null!", "#num!"),
+    )
+)
+_SYNTAX = re.compile(r"""[\[({]\s*['"]|['"]\s*[\])}]""")  # of a list in JSON or Python
+
+
+def split_key(name: str) -> str:
+    """Return a key that is equal for all usual spellings of the name of a split.
+
+    Case, spaces, hyphens and underscores do not count, nor does a word such as "set" at the end: "Training set" and
+    "train" have the key "train", "valid" and "dev" the key "val".
+    """
+    plain = re.sub(r"[\s_-]+", "_", compose(name).strip().casefold())
+    stem = re.sub(r"_?(set|split|data|images)$", "", plain)
+    known = _KEY_OF_SPELLING.get(stem, stem)
+    return known if known in _SPELLINGS else plain
+
+
+def label_problem(name: str) -> str:
+    """Return why a text is no name of a label, and what to do, as the end of a sentence; "" if it is a name."""
+    if not name:
+        return "which is no name; write the name of a label"
+    if not name.isprintable():
+        return "with a line break or another character that is not printable; rename it, or close the quote before it"
+    if _SYNTAX.search(name):
+        return "which is no list in JSON or Python; write the names as in docs/datasets.md#your-own-images"
+    if name.casefold() in _NO_VALUES:
+        return (
+            "which stands for no value; leave it empty if the image has no label, or list all labels in the file of "
+            "data.classes if it is one"
+        )
+    return ""
