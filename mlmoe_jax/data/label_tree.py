@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained, read_bytes
+from mlmoe_jax.runtime.text import compose
 
 _FORM = "write such as `implies: {poodle: [dog, pet]}` and `exclusive: [[day, night]]`"
 
@@ -240,6 +241,10 @@ def read_tree(path: str | os.PathLike, names: Sequence[str]) -> LabelTree:
 
 class _TreeLoader(yaml.BaseLoader):
     """A YAML loader that reads all values as text, such as `no` and `1`, and refuses a mapping with a repeated key."""
+
+    def construct_scalar(self, node: yaml.ScalarNode) -> str:
+        """Return a value as text in Unicode's form NFC, as the names of labels."""
+        return compose(super().construct_scalar(node))
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
         """Return a mapping as a dict; ValueError if a key is repeated."""

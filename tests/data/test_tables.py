@@ -137,6 +137,10 @@ def test_a_label_in_two_unicode_forms_is_one_label(tmp_path):
         assert open_split(data, "train", classes=(composed, "x")).labels.tolist() == [[1, 1], [1, 0]]
         data.classes = "names.txt"
         assert open_split(data, "train").classes == (composed, "x")
+    (tmp_path / "tree.yaml").write_text(f"implies: {{{decomposed}: x}}", encoding="utf-8")
+    (tmp_path / "fixed.csv").write_text(f"image,label,suggested,accept\nb.png,{decomposed},0,yes\n", encoding="utf-8")
+    corrected = open_split(settings(tmp_path, tree="tree.yaml", corrections="fixed.csv"), "train")
+    assert corrected.labels.tolist() == [[1, 1], [0, 0]]
     write(tmp_path, "train.csv", f"image,{decomposed}\na.png,1\n")
     assert open_split(settings(tmp_path, label_column=""), "train", classes=[composed]).labels.tolist() == [[1]]
 

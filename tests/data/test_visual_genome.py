@@ -167,7 +167,9 @@ def test_vg500_errors(vg500, refusal):
     assert sentence == f"{vg500}/names.txt lists 2 labels, but vg500 has 500; correct data.classes"
     with (vg500 / "train_list_500.txt").open("a") as file:
         file.write("3.jpg\n")
-    assert refusal(open_vg500, vg500, "train").startswith(f"{vg500}/train_list_500.txt lists VG_100K/3.jpg again")
+    assert open_vg500(vg500, "train").usage[0].notes == [
+        "lists images again in 1 row (VG_100K/3.jpg), which are merged"
+    ]
     for content in ('{"3.jpg": [500]}', '{"3.jpg": "a"}', "{}", "[]"):
         index.write_text(content)
         assert refusal(open_vg500, vg500, "train").startswith(f"{index} is damaged: ")

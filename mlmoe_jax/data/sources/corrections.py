@@ -27,6 +27,7 @@ from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained, read_bytes
 from mlmoe_jax.runtime.formats import unescape_cell
+from mlmoe_jax.runtime.text import compose
 
 COLUMNS = ("image", "label", "given", "suggested", "score", "accept")
 CELL_OF = {code: cell for cell, code in reversed(CODE_OF_CELL.items())}  # of the spellings of a code, the first
@@ -77,9 +78,10 @@ def correct_labels(split: Split, path: str | os.PathLike) -> Split:
         or two rows answer differently for one image and label.
     """
     columns = {name: k for k, name in enumerate(split.classes)}
-    rows = {name: row for row, name in enumerate(split.ids)}
+    rows = {compose(name): row for row, name in enumerate(split.ids)}
     labels, codes = split.labels.copy(), {}
-    for line, image, label, code in read_corrections(path):
+    for line, *names, code in read_corrections(path):
+        image, label = map(compose, names)
         if image not in rows or label not in columns:
             unknown = f"label '{label}'" if image in rows else f"image '{image}'"
             raise UserError(
@@ -121,16 +123,13 @@ def read_suggestions(path: str | os.PathLike) -> list[Suggestion]:
     """
     refuse_spreadsheet(path)
     with damage_explained(path):
-        try:
-            text = read_bytes(path).decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path} is not UTF-8; save it as CSV UTF-8, comma delimited") from error
+        text = read_bytes(path).decode("utf-8-sig")
         heading = next(filter(str.strip, io.StringIO(text)), "")
         separator = max(_SEPARATORS, key=heading.count)
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
         header = [unescape_cell(name.strip()) for name in next(filter(any, reader), [])]
         for name in _NEEDED:
-            find_column(header, name, "its format", path)
+            header[find_column(header, name, "its format", path)] = name
         header = [name or f"column {number}" for number, name in enumerate(header, 1)]
         if repeated := first_repeated(header):
             raise UserError(f"{path} has two columns '{repeated}'; rename one")

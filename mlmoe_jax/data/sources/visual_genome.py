@@ -147,8 +147,9 @@ def _make_split(
     in_second = set(os.listdir(folder / second)) if (folder / second).is_dir() else set()
     name_of = dict(enumerate(classes))
     rows = (ImageRow(f"{first}/{file}", {name_of[k]: POSITIVE for k in numbers}) for file, numbers in labels)
-    files = [f"{second if file in in_second else first}/{file}" for file, _ in labels]
-    return validated(rows, listing, classes).to_split(folder, files)
+    listed = validated(rows, listing, classes)
+    names = [image.removeprefix(f"{first}/") for image in listed.images]
+    return listed.to_split(folder, [f"{second if name in in_second else first}/{name}" for name in names])
 
 
 VG256 = DataSource(open_vg256, splits=("train", "test"), labels=256, published=PUBLISHED_256)

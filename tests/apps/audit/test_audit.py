@@ -119,7 +119,7 @@ def test_what_a_person_writes_during_an_audit_and_before_the_next_is_kept(saved,
     ("name", "content", "says"),
     [
         (".~lock.suggestions.csv#", b"me", "open in an editor, as .~lock.suggestions.csv# says; close it"),
-        ("suggestions.csv", "image,label\n1.png,Stra\u00dfe".encode("latin-1"), "not UTF-8; save it as CSV UTF-8"),
+        ("suggestions.csv", "image,label\n1.png,Stra\u00dfe".encode("latin-1"), "is not UTF-8; save it as UTF-8"),
         ("suggestions.csv", b'image,label,suggested,accept\n7.png,red,1,"yes', "damaged: unexpected end of data"),
         ("suggestions.csv", b"image,label,suggested,accept\n7.png,red,1,yes,fine", "line 2 has 5 cells"),
         ("suggestions.csv", b"image,label,suggested,accept,why,why\n", "has two columns 'why'; rename one"),
