@@ -248,6 +248,8 @@ def load_backbone(name: str, *, weights: str | os.PathLike = "auto") -> nnx.Modu
 def open_split(config: ConfigDict, split: str = "") -> Split:
     """Open a split of the data set of a config. Images are read only when they are used.
 
+    Input that no split uses, such as rows without labels, is logged as a warning.
+
     Args:
       config: the result of `load_config`.
       split: the name of the split. "" means the training split.
@@ -263,9 +265,12 @@ def open_split(config: ConfigDict, split: str = "") -> Split:
       UserError: the data set is missing or damaged, or has no such split.
     """
     from mlmoe_jax.data.sources.open import open_splits
+    from mlmoe_jax.data.split_checks import warn_unused
 
     name = split or config.data.train_split
-    return open_splits(config.data, [name], seed=config.seed)[name]
+    opened = open_splits(config.data, [name], seed=config.seed)[name]
+    warn_unused([opened])
+    return opened
 
 
 def load_batches(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -15,6 +16,8 @@ from mlmoe_jax.data.usage import unused_input
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.text import abbreviate, compose, quantity
+
+_logger = logging.getLogger(__name__)
 
 SAMPLE = 16  # images per split that are read before a training or an evaluation
 
@@ -92,6 +95,12 @@ def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
         raise UserError(problems[0])
     unused = unused_input(usage for split in splits for usage in split.usage)
     return [*unused, *label_warnings(train), *contradictions(splits)]
+
+
+def warn_unused(splits: Iterable[Split]) -> None:
+    """Log a warning about the input of each file or folder that the splits do not use."""
+    for sentence in unused_input(account for split in splits for account in split.usage):
+        _logger.warning(sentence)
 
 
 def shared_groups(splits: Sequence[Split]) -> list[str]:

@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.pipeline import build_loader
 from mlmoe_jax.data.sources.open import open_split
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.data.split_checks import require_readable
+from mlmoe_jax.data.split_checks import require_readable, warn_unused
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.measure import list_skipped, measure_and_write
 from mlmoe_jax.evaluation.results import Results, SplitScores
@@ -99,10 +99,12 @@ def evaluate_opened(folder: RunFolder, run: Run) -> Results:
     status(f"results go to {folder / RESULTS}")
     eval_step = make_eval_step(run.definition, run.preprocess, run.mesh, run.label_axes)
     scored = {}
-    for name in config.data.test_splits:
-        split = open_split(config.data, name, classes=run.label_space.names, seed=config.seed)
-        require_readable([split], config.data)
-        scored[name] = score_split(eval_step, {"": run.values}, run.frozen, split, config, run.mesh)[""]
+    names = dict.fromkeys(config.data.test_splits)
+    splits = [open_split(config.data, name, classes=run.label_space.names, seed=config.seed) for name in names]
+    require_readable(splits, config.data)
+    warn_unused(splits)
+    for split in splits:
+        scored[split.name] = score_split(eval_step, {"": run.values}, run.frozen, split, config, run.mesh)[""]
     results = measure_and_write(folder, scored, run.label_space, config, fitted=stored_thresholds(folder))
     if distributed.is_first():
         list_skipped(folder, [item.skipped for item in scored.values()], replaced=scored)

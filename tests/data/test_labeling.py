@@ -56,9 +56,10 @@ def test_annotations_of_label_studio(folder):
     assert labels == {"a.png": {"sand": POSITIVE, "sea": POSITIVE}, "b c.png": {}}
     assert classes == ("sand", "sea")
     split = open_split(data_settings("label_studio", folder, table="export.json"), "train")
-    assert unused_input(split.usage)[0] == (
-        f"{folder}/export.json: 2 of 4 images are not used: 2 without labels (sub/c+d.png, e.png)"
-    )
+    assert unused_input(split.usage) == [
+        f"{folder}/export.json: 2 of 4 images are not used: 2 without labels (sub/c+d.png, e.png)",
+        f"{folder}/export.json has 2 results of tags other than labels, which are not used: quality (choices)",
+    ]
 
 
 def test_annotations_that_differ_make_a_label_unknown_unless_one_is_the_truth(folder):

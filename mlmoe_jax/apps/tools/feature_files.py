@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.sources.open import open_splits
 from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.split_checks import warn_unused
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.feature_extractor import FeatureExtractor
 from mlmoe_jax.models.registries import describe_adapters
@@ -38,6 +39,7 @@ def write_features(config: ConfigDict, output: str) -> Outcome:
     folder, data = Folder(output), config.data
     folder.require_creatable()
     splits = open_splits(data, [data.val_split, *data.test_splits], seed=config.seed)
+    warn_unused(splits.values())
     classes = splits[data.train_split].classes
     extractor = FeatureExtractor.from_config(config, len(classes))
     _write_lines(folder, "classes.txt", classes)

@@ -25,6 +25,7 @@ from mlmoe_jax.data.shards import JPEG_QUALITY, Shard, ShardWriter, write_shards
 from mlmoe_jax.data.sources.open import open_splits
 from mlmoe_jax.data.sources.packed import MANIFEST
 from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.split_checks import warn_unused
 from mlmoe_jax.errors import INTERRUPTED, UserError
 from mlmoe_jax.runtime.machine import cores
 from mlmoe_jax.runtime.preemption import stop_requests
@@ -76,7 +77,9 @@ def open_whole(config: ConfigDict) -> list[Split]:
     data_config = config.data.copy_and_resolve_references()
     others = [data_config.val_split if not data_config.val_fraction else "", *data_config.test_splits]
     data_config.val_fraction = 0.0
-    return list(open_splits(data_config, others, keep_missing=True).values())
+    splits = list(open_splits(data_config, others, keep_missing=True).values())
+    warn_unused(splits)
+    return splits
 
 
 # ---------------------------------------------------------------------------------------------------------- the shards

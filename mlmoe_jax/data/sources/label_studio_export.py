@@ -8,6 +8,7 @@ An address /data/local-files/?d=PATH is the image PATH below `data.images`, and 
 """
 
 import io
+import itertools
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained, read_bytes
 from mlmoe_jax.runtime.formats import parse_xml
 from mlmoe_jax.runtime.storage import OutputTarget, open_output
-from mlmoe_jax.runtime.text import abbreviate
+from mlmoe_jax.runtime.text import abbreviate, quantity
 
 LOCAL_FILES, UPLOADS = "/data/local-files", "/data/upload/"
 IMAGE, CHOICES = "image", "labels"  # the names in our labeling configuration, and defaults of the config keys
@@ -69,9 +70,15 @@ def _read(
         image = read_address(data[key])
         splits.setdefault(image, data.get(SPLIT_COLUMN))
         annotations.setdefault(image, []).extend(_list_annotations(task, control))
-    controls = {name for given in annotations.values() for annotation in given for name in _read_choices(annotation)}
+    given = itertools.chain(*annotations.values())
+    results = [result for annotation in given for result in annotation["result"] or ()]
+    controls = {result["from_name"] for result in results if result.get("type") == "choices"}
     if controls:
         _require_control(path, control, controls)
+    unused = [result for result in results if result.get("type") != "choices" or result["from_name"] != control]
+    if kinds := sorted({f"{result.get('from_name')} ({result.get('type')})" for result in unused}):
+        count = quantity(len(unused), "result")
+        usage.notes.append(f"has {count} of tags other than {control}, which are not used: {abbreviate(kinds)}")
     return (_make_row(image, split, annotations[image], control) for image, split in splits.items()), None
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from etils import epath
     from ml_collections import ConfigDict
 
-    from mlmoe_jax.data.sources.own_images import ReadRows
+    from mlmoe_jax.data.sources.rows import ReadRows
 
 
 class LabelEntry(NamedTuple):

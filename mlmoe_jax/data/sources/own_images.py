@@ -10,13 +10,13 @@ contain {split}. Images that nobody has labeled are left out and counted.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
-from mlmoe_jax.data.sources.rows import ImageRow, ListedImages, Listing, read_classes, validated
+from mlmoe_jax.data.sources.rows import ListedImages, Listing, ReadRows, read_classes, validated
 from mlmoe_jax.data.sources.source import DataSource, data_folder
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import Usage
@@ -24,12 +24,6 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
 
 SPREADSHEETS = (".xlsx", ".xls", ".ods")
-
-# (file, `config.data`, folder of the images, known classes, account of the file) -> the rows, and the classes if the
-# file lists them
-ReadRows = Callable[
-    [Path, ConfigDict, Path, Sequence[str] | None, Usage], tuple[Iterable[ImageRow], Sequence[str] | None]
-]
 
 
 def open_own_images(

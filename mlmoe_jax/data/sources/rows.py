@@ -6,13 +6,14 @@ import difflib
 import os
 from array import array
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Int8
+from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import ImageFiles
 from mlmoe_jax.data.label_codes import NEGATIVE, UNKNOWN
@@ -24,6 +25,11 @@ from mlmoe_jax.runtime.files import damage_explained, open_text
 from mlmoe_jax.runtime.text import abbreviate, compose, quantity
 
 _Name = TypeVar("_Name", bound=Hashable)
+# (file, `config.data`, folder of the images, known classes, account of the file) -> the rows, and the classes if the
+# file lists them
+ReadRows = Callable[
+    [Path, ConfigDict, Path, Sequence[str] | None, Usage], tuple[Iterable["ImageRow"], Sequence[str] | None]
+]
 SPLIT_COLUMN = "split"  # the column or key that names the split of an image
 SHOWN_SPLITS = 8  # names of splits that are not used, which the account counts one by one
 
@@ -53,6 +59,28 @@ class ImageRow(NamedTuple):
     def position(self) -> str:
         """The line or the image, for the account of a file."""
         return f"line {self.line}" if self.line else self.image
+
+    def stated(self, label: str) -> int:
+        """Return the code that the row gives a label; UNKNOWN if the row only lists other labels."""
+        return self.labels.get(label, self.other_labels if self.is_complete else UNKNOWN)
+
+    def merge(self, other: ImageRow) -> ImageRow:
+        """Return this row with the labels of another row of the image.
+
+        Raises ValueError if the rows have two values of a label or of the group.
+        """
+        if self.group and other.group and self.group != other.group:
+            raise ValueError(f"group: '{self.group}' and '{other.group}'")
+        if bool(self.labels) != bool(other.labels) and not self.is_complete and self.other_labels == NEGATIVE:
+            raise ValueError("labels: some and none")
+        labels = {}
+        for label in {**self.labels, **other.labels}:
+            codes = self.stated(label), other.stated(label)
+            if codes[0] != codes[1] and UNKNOWN not in codes:
+                raise ValueError(f"label '{label}': {codes[0]} and {codes[1]}")
+            labels[label] = codes[1] if codes[0] == UNKNOWN else codes[0]
+        default = NEGATIVE if NEGATIVE in (self.other_labels, other.other_labels) else self.other_labels
+        return self._replace(labels=labels, other_labels=default, group=self.group or other.group)
 
 
 @dataclass(frozen=True)
@@ -163,7 +191,8 @@ class _Selection:
       counts: split, as rows spell it -> the number of rows.
       positions: split, as rows spell it -> the position of the first row.
       unlabeled: the number of images of the split to open that nobody has labeled.
-      column_of_label: label -> its column. The classes are first, then other labels in the order of the rows.
+      labels: the label of each column. The classes are first, then other labels in the order of the rows.
+      column_of_label: label -> its column.
       columns: label, as rows spell it -> its column.
       has_spellings: whether a label is spelled in another way than it is named.
       first_unknown: line and name of the first label that is not one of the classes.
@@ -179,7 +208,8 @@ class _Selection:
         self.counts: Counter[str | None] = Counter()
         self.positions: dict[str | None, str] = {}
         self.unlabeled = 0
-        self.column_of_label = {name: k for k, name in enumerate(self.classes or ())}
+        self.labels = list(self.classes or ())
+        self.column_of_label = {name: k for k, name in enumerate(self.labels)}
         self.columns: dict[str, int] = {}
         self.has_spellings = False
         self.first_unknown: tuple[int, str] | None = None
@@ -262,6 +292,7 @@ class _Selection:
                 raise UserError(f"{self.listing.line(row.line)} has the label {name!r:.100}, {problem}")
             self.first_unknown = self.first_unknown or (row.line, label)
             self.column_of_label[label] = len(self.column_of_label)
+            self.labels.append(label)
         self.has_spellings |= name != label
         self.columns[name] = self.column_of_label[label]
 
@@ -275,59 +306,57 @@ class _Selection:
             raise UserError(f"{line} has the image {image!r:.100}, which is not a path; close the quote before it")
         image = self.listing.image_path(image)
         key = compose(image)
-        columns, codes = map(self.columns.__getitem__, row.labels), row.labels.values()
+        columns = self.columns
         if self.has_spellings or key in self.rows:
-            row, merged = self._merge(row, self.rows.get(key))
-            columns, codes = merged, merged.values()
+            row, columns = self._merge(row, self.rows.get(key)), self.column_of_label
         self.rows[key] = len(self.images)
         self.images.append(image)
         self.groups.append(row.group)
         self.lines.append(row.line)
         self.other_labels.append(row.other_labels)
         self.is_complete.append(row.is_complete)
-        self.label_columns.extend(columns)
-        self.label_codes.extend(codes)
+        self.label_columns.extend(map(columns.__getitem__, row.labels))
+        self.label_codes.extend(row.labels.values())
         self.label_ends.append(len(self.label_columns))
 
-    def _merge(self, row: ImageRow, at: int | None) -> tuple[ImageRow, dict[int, int]]:
-        """Merge the labels of a row that are spelled in two ways, and the row with row `at` of the arrays, if not None.
+    def _merge(self, row: ImageRow, at: int | None) -> ImageRow:
+        """Return a row with the labels by their names, merged with row `at` of the arrays if that is not None.
 
-        Return the row, and column -> code. Raises UserError if two values of a label or of the group differ.
+        Raises UserError if two values of a label or of the group differ.
         """
-        codes: dict[int, int] = {}
-        for name, code in row.labels.items():
-            self._require_equal(self.columns[name], codes.setdefault(self.columns[name], code), code, row, row.line)
-        if at is None:
-            return row, codes
-        start, end, line = self.label_ends[at - 1] if at else 0, self.label_ends[at], self.lines[at]
-        earlier = dict(zip(self.label_columns[start:end], self.label_codes[start:end], strict=True))
-        group, others = self.groups[at], (self.other_labels[at], row.other_labels)
-        if row.group and group and row.group != group:
-            raise self._contradiction(row, line, f"group: '{group}' and '{row.group}'")
-        # A row that only lists its labels says nothing about a label of another row.
-        defaults = [
-            other if is_complete else UNKNOWN
-            for other, is_complete in zip(others, (self.is_complete[at], row.is_complete), strict=True)
-        ]
-        if others == (NEGATIVE, NEGATIVE) and bool(codes) != bool(earlier) and not row.is_complete:
-            raise self._contradiction(row, line, "labels: some and none")
-        merged = {}
-        for column in {**earlier, **codes}:
-            first, second = earlier.get(column, defaults[0]), codes.get(column, defaults[1])
-            self._require_equal(column, first, second, row, line)
-            merged[column] = second if first == UNKNOWN else first
-        self.merged.add(row.position)
-        other = NEGATIVE if NEGATIVE in others else others[0]
-        return row._replace(other_labels=other, group=group or row.group, line=line), merged
+        labels: dict[str, int] = {}
+        line = row.line if at is None else self.lines[at]
+        try:
+            for name, code in row.labels.items():
+                label = self.labels[self.columns[name]]
+                if labels.setdefault(label, code) != code:
+                    raise ValueError(f"label '{label}': {labels[label]} and {code}")
+            row = row._replace(labels=labels)
+            if at is not None:
+                self.merged.add(row.position)
+                row = self._stored(at).merge(row)
+        except ValueError as error:
+            give = f"lines {line} and {row.line} give" if line != row.line else "gives"
+            raise UserError(
+                f"{self.listing.path} {give} {row.image} two values of its {error}; correct one of them"
+            ) from error
+        return row
 
-    def _require_equal(self, column: int, first: int, second: int, row: ImageRow, line: int) -> None:
-        if first != second and UNKNOWN not in (first, second):
-            label = list(self.column_of_label)[column]
-            raise self._contradiction(row, line, f"label '{label}': {first} and {second}")
+    def _stored(self, at: int) -> ImageRow:
+        part = slice(self.label_ends[at - 1] if at else 0, self.label_ends[at])
+        names = map(self.labels.__getitem__, self.label_columns[part])
+        labels = dict(zip(names, self.label_codes[part], strict=True))
+        values = (self.other_labels[at], None, self.groups[at], self.lines[at], bool(self.is_complete[at]))
+        return ImageRow(self.images[at], labels, *values)
 
-    def _contradiction(self, row: ImageRow, line: int, values: str) -> UserError:
-        give = f"lines {line} and {row.line} give" if line != row.line else "gives"
-        return UserError(f"{self.listing.path} {give} {row.image} two values of its {values}; correct one of them")
+    def _note_merged(self) -> None:
+        usage = self.usage
+        if merged := self.merged.count:
+            usage.merge(self.listing.split, merged)
+            usage.notes.append(f"lists images again in {quantity(merged, 'row')}{self.merged}, which are merged")
+        spellings = Counter(self.columns.values())
+        if several := [name for name, column in self.column_of_label.items() if spellings[column] > 1]:
+            usage.notes.append(f"spells labels in several ways that look alike and are merged: {abbreviate(several)}")
 
     # ------------------------------------------------------------------------------------------------------- result
     def result(self) -> ListedImages:
@@ -335,7 +364,7 @@ class _Selection:
 
         Raises UserError if there are no images, or if a label is not one of the classes.
         """
-        path, usage = self.listing.path, self.usage
+        path = self.listing.path
         if not self.images:
             raise UserError(f"{path} {self._why_empty()}")
         if self.classes is not None and self.first_unknown:
@@ -346,18 +375,13 @@ class _Selection:
                 "data.classes to a file that lists the classes"
             )
         self._count_splits()
-        if merged := self.merged.count:
-            usage.merge(self.listing.split, merged)
-            usage.notes.append(f"lists images again in {quantity(merged, 'row')}{self.merged}, which are merged")
-        spellings = Counter(self.columns.values())
-        if several := [name for name, column in self.column_of_label.items() if spellings[column] > 1]:
-            usage.notes.append(f"spells labels in several ways that look alike and are merged: {abbreviate(several)}")
+        self._note_merged()
         classes = tuple(sorted(self.column_of_label) if self.classes is None else self.classes)
         live = list(self.rows.values())
         groups = [self.groups[at] for at in live] if any(self.groups) else None
         lines = array("q", map(self.lines.__getitem__, live)) if any(self.lines) else ()
         images = [self.images[at] for at in live]
-        return ListedImages(self.listing, classes, images, self._labels(classes, live), groups, lines, usage)
+        return ListedImages(self.listing, classes, images, self._labels(classes, live), groups, lines, self.usage)
 
     def _labels(self, classes: Sequence[str], live: Sequence[int]) -> Int8[np.ndarray, "n k"]:
         position = {name: k for k, name in enumerate(classes)}

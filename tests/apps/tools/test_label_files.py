@@ -103,7 +103,7 @@ def test_an_output_that_cannot_be_written_is_refused(voc, refusal, name, output,
     ("name", "images", "label", "sentence"),
     [
         ("sidecar", ("a.png", "a.jpg"), "x", "would name a.png and a.jpg alike"),
-        ("fiftyone", ("a.png", "./a.jpg"), "x", "would name a.png and ./a.jpg alike"),
+        ("fiftyone", ("a.png", "./a.jpg"), "x", "would name a.png and a.jpg alike"),
         ("wd_tagger", ("a.png",), "x,y", "cannot hold the label 'x,y'"),
         ("cvat", ("a\x01.png",), "x", "XML cannot name the image 'a\\x01.png'"),
     ],
