@@ -18,7 +18,8 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.image_search import is_skipped, list_images
 from mlmoe_jax.data.label_codes import POSITIVE
-from mlmoe_jax.data.sources.rows import ImageRow, Listing, split_key, validated
+from mlmoe_jax.data.sources.names import split_key
+from mlmoe_jax.data.sources.rows import ImageRow, Listing, validated
 from mlmoe_jax.data.sources.source import DataSource, data_folder, used_splits
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import Usage, unused_input

@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.data.sources.rows import ListedImages, Listing, ReadRows, read_classes, validated
-from mlmoe_jax.data.sources.source import DataSource, data_folder
+from mlmoe_jax.data.sources.source import DataSource, data_folder, used_splits
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
@@ -67,12 +67,6 @@ def open_own_images(
             "or correct or clear data.group_column"
         )
     return _make_split(data_config, listed, folder)
-
-
-def used_splits(data_config: ConfigDict, split: str) -> tuple[str, ...]:
-    """Return the names of the splits that files can assign to images: those of the config, and the split to open."""
-    val = "" if data_config.val_fraction else data_config.val_split
-    return tuple(filter(None, dict.fromkeys((data_config.train_split, val, *data_config.test_splits, split))))
 
 
 def _read_classes(data_config: ConfigDict) -> Sequence[str]:
