@@ -42,7 +42,7 @@ def label_problem(name: str) -> str:
     if not name.isprintable():
         return "with a line break or another character that is not printable; rename it, or close the quote before it"
     if _SYNTAX.search(name):
-        return "which is no list in JSON or Python; write the names as in docs/datasets.md#your-own-images"
+        return "which is no list in JSON or Python; write its names as docs/datasets.md#what-of-a-table-is-used shows"
     if name.casefold() in _NO_VALUES:
         return (
             "which stands for no value; leave it empty if the image has no label, or list all labels in the file of "
