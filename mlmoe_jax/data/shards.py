@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import multiprocessing
 from collections.abc import Iterator, Sequence
@@ -67,10 +68,11 @@ class ShardWriter:
 
     def __call__(self, shard: Shard) -> dict[str, Any]:
         """Write a shard and its sidecar. Return the entry of the shard in the manifest."""
-        folder, left_out = Folder(self.folder), []
+        folder, versions, left_out = Folder(self.folder), [], []
         with atomic_file(folder / shard.file) as partial:
             with contextlib.closing(ArrayRecordWriter(str(partial), RECORD_OPTIONS)) as records:
                 for position, name in enumerate(shard.ids):
+                    versions.append(find_version(shard.images, position))
                     try:
                         records.write(encode_image(shard.images, position, name, self))
                     except BadImage as error:
@@ -80,8 +82,25 @@ class ShardWriter:
             size, sha256 = partial.stat().st_size, file_sha256(partial)
         stored = len(shard.ids) - len(left_out)
         entry = {"file": shard.file, "records": stored, "bytes": size, "sha256": sha256, "left_out": left_out}
-        folder.write_json(shard.sidecar, {"source_sha256": shard.source_sha256, "entry": entry})
+        sidecar = {"source_sha256": shard.source_sha256, "versions": versions, "entry": entry}
+        folder.write_json(shard.sidecar, sidecar)
         return entry
+
+
+def find_version(images: Images, row: int) -> list[str]:
+    """Return [stamp, sha256] of image `row`, see `Images.stamp`. Both are "" if the image has no bytes."""
+    try:
+        return [images.stamp(row), hashlib.sha256(images.encoded(row)).hexdigest()]
+    except BadImage:
+        return ["", ""]
+
+
+def is_version(images: Images, row: int, version: Sequence[str]) -> bool:
+    """Return whether image `row` is the image whose [stamp, sha256] is `version`. A touched or copied file is."""
+    try:
+        return images.stamp(row) == version[0] or hashlib.sha256(images.encoded(row)).hexdigest() == version[1]
+    except BadImage:
+        return not version[1]
 
 
 def encode_image(images: Images, row: int, name: str, writer: ShardWriter) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import jax
 import numpy as np
@@ -47,7 +47,7 @@ class FeatureExtractor:
             "backbone": [model.backbone.name, fingerprint(fixed)],
             "numbers": [model.dtype, model.matmul_precision],
             "preprocess": [[preprocess.image_size, *preprocess.mean, *preprocess.std], data.resize, data.crop_fraction],
-            "decoding": [data.reduced_decoding, data.bad_images, data.truncated, data.exif],
+            "decoding": [data.reduced_decoding, data.bad_images, asdict(Decoding.from_config(data))],
         }
 
     @classmethod

@@ -2,17 +2,20 @@
 
 `data/sources/packed.py` describes and reads these files. A shard is first written to a temporary file, in the output
 folder or, for an object store, on local disk. When the shard is complete, it is renamed, and then a sidecar file with
-its description is written. Therefore, the same command resumes after an interruption. The content of a shard does not
-depend on the number of processes.
+its description is written. Therefore, the same command resumes after an interruption, and writes the shards again whose
+images have changed. The content of a shard does not depend on the number of processes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 from urllib.parse import quote
 
@@ -21,9 +24,9 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import Decoding
-from mlmoe_jax.data.shards import JPEG_QUALITY, Shard, ShardWriter, write_shards
+from mlmoe_jax.data.shards import JPEG_QUALITY, Shard, ShardWriter, is_version, write_shards
 from mlmoe_jax.data.sources.open import open_splits
-from mlmoe_jax.data.sources.packed import MANIFEST
+from mlmoe_jax.data.sources.packed import MANIFEST, STREAMS
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.split_checks import warn_unused
 from mlmoe_jax.errors import INTERRUPTED, UserError
@@ -56,7 +59,9 @@ def pack(config: ConfigDict, output: str | os.PathLike) -> Outcome:
     with folder.writing(), stop_requests() as stop:
         manifest = _start_manifest(folder, config, splits)
         shards = {split.name: _plan_shards(split) for split in splits}
-        entries = _write_missing(folder, [shard for planned in shards.values() for shard in planned], config, stop)
+        entries = _find_complete(folder, shards, manifest, skip_bad=config.data.bad_images == "skip")
+        missing = [shard for planned in shards.values() for shard in planned if shard.file not in entries]
+        entries |= _write(folder, missing, config, stop)
         if stop.is_set():
             status(f"packing into {folder} was stopped; the same command resumes it")
             return Outcome(exit_code=INTERRUPTED)
@@ -94,26 +99,44 @@ def _plan_shards(split: Split) -> list[Shard]:
     return shards
 
 
-def _write_missing(
-    folder: Folder, shards: Sequence[Shard], config: ConfigDict, stop: threading.Event
+def _find_complete(
+    folder: Folder, shards: Mapping[str, Sequence[Shard]], manifest: dict[str, Any], *, skip_bad: bool
 ) -> dict[str, dict[str, Any]]:
-    """Write the shards that the folder lacks.
+    """Return file name -> entry of the manifest for each shard in the folder that need not be written.
+
+    The images of all other shards are new or have changed. Until they are written, the manifest does not list their
+    splits.
 
     Args:
       folder: the output folder.
-      shards: the shards of all splits.
-      config: the config.
-      stop: an event that stops the writing when it is set.
-
-    Returns:
-      File name of each complete shard -> its entry for the manifest. If the writing was stopped, shards are missing.
+      shards: name of each split -> its shards.
+      manifest: the manifest, which is changed and written if a split in it is out of date.
+      skip_bad: whether a shard may lack images that could not be read.
     """
-    entries = {shard.file: entry for shard in shards if (entry := _read_entry(folder, shard))}
-    missing = [shard for shard in shards if shard.file not in entries]
-    skip_bad = config.data.bad_images == "skip"
-    writer = ShardWriter(str(folder), config.pack.short_side, skip_bad, Decoding.from_config(config.data))
+    entries, changed = {}, []
+    for split, planned in shards.items():
+        for shard in planned:
+            entry, rows = _read_entry(folder, shard)
+            changed += [shard.ids[row] for row in rows]
+            if entry and not rows and (skip_bad or not entry["left_out"]):
+                entries[shard.file] = entry
+            elif manifest["splits"].pop(split, None):
+                folder.write_json(MANIFEST, manifest)
+    if changed:
+        status(f"{len(changed):,} images have changed since they were packed, such as {changed[0]}; packing them again")
+    return entries
+
+
+def _write(
+    folder: Folder, shards: Sequence[Shard], config: ConfigDict, stop: threading.Event
+) -> dict[str, dict[str, Any]]:
+    """Write shards, until `stop` is set. Return file name -> entry of the manifest for each shard that is complete."""
+    writer = ShardWriter(
+        str(folder), config.pack.short_side, config.data.bad_images == "skip", Decoding.from_config(config.data)
+    )
     workers = config.data.workers if config.data.workers >= 0 else cores()
-    progress, written = Progress("pack", len(missing), SHARD_IMAGES), write_shards(writer, missing, workers)
+    progress, written = Progress("pack", len(shards), SHARD_IMAGES), write_shards(writer, shards, workers)
+    entries = {}
     with contextlib.closing(progress), contextlib.closing(written):
         for entry in written:
             entries[entry["file"]] = entry
@@ -123,18 +146,25 @@ def _write_missing(
     return entries
 
 
-def _read_entry(folder: Folder, shard: Shard) -> dict[str, Any] | None:
-    """Return the manifest entry of a shard that is complete in the folder; None if the shard is missing or incomplete.
+def _read_entry(folder: Folder, shard: Shard) -> tuple[dict[str, Any] | None, list[int]]:
+    """Return the manifest entry of a shard in the folder, and the positions of the images that have changed since.
 
-    Raises UserError if the shard in the folder was written from other images, labels or groups.
+    The entry is None if the shard is missing or incomplete. Raises UserError if the shard was written from other
+    images, labels or groups.
     """
     if not (folder / shard.sidecar).exists():
-        return None
-    sidecar = folder.read_json(shard.sidecar)
-    if sidecar["source_sha256"] != shard.source_sha256:
+        return None, []
+    source, versions, entry = folder.read_json(
+        shard.sidecar, lambda content: [content[key] for key in ("source_sha256", "versions", "entry")]
+    )
+    if source != shard.source_sha256:
         raise UserError(f"{folder} was packed with other images, labels or groups ({shard.file}); set another --output")
-    entry, path = sidecar["entry"], folder / shard.file
-    return entry if path.exists() and path.stat().length == entry["bytes"] else None
+    path = folder / shard.file
+    if not path.exists() or path.stat().length != entry["bytes"]:
+        return None, []
+    with ThreadPoolExecutor(STREAMS) as pool:  # the files may be in an object store
+        same = pool.map(functools.partial(is_version, shard.images), range(len(shard.ids)), versions)
+        return entry, [row for row, is_same in enumerate(same) if not is_same]
 
 
 # -------------------------------------------------------------------------------------------------------- the manifest
@@ -145,14 +175,25 @@ def _start_manifest(folder: Folder, config: ConfigDict, splits: Sequence[Split])
     """
     manifest = {
         "source": config.data.name,
-        "settings": {"shard_images": SHARD_IMAGES, "short_side": config.pack.short_side, "quality": JPEG_QUALITY},
+        "settings": {
+            "shard_images": SHARD_IMAGES,
+            "pack.short_side": config.pack.short_side,
+            "quality": JPEG_QUALITY,
+            **{f"data.{key}": value for key, value in asdict(Decoding.from_config(config.data)).items()},
+        },
         "classes": list(splits[0].classes),
         "splits": {},
     }
     if (folder / MANIFEST).exists():
-        stored = folder.read_json(MANIFEST)
-        if changed := [key for key in ("source", "classes", "settings") if stored[key] != manifest[key]]:
-            raise UserError(f"{folder} was packed with other {', '.join(changed)}; set another --output")
+        stored = folder.read_json(MANIFEST, lambda content: {key: content[key] for key in manifest})
+        changed = [f"other {key}" for key in ("source", "classes") if stored[key] != manifest[key]]
+        changed += [
+            f"{key}={stored['settings'].get(key)} instead of {value}"
+            for key, value in manifest["settings"].items()
+            if stored["settings"].get(key) != value
+        ]
+        if changed:
+            raise UserError(f"{folder} was packed with {', '.join(changed)}; set another --output")
         return stored
     files = folder.path.iterdir() if folder.path.is_dir() else ()  # an object store has no empty folders
     if names := sorted(path.name for path in files if not path.name.startswith(".")):

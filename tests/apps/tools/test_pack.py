@@ -203,6 +203,39 @@ def test_lost_and_changed_shards_are_written_again(small_voc, tmp_path):
     assert files_of(output) == before
 
 
+def test_shards_with_changed_images_are_written_again(pairs, tmp_path, capsys):
+    """A touched file has not changed, even if its size and time say so."""
+    output, images = tmp_path / "out", pairs / "VOC2012" / "JPEGImages"
+    pack(config_of(pairs), output)
+    times = {path.name: path.stat().st_mtime_ns for path in output.glob("*.arrayrecord")}
+    os.utime(images / "t0.jpg", (1, 1))
+    pack(config_of(pairs), output)
+    assert {path.name: path.stat().st_mtime_ns for path in output.glob("*.arrayrecord")} == times
+    smooth_image(40, 40, 1).save(images / "t3.jpg")
+    pack(config_of(pairs), output)
+    assert "1 images have changed since they were packed, such as JPEGImages/t3.jpg" in capsys.readouterr().err
+    pack(config_of(pairs), tmp_path / "fresh")
+    assert {name for name in times if (output / name).stat().st_mtime_ns != times[name]} == {
+        "train-00001-of-00004.arrayrecord"
+    }
+    for name in ("train", "val"):
+        assert_same_split(open_packed(output, name), open_packed(tmp_path / "fresh", name))
+    assert list(verify(output)) == [""] * 7
+
+
+def test_images_that_were_left_out_are_an_error_when_none_may_be(small_voc, tmp_path, refusal):
+    broken, output = small_voc / "VOC2012" / "JPEGImages" / "t4.jpg", tmp_path / "out"
+    whole = broken.read_bytes()
+    broken.write_bytes(b"")
+    pack(config_of(small_voc, bad_images="skip"), output)
+    assert "t4.jpg as an image: it is empty" in refusal(pack, config_of(small_voc), output, error=BadImage)
+    assert "has no split 'train'" in refusal(open_packed, output, "train")
+    pack(config_of(small_voc, bad_images="skip"), output)
+    broken.write_bytes(whole)
+    pack(config_of(small_voc, bad_images="skip"), output)
+    assert len(open_packed(output, "train")) == len(SIZES)
+
+
 def test_an_incomplete_split_remains_while_another_is_finished(small_voc, tmp_path, refusal):
     output, broken = tmp_path / "out", small_voc / "VOC2012" / "JPEGImages" / "v1.jpg"
     whole = broken.read_bytes()
@@ -247,8 +280,12 @@ def test_a_split_without_readable_images_is_refused(small_voc, tmp_path, refusal
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"short_side": 9}, "with other settings; set another --output"),
-        ({"name": "digits"}, "with other source, classes"),
+        ({"short_side": 9}, "with pack.short_side=0 instead of 9; set another --output"),
+        (
+            {"exif": "ignore", "truncated": "read"},
+            "data.truncated=refuse instead of read, data.exif=apply in",
+        ),
+        ({"name": "digits"}, "with other source, other classes"),
     ],
 )
 def test_a_folder_with_other_data_or_settings_is_refused(small_voc, tmp_path, refusal, monkeypatch, changes, part):
