@@ -36,8 +36,8 @@ from mlmoe_jax.apps.tools.acquisition import (
     rarity,
 )
 from mlmoe_jax.data.label_codes import POSITIVE, targets
+from mlmoe_jax.data.sampling import assign_folds
 from mlmoe_jax.data.sources.open import open_split
-from mlmoe_jax.data.stratified_split import draw_stratified
 from mlmoe_jax.evaluation.metrics.multilabel import average_precision
 from mlmoe_jax.inference.feature_extractor import FeatureExtractor
 from mlmoe_jax.training.logistic.fit import read_features
@@ -169,8 +169,8 @@ def parts_of(part: str, train: Images, val: Images, seed: int) -> tuple[Images, 
     """Return the pool and the images for the mAP."""
     if part == "test":
         return train, val
-    rows = draw_stratified(train.codes, len(train.codes) // 5, seed)
-    return train.take(np.setdiff1d(np.arange(len(train.codes)), rows)), train.take(rows)
+    fold = assign_folds(train.codes, 5, seed)
+    return train.take(np.flatnonzero(fold)), train.take(np.flatnonzero(fold == 0))
 
 
 def fit(images: Images, penalty: float) -> tuple[np.ndarray, np.ndarray]:

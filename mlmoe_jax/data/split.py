@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Int
 
 from mlmoe_jax.data.images import Images
 from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree
@@ -19,18 +18,14 @@ if TYPE_CHECKING:
     from mlmoe_jax.data.features import FeatureTable
 
 
-def number_groups(groups: Sequence[str] | None, images: int) -> Int[np.ndarray, " n"]:
-    """Return the number of each image's group, i[N], in 0 … G − 1.
+def name_units(ids: Sequence[str], groups: Sequence[str] | None) -> Sequence[str]:
+    """Return the name of each image's unit: its group, or the image itself if it has no group.
 
     Args:
-      groups: name of each image's group, or "" for an image that is a group of its own. None means that each image is a
-        group of its own.
-      images: the number of images N.
+      ids: the name of each image.
+      groups: the name of each image's group, "" for none; None means that the data has no groups.
     """
-    numbers: dict[str | int, int] = {}
-    names = range(images) if groups is None else groups
-    keys = (row if name == "" else name for row, name in enumerate(names))
-    return np.fromiter((numbers.setdefault(key, len(numbers)) for key in keys), np.int64, images)
+    return ids if groups is None else [group or name for name, group in zip(ids, groups, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -70,9 +65,9 @@ class Split:
         return len(self.ids)
 
     @property
-    def group_numbers(self) -> Int[np.ndarray, " n"] | None:
-        """The number of each image's group, i[N], see `number_groups`; None if the data has no groups."""
-        return None if self.groups is None else number_groups(self.groups, len(self))
+    def units(self) -> Sequence[str]:
+        """The name of each image's unit, see `name_units`."""
+        return name_units(self.ids, self.groups)
 
     @property
     def fingerprint(self) -> str:

@@ -23,7 +23,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_tree import LabelTree
-from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.split import Split, name_units
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.models.consistency import Consistency
@@ -69,6 +69,11 @@ class SplitScores:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def units(self) -> Sequence[str]:
+        """The name of each image's unit, see `data.split.name_units`."""
+        return name_units(self.ids.tolist(), None if self.groups is None else self.groups.tolist())
 
     @property
     def read(self) -> np.ndarray:

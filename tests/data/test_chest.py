@@ -143,8 +143,8 @@ def test_the_published_table_of_chestxray14(package, tmp_path):
     assert ((train.labels == 1).sum(axis=0) + (val.labels == 1).sum(axis=0)).tolist() == counts
     assert len(set(train.groups)) + len(set(val.groups)) == len({*train.groups, *val.groups}) == 30_805
     whole = np.array(counts) / len(rows)
-    for part in (train, val):
-        assert np.abs((part.labels == 1).mean(axis=0) / whole - 1).max() < 0.02
+    for part, error in ((train, 0.05), (val, 0.5)):  # the rarest finding has 227 images
+        assert np.abs((part.labels == 1).mean(axis=0) / whole - 1).max() < error
 
 
 @pytest.mark.slow

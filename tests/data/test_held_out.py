@@ -1,81 +1,57 @@
 """The images that are held out for validation."""
 
+import hashlib
+import unicodedata
+
 import numpy as np
 import pytest
+from helpers.tables import settings
 
 from mlmoe_jax.data.label_codes import few_positives
-from mlmoe_jax.data.stratified_split import draw_stratified
+from mlmoe_jax.data.sampling import draw_held_out
+from mlmoe_jax.data.sources.open import open_split
+
+NAMES = [f"{row}.png" for row in range(60)]
 
 
-def long_tail(images: int = 400, labels: int = 30, seed: int = 0) -> np.ndarray:
-    """Codes of labels whose frequency falls from 1/3 to 2 images, with some unknown and difficult ones."""
-    draw = np.random.default_rng(seed)
-    codes = (draw.random((images, labels)) < np.geomspace(1 / 3, 1 / images, labels)).astype(np.int8)
-    codes[draw.random(codes.shape) < 0.02] = -1
-    codes[draw.random(codes.shape) < 0.02] = 2
-    for label in range(labels):  # every label has two images
-        codes[draw.choice(images, 2, replace=False), label] = 1
-    return codes
+def drawn(folder, names, *, labels="a", **keys) -> tuple[set[str], set[str]]:
+    """Return the ids of the training images and of the held-out images. Every third image has a group."""
+    rows = [f"{name},{labels},{f'p{int(name[:-4]) // 6}' if int(name[:-4]) % 3 == 0 else ''}" for name in names]
+    (folder / "all.csv").write_text("\n".join(["image,labels,patient", *rows]))
+    data = settings(folder, table="all.csv", bad_images="skip", **{"val_fraction": 0.3} | keys)
+    train, val = (set(open_split(data, name, keep_missing=True).ids) for name in ("train", "val"))
+    assert train | val == set(names)
+    assert not train & val
+    return train, val
 
 
-def draw_random(codes: np.ndarray, count: int, seed: int) -> np.ndarray:
-    return np.random.RandomState(seed).permutation(len(codes))[:count]
+def specified(names: list[str], seed: int, fraction: float) -> list[bool]:
+    """Draw as docs/evaluation.md describes it."""
+    digests = [hashlib.sha256(str(seed).encode() + b"\0" + name.encode()).hexdigest() for name in names]
+    return [int(digest[:16], 16) / 2**64 < fraction for digest in digests]
 
 
-@pytest.mark.parametrize("count", [1, 40, 399])
-def test_the_rows_are_as_many_as_asked_for_and_follow_the_seed(count):
-    codes = long_tail()
-    rows = draw_stratified(codes, count, 3)
-    assert len(rows) == len(set(rows.tolist())) == count
-    assert (np.diff(rows) > 0).all()
-    assert 0 <= rows[0] <= rows[-1] < len(codes)
-    np.testing.assert_array_equal(rows, draw_stratified(codes, count, 3))
-    if count == 40:
-        assert rows.tolist() != draw_stratified(codes, count, 4).tolist()
+@pytest.mark.parametrize("seed", [0, 17])
+def test_the_draw_is_as_specified(seed):
+    names = [f"träger/{number}.jpg" for number in range(3000)]
+    held_out = draw_held_out(names, 0.1, seed)
+    assert held_out.tolist() == specified(names, seed, 0.1)
+    assert abs(held_out.sum() - 300) < 50
+    decomposed = [unicodedata.normalize("NFD", name) for name in names]  # as on a Mac
+    assert (draw_held_out(decomposed, 0.1, seed) == held_out).all()
+    assert held_out[draw_held_out(names, 0.05, seed)].all(), "a larger fraction only adds images"
 
 
-def test_every_label_with_two_images_is_in_both_parts():
-    for seed in range(5):
-        positive = long_tail(seed=seed) == 1
-        rows = draw_stratified(positive.astype(np.int8), 60, seed)
-        held_out, rest = positive[rows].sum(axis=0), np.delete(positive, rows, axis=0).sum(axis=0)
-        assert held_out.min() >= 1
-        assert rest.min() >= 1
-    missing = [(positive[draw_random(positive, 60, seed)].sum(axis=0) == 0).sum() for seed in range(5)]
-    assert min(missing) > 0, "otherwise the case is too easy"
-
-
-def test_shares_of_labels_are_kept():
-    positive = long_tail(2000, 20) == 1
-    frequent = positive.sum(axis=0) >= 20
-
-    def error(rows):
-        return np.abs(positive[rows].mean(axis=0) / positive.mean(axis=0) - 1)[frequent]
-
-    stratified = np.array([error(draw_stratified(positive, 200, seed)) for seed in range(5)])
-    at_random = np.array([error(draw_random(positive, 200, seed)) for seed in range(5)])
-    assert stratified.max() < 0.3
-    assert stratified.mean() < at_random.mean() / 4
-
-
-def test_the_paper_s_rule_on_a_case_by_hand():
-    """Label b (2 images) comes first and is split; then a (6 images) lacks 3 − 1 in each part."""
-    codes = np.array([[1, 1], [1, 1], [1, 0], [1, 0], [1, 0], [1, 0], [0, 0], [0, 0]], np.int8)
-    for seed in range(4):
-        rows = draw_stratified(codes, 4, seed)
-        assert codes[rows].sum(axis=0).tolist() == [3, 1]
-        assert (codes[rows].sum(axis=1) == 0).sum() == 1
-
-
-def test_a_label_of_one_image_stays_in_the_training_part():
-    codes = np.zeros((10, 2), np.int8)
-    codes[4, 0], codes[:, 1] = 1, 1
-    assert all(4 not in draw_stratified(codes, 3, seed) for seed in range(5))
-
-
-def test_images_without_labels_fill_the_parts():
-    assert len(draw_stratified(np.zeros((10, 3), np.int8), 4, 0)) == 4
-    assert len(draw_stratified(np.zeros((10, 0), np.int8), 4, 0)) == 4
+@pytest.mark.parametrize("groups", ["", "patient"])
+def test_no_image_changes_its_part_if_the_table_changes(tmp_path, groups):
+    train, val = drawn(tmp_path, NAMES[:40], group_column=groups)
+    for names in (NAMES[:40][::-1], [*NAMES[40:], *NAMES[:40]], NAMES[10:40], [name for name in NAMES if name in val]):
+        names = [*names, min(train)] if set(names) <= val else names  # both parts need an image
+        for labels in ("a", "a;b"):
+            now = drawn(tmp_path, names, labels=labels, group_column=groups)
+            assert not now[0] & val
+            assert not now[1] & train
+    assert drawn(tmp_path, NAMES[:40], split_seed=1, group_column=groups) != (train, val)
 
 
 @pytest.mark.parametrize(

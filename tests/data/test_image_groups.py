@@ -5,12 +5,10 @@ import time
 import numpy as np
 import pytest
 from helpers.tables import data_settings, jsonl, lines, open_source, settings
-from sklearn.model_selection import GroupShuffleSplit
+from sklearn.model_selection import GroupKFold
 
+from mlmoe_jax.data.sampling import assign_folds
 from mlmoe_jax.data.sources.open import open_split
-from mlmoe_jax.data.split import number_groups
-from mlmoe_jax.data.stratified_split import draw_groups
-from mlmoe_jax.training.logistic.penalty_search import stratified_folds
 
 
 def medical(images: int, patients: int, labels: int, rarest: float) -> tuple[np.ndarray, np.ndarray]:
@@ -22,18 +20,7 @@ def medical(images: int, patients: int, labels: int, rarest: float) -> tuple[np.
     return (draw.random((images, labels)) < odds[patient]).astype(np.int8), patient
 
 
-def share_errors(codes: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return the relative error of the share of each label among the rows, and in the rest."""
-    shares = codes.mean(axis=0)
-    return np.abs([codes[rows].mean(axis=0) / shares - 1, np.delete(codes, rows, axis=0).mean(axis=0) / shares - 1])
-
-
-# ------------------------------------------------------------------------------------------------------ drawn groups
-def test_images_without_a_name_are_groups_of_their_own():
-    assert number_groups(["b", "", "a", "b", ""], 5).tolist() == [0, 1, 2, 0, 3]
-    assert number_groups(None, 3).tolist() == [0, 1, 2]
-
-
+# ------------------------------------------------------------------------------------------------------ folds and parts
 @pytest.mark.parametrize("tables", [12, pytest.param(1000, marks=pytest.mark.slow)])
 def test_no_group_of_random_tables_is_in_two_parts(tmp_path, tables):
     draw = np.random.default_rng(tables)
@@ -49,51 +36,53 @@ def test_no_group_of_random_tables_is_in_two_parts(tmp_path, tables):
         assert {*train.ids, *val.ids} == {*(f"{row}.png" for row in range(images)), "last.png"}
         assert len(train) + len(val) == images + 1
         assert not set(filter(None, train.groups)) & set(filter(None, val.groups))
-        fold = stratified_folds(train.labels, 5, seed, numbers := train.group_numbers)
-        assert len(np.unique(np.stack([fold, numbers]), axis=1).T) == len(np.unique(numbers))
-        assert len(np.unique(fold)) == fold.max() + 1 >= min(2, len(np.unique(numbers)))
+        count = len(set(train.units))
+        fold = assign_folds(train.labels, min(5, count), seed, train.units)
+        assert len(set(zip(fold.tolist(), train.units, strict=True))) == count
+        assert len(np.unique(fold)) == min(5, count)
 
 
-def test_labels_have_their_shares_in_both_parts():
+def patients(numbers: np.ndarray) -> list[str]:
+    return [f"p{number}" for number in numbers]
+
+
+def test_folds_of_groups_have_the_shares_of_each_label():
     codes, patient = medical(3000, 900, 8, 1 / 40)
-    rows = draw_groups(codes, patient, 600, 0)
-    assert len(rows) == pytest.approx(600, abs=3)
-    random = GroupShuffleSplit(5, test_size=0.2, random_state=0).split(codes, groups=patient)
-    theirs = [share_errors(codes, rows).mean() for _, rows in random]
-    assert share_errors(codes, rows).mean() < min(theirs) / 5
-    assert share_errors(codes, rows).max() < 0.1
+    fold = assign_folds(codes, 5, 0, patients(patient))
+    random = GroupKFold(5, shuffle=True, random_state=0).split(codes, groups=patient)
+    errors = [
+        np.mean([np.abs(codes[rows].mean(axis=0) / codes.mean(axis=0) - 1) for rows in parts])
+        for parts in ([np.flatnonzero(fold == number) for number in range(5)], [rows for _, rows in random])
+    ]
+    assert errors[0] < errors[1] / 3
+    assert np.bincount(fold).tolist() == [600] * 5
 
 
-def test_a_large_table_is_split_in_seconds():
+def test_a_large_table_has_folds_in_seconds():
     codes, patient = medical(112_120, 30_805, 14, 1 / 500)
     began = time.process_time()
-    rows = draw_groups(codes, patient, 22_424, 0)
+    fold = assign_folds(codes, 5, 0, patients(patient))
     assert time.process_time() - began < 5
-    assert share_errors(codes, rows).max() < 0.02
-    assert not set(patient[rows]) & set(np.delete(patient, rows))
+    assert np.ptp([codes[fold == number].sum(axis=0) for number in range(5)], axis=0).max() <= 3
+    assert len(np.unique(np.stack([fold, patient]), axis=1).T) == 30_805
 
 
-def test_a_label_of_two_groups_is_in_both_parts_and_the_draw_follows_the_seed():
-    codes, patient = np.zeros((60, 2), np.int8), np.arange(60) // 3
-    codes[[0, 5, 6], [0, 0, 1]] = 1
-    draws = [draw_groups(codes, patient, 12, seed) for seed in range(4)]
-    for rows in draws:
-        assert len(rows) == 12
-        assert codes[rows, 0].sum() == 1
-    np.testing.assert_array_equal(draws[0], draw_groups(codes, patient, 12, 0))
-    np.testing.assert_array_equal(draws[0], draw_groups(codes, 7 * patient + 5, 12, 0), "numbers are only names")
-    assert len({tuple(rows) for rows in draws}) > 1
+@pytest.mark.parametrize("grouped", [False, True])
+def test_folds_depend_neither_on_the_order_of_images_nor_on_that_of_labels(grouped):
+    codes, patient = medical(200, 60, 12, 1 / 40)
+    names = patients(patient) if grouped else [f"{row}.png" for row in range(200)]
+    rows, columns = np.random.default_rng(0).permutation(200), np.random.default_rng(1).permutation(12)
+    fold = assign_folds(codes, 5, 0, names)
+    np.testing.assert_array_equal(assign_folds(codes[rows][:, columns], 5, 0, [names[row] for row in rows]), fold[rows])
+    assert (assign_folds(codes, 5, 1, names) != fold).any()
 
 
-@pytest.mark.parametrize("sizes", [(96, 1, 1, 1, 1), (1, 1), (50, 50)])
-def test_both_parts_have_a_group_whatever_its_size(sizes):
+@pytest.mark.parametrize("sizes", [(96, 1, 1, 1, 1), (1, 1), (50, 50), (1, 1, 10)])
+def test_no_fold_is_empty_whatever_the_sizes_of_groups(sizes):
     group = np.repeat(np.arange(len(sizes)), sizes)
-    for count in (1, len(group) // 5, len(group) - 1):
-        rows = draw_groups(np.ones((len(group), 1), np.int8), group, count, 0)
-        assert 0 < len(rows) < len(group)
-    folds = stratified_folds(np.ones((len(group), 1), np.int8), len(sizes), 0, group)
-    assert len(np.unique(folds)) == folds.max() + 1 >= 2
-    assert len(draw_groups(np.ones((4, 1), np.int8), np.zeros(4, int), 2, 0)) == 0
+    for codes in (np.ones((len(group), 1), np.int8), np.zeros((len(group), 0), np.int8), group[:, None] == [0, 1]):
+        fold = assign_folds(codes.astype(np.int8), len(sizes), 0, patients(group))
+        assert len(np.unique(fold)) == len(sizes)
 
 
 # ------------------------------------------------------------------------------------------------------------ tables
@@ -133,6 +122,6 @@ def test_mistakes_of_groups_are_explained(tmp_path, refusal):
         f"{tmp_path}/train.csv has no group in the column 'site' for any image of split train; "
     )
     sentence = refusal(open_split, settings(tmp_path, group_column="patient", **keys), "val")
-    assert sentence.startswith("all 2 training images are one group, which cannot be in two parts; ")
+    assert " of 2 training images in 1 group leaves " in sentence
     sentence = refusal(open_split, data_settings("synthetic", group_column="patient"), "train")
     assert sentence.startswith("data.group_column=patient is a column of tables (csv, jsonl), and the data set ")

@@ -57,8 +57,8 @@ def finished(tmp_path):
 def test_the_run_has_the_values_of_the_fit_and_the_scores_of_images_outside(finished, tmp_path):
     folder, results = finished
     [table] = [path for path in (tmp_path / "cache" / "features").glob("*/00000.cls.npy") if len(np.load(path)) == 50]
-    features, codes = np.load(table), open_split(config_of().data, "train").labels
-    found = fit_logistic(features, codes)
+    features, split = np.load(table), open_split(config_of().data, "train")
+    found = fit_logistic(features, codes := split.labels, units=split.ids)
     for which in ("best", LATEST):
         run = open_run(folder, which=which)
         np.testing.assert_allclose(run.values[classifier_fit.KERNEL], found.kernel, rtol=1e-3, atol=1e-4)
@@ -86,11 +86,11 @@ def test_the_folds_keep_groups_together(tmp_path, monkeypatch):
     monkeypatch.setattr(training_data, "open_splits", with_patients)
     monkeypatch.setattr(training_data, "check_splits", lambda train, others: [])  # made-up groups are in several splits
     monkeypatch.setattr(
-        classifier_fit, "fit_logistic", lambda *a, **k: calls.append(k["groups"]) or fit_logistic(*a, **k)
+        classifier_fit, "fit_logistic", lambda *a, **k: calls.append(k["units"]) or fit_logistic(*a, **k)
     )
     folder = RunFolder(tmp_path / "run")
     train(config_of(), folder)
-    assert calls[0].tolist() == [row // 5 for row in range(50)]
+    assert calls[0] == patients[:50]
     assert read_scores(folder)[OUT_OF_FOLD].groups.tolist() == patients
 
 

@@ -5,10 +5,11 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN, targets
+from mlmoe_jax.data.sampling import assign_folds
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.training.logistic import penalty_search
 from mlmoe_jax.training.logistic.newton import solve
-from mlmoe_jax.training.logistic.penalty_search import PenaltySearch, fit_logistic, rotate, stratified_folds
+from mlmoe_jax.training.logistic.penalty_search import PenaltySearch, fit_logistic, rotate
 
 
 def problem(images: int, width: int, *, labels: int = 4, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -45,7 +46,7 @@ def test_the_coefficients_are_those_of_scikit_learn(images, width):
 @pytest.mark.parametrize(("images", "width"), [(50, 60), (100, 20)])
 def test_the_penalty_has_the_least_loss_outside_of_the_folds_of_fits(images, width):
     features, codes = problem(images, width)
-    found, fold = fit_logistic(features, codes, seed=3), stratified_folds(codes, 5, 3)
+    found, fold = fit_logistic(features, codes, seed=3), assign_folds(codes, 5, 3)
     label, known = targets(codes, "negative")
 
     def outside(penalty: float) -> np.ndarray:
@@ -118,7 +119,7 @@ def test_a_start_far_away_leads_to_the_same_minimum():
     """A step of Newton's method alone would not."""
     features, codes = problem(60, 10)
     label, known = (flags.astype(np.float32) for flags in targets(codes, "negative"))
-    fold, random = stratified_folds(codes, 5, 0), np.random.default_rng(1)
+    fold, random = assign_folds(codes, 5, 0), np.random.default_rng(1)
     search = PenaltySearch(rotate(features).values, label, known, fold)
     near = search.start()
     near = solve(search.values, label, known, fold, 0.1, near.weights, near.biases, 1e-4)
@@ -141,15 +142,15 @@ def test_folds_have_one_size_and_equal_shares_of_each_label():
     _, codes = problem(103, 8, labels=6)
     codes[:, 5] = NEGATIVE
     codes[:5, 5] = POSITIVE
-    fold = stratified_folds(codes, 5, 0)
+    fold = assign_folds(codes, 5, 0)
     assert sorted(np.bincount(fold)) == [20, 20, 21, 21, 21]
     counts = np.array([(codes[fold == number] == POSITIVE).sum(axis=0) for number in range(5)])
     spread = counts.max(axis=0) - counts.min(axis=0)
     frequent = (codes == POSITIVE).sum(axis=0).argmax()  # it comes last
     assert (np.delete(spread, frequent) <= 1).all()
     np.testing.assert_array_equal(counts[:, 5], 1)
-    np.testing.assert_array_equal(fold, stratified_folds(codes, 5, 0))
-    assert (fold != stratified_folds(codes, 5, 1)).any()
+    np.testing.assert_array_equal(fold, assign_folds(codes, 5, 0))
+    assert (fold != assign_folds(codes, 5, 1)).any()
 
 
 @pytest.mark.slow
@@ -160,14 +161,14 @@ def test_few_images_have_fewer_folds_and_one_image_is_an_error():
     with pytest.raises(UserError, match="two images or more, of two groups"):
         fit_logistic(features[:1], codes[:1])
     with pytest.raises(UserError, match="two images or more, of two groups"):
-        fit_logistic(features, codes, groups=np.zeros(3, int))
+        fit_logistic(features, codes, units=["p"] * 3)
 
 
 def test_each_image_is_scored_by_the_fit_without_its_group():
     """Copies of an image with random labels tell nothing about the image if they are in its group."""
     draw, copies = np.random.default_rng(0), np.repeat(np.arange(40), 2)
     features, codes = draw.normal(size=(40, 60)).astype(np.float32), draw.integers(0, 2, (40, 2)).astype(np.int8)
-    fits = [fit_logistic(features[copies], codes[copies], groups=groups) for groups in (None, copies)]
+    fits = [fit_logistic(features[copies], codes[copies], units=units) for units in (None, list(map(str, copies)))]
     right = [((fit.held_out_logits > 0) == codes[copies]).mean() for fit in fits]
     assert right[0] > 0.8
     assert right[1] < 0.65

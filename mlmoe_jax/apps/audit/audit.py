@@ -24,7 +24,7 @@ from mlmoe_jax.data.images import Decoding
 from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE
 from mlmoe_jax.data.labels.grouping import cooccurrence
 from mlmoe_jax.data.sources.corrections import Key
-from mlmoe_jax.data.split import Split, number_groups
+from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.split_checks import check_splits, require_readable
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.cooccurrence import Pair, training_pairs
@@ -123,7 +123,7 @@ def can_judge(split: Split) -> Bool[np.ndarray, " k"]:
     At least MIN_IMAGES images must be positive for the label, and at least MIN_IMAGES images negative. In a split with
     groups of images, groups count instead of images.
     """
-    group = number_groups(split.groups, len(split))
+    group = np.unique(split.units, return_inverse=True)[1]
     order = np.argsort(group, kind="stable")
     firsts = np.unique(group[order], return_index=True)[1]
     counts = [np.logical_or.reduceat(split.labels[order] == code, firsts).sum(axis=0) for code in (POSITIVE, NEGATIVE)]
@@ -165,7 +165,7 @@ def audit_split(split: Split, config: ConfigDict) -> Audit:
         )
     split, features = extract_features(split, config)
     status(f"fitting {quantity(len(split.classes), 'label')} on {quantity(len(split), 'image')} without each fold")
-    fit = fit_logistic(features, split.labels, difficult="ignore", seed=config.seed, groups=split.group_numbers)
+    fit = fit_logistic(features, split.labels, difficult="ignore", seed=config.seed, units=split.units)
     scores = Consistency.of(split.tree, LEAST, len(split.classes))(probabilities(fit.held_out_logits))
     return Audit(split, scores, _find_similar(split, config), _find_together(split))
 

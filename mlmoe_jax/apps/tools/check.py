@@ -105,7 +105,7 @@ def _describe(split: Split, inspection: Inspection) -> dict[str, Any]:
     missing = sum(item["missing"] for item in bad)
     return {
         "images": len(split),
-        "groups": None if split.groups is None else len(np.unique(split.group_numbers)),
+        "groups": None if split.groups is None else len(set(split.units)),
         "decoded": len(images) + len(bad),
         "missing": missing,
         "unreadable": len(bad) - missing,

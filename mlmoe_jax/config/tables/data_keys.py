@@ -53,12 +53,12 @@ DATA_KEYS = section(
     test_splits=TextsKey(("test",), "Splits evaluated at the end of training."),
     val_fraction=NumberKey(
         0.0,
-        "Fraction of the training split held out as data.val_split; 0 uses the data set's own split.",
+        "Expected fraction of the training split held out as data.val_split; 0 uses the data set's own split.",
         least=0,
         most=1,
     ),
     split_seed=IntegerKey(
-        0, "Seed of the held-out images, stratified by label; -1 takes the key seed.", least=-1, most=2**32 - 1
+        0, "Seed of the hash of names that holds images out; -1 takes the key seed.", least=-1, most=2**32 - 1
     ),
     image_size=IntegerKey(64, "Side of the square images of the network.", above=0, most=8192, unit="pixels"),
     resize=ChoiceKey(

@@ -16,7 +16,7 @@ from mlmoe_jax.data.sources.source import DataSource, difficult_treatment, requi
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.registry import Registry
-from mlmoe_jax.runtime.text import abbreviate
+from mlmoe_jax.runtime.text import abbreviate, quantity
 
 # name -> source; the names are the choices of the config key data.name.
 DATA_SETS: Registry[DataSource] = Registry(
@@ -202,25 +202,17 @@ def count_labels(data_config: ConfigDict) -> int:
 def _hold_out(whole: Split, split: str, data_config: ConfigDict, seed: int) -> Split:
     """Divide the training split, and return one part as the split `split`.
 
-    The part `data.val_split` has the fraction `data.val_fraction` of the images. Any other name means the remaining
-    images.
+    The part `data.val_split` has about the fraction `data.val_fraction` of the images, see `draw_held_out`. Any other
+    name means the remaining images. Raises UserError if a part has no image.
     """
-    from mlmoe_jax.data.stratified_split import draw_stratified  # here, because the config imports this module
+    from mlmoe_jax.data.sampling import draw_held_out  # here, because the config imports this module
 
     fraction = data_config.val_fraction
-    count = round(fraction * len(whole))
-    if not 0 < count < len(whole):
+    held_out = draw_held_out(whole.units, fraction, seed if data_config.split_seed < 0 else data_config.split_seed)
+    if held_out.all() or not held_out.any():
+        groups = "" if whole.groups is None else f" in {quantity(len(set(whole.units)), 'group')}"
         raise UserError(
-            f"data.val_fraction={fraction} of {len(whole)} training images leaves {count} for validation and "
-            f"{len(whole) - count} for training"
+            f"data.val_fraction={fraction} of {len(whole):,} training images{groups} leaves {held_out.sum():,} for "
+            f"validation and {(~held_out).sum():,} for training; change it or data.split_seed, or add images"
         )
-    seed = seed if data_config.split_seed < 0 else data_config.split_seed
-    rows = draw_stratified(whole.labels, count, seed, whole.group_numbers)
-    if not len(rows):
-        raise UserError(
-            f"all {len(whole):,} training images are one group, which cannot be in two parts; correct or clear "
-            "data.group_column"
-        )
-    if split != data_config.val_split:
-        rows = np.setdiff1d(np.arange(len(whole)), rows)
-    return whole.take(rows, name=split)
+    return whole.take(np.flatnonzero(held_out == (split == data_config.val_split)), name=split)

@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 from ml_collections import ConfigDict
-from numpy.typing import NDArray
 from scipy.special import expit
 
-from mlmoe_jax.data.split import number_groups
+from mlmoe_jax.data.sampling import assign_folds
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.metrics.entries import Entries
 from mlmoe_jax.evaluation.metrics.reliability import measure_calibration
@@ -58,12 +57,13 @@ def fit_calibration(table: SplitScores, names: Sequence[str], config: ConfigDict
       UserError: the split is too small.
     """
     method, table = config.calibration.method, table.readable()
-    entries, group = table.entries(config.data.difficult_eval), number_groups(table.groups, len(table))
-    _require_enough(table, entries, group)
+    entries = table.entries(config.data.difficult_eval)
+    _require_enough(table, entries)
     logits = to_logits(entries.scores)
-    fold = np.random.default_rng(0).permutation(group.max() + 1)[group] % CALIBRATION_FOLDS
+    folds = min(CALIBRATION_FOLDS, len(set(table.units)))
+    fold = assign_folds(entries.positive & entries.valid, folds, 0, table.units)
     corrected = np.empty(logits.shape)
-    for number in range(CALIBRATION_FOLDS):
+    for number in range(folds):
         held_out = fold == number
         kept = ~held_out
         function = fit_scales(logits[kept], entries.positive[kept], entries.valid[kept], method=method)
@@ -80,17 +80,16 @@ def fit_calibration(table: SplitScores, names: Sequence[str], config: ConfigDict
     }
 
 
-def _require_enough(table: SplitScores, entries: Entries, group: NDArray[np.int64]) -> None:
+def _require_enough(table: SplitScores, entries: Entries) -> None:
     """Raise UserError if a split has too few images, positives or groups for a calibration.
 
     Args:
       table: the scores of the split.
       entries: the scores and labels of the split.
-      group: i64[N], the group number of each image.
     """
-    present = int((entries.positive & entries.valid).sum())
-    if len(table) < LEAST_IMAGES or present < LEAST_POSITIVES or not group.any():
-        images = f"{len(table)} images {'with scores' if group.any() else 'of one group'}"
+    present, units = int((entries.positive & entries.valid).sum()), len(set(table.units))
+    if len(table) < LEAST_IMAGES or present < LEAST_POSITIVES or units < 2:
+        images = f"{len(table)} images {'with scores' if units > 1 else 'of one group'}"
         raise UserError(
             f"{table.name} is too small to calibrate on: {images} and {present} present labels, of at least "
             f"{LEAST_IMAGES} and {LEAST_POSITIVES}; name another split with --config.thresholds.split"

@@ -60,9 +60,9 @@ def fit_classifier(
     features, read = read_features(split.features)
     experiment.data.skipped.rows.update(np.flatnonzero(~read).tolist())
     status(f"fitting {len(split.classes):,} labels on {len(features):,} images by logistic regression")
-    groups = None if split.groups is None else split.group_numbers[read]
+    units = split.take(np.flatnonzero(read), split.name).units
     difficult = config.data.difficult_train
-    fit = fit_logistic(features, split.labels[read], difficult=difficult, seed=config.seed, groups=groups)
+    fit = fit_logistic(features, split.labels[read], difficult=difficult, seed=config.seed, units=units)
     status(f"C={fit.penalty:.3g} has the least log loss, {fit.losses[fit.penalty]:.4f} out of fold")
     _save_classifier(experiment, state, selection, manager, fit)
     scores = np.full(split.labels.shape, np.nan, np.float32)

@@ -15,6 +15,7 @@ which preconditions the solver.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +23,7 @@ from jaxtyping import Float, Int
 from scipy.linalg import eigh
 
 from mlmoe_jax.data.label_codes import targets
-from mlmoe_jax.data.stratified_split import draw_stratified
+from mlmoe_jax.data.sampling import assign_folds
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.training.logistic.newton import solve
 
@@ -60,7 +61,7 @@ def fit_logistic(
     *,
     difficult: str = "negative",
     seed: int = 0,
-    groups: Int[np.ndarray, " n"] | None = None,
+    units: Sequence[str] | None = None,
 ) -> LogisticFit:
     """Fit logistic regression for all labels, with the penalty selected by cross-validation.
 
@@ -71,16 +72,16 @@ def fit_logistic(
       codes: label codes, as in `data.label_codes.targets`.
       difficult: treatment of difficult labels, as in `data.label_codes.targets`.
       seed: seed of the folds.
-      groups: the group number of each image; the images of a group are in one fold. None: no groups.
+      units: the unit of each image, as in `assign_folds`; the images of a unit are in one fold.
 
     Raises:
       UserError: there are fewer than two images or groups.
     """
-    units = len(codes) if groups is None else len(np.unique(groups))
-    if units < 2:
+    count = len(codes) if units is None else len(set(units))
+    if count < 2:
         raise UserError("train.fit=logistic needs two images or more, of two groups, to choose its penalty")
     rotation = rotate(features)
-    fold = stratified_folds(codes, min(FOLDS, units), seed, groups)
+    fold = assign_folds(codes, min(FOLDS, count), seed, units)
     positive, valid = targets(codes, difficult)
     search = PenaltySearch(rotation.values, positive.astype(np.float32), valid.astype(np.float32), fold)
     rough, losses = search.best()
@@ -123,34 +124,6 @@ def rotate(features: Float[np.ndarray, "n d"]) -> Rotation:
         used = np.flatnonzero(squares > NEGLIGIBLE**2 * squares[-1])[::-1]
         axes = wide.T @ (vectors[:, used] / np.sqrt(squares[used]))
     return Rotation(mean, axes, (centered @ axes).astype(np.float32))
-
-
-# --------------------------------------------------------------------------------------------------------------- folds
-def stratified_folds(
-    codes: Int[np.ndarray, "n k"], count: int, seed: int, groups: Int[np.ndarray, " n"] | None = None
-) -> Int[np.ndarray, " n"]:
-    """Assign images to folds with equal sizes and equal shares of each label.
-
-    With `groups`, sizes and shares are only similar, and there may be fewer than `count` folds. Two groups or more give
-    at least two folds.
-
-    Args:
-      codes: label codes of `data.label_codes`. Only POSITIVE counts as a label.
-      count: number of folds.
-      seed: seed of the assignment.
-      groups: the group number of each image; the images of a group are in one fold. None: no groups.
-
-    Returns:
-      The fold of each image, numbered from 0.
-    """
-    fold, remaining = np.zeros(len(codes), np.int64), np.arange(len(codes))
-    for number in range(count - 1):
-        remaining_groups = None if groups is None else groups[remaining]
-        rows = draw_stratified(codes[remaining], round(len(remaining) / (count - number)), seed, remaining_groups)
-        fold[remaining[rows]] = number
-        remaining = np.delete(remaining, rows)
-    fold[remaining] = count - 1
-    return np.unique(fold, return_inverse=True)[1]
 
 
 # -------------------------------------------------------------------------------------------------------------- search

@@ -236,7 +236,7 @@ def test_the_images_of_a_group_are_in_one_fold(photos, monkeypatch):
     options, fit = {}, audit.fit_logistic
     monkeypatch.setattr(audit, "fit_logistic", lambda *values, **keys: options.update(keys) or fit(*values, **keys))
     assert main(command(photos, "--config.data.group_column=patient")) == 0
-    np.testing.assert_array_equal(options["groups"], np.arange(60) // 2)
+    assert options["units"] == [f"p{number // 2}" for number in range(60)]
 
 
 @pytest.mark.slow

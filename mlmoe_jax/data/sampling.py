@@ -1,0 +1,111 @@
+"""Draw images by a hash of their names, so that the order of a table does not matter.
+
+A unit is a group of images, such as the images of a patient, or an image without a group. The images of a unit stay
+together. Shape letters: N images, K labels, G units, F folds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from jaxtyping import Bool, Int, Integer, UInt64
+from scipy.sparse import csc_array, csr_array, hstack
+
+from mlmoe_jax.data.label_codes import POSITIVE
+
+
+def hash_names(names: Iterable[str], seed: int | str = "") -> UInt64[np.ndarray, " n"]:
+    """Return a number of 64 bits per name: the first 8 bytes, big-endian, of the sha256 of `SEED NUL NAME`.
+
+    Args:
+      names: texts. They are hashed as UTF-8 in the normal form NFC, in which a name does not depend on the file system.
+      seed: the seed, as a decimal number, or "".
+    """
+    texts = (f"{seed}\0{unicodedata.normalize('NFC', name)}".encode(errors="surrogatepass") for name in names)
+    return np.frombuffer(b"".join(hashlib.sha256(text).digest()[:8] for text in texts), ">u8").astype(np.uint64)
+
+
+def draw_held_out(units: Iterable[str], fraction: float, seed: int) -> Bool[np.ndarray, " n"]:
+    """Return which images are held out: those whose unit has a hash below `fraction` of the largest hash.
+
+    Whether an image is held out does not depend on any other image, so no image moves from one part to the other if
+    the table grows, shrinks or has another order. A larger fraction only adds images. Such a draw cannot be stratified:
+    the number of held-out images and the shares of the labels among them vary as in any random draw.
+
+    Args:
+      units: the name of the unit of each image, as in `Split.units`.
+      fraction: the expected fraction of units that are held out.
+      seed: the seed of the hash.
+    """
+    return hash_names(units, seed) / 2.0**64 < fraction
+
+
+def assign_folds(
+    labels: Integer[np.ndarray, "n k"], count: int, seed: int, units: Sequence[str] | None = None
+) -> Int[np.ndarray, " n"]:
+    """Assign images to folds of about equal sizes, in which each label has about equal shares.
+
+    The folds depend neither on the order of the images nor on the order of the labels. Labels are assigned from the
+    rarest to the most frequent, by the number of images that have no fold yet. Each unit goes to the fold that lacks
+    most images of the label, as in the iterative stratification of K. Sechidis, G. Tsoumakas and I. Vlahavas ("On the
+    stratification of multi-label data", ECML PKDD 2011). A fold with enough space for the unit has priority; folds of
+    single images therefore have equal sizes.
+
+    Args:
+      labels: label codes [N,K]. Only POSITIVE counts.
+      count: the number of folds, at most the number of units.
+      seed: the seed of the order in which units with equally many images are assigned.
+      units: the name of the unit of each image, as in `Split.units`. None: each image is a unit, named by its row.
+
+    Returns:
+      The fold of each image, numbered from 0. No fold is empty.
+    """
+    names, unit = np.unique([str(row) for row in range(len(labels))] if units is None else units, return_inverse=True)
+    rank = np.argsort(np.argsort(hash_names(names, seed), kind="stable"))
+    return _fill_folds(_count_images(labels, rank[unit]), count)[rank[unit]]
+
+
+def _fill_folds(table: csc_array, count: int) -> Int[np.ndarray, " g"]:
+    """Return the fold of each unit, see `assign_folds`.
+
+    Args:
+      table: the result of `_count_images`.
+      count: the number of folds.
+    """
+    by_unit, remaining = csr_array(table), table.sum(axis=0)
+    lacking, fold = np.tile(remaining, (count, 1)), np.full(table.shape[0], -1)  # `lacking` is multiplied by `count`
+    images = remaining[-1]
+    last = images * (np.arange(len(remaining)) == len(remaining) - 1)  # images without a label come last
+    while remaining.any():
+        label = int(np.where(remaining > 0, remaining + last, 3 * images).argmin())
+        column = slice(*table.indptr[label : label + 2])
+        for row in table.indices[column][np.argsort(-table.data[column], kind="stable")]:
+            if fold[row] < 0:
+                entries = slice(*by_unit.indptr[row : row + 2])
+                columns, size = by_unit.indices[entries], by_unit.data[entries]
+                space = lacking[:, -1]
+                fold[row] = np.lexsort((space, lacking[:, label], np.minimum(space, count * size[-1])))[-1]
+                lacking[fold[row], columns] -= count * size
+                remaining[columns] -= size
+    return fold
+
+
+def _count_images(labels: Integer[np.ndarray, "n k"], unit: Int[np.ndarray, " n"]) -> csc_array:
+    """Return sparse i64[G,K+1]: for each unit, the number of images with each label, then the number of all images.
+
+    The labels are sorted by their columns, so that they have the same order for any order of `labels`.
+
+    Args:
+      labels: label codes [N,K].
+      unit: [N], the number of each image's unit.
+    """
+    members = csr_array((np.ones_like(unit), (unit, np.arange(len(unit)))))
+    present = csr_array(labels == POSITIVE).astype(np.int64)
+    table = csc_array(members @ hstack([present, np.ones((len(unit), 1), np.int64)], format="csr"))
+    table.sort_indices()
+    parts = [slice(*table.indptr[label : label + 2]) for label in range(labels.shape[1])]
+    key = [(table.indices[part].tobytes(), table.data[part].tobytes()) for part in parts]
+    return table[:, [*sorted(range(len(key)), key=key.__getitem__), len(key)]]
