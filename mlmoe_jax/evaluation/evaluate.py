@@ -20,6 +20,7 @@ from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.calibration import probabilities
 from mlmoe_jax.models.params import Params
 from mlmoe_jax.runs.folder import RESULTS, RunFolder
+from mlmoe_jax.runs.image_record import warn_of_leak
 from mlmoe_jax.runs.restore import BEST, Run, open_run
 from mlmoe_jax.runs.thresholds import stored_thresholds
 from mlmoe_jax.runtime import distributed
@@ -104,6 +105,8 @@ def evaluate_opened(folder: RunFolder, run: Run) -> Results:
     require_readable(splits, config.data)
     warn_unused(splits)
     for split in splits:
+        if split.name != config.data.train_split:
+            warn_of_leak(folder, split.name, split.ids)
         scored[split.name] = score_split(eval_step, {"": run.values}, run.frozen, split, config, run.mesh)[""]
     results = measure_and_write(folder, scored, run.label_space, config, fitted=stored_thresholds(folder))
     if distributed.is_first():

@@ -2,8 +2,8 @@
 
 A run folder has everything for evaluation, prediction and reports: `config.json`, `labels.txt`, `label_space.npz`,
 `preprocess.json`, `backbone.json`, `thresholds.json`, `metrics.jsonl`, `metrics.csv`, `tensorboard/`, `results.json`,
-`per_class.csv`, `cooccurrence.csv`, `scores/`, `starts.json`, `checkpoints/`, and `skipped_images.csv` if images could
-not be read. `--mode=eval` replaces the results of the splits that it evaluates. A shared model has
+`per_class.csv`, `cooccurrence.csv`, `scores/`, `starts.json`, `images.npz`, `checkpoints/`, and `skipped_images.csv` if
+images could not be read. `--mode=eval` replaces the results of the splits that it evaluates. A shared model has
 `adapter.safetensors` instead of checkpoints. Paths are etils.epath paths, so a folder can be local or in an object
 store. Files are replaced atomically: by renaming on local disk, and by the object store itself elsewhere.
 """
@@ -32,7 +32,7 @@ CONFIG, LABELS, LABEL_SPACE, PREPROCESS = "config.json", "labels.txt", "label_sp
 BACKBONE, THRESHOLDS, METRICS, RESULTS = "backbone.json", "thresholds.json", "metrics.jsonl", "results.json"
 PER_CLASS, SCORES, CHECKPOINTS, FROZEN = "per_class.csv", "scores", "checkpoints", "frozen.safetensors"
 SKIPPED, TABLE, COOCCURRENCE, STARTS = "skipped_images.csv", "metrics.csv", "cooccurrence.csv", "starts.json"
-ADAPTER = "adapter.safetensors"
+ADAPTER, IMAGES = "adapter.safetensors", "images.npz"
 _NAMES = ("data.name", "model.backbone.name", "model.head.kind")  # keys in the config of every run
 SAMPLES, SAMPLE_INDEX, SAMPLE_ARRAYS = "samples", "samples/index.json", "samples/explained.npz"
 

@@ -109,13 +109,19 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Resumed(Origin):
+class RunOrigin(Origin):
+    """A run in `folder`."""
+
+    folder: RunFolder
+
+
+@dataclass(frozen=True)
+class Resumed(RunOrigin):
     """The training in `folder`, to be resumed.
 
     `parts` reads only the frozen weights. All values that the checkpoint holds are ShapeDtypeStructs.
     """
 
-    folder: RunFolder
     resumes = True
 
     def parts(self, label_space: LabelSpace) -> Parts:
@@ -204,10 +210,8 @@ class PeftFolder(Origin):
 
 
 @dataclass(frozen=True)
-class OtherRun(Origin):
+class OtherRun(RunOrigin):
     """Another run in `folder`, possibly downloaded from the Hugging Face Hub. Its labels may differ."""
-
-    folder: RunFolder
 
     def __post_init__(self):
         name, source_name = self.config.model.backbone.name, read_run(self.folder)[0].model.backbone.name

@@ -63,7 +63,7 @@ def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = Non
     origin = find_origin(config, folder)
     by_steps = fits_by_steps(config)
     preprocess, mesh = preprocess_for(config), setup_jax(config, training=by_steps)
-    data = open_training_data(config, resumed=folder if origin.resumes else None)
+    data = open_training_data(config, origin)
     status("building the model")
     parts = origin.parts(data.label_space)
     if not by_steps:
@@ -76,6 +76,7 @@ def train(config: ConfigDict, folder: RunFolder, *, profile: Window | None = Non
     precision = jax.default_matmul_precision(config.model.matmul_precision)  # of what the optimizer computes
     with precision, memory.shortage_explained(memory.TRAINING_ADVICE), folder.writing_by_first():
         if distributed.is_first():
+            data.images.write(folder)
             write_run_metadata(folder, config, data.label_space, preprocess, parts)
         state = experiment.steps.start(parts, resumes=origin.resumes)
         del parts  # its values would occupy memory in addition to the state

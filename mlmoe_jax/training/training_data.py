@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 
+import numpy as np
 from ml_collections import ConfigDict
 
 import mlmoe_jax.config as configuration
@@ -21,8 +22,10 @@ from mlmoe_jax.evaluation.results import OUT_OF_FOLD
 from mlmoe_jax.inference.feature_extractor import FeatureExtractor
 from mlmoe_jax.models.registries import LOSSES, head_class, prompts_class
 from mlmoe_jax.runs.folder import RunFolder, read_label_space
+from mlmoe_jax.runs.image_record import ImageRecord, describe_leak, read_image_record
 from mlmoe_jax.runtime.progress import status
-from mlmoe_jax.runtime.text import quantity
+from mlmoe_jax.runtime.text import abbreviate, quantity
+from mlmoe_jax.training.initialization import Origin, Resumed, RunOrigin
 from mlmoe_jax.training.objective import require_labels
 from mlmoe_jax.training.selection import selection_split
 
@@ -38,29 +41,32 @@ class TrainingData:
       eval_splits: name -> split, for all splits to evaluate.
       label_space: the names, groups and statistics of the labels.
       skipped: the images of the training split that could not be read.
+      images: the record of the images, for the run folder.
     """
 
     train_split: Split
     eval_splits: dict[str, Split]
     label_space: LabelSpace
     skipped: SkippedImages
+    images: ImageRecord
 
     def steps_per_epoch(self, batch_size: int) -> int:
         """Return the number of training steps per pass over the training split."""
         return steps_per_epoch(len(self.train_split), batch_size)
 
 
-def open_training_data(config: ConfigDict, resumed: RunFolder | None = None) -> TrainingData:
+def open_training_data(config: ConfigDict, origin: Origin | None = None) -> TrainingData:
     """Open the splits of a training, check them, and log warnings about the data and the config.
 
     Args:
       config: the config of the training.
-      resumed: the folder of a run to resume; None = a new run. The label space of a resumed run is read from its
-        folder, because a recomputed label space can differ: another version of a library may group labels differently,
-        and the file of word vectors may have changed.
+      origin: the origin of the initial values; None = the pretrained backbone, or random values. The label space of a
+        resumed run is read from its folder, because a recomputed label space can differ: another version of a library
+        may group labels differently, and the file of word vectors may have changed.
 
     Raises:
-      UserError: the data cannot be used for training, or its labels differ from the labels of the resumed run.
+      UserError: the data cannot be used for training, its labels differ from the labels of the resumed run, or the
+        resumed run was trained on images that are now to be evaluated.
     """
     status(f"reading {config.data.name}")
     names = evaluated_splits(config)
@@ -69,13 +75,14 @@ def open_training_data(config: ConfigDict, resumed: RunFolder | None = None) -> 
     require_readable(splits.values(), config.data)
     train_split = hide_positives(splits[config.data.train_split], config.data)
     require_labels(config, train_split.labels, train_split.classes)
-    if resumed is None:
-        label_space = label_space_for(config, train_split)
-    else:
-        label_space = _resumed_label_space(config, resumed, train_split)
     eval_splits = {name: splits[name] for name in names}
+    images = _record_images(config, train_split, eval_splits, origin)
+    if isinstance(origin, Resumed):
+        label_space = _resumed_label_space(config, origin.folder, train_split)
+    else:
+        label_space = label_space_for(config, train_split)
     _report_data(config, train_split, eval_splits)
-    return TrainingData(train_split, eval_splits, label_space, SkippedImages(train_split))
+    return TrainingData(train_split, eval_splits, label_space, SkippedImages(train_split), images)
 
 
 def evaluated_splits(config: ConfigDict) -> list[str]:
@@ -105,23 +112,71 @@ def _resumed_label_space(config: ConfigDict, folder: RunFolder, train_split: Spl
     Raises:
       UserError: the run cannot continue on the training split.
     """
-    space, images = read_label_space(folder), len(train_split)
+    space = read_label_space(folder)
     if space.names != tuple(train_split.classes):
         raise UserError(f"{folder} holds a run on other labels than the data has now; train in another --workdir")
     positives = (train_split.labels == POSITIVE).sum(axis=0)
-    if space.images != images and LOSSES[config.loss.kind].keeps_values:
-        raise UserError(
-            f"{folder} started with {space.images:,} training images, each with values of loss.kind="
-            f"{config.loss.kind}, and the data now has {images:,}; train in another --workdir"
-        )
-    if space.images != images:
-        _logger.warning(
-            f"the run in {folder} started with {space.images:,} training images and now has {images:,}, so it "
-            "continues with another order of images"
-        )
-    elif space.tree != train_split.tree or (space.positives != positives).any():
+    same_number = space.images == len(train_split)  # otherwise a warning of `_compare_order` says more
+    if same_number and (space.tree != train_split.tree or (space.positives != positives).any()):
         _logger.warning(f"labels have changed since the run in {folder} started, so it continues with other labels")
     return space
+
+
+def _record_images(
+    config: ConfigDict, train_split: Split, eval_splits: dict[str, Split], origin: Origin | None
+) -> ImageRecord:
+    """Return the record of the images of a training, and compare it with the record of the run that it starts from.
+
+    Images that this run was trained on and that are now to be evaluated are an error if the run is resumed, and a
+    warning otherwise. A resumed run whose training images have changed is a warning.
+
+    Raises:
+      UserError: the run cannot continue with these images.
+    """
+    others = [split for split in eval_splits.values() if split.name != config.data.train_split]
+    record = ImageRecord.of(train_split.ids, (name for split in others for name in split.ids))
+    before = read_image_record(origin.folder) if isinstance(origin, RunOrigin) else None
+    if before is None:
+        return record
+    for split in others:
+        if leak := describe_leak(before, origin.folder, split.name, split.ids):
+            if origin.resumes:
+                raise UserError(f"{leak}; move them back, or train in another --workdir")
+            _logger.warning(leak)
+    if origin.resumes:
+        _compare_order(config, origin.folder, train_split, record, before)
+    return record.after(before)
+
+
+def _compare_order(
+    config: ConfigDict, folder: RunFolder, train_split: Split, now: ImageRecord, before: ImageRecord
+) -> None:
+    """Log warnings if the training images of a resumed run, or their order, have changed.
+
+    Args:
+      config: the config of the training.
+      folder: the run folder.
+      train_split: the training split.
+      now: the record of the images.
+      before: the record in the run folder.
+
+    Raises:
+      UserError: the loss has values per training image.
+    """
+    if moved := before.find_evaluated(train_split.ids):
+        _logger.warning(
+            f"the training split now has {quantity(len(moved), 'image')} that the run in {folder} evaluated, so its "
+            f"earlier results are on other images: {abbreviate(moved)}"
+        )
+    if np.array_equal(before.trained, now.trained):
+        return
+    changed = (
+        f"the training images of the run in {folder}, or their order, have changed since it started "
+        f"({len(before.trained):,} then, {len(now.trained):,} now)"
+    )
+    if LOSSES[config.loss.kind].keeps_values:
+        raise UserError(f"{changed}, and loss.kind={config.loss.kind} has values for each; train in another --workdir")
+    _logger.warning(f"{changed}, so it continues with another order of images")
 
 
 def _report_data(config: ConfigDict, train_split: Split, eval_splits: dict[str, Split]) -> None:

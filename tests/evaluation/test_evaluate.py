@@ -26,6 +26,7 @@ from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.calibration import probabilities
 from mlmoe_jax.runs.assemble import preprocess_for
 from mlmoe_jax.runs.folder import RunFolder, training_finished
+from mlmoe_jax.runs.image_record import ImageRecord
 from mlmoe_jax.runs.restore import open_run
 from mlmoe_jax.runs.thresholds import Thresholds
 from mlmoe_jax.runtime.sharding import make_mesh
@@ -310,13 +311,15 @@ def config(monkeypatch, tmp_path):
         yield config
 
 
-def test_a_run_folder_is_evaluated(config, tmp_path, refusal):
+def test_a_run_folder_is_evaluated(config, tmp_path, refusal, caplog):
     folder = RunFolder(tmp_path / "run")
     parts, values = write_run(folder, config)
+    ImageRecord.of(make_split(6, "val").ids[:2], []).write(folder)
     results = evaluate_run(
         folder, [("data.test_splits", "val,test"), ("eval.threshold", "0.25"), ("eval.batch_size", "2")]
     )
     assert set(results) == {"val", "test"}
+    assert f"2 of the 6 images of split val are, by their names, training images of {folder}" in caplog.text
     stored = read_split_results(folder)
     assert stored.keys() == results.keys()
     assert (stored["val"].settings.threshold, config.eval.threshold) == (0.25, 0.5)

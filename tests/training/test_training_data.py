@@ -1,38 +1,110 @@
-"""The data of a training: its labels, and what it says about them when it resumes."""
+"""The data of a training: its labels, and what it says about them when it starts from a run on other data."""
 
 import pytest
 from helpers.tables import write
 
 from mlmoe_jax.config import default_config
+from mlmoe_jax.errors import UserError
 from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.image_record import warn_of_leak
+from mlmoe_jax.training.initialization import Resumed, RunOrigin
 from mlmoe_jax.training.training_data import open_training_data
 
-TABLE = "image,labels\na.png,cat\nb.png,dog\nsub/c.png,cat;dog\n"
+ROWS = [
+    "image,labels,split",
+    "a.png,cat,train",
+    "b.png,dog,train",
+    "c.png,cat;dog,train",
+    "d.png,cat,val",
+    "e.png,cat,val",
+]
+LEAK = (
+    "1 of the 3 images of split val are, by their names, training images of {run}, so results on them are too good: "
+    "a.png"
+)
+ORDER = "the training images of the run in {run}, or their order, have changed since it started (3 then, "
+
+
+def table(**splits: str) -> str:
+    """Return the table with other splits of some images."""
+    rows = (row.split(",") for row in ROWS)
+    return "\n".join(",".join([name, labels, splits.get(name[0], split)]) for name, labels, split in rows)
+
+
+@pytest.fixture
+def started(tmp_path):
+    """The config and the folder of a run that has started on the table."""
+    config, folder = default_config(), RunFolder(tmp_path / "run")
+    config.data.name, config.data.root, config.data.test_splits = "csv", str(tmp_path), ()
+    config.data.table = "all.csv"
+    write(tmp_path, "all.csv", table(), images=[row.partition(",")[0] for row in ROWS[1:]])
+    with folder.writing(), open(tmp_path / "run" / "label_space.npz", "wb") as file:
+        data = open_training_data(config)
+        data.label_space.save(file)
+        data.images.write(folder)
+    return config, folder
 
 
 @pytest.mark.parametrize(
-    ("table", "tree", "says"),
+    ("changed", "tree", "says"),
     [
-        (TABLE, "", ""),
-        (TABLE.replace("c.png,cat;dog", "c.png,cat"), "", "labels have changed since the run in"),
-        (TABLE, "tree.yaml", "labels have changed since the run in"),
-        (TABLE.replace("a.png,cat\n", ""), "", "started with 3 training images and now has 2"),
+        (table(), "", []),
+        ("\n".join([ROWS[0], *ROWS[:0:-1]]), "", [f"{ORDER}3 now)"]),
+        (table().replace("cat;dog", "cat"), "", ["labels have changed since the run in"]),
+        (table(), "tree.yaml", ["labels have changed since the run in"]),
+        (table(a="spare"), "", [f"{ORDER}2 now)"]),
+        (
+            table(d="train"),
+            "",
+            ["the training split now has 1 image that the run in {run} evaluated", f"{ORDER}4 now)"],
+        ),
+        (table(a="val"), "", None),
+        (table(a="val", d="train"), "", None),
     ],
 )
-def test_a_resumed_training_reports_data_that_have_changed(table, tree, says, tmp_path, caplog):
-    config, folder = default_config(), RunFolder(tmp_path / "run")
-    config.data.name, config.data.root, config.data.val_split, config.data.test_splits = "csv", str(tmp_path), "", ()
-    write(tmp_path, "train.csv", TABLE)
-    with folder.writing(), open(tmp_path / "run" / "label_space.npz", "wb") as file:
-        open_training_data(config).label_space.save(file)
-    assert "since the run" not in caplog.text
-    (tmp_path / "train.csv").write_text(table)
+def test_a_resumed_training_reports_data_that_have_changed(started, changed, tree, says, tmp_path, caplog):
+    config, folder = started
+    caplog.clear()
+    (tmp_path / "all.csv").write_text(changed)
     (tmp_path / "tree.yaml").write_text("implies: {cat: dog}")
     config.data.tree = tree
-    open_training_data(config, folder)
+    if says is None:
+        with pytest.raises(UserError, match=r"training images of .*: a\.png; move them back, or train in another"):
+            open_training_data(config, Resumed(config, folder))
+        return
+    open_training_data(config, Resumed(config, folder))
     warnings = [message for message in caplog.messages if "the run in" in message]
-    assert len(warnings) == bool(says)
-    assert says in "".join(warnings)
+    assert len(warnings) == len(says)
+    for warning, start in zip(warnings, says, strict=True):
+        assert warning.startswith(start.format(run=folder))
+
+
+def test_values_per_training_image_do_not_move_to_other_images(started, tmp_path, refusal):
+    config, folder = started
+    config.loss.kind = "role"
+    (tmp_path / "all.csv").write_text("\n".join([ROWS[0], *ROWS[:0:-1]]))
+    assert "and loss.kind=role has values for each; " in refusal(open_training_data, config, Resumed(config, folder))
+
+
+def test_evaluated_images_that_the_values_were_trained_on_are_named(started, tmp_path, caplog):
+    """Also in a third run, which starts from a run that starts from the run of these images."""
+    config, folder = started
+    second = RunFolder(tmp_path / "second")
+    (tmp_path / "all.csv").write_text(table(a="spare"))
+    images = open_training_data(config, RunOrigin(config, folder)).images
+    with second.writing():
+        images.write(second)
+    assert "too good" not in caplog.text
+    (tmp_path / "all.csv").write_text(table(a="val"))
+    for run in (folder, second):
+        caplog.clear()
+        open_training_data(config, RunOrigin(config, run))
+        warn_of_leak(run, "val", ["e.png", "a.png", "d.png"])
+        assert [message for message in caplog.messages if "too good" in message] == 2 * [LEAK.format(run=run)]
+    caplog.clear()
+    warn_of_leak(RunFolder(tmp_path), "val", ["a.png"])  # a shared model has no record
+    warn_of_leak(folder, "val", ["d.png"])
+    assert not caplog.messages
 
 
 def test_known_positives_imply_others(tmp_path):

@@ -11,8 +11,9 @@ from ml_collections import ConfigDict
 import mlmoe_jax.config as configuration
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds, split_to_fit
-from mlmoe_jax.evaluation.results import SplitScores, read_labels, read_scores, require_split
+from mlmoe_jax.evaluation.results import OUT_OF_FOLD, SplitScores, read_labels, read_scores, require_split
 from mlmoe_jax.runs.folder import CONFIG, THRESHOLDS, RunFolder, read_config
+from mlmoe_jax.runs.image_record import warn_of_leak
 from mlmoe_jax.runs.thresholds import Thresholds, stored_thresholds, write_thresholds
 from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.table import Column, Outcome, Table
@@ -69,6 +70,8 @@ def open_split_to_fit(
     configuration.apply_overrides(config, list(overrides))
     configuration.validate(config)
     table = require_split(folder, read_scores(folder), split_to_fit(config))
+    if table.name not in (OUT_OF_FOLD, config.data.train_split):
+        warn_of_leak(folder, table.name, table.ids.tolist())
     return config, table, read_labels(folder)
 
 

@@ -12,6 +12,7 @@ from mlmoe_jax.evaluation.decisions import threshold_fit
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
 from mlmoe_jax.evaluation.metrics.threshold_search import best_thresholds
 from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.image_record import ImageRecord
 from mlmoe_jax.runs.thresholds import Thresholds, read_thresholds
 
 
@@ -30,11 +31,13 @@ def least(request, monkeypatch):
     return least
 
 
-def test_thresholds_of_a_validation_split(tmp_path, capsys):
+def test_thresholds_of_a_validation_split(tmp_path, capsys, caplog):
     val = drawn_split("val", 60)
     val.scores[7] = np.nan
     folder = write_run(tmp_path / "run", val, drawn_split("test", 10, seed=1))
+    ImageRecord.of(val.ids[:1], val.ids).write(folder)
     outcome = fit_run(folder)
+    assert "1 of the 60 images of split val are, by their names, training images of" in caplog.text
     stored, kept = read_thresholds(folder), val.take(val.read)
     np.testing.assert_array_equal(list(stored.values.values()), best_thresholds(kept.scores, kept.codes == 1))
     source = stored.source

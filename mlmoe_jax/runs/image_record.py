@@ -1,0 +1,91 @@
+"""The images of a run: those that its values were trained on, and those that its training evaluates.
+
+The file images.npz has a hash of each image id, see `data.sampling.hash_names`. An id can be found in it, not read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+from jaxtyping import UInt64
+
+from mlmoe_jax.data.sampling import hash_names
+from mlmoe_jax.runs.folder import IMAGES, RunFolder
+from mlmoe_jax.runtime.text import abbreviate
+
+
+@dataclass(frozen=True)
+class ImageRecord:
+    """Hashes of the ids of the images of a run.
+
+    Attributes:
+      trained: the training images, in the order of the training split.
+      evaluated: the images that the training evaluates.
+      earlier: images that the values were trained on in the run that they come from, or before the table changed.
+    """
+
+    trained: UInt64[np.ndarray, " n"]
+    evaluated: UInt64[np.ndarray, " m"]
+    earlier: UInt64[np.ndarray, " e"]
+
+    @classmethod
+    def of(cls, trained: Iterable[str], evaluated: Iterable[str]) -> ImageRecord:
+        """Return the record of the ids of training images and of evaluated images."""
+        return cls(hash_names(trained), hash_names(evaluated), hash_names(()))
+
+    def after(self, other: ImageRecord) -> ImageRecord:
+        """Return this record for a training that starts from the values of the run of another record."""
+        return replace(self, earlier=np.union1d(other.trained, other.earlier))
+
+    def find_trained(self, ids: Sequence[str]) -> list[str]:
+        """Return those of the images `ids` that the values were trained on."""
+        hits = np.isin(hash_names(ids), np.concatenate([self.trained, self.earlier]))
+        return [ids[row] for row in np.flatnonzero(hits)]
+
+    def find_evaluated(self, ids: Sequence[str]) -> list[str]:
+        """Return those of the images `ids` that the training evaluates."""
+        return [ids[row] for row in np.flatnonzero(np.isin(hash_names(ids), self.evaluated))]
+
+    def write(self, folder: RunFolder) -> None:
+        """Write the record to a run folder."""
+        folder.write_npz(IMAGES, **asdict(self))
+
+
+def read_image_record(folder: RunFolder) -> ImageRecord | None:
+    """Return the record in a run folder; None if it has no record, as a shared model."""
+    return folder.read_npz(IMAGES, _from_arrays) if (folder / IMAGES).exists() else None
+
+
+def describe_leak(record: ImageRecord, folder: RunFolder, split: str, ids: Sequence[str]) -> str:
+    """Return a clause about the images of a split that the values of a run were trained on; "" if there are none.
+
+    Args:
+      record: the record of the run.
+      folder: the folder of the run.
+      split: the name of the split.
+      ids: the ids of its images.
+    """
+    leaked = record.find_trained(ids)
+    if not leaked:
+        return ""
+    return (
+        f"{len(leaked):,} of the {len(ids):,} images of split {split} are, by their names, training images of {folder}"
+        f", so results on them are too good: {abbreviate(leaked)}"
+    )
+
+
+def warn_of_leak(folder: RunFolder, split: str, ids: Sequence[str]) -> None:
+    """Log a warning if the values of a run were trained on images of a split, see `describe_leak`."""
+    record = read_image_record(folder)
+    if record is not None and (leak := describe_leak(record, folder, split, ids)):
+        logging.getLogger(__name__).warning(leak)
+
+
+def _from_arrays(stored: dict[str, np.ndarray]) -> ImageRecord:
+    record = ImageRecord(stored["trained"], stored["evaluated"], stored["earlier"])
+    if any(array.dtype != np.uint64 or array.ndim != 1 for array in asdict(record).values()):
+        raise ValueError("its arrays should be lists of 64-bit numbers")
+    return record
