@@ -34,8 +34,8 @@ def fit(scores, positive, valid, *, method):
 
 def fit_one(logits, targets, variance):
     """Return the parameters of one label, without bounds, and the variances of their posterior."""
-    known = np.ones((len(logits), 1), bool)
-    posterior = Posterior(logits[:, None], targets[:, None], known, np.zeros(2), np.full(2, variance))
+    known = np.ones((1, len(logits)), bool)
+    posterior = Posterior(logits[None], targets[None], known, np.zeros(2), np.full(2, variance))
     theta, variances = fit_posteriors(posterior, np.ones((1, 2), bool), np.zeros((1, 2)))
     return theta[0], variances[0]
 
