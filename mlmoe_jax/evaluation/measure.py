@@ -24,7 +24,6 @@ from mlmoe_jax.evaluation.results import (
     Results,
     SplitResult,
     SplitScores,
-    changing_results,
     metric_scores,
     write_rows,
     write_scores,
@@ -188,7 +187,7 @@ def write_measured(
         for row in item.pairs:
             named = {**row, "split": split, "a": names[row["a"]], "b": names[row["b"]]}
             pairs.append([named[column] for column in columns])
-    with changing_results(folder):
+    with folder.changing_results():
         write_rows(folder, PER_CLASS, ["split", "label", *_PER_CLASS], per_class, replaced)
         write_rows(folder, COOCCURRENCE, columns, pairs, replaced)
         finished = ends_training or training_finished(folder)
@@ -210,7 +209,7 @@ def list_skipped(folder: RunFolder, skipped: Iterable[SkippedImages], replaced: 
       replaced: the splits whose earlier rows are replaced; None: all splits.
     """
     rows = [row for images in skipped for row in images.table()]
-    with changing_results(folder):
+    with folder.changing_results():
         write_rows(folder, SKIPPED, ["split", "image", "why"], rows, replaced)
     if rows:
         status(f"{quantity(len(rows), 'unreadable image')} skipped; {folder / SKIPPED} has the list")

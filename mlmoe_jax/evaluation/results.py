@@ -11,7 +11,6 @@ that reads or writes these files. Shape letters: N images, K labels.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -247,15 +246,6 @@ def read_labels(folder: RunFolder) -> tuple[str, ...]:
 
 
 # ------------------------------------------------------------------------------------------------------------ writing
-def changing_results(folder: RunFolder) -> contextlib.AbstractContextManager[None]:
-    """Return a context that holds the lock of the results, and waits for the lock first.
-
-    An evaluation may write results while a training ends. The lock of the run folder itself cannot be used for this,
-    because the training holds it from its start to its end.
-    """
-    return folder.below(SCORES).writing(wait=True)
-
-
 def write_scores(folder: RunFolder, scored: SplitScores) -> str:
     """Write the scores of a split to the run folder, and return the path of the file relative to the folder."""
     name = f"{SCORES}/{quote(scored.name, safe=' ')}.npz"  # the name of a split may have a slash

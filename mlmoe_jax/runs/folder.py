@@ -67,6 +67,14 @@ class RunFolder(Folder):
     def writing_by_first(self) -> contextlib.AbstractContextManager[None]:
         return self.writing() if distributed.is_first() else contextlib.nullcontext()
 
+    def changing_results(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context that holds the lock of the scores, results and thresholds, and waits for the lock first.
+
+        An evaluation may write results while a training ends. The lock of the run folder itself cannot be used for
+        this, because the training holds it from its start to its end.
+        """
+        return self.below(SCORES).writing(wait=True)
+
     def adopt(self, other: RunFolder) -> None:
         """Copy all files of another run folder into this one.
 

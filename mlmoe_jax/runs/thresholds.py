@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +17,10 @@ from mlmoe_jax.models.calibration import Calibration, to_logits
 from mlmoe_jax.models.consistency import Consistency
 from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder, training_finished
 from mlmoe_jax.runtime.array_types import Bools, Floats
+from mlmoe_jax.runtime.formats import dump_json
+from mlmoe_jax.runtime.storage import keep_edited
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -126,17 +132,24 @@ def stored_thresholds(folder: RunFolder) -> Thresholds | None:
 
 
 def write_thresholds(folder: RunFolder, thresholds: Thresholds) -> None:
-    """Write thresholds.json to a run folder, and replace an existing file."""
+    """Write thresholds.json to a run folder. An existing file is replaced, or renamed if somebody has edited it."""
     calibration = {"calibration": thresholds.calibration} if thresholds.calibration else {}
-    folder.write_json(THRESHOLDS, {**thresholds.source, **calibration, "thresholds": thresholds.values})
+    value = {**thresholds.source, **calibration, "thresholds": thresholds.values}
+    content = (dump_json(value, indent=2) + "\n").encode()
+    keep_edited(folder / THRESHOLDS, hashlib.sha256(content).hexdigest())
+    folder.write_bytes(THRESHOLDS, content)
 
 
 def write_fixed(folder: RunFolder, names: Sequence[str], threshold: float) -> None:
-    """Write one threshold for all labels, unless a fit after the end of the training is stored.
+    """Write one threshold for all labels, unless the training is finished and has thresholds.
 
-    Thresholds and a calibration that were fitted before the end of the training are replaced, because the scores have
-    changed since.
+    They may have been fitted or edited since. Thresholds and a calibration that were fitted before the end of the
+    training are replaced, because the scores have changed since.
     """
-    stored = stored_thresholds(folder) if training_finished(folder) else None
-    if not (stored and (stored.source or stored.calibration)):
+    with folder.changing_results():
+        stored = stored_thresholds(folder)
+        if stored and training_finished(folder):
+            return
+        if stored and (stored.source or stored.calibration):
+            _logger.warning("%s was fitted before the end of the training, and is replaced", folder / THRESHOLDS)
         write_thresholds(folder, Thresholds.fixed(names, threshold))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import itertools
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -25,6 +27,7 @@ from mlmoe_jax.runtime.files import (
     damage_explained,
     disk_error,
     disk_errors_explained,
+    file_sha256,
     is_file_name,
     read_bytes,
 )
@@ -313,6 +316,22 @@ def require_new(path: str | os.PathLike) -> Path:
     return local
 
 
+def keep_edited(path: epath.Path, sha256: str) -> None:
+    """Rename the file at `path` if somebody has edited it since it was written. Call it just before it is replaced.
+
+    Args:
+      path: the path of an output whose name no one has chosen.
+      sha256: the digest of the new content. A hidden file beside the output has it until the next call.
+    """
+    note = path.with_name(f".{path.name}.sha256")
+    if path.is_file() and not (note.is_file() and note.read_text().strip() == file_sha256(path)):
+        names = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(2))
+        kept = next(name for name in names if not name.exists())
+        path.rename(kept)
+        logging.getLogger(__name__).warning("%s was edited since it was written, and is now %s", path, kept)
+    Folder(path.parent).write_text(note.name, f"{sha256}\n")
+
+
 @contextlib.contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary local folder. It is renamed to `path` if the block succeeds, and removed otherwise.
@@ -339,10 +358,12 @@ class OutputTarget:
     Attributes:
       path: the file; None means standard output.
       kind: the format of the output, such as csv.
+      is_named: whether the user has chosen the path. If not, an edited file there is kept, see `keep_edited`.
     """
 
     path: epath.Path | None
     kind: str
+    is_named: bool = True
 
     def __str__(self) -> str:
         return "standard output" if self.path is None else str(self.path)
@@ -368,7 +389,10 @@ def open_output(target: OutputTarget) -> Iterator[TextIO]:
             file.detach()
         return
     try:
-        with atomic_file(target.path, alone=False) as partial, open(partial, "w", **encoding) as file:
-            yield file
+        with atomic_file(target.path, alone=False) as partial:
+            with open(partial, "w", **encoding) as file:
+                yield file
+            if not target.is_named:
+                keep_edited(target.path, file_sha256(partial))
     except OSError as error:  # a full disk is explained already
         raise UserError(f"cannot write {target}: {error.strerror or error}") from error

@@ -21,7 +21,7 @@ from mlmoe_jax.evaluation import evaluate
 from mlmoe_jax.evaluation.evaluate import evaluate_run, score_split
 from mlmoe_jax.evaluation.measure import Measured, measure, measure_and_write, results_table, write_measured
 from mlmoe_jax.evaluation.metrics.multilabel import per_class
-from mlmoe_jax.evaluation.results import FALL, SplitScores, changing_results, read_scores, read_split_results
+from mlmoe_jax.evaluation.results import FALL, SplitScores, read_scores, read_split_results
 from mlmoe_jax.models.apply import make_eval_step
 from mlmoe_jax.models.calibration import probabilities
 from mlmoe_jax.runs.assemble import preprocess_for
@@ -211,7 +211,7 @@ def test_results_are_written(tmp_path, monkeypatch):
 def test_an_evaluation_waits_while_a_training_writes_its_results(tmp_path):
     folder = RunFolder(tmp_path)
     writer = threading.Thread(target=write_measured, args=(folder, {}, CLASSES, scored_run.SETTINGS))
-    with changing_results(folder):
+    with folder.changing_results():
         writer.start()
         writer.join(0.2)
         assert not (folder / "results.json").exists()

@@ -58,6 +58,24 @@ def test_a_file_that_changes_before_it_is_replaced_is_read_again(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_an_output_that_somebody_has_edited_is_renamed(tmp_path, caplog):
+    target = OutputTarget(epath.Path(tmp_path / "a.csv"), "csv", is_named=False)
+
+    def write(text: str) -> None:
+        with open_output(target) as file:
+            file.write(text)
+
+    write("1")
+    write("2")
+    assert not caplog.text
+    for mine in ("mine", "mine too"):
+        (tmp_path / "a.csv").write_text(mine)
+        write("3")
+    assert f"{tmp_path / 'a.csv'} was edited since it was written, and is now {tmp_path / 'a-2.csv'}" in caplog.text
+    found = {path.name: path.read_text() for path in tmp_path.glob("[a-z]*")}
+    assert found == {"a.csv": "3", "a-2.csv": "mine", "a-3.csv": "mine too"}
+
+
 def test_a_folder_appears_whole_or_not_at_all(tmp_path):
     (tmp_path / ".a.tmp").mkdir()
     (tmp_path / ".a.tmp" / "of a process that was killed").touch()

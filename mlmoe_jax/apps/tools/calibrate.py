@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mlmoe_jax.apps.tools.fit_thresholds import fit_table, open_split_to_fit
+from mlmoe_jax.apps.tools.fit_thresholds import changing_thresholds, fit_table, open_split_to_fit
 from mlmoe_jax.evaluation.decisions.calibration_fit import CALIBRATION_FOLDS, fit_calibration
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds
 from mlmoe_jax.evaluation.results import read_scores, require_split
@@ -15,6 +15,7 @@ from mlmoe_jax.runtime.progress import status
 from mlmoe_jax.runtime.table import Outcome
 from mlmoe_jax.runtime.text import quantity
 
+_KEYS = ("calibration.method", "thresholds.split")
 _FIT_KEYS = ("per", "goal", "precision", "miss_rate")  # of config.thresholds, in `Thresholds.source`
 
 
@@ -26,7 +27,7 @@ def calibrate_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) 
 
     Args:
       folder: the run folder.
-      overrides: pairs of config key and text, for keys under calibration.
+      overrides: pairs of config key and text, for keys in _KEYS.
 
     Returns:
       A table to print, with the calibration metrics before and after the fit.
@@ -35,15 +36,15 @@ def calibrate_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) 
       UserError: the split to fit on is one of the test splits whose metrics the run reports, has no stored scores, or
         has too few images.
     """
-    config, table, names = open_split_to_fit(folder, overrides)
-    stored = stored_thresholds(folder) or Thresholds.fixed(names, config.eval.threshold)
-    calibrated = replace(stored, calibration=fit_calibration(table, names, config))
-    if stored.source:
-        config.thresholds.update({key: stored.source[key] for key in _FIT_KEYS if key in stored.source})
-        fitted_on = require_split(folder, read_scores(folder), stored.source["split"])
-        calibrated = fit_thresholds(fitted_on, names, config, calibrated)
-        status("the thresholds were fitted to other scores, and are fitted again to the corrected ones")
-    with folder.writing():
+    with changing_thresholds(folder):
+        config, table, names = open_split_to_fit(folder, overrides, _KEYS)
+        stored = stored_thresholds(folder) or Thresholds.fixed(names, config.eval.threshold)
+        calibrated = replace(stored, calibration=fit_calibration(table, names, config))
+        if stored.source:
+            config.thresholds.update({key: stored.source[key] for key in _FIT_KEYS if key in stored.source})
+            fitted_on = require_split(folder, read_scores(folder), stored.source["split"])
+            calibrated = fit_thresholds(fitted_on, names, config, calibrated)
+            status("the thresholds were fitted to other scores, and are fitted again to the corrected ones")
         write_thresholds(folder, calibrated)
     status(f"written to {folder / THRESHOLDS}, which --mode=predict, serve and export use")
     fit = calibrated.calibration

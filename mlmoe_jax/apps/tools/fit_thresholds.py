@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,14 +13,23 @@ from ml_collections import ConfigDict
 import mlmoe_jax.config as configuration
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.evaluation.decisions.threshold_fit import fit_thresholds, split_to_fit
-from mlmoe_jax.evaluation.results import OUT_OF_FOLD, SplitScores, read_labels, read_scores, require_split
+from mlmoe_jax.evaluation.results import (
+    OUT_OF_FOLD,
+    SplitScores,
+    read_labels,
+    read_scores,
+    read_split_results,
+    require_split,
+)
 from mlmoe_jax.runs.folder import CONFIG, THRESHOLDS, RunFolder, read_config
 from mlmoe_jax.runs.image_record import warn_of_leak
 from mlmoe_jax.runs.thresholds import Thresholds, stored_thresholds, write_thresholds
 from mlmoe_jax.runtime.progress import status
+from mlmoe_jax.runtime.storage import InUse
 from mlmoe_jax.runtime.table import Column, Outcome, Table
 from mlmoe_jax.runtime.text import abbreviate, percent, quantity
 
+_KEYS = tuple(f"thresholds.{name}" for name in ("split", "per", "goal", "precision", "miss_rate"))
 _GOALS = {"f1": "best F1", "precision": "precision of", "miss_rate": "expected misses of at most"}
 
 
@@ -29,7 +40,7 @@ def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> Out
 
     Args:
       folder: the run folder.
-      overrides: pairs of config key and text, for keys under thresholds. If either `thresholds.precision` or
+      overrides: pairs of config key and text, for keys in _KEYS. If either `thresholds.precision` or
         `thresholds.miss_rate` is given and `thresholds.goal` is not, the given key is also the goal.
 
     Returns:
@@ -43,9 +54,9 @@ def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> Out
     levels = keys & {"precision", "miss_rate"}
     if "goal" not in keys and len(levels) == 1:
         overrides = [*overrides, ("thresholds.goal", *levels)]
-    config, table, names = open_split_to_fit(folder, overrides)
-    thresholds = fit_thresholds(table, names, config, stored_thresholds(folder))
-    with folder.writing():
+    with changing_thresholds(folder):
+        config, table, names = open_split_to_fit(folder, overrides, _KEYS)
+        thresholds = fit_thresholds(table, names, config, stored_thresholds(folder))
         write_thresholds(folder, thresholds)
     status(f"written to {folder / THRESHOLDS}, which --mode=predict uses")
     document = {**thresholds.source, "thresholds": thresholds.values}
@@ -53,22 +64,43 @@ def fit_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> Out
     return Outcome([fit_table(thresholds.source, headings, fitted_lines(thresholds), document)])
 
 
+@contextlib.contextmanager
+def changing_thresholds(folder: RunFolder) -> Iterator[None]:
+    """Hold the lock of the results from the reading of scores and thresholds to the writing of the new thresholds.
+
+    Raises:
+      UserError: the folder has no results, or a training writes to it, whose end would replace the thresholds.
+    """
+    read_split_results(folder)
+    if folder.is_in_use():
+        raise InUse(f"a training is writing to {folder}, and its end replaces the thresholds; wait for it")
+    with folder.changing_results():
+        yield
+
+
 def open_split_to_fit(
-    folder: RunFolder, overrides: Sequence[tuple[str, str]]
+    folder: RunFolder, overrides: Sequence[tuple[str, str]], used: Sequence[str]
 ) -> tuple[ConfigDict, SplitScores, tuple[str, ...]]:
     """Return the config of a run with `overrides`, the stored scores of the split to fit on, and the label names.
 
+    Args:
+      folder: the run folder.
+      overrides: pairs of config key and text.
+      used: the keys that have an effect.
+
     Raises:
-      UserError: a key of `overrides` is not under thresholds or calibration, the split to fit on is one of the test
-        splits whose metrics the run reports, or it has no stored scores.
+      UserError: a key of `overrides` is not one of `used`, the split to fit on is one of the test splits whose metrics
+        the run reports, or it has no stored scores.
     """
     folder.require(CONFIG)
     config = read_config(folder)
     for key, _ in overrides:
-        if not key.startswith(("thresholds.", "calibration.")):
-            raise UserError(f"--config.{key} cannot be set here; only keys under thresholds and calibration can")
+        if key not in used:
+            raise UserError(f"--config.{key} cannot be set here; only {', '.join(used)} can")
     configuration.apply_overrides(config, list(overrides))
     configuration.validate(config)
+    for message in configuration.find_unused(config, [key for key, _ in overrides]):
+        logging.getLogger(__name__).warning(message)
     table = require_split(folder, read_scores(folder), split_to_fit(config))
     if table.name not in (OUT_OF_FOLD, config.data.train_split):
         warn_of_leak(folder, table.name, table.ids.tolist())

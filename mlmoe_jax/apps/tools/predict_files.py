@@ -142,7 +142,8 @@ def choose_target(
     Args:
       output: the value of `--output`: a path, or - for standard output. If it is None or "" and `json_lines` is False,
         the target is the file predictions.csv in `folder`. With `select`, the name is selected.csv. With `gates`, the
-        suffix is .jsonl, because gate weights are lists, which do not fit into CSV cells.
+        suffix is .jsonl, because gate weights are lists, which do not fit into CSV cells. If somebody has edited an
+        earlier file of this name, it is kept under another one.
       folder: the folder of the default file.
       json_lines: whether standard output gets JSON lines instead of CSV. If True, standard output is also the default.
       gates: whether the rows have gate weights.
@@ -161,7 +162,7 @@ def choose_target(
         target = _file_target(output)
     else:
         kind = "jsonl" if gates else "csv"
-        target = OutputTarget(folder / f"{'selected' if select else 'predictions'}.{kind}", kind)
+        target = OutputTarget(folder / f"{'selected' if select else 'predictions'}.{kind}", kind, is_named=False)
     if gates and target.kind != "jsonl":
         raise UserError("--gates needs JSON lines; give --output=FILE.jsonl, or --output=- with --json")
     return target

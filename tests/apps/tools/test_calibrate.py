@@ -1,4 +1,6 @@
 import json
+import sys
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -65,6 +67,36 @@ def test_a_new_calibration_fits_thresholds_again_in_the_same_way(folder, goal, c
     assert read_thresholds(folder).values == again
 
 
+@pytest.mark.parametrize(("long", "short"), [(calibrate_run, fit_run), (fit_run, calibrate_run)])
+def test_two_fits_at_once_keep_both_results(folder, monkeypatch, long, short):
+    """The short fit starts while the long one computes, and waits for it."""
+    module = sys.modules[long.__module__]
+    name = {calibrate_run: "fit_calibration", fit_run: "fit_thresholds"}[long]
+    fit, other = getattr(module, name), threading.Thread(target=short, args=(folder,))
+
+    def meanwhile(*values):
+        other.start()
+        other.join(0.5)
+        assert not (folder / "thresholds.json").exists()
+        return fit(*values)
+
+    monkeypatch.setattr(module, name, meanwhile)
+    long(folder)
+    other.join()
+    stored = read_thresholds(folder)
+    assert (stored.source["goal"], stored.calibration["method"]) == ("f1", "platt")
+
+
+def test_a_training_that_is_run_again_keeps_thresholds_that_somebody_has_edited(folder):
+    folder.write_json("thresholds.json", {"thresholds": {"a": 0.3, "b": 0.3, "c": 0.3}})
+    write_fixed(folder, "abc", 0.5)
+    assert read_thresholds(folder).values == {"a": 0.3, "b": 0.3, "c": 0.3}
+    fit_run(folder)
+    assert set(folder.read_json("thresholds-2.json")["thresholds"].values()) == {0.3}, "a fit keeps them beside"
+    fit_run(folder)
+    assert not (folder / "thresholds-3.json").exists()
+
+
 def test_the_json_is_the_stored_calibration(folder, capsys):
     printed = json.loads(calibrate_run(folder).json())
     assert printed == read_thresholds(folder).calibration
@@ -87,7 +119,11 @@ def test_a_resumed_training_keeps_the_calibration_of_its_scores(folder, capsys):
 def test_invalid_requests_are_user_errors(folder, tmp_path, refusal):
     assert "test, one of data.test_splits" in refusal(calibrate_run, folder, [("thresholds.split", "test")])
     assert "not of vla" in refusal(calibrate_run, folder, [("thresholds.split", "vla")])
-    assert "only keys under thresholds and calibration" in refusal(calibrate_run, folder, [("eval.threshold", "1")])
+    for key in ("eval.threshold", "thresholds.goal", "calibration.use"):
+        assert f"--config.{key} cannot be set here; only calibration.m" in refusal(calibrate_run, folder, [(key, "1")])
+    assert "only thresholds.split, " in refusal(fit_run, folder, [("calibration.method", "platt")])
+    with folder.writing():
+        assert "its end replaces the thresholds" in refusal(calibrate_run, folder)
     assert "has no results.json" in refusal(calibrate_run, write_run(tmp_path / "unscored"))
     small = write_run(tmp_path / "small", drawn_split("val", 20))
     assert "too small to calibrate on: 20 images" in refusal(calibrate_run, small)

@@ -209,6 +209,3 @@ def test_fitted_thresholds_are_kept_when_training_is_rerun(tmp_path):
             write_results(folder, {"test": {}})
         write_fixed(folder, "ab", 0.5)
         assert read_thresholds(folder) == expected
-    write_thresholds(folder, fixed)
-    write_fixed(folder, "ab", 0.75)
-    assert read_thresholds(folder).values == {"a": 0.75, "b": 0.75}, "earlier fixed thresholds are replaced"
