@@ -9,8 +9,7 @@ from mlmoe_jax.config.recipes.prompt_tuning import ML_VPT_PRESETS, prompt_tuning
 
 
 def get_config(arg=""):
-    own = parse_arg(arg, **selection_options(*ML_VPT_PRESETS))
-    arg = f"dataset=digits,preset={own.preset},selection={own.selection}"
-    config, options = prompt_tuning_config(arg, digits_rate=1e-2)
+    parse_arg(arg, **selection_options(*ML_VPT_PRESETS))  # which refuses other options
+    config, options = prompt_tuning_config(f"dataset=digits,{arg}", digits_rate=1e-2)
     use_ml_vpt(config, preset=options.preset)
     return config

@@ -13,13 +13,14 @@ from mlmoe_jax.config.loading import (
     split_references,
     to_json,
 )
-from mlmoe_jax.config.validation import find_warnings, validate
+from mlmoe_jax.config.validation import find_unused, find_warnings, validate
 
 __all__ = [
     "CONFIG_FOLDER",
     "apply_overrides",
     "choice",
     "default_config",
+    "find_unused",
     "find_warnings",
     "flatten",
     "from_json",

@@ -1,8 +1,13 @@
 """Validation of the whole config: each key on its own, and settings that must fit together."""
 
+import itertools
+import re
+from collections.abc import Iterable
+
 from ml_collections import ConfigDict
 
-from mlmoe_jax.config.defaults import CONFIG, KEYS, key_named, why_unknown
+from mlmoe_jax.config.defaults import CONFIG, KEYS, SECTIONS, key_named, why_unknown
+from mlmoe_jax.config.keys import ChoiceKey
 from mlmoe_jax.config.loading import flatten
 from mlmoe_jax.config.tables.data_keys import AUGMENT_KEYS
 from mlmoe_jax.data.labels import hidden
@@ -16,6 +21,17 @@ from mlmoe_jax.models.registries import (
     describe_adapters,
     head_class,
     prompts_class,
+)
+
+# Keys and sections, with a dot at the end, of a training by steps, which a fit to convergence does not have.
+_OF_STEPS = (
+    "optim.",
+    "ema.",
+    "augment.",
+    "checkpoint.",
+    "eval.select",
+    "eval.every_epochs",
+    *(f"train.{name}" for name in ("epochs", "batch_size", "accumulate", "log_every", "patience", "skip_nonfinite")),
 )
 
 
@@ -47,6 +63,60 @@ def find_warnings(config: ConfigDict) -> list[str]:
             "prompts only in the attention mask"
         )
     return messages
+
+
+def find_unused(config: ConfigDict, names: Iterable[str]) -> list[str]:
+    """Return a sentence about each key that has no effect with the other settings of the config.
+
+    The documentation of such a key, or of its section, begins with the settings that it is for, as in "For focal: …".
+
+    Args:
+      config: the config.
+      names: the dotted keys to check, such as the keys that a user has given.
+    """
+    messages = []
+    for name in names:
+        parts = list(itertools.accumulate(name.split("."), lambda a, b: f"{a}.{b}"))
+        entries = [(part, SECTIONS.get(part) or KEYS.get(part)) for part in parts]
+        reasons = [_why_unused(config, part, entry.doc) for part, entry in entries if entry]
+        if config.train.fit == "logistic" and name.startswith(_OF_STEPS):
+            reasons.append("train.fit is logistic")
+        if reason := next(filter(None, reasons), ""):
+            messages.append(f"{name} has no effect, because {reason}")
+    return messages
+
+
+def _why_unused(config: ConfigDict, name: str, doc: str) -> str:
+    """Return the setting because of which a key or section is not used; "" if it is used.
+
+    Args:
+      config: the config.
+      name: the dotted name of the key or section.
+      doc: its documentation.
+    """
+    if not (begin := re.match("(For|Except for) ([^:]+): ", doc)):
+        return ""
+    section = name.rpartition(".")[0]
+    words = re.split(", | and ", ", ".join([begin[2], *re.findall("; for ([^,:]+)[,:]", doc)]))
+    settings = dict(word.split("=") for word in words if "=" in word)
+    wanted = {f"{section}.{key}": {value} for key, value in settings.items()}
+    if names := {word for word in words if "=" not in word}:
+        wanted[_key_with(names, section)] = names
+    values = flatten(config)
+    unfit = [key for key in wanted if key and (values[key] in wanted[key]) != (begin[1] == "For")]
+    return f"{unfit[0]} is {values[unfit[0]]}" if unfit else ""
+
+
+def _key_with(choices: set[str], section: str) -> str:
+    """Return the key in a section, or in a section around it, that has all of the choices; "" if there is none."""
+    found = [
+        key
+        for key, entry in KEYS.items()
+        if isinstance(entry, ChoiceKey)
+        and f"{section}.".startswith(f"{key.rpartition('.')[0]}.")
+        and choices <= set(entry.choices)
+    ]
+    return max(found, key=lambda key: key.count("."), default="")
 
 
 def has_batch_statistics(config: ConfigDict) -> bool:

@@ -66,7 +66,8 @@ def test_the_preset_held_out_changes_the_selection_and_nothing_else(name):
 
 
 @pytest.mark.parametrize("name", [*(f"{name}:dataset=digits," for name in PUBLISHED), "mlvpt_digits:"])
-def test_a_data_set_with_validation_images_keeps_them(name):
+def test_a_data_set_with_validation_images_keeps_them(name, refusal):
+    assert "contradicts selection=published" in refusal(load_config, f"{name}preset=held_out,selection=published", [])
     assert changes(f"{name}preset=held_out", of=name) == {"thresholds.at_end": True}
     config = load_config(f"{name}preset=held_out", [])
     validate(config)

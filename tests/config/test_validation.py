@@ -1,10 +1,11 @@
 import math
+import re
 
 import pytest
 
 from mlmoe_jax.apps.cli.reference import describe_config
-from mlmoe_jax.config import apply_overrides, default_config, find_warnings, from_json, to_json, validate
-from mlmoe_jax.config.defaults import KEYS
+from mlmoe_jax.config import apply_overrides, default_config, find_unused, find_warnings, from_json, to_json, validate
+from mlmoe_jax.config.defaults import KEYS, SECTIONS
 from mlmoe_jax.config.keys import AutoIntegerKey, ChoiceKey, NumberKey
 from mlmoe_jax.data.sources.open import DATA_SETS
 from mlmoe_jax.evaluation.metrics.published import EVALUATORS
@@ -216,6 +217,44 @@ def test_the_exponent_of_focal_is_not_that_of_the_asymmetric_loss():
     ]
     config.loss.gamma_neg = default_config().loss.gamma_neg
     assert find_warnings(config) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "settings", "reason"),
+    [
+        ("loss.gamma", {}, "loss.kind is asymmetric"),
+        ("loss.gamma", {"loss.kind": "hill"}, ""),
+        ("loss.gamma_neg", {"loss.kind": "bce"}, "loss.kind is bce"),
+        ("loss.prior", {"loss.kind": "csl"}, "loss.unknown is auto"),
+        ("loss.prior", {"loss.kind": "csl", "loss.unknown": "selective"}, ""),
+        ("optim.warmup_steps", {}, "optim.schedule is one_cycle"),
+        ("optim.warmup_steps", {"optim.schedule": "cosine"}, ""),
+        ("model.head.routing.gate", {}, "model.head.kind is linear"),
+        ("model.head.routing.gate", {"model.head.kind": "routed_experts"}, ""),
+        ("model.prompts.kept_tokens", {"model.prompts.kind": "e2vpt"}, "model.prompts.pruning is none"),
+        ("data.separator", {}, "data.name is digits"),
+        ("data.separator", {"data.name": "csv"}, ""),
+        ("data.table", {"data.name": "cvat"}, ""),
+        ("augment.mix_alpha", {}, "augment.mix is none"),
+        ("thresholds.precision", {}, "thresholds.goal is f1"),
+        ("optim.learning_rate", {"train.fit": "logistic"}, "train.fit is logistic"),
+        ("data.difficult_train", {"train.fit": "logistic"}, ""),
+        ("model.adapters.lora.rank", {}, ""),
+    ],
+)
+def test_keys_without_an_effect_are_named(key, settings, reason):
+    config = apply_overrides(default_config(), [*settings.items()])
+    assert find_unused(config, [key]) == ([f"{key} has no effect, because {reason}"] if reason else [])
+
+
+def test_the_settings_that_a_key_is_for_are_values_of_other_keys():
+    """`find_unused` reads them in the documentation of the key."""
+    choices = {name for key in KEYS.values() if isinstance(key, ChoiceKey) for name in key.choices}
+    known = choices | {f"{name.rpartition('.')[2]}={name_of}" for name, key in KEYS.items() for name_of in choices}
+    for name, entry in {**SECTIONS, **KEYS}.items():
+        if begin := re.match("(?:For|Except for) ([^:]+): ", entry.doc):
+            others = set(re.split(", | and ", begin[1])) - known
+            assert others <= {"labeling tools", "two sides"}, name
 
 
 def test_a_config_starts_from_the_defaults(refusal):

@@ -6,6 +6,7 @@ command are answered at once.
 
 from __future__ import annotations
 
+import logging
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
@@ -76,7 +77,16 @@ def _load_config(reference: str, overrides: KeyValues) -> ConfigDict:
 
     config = configuration.load_config(reference, overrides)
     configuration.validate(config)
+    _warn_of_unused(config, overrides)
     return config
+
+
+def _warn_of_unused(config: ConfigDict, overrides: KeyValues) -> None:
+    """Log a warning about each key of the command line that has no effect in the config."""
+    import mlmoe_jax.config as configuration
+
+    for message in configuration.find_unused(config, [key for key, _ in overrides]):
+        logging.getLogger(__name__).warning(message)
 
 
 def _is_shared(location: str) -> bool:
@@ -141,6 +151,7 @@ def _start_run(flags: Namespace, overrides: KeyValues, sweep: Sequence[str] = ()
     config = configuration.load_config(flags.config, overrides, run=read_resumed)
     if not sweep:  # without the swept values it may be invalid
         configuration.validate(config)
+        _warn_of_unused(config, overrides)
     if not flags.workdir:
         status(f"run folder: {location}")
     cache_programs()

@@ -8,6 +8,7 @@ from ml_collections import ConfigDict, FieldReference
 from mlmoe_jax.config.defaults import default_config
 from mlmoe_jax.config.keys import ChoiceKey
 from mlmoe_jax.config.loading import choice, parse_arg
+from mlmoe_jax.errors import UserError
 
 # ----------------------------------------------------------------------------------------------------------- data sets
 # Train split, test split, and the number of training images from which ML-VPT's code computes the decay of the EMA. The
@@ -107,7 +108,8 @@ def selection_options(*presets: str) -> dict[str, ChoiceKey]:
 
     The first preset is the default.
     """
-    return {"preset": choice((*presets, HELD_OUT)), "selection": choice(("published", HELD_OUT))}
+    selection = ChoiceKey("", "", choices=("published", HELD_OUT))  # "" if it is not given
+    return {"preset": choice((*presets, HELD_OUT)), "selection": selection}
 
 
 def apply_selection(config: ConfigDict, options: ConfigDict, default_preset: str) -> None:
@@ -123,8 +125,13 @@ def apply_selection(config: ConfigDict, options: ConfigDict, default_preset: str
       config: the config, which is modified.
       options: the options, which are modified: `preset=held_out` becomes `default_preset` with `selection=held_out`.
       default_preset: the default preset of the method.
+
+    Raises:
+      UserError: the two options contradict each other.
     """
     if options.preset == HELD_OUT:
+        if options.selection == "published":
+            raise UserError("preset=held_out contradicts selection=published; leave one of them out")
         options.preset, options.selection = default_preset, HELD_OUT
     if options.selection == HELD_OUT:
         if not config.data.val_split:

@@ -183,7 +183,10 @@ AUGMENT_KEYS = section(
         },
     ),
     mix_alpha=NumberKey(
-        0.4, "For mix: the share of an image is drawn from Beta(α, α); the CutMix paper takes 1.", above=0, most=100
+        0.4,
+        "For mixup, cutmix, both: the share of an image is drawn from Beta(α, α); the CutMix paper takes 1.",
+        above=0,
+        most=100,
     ),
 )
 
