@@ -18,6 +18,7 @@ from mlmoe_jax.apps.report import labels, mistakes, result_sections, samples, tr
 from mlmoe_jax.apps.report.components import Section
 from mlmoe_jax.apps.report.run_files import COST, RunFiles
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runs import folder as names
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runtime.files import damage_explained
 from mlmoe_jax.runtime.formats import dump_json
@@ -38,11 +39,13 @@ class Need:
         empty.
       missing: the sentence on the page if the data is missing.
       flags: the flags of the command that creates the data; () if there is no such command.
+      file: the name of the file with the data, for errors.
     """
 
     data: str
     missing: str
     flags: tuple[str, ...] = ()
+    file: str = names.RESULTS
 
 
 @dataclass(frozen=True)
@@ -62,37 +65,56 @@ class SectionKind:
     needs: tuple[Need, ...] = ()
 
     def describe(self, files: RunFiles) -> Section:
-        """Return the section about a run. If the run lacks required data, the section only says what is missing."""
-        for need in self.needs:
-            if not attrgetter(need.data)(files):
-                command = files.command(*need.flags) if need.flags else ""
-                return Section(self.name, self.title, missing=need.missing, command=command)
-        return Section(self.name, self.title, self.parts(files))
+        """Return the section about a run. If the run lacks required data, the section only says what is missing.
+
+        Raises:
+          UserError: a file that the section needs is damaged.
+        """
+        used = [need.file for need in self.needs] or [names.CONFIG, names.METRICS, names.RESULTS]
+        with damage_explained(f"one of {', '.join(used)} in {files.folder}" if used[1:] else files.folder / used[0]):
+            for need in self.needs:
+                if not attrgetter(need.data)(files):
+                    command = files.command(*need.flags) if need.flags else ""
+                    return Section(self.name, self.title, missing=need.missing, command=command)
+            return Section(self.name, self.title, self.parts(files))
 
 
 _EVAL = ("--mode=eval",)
-_SCORES = Need("raw", "Scores are written when training ends, or by an evaluation:", _EVAL)
+_SCORES = Need("raw", "Scores are written when training ends, or by an evaluation:", _EVAL, names.SCORES)
 _RESULTS = Need("results", "results.json is written when training ends, or by an evaluation:", _EVAL)
-_LABELS = Need("per_class", "per_class.csv is written when training ends, or by an evaluation:", _EVAL)
+_LABELS = Need("per_class", "per_class.csv is written when training ends, or by an evaluation:", _EVAL, names.PER_CLASS)
 _FITTED = ("--mode=thresholds",)
 _THRESHOLDS = Need(
-    "thresholds", "thresholds.json is written when training starts, or fitted to the scores of a split:", _FITTED
+    "thresholds",
+    "thresholds.json is written when training starts, or fitted to the scores of a split:",
+    _FITTED,
+    names.THRESHOLDS,
 )
-_ROWS = Need("rows", "metrics.jsonl is written from the first logged step on; a fit to convergence has no steps.")
+_ROWS = Need(
+    "rows",
+    "metrics.jsonl is written from the first logged step on; a fit to convergence has no steps.",
+    file=names.METRICS,
+)
 _OTHER = Need(
     "other",
     "This page is about one run. To compare it with another run, put its folder in place of OTHER:",
     ("--mode=report", "--against=OTHER"),
 )
-_SPACE = Need("label_space", "label_space.npz is written when training starts.")
+_SPACE = Need("label_space", "label_space.npz is written when training starts.", file=names.LABEL_SPACE)
 _SAMPLES = Need(
     "samples",
     "The run keeps no sample images (config.report.samples is 0); an evaluation adds them:",
     ("--mode=eval", "--config.report.samples=16"),
+    names.SAMPLE_INDEX,
 )
-_GATES = Need("samples.gates", "This model has no gates over experts.")
-_ATTENTION = Need("samples.attention", "The head of this model has no attention maps.")
-_COST = Need("cost", "Parameters and multiply-adds are not counted yet; this counts them:", ("--mode=report", "--cost"))
+_GATES = Need("samples.gates", "This model has no gates over experts.", file=names.SAMPLE_ARRAYS)
+_ATTENTION = Need("samples.attention", "The head of this model has no attention maps.", file=names.SAMPLE_ARRAYS)
+_COST = Need(
+    "cost",
+    "Parameters and multiply-adds are not counted yet; this counts them:",
+    ("--mode=report", "--cost"),
+    COST,
+)
 SECTIONS = (
     SectionKind("summary", "Summary", training.header),
     SectionKind("images", "Images", mistakes.list_images, (_SCORES,)),
@@ -137,8 +159,7 @@ def write_report(
 
         folder.write_json(COST, count_cost(files.config))
     bundle = vega_bundle()
-    with damage_explained(f"a file in {folder}"):
-        page = render(files, bundle)
+    page = render(files, bundle)
     target = folder / REPORT if output is None else epath.Path(output)
     try:
         RunFolder(target.parent).write_text(target.name, page)
@@ -155,7 +176,8 @@ def render(files: RunFiles, bundle: str) -> str:
       bundle: the JavaScript library that draws charts, see `vega_bundle`.
     """
     sections = [kind.describe(files) for kind in SECTIONS]
-    shared = samples.shared_data(files)
+    with damage_explained(files.folder / names.SAMPLE_INDEX):
+        shared = samples.shared_data(files)
     return render_page(files.name, "Run report", sections, images=files.images, shared=shared, bundle=bundle)
 
 

@@ -215,19 +215,20 @@ class RunFiles:
         index = self.json(files.SAMPLE_INDEX)
         if index is None:
             return None
-        arrays, listed = self.folder.read_npz(files.SAMPLE_ARRAYS), index["samples"]
-        prefix = "" if self.main in ("", index["split"]) else f"{index['split']}: "
-        return Samples(
-            split=index["split"],
-            grid=tuple(index["grid"]),
-            images={prefix + item["id"]: self.folder.read_bytes(item["file"]) for item in listed},
-            codes=np.array([item["codes"] for item in listed], np.int8),
-            scores=self.correct(np.array([item["scores"] for item in listed], np.float64)),
-            prompts=index["prompt_groups"],
-            entries=index["entries"],
-            gates=_below("gates/", arrays),
-            attention=_below("attention/", arrays),
-        )
+        with self.folder.reading(files.SAMPLE_INDEX):
+            arrays, listed = self.folder.read_npz(files.SAMPLE_ARRAYS), index["samples"]
+            prefix = "" if self.main in ("", index["split"]) else f"{index['split']}: "
+            return Samples(
+                split=index["split"],
+                grid=tuple(index["grid"]),
+                images={prefix + item["id"]: self.folder.read_bytes(item["file"]) for item in listed},
+                codes=np.array([item["codes"] for item in listed], np.int8),
+                scores=self.correct(np.array([item["scores"] for item in listed], np.float64)),
+                prompts=index["prompt_groups"],
+                entries=index["entries"],
+                gates=_below("gates/", arrays),
+                attention=_below("attention/", arrays),
+            )
 
     @cached_property
     def images(self) -> dict[str, bytes]:

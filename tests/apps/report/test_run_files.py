@@ -1,5 +1,6 @@
 """The files of a run folder: damaged ones, and those of a later evaluation."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -45,11 +46,18 @@ def test_a_damaged_log_is_only_a_warning(copied, caplog):
     assert data_block((copied / REPORT).read_text(), "starts")["rows"] == []
 
 
-def test_files_that_do_not_fit_each_other_are_one_sentence(copied, refusal):
-    index = copied.read_json("samples/index.json")
-    for wrong in ({}, {**index, "grid": None}):
-        copied.write_json("samples/index.json", wrong)
-        assert refusal(write_report, copied).startswith(f"a file in {copied} is damaged: ")
+@pytest.mark.parametrize(
+    ("name", "wrong", "named"),
+    [
+        ("samples/index.json", {}, "{}/samples/index.json is damaged: it has no 'samples'"),
+        ("samples/index.json", {"grid": None}, "{}/samples/index.json is damaged: "),
+        ("cost.json", {"x": 1}, "{}/cost.json is damaged: it has no "),
+    ],
+)
+def test_a_file_that_does_not_fit_the_others_is_named(copied, refusal, name, wrong, named):
+    stored = copied.read_json(name) if wrong and name.endswith("index.json") else {}
+    copied.write_text(name, json.dumps({**stored, **wrong}) + "\n")
+    assert refusal(write_report, copied).startswith(named.format(copied))
 
 
 def test_unreadable_images_are_left_out(copied):
