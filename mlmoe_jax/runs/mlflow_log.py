@@ -27,7 +27,7 @@ EXPERIMENT = "mlmoe_jax"  # unless the environment names one
 _EVERY_ROW = "epoch"  # a metric that every row has
 _TAGGED = ("data.name", "model.backbone.name", "model.head.kind")
 _FILES = (CONFIG, LABELS, STARTS, TABLE, RESULTS, PER_CLASS, THRESHOLDS)  # texts, without names of images
-_MOST_PARAMETERS, _LONGEST = 100, 6000  # in a call to MLflow, and characters of a parameter
+_MOST_PARAMETERS, _MOST_METRICS, _LONGEST = 100, 1000, 6000  # in a call to MLflow; characters of a parameter
 
 
 class MLflowRun:
@@ -126,18 +126,19 @@ class MLflowRun:
         Return the steps of all rows that are then on the server.
         """
         steps = {metric.step for metric in self._client.get_metric_history(self._id, _EVERY_ROW)}
-        for row in self._folder.rows():
-            if row["step"] not in steps:
-                self._send(row)
-                steps.add(row["step"])
-        return steps
+        missing = [row for row in self._folder.rows() if row["step"] not in steps]
+        size = _MOST_METRICS // max(map(len, missing), default=1) or 1  # whole rows, of which none is sent in part
+        for start in range(0, len(missing), size):
+            self._send(missing[start : start + size])
+        return steps | {row["step"] for row in missing}
 
-    def _send(self, row: Mapping[str, Any]) -> None:
-        self._client.log_batch(self._id, metrics=_metrics(row, row["step"], row["time"]))
+    def _send(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        metrics = [metric for row in rows for metric in _metrics(row, row["step"], row["time"])]
+        self._client.log_batch(self._id, metrics=metrics)
 
     def _try_to_send(self, row: Mapping[str, Any]) -> None:
         try:
-            self._send(row)
+            self._send([row])
         except Exception as error:  # see `_explained`
             if not self._warned:
                 _logger.warning(f"log.mlflow={self._address}: {reason_of(error)}; it will be tried again at the end")

@@ -29,6 +29,7 @@ class FakeServer:
     def __init__(self):
         self.runs, self.uris, self.broken, self.go = {}, [], False, threading.Event()
         self.go.set()
+        self.calls = 0
 
     def __call__(self, uri):
         self.uris.append(uri)
@@ -60,6 +61,7 @@ class FakeServer:
 
     def log_batch(self, run, metrics=(), params=()):
         self.go.wait(20)
+        self.calls += 1
         assert len(metrics) <= 1000
         assert len(params) <= 100
         assert not [row.key for row in metrics if "@" in row.key]
@@ -122,6 +124,17 @@ def test_a_run_has_the_config_all_rows_and_the_results(tmp_path, server, config)
     assert not values(run, "test/P_3")
     assert (run.status, [*run.files]) == ("FINISHED", ["results.json"])
     assert len(server.runs) == 1
+
+
+def test_missing_rows_are_sent_in_few_calls_of_whole_rows(tmp_path, server, config):
+    """Metrics of the rows are `epoch` and `loss`."""
+    folder = RunFolder(tmp_path)
+    for step in range(1200):
+        folder.append_row({"step": step, "epoch": step / 4, "loss": 1.0, "time": 1.5})
+    write(tmp_path, config, [])
+    [run] = server.runs.values()
+    assert len(values(run, "loss")) == 1200
+    assert server.calls <= 8, "of which five send rows"
 
 
 def test_a_resumed_training_continues_its_run(tmp_path, server, config, monkeypatch):
