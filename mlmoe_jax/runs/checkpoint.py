@@ -179,14 +179,24 @@ def restore(
     if not tried:
         return None
     if damaged == tried:
-        raise UserError(
-            f"every checkpoint in {manager.directory} is damaged ({', '.join(map(str, tried))}); restore a copy of "
-            "this folder, or move it away and train again"
-        )
+        raise _damaged(manager, tried, steps)
     if len(items) == 2:
         for each in damaged:
             manager.delete(each)
     return Restored(tried[len(damaged)], tried[0], **restored)
+
+
+def _damaged(manager: ocp.CheckpointManager, tried: list[int], steps: list[int]) -> UserError:
+    """Return the error that all tried checkpoints, of all checkpoints `steps`, are damaged."""
+    if others := ", ".join(str(each) for each in steps[::-1] if each not in tried):
+        return UserError(
+            f"checkpoint {tried[0]} in {manager.directory} is damaged; name another one of steps {others}, or leave "
+            "--checkpoint out"
+        )
+    return UserError(
+        f"every checkpoint in {manager.directory} is damaged ({', '.join(map(str, tried))}); restore a copy of this "
+        "folder, or move it away and train again"
+    )
 
 
 def _restore_undamaged(manager: ocp.CheckpointManager, step: int, items: dict[str, Any]) -> dict[str, Any] | None:

@@ -149,7 +149,8 @@ def test_the_values_at_the_end_and_those_of_a_step_can_be_restored(folder, capsy
         assert (latest.step, latest.newest) == (5, 8)
     damage(folder, 5, "selected")
     with open_manager(folder, writing=False) as manager:
-        assert "is damaged (5)" in refusal(restore, manager, step=5, selected=make_state(0).ema)
+        sentence = refusal(restore, manager, step=5, selected=make_state(0).ema)
+        assert "is damaged; name another one of steps 3, 8, or leave --checkpoint out" in sentence
 
 
 def test_it_is_an_error_if_all_checkpoints_are_damaged(folder, refusal, capsys):
