@@ -49,7 +49,8 @@ from mlmoe_jax.runs.folder import SAMPLE_ARRAYS, SAMPLE_INDEX, SAMPLES, RunFolde
 from mlmoe_jax.runs.restore import Run, open_run
 from mlmoe_jax.runtime import distributed
 from mlmoe_jax.runtime.batches import run_batches
-from mlmoe_jax.runtime.formats import dump_json
+from mlmoe_jax.runtime.formats import UNPACKED_BYTES, dump_json
+from mlmoe_jax.runtime.progress import megabytes, status
 from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes
 
 MOST_SIDE = 224  # maximum side of a thumbnail in pixels
@@ -210,6 +211,7 @@ def _transferred(output: dict[str, Any]) -> dict[str, Any]:
 def write_samples(folder: RunFolder, run: Run, split: Split, *, count: int) -> None:
     """Explain at most `count` images of a split, and write them to `samples/` in the run folder.
 
+    If there are so many labels that the arrays have more than UNPACKED_BYTES, fewer images are kept.
     Existing samples are replaced. All processes must call this function. Only the first process writes.
 
     Raises:
@@ -219,6 +221,11 @@ def write_samples(folder: RunFolder, run: Run, split: Split, *, count: int) -> N
     explained = explain_images(run, samples)
     if not distributed.is_first():
         return
+    size = sum(array.nbytes for array in explained.arrays.values())
+    if (kept := max(1, len(explained.rows) * UNPACKED_BYTES // max(1, size))) < len(explained.rows):
+        status(f"{kept} of {len(explained.rows)} sample images are kept, because their maps have {megabytes(size)}")
+        arrays = {name: array[:kept] for name, array in explained.arrays.items()}
+        explained = Explained(*(value[:kept] for value in explained[:3]), arrays, explained.grid)
     former = folder.inside(SAMPLES)  # nothing is removed through a link
     for path in [folder / SAMPLE_INDEX, folder / SAMPLE_ARRAYS, *former.glob("*.jpg")]:  # the index first
         path.unlink(missing_ok=True)

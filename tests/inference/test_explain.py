@@ -181,6 +181,16 @@ def test_samples_have_the_scores_gates_and_attention_of_the_model(make_run, tmp_
     assert read.entries == index["entries"]
 
 
+def test_fewer_samples_are_kept_if_they_are_too_large(make_run, tmp_path, monkeypatch, capsys):
+    run, folder = make_run("mlvpt_dinov2:dataset=digits"), RunFolder(tmp_path)
+    size = sum(array.nbytes for array in explain_images(run, made_up().take(np.arange(4), "test")).arrays.values())
+    monkeypatch.setattr(explain, "UNPACKED_BYTES", size)
+    write_samples(folder, run, made_up(), count=8)
+    assert len(folder.read_json("samples/index.json")["samples"]) == 4
+    assert {len(array) for array in folder.read_npz("samples/explained.npz").values()} == {4}
+    assert "4 of 8 sample images are kept" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("resize", "size"), [("square", (160, 120)), ("crop", (90, 90))])
 def test_samples_have_their_own_size_and_show_what_the_model_saw(make_run, tmp_path, resize, size):
     run = replace(make_run(MLMOE), config=make_run(MLMOE).config.copy_and_resolve_references())
