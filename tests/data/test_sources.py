@@ -157,7 +157,7 @@ def test_slow_libraries_are_imported_only_when_needed():
 BIRDS = Published("birds", "images and labels.txt", "https://example.org/birds", "birds")
 HOW = (
     "birds needs images and labels.txt, published at https://example.org/birds: put it there, or set data.root to its "
-    "folder (docs/datasets.md#birds shows how)"
+    "folder (docs/datasets.md#birds shows how); --config=NAME:dataset=digits needs no files"
 )
 
 

@@ -114,7 +114,8 @@ def test_root_without_voc(voc, tmp_path, refusal):
     assert sentence == (
         f"ImageSets/Main is not in {tmp_path}/else/VOCdevkit/VOC2012, {tmp_path}/else/VOC2012 or {tmp_path}/else; "
         "voc2012 needs VOCdevkit/VOC2012, published at http://host.robots.ox.ac.uk/pascal/VOC/voc2012/: put it there, "
-        "or set data.root to its folder (docs/datasets.md#voc-2012 shows how)"
+        "or set data.root to its folder (docs/datasets.md#voc-2012 shows how); "
+        "--config=NAME:dataset=digits needs no files"
     )
     # the other year's own folder must not pass for this one
     assert refusal(open_voc, voc, "train", 2007).startswith("ImageSets/Main is not in ")

@@ -86,7 +86,7 @@ class Published:
         """
         return UserError(
             f"{reason}; {self.name} needs {self.files}, published at {self.address}: put it there, or set data.root "
-            f"to its folder (docs/datasets.md#{self.section} shows how)"
+            f"to its folder (docs/datasets.md#{self.section} shows how); --config=NAME:dataset=digits needs no files"
         )
 
 
