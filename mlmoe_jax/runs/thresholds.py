@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import math
@@ -146,10 +147,11 @@ def write_fixed(folder: RunFolder, names: Sequence[str], threshold: float) -> No
     They may have been fitted or edited since. Thresholds and a calibration that were fitted before the end of the
     training are replaced, because the scores have changed since.
     """
-    with folder.changing_results():
-        stored = stored_thresholds(folder)
-        if stored and training_finished(folder):
+    replaced = (folder / THRESHOLDS).exists()
+    with folder.changing_results() if replaced else contextlib.nullcontext():
+        if replaced and training_finished(folder):
             return
-        if stored and (stored.source or stored.calibration):
-            _logger.warning("%s was fitted before the end of the training, and is replaced", folder / THRESHOLDS)
+        with contextlib.suppress(UserError):  # a damaged file is replaced too
+            if replaced and read_thresholds(folder).source:
+                _logger.warning("%s was fitted before the end of the training, and is replaced", folder / THRESHOLDS)
         write_thresholds(folder, Thresholds.fixed(names, threshold))

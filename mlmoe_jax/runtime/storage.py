@@ -316,14 +316,19 @@ def require_new(path: str | os.PathLike) -> Path:
     return local
 
 
+def edit_note(path: epath.Path) -> epath.Path:
+    """Return the path of the hidden file with the digest of an output, from which `keep_edited` sees an edit."""
+    return path.with_name(f".{path.name}.sha256")
+
+
 def keep_edited(path: epath.Path, sha256: str) -> None:
     """Rename the file at `path` if somebody has edited it since it was written. Call it just before it is replaced.
 
     Args:
       path: the path of an output whose name no one has chosen.
-      sha256: the digest of the new content. A hidden file beside the output has it until the next call.
+      sha256: the digest of the new content, which is stored in the file `edit_note`.
     """
-    note = path.with_name(f".{path.name}.sha256")
+    note = edit_note(path)
     if path.is_file() and not (note.is_file() and note.read_text().strip() == file_sha256(path)):
         names = (path.with_name(f"{path.stem}-{number}{path.suffix}") for number in itertools.count(2))
         kept = next(name for name in names if not name.exists())

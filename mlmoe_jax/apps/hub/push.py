@@ -17,13 +17,13 @@ from mlmoe_jax.config import default_config, flatten
 from mlmoe_jax.errors import DONE, OUTDATED
 from mlmoe_jax.evaluation.results import read_results, read_split_results, write_split_results
 from mlmoe_jax.pretrained import hub
-from mlmoe_jax.runs.folder import RunFolder
+from mlmoe_jax.runs.folder import THRESHOLDS, RunFolder
 from mlmoe_jax.runs.restore import parts_of_run, read_preprocess, read_run, restored_values, write_run_metadata
 from mlmoe_jax.runs.shared_model import CARD, FILES, write_adapter
 from mlmoe_jax.runs.thresholds import read_thresholds, write_thresholds
 from mlmoe_jax.runtime.progress import megabytes
 from mlmoe_jax.runtime.sharding import make_mesh
-from mlmoe_jax.runtime.storage import atomic_folder, require_new
+from mlmoe_jax.runtime.storage import atomic_folder, edit_note, require_new
 from mlmoe_jax.runtime.table import Outcome
 
 # Keys with local paths, except the weights of the backbone, whose file name is shared.
@@ -101,6 +101,7 @@ def write_shared(folder: RunFolder, target: RunFolder, address: hub.Address, lic
     preprocess = read_preprocess(folder, config.data.image_size)
     write_run_metadata(target, shared, space, preprocess, parts)
     write_thresholds(target, thresholds)
+    edit_note(target / THRESHOLDS).unlink()
     write_split_results(target, results, keep_others=False)
     card = write_card(folder, target, address, shared, space, license_name)
     target.write_text(CARD, card)
