@@ -112,7 +112,7 @@ class FeatureTable:
 
     def _save(self, part: int, kind: str, values: np.ndarray) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        with atomic_file(epath.Path(self._file(part, kind)), alone=False) as partial, open(partial, "wb") as file:
+        with atomic_file(epath.Path(self._file(part, kind))) as partial, open(partial, "wb") as file:
             np.save(file, values, allow_pickle=False)
 
     def _open(self, part: int, kind: str) -> np.ndarray:

@@ -148,7 +148,7 @@ def export_official(model: nnx.Module, path: Path) -> Layout:
     The file is .npz or .safetensors, see `require_writable`. Raises UserError if no layout fits the model.
     """
     layout, tensors = official_tensors(model)
-    with atomic_file(path, alone=False) as partial:
+    with atomic_file(path) as partial:
         if path.suffix == ".npz":
             with open(partial, "wb") as file:
                 np.savez(file, **tensors)

@@ -9,7 +9,9 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from mlmoe_jax.errors import UserError
+from mlmoe_jax.runtime.files import cache_folder
 from mlmoe_jax.runtime.sharding import make_mesh
+from mlmoe_jax.runtime.storage import remove_leftovers
 
 AUTO = "auto"
 
@@ -17,7 +19,8 @@ AUTO = "auto"
 def setup_jax(config: ConfigDict, devices: Sequence[jax.Device] | None = None, *, training: bool = True) -> Mesh:
     """Build the device mesh of a run, see `make_mesh`, and replace dtypes `auto` in the config.
 
-    A dtype `auto` is replaced by the default of the platform, so that the run folder records the dtype in use.
+    What killed processes have left in the cache is removed first. A dtype `auto` is replaced by the default of the
+    platform, so that the run folder records the dtype in use.
 
     Args:
       config: the config of a run. It is changed in place.
@@ -31,6 +34,7 @@ def setup_jax(config: ConfigDict, devices: Sequence[jax.Device] | None = None, *
     Raises:
       UserError: the batch size is not such a multiple, or the sizes of the mesh do not divide the number of devices.
     """
+    remove_leftovers(cache_folder(), below=True)
     mesh = make_mesh(config.mesh, devices)
     platform = (jax.devices() if devices is None else devices)[0].platform
     config.model.dtype, config.model.frozen_dtype = dtypes(config, platform)

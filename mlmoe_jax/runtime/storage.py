@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import importlib.util
 import io
 import itertools
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -268,26 +272,83 @@ def _version(path: epath.Path) -> tuple[int, ...]:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
+# ---------------------------------------------------------------------------------------------------- temporary files
+# PID and START, the time at which the process began, name a process of one PIDS: a boot of a machine, or a container.
+_TEMPORARY = re.compile(r"\.mlmoe-(?P<pids>[0-9a-f]{8})-(?P<pid>\d+)-(?P<start>\d+)-[0-9a-f]+\.tmp")
+_OLD = 24 * 3600  # seconds after which a temporary file is removed although its process is unknown
+_cleaned: set[Path] = set()  # folders whose leftovers this process has removed
+
+
+def new_temporary(folder: Path) -> Path:
+    """Return a new path in a local folder for a temporary file or folder of this process.
+
+    Its name tells `remove_leftovers` to which process it belongs. Call that function for `folder` at the first call.
+    """
+    if folder not in _cleaned:
+        _cleaned.add(folder)
+        remove_leftovers(folder)
+    pid = os.getpid()
+    return folder / f".mlmoe-{_pid_space()}-{pid}-{_start_of(pid) or 0}-{secrets.token_hex(4)}.tmp"
+
+
+def remove_leftovers(folder: Path, *, below: bool = False) -> None:
+    """Remove the temporary files and folders in a local folder whose process has ended.
+
+    Those of another machine or container, which may share the folder, are removed if they are a day old.
+
+    Args:
+      folder: the folder. It need not exist.
+      below: whether to search its subfolders too.
+    """
+    for parent, folders, files in os.walk(folder):
+        for name in filter(_TEMPORARY.fullmatch, [*folders, *files]):
+            path = Path(parent, name)
+            with contextlib.suppress(OSError):  # another process has removed it, or it belongs to another user
+                if _is_leftover(path):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+        folders[:] = [name for name in folders if below and not _TEMPORARY.fullmatch(name)]
+
+
+def _is_leftover(path: Path) -> bool:
+    owner, about = _TEMPORARY.fullmatch(path.name), path.lstat()
+    if about.st_uid != os.getuid():  # /proc may hide the processes of other users
+        return False
+    if owner["pids"] == _pid_space():
+        pid = int(owner["pid"])
+        return pid != os.getpid() and _start_of(pid) != owner["start"]
+    return time.time() - about.st_mtime > _OLD
+
+
+@functools.cache
+def _pid_space() -> str:
+    """Return 8 digits that differ between processes for which one PID can mean two processes."""
+    try:
+        space = Path("/proc/sys/kernel/random/boot_id").read_text() + os.readlink("/proc/self/ns/pid")
+    except OSError:  # not on Linux
+        space = secrets.token_hex()
+    return hashlib.sha256(space.encode()).hexdigest()[:8]
+
+
+def _start_of(pid: int) -> str:
+    """Return the time at which a process began, in ticks since the boot; "" if it has ended."""
+    try:
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if state == "Z" else rest[18]
+
+
 @contextlib.contextmanager
-def atomic_file(path: epath.Path, *, alone: bool = True) -> Iterator[Path]:
+def atomic_file(path: epath.Path) -> Iterator[Path]:
     """Yield the path of a temporary local file. It is moved to `path` if the block succeeds, and removed otherwise.
 
     The temporary file is a hidden file in the folder of `path`, so that renaming is atomic. If `path` is in an object
-    store, whose uploads are atomic, the file is in a temporary folder. Symbolic links at the temporary path and at
-    `path` are replaced, not followed.
-
-    Args:
-      path: the final path.
-      alone: whether no other process can write to `path` at the same time. If False, the name of the temporary file
-        contains a random number, because process numbers repeat in containers that share a folder.
+    store, whose uploads are atomic, the file is in the folder for temporary files. A symbolic link at `path` is
+    replaced, not followed. Several processes may write to `path` at the same time.
     """
     local = "://" not in str(path)
-    with disk_errors_explained(path), contextlib.ExitStack() as stack:
-        if local:
-            partial = Path(path).with_name(f".{path.name}.{'' if alone else f'{secrets.randbits(64)}.'}tmp")
-            partial.unlink(missing_ok=True)  # left by a process that was killed
-        else:
-            partial = Path(stack.enter_context(tempfile.TemporaryDirectory())) / path.name
+    with disk_errors_explained(path):
+        partial = new_temporary(Path(path).parent if local else Path(tempfile.gettempdir()))
         open(partial, "x").close()
         mode = partial.stat().st_mode
         try:
@@ -343,8 +404,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
     The temporary folder is a hidden folder beside `path`, so that renaming is atomic. `path` must not exist.
     """
-    partial = path.with_name(f".{path.name}.tmp")
-    shutil.rmtree(partial, ignore_errors=True)  # left by a process that was killed
+    partial = new_temporary(path.parent)
     partial.mkdir()
     try:
         yield partial
@@ -394,7 +454,7 @@ def open_output(target: OutputTarget) -> Iterator[TextIO]:
             file.detach()
         return
     try:
-        with atomic_file(target.path, alone=False) as partial:
+        with atomic_file(target.path) as partial:
             with open(partial, "w", **encoding) as file:
                 yield file
             if not target.is_named:

@@ -150,7 +150,7 @@ def _write_safetensors(job: Export) -> str:
     if job.include_frozen == AUTO:
         frozen = abstract_parts(run.config, run.label_space).unpublished
     weights = weights_of(run, frozen=frozen)
-    with atomic_file(job.path, alone=False) as partial:  # another process may hold the lock of this folder
+    with atomic_file(job.path) as partial:
         save_file(weights, partial, {"format": "mlmoe_jax", "description": dump_json(job.description)})
     return f"{len(weights):,} tensors, {sum(value.nbytes for value in weights.values()) / 1e6:,.1f} MB"
 

@@ -362,7 +362,7 @@ def _cached(name: str, render: Callable[[], np.ndarray]) -> np.ndarray:
         return np.load(folder / name, mmap_mode="r")
     images = render()
     folder.mkdir(parents=True, exist_ok=True)
-    with atomic_file(epath.Path(folder / name), alone=False) as partial, open(partial, "wb") as file:
+    with atomic_file(epath.Path(folder / name)) as partial, open(partial, "wb") as file:
         np.save(file, images)
     return images
 

@@ -243,7 +243,7 @@ def _fetch(source: epath.Path, local: Path, shard: PackedFile) -> None:
     """Copy a shard into the cache, and call `heartbeat` meanwhile; UserError if the shard differs from the manifest."""
     digest = hashlib.sha256()
     with (
-        atomic_file(epath.Path(local), alone=False) as partial,
+        atomic_file(epath.Path(local)) as partial,
         source.open("rb") as remote,
         open(partial, "wb") as copy,
     ):
