@@ -59,6 +59,15 @@ _logger = logging.getLogger(__name__)
 BEST, LATEST = "best", "latest"  # checkpoints by name
 # Sections that do not change a trained model.
 _MAY_DIFFER = ("data", "eval", "calibration", "metrics", "report", "serve", "mesh")
+# Keys of these sections that only a training or a fit reads.
+_WITHOUT_EFFECT = (
+    "data.difficult_train",
+    "data.known_positives",
+    "eval.every_epochs",
+    "eval.select_on",
+    "eval.select_metric",
+    "calibration.method",
+)
 
 
 @dataclass(frozen=True)
@@ -228,6 +237,8 @@ def read_run(folder: RunFolder, overrides: Sequence[tuple[str, str]] = ()) -> tu
             raise UserError(
                 f"--config.{key} cannot differ from the trained run's; keys under {', '.join(_MAY_DIFFER)} can"
             )
+        if key in _WITHOUT_EFFECT:
+            raise UserError(f"--config.{key} has no effect on a trained model; leave it out")
     configuration.apply_overrides(config, list(overrides))
     configuration.validate(config)
     space = read_label_space(folder)

@@ -136,6 +136,7 @@ def test_folders_that_cannot_be_opened_are_refused(config, tmp_path, refusal):
         "--config.model.dtype cannot differ from the trained run's; keys under data, eval, calibration, metrics, "
         "report, serve, mesh can"
     )
+    assert "has no effect on a trained model" in refusal(open_run, folder, [("calibration.method", "platt")])
     assert refusal(open_run, folder, [("eval.threshold", "2")]).startswith(
         "the config has mistakes: eval.threshold is 2"
     )
