@@ -169,6 +169,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "config.json is deep": _text("config.json", b"[" * 100_000),
     "labels.txt has other labels": _text("labels.txt", b"a\nb\n"),
     "truncated label_space.npz": lambda run: os.truncate(run / "label_space.npz", 100),
+    "truncated images.npz": lambda run: os.truncate(run / "images.npz", 100),
     "preprocess.json is a number": _text("preprocess.json", b"5"),
     "backbone.json is a number": _text("backbone.json", b"5"),
     "starts.json is a number": _text("starts.json", b"5"),

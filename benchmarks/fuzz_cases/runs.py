@@ -78,6 +78,7 @@ READ = (
         "cooccurrence.csv",
         "scores/test.npz",
         "starts.json",
+        "images.npz",
         "samples/index.json",
         "samples/explained.npz",
     ),

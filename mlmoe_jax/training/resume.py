@@ -57,7 +57,8 @@ def restore_progress(
     else:
         state = steps.place(restored.state).replace(frozen=state.frozen)
         selection = Selection.from_notes(steps.place(restored.selected), restored.notes)
-        experiment.data.skipped.rows.update(restored.notes["skipped"])
+        if not experiment.data.reordered:
+            experiment.data.skipped.rows.update(restored.notes["skipped"])  # numbers of rows
         status(f"resuming from step {restored.step} of {experiment.total_steps}")
     if distributed.is_first():
         experiment.folder.drop_rows_after(int(state.step))

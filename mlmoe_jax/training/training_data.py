@@ -42,6 +42,7 @@ class TrainingData:
       label_space: the names, groups and statistics of the labels.
       skipped: the images of the training split that could not be read.
       images: the record of the images, for the run folder.
+      reordered: whether a resumed run has other training images than before, or another order of them.
     """
 
     train_split: Split
@@ -49,6 +50,7 @@ class TrainingData:
     label_space: LabelSpace
     skipped: SkippedImages
     images: ImageRecord
+    reordered: bool = False
 
     def steps_per_epoch(self, batch_size: int) -> int:
         """Return the number of training steps per pass over the training split."""
@@ -76,13 +78,13 @@ def open_training_data(config: ConfigDict, origin: Origin | None = None) -> Trai
     train_split = hide_positives(splits[config.data.train_split], config.data)
     require_labels(config, train_split.labels, train_split.classes)
     eval_splits = {name: splits[name] for name in names}
-    images = _record_images(config, train_split, eval_splits, origin)
+    images, reordered = _record_images(config, train_split, eval_splits, origin)
     if isinstance(origin, Resumed):
         label_space = _resumed_label_space(config, origin.folder, train_split)
     else:
         label_space = label_space_for(config, train_split)
     _report_data(config, train_split, eval_splits)
-    return TrainingData(train_split, eval_splits, label_space, SkippedImages(train_split), images)
+    return TrainingData(train_split, eval_splits, label_space, SkippedImages(train_split), images, reordered)
 
 
 def evaluated_splits(config: ConfigDict) -> list[str]:
@@ -116,7 +118,7 @@ def _resumed_label_space(config: ConfigDict, folder: RunFolder, train_split: Spl
     if space.names != tuple(train_split.classes):
         raise UserError(f"{folder} holds a run on other labels than the data has now; train in another --workdir")
     positives = (train_split.labels == POSITIVE).sum(axis=0)
-    same_number = space.images == len(train_split)  # otherwise a warning of `_compare_order` says more
+    same_number = space.images == len(train_split)  # otherwise a warning of `_report_order` says more
     if same_number and (space.tree != train_split.tree or (space.positives != positives).any()):
         _logger.warning(f"labels have changed since the run in {folder} started, so it continues with other labels")
     return space
@@ -124,11 +126,14 @@ def _resumed_label_space(config: ConfigDict, folder: RunFolder, train_split: Spl
 
 def _record_images(
     config: ConfigDict, train_split: Split, eval_splits: dict[str, Split], origin: Origin | None
-) -> ImageRecord:
-    """Return the record of the images of a training, and compare it with the record of the run that it starts from.
+) -> tuple[ImageRecord, bool]:
+    """Return the record of the images of a training, compared with the record of the run that it starts from.
 
     Images that this run was trained on and that are now to be evaluated are an error if the run is resumed, and a
-    warning otherwise. A resumed run whose training images have changed is a warning.
+    warning otherwise.
+
+    Returns:
+      The record, and the result of `_report_order` for a resumed run; otherwise False.
 
     Raises:
       UserError: the run cannot continue with these images.
@@ -137,21 +142,20 @@ def _record_images(
     record = ImageRecord.of(train_split.ids, (name for split in others for name in split.ids))
     before = read_image_record(origin.folder) if isinstance(origin, RunOrigin) else None
     if before is None:
-        return record
+        return record, False
     for split in others:
         if leak := describe_leak(before, origin.folder, split.name, split.ids):
             if origin.resumes:
                 raise UserError(f"{leak}; move them back, or train in another --workdir")
             _logger.warning(leak)
-    if origin.resumes:
-        _compare_order(config, origin.folder, train_split, record, before)
-    return record.after(before)
+    reordered = origin.resumes and _report_order(config, origin.folder, train_split, record, before)
+    return record.after(before), reordered
 
 
-def _compare_order(
+def _report_order(
     config: ConfigDict, folder: RunFolder, train_split: Split, now: ImageRecord, before: ImageRecord
-) -> None:
-    """Log warnings if the training images of a resumed run, or their order, have changed.
+) -> bool:
+    """Return whether the training images of a resumed run, or their order, have changed, and log warnings.
 
     Args:
       config: the config of the training.
@@ -169,7 +173,7 @@ def _compare_order(
             f"earlier results are on other images: {abbreviate(moved)}"
         )
     if np.array_equal(before.trained, now.trained):
-        return
+        return False
     changed = (
         f"the training images of the run in {folder}, or their order, have changed since it started "
         f"({len(before.trained):,} then, {len(now.trained):,} now)"
@@ -177,6 +181,7 @@ def _compare_order(
     if LOSSES[config.loss.kind].keeps_values:
         raise UserError(f"{changed}, and loss.kind={config.loss.kind} has values for each; train in another --workdir")
     _logger.warning(f"{changed}, so it continues with another order of images")
+    return True
 
 
 def _report_data(config: ConfigDict, train_split: Split, eval_splits: dict[str, Split]) -> None:

@@ -72,7 +72,7 @@ def test_a_resumed_training_reports_data_that_have_changed(started, changed, tre
         with pytest.raises(UserError, match=r"training images of .*: a\.png; move them back, or train in another"):
             open_training_data(config, Resumed(config, folder))
         return
-    open_training_data(config, Resumed(config, folder))
+    assert open_training_data(config, Resumed(config, folder)).reordered == any(ORDER in text for text in says)
     warnings = [message for message in caplog.messages if "the run in" in message]
     assert len(warnings) == len(says)
     for warning, start in zip(warnings, says, strict=True):
