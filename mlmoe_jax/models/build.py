@@ -10,6 +10,8 @@ from types import MappingProxyType
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import Array
+from jaxtyping import Float
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.labels.space import LabelSpace
@@ -18,7 +20,7 @@ from mlmoe_jax.models import partition
 from mlmoe_jax.models.backbones import catalog
 from mlmoe_jax.models.contracts import Adapter, Backbone, BackboneShape, Head
 from mlmoe_jax.models.layers.deltas import Delta, Deltas, LayerCall
-from mlmoe_jax.models.outputs import PROMPTS, Features, Prediction
+from mlmoe_jax.models.outputs import PROMPTS, QUARTERS, Features, Prediction
 from mlmoe_jax.models.registries import ADAPTERS, describe_adapters, head_class, prompts_class
 from mlmoe_jax.runtime.setup import dtypes
 
@@ -67,21 +69,24 @@ class Classifier(nnx.Module):
 
     def encode(self, image: jax.Array, *, rngs: nnx.Rngs | None = None, return_attention: bool = False) -> Features:
         """Return the features that the head reads (`head.read`) for images f32[B,H,W,3]."""
+        batch, read = image.shape[0], [name for name in self.head.read if name != QUARTERS]
         with jax.default_matmul_precision(self.precision):
+            image = image if QUARTERS not in self.head.read else image_and_quarters(image)
             adapters = [adapter for adapter in (self.prompts, *self.adapters.values()) if adapter is not None]
             prompts = [adapter(image.shape[0], rngs=rngs) for adapter in adapters]
             prompts = [value for value in prompts if value is not None]
             if len(prompts) > 1:
                 raise ValueError("only one adapter of a model can give prompts")
             deltas = sum_deltas([adapter.deltas(rngs=rngs) for adapter in adapters])
-            return self.backbone(
+            features = self.backbone(
                 image,
                 prompts[0] if prompts else None,
-                read=self.head.read,
+                read=read,
                 norm=self.final_norm,
                 return_attention=return_attention,
                 **({"deltas": deltas} if deltas else {}),
             )
+        return features if QUARTERS not in self.head.read else gather_quarters(features, batch)
 
     def classify(
         self,
@@ -100,6 +105,22 @@ class Classifier(nnx.Module):
                 return prediction
             attention = {**features.attention, **self.head.attention(features)}
         return replace(prediction, attention=attention, grid=features.grid)
+
+
+def image_and_quarters(image: Float[Array, "b h w c"]) -> Float[Array, "n h w c"]:
+    """Return each image, followed by its quarters, which are resized linearly to its size: n = 5 b."""
+    batch, height, width, channels = image.shape
+    down, across = height // 2, width // 2
+    quarters = image[:, : 2 * down, : 2 * across].reshape(batch, 2, down, 2, across, channels).swapaxes(2, 3)
+    shape = (batch, 4, height, width, channels)
+    quarters = jax.image.resize(quarters.reshape(batch, 4, down, across, channels), shape, "linear")
+    return jnp.concatenate([image[:, None], quarters], axis=1).reshape(-1, *image.shape[1:])
+
+
+def gather_quarters(features: Features, batch: int) -> Features:
+    """Return the features of `batch` images, with `quarters`, from those of the images of `image_and_quarters`."""
+    split = jax.tree.map(lambda x: x.reshape(batch, 5, *x.shape[1:]), features)
+    return replace(jax.tree.map(lambda x: x[:, 0], split), quarters=split.cls[:, 1:])
 
 
 def sum_deltas(deltas: Sequence[Deltas]) -> Deltas:

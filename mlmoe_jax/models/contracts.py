@@ -261,7 +261,7 @@ class Head(nnx.Module):
 
     # ---- of the module; some heads set these per instance
     read: tuple[str, ...] = ()
-    """The features that the head reads: any of `cls`, `prompts`, `patches` and `mean`."""
+    """The features that the head reads: any of `cls`, `prompts`, `patches` and `mean`; `quarters` beside `cls`."""
     by_label: bool = False
     """Whether labels are computed independently, so that the head can be sharded by label.
 

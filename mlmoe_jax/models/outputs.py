@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 CLS, PROMPTS, PATCHES, MEAN = "cls", "prompts", "patches", "mean"
+QUARTERS = "quarters"
 LABELS = "labels"
 
 
@@ -80,6 +81,7 @@ class Features:
       attention: attention weights by query, keys `cls` and `prompts`; see Prediction. A key exists if
         `return_attention` is set and the head reads this feature.
       mean: f32[B,D], the mean over patches and prompts (if there are prompts), followed by the final norm.
+      quarters: f32[B,4,D], `cls` of the quarters of the image, each resized to the size of the image.
     """
 
     cls: jax.Array | None
@@ -88,13 +90,15 @@ class Features:
     grid: tuple[int, int] = field(metadata={"static": True})
     attention: dict[str, jax.Array] = field(default_factory=dict)
     mean: jax.Array | None = None
+    quarters: jax.Array | None = None
 
     def arrays(self) -> dict[str, jax.Array]:
         """Return a dictionary of the features that are not None, except prompts.
 
-        Possible keys: `cls` [B,D], `mean` [B,D] and `patches` [B,rows,columns,D].
+        Possible keys: `cls` [B,D], `mean` [B,D], `quarters` [B,4,D] and `patches` [B,rows,columns,D].
         """
-        arrays = {name: value for name, value in ((CLS, self.cls), (MEAN, self.mean)) if value is not None}
+        pooled = {CLS: self.cls, MEAN: self.mean, QUARTERS: self.quarters}
+        arrays = {name: value for name, value in pooled.items() if value is not None}
         if self.patches is not None:
             batch, _, width = self.patches.shape
             arrays[PATCHES] = self.patches.reshape(batch, *self.grid, width)
@@ -123,7 +127,7 @@ class Features:
         if patches is not None:
             batch, rows, columns, width = patches.shape
             patches, grid = patches.reshape(batch, -1, width), (rows, columns)
-        return cls(arrays.get(CLS), None, patches, grid, mean=arrays.get(MEAN))
+        return cls(arrays.get(CLS), None, patches, grid, mean=arrays.get(MEAN), quarters=arrays.get(QUARTERS))
 
 
 @jax.tree_util.register_dataclass

@@ -24,6 +24,7 @@ HEADS: Registry[type[Head]] = Registry(
         "ml_gcn": "mlmoe_jax.models.heads.gcn:MLGCNHead",
         "add_gcn": "mlmoe_jax.models.heads.gcn:ADDGCNHead",
         "csra": "mlmoe_jax.models.heads.csra:CSRAHead",
+        "pat": "mlmoe_jax.models.heads.patching:PatchingHead",
         "cnn_rnn": "mlmoe_jax.models.heads.sequence:CNNRNNHead",
     },
 )

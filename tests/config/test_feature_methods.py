@@ -20,6 +20,7 @@ METHODS = [
     "addgcn_resnet101",
     "cnn_rnn_resnet101",
     "csra_resnet101",
+    "pat_resnet101",
     "mlmoe_dinov2",
     "drmoe_20k",
 ]
@@ -33,6 +34,7 @@ COUNTS = {
     "drmoe_resnet101:preset=literal,dataset=voc2007": (20, 64_077_733, 64_077_733),
     "mlgcn_resnet101": (80, 44_904_512, 44_904_512),
     "addgcn_resnet101": (80, 48_165_344, 48_165_344),
+    "pat_resnet101": (80, 42_500_160 + 3 * 2049 * 80, 42_500_160 + 3 * 2049 * 80),
     "csra_resnet101:heads=6": (80, 42_500_160 + 6 * 2048 * 80, 42_500_160 + 6 * 2048 * 80),
 }
 

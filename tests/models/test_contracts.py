@@ -39,6 +39,7 @@ CASES = {
     "ml_gcn": ("ml_gcn", {}),
     "add_gcn": ("add_gcn", {}),
     "csra": ("csra", {"csra.heads": 2}),
+    "pat": ("pat", {}),
     "cnn_rnn": ("cnn_rnn", {}),
 }
 
@@ -133,7 +134,9 @@ def test_a_head_gives_the_terms_gates_and_attention_that_it_names(name):
     def part(name, *shape):
         return jax.ShapeDtypeStruct((B, *shape), jnp.float32) if name in head.read else None
 
-    features = Features(part("cls", D), part("prompts", prompts, D), part("patches", N, D), (2, 2))
+    features = Features(
+        part("cls", D), part("prompts", prompts, D), part("patches", N, D), (2, 2), quarters=part("quarters", 4, D)
+    )
     definition, state = nnx.split(head)
     prediction = jax.eval_shape(lambda state, given: nnx.merge(definition, state)(given), state, features)
     assert prediction.logits.shape == (B, labels)

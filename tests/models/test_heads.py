@@ -3,17 +3,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from PIL import Image
 from scipy.special import logsumexp
 
 from mlmoe_jax.config import default_config
 from mlmoe_jax.data.labels.space import synthetic_label_space
 from mlmoe_jax.models.adapters.group_prompts import prompt_groups, prompt_mask
-from mlmoe_jax.models.build import build_model
+from mlmoe_jax.models.build import build_model, gather_quarters, image_and_quarters
 from mlmoe_jax.models.experts import BottleneckExpert, apply_bank, make_bank
 from mlmoe_jax.models.heads.csra import CSRAHead
 from mlmoe_jax.models.heads.dr_moe import GroupTokenDecoder, label_prompt_mask
 from mlmoe_jax.models.heads.group_experts import GroupExpertsHead, GroupLinearHead, combine_sides
 from mlmoe_jax.models.heads.linear import POOLS, LinearHead
+from mlmoe_jax.models.heads.patching import PatchingHead
 from mlmoe_jax.models.outputs import PATCHES, PROMPTS, Features
 from mlmoe_jax.models.params import ModelDef, split_trainable
 
@@ -300,3 +302,47 @@ def test_csra_is_its_equations(temperatures):
     _, slope = jax.jvp(lambda x: (logits(x) * mix).sum(), (jnp.asarray(kernel),), (jnp.asarray(toward),))
     difference = (mix * (exact(kernel + 1e-6 * toward) - exact(kernel - 1e-6 * toward))).sum() / 2e-6
     np.testing.assert_allclose(slope, difference, rtol=1e-3)
+
+
+# ----------------------------------------------------------------------------------------------------------- patching
+def test_quarters_are_resized_as_pillow_does_and_gathered_by_image():
+    images = np.random.default_rng(0).normal(size=(2, 13, 10, 3)).astype(np.float32)  # the last row has no quarter
+    found = image_and_quarters(jnp.asarray(images))
+    for b in range(2):
+        np.testing.assert_array_equal(found[5 * b], images[b])
+        for q, (top, left) in enumerate(((0, 0), (0, 5), (6, 0), (6, 5))):
+            for c in range(3):
+                part = Image.fromarray(images[b, top : top + 6, left : left + 5, c])
+                resized = part.resize((10, 13), Image.Resampling.BILINEAR)
+                np.testing.assert_allclose(found[5 * b + 1 + q, :, :, c], resized, atol=2e-5)
+    attention = {"cls": jnp.arange(10.0).reshape(10, 1, 1)}
+    features = gather_quarters(Features(jnp.arange(20.0).reshape(10, 2), None, None, (1, 1), attention), 2)
+    np.testing.assert_array_equal(features.cls, [[0, 1], [10, 11]])
+    np.testing.assert_array_equal(features.quarters[1], [[12, 13], [14, 15], [16, 17], [18, 19]])
+    np.testing.assert_array_equal(features.attention["cls"], [[[0]], [[5]]])
+
+
+def test_patching_is_its_equations():
+    """Values, and the gradients of both terms by the quarters, as central differences in float64."""
+    head, draw = PatchingHead(D, K, rngs=nnx.Rngs(0)), np.random.default_rng(0)
+    whole, quarters, toward = draw.normal(size=(3, D)), draw.normal(size=(3, 4, D)), draw.normal(size=(3, 4, D))
+    (u, a), (v, b), (w, c) = (
+        (np.asarray(layer.kernel[...], np.float64), np.asarray(layer.bias[...], np.float64))
+        for layer in (head.classifier, head.weights, head.quarters)
+    )
+
+    def exact(quarters):
+        shares = np.exp(quarters @ v + b)
+        return (shares * (quarters @ w + c)).sum(1) / shares.sum(1)
+
+    def ours(quarters):
+        return head(Features(jnp.asarray(whole, jnp.float32), None, None, (1, 1), quarters=quarters))
+
+    prediction = ours(jnp.asarray(quarters, jnp.float32))
+    np.testing.assert_allclose(prediction.terms["cls"], whole @ u + a, rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(prediction.terms["quarters"], exact(quarters), rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(prediction.logits, (whole @ u + a + exact(quarters)) / 2, rtol=2e-5, atol=2e-6)
+    given = [jnp.asarray(x, jnp.float32) for x in (quarters, toward)]
+    _, slope = jax.jvp(lambda x: ours(x).terms["quarters"], given[:1], given[1:])
+    difference = (exact(quarters + 1e-6 * toward) - exact(quarters - 1e-6 * toward)) / 2e-6
+    np.testing.assert_allclose(slope, difference, rtol=1e-3, atol=1e-5)

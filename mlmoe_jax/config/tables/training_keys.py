@@ -4,8 +4,8 @@ from mlmoe_jax.config.keys import ChoiceKey, FlagKey, FractionsKey, IntegerKey, 
 from mlmoe_jax.models.registries import LOSSES
 
 TERM_KEYS = section(
-    "Weights of the head's terms: cls and patches of linear; map and graph of add_gcn; co and dc of "
-    "the group heads, co_gate and dc_gate of group_experts.",
+    "Weights of the head's terms: cls and patches of linear; cls and quarters of pat; map and graph of add_gcn; co and "
+    "dc of the group heads, co_gate and dc_gate of group_experts.",
     further=NumberKey(0.0, "Weight of a further term of the head."),
     logits=NumberKey(1.0, "Weight of the loss of the final logits."),
 )

@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.models.build import Classifier, backbone_shape
 from mlmoe_jax.models.macs import count_macs, forward_macs
+from mlmoe_jax.models.outputs import QUARTERS
 from mlmoe_jax.models.params import Params, module_rows
 from mlmoe_jax.runtime.sharding import make_mesh
 from mlmoe_jax.runtime.table import Column, Outcome, Table
@@ -104,8 +105,9 @@ def published_macs(config: ConfigDict, model: Classifier) -> tuple[int, int, int
     layers, extra, patches = shape.published_macs(side, model.prompts)
     layers += sum(adapter.macs(shape.tokens(side, model.prompts)) for adapter in model.adapters.values())
     head = model.head.published_macs(patches) or (_head_macs(model, side), 0)
-    norms = shape.norm_macs(side, model.prompts) + model.head.norm_macs(patches)
-    return layers + head[0], extra + head[1], norms
+    images = 5 if QUARTERS in model.head.read else 1
+    norms = images * shape.norm_macs(side, model.prompts) + model.head.norm_macs(patches)
+    return images * layers + head[0], images * extra + head[1], norms
 
 
 def _head_macs(model: Classifier, side: int) -> int:

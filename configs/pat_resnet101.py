@@ -1,0 +1,34 @@
+"""PAT (Xie et al., ICML 2024) on ResNet-101: an image and its four quarters, against overfitting to co-occurrences.
+
+    python -m mlmoe_jax.main --config=configs/pat_resnet101.py:root=/data/coco --workdir=runs/pat
+    python -m mlmoe_jax.main --config=configs/pat_resnet101.py:dataset=digits --workdir=runs/pat_digits
+
+dataset: coco2014 | voc2007 | voc2012 | nuswide | vg256, with root=FOLDER; or digits, which needs no download.
+resolution: in pixels. backbone: any name in models.backbones.catalog; default resnet101, on digits vit_digits.
+tune: train the backbone, yes | no | auto; auto trains a CNN, as published, but not a ViT.
+selection=held_out, or preset=held_out: select weights and fit thresholds on a tenth of the training images, not test.
+
+The asymmetric loss with 4, 0 and 0.05, summed, of the image and of its quarters. AdamW with weight decay 1e-4,
+one-cycle with peak 1e-4, 80 epochs, stopped early, batches of 128, EMA, cutout, RandAugment, pixels in 0 … 1.
+"""
+
+from mlmoe_jax.config.recipes.benchmarks import evaluate_like
+from mlmoe_jax.config.recipes.feature_map import feature_map_config, shrink_for_digits, train_batch_norm
+
+
+def get_config(arg=""):
+    config, options = feature_map_config(arg)
+    config.model.head.kind = "pat"
+    loss = config.loss
+    loss.kind, loss.reduce, loss.gamma_neg, loss.clip, loss.eps = "asymmetric", "sum", 4.0, 0.05, 1e-8
+    loss.terms.logits, loss.terms.cls, loss.terms.quarters = 0.0, 1.0, 1.0
+    if options.dataset == "digits":
+        return shrink_for_digits(config, rate=1e-2)
+    evaluate_like(config, "mlvpt")
+    config.augment.cutout, config.augment.randaugment = 0.5, "uda"
+    config.model.backbone.normalization = "unit"
+    config.optim.learning_rate, config.optim.weight_decay = 1e-4, 1e-4
+    config.train.epochs, config.train.batch_size, config.train.patience = 80, 128, 1
+    train_batch_norm(config, options.tune)
+    config.ema.decay = 0.9997
+    return config

@@ -1,0 +1,61 @@
+"""Patching-based classification: an image and its four quarters (PAT)."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from ml_collections import ConfigDict
+
+from mlmoe_jax.data.labels.space import LabelSpace
+from mlmoe_jax.models import partition
+from mlmoe_jax.models.contracts import Head
+from mlmoe_jax.models.layers.initializers import Dtype, torch_linear
+from mlmoe_jax.models.outputs import CLS, QUARTERS, Features, Prediction
+from mlmoe_jax.models.partition import LABEL, axes
+
+
+class PatchingHead(Head):
+    """The logits are the mean of c(x) and Σ_j a_j v(x_j), with a = softmax over j of u(x_j), for each label (PAT).
+
+    x is the feature of the image and x_j of its quarter j; c, u and v are linear classifiers. A quarter with the object
+    of a label has no context, so a label that is only likely from other objects is not confirmed by it.
+
+    The paper calls this the total direct effect of an object. The formula is that of the authors' code, with three
+    classifiers (`logits_attention=cross`) on two by two quarters. There, each quarter is augmented by itself; here, the
+    quarters are of the augmented image. `Prediction.terms` has the logits `cls` and `quarters`, for a loss each.
+
+    Args:
+      width: D.
+      labels: K.
+      rngs: for the weights.
+    """
+
+    read = (CLS, QUARTERS)
+    by_label = True
+
+    def __init__(self, width: int, labels: int, *, rngs: nnx.Rngs):
+        metadata = {"kernel_metadata": axes(None, LABEL), "bias_metadata": axes(LABEL)}
+        self.classifier, self.weights, self.quarters = (
+            torch_linear(width, labels, **metadata, rngs=rngs) for _ in range(3)
+        )
+
+    @classmethod
+    def from_config(cls, config: ConfigDict, width: int, space: LabelSpace, *, dtype: Dtype, rngs: nnx.Rngs) -> Self:
+        return cls(width, len(space.names), rngs=rngs)
+
+    @classmethod
+    def terms(cls, config: ConfigDict) -> tuple[str, ...]:
+        return ("logits", CLS, QUARTERS)
+
+    def published_macs(self, tokens: int) -> tuple[int, int]:
+        return 9 * self.classifier.kernel.size, 0
+
+    def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
+        whole, quarters = (partition.shard_images(x).astype(jnp.float32) for x in (features.cls, features.quarters))
+        shares = jax.nn.softmax(self.weights(quarters), axis=1)
+        terms = {CLS: self.classifier(whole), QUARTERS: jnp.sum(shares * self.quarters(quarters), axis=1)}
+        return Prediction((terms[CLS] + terms[QUARTERS]) / 2, terms)
