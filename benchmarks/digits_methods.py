@@ -64,6 +64,10 @@ METHODS = (
     "gvpt:per_group=12",  # about as many trainable parameters as mlvpt_digits
     "mlvpt_digits --config.model.head.gates_of=group",
     "mlvpt_digits",
+    "csra_resnet101",
+    "splicemix_resnet101:consistency=false",
+    "splicemix_resnet101",
+    "pat_resnet101",
     "cnn_rnn_resnet101",
     "mlgcn_resnet101",
     "addgcn_resnet101",
@@ -77,7 +81,7 @@ METHODS = (
     "mlmoe_dinov2",
 )
 # The features of the backbone do not change in training and are computed once.
-_CACHED = re.compile("^linear_probe|_resnet101|prompts=false")
+_CACHED = re.compile("^linear_probe|(?<!^splicemix)_resnet101|prompts=false")
 PAIRS = (
     ("vpt", "gvpt"),
     ("gvpt", "mlvpt_digits"),

@@ -189,11 +189,11 @@ def _cache_mistakes(config: ConfigDict) -> list[str]:
     resets = [
         f"augment.{name}={key.default}"
         for name, key in AUGMENT_KEYS.entries.items()
-        if config.augment[name] != key.default and name not in ("mix", "mix_alpha")  # features can be mixed
+        if config.augment[name] != key.default and not name.startswith(("mix", "splice"))  # features can be mixed
     ]
     if resets:
         wrong.append(f"data.cache_features computes features without augmentation: set {', '.join(resets)}")
-    if config.augment.mix in ("cutmix", "both"):
+    if config.augment.mix not in ("none", "mixup"):
         wrong.append(f"augment.mix={config.augment.mix} needs images: set augment.mix=mixup, or data.cache_features=no")
     if config.model.prompts.kind in PROMPT_KINDS and (adapters := describe_adapters(config)):
         wrong.append(
@@ -243,6 +243,12 @@ def _head_mistakes(config: ConfigDict) -> list[str]:
     terms, weighted = head.terms(config), {name for name, weight in config.loss.terms.items() if weight}
     if not terms and config.augment.mix != "none":
         wrong.append(f"augment.mix interpolates labels, which head {kind} reads as a sequence: set augment.mix=none")
+    if config.augment.splice_consistency and config.augment.mix != "splicemix":
+        wrong.append("augment.splice_consistency compares mosaics with their images: set augment.mix=splicemix")
+    if config.augment.mix == "splicemix" and (config.train.accumulate > 1 or config.train.batch_size < 4):
+        wrong.append(
+            "augment.mix=splicemix joins 4 images of a whole batch: set train.accumulate=1, batch_size=4 or more"
+        )
     if terms and not weighted:
         wrong.append("loss.terms has no term with a weight other than 0")
     unknown = {name for name in config.loss.terms if f"loss.terms.{name}" not in KEYS}  # possible typos

@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from mlmoe_jax.data.prepare import Batch, Preprocess
 from mlmoe_jax.models import partition
+from mlmoe_jax.models.mosaics import CELLS, classify_mosaics
 from mlmoe_jax.models.outputs import Features, Prediction
 from mlmoe_jax.models.params import ModelDef, Params
 from mlmoe_jax.runtime.sharding import REPLICATED, LabelAxes, remove_padding
@@ -54,7 +55,9 @@ def apply_model(
         model.train()  # merged modules are in evaluation mode
         options |= {"labels": batch["label"], "rngs": nnx.Rngs(model_key)}
     with partition.use_mesh(mesh):
-        if "image" in batch:
+        if CELLS in batch:
+            prediction = classify_mosaics(model, preprocess(batch["image"]), batch, rngs=options["rngs"])
+        elif "image" in batch:
             prediction = model(preprocess(batch["image"]), **options)
         else:
             prediction = model.classify(Features.from_arrays(batch), **options)

@@ -1,7 +1,7 @@
-"""MixUp and CutMix for multi-label classification, as part of the compiled training step.
+"""MixUp, CutMix and SpliceMix for multi-label classification, as part of the compiled training step.
 
-Each image of a global batch is mixed with the image before it, its partner. The random numbers depend only on the seed
-and the step. So the batches do not depend on the number of processes, and a resumed run repeats them.
+MixUp and CutMix mix each image of a global batch with the image before it, its partner. The random numbers depend only
+on the seed and the step. So the batches do not depend on the number of processes, and a resumed run repeats them.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Key
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.prepare import Batch
+from mlmoe_jax.models.mosaics import CELLS, make_mosaics
 
 Mixing = Callable[[Batch, jax.Array], Batch]  # (global batch, key) -> mixed batch
 NOT_MIXED = ("id", "mask", "label", "label_mask")  # all other arrays of a batch are inputs
@@ -25,6 +26,8 @@ def make_mixing(augment: ConfigDict) -> Mixing | None:
     kind, alpha = augment.mix, augment.mix_alpha
     if kind == "none":
         return None
+    if kind == "splicemix":
+        return lambda batch, key: splicemix(batch, key, consistent=augment.splice_consistency)
 
     def mixing(batch: Batch, key: jax.Array) -> Batch:
         share_key, choice_key, center_key = jax.random.split(key, 3)
@@ -81,6 +84,32 @@ def cutmix(batch: Batch, share: Float[Array, " b"], key: Key[Array, ""]) -> Batc
     return {**batch, "image": mixed, **_targets(batch, 1 - jnp.mean(inside, axis=(1, 2)))}
 
 
+def splicemix(batch: Batch, key: Key[Array, ""], *, consistent: bool = False) -> Batch:
+    """Append mosaics of four images to the batch, one per four images, which are in random order (SpliceMix).
+
+    A mosaic has the labels of all its images. A label is known if one image is known to have it, or if it is known for
+    all images. A mosaic with an image that could not be read has no loss.
+
+    Args:
+      batch: images [b,h,w,3], with labels and masks.
+      key: the random key for the order.
+      consistent: whether the result has CELLS, for the consistency loss.
+    """
+    size = len(batch["id"])
+    cells = jax.random.permutation(key, size)[: size // 4 * 4].reshape(-1, 4)
+    label, known = batch["label"][cells].max(axis=1), batch["label_mask"][cells] != 0
+    known = known.all(axis=1) | (known & (batch["label"][cells] == 1)).any(axis=1)
+    mosaics = {
+        "image": _rounded(make_mosaics(batch["image"], cells), batch["image"].dtype),
+        "label": label,
+        "label_mask": known.astype(batch["label_mask"].dtype),
+        "mask": batch["mask"][cells].min(axis=1),
+        "id": batch["id"][cells[:, 0]],
+    }
+    joined = {name: jnp.concatenate([batch[name], values]) for name, values in mosaics.items()}
+    return {**joined, CELLS: cells} if consistent else joined
+
+
 def _covered(key: jax.Array, size: int, share: jax.Array) -> Bool[Array, "b size"]:
     """Return which rows (or columns) of each image are inside its rectangle, with a random center.
 
@@ -105,5 +134,8 @@ def _targets(batch: Batch, share: jax.Array) -> Batch:
 
 def _interpolated(own: jax.Array, other: jax.Array, share: jax.Array) -> jax.Array:
     share = share.reshape(-1, *[1] * (own.ndim - 1))
-    mixed = share * own + (1 - share) * other
-    return jnp.round(mixed).astype(own.dtype) if jnp.issubdtype(own.dtype, jnp.integer) else mixed.astype(own.dtype)
+    return _rounded(share * own + (1 - share) * other, own.dtype)
+
+
+def _rounded(values: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    return (jnp.round(values) if jnp.issubdtype(dtype, jnp.integer) else values).astype(dtype)

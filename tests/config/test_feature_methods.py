@@ -21,6 +21,7 @@ METHODS = [
     "cnn_rnn_resnet101",
     "csra_resnet101",
     "pat_resnet101",
+    "splicemix_resnet101",
     "mlmoe_dinov2",
     "drmoe_20k",
 ]

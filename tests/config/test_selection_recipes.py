@@ -19,6 +19,7 @@ PUBLISHED = {
     "addgcn_resnet101": ("mlgcn", "mAP"),
     "cnn_rnn_resnet101": ("drmoe", "mAP"),
     "csra_resnet101": ("mlgcn", "mAP"),
+    "splicemix_resnet101": ("mlgcn", "mAP"),
     "pat_resnet101": ("mlvpt", "mAP"),
     "hsq_resnet101": ("drmoe", "mAP"),
     "drmoe_resnet101": ("drmoe", "mAP"),

@@ -217,14 +217,15 @@ def test_linear_classifiers_of_each_pool(pool):
     expected = {}
     if "cls" in head.read:
         expected["cls"] = linear(head.classifier, cls)
-    if "patches" in head.read:
+    if pool in ("patches", "both"):
         votes = linear(head.patch_classifier, patches)
         expected["patches"] = logsumexp(votes, axis=1) - np.log(4)
         assert np.all((expected["patches"] > votes.mean(axis=1)) & (expected["patches"] < votes.max(axis=1)))
     assert prediction.terms.keys() == expected.keys()
     for name, logits in expected.items():
         np.testing.assert_allclose(prediction.terms[name], logits, rtol=1e-5, atol=1e-5)
-    logits = sum(expected.values()) / len(expected) if expected else linear(head.classifier, mean)
+    pooled = None if expected else linear(head.classifier, mean if pool == "mean" else patches.max(axis=1))
+    logits = sum(expected.values()) / len(expected) if expected else pooled
     np.testing.assert_allclose(prediction.logits, logits, rtol=1e-5, atol=1e-5)
     config = default_config()
     config.model.head.pool = pool

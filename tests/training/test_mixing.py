@@ -1,4 +1,4 @@
-"""MixUp and CutMix of a batch, against loops over its images."""
+"""MixUp, CutMix and SpliceMix of a batch, against loops over its images."""
 
 from types import SimpleNamespace
 
@@ -6,9 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+from scipy.ndimage import zoom
 
 from mlmoe_jax.config import default_config, load_config, validate
-from mlmoe_jax.training.mixing import cutmix, make_mixing, mixup
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.heads.linear import LinearHead
+from mlmoe_jax.models.mosaics import CELLS, cell_consistency
+from mlmoe_jax.models.outputs import Features
+from mlmoe_jax.training.mixing import cutmix, make_mixing, mixup, splicemix
 
 SIDE = 12
 
@@ -95,16 +101,83 @@ def test_both_draws_one_of_the_two_per_step():
     np.testing.assert_array_equal(again, both(batch, jax.random.key(5))["image"])
 
 
+def zoomed(image, rows, columns):
+    """Resize images by linear interpolation between corner pixels, with scipy."""
+    factors = (1, rows / image.shape[1], columns / image.shape[2], 1)
+    return zoom(np.asarray(image, np.float64), factors, order=1)
+
+
+@pytest.mark.parametrize("side", [12, 13])
+def test_splicemix_appends_mosaics_of_four_images(side):
+    """The labels are unions; the mask of an image that could not be read passes to its mosaic."""
+    draw = np.random.default_rng(1)
+    known = np.ones((9, 4), np.float32)
+    known[::2, 0] = 0
+    batch = make_batch(9, label_mask=known, mask=np.array([1, 1, 1, 1, 1, 0, 1, 1, 1], np.float32))
+    batch["image"] = jnp.asarray(draw.integers(0, 256, (9, side, side, 3), np.uint8))
+    batch["label"] = batch["label"] * known
+    mixed = jax.jit(lambda batch, key: splicemix(batch, key, consistent=True))(batch, jax.random.key(0))
+    assert mixed["image"].shape[0] == 9 + 2
+    assert CELLS not in splicemix(batch, jax.random.key(0))
+    assert len(set(np.ravel(mixed[CELLS]).tolist())) == 8
+    small = zoomed(batch["image"], side // 2, side // 2)
+    for i, cells in enumerate(np.asarray(mixed[CELLS])):
+        upper, lower = (np.concatenate(small[cells[k : k + 2]], axis=1) for k in (0, 2))
+        expected = zoomed(np.concatenate([upper, lower])[None], side, side)[0]
+        np.testing.assert_allclose(mixed["image"][9 + i], expected, atol=0.501)
+        np.testing.assert_array_equal(mixed["label"][9 + i], batch["label"][cells].max(axis=0))
+        sure = known[cells].all(axis=0) | (np.asarray(batch["label"])[cells] == 1).any(axis=0)
+        np.testing.assert_array_equal(mixed["label_mask"][9 + i], sure)
+        assert mixed["mask"][9 + i] == (5 not in cells)
+    for name in ("image", "label", "label_mask", "mask", "id"):
+        np.testing.assert_array_equal(mixed[name][:9], batch[name])
+
+
+def test_the_cells_of_a_mosaic_agree_with_its_images():
+    """The value, and the gradient by the map, in which the targets are constants, against numpy in float64."""
+    head, draw = LinearHead(5, 3, pool="max", rngs=nnx.Rngs(0)), np.random.default_rng(0)
+    kernel, bias = (np.asarray(x[...], np.float64) for x in (head.classifier.kernel, head.classifier.bias))
+    maps, cells = draw.normal(size=(6, 16, 5)), np.array([[3, 1, 0, 2]])
+    batch = {CELLS: jnp.asarray(cells), "mask": jnp.ones(6)}
+    model = SimpleNamespace(classify=lambda features, **options: head(features))
+
+    def exact(maps, targets):
+        corners = maps[5:].reshape(1, 2, 2, 2, 2, 5).max(axis=(2, 4)).reshape(4, 5)
+        logits = corners @ kernel + bias
+        return (np.logaddexp(0, logits) - targets * logits).mean()
+
+    def ours(maps):
+        features = Features(None, None, maps, (4, 4))
+        return cell_consistency(model, features, head(features), batch).mean()
+
+    targets = 1 / (1 + np.exp(-(maps[cells[0]].max(axis=1) @ kernel + bias)))
+    value, gradient = jax.value_and_grad(ours)(jnp.asarray(maps, jnp.float32))
+    np.testing.assert_allclose(value, exact(maps, targets), rtol=2e-5)
+    assert not np.any(gradient[:5])
+    toward = draw.normal(size=maps.shape)
+    slope = (exact(maps + 1e-6 * toward, targets) - exact(maps - 1e-6 * toward, targets)) / 2e-6
+    np.testing.assert_allclose((gradient * toward).sum(), slope, rtol=1e-3)
+    with pytest.raises(UserError, match="reads only the feature map"):
+        cell_consistency(model, Features(jnp.ones((6, 5)), None, None, (4, 4)), None, batch)
+
+
 @pytest.mark.parametrize(
     ("reference", "changes", "sentence"),
     [
         ("cnn_rnn_resnet101:dataset=digits", {}, "reads as a sequence: set augment.mix=none"),
         ("linear_probe:dataset=digits", {"data.cache_features": "float32"}, "needs images: set augment.mix=mixup"),
+        ("linear_probe:dataset=digits", {"augment.splice_consistency": "true"}, "set augment.mix=splicemix"),
+        (
+            "splicemix_resnet101:dataset=digits",
+            {"train.accumulate": "2"},
+            "set train.accumulate=1, batch_size=4 or more",
+        ),
         ("linear_probe:dataset=digits", {"train.fit": "logistic"}, "no steps whose batches are mixed"),
     ],
 )
 def test_settings_that_mixing_contradicts_are_refused(reference, changes, sentence, refusal):
-    config = load_config(reference, [*changes.items(), ("augment.mix", "cutmix")])
+    mix = "splicemix" if reference.startswith("splicemix") else "cutmix"
+    config = load_config(reference, [*changes.items(), ("augment.mix", mix)])
     assert sentence in refusal(validate, config)
 
 

@@ -179,8 +179,13 @@ AUGMENT_KEYS = section(
             "none": "off",
             "mixup": "a weighted mean of the images, or of cached features",
             "cutmix": "a rectangle of the other image",
-            "both": "one of the two, drawn per step",
+            "both": "one of these two, drawn per step",
+            "splicemix": "mosaics of two by two images, appended to the batch, one per four images",
         },
+    ),
+    splice_consistency=FlagKey(
+        False,
+        "For splicemix: a binary cross-entropy between the cells of a mosaic and its images (SpliceMix-CL).",
     ),
     mix_alpha=NumberKey(
         0.4,

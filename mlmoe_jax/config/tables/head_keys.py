@@ -109,6 +109,7 @@ HEAD_KEYS = section(
             "cls": "the class token",
             "patches": "every patch, then a smooth maximum",
             "both": "the mean of both",
+            "max": "the largest value of each channel over the patches",
             "mean": "the mean of prompts and patches, as VPT, GateVPT and E2VPT do on MAE",
         },
     ),

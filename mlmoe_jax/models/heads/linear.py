@@ -20,7 +20,7 @@ from mlmoe_jax.models.layers.initializers import Dtype, torch_linear, torch_unif
 from mlmoe_jax.models.outputs import CLS, MEAN, PATCHES, Features, Prediction
 from mlmoe_jax.models.partition import LABEL, axes
 
-POOLS = {"cls": (CLS,), "patches": (PATCHES,), "both": (CLS, PATCHES), "mean": (MEAN,)}
+POOLS = {"cls": (CLS,), "patches": (PATCHES,), "both": (CLS, PATCHES), "mean": (MEAN,), "max": (PATCHES,)}
 
 
 class LinearHead(Head):
@@ -35,7 +35,8 @@ class LinearHead(Head):
         prompts and patches, as the code of VPT, GateVPT and E2VPT does on MAE. `patches` classifies every patch token
         and takes the log-mean-exp of the logits over patches. It is a smooth maximum, so a high logit at one patch is
         sufficient (Pinheiro and Collobert, CVPR 2015, with r = 1). `both` has both classifiers and reports the mean of
-        their logits; `Prediction.terms` has the logits `cls` and `patches`.
+        their logits; `Prediction.terms` has the logits `cls` and `patches`. `max` classifies the largest value of each
+        channel over the patches, as SpliceMix does.
       rngs: for the weights.
     """
 
@@ -49,7 +50,7 @@ class LinearHead(Head):
         metadata = {"kernel_metadata": axes(None, LABEL), "bias_metadata": axes(LABEL)}
         if pool != "patches":
             self.classifier = torch_linear(width, labels, **metadata, rngs=rngs)
-        if PATCHES in self.read:
+        if pool in ("patches", "both"):
             self.patch_classifier = torch_linear(width, labels, **metadata, rngs=rngs)
 
     @classmethod
@@ -58,11 +59,13 @@ class LinearHead(Head):
 
     @classmethod
     def terms(cls, config: ConfigDict) -> tuple[str, ...]:
-        return ("logits", *(name for name in POOLS.get(config.model.head.pool, ()) if name != MEAN))
+        pool = config.model.head.pool
+        return ("logits", *(() if pool in ("mean", "max") else POOLS.get(pool, ())))
 
     def __call__(self, features: Features, *, labels: Array | None = None, rngs: nnx.Rngs | None = None) -> Prediction:
-        if MEAN in self.read:
-            return Prediction(self.classifier(partition.shard_images(features.mean).astype(jnp.float32)))
+        if self.pool in ("mean", "max"):
+            pooled = features.mean if self.pool == "mean" else features.patches.max(axis=1)
+            return Prediction(self.classifier(partition.shard_images(pooled).astype(jnp.float32)))
         terms = {}
         if CLS in self.read:
             terms[CLS] = self.classifier(partition.shard_images(features.cls).astype(jnp.float32))
@@ -72,7 +75,7 @@ class LinearHead(Head):
         return Prediction(sum(terms.values()) / len(terms), terms)
 
     def published_macs(self, tokens: int) -> tuple[int, int]:
-        classifiers = {CLS: 1, MEAN: 1, PATCHES: tokens}
+        classifiers = {CLS: 1, MEAN: 1, PATCHES: 1 if self.pool == "max" else tokens}
         return sum(classifiers[name] for name in self.read) * self.width * self.labels, 0
 
 

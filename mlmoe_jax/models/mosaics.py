@@ -1,0 +1,88 @@
+"""Mosaics of two by two training images, and the consistency of their cells with the images (SpliceMix).
+
+The formulas are those of the authors' code, for the grid 2x2. There, each run draws 1 × 2, 2 × 2 or 2 × 3 images per
+batch, blanks some images in 30 % of the batches, and on VOC the targets of the consistency have gradients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jaxtyping import Float, Real
+
+from mlmoe_jax.data.prepare import Batch
+from mlmoe_jax.errors import UserError
+from mlmoe_jax.models.losses import binary_cross_entropy
+from mlmoe_jax.models.outputs import Features, Prediction
+
+if TYPE_CHECKING:
+    from mlmoe_jax.models.build import Classifier
+
+CELLS = "cells"  # i32[n,4] in a batch: the images in the cells of its last n images, in the order of rows
+
+
+def resize_aligned(image: Real[Array, "b h w c"], rows: int, columns: int) -> Float[Array, "b rows columns c"]:
+    """Resize images by linear interpolation. Their corner pixels stay corner pixels, and nothing is averaged."""
+
+    def weights(size: int, target: int) -> Array:
+        return jnp.maximum(1 - jnp.abs(jnp.linspace(0, size - 1, target)[:, None] - jnp.arange(size)), 0)
+
+    height, width = image.shape[1:3]
+    return jnp.einsum("bhwc,rh,sw->brsc", image, weights(height, rows), weights(width, columns))
+
+
+def make_mosaics(image: Real[Array, "b h w c"], cells: Array) -> Float[Array, "n h w c"]:
+    """Return one mosaic per row of `cells` i32[n,4], the indices of its images in the order of rows."""
+    height, width = image.shape[1:3]
+    small = resize_aligned(image, height // 2, width // 2)[cells]
+    joined = jnp.concatenate([jnp.concatenate([small[:, i], small[:, i + 1]], axis=2) for i in (0, 2)], axis=1)
+    return resize_aligned(joined, height, width)
+
+
+def classify_mosaics(model: Classifier, image: Array, batch: Batch, *, rngs: nnx.Rngs) -> Prediction:
+    """Classify the images of a batch with CELLS, f32[B,H,W,3], and add the penalty `consistency`."""
+    features = model.encode(image, rngs=rngs)
+    prediction = model.classify(features, rngs=rngs)
+    penalty = cell_consistency(model, features, prediction, batch, rngs=rngs)
+    return replace(prediction, penalties={**prediction.penalties, "consistency": penalty})
+
+
+def cell_consistency(
+    model: Classifier, features: Features, prediction: Prediction, batch: Batch, **options: Any
+) -> Float[Array, " b"]:
+    """Return a penalty per image: 0 except for mosaics, and its mean over the batch is the consistency loss.
+
+    The loss of a mosaic is the mean binary cross-entropy of the logits of its cells, which are computed from quarters
+    of its feature map. The targets are the probabilities of the images in the cells, without gradient.
+
+    Args:
+      model: the model.
+      features: the features of the batch.
+      prediction: the prediction for the batch.
+      batch: a batch with CELLS.
+      **options: of `Classifier.classify`.
+
+    Raises:
+      UserError: the head reads more than the feature map.
+    """
+    others = (features.cls, features.mean, features.prompts, features.quarters)
+    if min(features.grid) < 2 or any(x is not None for x in others):
+        raise UserError(
+            "augment.splice_consistency needs a head that reads only the feature map, of two by two cells or more: set "
+            "it to false, or model.head.kind=linear and pool=max"
+        )
+    cells, (rows, columns) = batch[CELLS], (side // 2 for side in features.grid)
+    count, width = len(cells), features.patches.shape[2]
+    maps = resize_aligned(features.patches[-count:].reshape(count, *features.grid, width), 2 * rows, 2 * columns)
+    maps = maps.reshape(count, 2, rows, 2, columns, width).swapaxes(2, 3).reshape(4 * count, rows * columns, width)
+    logits = model.classify(Features(None, None, maps, (rows, columns)), **options).logits
+    targets = jax.lax.stop_gradient(jax.nn.sigmoid(prediction.logits[cells.reshape(-1)]))
+    loss = binary_cross_entropy(logits, targets).reshape(count, -1).mean(axis=1)
+    valid = batch["mask"] != 0
+    share = valid.sum() / jnp.maximum(valid[-count:].sum(), 1)  # the mean is over all images
+    return jnp.concatenate([jnp.zeros(len(valid) - count), share * loss])
