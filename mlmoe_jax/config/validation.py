@@ -243,8 +243,6 @@ def _head_mistakes(config: ConfigDict) -> list[str]:
     terms, weighted = head.terms(config), {name for name, weight in config.loss.terms.items() if weight}
     if not terms and config.augment.mix != "none":
         wrong.append(f"augment.mix interpolates labels, which head {kind} reads as a sequence: set augment.mix=none")
-    if config.augment.splice_consistency and config.augment.mix != "splicemix":
-        wrong.append("augment.splice_consistency compares mosaics with their images: set augment.mix=splicemix")
     if config.augment.mix == "splicemix" and (config.train.accumulate > 1 or config.train.batch_size < 4):
         wrong.append(
             "augment.mix=splicemix joins 4 images of a whole batch: set train.accumulate=1, batch_size=4 or more"

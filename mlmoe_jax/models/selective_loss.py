@@ -63,6 +63,4 @@ class PartialAsymmetric(Loss):
 
     @classmethod
     def mistakes(cls, config):
-        if config.loss.prior and config.loss.unknown != "selective":
-            return ["loss.prior is only read with loss.unknown=selective", *mixing_mistakes(config)]
         return mixing_mistakes(config)

@@ -166,7 +166,6 @@ def test_the_cells_of_a_mosaic_agree_with_its_images():
     [
         ("cnn_rnn_resnet101:dataset=digits", {}, "reads as a sequence: set augment.mix=none"),
         ("linear_probe:dataset=digits", {"data.cache_features": "float32"}, "needs images: set augment.mix=mixup"),
-        ("linear_probe:dataset=digits", {"augment.splice_consistency": "true"}, "set augment.mix=splicemix"),
         (
             "splicemix_resnet101:dataset=digits",
             {"train.accumulate": "2"},

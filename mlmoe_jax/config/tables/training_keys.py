@@ -45,7 +45,10 @@ LOSS_KEYS = section(
         "label, or a .csv file with two columns, label and prior; if empty, only likely labels are left out.",
     ),
     prior_threshold=NumberKey(
-        0.05, "For csl: unknown labels with a prior above it have no loss; 0 is off.", least=0, most=1
+        0.05,
+        "For csl, unknown=selective: unknown labels with a prior above it have no loss; 0 is off.",
+        least=0,
+        most=1,
     ),
     eps=NumberKey(1e-5, "For asymmetric: lowest probability in a logarithm.", above=0),
     gamma=NumberKey(
