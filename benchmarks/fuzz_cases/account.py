@@ -229,7 +229,7 @@ def _lost(draft: Draft, used: Used, said: list[str]) -> list[str]:
 def _check_listing(draft: Draft, folder: Path) -> None:
     from mlmoe_jax.apps.tools.image_list import find_images
 
-    paths, said, error = _heard(lambda: find_images([str(folder)]), folder)
+    paths, said, error = _heard(lambda: find_images([str(folder)]).paths, folder)
     if paths is None:
         _require_reason(draft, error)
         return

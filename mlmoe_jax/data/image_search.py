@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from operator import attrgetter
 from pathlib import Path
@@ -29,33 +29,40 @@ def is_skipped(name: str) -> bool:
     return name.startswith(".") or name.casefold() in _SYSTEM_NAMES
 
 
-def list_images(folder: str | os.PathLike, usage: Usage) -> list[str]:
+def list_images(folder: str | os.PathLike, usage: Usage, without: Collection[str] = ()) -> list[str]:
     """Return the sorted paths, relative to a folder, of all images at any depth.
 
     Files that are not images are counted in `usage`, and so is what `list_files` leaves out.
     """
-    images = []
-    for name in list_files(folder, usage):
-        if is_image(os.path.join(folder, name)):
-            images.append(name)
+    images, start = [], os.path.join(folder, "")
+    for path in list_files(folder, usage, without):
+        if is_image(start + path):
+            images.append(path)
         else:
-            usage.leave_out("that are not images", name)
+            usage.leave_out("in no image format", path)
     return sorted(images)
 
 
-def list_files(folder: str | os.PathLike, usage: Usage) -> Iterator[str]:
-    """Yield the paths, relative to a folder, of all files at any depth that are neither hidden nor of the system.
+def list_files(folder: str | os.PathLike, usage: Usage, without: Collection[str] = ()) -> list[str]:
+    """Return the paths, relative to a folder, of all files at any depth that are neither hidden nor of the system.
 
     Links are followed. Counted in `usage` are images that are hidden or in a folder of the system, links to a folder
     above them, and folders that cannot be read.
+
+    Args:
+      folder: the folder.
+      usage: the account of the folder.
+      without: names of files and folders directly in `folder` that are neither listed nor counted.
     """
-    return _search(os.fspath(folder), "", usage, is_counted_out=False)
+    files: list[str] = []
+    _search(os.fspath(folder), "", usage, files, without)
+    return files
 
 
-def _search(folder: str, prefix: str, usage: Usage, *, is_counted_out: bool) -> Iterator[str]:
-    """Yield the paths of the files in a folder with `prefix` before each.
+def _search(folder: str, prefix: str, usage: Usage, files: list[str] | None, without: Collection[str] = ()) -> None:
+    """Add the paths of the files in a folder, with `prefix` before each, to `files`.
 
-    With `is_counted_out`, the folder is hidden or of the system: its images are counted, and no file is yielded.
+    Without `files`, the folder is hidden or of the system, and its images are counted.
     """
     try:
         entries = sorted(os.scandir(folder), key=attrgetter("name"))
@@ -63,15 +70,16 @@ def _search(folder: str, prefix: str, usage: Usage, *, is_counted_out: bool) -> 
         usage.leave_out("in folders that cannot be read", prefix or folder)
         return
     for entry in entries:
-        path = prefix + entry.name
-        skipped = is_counted_out or is_skipped(entry.name)
+        if entry.name in without:
+            continue
+        path, found = prefix + entry.name, None if is_skipped(entry.name) else files
         if entry.is_dir():
             if entry.is_symlink() and _leads_above(Path(entry.path)):
                 usage.leave_out("behind links to a folder above them", path)
             else:
-                yield from _search(entry.path, f"{path}/", usage, is_counted_out=skipped)
-        elif not skipped:
-            yield path
+                _search(entry.path, f"{path}/", usage, found)
+        elif found is not None:
+            found.append(path)
         elif os.path.splitext(path)[1].lower() in image_suffixes():
             usage.leave_out("hidden or in folders of the system", path)
 
@@ -99,13 +107,13 @@ def _divide(
     names: Sequence[str], folder: str | os.PathLike, kinds: Mapping[str, Hashable], digest: Callable[[str], Hashable]
 ) -> Iterator[list[str]]:
     """Yield the groups of files with an equal digest and several kinds. Files that cannot be read are left out."""
-    parts = defaultdict(list)
+    parts, start = defaultdict(list), os.path.join(folder, "")
     for name in names:
         try:
-            parts[digest(os.path.join(folder, name))].append(name)
+            parts[digest(start + name)].append(name)
         except OSError:
             continue
-    yield from (part for part in parts.values() if len({kinds[name] for name in part}) > 1)
+    yield from (part for part in parts.values() if len(part) > 1 and len({kinds[name] for name in part}) > 1)
 
 
 def _size(path: str) -> int | str:

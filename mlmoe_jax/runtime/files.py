@@ -65,10 +65,15 @@ def find_file(path: str | os.PathLike) -> str:
     path = os.fspath(path)
     if path.isascii() or "://" in path or os.path.lexists(path):
         return path
+    return next(_spellings(path), path)
+
+
+def _spellings(path: str) -> Iterator[str]:
+    """Yield the paths that exist if each part of a path is composed or decomposed."""
     parent, name = os.path.split(path)
-    folder = find_file(parent)
-    spellings = (os.path.join(folder, unicodedata.normalize(form, name)) for form in ("NFC", "NFD"))
-    return next(filter(os.path.lexists, spellings), path)
+    for folder in [parent] if parent.isascii() else _spellings(parent):
+        names = dict.fromkeys((name, *(unicodedata.normalize(form, name) for form in ("NFC", "NFD"))))
+        yield from filter(os.path.lexists, (os.path.join(folder, spelling) for spelling in names))
 
 
 def open_regular(path: str | os.PathLike) -> BinaryIO:

@@ -1,4 +1,5 @@
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ from PIL import Image
 
 from mlmoe_jax.data.images import IMAGE_FORMATS, image_suffixes
 from mlmoe_jax.data.sources.open import open_split
+from mlmoe_jax.data.split_checks import check_splits
 from mlmoe_jax.data.usage import unused_input
 
 
@@ -91,7 +93,7 @@ def test_images_are_known_by_suffix_or_content(tmp_path):
     assert {reason: (part.count, part.examples) for reason, part in usage.left_out.items()} == {
         "hidden or in folders of the system": (4, [".trash/a.png", "__MACOSX/a/x.png", "a/.hidden.png"]),
         "behind links to a folder above them": (1, ["a/up"]),
-        "that are not images": (6, ["a/PX", "a/empty", "a/notes.txt"]),
+        "in no image format": (6, ["a/PX", "a/empty", "a/notes.txt"]),
         "outside every folder of a class": (1, ["loose.png"]),
     }
 
@@ -105,7 +107,7 @@ def test_images_are_known_by_suffix_or_content(tmp_path):
         (
             ["train", "val", "x"],
             {"train": ["train"]},
-            "4 of 12 files are not used: 4 in 'x', which is no",
+            " outside the folders of train, val: 4 of 4 files are not used: 4 in 'x'",
         ),
     ],
 )
@@ -124,7 +126,7 @@ def test_a_split_that_is_held_out_has_no_folder_that_is_used(tmp_path):
     for split in ("train", "val"):
         opened = open_split(settings(tmp_path, val_fraction=0.4, test_splits=()), split)
         assert {name.split("/")[0] for name in opened.ids} == {"train"}
-        assert "10 of 20 files are not used: 10 in 'Val'" in unused_input(opened.usage)[0]
+        assert "outside the folders of train: 10 of 10 files are not used: 10 in 'Val'" in unused_input(opened.usage)[0]
 
 
 @pytest.mark.parametrize(
@@ -143,6 +145,38 @@ def test_a_split_that_is_held_out_has_no_folder_that_is_used(tmp_path):
 def test_layouts_that_would_mix_splits_and_classes_are_refused(tmp_path, refusal, files, fragment):
     write(tmp_path, *files)
     assert fragment in refusal(open_split, settings(tmp_path, val_split="", test_splits=()), "train")
+
+
+def test_a_file_in_several_classes_is_one_image_with_all_labels(tmp_path):
+    write(tmp_path, *(f"{name}/{k}.png" for name in ("cat", "dog") for k in range(4)))  # of eight sizes
+    for source, copy in (("cat/1", "dog/also"), ("cat/1", "elk/too"), ("cat/2", "cat/again"), ("dog/3", "elk/4")):
+        (tmp_path / copy).parent.mkdir(exist_ok=True)
+        shutil.copy(tmp_path / f"{source}.png", tmp_path / f"{copy}.png")
+    (tmp_path / "elk" / "5.png").write_bytes((tmp_path / "cat" / "0.png").read_bytes()[:-1] + b"x")  # of equal size
+    for name in ("cat/empty.png", "dog/empty.png"):
+        (tmp_path / name).write_bytes(b"")
+    split = open_split(settings(tmp_path, val_split="", test_splits=()), "train")
+    labels = dict(zip(split.ids, split.labels.tolist(), strict=True))
+    assert labels == {
+        **{f"cat/{name}.png": [1, 0, 0] for name in ("0", "2", "3", "again", "empty")},
+        **{f"dog/{name}.png": [0, 1, 0] for name in ("0", "1", "2", "empty")},
+        "cat/1.png": [1, 1, 1],
+        "dog/3.png": [0, 1, 1],
+        "elk/5.png": [0, 0, 1],
+    }
+    (usage,) = split.usage
+    assert (usage.used, usage.merged) == ({"train": 12}, {"train": 3})
+    assert "has 3 files again in another class (dog/also.png as cat/1.png, elk/too.png as cat/1.png, " in usage.notes[0]
+
+
+def test_a_file_in_two_splits_is_said(photos):
+    shutil.copy(photos / "train" / "dog" / "b.jpg", photos / "test" / "dog" / "d.jpg")
+    train, test = (
+        open_split(settings(photos, val_split=""), split, classes=("cat", "dog")) for split in ("train", "test")
+    )
+    (warning,) = [sentence for sentence in check_splits(train, [test]) if "shares" in sentence]
+    assert "train shares 1 image with split test (test/dog/d.jpg as train/dog/b.jpg)" in warning
+    assert len(test) == 1, "it is not left out"
 
 
 def test_images_of_phones_are_named_instead_of_left_out(photos):

@@ -266,6 +266,8 @@ def test_a_name_is_found_composed_and_decomposed(tmp_path):
         assert files.stamp(0) == ImageFiles(tmp_path, [f"{folder}/{name}"]).stamp(0)
         assert read_size(tmp_path / given) == (3, 2)
         assert files.name(0) == f"{tmp_path}/{given}", "as it was given"
+        (tmp_path / given).parent.mkdir()  # in both forms on one disk
+        assert files.missing().tolist() == [1]
 
 
 def test_heic_is_read_if_pillow_heif_is_installed(tmp_path, monkeypatch):

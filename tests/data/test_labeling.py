@@ -184,6 +184,17 @@ def test_a_text_file_of_tags_per_image(folder):
     assert opened("sidecar", folder, "") == ({"a.png": {"sand": 1, "sea": 1}, "sub/c+d.png": {}}, ("sand", "sea"))
 
 
+def test_files_beside_the_tags_are_said(folder):
+    (folder / "a.png").rename(folder / "\xe9.png")  # and its tags as a Mac names files
+    for name in ("e\u0301.txt", "lonely.txt", "notes.pdf", "selected_tags.csv"):
+        (folder / name).write_text("sea")
+    split = open_split(data_settings("sidecar", folder, table=".", val_split="", test_splits=()), "train")
+    assert split.ids == ["\xe9.png"]
+    (usage,) = split.usage
+    assert usage.left_out["without an image"].examples == ["lonely.txt", "notes.pdf"]
+    assert usage.left_out["without labels"].count == 3
+
+
 def test_tags_in_the_spelling_of_the_taggers(folder):
     rows = ["tag_id,name,category,count", "1,general,9,5", "2,long_hair,0,9", "3,^_^,0,1", "4,rose_(flower),4,2"]
     (folder / "selected_tags.csv").write_text("\n".join(rows))

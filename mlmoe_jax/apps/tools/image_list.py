@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mlmoe_jax.data.image_search import list_files, list_images
-from mlmoe_jax.data.usage import Usage, unused_input
+from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError, reason_of
 from mlmoe_jax.runtime.files import DEMO, MOST_LIST, find_file, read_bytes, read_stream
 
@@ -38,7 +38,7 @@ PHOTOGRAPHS = ("astronaut.png", "camera.png", "chelsea.png", "coffee.png", "moto
 
 
 class ImageList(NamedTuple):
-    """The paths of images, in order, and the accounts of the folders, patterns and lists that name them."""
+    """The paths of images, in order, and the accounts of the folders and patterns of which some files are not used."""
 
     paths: list[str]
     usages: list[Usage]
@@ -57,18 +57,17 @@ def find_images(items: Sequence[str]) -> ImageList:
     for item in items:
         usage = Usage(item, "file")
         images = _images_of_item(item, usage)
-        sentences = unused_input([usage])
         if not images:
-            reasons = "".join(f" ({sentence})" for sentence in sentences)
+            reasons = "".join(f" ({sentence})" for sentence in usage.sentences())
             raise UserError(
                 f"--images={item} contains no images{reasons}; give image files, folders with images, quoted patterns, "
                 "or @FILE with one path per line"
             )
         usage.use(count=len(images))
-        for sentence in unused_input([usage]):
+        for sentence in usage.sentences():
             logging.getLogger(__name__).warning(sentence)
         paths += images
-        usages.append(usage)
+        usages += [usage] if usage.unused else []
     return ImageList(paths, usages)
 
 
@@ -98,7 +97,7 @@ def _match(pattern: str, usage: Usage) -> list[str]:
     if not deep:
         matches = glob.glob(pattern)
         for folder in filter(os.path.isdir, matches):
-            usage.leave_out("that are folders", folder)
+            usage.leave_out("for being a folder", folder)
         return sorted(match for match in matches if not os.path.isdir(match))
     parts = ["**", *filter(None, below.split("/"))]
     folders = filter(os.path.isdir, glob.glob(above[1:] or "/")) if above else [""]

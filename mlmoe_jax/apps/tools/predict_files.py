@@ -18,7 +18,7 @@ from mlmoe_jax.apps.tools.image_list import ImageList, find_images
 from mlmoe_jax.apps.tools.select_images import SELECTION_COLUMNS, select_images
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import FORMATS, LabelEntry, LabelFile, output_path
-from mlmoe_jax.data.usage import Usage, unused_input
+from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import DONE, OUTDATED, USER_ERROR, UserError
 from mlmoe_jax.inference.predictor import LARGEST_BATCH, LabeledImage, Predictor, weights_by_label
 from mlmoe_jax.runs.folder import RunFolder
@@ -107,7 +107,7 @@ def _shared_image_list(items: Sequence[str], *, repeats: bool) -> ImageList:
     usage = Usage("--images", "image", {"": len(unique)})
     usage.leave_out("given again", count=len(paths) - len(unique))
     if distributed.is_first():
-        _logger.warning(usage.sentence())
+        _logger.warning(*usage.sentences())
     return ImageList(unique, [*found.usages, usage])
 
 
@@ -313,7 +313,8 @@ class _Summary:
             status(sentence)
             return Outcome(exit_code=exit_code)
         numbers = {"images": self.images, "labeled": labeled, "unreadable": self.unread}
-        document = {**numbers, "unused": unused_input(self.usages), "images_per_second": rate, "output": str(target)}
+        usage = [account.document() for account in self.usages]
+        document = {**numbers, "usage": usage, "images_per_second": rate, "output": str(target)}
         return Outcome(["\n".join(self.lines), sentence], document, exit_code)
 
 

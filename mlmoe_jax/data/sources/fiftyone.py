@@ -23,6 +23,7 @@ from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import read_bytes
 from mlmoe_jax.runtime.storage import OutputTarget, open_output
+from mlmoe_jax.runtime.text import compose
 
 
 def _read(
@@ -31,12 +32,15 @@ def _read(
     content = json.loads(read_bytes(path))
     classes, labels = content.get("classes"), content["labels"]
     files: dict[str, str] = {}  # name without suffix -> file
+    stems = set(map(compose, labels))
     for file in list_images(folder, Usage(f"{folder}", "file")):
-        stem = os.path.splitext(file)[0]
-        if stem in labels and files.setdefault(stem, file) != file:
+        stem = compose(os.path.splitext(file)[0])
+        if stem in stems and files.setdefault(stem, file) != file:
             raise UserError(f"{path} names {stem}, which is {files[stem]} and {file} in {folder}; rename one of them")
     names = dict(enumerate(classes or ()))
-    return (ImageRow(files.get(name, name), _read_labels(value, names)) for name, value in labels.items()), classes
+    return (
+        ImageRow(files.get(compose(name), name), _read_labels(value, names)) for name, value in labels.items()
+    ), classes
 
 
 def _read_labels(value: Any, names: dict[int, str]) -> dict[str, int] | None:

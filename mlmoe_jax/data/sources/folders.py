@@ -8,55 +8,56 @@ these labels, whose id is the first path. Files that are not used are counted, s
 """
 
 import os
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.image_search import is_skipped, list_images
+from mlmoe_jax.data.image_search import find_copies, is_skipped, list_images
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.names import split_key
 from mlmoe_jax.data.sources.rows import ImageRow, Listing, validated
 from mlmoe_jax.data.sources.source import DataSource, data_folder, used_splits
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.data.usage import Usage, unused_input
+from mlmoe_jax.data.usage import LeftOut, Usage, unused_input
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.text import compose
+from mlmoe_jax.runtime.text import compose, quantity
 
 STANDARD_SPLITS = ("train", "val", "test")  # a folder in `data.root` with such a name, see `split_key`, is no class
 SHOWN_FOLDERS = 8  # folders of no split that are counted one by one
 
 
-class _Image(NamedTuple):
-    """An image: its split, the folder of its class, and its path relative to `data.root`."""
-
-    split: str
-    folder: str
-    path: str
-
-
 def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | None = None) -> Split:
     """Open a split of images that are sorted into one folder per class.
 
-    Classes and the images of each class are sorted by name. Ids are paths relative to `data.root`.
+    Classes and the images of each class are sorted by name. Ids are paths relative to `data.root`. The account of the
+    training split notes the images that are in another split too.
 
     Raises:
       UserError: the split has no folder or no images, or a folder is not one of the classes.
     """
     root = data_folder(data_config, "the folders of classes")
     split_of_folder = _find_splits(root, split, data_config)
-    usage = Usage(f"{root}", "file")
-    images = _find_images(root, split_of_folder, usage)
-    rows = [ImageRow(path, {compose(folder): POSITIVE}) for name, folder, path in images if name == split]
-    tops = [root / folder for folder, name in split_of_folder.items() if name == split]
-    if not rows:
-        raise UserError("; ".join([f"{tops[0]} lists no images in folders of classes", *unused_input([usage])]))
-    names = sorted({compose(name) for top in tops for name in _subfolders(top)})
-    opened = validated(rows, Listing(tops[0], split), names if classes is None else classes).to_split(root)
-    return replace(opened, usage=(usage,))
+    tops = [folder for folder, name in split_of_folder.items() if name == split]
+    usage, rest = Usage(", ".join(f"{root / top}" for top in tops), "file"), _count_rest(root, split_of_folder)
+    images = {path: folder for top in tops for folder, path in _find_images(root, top, usage)}
+    usage.use(split, len(images))
+    others = {}
+    if split == data_config.train_split:
+        for folder, name in split_of_folder.items():
+            if name not in (None, split):
+                ignored = Usage(f"{root / folder}", "file")  # its own split counts these files
+                others |= {f"{folder}/{path}": name for path in list_images(root / folder, ignored)}
+    labels = _merge_copies(root, split, {path: compose(images[path]) for path in images}, others, usage)
+    usages = (usage, rest) if rest.given else (usage,)
+    if not labels:
+        raise UserError("; ".join([f"{usage.place} lists no images in folders of classes", *unused_input(usages)]))
+    names = sorted({compose(name) for top in tops for name in _subfolders(root / top)})
+    rows = [ImageRow(path, dict.fromkeys(names, POSITIVE)) for path, names in labels.items()]
+    opened = validated(rows, Listing(usage.place, split), names if classes is None else classes)
+    return replace(opened.to_split(root), usage=usages)
 
 
 def _find_splits(root: Path, split: str, data_config: ConfigDict) -> dict[str, str | None]:
@@ -66,9 +67,8 @@ def _find_splits(root: Path, split: str, data_config: ConfigDict) -> dict[str, s
 
     Raises UserError if the split to open has no folder.
     """
-    folders, splits = _subfolders(root), used_splits(data_config, split)
-    split_of_key = {split_key(name): name for name in reversed(splits)}
-    found = {folder: folder if folder in splits else split_of_key.get(split_key(folder)) for folder in folders}
+    folders, listing = _subfolders(root), Listing(root, split, splits=used_splits(data_config, split))
+    found = {folder: listing.find_split(folder) for folder in folders}
     if split in found.values():
         return found
     has_splits = any(found.values()) or any(split_key(folder) in STANDARD_SPLITS for folder in folders)
@@ -86,32 +86,75 @@ def _subfolders(folder: Path) -> list[str]:
         return sorted(entry.name for entry in entries if entry.is_dir() and not is_skipped(entry.name))
 
 
-def _find_images(root: Path, split_of_folder: dict[str, str | None], usage: Usage) -> list[_Image]:
-    """Return the sorted images of all splits, and count all files in `usage`.
+def _count_rest(root: Path, split_of_folder: Mapping[str, str | None]) -> Usage:
+    """Return the account of the files in no folder of a split. It is empty if there are no folders of splits."""
+    used = [folder for folder, split in split_of_folder.items() if split is not None]
+    splits = ", ".join(dict.fromkeys(split_of_folder[folder] for folder in used))
+    rest = Usage(f"{root} outside the folders of {splits}", "file")
+    if "" in split_of_folder:
+        return rest
+    counts = Counter(path.partition("/")[0] if "/" in path else "" for path in list_images(root, rest, without=used))
+    for number, (folder, count) in enumerate(counts.items()):
+        name = f"'{folder}'" if number < SHOWN_FOLDERS else "other folders"
+        rest.leave_out(f"in {name}" if folder else "in no folder", count=count)
+    return rest
+
+
+def _find_images(root: Path, top: str, usage: Usage) -> list[tuple[str, str]]:
+    """Return the images below the folder `top`, sorted, as (folder of the class, path relative to `root`).
 
     Raises UserError if folders of splits are inside of folders of classes.
     """
-    images, elsewhere = [], Counter()
-    for path in list_images(root, usage):
-        top, _, below = ("", "", path) if "" in split_of_folder else path.partition("/")
+    images = []
+    for below in list_images(root / top, usage):
         folder, _, file = below.partition("/")
+        inner, _, is_deep = file.partition("/")
         if not file:
-            usage.leave_out("outside every folder of a class", path)
-        elif split := split_of_folder[top]:
-            images.append(_Image(split, folder, path))
-            usage.use(split)
-        else:
-            elsewhere[top] += 1
-        if not top and "/" in file and split_key(inner := file.partition("/")[0]) in STANDARD_SPLITS:
+            usage.leave_out("outside every folder of a class", below)
+        elif is_deep and not top and split_key(inner) in STANDARD_SPLITS:
             raise UserError(
                 f"{root / folder / inner} has the name of a split, in the folder of a class; sort the images into "
                 f"{root}/SPLIT/CLASS, or set data.root to {root / folder}"
             )
-    splits = ", ".join(dict.fromkeys(filter(None, split_of_folder.values())))
-    for number, (folder, count) in enumerate(elsewhere.items()):
-        name = f"'{folder}'" if number < SHOWN_FOLDERS else "other folders"
-        usage.leave_out(f"in {name}, which is no folder of the splits {splits}", count=count)
+        else:
+            images.append((folder, f"{top}/{below}" if top else below))
     return sorted(images)
+
+
+def _merge_copies(
+    root: Path, split: str, label_of_image: Mapping[str, str], split_of_other: Mapping[str, str], usage: Usage
+) -> dict[str, list[str]]:
+    """Return a dict of image -> its labels, where files with the same content in several classes are one image.
+
+    The first of the files is kept, and the others are counted as merged.
+
+    Args:
+      root: the folder of all paths.
+      split: the split of the images.
+      label_of_image: path of each image of the split -> the label of its folder.
+      split_of_other: path of each image of other splits -> its split.
+      usage: the account of the split. It notes the images that are merged or in another split too.
+    """
+    labels = {path: [label] for path, label in label_of_image.items()}
+    merged, shared = LeftOut(), defaultdict(LeftOut)
+    for paths in find_copies(root, {**label_of_image, **{path: (name,) for path, name in split_of_other.items()}}):
+        own = [path for path in paths if path in labels]
+        for name, path in {split_of_other[path]: path for path in paths if own and path in split_of_other}.items():
+            shared[name].add(f"{path} as {own[0]}")
+        names = sorted({label_of_image[path] for path in own})
+        for path in own[1:] if len(names) > 1 else ():
+            merged.add(f"{path} as {own[0]}")
+            labels[own[0]] = names
+            del labels[path]
+    if merged.count:
+        usage.merge(split, merged.count)
+        usage.notes.append(f"has {quantity(merged.count, 'file')} again in another class{merged}, which is one image")
+    for name, images in shared.items():
+        usage.notes.append(
+            f"shares {quantity(images.count, 'image')} with split {name}{images}, which are the same files; remove "
+            "them from one of the splits"
+        )
+    return labels
 
 
 FOLDERS = DataSource(open_folders)

@@ -17,15 +17,17 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from mlmoe_jax.data.image_search import list_images
+from mlmoe_jax.data.image_search import list_files
+from mlmoe_jax.data.images import is_image
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
 from mlmoe_jax.data.sources.rows import ImageRow
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import MIB, damage_explained, read_bytes
+from mlmoe_jax.runtime.files import MIB, damage_explained, find_file, read_bytes
 from mlmoe_jax.runtime.formats import read_rows
 from mlmoe_jax.runtime.storage import Folder, atomic_folder, require_new
+from mlmoe_jax.runtime.text import compose
 
 TAGS = "selected_tags.csv"
 MOST_TAGS = MIB  # bytes of a text file
@@ -44,11 +46,20 @@ def _read(
     names = _read_tags(path / TAGS) if listed else None
     name_of_spelling = {spelling: name for name in reversed(names or ()) for spelling in _spellings(name)}
     name_of_spelling |= {name: name for name in names or ()}
-    return (_row(path, image, name_of_spelling) for image in list_images(folder, Usage(f"{folder}", "file"))), names
+    usage.unit = "file"
+    images, others = [], []
+    for file in list_files(folder, usage):
+        (images if is_image(folder / file) else others).append(file)
+    texts = [] if path.samefile(folder) else list_files(path, usage)
+    expected = {TAGS, *(f"{os.path.splitext(compose(image))[0]}.txt" for image in images)}
+    for file in dict.fromkeys((*others, *texts)):
+        if compose(file) not in expected:
+            usage.leave_out("without an image", file)
+    return (_row(path, image, name_of_spelling) for image in images), names
 
 
 def _row(folder: Path, image: str, name_of_spelling: dict[str, str]) -> ImageRow:
-    path = folder / Path(image).with_suffix(".txt")
+    path = Path(find_file(folder / Path(image).with_suffix(".txt")))
     if not path.exists():
         return ImageRow(image, None)
     with damage_explained(path):

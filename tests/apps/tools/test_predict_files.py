@@ -174,7 +174,7 @@ def test_json_lines_with_gates(command):
     assert "gates" not in only
 
 
-def test_rows_go_to_standard_output_and_messages_to_standard_error(command, capsys):
+def test_rows_go_to_standard_output_and_messages_to_standard_error(command, capsys, caplog):
     assert command("4.png", "bad.png", output="-") == 2
     out, err = capsys.readouterr()
     assert [line.split(",")[0] for line in out.splitlines()] == ["image", "4.png", "bad.png"]
@@ -183,10 +183,15 @@ def test_rows_go_to_standard_output_and_messages_to_standard_error(command, caps
     good, bad = map(json.loads, capsys.readouterr().out.splitlines())
     assert (good["labels"], list(bad)) == (["red", "green", "dark"], ["image", "error"])
     assert not Path("run/predictions.csv").exists()
-    assert command("4.png", "bad.png", json_lines=True, output="p.csv") == 2
+    Path("folder/4.png").mkdir(parents=True)
+    Path("4.png").rename("folder/image")
+    Path("folder/notes.txt").touch()
+    assert command("folder", "bad.png", json_lines=True, output="p.csv") == 2
+    assert "folder: 1 of 2 files is not used: 1 in no image format (notes.txt)" in caplog.messages
     summary = json.loads(capsys.readouterr().out)
     assert summary.pop("images_per_second") > 0
-    assert summary == {"images": 2, "labeled": 1, "unreadable": 1, "unused": [], "output": "p.csv"}
+    assert [account["left_out"] for account in summary.pop("usage")] == [{"in no image format": 1}]
+    assert summary == {"images": 2, "labeled": 1, "unreadable": 1, "output": "p.csv"}
 
 
 def test_names_that_are_not_utf8_keep_their_bytes(command, capsys):
