@@ -5,7 +5,7 @@ import pytest
 from helpers.tables import data_settings, jsonl, lines, settings, write
 from PIL import Image
 
-from mlmoe_jax.data.sources.corrections import read_corrections
+from mlmoe_jax.data.sources.corrections import read_answers
 from mlmoe_jax.data.sources.open import open_split, resolve_path
 from mlmoe_jax.runtime import files
 
@@ -29,6 +29,15 @@ def test_accepted_rows_change_labels_and_no_others(corrected):
     accepted = "a.png,cat,0,1,0.1,yes\nb.png,dog,1,0,0.2, X \nsub/c.png,dog,0,,0.3,1\n"
     rejected = "b.png,cat,1,0,0.4,\na.png,dog,1,0,0.5,No\n"
     np.testing.assert_array_equal(corrected(accepted + rejected).labels, [[1, 1], [1, 0], [0, -1]])
+
+
+def test_rows_without_an_answer_are_counted(corrected):
+    [sentence] = [
+        text
+        for usage in corrected("a.png,cat,0,1,0.1,yes\nb.png,cat,0,1,0.1,no\na.png,dog,1,0,0.1,\n").usage
+        for text in usage.sentences()
+    ]
+    assert sentence.endswith("fixed.csv: 1 of 3 rows is not used: 1 without an answer in the column accept (line 4)")
 
 
 def test_only_four_columns_are_read_in_any_order_and_names_that_are_gone_may_stay(corrected):
@@ -88,6 +97,7 @@ def test_every_source_is_corrected(source, tmp_path):
         ),
         ("a.png,cat,0,1,0.1,yes,no\n", "line 2 has 7 cells, but there are 6 columns"),
         ("a.png,cat,0,1,0.1,yes\na.png,cat,0,0,0.1,yes\n", "line 3 contradicts an earlier line about a.png and 'cat'"),
+        ("a.png,cat,0,1,0.1,no\na.png,cat,0,1,0.1,yes\n", "line 3 contradicts an earlier line about a.png and 'cat'"),
     ],
 )
 def test_a_wrong_row_is_one_sentence_with_its_line(rows, says, corrected, refusal):
@@ -97,11 +107,11 @@ def test_a_wrong_row_is_one_sentence_with_its_line(rows, says, corrected, refusa
 def test_a_wrong_file_is_one_sentence(tmp_path, corrected, refusal):
     assert "has no column 'image', which its format names" in refusal(corrected, "", "photo; label\n")
     assert "has no column 'accept'" in refusal(corrected, "", "image,label,suggested\n")
-    assert refusal(read_corrections, tmp_path / "none.csv").startswith(f"cannot read {tmp_path / 'none.csv'}: ")
+    assert refusal(read_answers, tmp_path / "none.csv").startswith(f"cannot read {tmp_path / 'none.csv'}: ")
     (tmp_path / "fixed.xlsx").write_bytes(b"PK")
-    assert refusal(read_corrections, tmp_path / "fixed.xlsx").endswith("comma delimited")
+    assert refusal(read_answers, tmp_path / "fixed.xlsx").endswith("comma delimited")
     (tmp_path / "folder.csv").mkdir()
-    assert "cannot read" in refusal(read_corrections, tmp_path / "folder.csv")
+    assert "cannot read" in refusal(read_answers, tmp_path / "folder.csv")
 
 
 def test_a_file_may_be_below_the_data_set_absolute_or_in_an_object_store(monkeypatch):
@@ -115,4 +125,6 @@ def test_a_file_may_be_below_the_data_set_absolute_or_in_an_object_store(monkeyp
         assert resolve_path(settings(root), name) == place
     stored = {"gs://other/s.csv": f"{HEADING}a.png,cat,0,1,0.1,yes\n".encode()}
     monkeypatch.setattr(files, "_read_remote", lambda path, most: stored[path])
-    assert read_corrections("gs://other/s.csv") == [(2, "a.png", "cat", 1)]
+    assert [(row.line, row.key, yes) for row, yes in read_answers("gs://other/s.csv")] == [
+        (2, ("a.png", "cat", 1), True)
+    ]

@@ -33,7 +33,7 @@ from mlmoe_jax.inference.feature_extractor import FeatureExtractor
 from mlmoe_jax.models.calibration import probabilities
 from mlmoe_jax.models.consistency import Consistency
 from mlmoe_jax.runtime.progress import Progress, status
-from mlmoe_jax.runtime.text import quantity
+from mlmoe_jax.runtime.text import compose, quantity
 from mlmoe_jax.training.logistic.fit import read_features
 from mlmoe_jax.training.logistic.penalty_search import FOLDS, fit_logistic
 
@@ -99,9 +99,9 @@ class Audit:
         return np.flatnonzero((codes[0] == NEGATIVE) & (codes[1] == POSITIVE)).tolist()
 
     def suggestion(self, row: int, label: int) -> Key:
-        """Return the image, the label, and the suggested code of the suggestion for an image and a label."""
+        """Return the key of the suggestion for an image and a label, as `Suggestion.key` does."""
         code = POSITIVE if self.is_missing(row, label) else NEGATIVE
-        return self.split.ids[row], self.split.classes[label], code
+        return compose(self.split.ids[row]), compose(self.split.classes[label]), code
 
     def is_missing(self, row: int, label: int) -> bool:
         """Return True if the suggestion for this image and label adds the label, and False if it removes the label."""

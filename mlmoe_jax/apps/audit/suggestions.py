@@ -121,10 +121,10 @@ def suggestions_table(audit: Audit, kept: Sequence[Suggestion] = ()) -> Table:
     columns = list(dict.fromkeys([*COLUMNS, *(name for row in kept for name in row.cells)]))
     known, rows = {row.key for row in kept}, []
     for row, label in audit.suggestions.tolist():
-        image, name, code = suggestion = audit.suggestion(row, label)
-        if suggestion not in known:
-            given = CELL_OF[int(audit.split.labels[row, label])]
-            rows.append([image, name, given, CELL_OF[code], f"{audit.confidence[row, label]:.6f}"])
+        if (suggestion := audit.suggestion(row, label)) not in known:
+            given, suggested = CELL_OF[int(audit.split.labels[row, label])], CELL_OF[suggestion[-1]]
+            score = f"{audit.confidence[row, label]:.6f}"
+            rows.append([audit.split.ids[row], audit.split.classes[label], given, suggested, score])
     rows = [[*row, *[""] * (len(columns) - len(row))] for row in rows]
     return Table(columns, [*rows, *([row.cells.get(name, "") for name in columns] for row in kept)])
 

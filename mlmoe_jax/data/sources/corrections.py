@@ -24,6 +24,7 @@ from mlmoe_jax.data.sources.own_images import refuse_spreadsheet
 from mlmoe_jax.data.sources.rows import first_repeated
 from mlmoe_jax.data.sources.tables import CODE_OF_CELL, find_column
 from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained, read_bytes
 from mlmoe_jax.runtime.formats import unescape_cell
@@ -54,9 +55,10 @@ class Suggestion(NamedTuple):
 
     @property
     def key(self) -> Key:
-        """The image, the label, and the suggested code."""
+        """The image and the label in composed Unicode, and the suggested code."""
         suggested = self.cells["suggested"].strip()
-        return self.cells["image"], self.cells["label"], CODE_OF_CELL.get(suggested, suggested)
+        names = compose(self.cells["image"]), compose(self.cells["label"])
+        return *names, CODE_OF_CELL.get(suggested, suggested)
 
     @property
     def answer(self) -> str:
@@ -79,37 +81,46 @@ def correct_labels(split: Split, path: str | os.PathLike) -> Split:
     """
     columns = {name: k for k, name in enumerate(split.classes)}
     rows = {compose(name): row for row, name in enumerate(split.ids)}
-    labels, codes = split.labels.copy(), {}
-    for line, *names, code in read_corrections(path):
-        image, label = map(compose, names)
+    labels, decided, codes = split.labels.copy(), {}, {}
+    usage = Usage(os.fspath(path), "row")
+    for row, accepted in read_answers(path):
+        if accepted is None:
+            usage.leave_out("without an answer in the column accept", f"line {row.line}")
+            continue
+        usage.use()
+        place = f"{path} line {row.line}"
+        image, label, code = row.key
+        contradicts = decided.setdefault(row.key, accepted) != accepted
+        if contradicts or (accepted and codes.setdefault((image, label), code) != code):
+            raise UserError(f"{place} contradicts an earlier line about {image} and '{label}'; delete one")
+        if not accepted:
+            continue
         if image not in rows or label not in columns:
             unknown = f"label '{label}'" if image in rows else f"image '{image}'"
             raise UserError(
-                f"{path} line {line} corrects the {unknown}, which split {split.name} does not have; write the name as "
-                "the data set has it, or clear accept in this line"
+                f"{place} corrects the {unknown}, which split {split.name} does not have; write the name as the data "
+                "set has it, or clear accept in this line"
             )
-        if codes.setdefault((image, label), code) != code:
-            raise UserError(f"{path} line {line} contradicts an earlier line about {image} and '{label}'; delete one")
         labels[rows[image], columns[label]] = code
-    return replace(split, labels=labels)
+    return replace(split, labels=labels, usage=(*split.usage, usage))
 
 
-def read_corrections(path: str | os.PathLike) -> list[tuple[int, str, str, int]]:
-    """Return (line number, image, label, corrected code) of the accepted rows of a file of corrections.
+def read_answers(path: str | os.PathLike) -> list[tuple[Suggestion, bool | None]]:
+    """Return (row, whether it is accepted) for each row of a file of corrections; None without an answer.
 
-    Raises UserError if the file is missing or invalid.
+    Raises:
+      UserError: the file is missing or invalid.
     """
-    accepted = []
+    answers = []
     for row in read_suggestions(path):
-        answer, (image, label, code) = _ANSWERS.get(row.answer.lower()), row.key
-        if answer is None or isinstance(code, str):
+        accepted = _ANSWERS.get(row.answer.lower())
+        if accepted is None or isinstance(row.key[-1], str):
             raise UserError(
                 f"{path} line {row.line} has {row.cells['suggested'][:80]!r} under suggested, which should be 1, 0 or "
                 f"empty, and {row.answer[:80]!r} under accept, which should be yes, no or empty; correct it"
             )
-        if answer:
-            accepted.append((row.line, image, label, code))
-    return accepted
+        answers.append((row, accepted if row.answer else None))
+    return answers
 
 
 def read_suggestions(path: str | os.PathLike) -> list[Suggestion]:
