@@ -231,7 +231,7 @@ def test_lines_of_another_form_are_refused(tmp_path, refusal, text):
         (["x", True], "True, which is no name; "),
         (["None"], "'None', which stands for no value; "),
         ({"NaN": 1}, "'NaN', which stands for no value; "),
-        (["['dog']"], "\"['dog']\", which is no list in JSON or Python; "),
+        (["['dog']"], "\"['dog']\", which looks like a list in JSON or Python, "),
     ],
 )
 def test_values_that_are_no_labels_are_refused(tmp_path, refusal, labels, problem):

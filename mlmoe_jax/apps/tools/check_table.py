@@ -9,18 +9,18 @@ from __future__ import annotations
 import itertools
 import re
 import unicodedata
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
+from mlmoe_jax.data.sources.names import SEPARATORS, names_joined_by
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.text import abbreviate, quantity
 
 # A label on at most RARE images may be the misspelling of a label on at least FREQUENT images.
 RARE, FREQUENT = 2, 10
-SEPARATORS = (",", ";", "|", "/")
 
 Mistakes = Iterator[tuple[set[int], str]]  # pairs of the indices of labels, and a sentence about these labels
 
@@ -129,24 +129,13 @@ def _joined_names(labels: LabelCounts, separator: str) -> Mistakes:
     Such labels arise if the names in a cell are separated by another character than `separator`.
     """
     for mark in SEPARATORS if separator else ():
-        if joined := _names_joined_by(mark, labels.names):
+        if joined := names_joined_by(mark, labels.names):
             yield (
                 set(joined),
                 f"{quantity(len(joined), 'label')} made of several names separated by {mark!r} instead of "
                 f"{separator!r}: {labels.describe_several(joined)}; write {separator!r} there, or set data.separator "
                 f"if all of the table has {mark!r}",
             )
-
-
-def _names_joined_by(mark: str, names: Sequence[str]) -> list[int]:
-    """Return the indices of the names that consist of several names joined by `mark`.
-
-    A part of a name counts as a name if it is an element of `names`, or if it is a part of at least two of them.
-    """
-    parts = {k: [part.strip() for part in name.split(mark)] for k, name in enumerate(names) if mark in name}
-    counts = Counter(part for name_parts in parts.values() for part in set(name_parts))
-    known = {*names, *(part for part, count in counts.items() if count > 1)} - {""}
-    return [k for k, name_parts in parts.items() if known.issuperset(name_parts)]
 
 
 def _misspellings(labels: LabelCounts) -> Mistakes:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections import Counter
+from collections.abc import Sequence
 
 from mlmoe_jax.runtime.text import compose
 
@@ -13,6 +16,8 @@ _SPELLINGS = {
 }
 _KEY_OF_SPELLING = {spelling: key for key, spellings in _SPELLINGS.items() for spelling in spellings}
 
+SEPARATORS = (",", ";", "|", "/")  # that people write between labels
+
 # What programs write where there is no value. None of these is a label, unless a list of classes has it.
 _NO_VALUES = frozenset(
     (
@@ -20,7 +25,7 @@ _NO_VALUES = frozenset(
         *("-", "--", "---", "–", "—", "?", ".", "#n/a", "#name?", "#ref!", "#value!", "#div/0!", "#null!", "#num!"),
     )
 )
-_SYNTAX = re.compile(r"""[\[({]\s*['"]|['"]\s*[\])}]""")  # of a list in JSON or Python
+_SYNTAX = re.compile(r"""[\[({]\s*['"]|['"]\s*[\])}]|^(\[\s*\]|\(\s*\)|\{\s*\}|set\(\))$""")  # of lists
 
 
 def split_key(name: str) -> str:
@@ -40,12 +45,27 @@ def label_problem(name: str) -> str:
     if not name:
         return "which is no name; write the name of a label"
     if not name.isprintable():
-        return "with a line break or another character that is not printable; rename it, or close the quote before it"
+        return (
+            "with a line break or another character that is not printable; rename it, or correct the separator or the "
+            "quote before it"
+        )
     if _SYNTAX.search(name):
-        return "which is no list in JSON or Python; write its names as docs/datasets.md#what-of-a-table-is-used shows"
+        return "which looks like a list in JSON or Python, but is not one here; write each name as a label of its own"
     if name.casefold() in _NO_VALUES:
         return (
             "which stands for no value; leave it empty if the image has no label, or list all labels in the file of "
             "data.classes if it is one"
         )
     return ""
+
+
+def names_joined_by(mark: str, names: Sequence[str]) -> list[int]:
+    """Return the indices of the names that probably consist of several names joined by `mark`.
+
+    Each part is an element of `names`, or a part of at least two of them. For another mark than /, which also joins the
+    levels of a hierarchy, one part that is an element of `names` is enough.
+    """
+    parts = {k: {part.strip() for part in name.split(mark)} for k, name in enumerate(names) if mark in name}
+    counts, labels = Counter(itertools.chain(*parts.values())), set(names)
+    known = {*labels, *(part for part, count in counts.items() if count > 1)} - {""}
+    return [k for k, own in parts.items() if known >= own or (mark != "/" and labels & own)]

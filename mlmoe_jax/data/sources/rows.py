@@ -366,7 +366,7 @@ class _Selection:
         """
         path = self.listing.path
         if not self.images:
-            raise UserError(f"{path} {self._why_empty()}")
+            raise UserError("; it ".join([f"{path} {self._why_empty()}", *self.usage.notes]))
         if self.classes is not None and self.first_unknown:
             raise UserError(self._why_unknown(*self.first_unknown))
         if not self.column_of_label:
