@@ -121,6 +121,9 @@ def test_mistakes_of_groups_are_explained(tmp_path, refusal):
     assert refusal(open_split, settings(tmp_path, group_column="site"), "train").startswith(
         f"{tmp_path}/train.csv has no group in the column 'site' for any image of split train; "
     )
+    (tmp_path / "no_values.csv").write_text("image,labels,patient\na.png,x,NaN\nb.png,x,NaN\n")
+    sentence = refusal(open_split, settings(tmp_path, table="no_values.csv", group_column="patient"), "train")
+    assert sentence.startswith(f"{tmp_path}/no_values.csv has the group 'NaN', which stands for no value; ")
     sentence = refusal(open_split, settings(tmp_path, group_column="patient", **keys), "val")
     assert " of 2 training images in 1 group leaves " in sentence
     sentence = refusal(open_split, data_settings("synthetic", group_column="patient"), "train")

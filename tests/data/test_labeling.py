@@ -110,6 +110,10 @@ def test_the_labeling_configuration_names_the_classes_and_the_split_is_a_field_o
         ([task("s3://bucket/a.png", annotation(choices("x")))], "is not a local file of Label Studio"),
         ([task("a.png")], "has no labeled image (1 image without labels)"),
         ([task("a.png", annotation(choices(5)))], "has the label 5, which is no name"),
+        (
+            [task("a.png", annotation(), Split="val"), task("a.png", annotation(), split="train")],
+            "gives a.png the splits val and train",
+        ),
         ({"tasks": []}, "is damaged"),
         ([], "lists no images"),
         ([{"data": {"photo": "a.png", "id": 1}}], "has id, photo, not image; set data.image_column"),

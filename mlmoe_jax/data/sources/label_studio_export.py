@@ -21,6 +21,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_codes import POSITIVE, UNKNOWN
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
+from mlmoe_jax.data.sources.names import find_name
 from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, read_classes
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
@@ -68,7 +69,9 @@ def _read(
                 f"a task of {path} has {abbreviate(sorted(data))}, not {key}; set data.image_column to its image"
             )
         image = read_address(data[key])
-        splits.setdefault(image, data.get(SPLIT_COLUMN))
+        split = data.get(find_name(data, SPLIT_COLUMN))
+        if splits.setdefault(image, split) != split:
+            raise UserError(f"{path} gives {image} the splits {splits[image]} and {split}; correct one of them")
         annotations.setdefault(image, []).extend(_list_annotations(task, control))
     given = itertools.chain(*annotations.values())
     results = [result for annotation in given for result in annotation["result"] or ()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from mlmoe_jax.runtime.text import compose
 
@@ -40,6 +40,19 @@ def split_key(name: str) -> str:
     return known if known in _SPELLINGS else plain
 
 
+def is_no_value(name: str) -> bool:
+    """Return whether a text is what programs write where there is no value, such as nan, None and N/A."""
+    return name.casefold() in _NO_VALUES
+
+
+def find_name(columns: Iterable[str], name: str) -> str | None:
+    """Return the element of `columns` that is `name`, or that differs from it only in case and spaces; None without."""
+    if name in columns:
+        return name
+    plain = compose(name).strip().casefold()
+    return next((column for column in columns if plain and compose(column).strip().casefold() == plain), None)
+
+
 def label_problem(name: str) -> str:
     """Return why a text is no name of a label, and what to do, as the end of a sentence; "" if it is a name."""
     if not name:
@@ -51,7 +64,7 @@ def label_problem(name: str) -> str:
         )
     if _SYNTAX.search(name):
         return "which looks like a list in JSON or Python, but is not one here; write each name as a label of its own"
-    if name.casefold() in _NO_VALUES:
+    if is_no_value(name):
         return (
             "which stands for no value; leave it empty if the image has no label, or list all labels in the file of "
             "data.classes if it is one"

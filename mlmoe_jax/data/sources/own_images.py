@@ -16,6 +16,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
+from mlmoe_jax.data.sources.names import is_no_value
 from mlmoe_jax.data.sources.rows import ListedImages, Listing, ReadRows, read_classes, validated
 from mlmoe_jax.data.sources.source import DataSource, data_folder, used_splits
 from mlmoe_jax.data.split import Split
@@ -65,6 +66,11 @@ def open_own_images(
         raise UserError(
             f"{path} has no group in the column '{data_config.group_column}' for any image of split {split}; fill it, "
             "or correct or clear data.group_column"
+        )
+    if wrong := next(filter(is_no_value, listed.groups or ()), ""):
+        raise UserError(
+            f"{path} has the group '{wrong}', which stands for no value; leave it empty where an image is a group of "
+            "its own"
         )
     return _make_split(data_config, listed, folder)
 

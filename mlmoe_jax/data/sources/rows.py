@@ -220,7 +220,7 @@ class _Selection:
         self.merged = LeftOut()
         self.images: list[str] = []
         self.groups: list[str] = []
-        self.lines, self.other_labels, self.is_complete = array("q"), array("b"), array("b")
+        self.lines, self.other_labels = array("q"), array("b")
         self.label_ends, self.label_columns, self.label_codes = array("q"), array("i"), array("b")
 
     def add(self, row: ImageRow) -> None:
@@ -314,7 +314,6 @@ class _Selection:
         self.groups.append(row.group)
         self.lines.append(row.line)
         self.other_labels.append(row.other_labels)
-        self.is_complete.append(row.is_complete)
         self.label_columns.extend(map(columns.__getitem__, row.labels))
         self.label_codes.extend(row.labels.values())
         self.label_ends.append(len(self.label_columns))
@@ -334,7 +333,7 @@ class _Selection:
             row = row._replace(labels=labels)
             if at is not None:
                 self.merged.add(row.position)
-                row = self._stored(at).merge(row)
+                row = self._stored(at, row.is_complete).merge(row)
         except ValueError as error:
             give = f"lines {line} and {row.line} give" if line != row.line else "gives"
             raise UserError(
@@ -342,11 +341,12 @@ class _Selection:
             ) from error
         return row
 
-    def _stored(self, at: int) -> ImageRow:
+    def _stored(self, at: int, is_complete: bool) -> ImageRow:
+        """Return row `at` of the arrays. `is_complete` is equal for all rows of a file."""
         part = slice(self.label_ends[at - 1] if at else 0, self.label_ends[at])
         names = map(self.labels.__getitem__, self.label_columns[part])
         labels = dict(zip(names, self.label_codes[part], strict=True))
-        values = (self.other_labels[at], None, self.groups[at], self.lines[at], bool(self.is_complete[at]))
+        values = (self.other_labels[at], None, self.groups[at], self.lines[at], is_complete)
         return ImageRow(self.images[at], labels, *values)
 
     def _note_merged(self) -> None:

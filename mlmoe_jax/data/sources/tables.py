@@ -49,6 +49,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_codes import NEGATIVE, POSITIVE, UNKNOWN
+from mlmoe_jax.data.sources.names import find_name
 from mlmoe_jax.data.sources.own_images import open_own_images
 from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, first_repeated
 from mlmoe_jax.data.sources.source import DataSource
@@ -97,7 +98,7 @@ def _jsonl_rows(path: Path, data_config: ConfigDict, usage: Usage) -> Iterator[I
                 ) from error
             keys.update(record)
             yield row
-    _note_unused(usage, "key", keys, {_find(keys, name) for name in _named_columns(data_config)})
+    _note_unused(usage, "key", keys, {find_name(keys, name) for name in _named_columns(data_config)})
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -110,7 +111,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _make_row(record: dict[str, Any], line: int, data_config: ConfigDict) -> ImageRow:
     """Convert the JSON value of a line to a row. A value of another form raises an exception of any type."""
-    image, labels, split, group = (record.get(_find(record, name)) for name in _named_columns(data_config))
+    image, labels, split, group = (record.get(find_name(record, name)) for name in _named_columns(data_config))
     if "" in labels or not isinstance(group, str | int | None) or not isinstance(split, str | int | None):
         raise ValueError("a label, the split or the group is not a name")
     group, split = ("" if group is None else str(group).strip()), (None if split is None else str(split))
@@ -126,20 +127,12 @@ def _named_columns(data_config: ConfigDict) -> tuple[str, str, str, str]:
     return data_config.image_column, data_config.label_column, SPLIT_COLUMN, data_config.group_column
 
 
-def _find(columns: Iterable[str], name: str) -> str | None:
-    """Return the element of `columns` that is `name`, or that differs from it only in case and spaces; None without."""
-    if name in columns:
-        return name
-    plain = compose(name).strip().casefold()
-    return next((column for column in columns if plain and compose(column).strip().casefold() == plain), None)
-
-
 def find_column(header: Sequence[str], name: str, named_by: str, path: str | os.PathLike) -> int:
     """Return the index of the column `name` in `header`, in any case; UserError if there is no such column.
 
     `named_by` is the config key or the list from which the name comes, for the error.
     """
-    if (column := _find(header, name)) is None:
+    if (column := find_name(header, name)) is None:
         marks = [mark for mark in ";\t|" if len(header) == 1 and mark in header[0]]
         remedy = f"save it with commas instead of {marks[0]!r}" if marks else "correct one of the two"
         raise UserError(
@@ -170,7 +163,7 @@ def read_csv(
     image = find_column(header, data_config.image_column, "data.image_column", path)
     group = data_config.group_column
     group = find_column(header, group, "data.group_column", path) if group else None
-    split = _find(header, SPLIT_COLUMN)
+    split = find_name(header, SPLIT_COLUMN)
     columns = (image, None if split is None else header.index(split), group)
     others = [name for at, name in enumerate(header) if at not in columns]
     if data_config.label_column:
