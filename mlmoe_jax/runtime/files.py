@@ -28,6 +28,7 @@ MOST_DATA = 8 * GIB  # size of a file of weights or labels; the largest publishe
 # Prefixes of names that are not paths: models on the Hugging Face hub, and models and data of installed packages.
 HUB, DEMO = "hf:", "demo:"
 
+_SAVED = (".csv", ".tsv", ".txt", ".jsonl", ".yaml", ".yml")  # text that people save, in the encoding of their program
 _LONGEST_NAME = 255  # bytes, on common file systems
 _REMEDIES = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free disk space and repeat the same command"),
@@ -176,9 +177,9 @@ def damage_explained(path: Any) -> Iterator[None]:
         raise
     except OSError as error:
         raise UserError(f"cannot read {path}: {reason_of(error)}") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8; save it as UTF-8, in Excel as CSV UTF-8") from error
     except Exception as error:  # parsers raise errors of many types for truncated or changed content
+        if isinstance(error, UnicodeDecodeError) and f"{path}".lower().endswith(_SAVED):
+            raise UserError(f"{path} is not UTF-8; save it as UTF-8, in Excel as CSV UTF-8") from error
         reason = f"{'it has no ' if isinstance(error, KeyError) else ''}{reason_of(error)}"
         raise UserError(f"{path} is damaged: {reason}") from error
 
