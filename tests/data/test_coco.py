@@ -177,7 +177,7 @@ def test_categories_in_another_order_are_read_by_name(photos, refusal):
     assert split.labels.tolist() == [[0, 1, 0]]  # elk is listed but never annotated
     sentence = refusal(open_split, own_settings(photos), "val", classes=("dog", "elk"))
     assert sentence.startswith(
-        f"{photos}/annotations/val.json has the label 'cat', which is not one of the 2 classes; "
+        f"{photos}/annotations/val.json has the label 'cat' of d.png, which is not one of the 2 classes; "
     )
 
 

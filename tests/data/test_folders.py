@@ -47,7 +47,7 @@ def test_classes_of_the_training_split(photos, refusal):
     assert split.classes == ("cat", "dog")
     assert split.labels.tolist() == [[0, 1]]
     sentence = refusal(open_split, settings(photos), "train", classes=("dog",))
-    assert sentence.startswith(f"{photos}/train has the label 'cat', which is not one of the 1 classes")
+    assert sentence.startswith(f"{photos}/train has the label 'cat' of train/cat/c.webp, which is not")
 
 
 def test_links_are_followed_unless_they_lead_to_a_folder_above(photos, tmp_path_factory):

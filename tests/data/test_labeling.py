@@ -109,7 +109,7 @@ def test_the_labeling_configuration_names_the_classes_and_the_split_is_a_field_o
         ([task("a.png", annotation(choices("x", control="tags")))], "named tags, not labels; set data.label_column"),
         ([task("s3://bucket/a.png", annotation(choices("x")))], "is not a local file of Label Studio"),
         ([task("a.png")], "has no labeled image (1 image without labels)"),
-        ([task("a.png", annotation(choices(5)))], "has the label 5, which is no name"),
+        ([task("a.png", annotation(choices(5)))], "has the label 5 of a.png, which is no name"),
         (
             [task("a.png", annotation(), Split="val"), task("a.png", annotation(), split="train")],
             "gives a.png the splits val and train",
@@ -151,7 +151,7 @@ def test_a_name_without_suffix_of_two_files_is_refused(folder, refusal):
     for label in (-1, 1, None):
         content = {"classes": ["sea"], "labels": {"e": [label]}}
         sentence = refusal(opened, "fiftyone", folder, "labels.json", content)
-        assert f"has the label {label}, which is no name" in sentence
+        assert f"has the label {label} of e.png, which is no name" in sentence
 
 
 # --------------------------------------------------------------------------------------------------------------- CVAT
@@ -216,7 +216,7 @@ def test_tags_in_the_spelling_of_the_taggers(folder):
     [
         ({"table": "no.json"}, "there is no {folder}/no.json for split train; correct data.table"),
         ({"split": "val"}, "has no splits, so all its images are in split train"),
-        ({"classes": "classes.txt"}, "has the label 'sea', which is not one of the 1 classes"),
+        ({"classes": "classes.txt"}, "has the label 'sea' of a.png, which is not one of the 1 classes"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(folder, refusal, keys, sentence):

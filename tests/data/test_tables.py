@@ -477,7 +477,7 @@ def test_images_know_their_line_in_the_table(tmp_path, kind):
         ),
         (
             f"image,labels\na.png,{'x' * 200_000}\n",
-            " is damaged: field larger than field limit (131072)",
+            " cannot be read from line 2 on: field larger than field limit (131072); close the quote",
         ),
     ],
 )

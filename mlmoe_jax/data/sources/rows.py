@@ -195,7 +195,7 @@ class _Selection:
       column_of_label: label -> its column.
       columns: label, as rows spell it -> its column.
       has_spellings: whether a label is spelled in another way than it is named.
-      first_unknown: line and name of the first label that is not one of the classes.
+      first_unknown: the first label that is not one of the classes, and its row.
       rows: the key of an image -> its row in the arrays. Further rows of the arrays were merged into later ones.
     """
 
@@ -212,7 +212,7 @@ class _Selection:
         self.column_of_label = {name: k for k, name in enumerate(self.labels)}
         self.columns: dict[str, int] = {}
         self.has_spellings = False
-        self.first_unknown: tuple[int, str] | None = None
+        self.first_unknown: tuple[ImageRow, str] | None = None
         self._clear()
 
     def _clear(self) -> None:
@@ -289,8 +289,9 @@ class _Selection:
         label = compose(name).strip() if isinstance(name, str) else ""
         if label not in self.column_of_label:
             if problem := label_problem(label):
-                raise UserError(f"{self.listing.line(row.line)} has the label {name!r:.100}, {problem}")
-            self.first_unknown = self.first_unknown or (row.line, label)
+                image = "" if row.line else f" of {row.image}"
+                raise UserError(f"{self.listing.line(row.line)} has the label {name!r:.100}{image}, {problem}")
+            self.first_unknown = self.first_unknown or (row, label)
             self.column_of_label[label] = len(self.column_of_label)
             self.labels.append(label)
         self.has_spellings |= name != label
@@ -311,7 +312,7 @@ class _Selection:
             row, columns = self._merge(row, self.rows.get(key)), self.column_of_label
         self.rows[key] = len(self.images)
         self.images.append(image)
-        self.groups.append(row.group)
+        self.groups.append(compose(row.group))
         self.lines.append(row.line)
         self.other_labels.append(row.other_labels)
         self.label_columns.extend(map(columns.__getitem__, row.labels))
@@ -395,11 +396,12 @@ class _Selection:
         labels[rows[kept], order[np.asarray(self.label_columns)[kept]]] = np.asarray(self.label_codes)[kept]
         return labels
 
-    def _why_unknown(self, line: int, name: str) -> str:
+    def _why_unknown(self, row: ImageRow, name: str) -> str:
         close = difflib.get_close_matches(name, self.classes, n=1)
         hint = f"did you mean '{close[0]}'" if close else "correct it, or list all classes in data.classes"
         count = len(self.classes)
-        return f"{self.listing.line(line)} has the label '{name}', which is not one of the {count} classes; {hint}"
+        place = f"{self.listing.line(row.line)} has the label '{name}'{'' if row.line else f' of {row.image}'}"
+        return f"{place}, which is not one of the {count} classes; {hint}"
 
     def _why_empty(self) -> str:
         train, split = self.listing.train_split, self.listing.split

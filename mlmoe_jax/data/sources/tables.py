@@ -264,20 +264,24 @@ def whole_rows(
     Raises UserError if the number of cells in a row differs from the number of columns.
     """
     end, lines, cut = reader.line_num, 0, LeftOut()
-    for cells in reader:
-        line, end = end + 1, reader.line_num
-        if not cells:
-            continue
-        if len(cells) != len(header):
-            raise UserError(
-                f"{path} line {line} has {len(cells)} cells, but there are {len(header)} columns; enclose cells that "
-                "contain a comma in double quotes"
-                + (f", and close the quote that goes on to line {end}" if end > line else "")
-            )
-        if end > line:
-            lines += end - line
-            cut.add(f"lines {line} to {end}")
-        yield line, cells
+    try:
+        for cells in reader:
+            line, end = end + 1, reader.line_num
+            if not cells:
+                continue
+            if len(cells) != len(header):
+                raise UserError(
+                    f"{path} line {line} has {len(cells)} cells, but there are {len(header)} columns; enclose cells "
+                    "that contain a comma in double quotes, and close all quotes"
+                )
+            if end > line:
+                lines += end - line
+                cut.add(f"lines {line} to {end}")
+            yield line, cells
+    except csv.Error as error:
+        raise UserError(
+            f"{path} cannot be read from line {end + 1} on: {error}; close the quote before its text"
+        ) from error
     if usage and lines:
         usage.notes.append(
             f"has {quantity(lines, 'line')} inside of quotes{cut}, which belong to the cells of the lines before them; "
