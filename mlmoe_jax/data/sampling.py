@@ -29,18 +29,20 @@ def hash_names(names: Iterable[str], seed: int | str = "") -> UInt64[np.ndarray,
 
 
 def draw_held_out(units: Iterable[str], fraction: float, seed: int) -> Bool[np.ndarray, " n"]:
-    """Return which images are held out: those whose unit has a hash below `fraction` of the largest hash.
+    """Return which images are held out: those whose unit has a hash below `fraction` of the largest hash, or the least.
 
     Whether an image is held out does not depend on any other image, so no image moves from one part to the other if
     the table grows, shrinks or has another order. A larger fraction only adds images. Such a draw cannot be stratified:
-    the number of held-out images and the shares of the labels among them vary as in any random draw.
+    the number of held-out images and the shares of the labels among them vary as in any random draw. In a small table,
+    only the least hash may be held out. If it grows, this unit may return to training, but no other unit leaves it.
 
     Args:
       units: the name of the unit of each image, as in `Split.units`.
       fraction: the expected fraction of units that are held out.
       seed: the seed of the hash.
     """
-    return hash_names(units, seed) / 2.0**64 < fraction
+    values = hash_names(units, seed) / 2.0**64
+    return (values < fraction) | (values == values.min(initial=1))
 
 
 def assign_folds(

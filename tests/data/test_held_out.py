@@ -1,6 +1,7 @@
 """The images that are held out for validation."""
 
 import hashlib
+import itertools
 import unicodedata
 
 import numpy as np
@@ -28,7 +29,8 @@ def drawn(folder, names, *, labels="a", **keys) -> tuple[set[str], set[str]]:
 def specified(names: list[str], seed: int, fraction: float) -> list[bool]:
     """Draw as docs/evaluation.md describes it."""
     digests = [hashlib.sha256(str(seed).encode() + b"\0" + name.encode()).hexdigest() for name in names]
-    return [int(digest[:16], 16) / 2**64 < fraction for digest in digests]
+    numbers = [int(digest[:16], 16) / 2**64 for digest in digests]
+    return [number < fraction or number == min(numbers) for number in numbers]
 
 
 @pytest.mark.parametrize("seed", [0, 17])
@@ -40,6 +42,14 @@ def test_the_draw_is_as_specified(seed):
     decomposed = [unicodedata.normalize("NFD", name) for name in names]  # as on a Mac
     assert (draw_held_out(decomposed, 0.1, seed) == held_out).all()
     assert held_out[draw_held_out(names, 0.05, seed)].all(), "a larger fraction only adds images"
+
+
+def test_a_small_table_has_a_held_out_image_and_holds_out_no_trained_one_as_it_grows():
+    names = [f"{number}.jpg" for number in range(1, 61)]
+    held_out = [draw_held_out(names[:count], 0.1, 0) for count in range(1, 61)]
+    assert [drawn.sum() for drawn in held_out[:53]] == [1] * 53, "no hash is below 0.1 up to 53.jpg"
+    for before, after in itertools.pairwise(held_out):
+        assert not (after[: len(before)] & ~before).any()
 
 
 @pytest.mark.parametrize("groups", ["", "patient"])

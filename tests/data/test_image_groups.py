@@ -125,6 +125,6 @@ def test_mistakes_of_groups_are_explained(tmp_path, refusal):
     sentence = refusal(open_split, settings(tmp_path, table="no_values.csv", group_column="patient"), "train")
     assert sentence.startswith(f"{tmp_path}/no_values.csv has the group 'NaN', which stands for no value; ")
     sentence = refusal(open_split, settings(tmp_path, group_column="patient", **keys), "val")
-    assert " of 2 training images in 1 group leaves " in sentence
+    assert " of 2 training images in 1 group leaves none for training; " in sentence
     sentence = refusal(open_split, data_settings("synthetic", group_column="patient"), "train")
     assert sentence.startswith("data.group_column=patient is a column of tables (csv, jsonl), and the data set ")

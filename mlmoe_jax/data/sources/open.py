@@ -206,16 +206,16 @@ def _hold_out(whole: Split, split: str, data_config: ConfigDict, seed: int) -> S
     """Divide the training split, and return one part as the split `split`.
 
     The part `data.val_split` has about the fraction `data.val_fraction` of the images, see `draw_held_out`. Any other
-    name means the remaining images. Raises UserError if a part has no image.
+    name means the remaining images. Raises UserError if no image remains.
     """
     from mlmoe_jax.data.sampling import draw_held_out  # here, because the config imports this module
 
     fraction = data_config.val_fraction
     held_out = draw_held_out(whole.units, fraction, seed if data_config.split_seed < 0 else data_config.split_seed)
-    if held_out.all() or not held_out.any():
+    if held_out.all():
         groups = "" if whole.groups is None else f" in {quantity(len(set(whole.units)), 'group')}"
         raise UserError(
-            f"data.val_fraction={fraction} of {len(whole):,} training images{groups} leaves {held_out.sum():,} for "
-            f"validation and {(~held_out).sum():,} for training; change it or data.split_seed, or add images"
+            f"data.val_fraction={fraction} of {len(whole):,} training images{groups} leaves none for training; "
+            "lower it, or add images"
         )
     return whole.take(np.flatnonzero(held_out == (split == data_config.val_split)), name=split)
