@@ -36,8 +36,8 @@ def fit_one(logits, targets, variance):
     """Return the parameters of one label, without bounds, and the variances of their posterior."""
     known = np.ones((1, len(logits)), bool)
     posterior = Posterior(logits[None], targets[None], known, np.zeros(2), np.full(2, variance))
-    theta, variances = fit_posteriors(posterior, np.ones((1, 2), bool), np.zeros((1, 2)))
-    return theta[0], variances[0]
+    theta, covariance = fit_posteriors(posterior, np.ones((1, 2), bool), np.zeros((1, 2)))
+    return theta[0], covariance[0].diagonal()
 
 
 def test_a_fit_with_a_prior_is_penalized_logistic_regression():
