@@ -81,11 +81,14 @@ def _load_config(reference: str, overrides: KeyValues) -> ConfigDict:
     return config
 
 
-def _warn_of_unused(config: ConfigDict, overrides: KeyValues) -> None:
-    """Log a warning about each key of the command line that has no effect in the config."""
+def _warn_of_unused(config: ConfigDict, overrides: KeyValues, mode: str = "") -> None:
+    """Log a warning about each key of the command line that has no effect in the config, or in a training of `mode`."""
     import mlmoe_jax.config as configuration
 
-    for message in configuration.find_unused(config, [key for key, _ in overrides]):
+    keys = [key for key, _ in overrides]
+    others = [key for key in keys if mode and key.partition(".")[0] in {"pack", "prune"} - {mode}]
+    messages = [f"{key} has no effect in --mode={mode}" for key in others]
+    for message in [*configuration.find_unused(config, keys), *messages]:
         logging.getLogger(__name__).warning(message)
 
 
@@ -151,7 +154,7 @@ def _start_run(flags: Namespace, overrides: KeyValues, sweep: Sequence[str] = ()
     config = configuration.load_config(flags.config, overrides, run=read_resumed)
     if not sweep:  # without the swept values it may be invalid
         configuration.validate(config)
-        _warn_of_unused(config, overrides)
+        _warn_of_unused(config, overrides, flags.mode)
     if not flags.workdir:
         status(f"run folder: {location}")
     cache_programs()
@@ -493,6 +496,8 @@ def _data(flags: Namespace, overrides: KeyValues) -> Outcome:
 )
 def _pack(flags: Namespace, overrides: KeyValues) -> Outcome:
     _require_format(flags.format, FORMATS)
+    if flags.format and (key := next((key for key, _ in overrides if key.startswith("pack.")), "")):
+        raise UserError(f"--config.{key} is for shards, not for --format={flags.format}; leave it out")
     config = _load_config(flags.config, overrides)
     from mlmoe_jax.apps.tools.label_files import write_labels
     from mlmoe_jax.apps.tools.pack import pack

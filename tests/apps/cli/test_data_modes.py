@@ -21,7 +21,8 @@ def test_the_report_of_the_data_as_text_and_as_json(run):
     done = succeeded(run("--mode=data", "--config=mlvpt_digits"))
     assert done.stdout.startswith("data set digits: 10 classes\n")
     assert "no problems found" in done.stdout
-    done = succeeded(run("--mode=data", "--config=mlvpt_digits", "--json", "--sample=10"))
+    done = succeeded(run("--mode=data", "--config=mlvpt_digits", "--json", "--sample=10", "--config.loss.gamma=3"))
+    assert "warning: loss.gamma has no effect, because loss.kind is asymmetric" in done.stderr
     report = json.loads(done.stdout)
     assert [split["images"] for split in report["splits"].values()] == [150, 40, 50, 50]
     assert {split["decoded"] for split in report["splits"].values()} == {10}
@@ -61,6 +62,10 @@ def test_packed_data_pass_the_check_until_they_are_damaged(run, tmp_path):
         (["--mode=pack", "--config=mlvpt_digits"], ["--output"]),
         (["--mode=pack", "--config=mlvpt_digits", "--output={tmp}/file"], ["file"]),
         (["--mode=pack", "--config=mlvpt_digits", "--output={tmp}"], ["contains other files, such as file"]),
+        (
+            ["--mode=pack", "--config=mlvpt_digits", "--output=a.xml", "--format=cvat", "--config.pack.short_side=9"],
+            ["--config.pack.short_side is for shards"],
+        ),
         (["--mode=data", "--config=mlvpt_digits", "--config.data.train_split=trian"], ["trian"]),
         (["--mode=data", "--config=mlvpt_digits", "--sample=-1"], ["--sample: '-1' is not a number above 0"]),
     ],
