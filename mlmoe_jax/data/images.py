@@ -37,7 +37,7 @@ warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 # A few kilobytes can ask for minutes of work: each scan of a JPEG visits every pixel in about 1 ns, and Pillow copies a
 # megabyte for each comment of a plain PPM. Encoders write about ten scans; libjpeg-turbo advises to refuse above 500.
-MOST_SCANS, _MOST_SCANNED = 500, 2_000_000_000  # scans of a JPEG; their number times the pixels
+MOST_SCANS, _MOST_SCANNED = 500, 1_000_000_000  # scans of a JPEG; their number times the pixels
 _MOST_COMMENTS = 100
 os.environ.setdefault("LIBTIFF_JPEG_MAX_ALLOWED_SCAN_NUMBER", "20")  # of a JPEG in a TIFF, which libtiff counts
 _SCAN, _MARKER = b"\xff\xda", re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # a marker with a length after it

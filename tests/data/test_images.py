@@ -209,8 +209,8 @@ GRAY = encoded(Image.new("L", (2000, 2000)), "JPEG", quality=1, progressive=True
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (repeat_scan(encoded(Image.new("L", (7000, 7000)), "JPEG", quality=1, progressive=True), 2000), "40 scans"),
-        (repeat_scan(GRAY, 600), "500 scans"),
+        (repeat_scan(encoded(Image.new("L", (7000, 7000)), "JPEG", quality=1, progressive=True), 2000), "20 scans"),
+        (repeat_scan(GRAY, 600), "250 scans"),
         (repeat_scan(encoded(random_image(8, 8), "JPEG", progressive=True), 600), "500 scans"),
         (tiff_of_jpeg(2000, repeat_scan(GRAY, 80)), "it is damaged"),
         (b"P3 8 8 255\n" + b"#\n" * 500_000 + b"0 " * 192, "100 comments"),

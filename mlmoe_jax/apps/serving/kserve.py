@@ -18,7 +18,7 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from mlmoe_jax.apps.serving.request_images import RAW, RequestImages
+from mlmoe_jax.apps.serving.request_images import RAW, RequestImages, require_small_json
 from mlmoe_jax.apps.serving.service import UNREADY, Options, Service
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.formats import dump_json, join_names
@@ -26,6 +26,7 @@ from mlmoe_jax.runtime.version import __version__
 
 HEADER_LENGTH = "Inference-Header-Content-Length"  # bytes of the JSON text before binary tensors
 _AXES, _MOST_PARAMETERS = 4, 10
+_MOST_NAMES = 1000  # names, texts and objects of a message, among them encoded images
 
 
 # ------------------------------------------------------------------------------------------------------------ messages
@@ -129,6 +130,7 @@ async def _infer(service: Service, request: Request) -> Response:
         body = await service.body(request)
         length = request.headers.get(HEADER_LENGTH)
         side = service.describe()["image_size"]
+        arrived(1)
         message, images = await service.in_reader(_parse_body, body, length, side, service.most_images)
         arrived(len(images))
         options = Options(top_k=message.parameters.top_k)
@@ -169,12 +171,13 @@ def _parse_body(body: bytes, header_length: str | None, side: int, most: int) ->
       The message, and the images of its tensor with their names.
 
     Raises:
-      HTTPException: the body is malformed, or has more than `most` images.
+      HTTPException: the body is malformed, has too many values, or has more than `most` images.
     """
     text = str(len(body)) if header_length is None else header_length
     if not re.fullmatch(r"\d{1,12}", text) or int(text) > len(body):
         raise HTTPException(400, f"{HEADER_LENGTH} should be the length of the JSON text in the body")
     length = int(text)
+    require_small_json(body[:length], _MOST_NAMES, 100 + most * (1 + side + side**2))  # an image is a list of rows
     message = _parse_message(body[:length])
     [tensor] = message.inputs
     if problem := _shape_problem(tensor, side, most):

@@ -14,13 +14,14 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from etils import epath
 from fastapi import FastAPI, HTTPException, Request
 
+from mlmoe_jax.apps.serving.request_images import require_small_json
 from mlmoe_jax.apps.serving.service import Options, Service, require_readable
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.data.sources.label_studio_export import LOCAL_FILES, Control, prediction, read_address, read_controls
@@ -30,6 +31,9 @@ from mlmoe_jax.runtime.storage import Folder
 
 TOKEN = "LABEL_STUDIO_API_KEY"  # environment variable
 FETCH_SECONDS = 10.0  # time limit to fetch one image
+MOST_TASKS = 1000  # in a request
+_MOST_CONFIG = 4 << 20  # bytes of a labeling configuration
+_MOST_VALUES = 300_000  # names, texts and objects of a request, and as many lists
 
 
 def add_label_studio_routes(app: FastAPI, service: Service) -> None:
@@ -57,27 +61,37 @@ def add_label_studio_routes(app: FastAPI, service: Service) -> None:
     @app.post("/label_studio/predict", include_in_schema=False)
     async def predict(request: Request) -> dict[str, Any]:
         """Return a list of predictions for each task. It has one prediction, or none if the image cannot be read."""
-        async with service.admit():
+        async with service.admit() as arrived:
             body = await service.body(request)
+            arrived(1)
             tasks, name, control = await service.in_reader(_parse_request, body, predictor.names)
-        results: list[dict[str, Any]] = []
-        for start in range(0, len(tasks), service.most_images):  # each part has places and a time limit of its own
-            part = tasks[start : start + service.most_images]
-            async with service.admit() as arrived:
-                images = await task_images.read_all([task.get(control.image_key) for task in part])
-                arrived(len(images))
-                results += await service.results(images, Options())
+            addresses = [task.get(control.image_key) for task in tasks]
+            results = await _label(service, task_images, addresses, arrived)
         require_readable(results)
-        predictions = [_predictions(result, name, control, version) for result in results]
+        choices = frozenset(control.values or predictor.names)  # Label Studio refuses labels that are not among them
+        predictions = [_predictions(result, name, control.image, choices, version) for result in results]
         return {"model_version": version, "results": predictions}
 
 
-def _predictions(result: dict[str, Any], name: str, control: Control, version: str) -> list[dict[str, Any]]:
+async def _label(
+    service: Service, task_images: TaskImages, addresses: Sequence[Any], arrived: Callable[[int], None]
+) -> list[dict[str, Any]]:
+    """Return the results of images, of which as many are read and labeled at a time as a request may have."""
+    results: list[dict[str, Any]] = []
+    for start in range(0, len(addresses), service.most_images):
+        part = addresses[start : start + service.most_images]
+        arrived(len(part))
+        results += await service.results(await task_images.read_all(part), Options())
+    return results
+
+
+def _predictions(
+    result: dict[str, Any], name: str, image: str, choices: Collection[str], version: str
+) -> list[dict[str, Any]]:
     if "error" in result:
         return []
-    # Label Studio refuses labels that are not among the project's choices.
-    labels = [label for label in result["labels"] if not control.values or label in control.values]
-    return [prediction(labels, result["scores"], version, control=name, image=control.image)]
+    labels = [label for label in result["labels"] if label in choices]
+    return [prediction(labels, result["scores"], version, control=name, image=image)]
 
 
 def _parse_request(body: bytes, labels: Sequence[str]) -> tuple[list[dict[str, Any]], str, Control]:
@@ -92,18 +106,24 @@ def _parse_request(body: bytes, labels: Sequence[str]) -> tuple[list[dict[str, A
       contains the largest number of `labels`.
 
     Raises:
-      HTTPException: the request has another form, has no tasks, or has no Choices control for an image.
+      HTTPException: the request has another form, has no tasks or more than a limit allows, or has no Choices control
+        for an image.
     """
+    require_small_json(body, _MOST_VALUES, _MOST_VALUES)
     try:
         content = json.loads(body)
-        tasks = [{**task["data"]} for task in content["tasks"]]
-        controls = read_controls(content["label_config"].encode())
+        tasks, config = [{**task["data"]} for task in content["tasks"]], content["label_config"].encode()
+        small = len(tasks) <= MOST_TASKS and len(config) <= _MOST_CONFIG
+        controls = read_controls(config) if small else {}
     except Exception as error:  # parsers raise errors of many types for content of another form
         expected = "JSON with tasks and a label_config, as Label Studio sends"
         raise HTTPException(400, f"the body should be {expected}") from error
+    if not small:
+        limits = f"{MOST_TASKS:,} tasks and {_MOST_CONFIG:,} bytes of label_config"
+        raise HTTPException(413, f"a request may have {limits}; ask for fewer tasks at a time")
     if not tasks or not controls:
         raise HTTPException(422, "there are no tasks" if controls else "the label_config has no Choices for an Image")
-    name = max(controls, key=lambda name: sum(label in controls[name].values for label in labels))
+    name = max(controls, key=lambda name: len(set(labels).intersection(controls[name].values)))
     return tasks, name, controls[name]
 
 

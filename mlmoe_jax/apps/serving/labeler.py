@@ -75,6 +75,7 @@ class Labeler:
       name: the name of the model in the Open Inference Protocol.
       gate_entries: name of a gate -> names of its entries.
       sizes: kind of batch -> the compiled batch sizes, in increasing order.
+      reader: the decoder of images to the input of the model, u8[H,W,3]. It can be pickled.
     """
 
     def __init__(self, predictor: Predictor, limits: RequestLimits = RequestLimits()):
@@ -87,7 +88,7 @@ class Labeler:
         self.sizes = {kind: tuple(size * run.mesh.size for size in sizes) for kind, sizes in BATCH_SIZES.items()}
         self._batch_sizes = {kind: first_batch_sizes(dict.fromkeys(sizes, 1.0)) for kind, sizes in self.sizes.items()}
         reader, most_pixels = ImageReader.from_config(run.config.data), int(limits.megapixels * 1e6)
-        self._reader = replace(reader, decoding=replace(reader.decoding, most_pixels=most_pixels))
+        self.reader = replace(reader, decoding=replace(reader.decoding, most_pixels=most_pixels))
 
     def compile(self, stopping: Callable[[], bool] = lambda: False) -> None:
         """Compile and time `label` for each kind and size of batch. Return early if `stopping` returns True.
@@ -130,18 +131,6 @@ class Labeler:
           kind: the kind of batch.
         """
         return self._batch_sizes[kind][min(waiting, self.sizes[kind][-1])]
-
-    def read(self, content: bytes, name: str) -> np.ndarray:
-        """Decode an encoded image to the input of the model, u8[H,W,3].
-
-        Args:
-          content: the content of the image file.
-          name: the name of the image in error messages.
-
-        Raises:
-          BadImage: the image cannot be decoded.
-        """
-        return self._reader.encoded(content, name)
 
     def label(self, images: Sequence[np.ndarray], kind: str) -> list[Prediction]:
         """Apply the model to one batch of images.

@@ -38,6 +38,16 @@ async def limited_body(request: Request, most: int) -> AsyncIterator[bytes]:
         raise HTTPException(413, f"the request has more than {most:,} bytes", {"Connection": "close"})
 
 
+def require_small_json(text: bytes, most: int, lists: int) -> None:
+    """Raise HTTPException (413) if JSON text may have more than `most` names, texts and objects, or more than `lists`.
+
+    Counting takes milliseconds. Parsing would hold the interpreter for seconds, and every other request with it.
+    Numbers do not count, because they are parsed quickly.
+    """
+    if text.count(b'"') // 2 + text.count(b"{") > most or text.count(b"[") > lists:
+        raise HTTPException(413, f"the JSON has more than {most:,} names, texts and objects, or {lists:,} lists")
+
+
 async def read_request_images(request: Request, body: AsyncIterator[bytes], most_images: int) -> RequestImages:
     """Return (name, encoded content) of each image of a request to /predict.
 

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Sequence
 from importlib.resources import files
 from typing import Annotated, Any
 
-import uvicorn
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -20,12 +19,13 @@ from starlette import exceptions
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
+from mlmoe_jax.apps.serving.connections import LimitedServer
 from mlmoe_jax.apps.serving.kserve import add_inference_routes
 from mlmoe_jax.apps.serving.label_studio_backend import add_label_studio_routes
 from mlmoe_jax.apps.serving.labeler import Labeler
 from mlmoe_jax.apps.serving.middleware import Guard
 from mlmoe_jax.apps.serving.request_images import BODY, read_request_images
-from mlmoe_jax.apps.serving.service import REQUEST_SECONDS, UNREADY, Options, Service, require_readable
+from mlmoe_jax.apps.serving.service import UNREADY, Options, Service, require_readable
 from mlmoe_jax.errors import DONE, OUTDATED, UserError, reason_of
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.runs.folder import RunFolder
@@ -128,6 +128,9 @@ def serve(
 ) -> Outcome:
     """Serve the model of a run folder until SIGTERM or Ctrl-C. Then finish the requests in progress, and return.
 
+    Requests that are not answered within `connections.ANSWER_SECONDS` are refused. If the server still runs after
+    `connections.STOP_SECONDS`, as when it compiles, the process ends.
+
     Args:
       folder: the run folder.
       overrides: pairs of config key and text.
@@ -152,13 +155,10 @@ def serve(
             failures.append(error)
             server.should_exit = True
 
+        code = OUTDATED if predictor.run.outdated else DONE
         address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
         service = Service(Labeler(predictor), ready=lambda: status(f"ready: {address}"), failed=failed)
-        quiet = {"log_level": "warning", "access_log": False, "server_header": False, "proxy_headers": False}
-        app, patience = make_app(service, hosts=own_names(host)), int(REQUEST_SECONDS) + 5
-        server = uvicorn.Server(
-            uvicorn.Config(app, lifespan="on", ws="none", timeout_graceful_shutdown=patience, **quiet)
-        )
+        server = LimitedServer(make_app(service, hosts=own_names(host)), service, code)
         status(f"compiling; {address}/health tells when it is done, {address}/openapi.json describes the API")
         logging.getLogger("python_multipart").setLevel(logging.ERROR)  # clients get errors about damaged forms
         # Uvicorn raises the signal again after the last answer.
@@ -167,10 +167,11 @@ def serve(
             server.run(sockets=[listener])
         finally:
             signal.signal(signal.SIGTERM, before)
+            server.deadline.cancel()  # after everything that may hang
     if failures:
         raise failures[0]
     status("stopped; all requests are answered")
-    return Outcome(exit_code=OUTDATED if predictor.run.outdated else DONE)
+    return Outcome(exit_code=code)
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from mlmoe_jax.apps.serving.batching import Batcher
 from mlmoe_jax.apps.serving.labeler import EXPLAINED, LABELED, Labeler
+from mlmoe_jax.apps.serving.readers import Readers, Turns
 from mlmoe_jax.apps.serving.request_images import RequestImages, limited_body
 from mlmoe_jax.data.images import BadImage
 from mlmoe_jax.errors import UserError
@@ -27,11 +28,14 @@ from mlmoe_jax.inference.predictor import weights_by_label
 from mlmoe_jax.models.outputs import Prediction
 
 STARTING, READY, STOPPING = "starting", "ready", "stopping"
-QUEUE = 128  # the largest number of images in progress: read, waiting or labeled; further requests get the status 429
+QUEUE = (
+    128  # the largest number of images in progress: decoded, waiting or labeled; further requests get the status 429
+)
 WAIT = 0.005  # longest time in seconds that an image waits for images that are being read
 REQUEST_SECONDS = 30.0  # time limit of a request
 _DIGITS = 5  # digits of weights in answers
-_READERS = min(4, os.cpu_count() or 1)  # threads that decode images
+_READERS = min(4, os.cpu_count() or 1)  # images that are decoded at a time
+_PENALTY = 10  # seconds that a request waits behind others per second that its images were decoded
 UNREADY: dict[int | str, Any] = {503: {"description": "It is starting or stopping."}}
 T = TypeVar("T")
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -58,10 +62,17 @@ class ServerMetrics:
     Args:
       waiting: function that returns the number of images that wait for a batch.
       active: function that returns the number of images in progress, which are read, waiting or labeled.
+      replaced: function that returns the number of replaced readers, see `Readers`.
       sizes: the batch sizes, which are the buckets of the histogram of batch sizes.
     """
 
-    def __init__(self, waiting: Callable[[], int], active: Callable[[], int], sizes: tuple[int, ...]):
+    def __init__(
+        self,
+        waiting: Callable[[], int],
+        active: Callable[[], int],
+        replaced: Callable[[], int],
+        sizes: tuple[int, ...],
+    ):
         self._registry = CollectorRegistry()
         options = {"registry": self._registry}
         self.requests = Counter("mlmoe_requests", "Requests by path and status.", ("path", "status"), **options)
@@ -71,6 +82,8 @@ class ServerMetrics:
         Gauge("mlmoe_queue_images", "Images that wait for a batch.", **options).set_function(waiting)
         text = "Images that are being read, wait or are being labeled."
         Gauge("mlmoe_taken_images", text, **options).set_function(active)
+        text = "Processes that decode images and were replaced, because an image took too long or they failed."
+        Gauge("mlmoe_replaced_readers", text, **options).set_function(replaced)
 
     def text(self) -> bytes:
         """Return all metrics in the text format of Prometheus."""
@@ -91,7 +104,8 @@ class Service:
     Attributes:
       labeler: the model.
       state: STARTING, READY or STOPPING.
-      active: the number of places in use: one per image in progress, and one per request that is still arriving.
+      active: the number of places in use: one per image in progress, and one per request whose images are not known
+        yet.
       seconds: time limit of a request in seconds.
       metrics: the Prometheus metrics.
     """
@@ -109,8 +123,11 @@ class Service:
         self.labeler, self.state, self.active = labeler, STARTING, 0
         self._ready, self._failed, self._queue, self.seconds = ready, failed, queue, seconds
         # One thread calls the model, so that only one batch takes memory.
-        self._device, self._readers = ThreadPoolExecutor(1, "device"), ThreadPoolExecutor(_READERS, "reader")
-        self.metrics = ServerMetrics(lambda: len(self._batcher), lambda: self.active, labeler.sizes[LABELED])
+        self._device, self._threads = ThreadPoolExecutor(1, "device"), ThreadPoolExecutor(_READERS, "reader")
+        self._readers, self._turns, sizes = Readers(_READERS), Turns(_READERS), labeler.sizes[LABELED]
+        self.metrics = ServerMetrics(
+            lambda: len(self._batcher), lambda: self.active, lambda: self._readers.replaced, sizes
+        )
         self._batcher = Batcher(
             self._label_batch,
             {kind: sizes[-1] for kind, sizes in labeler.sizes.items()},
@@ -140,9 +157,15 @@ class Service:
         self._batcher.close()
 
     def close(self) -> None:
-        """Shut the threads down. Call this after `run` has returned."""
-        for threads in (self._device, self._readers):
+        """Shut the threads and processes down. Call this after `run` has returned."""
+        self.kill_readers()
+        for threads in (self._device, self._threads):
             threads.shutdown(cancel_futures=True)
+        self._readers.close()
+
+    def kill_readers(self) -> None:
+        """End the processes that decode images, which may be busy."""
+        self._readers.kill()
 
     @property
     def health(self) -> int:
@@ -180,41 +203,43 @@ class Service:
     async def admit(self) -> AsyncIterator[Callable[[int], None]]:
         """Admit a request: limit its time, and reserve places for its images while the context is active.
 
-        One place is reserved at the start. The context yields a function `arrived`. Call it with the number of images
-        when the whole request has arrived; it reserves one place per image.
+        The context yields a function `arrived`. Call it with the number of images when the whole request has arrived;
+        it reserves one place per image, in place of those that an earlier call reserved. A request that still arrives
+        has no place, so that clients that send slowly keep nobody out.
 
         Raises:
-          HTTPException: the server is not ready, all places are reserved, or the time limit is exceeded.
+          HTTPException: the server is not ready or stops, all places are reserved, or the time limit is exceeded.
         """
         if self.state != READY:
             raise HTTPException(503, f"the server is {self.state}", {"Retry-After": "5"})
         late = HTTPException(408, f"the request did not arrive within {self.seconds:g} s", {"Connection": "close"})
         reserved = 0
 
-        def reserve(images: int) -> None:
-            nonlocal reserved
-            if self.active + images - reserved > self._queue:
-                raise HTTPException(429, "the server is busy", {"Retry-After": "1"})
+        def arrived(images: int) -> None:
+            nonlocal late, reserved
+            late = HTTPException(504, f"there is no result after {self.seconds:g} s")
+            require_places(images - reserved)
             self.active += images - reserved
             reserved = images
 
-        def arrived(images: int) -> None:
-            nonlocal late
-            late = HTTPException(504, f"there is no result after {self.seconds:g} s")
-            reserve(images)
+        def require_places(count: int) -> None:
+            if self.active + count > self._queue:
+                raise HTTPException(429, "the server is busy", {"Retry-After": "1"})
 
         try:
-            reserve(1)
+            require_places(1)
             async with asyncio.timeout(self.seconds):
                 yield arrived
         except TimeoutError as error:
             raise late from error
+        except asyncio.CancelledError as error:  # the server waits no longer for its requests
+            raise HTTPException(503, "the server is stopping") from error
         finally:
             self.active -= reserved
 
     async def in_reader(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function in one of the threads that read and decode requests, and return its result."""
-        return await asyncio.get_running_loop().run_in_executor(self._readers, function, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
 
     async def results(self, images: RequestImages, options: Options) -> list[dict[str, Any]]:
         """Label images, and return one dict per image that can be written as JSON.
@@ -222,7 +247,7 @@ class Service:
         Keys: `image` (the name), `labels` (the assigned labels), `scores` (label -> probability) and, depending on the
         options, `gates` and `attention`. For an unreadable image: `image` and `error`.
         """
-        decoded = await asyncio.gather(*(self.in_reader(self._decode, *image) for image in images))
+        decoded = await self._decode_all(images)
         readable = [image for image in decoded if not isinstance(image, BadImage)]
         self.metrics.images.labels("unreadable").inc(len(decoded) - len(readable))
         outputs = iter(await self._batcher.submit(readable, EXPLAINED if options.attention else LABELED))
@@ -235,11 +260,26 @@ class Service:
                 results.append(self._result(name, image, next(outputs), options))
         return results
 
+    async def _decode_all(self, images: RequestImages) -> list[np.ndarray | BadImage]:
+        """Decode the images of a request. The more time they take, the longer they wait for those of other requests."""
+        clock, few = asyncio.get_running_loop().time, asyncio.Semaphore(_READERS)
+        due = clock()
+
+        async def decode(name: str, content: bytes | np.ndarray | BadImage) -> np.ndarray | BadImage:
+            nonlocal due
+            async with few, self._turns(due):
+                started = clock()
+                image = await self.in_reader(self._decode, name, content)
+                due += _PENALTY * (clock() - started)
+                return image
+
+        return await asyncio.gather(*(decode(*image) for image in images))
+
     def _decode(self, name: str, content: bytes | np.ndarray | BadImage) -> np.ndarray | BadImage:
         if not isinstance(content, bytes):
             return content
         try:
-            return self.labeler.read(content, name)
+            return self._readers(self.labeler.reader.encoded, content, name)
         except BadImage as error:
             return error
 

@@ -78,6 +78,8 @@ def test_requests_of_another_form_are_refused(ask):
     assert [status for status, _ in answers] == [422, 400, 400, 422, 413, 422, 422]
     assert all(list(body) == ["error"] for _, body in answers)
     assert answers[-1][1]["error"].endswith("it is not in the folder of the images")
+    (status, body), *_ = ask(request(*[None] * 1001))
+    assert (status, body["error"].startswith("a request may have 1,000 tasks")) == (413, True)
     (status, body), *_ = ask(request("\ud800"))  # half a character, which JSON can hold
     assert (status, body["error"].startswith("cannot read \\ud800 as an image: ")) == (422, True)
 

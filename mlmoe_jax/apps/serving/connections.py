@@ -1,0 +1,122 @@
+"""Limits that uvicorn does not have: on the number of connections, on the time of a client, on the time to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import threading
+from collections import Counter
+from types import FrameType
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from mlmoe_jax.apps.serving.service import REQUEST_SECONDS, Service
+from mlmoe_jax.errors import INTERRUPTED
+from mlmoe_jax.runtime.progress import status
+
+HEAD_SECONDS = 10.0  # the longest time until the head of a request has arrived
+_ANSWER_SECONDS = REQUEST_SECONDS + 15  # and from there until its answer is read
+# After SIGTERM or Ctrl-C: for the rest of a body, for answers, and until the process ends, whatever it does. A
+# container is killed after 10 s.
+REST_SECONDS, ANSWER_SECONDS, STOP_SECONDS = 2.0, 5, 8.0
+_DESCRIPTORS = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # -1 = no limit
+MOST_CONNECTIONS = 256 if _DESCRIPTORS < 0 else min(256, _DESCRIPTORS // 2)
+BACKLOG = 128  # connections that wait to be accepted; each accepted one needs a descriptor before another is closed
+
+
+class LimitedConnection(H11Protocol):
+    """A connection of a client.
+
+    If there are more than MOST_CONNECTIONS, one connection is closed for which the server waits: of the client with the
+    largest number of connections, the one that it waits for longest. A client that opens many connections, or sends
+    slowly, therefore takes the places of its own connections only.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Accept the connection, and close another one if there are too many."""
+        super().connection_made(transport)
+        self._timer: asyncio.TimerHandle | None = None
+        self._watch()
+        opened = [one for one in self.connections if not one.transport.is_closing()]
+        if len(opened) > MOST_CONNECTIONS:
+            counts = Counter(one.host for one in opened)
+            waiting = [one for one in opened if one.is_awaited and one is not self] or [self]
+            max(waiting, key=lambda one: (counts[one.host], -one.since)).transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the timer."""
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse the data, which may begin a request."""
+        before = self.cycle
+        super().data_received(data)
+        if self.cycle is not before:
+            self._watch()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        self._watch()
+
+    def shutdown(self) -> None:
+        """Close the connection once its request is answered. The rest of a body has REST_SECONDS to arrive."""
+        super().shutdown()
+        if self.is_awaited:
+            self._timer.cancel()
+            self._timer = self.loop.call_later(REST_SECONDS, lambda: self.is_awaited and self.transport.abort())
+
+    @property
+    def host(self) -> str:
+        """The address of the client, without the port."""
+        return self.client[0] if self.client else ""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the server waits for a request or for the rest of one."""
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
+
+    def _watch(self) -> None:
+        """Start to measure the time of a request, or the time until a request arrives."""
+        if self._timer:
+            self._timer.cancel()
+        idle = self.cycle is None or self.cycle.response_complete
+        self.since = self.loop.time()
+        self._timer = self.loop.call_later(HEAD_SECONDS if idle else _ANSWER_SECONDS, self.transport.abort)
+
+
+class LimitedServer(uvicorn.Server):
+    """A server of limited connections that ends the process if it still runs STOP_SECONDS after a signal.
+
+    Args:
+      app: the application.
+      service: the service of the application.
+      code: the exit code after SIGTERM.
+
+    Attributes:
+      deadline: the timer that ends the process. Cancel it once the server has stopped.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service, code: int):
+        quiet = {"log_level": "warning", "access_log": False, "server_header": False, "proxy_headers": False}
+        limits = {"http": LimitedConnection, "backlog": BACKLOG, "timeout_graceful_shutdown": ANSWER_SECONDS}
+        super().__init__(uvicorn.Config(app, lifespan="on", ws="none", **limits, **quiet))
+        self._service, self._code = service, code
+        self.deadline = threading.Timer(STOP_SECONDS, self._end)
+        self.deadline.daemon = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to stop."""
+        if not self.should_exit:
+            self.deadline.start()
+        super().handle_exit(sig, frame)
+
+    def _end(self) -> None:
+        status(f"stopped after {STOP_SECONDS:g} s; images that are not labeled: {self._service.active}")
+        self._service.kill_readers()
+        os._exit(INTERRUPTED if signal.SIGINT in self._captured_signals else self._code)

@@ -1,0 +1,106 @@
+"""Limits of connections, with a server in a thread of this process and an application that reads the whole body."""
+
+import contextlib
+import socket
+import sys
+import threading
+import time
+
+import pytest
+
+from mlmoe_jax.apps.serving import connections
+from mlmoe_jax.apps.serving.connections import LimitedServer
+
+HEAD = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n"
+
+
+async def application(scope, receive, send):
+    if scope["type"] == "lifespan":
+        while (message := await receive())["type"] != "lifespan.shutdown":
+            await send({"type": f"{message['type']}.complete"})
+        await send({"type": "lifespan.shutdown.complete"})
+        return
+    while (message := await receive()).get("more_body"):
+        pass
+    if message["type"] == "http.request":
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+
+@pytest.fixture
+def client(monkeypatch):
+    """A function that connects from an address, sends bytes and returns the socket; and a function that stops."""
+    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 4)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 2.0)
+    monkeypatch.setattr(connections, "REST_SECONDS", 0.3)
+    listener, server = socket.create_server(("127.0.0.1", 0)), LimitedServer(application, None, 0)
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    address = listener.getsockname()
+
+    def connect(host, content=b""):
+        opened.append(socket.create_connection(address, 30, (host, 0)))
+        opened[-1].sendall(content)
+        return opened[-1]
+
+    def stop():
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+    opened: list[socket.socket] = []
+    yield connect, stop
+    stop()
+    for connection in opened:
+        connection.close()
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Return whether the server closes a connection within a second, without an answer."""
+    connection.settimeout(1)
+    try:
+        return connection.recv(100) == b""
+    except TimeoutError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have only one loopback address")
+def test_a_client_with_many_connections_loses_its_own(client):
+    connect, _ = client
+    other = connect("127.0.0.2", HEAD)
+    many = [connect("127.0.0.1", content) for content in (HEAD, HEAD + b"\r\nab", b"")]
+    assert connect("127.0.0.1", HEAD + b"\r\nabcd").recv(100).startswith(b"HTTP/1.1 204 ")
+    assert connect("127.0.0.3", HEAD + b"\r\nabcd").recv(100).startswith(b"HTTP/1.1 204 ")
+    assert sum(is_closed(connection) for connection in many) == 2
+    other.sendall(b"\r\nabcd")
+    assert other.recv(100).startswith(b"HTTP/1.1 204 ")
+
+
+def test_a_request_whose_head_does_not_arrive_is_closed_and_one_that_is_answered_is_not(client):
+    connect, _ = client
+    started, slow, idle = time.monotonic(), connect("127.0.0.1", HEAD), connect("127.0.0.1")
+    fine = connect("127.0.0.1", HEAD + b"\r\nabc")
+    for connection in (slow, idle):
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(100) == b""
+    assert time.monotonic() - started > 1.5
+    fine.sendall(b"d" + HEAD)
+    assert fine.recv(100).startswith(b"HTTP/1.1 204 ")
+    with contextlib.suppress(ConnectionResetError):
+        assert fine.recv(100) == b"", "the next request has no time without end either"
+
+
+def test_a_server_stops_although_bodies_are_half_sent(client):
+    connect, stop = client
+    for content in (HEAD, HEAD + b"\r\nab", b""):
+        connect("127.0.0.1", content)
+    late = connect("127.0.0.1", HEAD + b"\r\nab")
+    time.sleep(0.3)
+    timer = threading.Timer(0.2, late.sendall, (b"cd",))
+    timer.start()
+    started = time.monotonic()
+    stop()
+    assert time.monotonic() - started < 4
+    assert late.recv(100).startswith(b"HTTP/1.1 204 "), "it arrived while the server was stopping"
