@@ -10,6 +10,12 @@ Parts:
 * disks: full and read-only disks.
 * writers: two processes on one run folder.
 * hostile: a run folder with links out of it and foreign names.
+* servers: images that take minutes to decode, slow bodies and headers, idle connections; then SIGTERM.
+* people: an audit while a person answers the suggestions of the audit before.
+* stale: images and keys change between two commands that keep what they derive from images.
+* together: thresholds and calibration of a run are fitted at the same time.
+* temporary: SIGKILL while files are written to the cache and to outputs.
+* workers: scripts that are not made for worker processes, and workers that die.
 
 A case is held if:
 
@@ -19,6 +25,12 @@ A case is held if:
 * disks: one sentence and exit code 4, no partial file, and with space again the same command ends bit-identical.
 * writers: the second ends with one sentence and exit code 2, the first bit-identical.
 * hostile: the file outside the run folder is not changed, and not part of a report.
+* servers: another client is answered within 5 seconds, and the server ends 8 seconds after SIGTERM with exit code 0.
+* people: no answer is lost.
+* stale: the result is that of an empty folder or cache, or one sentence and exit code 2.
+* together: thresholds.json is that of both commands one after the other, or of one if the other is refused.
+* temporary: after the next command no temporary file is left, except those of living processes.
+* workers: the script trains or ends with an error, also after SIGTERM.
 
 Bit-identical: the sha256 of every array of the state and the selected values in the last checkpoint, its notes,
 results.json, per_class.csv, cooccurrence.csv, thresholds.json, config.json, labels.txt, and the rows of metrics.jsonl,
@@ -44,6 +56,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from benchmarks.faults_outside import Case, people, servers, stale, temporary, together, workers
 from benchmarks.faults_program import COMMAND, Ended, Program
 
 TIMING = ("time", "images_per_second", "data_wait")
@@ -53,7 +66,6 @@ EARLY = {"import": (1,), "set-up": (1,), "compile": (1,), "clock": (0.05, 0.5, 1
 STEPS = {"step": (1, 6), "checkpoint-half": (1, 3), "checkpoint-done": (1,), "row": (2, 5), "evaluation": (1, 2)}
 LATE = {"final-evaluation": (1,), "saving": (3, 6), "end": (1,)}
 SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
-Case = tuple[str, str, bool, str]  # part, name, held, observation
 
 
 # --------------------------------------------------------------------------------------------------------- identity
@@ -341,7 +353,19 @@ def hostile(program: Program, whole: Path, *, quick: bool) -> Iterator[Case]:
 
 
 # -------------------------------------------------------------------------------------------------------------- main
-PARTS = {"kills": kills, "damage": damage, "disks": disks, "writers": writers, "hostile": hostile}
+PARTS = {
+    "kills": kills,
+    "damage": damage,
+    "disks": disks,
+    "writers": writers,
+    "hostile": hostile,
+    "servers": servers,
+    "people": people,
+    "stale": stale,
+    "together": together,
+    "temporary": temporary,
+    "workers": workers,
+}
 
 
 def main() -> int:

@@ -4,6 +4,7 @@ Each start is a process that is forked from a process with all imports, or with 
 environment variable FAULT="MOMENT SIGNAL COUNT", it sends itself a signal when a moment comes for the COUNT-th time.
 """
 
+import contextlib
 import dataclasses
 import importlib.abc
 import os
@@ -14,9 +15,10 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from PIL import Image
@@ -66,6 +68,39 @@ class Ended:
         return not any(word in self.text for word in ("Traceback", "Exception ignored", "ERROR:absl", "ERROR:asyncio"))
 
 
+class Running:
+    """A process that was started from outside, with both of its outputs in a file."""
+
+    def __init__(self, command: Sequence[str], output: Path, **options):
+        self._output = output
+        with open(output, "wb") as file:
+            self._process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True, **options)
+
+    def text(self) -> str:
+        return self._output.read_text(errors="replace")
+
+    @property
+    def ended(self) -> Ended:
+        """The end of the process, which has to be over."""
+        return Ended(self._process.returncode, self.text())
+
+    def wait(self, seconds: float) -> int | None:
+        """Return the exit code; None if the process has not ended after `seconds`."""
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """Kill the process and all that it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
 def use_environment(place: Path) -> None:
     """Set the environment of the tiny program, with its caches in `place`."""
     os.environ.update(_ENVIRONMENT, MLMOE_CACHE=str(place / "cache"))
@@ -76,7 +111,7 @@ class Program:
     """Starts the tiny program in its own folder."""
 
     def __init__(self, place: Path):
-        self.place = place
+        self.place, self._launched = place, 0
         use_environment(place)
         self.photo = place / "photos" / "0.png"
         self.photo.parent.mkdir()
@@ -98,6 +133,38 @@ class Program:
         """Start a command and return at once; the returned function waits for its exit code."""
         process = self._forked(list(map(str, arguments)), fault, os.open(os.devnull, os.O_WRONLY))
         return lambda: _wait(process, "", 0)
+
+    def launch(
+        self,
+        arguments: Sequence[str],
+        *,
+        fault: str = "",
+        program: Sequence[str] = (sys.executable, "-m", "benchmarks.faults_program"),
+        variables: Mapping[str, str] = MappingProxyType({}),
+        descriptors: int = 0,
+        stdin: Path = Path(os.devnull),
+    ) -> Running:
+        """Start a command in a new process, and return at once.
+
+        Args:
+          arguments: the arguments.
+          fault: see the docstring of this module.
+          program: the program to which they are given.
+          variables: further variables of the environment.
+          descriptors: the largest number of open files; 0 = unlimited by this function.
+          stdin: the file that is the standard input.
+        """
+        self._launched += 1
+        command = [*program, *map(str, arguments)]
+        if descriptors:
+            command = ["bash", "-c", f'ulimit -n {descriptors}; exec "$@"', "bash", *command]
+        with open(stdin, "rb") as file:
+            return Running(
+                command,
+                self.place / f"output-{self._launched}",
+                env=os.environ | {"FAULT": fault, "PYTHONPATH": str(Path(__file__).parents[1])} | variables,
+                stdin=file,
+            )
 
     def _fresh(self, arguments: list[str], fault: str, output: int) -> int:
         command = [sys.executable, "-m", "benchmarks.faults_program", *arguments]
