@@ -149,8 +149,9 @@ def other_separator(draft: Draft) -> Oddity | None:
     for entry in members:
         entry.cell = glue.join(entry.labels)
     joined = {nfc(entry.cell) for entry in members}
-    words = "separator|joined|" + "|".join(map(_escaped, joined))
-    return Oddity(f"labels joined by {glue!r}", words, {entry.number for entry in members}, classes=joined)
+    words = "separator|joined|printable|" + "|".join(map(_escaped, joined))
+    numbers = {entry.number for entry in members}
+    return Oddity(f"labels joined by {glue!r}", words, numbers, classes=joined, by_check=draft.kind == "csv")
 
 
 @change("csv", "sidecar")
@@ -276,7 +277,7 @@ def odd_values(draft: Draft) -> Oddity:
     if entry.cell is None:
         entry.cell = Raw("null")
         entry.labels, entry.cell = None, None
-    return Oddity(f"labels {entry.cell!r}", rf"line {entry.number + 1}\b|\b1 .*label", {entry.number})
+    return Oddity(f"labels {entry.cell!r}", r"line \d+\b|\b1 .*label", {entry.number})
 
 
 @change("csv", "jsonl", "coco_json", "sidecar", "folders")
@@ -333,7 +334,7 @@ def listed_twice(draft: Draft) -> Oddity | None:
         twin.labels = draft.random.sample(LABELS, 1)
         both = frozenset(twin.labels) | frozenset(entry.labels)
         draft.meanings[entry.number].labels = [(both, frozenset())]
-    return Oddity(f"{twin.path} beside {entry.path}", r"again|twice|same|merged|one image", {entry.number})
+    return Oddity(f"{twin.path} beside {entry.path}", r"again|twice|same|merged|one image|two values", {entry.number})
 
 
 @change(*LISTS)
@@ -342,7 +343,7 @@ def odd_paths(draft: Draft) -> Oddity:
     form = draft.random.choice(list(PATHS))
     for entry in members:
         entry.path = PATHS[form](entry.path)
-    words = "no file|cannot be (found|read)|path|below|backslash"
+    words = "no file|without a file|cannot be (found|read)|path|below|backslash"
     changed = {entry.number for entry in members if entry.path != entry.file}
     return Oddity(f"paths with {form}", words, changed)
 
@@ -384,7 +385,7 @@ def decomposed_paths(draft: Draft) -> Oddity:
 def missing_files(draft: Draft) -> Oddity:
     members = draft.some(1, 2)
     draft.unlisted |= {entry.number for entry in members}
-    words = "no file|cannot be found|missing"
+    words = "no file|without a file|cannot be found"
     return Oddity("rows without a file", words, {entry.number for entry in members})
 
 
@@ -409,7 +410,7 @@ def header_again(draft: Draft) -> Oddity | None:
     entry = copy.copy(draft.entries[-1])
     entry.path, entry.cell, entry.split, entry.note = "image", "labels", entry.split and "split", "note"
     draft.entries.insert(2, entry)
-    words = r"line 4\b|header|no file|cannot be found|cannot be learned: .*labels|split 'split'"
+    words = r"line 4\b|header|no file|without a file|cannot be found|cannot be learned: .*labels|split 'split'"
     return Oddity("the header in the middle", words, files=1, classes={"labels"})
 
 
@@ -480,7 +481,8 @@ def other_encoding(draft: Draft) -> Oddity:
     if draft.kind not in ("wide", "coco_json"):
         entry.labels = ["Événement"]
         draft.meanings[entry.number].labels = [(frozenset(entry.labels), frozenset())]
-    return Oddity(f"the encoding {name}", "UTF-8", draft.numbers())
+    words = "UTF-8|printable" if draft.kind == "sidecar" else "UTF-8"
+    return Oddity(f"the encoding {name}", words, draft.numbers())
 
 
 @change("csv", "wide", "jsonl")
@@ -569,6 +571,8 @@ def further_folder(draft: Draft) -> Oddity | None:
 def folders_of_splits(draft: Draft) -> Oddity | None:
     """Folders of splits in other spellings, also if the config opens the training split only."""
     if draft.flat:
+        if draft.files:  # they would have to move, too
+            return None
         draft.flat = False
         for entry in draft.entries:
             entry.file = f"train/{entry.file}"
