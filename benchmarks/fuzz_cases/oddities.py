@@ -9,7 +9,7 @@ import copy
 import json
 from collections.abc import Callable
 
-from benchmarks.fuzz_cases.given import LABELS, LISTS, SPLITS, Draft, Meaning, Oddity, Raw, nfc, nfd, picture
+from benchmarks.fuzz_cases.given import LABELS, LISTS, SPLITS, Draft, Entry, Meaning, Oddity, Raw, nfc, nfd, picture
 
 Change = Callable[[Draft], Oddity | None]
 CHANGES: dict[str, list[Change]] = {}
@@ -66,7 +66,7 @@ def unknown_split(draft: Draft) -> Oddity | None:
     for entry in members:
         entry.split = name
         draft.meanings[entry.number].splits = set()
-    pattern = {"?": r"'\?'"}.get(name, rf"\b{name}\b")
+    pattern = rf"\b{name}\b" if name.isalnum() else r"\?"
     return Oddity(f"unknown split {name!r}", pattern, {entry.number for entry in members})
 
 
@@ -92,6 +92,11 @@ def header_of_split(draft: Draft) -> Oddity | None:
 
 
 # -------------------------------------------------------------------------------------------------------------- labels
+def _unwritten(entries: list[Entry]) -> list[Entry]:
+    """Return the entries whose cell of labels is still the usual one."""
+    return [entry for entry in entries if entry.cell is None]
+
+
 def _literal(draft: Draft, labels: list[str]) -> tuple[str, list]:
     """Return labels as the text of a literal, and the meanings that it may have."""
     listed, bare = list(labels), [(frozenset(labels), frozenset())]
@@ -116,8 +121,10 @@ def _literal(draft: Draft, labels: list[str]) -> tuple[str, list]:
 
 
 @change("csv", "sidecar")
-def literals(draft: Draft) -> Oddity:
-    members = draft.entries if draft.random.random() < 0.5 else draft.some()
+def literals(draft: Draft) -> Oddity | None:
+    members = _unwritten(draft.entries if draft.random.random() < 0.5 else draft.some())
+    if not members:
+        return None
     for entry in members:
         text, meanings = _literal(draft, entry.labels or [])
         entry.cell, draft.meanings[entry.number].labels = text, meanings
@@ -127,7 +134,7 @@ def literals(draft: Draft) -> Oddity:
 
 @change("csv", "sidecar")
 def no_values(draft: Draft) -> Oddity:
-    word, members = draft.random.choice(NO_VALUES), draft.some()
+    word, members = draft.random.choice(NO_VALUES), _unwritten(draft.some())
     for entry in members:
         whole = draft.random.random() < 0.7
         glue = ", " if draft.kind == "sidecar" else ";"
@@ -142,7 +149,7 @@ def no_values(draft: Draft) -> Oddity:
 @change("csv", "sidecar")
 def other_separator(draft: Draft) -> Oddity | None:
     glue = draft.random.choice((", ", "|", "/", " | ", ",", "\t")) if draft.kind == "csv" else "; "
-    members = [entry for entry in draft.entries if len(entry.labels or []) > 1]
+    members = [entry for entry in _unwritten(draft.entries) if len(entry.labels or []) > 1]
     members = members if draft.random.random() < 0.5 else members[:1]
     if not members:
         return None
@@ -157,7 +164,7 @@ def other_separator(draft: Draft) -> Oddity | None:
 @change("csv", "sidecar")
 def sloppy_cells(draft: Draft) -> Oddity:
     glue = ", " if draft.kind == "sidecar" else ";"
-    for entry in draft.entries:
+    for entry in _unwritten(draft.entries):
         names = list(entry.labels or [])
         forms = (
             glue.join(names) + glue,
@@ -175,7 +182,10 @@ def sloppy_cells(draft: Draft) -> Oddity:
 def invisible_letters(draft: Draft) -> Oddity | None:
     """A label with a letter that nobody sees: it is not another class, or it is said."""
     mark = draft.random.choice(("\u200b", "\u00a0", "\ufeff", "\u00ad", "\u200e", "\u2060"))
-    entry, name = draft.some(1, 1)[0], "sea"
+    members, name = _unwritten(draft.some()), "sea"
+    if not members:
+        return None
+    entry = members[0]
     odd = draft.random.choice((name + mark, mark + name))
     words = rf"printable|{mark}|\\u{ord(mark):04x}|\\x{ord(mark):02x}|invisible"
     if draft.kind in ("wide", "coco_json"):
@@ -371,8 +381,9 @@ def absolute_paths(draft: Draft) -> Oddity:
 @change(*LISTS, "sidecar", "folders", "listing")
 def decomposed_paths(draft: Draft) -> Oddity:
     """File names in NFD on the disk or in the table, as the zip of a Mac has them."""
+    numbers = [entry.number for entry in draft.entries]
     for entry in draft.entries:
-        if draft.random.random() < 0.7:
+        if draft.random.random() < 0.7 and entry.path == entry.file and numbers.count(entry.number) == 1:
             if draft.random.random() < 0.5 or draft.kind not in LISTS:
                 entry.file = "/".join((*map(nfd, entry.file.split("/")[:-1]), nfd("é" + entry.file.split("/")[-1])))
                 entry.path = nfc(entry.file)
@@ -444,7 +455,7 @@ def unclosed_quote(draft: Draft) -> Oddity:
         second = len(draft.entries) - 1
     members = {entry.number for entry in draft.entries[first:]}
     lines = set(range(1, second - first + 3))
-    words = rf"quot|line ({'|'.join(str(n) for n in range(first + 2, len(draft.entries) + 3))})\b"
+    words = rf"quot|no file|line ({'|'.join(str(n) for n in range(first + 2, len(draft.entries) + 3))})\b"
     return Oddity(f"an unclosed quote in {column}", words, members, counts=lines | {len(draft.entries) - first})
 
 
@@ -457,7 +468,7 @@ def harmless_quotes(draft: Draft) -> Oddity:
 
 @change("csv")
 def quoted_names(draft: Draft) -> Oddity:
-    members = draft.some()
+    members = _unwritten(draft.some())
     quote = draft.random.choice(("'", '"'))
     for entry in members:
         entry.cell = ";".join(f"{quote}{name}{quote}" for name in entry.labels)
@@ -676,7 +687,7 @@ def odd_category(draft: Draft) -> Oddity:
             positive, unknown = meaning.labels[0]
             meaning.labels = [(frozenset(merged if label == "sand" else label for label in positive), unknown)]
         return Oddity(f"two categories {name!r}", rf"{merged}|twice", draft.numbers())
-    return Oddity(f"the category {name!r}", f"{name}", draft.numbers(), classes={name})
+    return Oddity(f"the category {name!r}", f"{name}", draft.numbers(), classes={name}, by_check=True)
 
 
 @change("sidecar")
