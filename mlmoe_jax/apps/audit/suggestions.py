@@ -102,13 +102,13 @@ def read_edited(folder: Folder, applied: Sequence[str], *, strict: bool) -> list
       applied: the paths of further files.
       strict: whether an invalid file raises UserError. If False, it is left out.
     """
-    rows, answered = [], set()
+    rows, answered = {}, set()  # content of a row -> the row, because two files may have it
     for path in [*folder.path.glob(SUGGESTIONS), *sorted(folder.path.glob("suggestions-[0-9]*.csv")), *applied]:
         with contextlib.nullcontext() if strict else contextlib.suppress(UserError):
             new = [row for row in read_suggestions(path) if row.is_edited and row.key not in answered]
             answered |= {row.key for row in new if row.answer}
-            rows += new
-    return rows
+            rows |= {frozenset(filter(all, row.cells.items())): row for row in new}
+    return list(rows.values())
 
 
 def suggestions_table(audit: Audit, kept: Sequence[Suggestion] = ()) -> Table:

@@ -113,6 +113,8 @@ def test_what_a_person_writes_during_an_audit_and_before_the_next_is_kept(saved,
     assert main([*command(photos)[:-1], *second]) == 0
     new = open_split(settings(photos, table="labels.csv", corrections="second/suggestions.csv"), "train")
     np.testing.assert_array_equal(new.labels, open_split(data, "train").labels, "another folder has the answers too")
+    assert main(command(photos, f"--config.data.corrections={table}")) == 0
+    assert sum(bool(row["column 7"]) for row in suggestions(photos)) == 3, "each row once"
 
 
 @pytest.mark.parametrize(
