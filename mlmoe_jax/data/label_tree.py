@@ -28,9 +28,13 @@ from numpy.typing import NDArray
 
 from mlmoe_jax.data.label_codes import DIFFICULT, NEGATIVE, POSITIVE, UNKNOWN
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import damage_explained, read_bytes
+from mlmoe_jax.runtime.files import MIB, damage_explained, read_bytes
 from mlmoe_jax.runtime.text import compose
 
+MOST_TREE = 4 * MIB  # size of a file, about 100,000 labels, which are read in seconds
+MOST_LABELS = 1_000_000  # in the lists of a file, counted as often as they occur
+MOST_STEPS = 2_000_000  # from labels to labels that imply them
+_SHOWN = 8  # labels of a cycle in a message
 _FORM = "write such as `implies: {poodle: [dog, pet]}` and `exclusive: [[day, night]]`"
 
 
@@ -81,30 +85,30 @@ class LabelTree:
         two or more different labels. `names` are the names of the labels.
         """
         try:
-            implying = self._implying()
+            children = self.children
         except CycleError as error:
-            return f"{' implies '.join(names[k] for k in reversed(error.args[1]))}, which is a cycle"
+            cycle = [names[k] for k in reversed(error.args[1])]
+            shown = cycle if len(cycle) <= _SHOWN else [*cycle[:_SHOWN], "…"]
+            return f"{' implies '.join(shown)}, which is a cycle"
+        steps = 0
         for group in self.exclusive:
             if len(set(group)) < max(2, len(group)):
                 return f"the exclusive labels {', '.join(names[k] for k in group)} are not two or more different labels"
             implied: dict[int, int] = {}  # label -> the label of the group that it is or implies
-            for member in group:
-                for label in implying.get(member, {member}):
-                    other = implied.setdefault(label, member)
-                    if other != member:
-                        both = " and ".join(names[k] for k in (other, member) if k != label)
-                        return f"{names[other]} and {names[member]} are exclusive, but {names[label]} implies {both}"
+            waiting = [(member, member) for member in reversed(group)]
+            while waiting:
+                label, member = waiting.pop()
+                other = implied.get(label)
+                if other is None:
+                    implied[label] = member
+                    waiting += [(child, member) for child in children.get(label, ())]
+                elif other != member:
+                    both = " and ".join(names[k] for k in (other, member) if k != label)
+                    return f"{names[other]} and {names[member]} are exclusive, but {names[label]} implies {both}"
+            steps += len(implied)
+            if steps > MOST_STEPS:
+                return f"its exclusive labels are implied more than {MOST_STEPS:,} times, too often to check"
         return ""
-
-    def _implying(self) -> dict[int, set[int]]:
-        """Return a map from each label to a set of labels: the label itself, and all labels that imply it.
-
-        Labels that imply it indirectly are included. Raises CycleError if the tree has a cycle.
-        """
-        implying: dict[int, set[int]] = {}
-        for label, children in self.children.items():
-            implying[label] = {label}.union(*(implying[child] for child in children))
-        return implying
 
     def close(self, codes: NDArray[np.int8]) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
         """Return label codes that are consistent with the tree, and which images contradicted the tree.
@@ -220,18 +224,13 @@ def read_tree(path: str | os.PathLike, names: Sequence[str]) -> LabelTree:
     """
     number = {name: k for k, name in enumerate(names)}
     with damage_explained(path):
-        content = yaml.load(read_bytes(path), Loader=_TreeLoader) or {}
-        if wrong := sorted(content.keys() - {"implies", "exclusive"}):
-            raise UserError(f"{path} has {wrong[0]}, which is neither implies nor exclusive; {_FORM}")
-        pairs = [(name, other) for name, others in content.get("implies", {}).items() for other in _to_list(others)]
-        groups = [_to_list(group) for group in content.get("exclusive", ())]
-        if unknown := [name for name in itertools.chain(*pairs, *groups) if name not in number]:
+        pairs, groups = _read_names(path)
+        if unknown := next((name for name in itertools.chain(*pairs, *groups) if name not in number), None):
             raise UserError(
-                f"{path} names '{unknown[0]}', which is not one of the {len(names):,} labels; correct it, or add it to "
+                f"{path} names '{unknown}', which is not one of the {len(names):,} labels; correct it, or add it to "
                 "the file of data.classes"
             )
-        implies = tuple((number[name], number[other]) for name, other in pairs)
-        tree = LabelTree(implies, tuple(tuple(number[name] for name in group) for group in groups))
+        tree = LabelTree(*(tuple(tuple(number[name] for name in some) for some in given) for given in (pairs, groups)))
     if not tree:
         raise UserError(f"{path} has no labels; {_FORM}")
     if problem := tree.find_contradiction(names):
@@ -239,7 +238,19 @@ def read_tree(path: str | os.PathLike, names: Sequence[str]) -> LabelTree:
     return tree
 
 
-class _TreeLoader(yaml.BaseLoader):
+def _read_names(path: str | os.PathLike) -> tuple[list[tuple[str, str]], list[list[str]]]:
+    """Return the pairs (label, implied label) and the groups of exclusive labels of a YAML file."""
+    content = yaml.load(read_bytes(path, MOST_TREE), Loader=_TreeLoader) or {}
+    if wrong := sorted(content.keys() - {"implies", "exclusive"}):
+        raise UserError(f"{path} has {wrong[0]}, which is neither implies nor exclusive; {_FORM}")
+    implied = {name: _to_list(others) for name, others in content.get("implies", {}).items()}
+    groups = [_to_list(group) for group in content.get("exclusive", ())]
+    if sum(map(len, itertools.chain(implied.values(), groups))) > MOST_LABELS:  # a small file can repeat a list
+        raise UserError(f"{path} names more than {MOST_LABELS:,} labels; shorten its lists")
+    return [(name, other) for name, others in implied.items() for other in others], groups
+
+
+class _TreeLoader(getattr(yaml, "CBaseLoader", yaml.BaseLoader)):  # libyaml is ten times as fast
     """A YAML loader that reads all values as text, such as `no` and `1`, and refuses a mapping with a repeated key."""
 
     def construct_scalar(self, node: yaml.ScalarNode) -> str:

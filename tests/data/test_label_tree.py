@@ -1,3 +1,5 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 from helpers.label_trees import draw_tree
@@ -55,6 +57,8 @@ def test_a_file_is_read(tmp_path):
         ("exclusive: [{day: cat, night: dog}]", "should be a label or a list of labels"),
         ("exclude: [[day, night]]", "has exclude, which is neither implies nor exclusive; write such as"),
         ("implies: [dog, animal]", "is damaged"),
+        ("exclusive: " + "[" * 100_000, "is damaged"),
+        ("exclusive:\n- &a [" + "dog, " * 1000 + "]\n" + "- *a\n" * 1000, "names more than 1,000,000 labels"),
         ("- dog", "is damaged"),
         ("", "tree.yaml has no labels"),
         ("exclusive: []", "tree.yaml has no labels"),
@@ -69,7 +73,21 @@ def test_another_form_or_a_contradiction_is_one_sentence(tmp_path, refusal, text
     assert "\n" not in said
 
 
-def test_a_missing_file_is_named(tmp_path, refusal):
+def test_large_trees_are_checked_in_seconds(tmp_path):
+    """A chain, whose closure is quadratic, and a ladder, which has exponentially many paths."""
+    names, path = [f"l{number}" for number in range(4_000)], tmp_path / "tree.yaml"
+    for step in (1, 2):
+        rows = [f"  {names[k]}: [{', '.join(names[k + 1 : k + 1 + step])}]" for k in range(len(names) - 1)]
+        path.write_text("\n".join(["implies:", *rows, f"exclusive: [[{names[-1]}, other]]"]))
+        tracemalloc.start()
+        assert len(read_tree(path, [*names, "other"]).implies) >= len(rows)
+        assert tracemalloc.get_traced_memory()[1] < 25e6
+        tracemalloc.stop()
+
+
+def test_a_missing_or_large_file_is_named(tmp_path, refusal):
+    assert "tree.yaml: it has more than 4,194,304 bytes" in refusal(read, tmp_path, "#" * 2**22 + "\n")
+    (tmp_path / "tree.yaml").unlink()
     assert f"cannot read {tmp_path / 'tree.yaml'}" in refusal(read_tree, tmp_path / "tree.yaml", NAMES)
 
 
