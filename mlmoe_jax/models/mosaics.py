@@ -52,6 +52,24 @@ def classify_mosaics(model: Classifier, image: Array, batch: Batch, *, rngs: nnx
     return replace(prediction, penalties={**prediction.penalties, "consistency": penalty})
 
 
+def split_cells(features: Features, count: int) -> Features:
+    """Return the features of the 4n cells of the last n = `count` images: a quarter of their feature maps each.
+
+    Raises UserError if there are features besides the feature map, or if it is too small.
+    """
+    others = (features.cls, features.mean, features.prompts, features.quarters)
+    if min(features.grid) < 2 or any(x is not None for x in others):
+        raise UserError(
+            "augment.splice_consistency needs a head that reads only the feature map, of two by two cells or more: set "
+            "it to false, or model.head.kind=linear and pool=max"
+        )
+    rows, columns = (side // 2 for side in features.grid)
+    width = features.patches.shape[2]
+    maps = resize_aligned(features.patches[-count:].reshape(count, *features.grid, width), 2 * rows, 2 * columns)
+    maps = maps.reshape(count, 2, rows, 2, columns, width).swapaxes(2, 3)
+    return Features(None, None, maps.reshape(4 * count, rows * columns, width), (rows, columns))
+
+
 def cell_consistency(
     model: Classifier, features: Features, prediction: Prediction, batch: Batch, **options: Any
 ) -> Float[Array, " b"]:
@@ -66,21 +84,9 @@ def cell_consistency(
       prediction: the prediction for the batch.
       batch: a batch with CELLS.
       **options: of `Classifier.classify`.
-
-    Raises:
-      UserError: the head reads more than the feature map.
     """
-    others = (features.cls, features.mean, features.prompts, features.quarters)
-    if min(features.grid) < 2 or any(x is not None for x in others):
-        raise UserError(
-            "augment.splice_consistency needs a head that reads only the feature map, of two by two cells or more: set "
-            "it to false, or model.head.kind=linear and pool=max"
-        )
-    cells, (rows, columns) = batch[CELLS], (side // 2 for side in features.grid)
-    count, width = len(cells), features.patches.shape[2]
-    maps = resize_aligned(features.patches[-count:].reshape(count, *features.grid, width), 2 * rows, 2 * columns)
-    maps = maps.reshape(count, 2, rows, 2, columns, width).swapaxes(2, 3).reshape(4 * count, rows * columns, width)
-    logits = model.classify(Features(None, None, maps, (rows, columns)), **options).logits
+    cells, count = batch[CELLS], len(batch[CELLS])
+    logits = model.classify(split_cells(features, count), **options).logits
     targets = jax.lax.stop_gradient(jax.nn.sigmoid(prediction.logits[cells.reshape(-1)]))
     loss = binary_cross_entropy(logits, targets).reshape(count, -1).mean(axis=1)
     valid = batch["mask"] != 0

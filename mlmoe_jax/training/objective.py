@@ -73,9 +73,7 @@ class Objective:
         """
         settings, whole = self.settings, batch if whole is None else whole
         logits, examples = {"logits": prediction.logits, **prediction.terms}, self._examples(batch, step, values)
-        averaged = jnp.ones_like(whole["label_mask"]) if self.loss.averages_all else self._counted(whole)
-        entries = jnp.sum(losses.valid_entries(averaged, whole["mask"]))
-        images = jnp.sum(whole["mask"] != 0)
+        entries, images = self._divisors(whole)
         parts = {
             name: losses.reduce(
                 self.loss(losses.as_float(logits[name]), examples),
@@ -109,6 +107,11 @@ class Objective:
             (path := LOSS_VALUES + name): values[path].at[batch["id"]].max(after * (batch["mask"] != 0)[:, None])
             for name, after in noted.items()
         }
+
+    def _divisors(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """Return the number of labels of a mean, i32[], and the number of images, i32[]."""
+        averaged = jnp.ones_like(batch["label_mask"]) if self.loss.averages_all else self._counted(batch)
+        return jnp.sum(losses.valid_entries(averaged, batch["mask"])), jnp.sum(batch["mask"] != 0)
 
     def _counted(self, batch: Batch) -> jax.Array:
         """Return [B,K]: 1 for each label that is included in the loss, and 0 for each label that is ignored."""

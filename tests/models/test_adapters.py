@@ -120,7 +120,6 @@ def _change(layer, vectors, index, columns=slice(None)):
     layer.bias[...] = layer.bias[...].at[columns].multiply(scale).at[columns].add(shift)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("source", ["normed", "residual"])
 def test_a_bottleneck_is_beside_the_mlp(source):
     """Block by block (AdaptFormer, sec. 3.2)."""

@@ -248,7 +248,28 @@ def test_an_unknown_backbone_is_refused_with_the_nearest_or_all_names(refusal):
         assert entry.file.endswith((".safetensors", ".npz", *TORCH_SUFFIXES)), name
         assert name == "vit_digits" or entry.package or entry.address.startswith("https://"), name
         assert name == "vit_digits" or entry.package or entry.address.endswith(entry.file.rpartition("/")[2]), name
-        assert len(entry.mean) == len(entry.std) == 3, name
+
+
+HALF = (0.5, 0.5, 0.5)
+CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+# Mean and deviation of the channels as the authors publish them, by the beginning of the names; the longest counts.
+NORMALIZATIONS = {
+    "vit_digits": (HALF, (0.25, 0.25, 0.25)),
+    **dict.fromkeys(("vit_b16_in1k", "vit_b16_in21k", "siglip2_", "openclip_vitl14_laion2b"), (HALF, HALF)),
+    **dict.fromkeys(
+        ("vit_b16_mae", "vit_b16_mocov3", "dinov2_", "dinov3_", "resnet", "convnext_"),
+        ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    ),
+    **dict.fromkeys(("clip_", "openclip_"), CLIP),
+    "efficientnet_lite": ((127 / 255,) * 3, (128 / 255,) * 3),
+}
+
+
+def test_images_are_normalized_as_in_the_training_of_the_weights():
+    assert len(catalog.CATALOG) == 43
+    for name, entry in catalog.CATALOG.items():
+        family = max((begin for begin in NORMALIZATIONS if name.startswith(begin)), key=len)
+        assert (entry.mean, entry.std) == NORMALIZATIONS[family], name
 
 
 def test_the_page_lists_every_backbone_with_its_license():
