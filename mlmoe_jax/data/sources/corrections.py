@@ -37,7 +37,7 @@ _ANSWERS = {
     **dict.fromkeys(("yes", "y", "true", "x", "1", "1.0"), True),
     **dict.fromkeys(("", "no", "n", "false", "0", "0.0"), False),
 }
-_SEPARATORS = ",;\t"  # a spreadsheet program takes the one of its language
+_SEPARATORS = ",;\t"  # spreadsheet programs in other languages write semicolons
 
 Key = tuple[str, str, int | str]  # image, label and suggested code; a code that is none stays text
 
