@@ -93,7 +93,9 @@ class Usage:
         return account
 
     def hold_out(self, split: str, held_out: str, count: int) -> Usage:
-        """Return the account after `count` images of a split became the split `held_out`."""
+        """Return the account after `count` images of a split became the split `held_out`. Others do not change."""
+        if split not in self.used:
+            return self
         used = {**self.used, split: self.used.get(split, 0) - count, held_out: count}
         return replace(self, used=used)
 

@@ -111,10 +111,7 @@ def open_split(
     if holds_out:
         whole, opened = opened, _hold_out(opened, split, data_config, seed)
         count = len(opened) if split == data_config.val_split else len(whole) - len(opened)
-        usage = [
-            account.hold_out(whole.name, data_config.val_split, count) if whole.name in account.used else account
-            for account in opened.usage
-        ]
+        usage = (account.hold_out(whole.name, data_config.val_split, count) for account in opened.usage)
         opened = replace(opened, usage=tuple(usage))
     return opened.without_missing() if skips and not keep_missing else opened
 
