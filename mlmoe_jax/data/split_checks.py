@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.images import Decoding
 from mlmoe_jax.data.label_codes import POSITIVE
-from mlmoe_jax.data.sources.names import SEPARATORS, names_joined_by
+from mlmoe_jax.data.sources.names import doubtful_names
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import unused_input
 from mlmoe_jax.errors import UserError
@@ -95,9 +95,7 @@ def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
     if problems := shared_groups(splits):
         raise UserError(problems[0])
     unused = unused_input(usage for split in splits for usage in split.usage)
-    joined = [train.classes[k] for mark in SEPARATORS for k in names_joined_by(mark, train.classes)]
-    doubts = [f"labels that may be several names, with another separator: {abbreviate(joined)}"] if joined else []
-    return [*unused, *doubts, *label_warnings(train), *contradictions(splits)]
+    return [*unused, *doubtful_names(train.classes), *label_warnings(train), *contradictions(splits)]
 
 
 def warn_unused(splits: Iterable[Split]) -> None:

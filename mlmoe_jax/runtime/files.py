@@ -100,10 +100,24 @@ def open_text(path: str | os.PathLike) -> TextIO:
     Raises OSError as `open_regular`, and UnicodeDecodeError for UTF-16 without a byte order mark.
     """
     file = open_regular(path)
-    if b"\0" in file.peek(64)[:64]:
-        file.close()
-        raise UnicodeDecodeError("utf-8", b"\0", 0, 1, "NUL")
+    _refuse_utf_16(file.peek(64))
     return io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+
+
+def read_text(path: str | os.PathLike, most: int = MOST_DATA) -> str:
+    """Return the content of a file as `read_bytes`, as UTF-8 text without a byte order mark.
+
+    Raises OSError as `read_bytes`, and UnicodeDecodeError if it is not UTF-8.
+    """
+    content = read_bytes(path, most)
+    _refuse_utf_16(content)
+    return content.decode("utf-8-sig")
+
+
+def _refuse_utf_16(content: bytes) -> None:
+    """Raise UnicodeDecodeError for text that is UTF-16 without a byte order mark, which UTF-8 decodes with NULs."""
+    if b"\0" in content[:64]:
+        raise UnicodeDecodeError("utf-8", content[:64], 0, 1, "it is UTF-16")
 
 
 def read_bytes(path: str | os.PathLike, most: int = MOST_DATA) -> bytes:

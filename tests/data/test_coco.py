@@ -99,7 +99,11 @@ def test_json_of_another_kind(coco, refusal, content):
     [
         ("categories", {"id": 2, "name": "bottle"}, "names the class 'bottle' twice"),
         ("categories", {"id": 44, "name": "flask"}, "is damaged: it lists the category id 44 twice"),
-        ("images", {"id": 7, "file_name": file_name("train", 100)}, f"gives {file_name('train', 100)} two values of "),
+        (
+            "images",
+            {"id": 7, "file_name": file_name("train", 100)},
+            f"lists {file_name('train', 100)} with two values of ",
+        ),
         ("images", {"id": 100, "file_name": "a.jpg"}, "is damaged: it lists the image id 100 twice"),
     ],
 )

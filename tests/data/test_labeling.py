@@ -229,4 +229,4 @@ def test_settings_that_do_not_fit_are_refused(folder, refusal, keys, sentence):
 def test_an_image_that_is_listed_again_with_other_labels_is_refused(folder, refusal):
     twice = XML.replace('"b c.png"', '"a.png"')
     sentence = refusal(opened, "cvat", folder, "a.xml", twice)
-    assert sentence.startswith(f"{folder}/a.xml gives a.png two values of its label 'sand & sun': ")
+    assert sentence.startswith(f"{folder}/a.xml lists a.png with two values of its label 'sand & sun': ")

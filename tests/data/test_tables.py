@@ -282,7 +282,10 @@ def test_the_class_file_selects_columns(tmp_path, refusal):
         ("image,cat,dog,\na.png,1,1,1\n", " has a column without a name; "),  # as spreadsheets write it
         (",image,cat,dog\n1,a.png,1,1\n", " has a column without a name; "),  # the index of a table
         ("image,dog,cat\na.png,1,0\nb.png,1,yes\n", " line 3 has the cell 'yes' where 1, 0 or empty should be; "),
-        ("image,dog,cat\na.png,1,0\na.png,1,1\n", " lines 2 and 3 give a.png two values of its label 'cat': 0 and 1; "),
+        (
+            "image,dog,cat\na.png,1,0\na.png,1,1\n",
+            " lists a.png in the lines 2 and 3 with two values of its label 'cat': 0 and 1; ",
+        ),
         ("image,dog,cat\na.png,1,0\nb.png,1,-1\n", " line 3 has the cell '-1' where 1, 0 or empty should be; "),
     ],
 )
@@ -353,7 +356,7 @@ def test_each_spelling_of_a_split_is_used_or_counted(tmp_path, kind):
         (sentence,) = unused_input(usage for split in splits.values() for usage in split.usage)
         assert sentence.startswith(f"{tmp_path}/t.{kind}: 3 of 9 rows are not used: ")
         assert "1 without a split (line " in sentence
-        assert "2 of split 'extra', which is not one of train, val (line " in sentence
+        assert "2 of split 'extra', while the config uses train, val (line " in sentence
 
 
 def test_another_split_in_the_file_of_a_split_is_said(tmp_path):
@@ -469,7 +472,10 @@ def test_images_know_their_line_in_the_table(tmp_path, kind):
         ("image;labels\na.png;x\n", " has no column 'image', which data.image_column names (columns: image;labels); "),
         ('image,labels\na.png,"x\nb.png,y"\n', " line 2 has a line break in its labels, 'x\\nb.png,y'; close"),
         ('image,labels\n"a.png,x\nb.png",y\n', " line 2 has the image 'a.png,x\\nb.png', which is not a path; "),
-        ("image,labels\na.png,x\na.png,\n", " lines 2 and 3 give a.png two values of its labels: some and none; "),
+        (
+            "image,labels\na.png,x\na.png,\n",
+            " lists a.png in the lines 2 and 3 with two values of its labels: some and none; ",
+        ),
         ("image,labels\na.png,x\nb.png,N/A\n", " line 3 has the label 'N/A', which stands for no value; leave it "),
         *(
             (f"image,labels\na.png,{cell}\n", f" line 2 has the labels {cell[1:-1]!r}, a literal that ")

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import itertools
 import re
-import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
-from mlmoe_jax.data.sources.names import SEPARATORS, names_joined_by
+from mlmoe_jax.data.sources.names import SEPARATORS, label_key, names_joined_by
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.runtime.text import abbreviate, quantity
 
@@ -111,8 +110,7 @@ def _variants(labels: LabelCounts) -> Mistakes:
     groups = defaultdict(list)
     for k, name in enumerate(labels.names):
         if labels.counts[k]:
-            plain = unicodedata.normalize("NFKC", name).strip().casefold()
-            groups[re.sub(r"[\s_-]+", " ", plain)].append(k)
+            groups[label_key(name)].append(k)
     for group in groups.values():
         main, *others = sorted(group, key=lambda k: -labels.counts[k])
         for k in others:

@@ -26,7 +26,7 @@ from mlmoe_jax.data.sources.tables import CODE_OF_CELL, find_column
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import damage_explained, read_bytes
+from mlmoe_jax.runtime.files import damage_explained, read_text
 from mlmoe_jax.runtime.formats import unescape_cell
 from mlmoe_jax.runtime.text import compose
 
@@ -134,7 +134,7 @@ def read_suggestions(path: str | os.PathLike) -> list[Suggestion]:
     """
     refuse_spreadsheet(path)
     with damage_explained(path):
-        text = read_bytes(path).decode("utf-8-sig")
+        text = read_text(path)
         heading = next(filter(str.strip, io.StringIO(text)), "")
         separator = max(_SEPARATORS, key=heading.count)
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from mlmoe_jax.runtime.text import compose
+from mlmoe_jax.runtime.text import abbreviate, compose
 
 _SPELLINGS = {
     "train": ("training", "trn", "tr"),
@@ -25,7 +26,7 @@ _NO_VALUES = frozenset(
         *("-", "--", "---", "–", "—", "?", ".", "#n/a", "#name?", "#ref!", "#value!", "#div/0!", "#null!", "#num!"),
     )
 )
-_SYNTAX = re.compile(r"""[\[({]\s*['"]|['"]\s*[\])}]|^(\[\s*\]|\(\s*\)|\{\s*\}|set\(\))$""")  # of lists
+_SYNTAX = re.compile(r"""[\[({]\s*['"]|['"]\s*[\])}]|^(\[.*\]|\(\s*\)|\{.*\}|set\(\))$""")  # of lists
 
 
 def split_key(name: str) -> str:
@@ -72,13 +73,31 @@ def label_problem(name: str) -> str:
     return ""
 
 
+def label_key(name: str) -> str:
+    """Return a key that is equal for names that differ only in case, spaces, hyphens or underscores."""
+    return re.sub(r"[\s_-]+", " ", unicodedata.normalize("NFKC", name).strip().casefold())
+
+
 def names_joined_by(mark: str, names: Sequence[str]) -> list[int]:
     """Return the indices of the names that probably consist of several names joined by `mark`.
 
-    Each part is an element of `names`, or a part of at least two of them. For another mark than /, which also joins the
-    levels of a hierarchy, one part that is an element of `names` is enough.
+    Each part is an element of `names`, or a part of at least two of them. Of a name with a comma, one part that is an
+    element is enough, and for ; and | one part of either kind; the / also joins the levels of a hierarchy.
     """
     parts = {k: {part.strip() for part in name.split(mark)} for k, name in enumerate(names) if mark in name}
-    counts, labels = Counter(itertools.chain(*parts.values())), set(names)
-    known = {*labels, *(part for part, count in counts.items() if count > 1)} - {""}
-    return [k for k, own in parts.items() if known >= own or (mark != "/" and labels & own)]
+    counts = Counter(itertools.chain(*parts.values()))
+    known = {*names, *(part for part, count in counts.items() if count > 1)} - {""}
+    enough = {",": set(names), "/": set()}.get(mark, known)
+    return [k for k, own in parts.items() if known >= own or enough & own]
+
+
+def doubtful_names(names: Sequence[str]) -> list[str]:
+    """Return sentences about labels that are probably several names, or the name of another label."""
+    joined = [names[k] for mark in SEPARATORS for k in names_joined_by(mark, names)]
+    spellings = Counter(map(label_key, names))
+    variants = sorted((name for name in names if spellings[label_key(name)] > 1), key=label_key)
+    doubts = {
+        "labels that may be several names, with another separator": joined,
+        "labels that differ only in case, spaces, hyphens or underscores": variants,
+    }
+    return [f"{doubt}: {abbreviate(labels)}" for doubt, labels in doubts.items() if labels]

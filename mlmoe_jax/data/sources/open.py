@@ -14,6 +14,7 @@ from mlmoe_jax.data.label_tree import INDEPENDENT, LabelTree, read_tree
 from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.data.sources.source import DataSource, difficult_treatment, require_known_split
 from mlmoe_jax.data.split import Split
+from mlmoe_jax.data.usage import unused_input
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.registry import Registry
 from mlmoe_jax.runtime.text import abbreviate, quantity
@@ -109,7 +110,11 @@ def open_split(
     if not skips:
         _require_files(opened)
     if holds_out:
-        whole, opened = opened, _hold_out(opened, split, data_config, seed)
+        whole = opened
+        try:
+            opened = _hold_out(whole, split, data_config, seed)
+        except UserError as error:
+            raise UserError("; ".join([f"{error}", *unused_input(whole.usage)])) from error
         count = len(opened) if split == data_config.val_split else len(whole) - len(opened)
         usage = (account.hold_out(whole.name, data_config.val_split, count) for account in opened.usage)
         opened = replace(opened, usage=tuple(usage))

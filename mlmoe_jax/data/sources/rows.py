@@ -274,7 +274,9 @@ class _Selection:
             elif _is_blank(name):
                 usage.leave_out("without a split", position, count)
             elif len(usage.left_out) < SHOWN_SPLITS:
-                usage.leave_out(f"of split '{name}', which is not one of {', '.join(listing.splits)}", position, count)
+                usage.leave_out(
+                    f"of split '{name}', while the config uses {', '.join(listing.splits)}", position, count
+                )
             else:
                 usage.leave_out("of other splits", f"'{name}'", count)
         if contrary.count:
@@ -336,9 +338,11 @@ class _Selection:
                 self.merged.add(row.position)
                 row = self._stored(at, row.is_complete).merge(row)
         except ValueError as error:
-            give = f"lines {line} and {row.line} give" if line != row.line else "gives"
+            where = (
+                f"lists {row.image}" if line == row.line else f"lists {row.image} in the lines {line} and {row.line}"
+            )
             raise UserError(
-                f"{self.listing.path} {give} {row.image} two values of its {error}; correct one of them"
+                f"{self.listing.path} {where} with two values of its {error}; correct one of them"
             ) from error
         return row
 

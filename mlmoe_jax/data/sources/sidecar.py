@@ -24,7 +24,7 @@ from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFil
 from mlmoe_jax.data.sources.rows import ImageRow
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
-from mlmoe_jax.runtime.files import MIB, damage_explained, find_file, read_bytes
+from mlmoe_jax.runtime.files import MIB, damage_explained, find_file, read_text
 from mlmoe_jax.runtime.formats import read_rows
 from mlmoe_jax.runtime.storage import Folder, atomic_folder, require_new
 from mlmoe_jax.runtime.text import compose
@@ -63,7 +63,7 @@ def _row(folder: Path, image: str, name_of_spelling: dict[str, str]) -> ImageRow
     if not path.exists():
         return ImageRow(image, None)
     with damage_explained(path):
-        text = read_bytes(path, MOST_TAGS).decode("utf-8-sig")
+        text = read_text(path, MOST_TAGS)
     tags = filter(None, map(str.strip, re.split("[,\n]", text)))
     return ImageRow(image, {name_of_spelling.get(tag, tag): POSITIVE for tag in tags})
 
@@ -75,7 +75,7 @@ def _spellings(name: str) -> list[str]:
 
 def _read_tags(path: Path) -> tuple[str, ...]:
     with damage_explained(path):
-        text = io.StringIO(read_bytes(path).decode("utf-8-sig"), newline="")
+        text = io.StringIO(read_text(path), newline="")
         return tuple(dict.fromkeys(row["name"] for row in read_rows(text)))
 
 
