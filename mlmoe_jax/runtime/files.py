@@ -100,7 +100,11 @@ def open_text(path: str | os.PathLike) -> TextIO:
     Raises OSError as `open_regular`, and UnicodeDecodeError for UTF-16 without a byte order mark.
     """
     file = open_regular(path)
-    _refuse_utf_16(file.peek(64))
+    try:
+        _refuse_utf_16(file.peek(64))
+    except UnicodeDecodeError:
+        file.close()
+        raise
     return io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
 
 
