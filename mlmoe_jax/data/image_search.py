@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from operator import attrgetter
 from pathlib import Path
 
 from mlmoe_jax.data.images import image_suffixes, is_image
 from mlmoe_jax.data.usage import Usage
-from mlmoe_jax.runtime.files import file_sha256
+from mlmoe_jax.runtime.files import file_sha256, find_file
+from mlmoe_jax.runtime.text import compose
 
 # What operating systems, storage devices and Python put into folders, in lower case; names with a dot are hidden.
 _SYSTEM_NAMES = frozenset(
@@ -86,6 +88,23 @@ def _search(folder: str, prefix: str, usage: Usage, files: list[str] | None, wit
 
 def _leads_above(link: Path) -> bool:
     return any(link.samefile(above) for above in link.absolute().parents)
+
+
+def find_unlisted(files: Iterable[str]) -> list[str]:
+    """Return the sorted paths of the images that are none of some local files, but in a folder with one of them."""
+    listed = {compose(os.path.abspath(file)) for file in files}
+    images = []
+    for folder in sorted(set(map(os.path.dirname, listed))):
+        with contextlib.suppress(OSError), os.scandir(find_file(folder)) as entries:
+            images += [
+                entry.path
+                for entry in entries
+                if compose(entry.path) not in listed
+                and not is_skipped(entry.name)
+                and entry.is_file()
+                and is_image(entry.path)
+            ]
+    return sorted(images)
 
 
 def find_copies(folder: str | os.PathLike, kinds: Mapping[str, Hashable]) -> list[list[str]]:

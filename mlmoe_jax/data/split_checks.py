@@ -119,14 +119,16 @@ def shared_groups(splits: Sequence[Split]) -> list[str]:
 
 
 def label_warnings(train: Split) -> list[str]:
-    """Return a list with one warning about the classes without a positive image; [] if there is no such class."""
-    without = [name for name, count in zip(train.classes, count_codes(train, POSITIVE), strict=True) if not count]
-    if not without:
-        return []
-    return [
-        f"split {train.name} has no positive image of {len(without):,} of its {len(train.classes):,} classes, which "
-        f"cannot be learned: {abbreviate(without)}"
-    ]
+    """Return sentences about the classes that no training image has, and about those that all of them have."""
+    counts = count_codes(train, POSITIVE)
+    sentences = []
+    for what, constant in (("no positive image", 0), ("only positive images", max(2, len(train)))):
+        if names := [name for name, count in zip(train.classes, counts, strict=True) if count == constant]:
+            sentences.append(
+                f"split {train.name} has {what} of {len(names):,} of its {len(train.classes):,} classes, which "
+                f"cannot be learned: {abbreviate(names)}"
+            )
+    return sentences
 
 
 def contradictions(splits: Iterable[Split]) -> list[str]:

@@ -137,6 +137,8 @@ def test_a_split_that_is_held_out_has_no_folder_that_is_used(tmp_path):
             "cat/Test has the name of a split, in the folder",
         ),
         (["photos/Train/cat/0.png", "photos/valid/cat/1.png"], "or set data.root to"),
+        (["photos/cat/0.png", "photos/dog/1.png"], "all images are in folders in "),
+        (["Train/photos/cat/0.png", "Train/photos/dog/1.png"], "if the classes are in there, move them to "),
         (["Train/0.png", "Train/1.png"], "Train lists no images in folders of classes; "),
         (["valid/cat/0.png", "cat/1.png"], "/train (folders there: cat, valid); sort the images into"),
         ([".x/0.png"], "1 of 1 file is not used: 1 hidden or in folders of the system"),

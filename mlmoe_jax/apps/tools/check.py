@@ -11,7 +11,8 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.apps.tools.check_table import doubtful_labels, image_places
 from mlmoe_jax.apps.tools.duplicates import Inspection, find_duplicates, inspect_images
-from mlmoe_jax.data.images import BadImage, Decoding
+from mlmoe_jax.data.image_search import find_unlisted
+from mlmoe_jax.data.images import BadImage, Decoding, ImageFiles
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE, UNKNOWN
 from mlmoe_jax.data.sources.open import find_root, open_splits
 from mlmoe_jax.data.split import Split
@@ -26,7 +27,7 @@ from mlmoe_jax.data.usage import Usage, join_usages, unused_input
 from mlmoe_jax.errors import DONE, FOUND_PROBLEMS
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.table import Column, Outcome, Table
-from mlmoe_jax.runtime.text import abbreviate, percent
+from mlmoe_jax.runtime.text import abbreviate, percent, quantity
 
 SHOWN_CLASSES = 60  # classes in the text; JSON contains all classes
 
@@ -66,6 +67,7 @@ def check_data(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
         "problems": [*problems, *(item.sentence() for item in duplicates if item.is_leak), *shared_groups(splits)],
         "warnings": [
             *unused_input(_usages(splits)),
+            *_unlisted_images(splits),
             *label_warnings(splits[0]),
             *contradictions(splits),
             *doubtful_labels(splits, config.data.separator if has_cells else ""),
@@ -76,6 +78,15 @@ def check_data(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
 
 def _usages(splits: Sequence[Split]) -> list[Usage]:
     return [account for split in splits for account in split.usage]
+
+
+def _unlisted_images(splits: Sequence[Split]) -> list[str]:
+    """Return a sentence about the images beside those of a table that are in no split; [] if there are none."""
+    tables = [split for split in splits if any(account.unit == "row" for account in split.usage)]
+    images = [split.images for split in tables if isinstance(split.images, ImageFiles)]
+    unlisted = find_unlisted(files.name(row) for files in images for row in range(len(files)))
+    count = quantity(len(unlisted), "image")
+    return [f"in no split: {count} beside those that are in one ({abbreviate(unlisted, 3)})"] if unlisted else []
 
 
 def _open_splits(config: ConfigDict) -> list[Split]:

@@ -92,7 +92,7 @@ def doubtful_labels(splits: Sequence[Split], separator: str) -> list[str]:
     labels = LabelCounts(splits)
     reported: set[int] = set()
     sentences = []
-    mistakes = (_variants(labels), _joined_names(labels, separator), _misspellings(labels), _constant_labels(labels))
+    mistakes = (_variants(labels), _joined_names(labels, separator), _misspellings(labels))
     for mistaken, sentence in itertools.chain(*mistakes):
         if reported.isdisjoint(mistaken):
             reported |= mistaken
@@ -168,13 +168,3 @@ def _is_typing_error(wrong: str, right: str) -> bool:
     if wrong_end[1:] == right_end[1:]:
         return start > 0 and len(right) >= 6
     return wrong_end[:2] == right_end[:2][::-1] and wrong_end[2:] == right_end[2:]
-
-
-def _constant_labels(labels: LabelCounts) -> Mistakes:
-    """Yield each label that all images have."""
-    for k, name in enumerate(labels.names):
-        if labels.counts[k] == labels.images > 1:
-            yield (
-                {k},
-                f"label '{name}' is on all {labels.images:,} images, so a model learns nothing from it; remove it",
-            )

@@ -1,6 +1,6 @@
 """The images of `--images`.
 
-`--images` takes any of these, in order; duplicates are kept, except for labeling tools:
+`--images` takes any of these, in order; images that are named again are kept, except for labeling tools:
 
     a.jpg               a file with any suffix, or an address such as gs://bucket/a.jpg
     photos              a folder; all images in it, at any depth, see `image_search.list_images`
@@ -29,9 +29,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mlmoe_jax.data.image_search import list_files, list_images
-from mlmoe_jax.data.usage import Usage
+from mlmoe_jax.data.usage import Usage, unused_input
 from mlmoe_jax.errors import UserError, reason_of
 from mlmoe_jax.runtime.files import DEMO, MOST_LIST, find_file, read_bytes, read_stream
+from mlmoe_jax.runtime.text import quantity
 
 # Photographs of scikit-image, which also has their licenses.
 PHOTOGRAPHS = ("astronaut.png", "camera.png", "chelsea.png", "coffee.png", "motorcycle_left.png", "rocket.jpg")
@@ -44,11 +45,12 @@ class ImageList(NamedTuple):
     usages: list[Usage]
 
 
-def find_images(items: Sequence[str]) -> ImageList:
-    """Return all images that the items of `--images` specify, and log a warning about each item with unused files.
+def find_images(items: Sequence[str], *, repeats: bool = True) -> ImageList:
+    """Return all images that the items of `--images` specify, and log warnings about files that are not used.
 
     Args:
       items: files, folders, patterns and lists, see the docstring of this module.
+      repeats: whether an image that is named again is kept.
 
     Raises:
       UserError: an item specifies no image.
@@ -64,11 +66,18 @@ def find_images(items: Sequence[str]) -> ImageList:
                 "or @FILE with one path per line"
             )
         usage.use(count=len(images))
-        for sentence in usage.sentences():
-            logging.getLogger(__name__).warning(sentence)
         paths += images
-        usages += [usage] if usage.unused else []
-    return ImageList(paths, usages)
+        usages.append(usage)
+    unique = list(dict.fromkeys(paths))
+    usages.append(Usage("--images", "image", {"": len(unique)}))
+    if again := len(paths) - len(unique):
+        if repeats:
+            usages[-1].notes.append(f"names {quantity(again, 'image')} again, with a row for each time")
+        else:
+            usages[-1].leave_out("named again", count=again)
+    for sentence in unused_input(usages):
+        logging.getLogger(__name__).warning(sentence)
+    return ImageList(paths if repeats else unique, [usage for usage in usages if usage.sentences()])
 
 
 def _images_of_item(item: str, usage: Usage) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import math
 import time
 from collections import deque
@@ -30,7 +29,6 @@ from mlmoe_jax.runtime.storage import STANDARD_OUTPUT, OutputTarget, open_output
 from mlmoe_jax.runtime.table import Outcome
 from mlmoe_jax.runtime.text import printable, quantity
 
-_logger = logging.getLogger(__name__)
 PRINTED_IMAGES = 20  # maximum number of printed images, and of printed errors
 
 
@@ -99,16 +97,8 @@ def _shared_image_list(items: Sequence[str], *, repeats: bool) -> ImageList:
       items: the values of `--images`.
       repeats: whether repeated images are kept.
     """
-    found = find_images(items) if distributed.is_first() else ImageList([], [])
-    paths = distributed.broadcast_from_first(found.paths)
-    unique = list(dict.fromkeys(paths))
-    if repeats or len(unique) == len(paths):
-        return ImageList(paths, found.usages)
-    usage = Usage("--images", "image", {"": len(unique)})
-    usage.leave_out("given again", count=len(paths) - len(unique))
-    if distributed.is_first():
-        _logger.warning(*usage.sentences())
-    return ImageList(unique, [*found.usages, usage])
+    found = find_images(items, repeats=repeats) if distributed.is_first() else ImageList([], [])
+    return found._replace(paths=distributed.broadcast_from_first(found.paths))
 
 
 def _batch_size(predictor: Predictor, paths: Sequence[str], size: int | None) -> int:

@@ -9,7 +9,7 @@ these labels, whose id is the first path. Files that are not used are counted, s
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,6 +55,8 @@ def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | N
     if not labels:
         raise UserError("; ".join([f"{usage.place} lists no images in folders of classes", *unused_input(usages)]))
     names = sorted({compose(name) for top in tops for name in _subfolders(root / top)})
+    if split == data_config.train_split:
+        _refuse_wrapper(root, tops, images)
     rows = [ImageRow(path, dict.fromkeys(names, POSITIVE)) for path, names in labels.items()]
     opened = validated(rows, Listing(usage.place, split), names if classes is None else classes)
     return replace(opened.to_split(root), usage=usages)
@@ -119,6 +121,17 @@ def _find_images(root: Path, top: str, usage: Usage) -> list[tuple[str, str]]:
         else:
             images.append((folder, f"{top}/{below}" if top else below))
     return sorted(images)
+
+
+def _refuse_wrapper(root: Path, tops: Sequence[str], images: Collection[str]) -> None:
+    """Raise UserError if the only class is a folder around the folders of classes, as many archives have one."""
+    parents = set(map(os.path.dirname, images))
+    around = os.path.commonpath(parents)
+    if around not in ("", *tops, *parents):
+        raise UserError(
+            f"all images are in folders in {root / around}, so there is one class only; if the classes are in there, "
+            f"move them to {root / tops[0]}, or set data.root"
+        )
 
 
 def _merge_copies(

@@ -101,10 +101,11 @@ def test_processes_that_find_other_images_or_labels_are_refused(monkeypatch, ref
         )
 
 
-def test_classes_without_positives_are_a_warning():
-    marks = np.array([[1, 0, 2, -1]])  # difficult and unknown labels are not positive
-    assert check_splits(split_of(["1"], marks), [split_of(["2"], name="val")]) == [
-        "split train has no positive image of 3 of its 4 classes, which cannot be learned: b, c, d"
+def test_classes_without_positives_or_others_are_a_warning():
+    marks = np.array([[1, 0, 2, -1], [1, 0, 2, -1]])  # difficult and unknown labels are not positive
+    assert check_splits(split_of(["1", "2"], marks), [split_of(["3"], name="val")]) == [
+        "split train has no positive image of 3 of its 4 classes, which cannot be learned: b, c, d",
+        "split train has only positive images of 1 of its 4 classes, which cannot be learned: a",
     ]
 
 

@@ -35,7 +35,7 @@ def table(tmp_path):
 
     def check(rows, **data):
         random = np.random.default_rng(0)
-        (tmp_path / "images").mkdir()
+        (tmp_path / "images").mkdir(exist_ok=True)
         for image, _ in rows:
             if not image.startswith(("gone/", "images\\")):
                 pixels = random.integers(0, 256, (9, 9, 3), np.uint8)
@@ -60,8 +60,12 @@ def test_every_planted_mistake_is_named_with_its_lines_and_its_correction(table,
     last = len(rows)
     for row in range(0, last, 2):
         rows[row] = (rows[row][0].replace("images/", "gone/"), rows[row][1])
+    (tmp_path / "images").mkdir()
+    Image.new("RGB", (1, 1)).save(tmp_path / "images" / "e\u0301.png")
     report = table(rows)
     assert report["warnings"] == [
+        f"in no split: 1 image beside those that are in one ({tmp_path}/images/e\u0301.png)",
+        "split train has only positive images of 1 of its 9 classes, which cannot be learned: photo",
         "label 'Dog' (1 image: labels.csv line 57) differs from 'dog' only in case, spaces, hyphens or "
         "underscores; write 'dog' there if they are the same",
         "label 'polar_bear' (1 image: labels.csv line 61) differs from 'polar bear' only in case, spaces, "
@@ -69,7 +73,6 @@ def test_every_planted_mistake_is_named_with_its_lines_and_its_correction(table,
         "1 label made of several names separated by ',' instead of ';': 'cat, dog' (1 image: labels.csv line 60); "
         "write ';' there, or set data.separator if all of the table has ','",
         "label 'dgo' (2 images: labels.csv lines 58, 59) may be a misspelling of 'dog'; write 'dog' there if it is",
-        f"label 'photo' is on all {last} images, so a model learns nothing from it; remove it",
         "1 label with one image, too few to train and evaluate: 'zebra' (1 image: labels.csv line 63); add images, "
         "or remove the label",
     ]

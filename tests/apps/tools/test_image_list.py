@@ -37,9 +37,13 @@ def test_a_folder_is_searched_recursively(tree):
     assert find_images([f"{tree}/photos/"]).paths == [f"{tree}/photos/{name}" for name in IN_DEPTH]
 
 
-def test_order_and_duplicates_are_kept(tree):
+def test_order_and_duplicates_are_kept(tree, caplog):
     given = ["photos/c/notes.txt", "photos/b.jpg", "photos/c", "photos/b.jpg"]
-    assert find_images(given).paths == [*given[:2], "photos/c/d.webp", "photos/c/e/f.tiff", "photos/b.jpg"]
+    found = [*given[:2], "photos/c/d.webp", "photos/c/e/f.tiff", "photos/b.jpg"]
+    assert find_images(given).paths == found
+    assert caplog.messages[-1] == "--images names 1 image again, with a row for each time"
+    assert find_images(given, repeats=False).paths == found[:-1]
+    assert caplog.messages[-1] == "--images: 1 of 5 images is not used: 1 named again"
 
 
 def test_folders_follow_links_but_no_cycles(tree):
