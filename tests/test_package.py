@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -72,6 +73,19 @@ def test_every_folder_with_python_files_is_installed():
         assert list((REPOSITORY / folder).glob("*.py")), name
 
 
+def test_an_index_gets_no_relative_link_and_no_package_of_an_extra():
+    pytest.importorskip("setuptools")
+    made = runpy.run_path(str(REPOSITORY / "setup.py"))
+    page = "[Guide](docs/a.md#b) ![x](c.png) [e](https://e.org)"
+    assert made["absolute_links"](page) == "Guide x [e](https://e.org)"
+    linked = "[Guide](https://h/r/docs/a.md#b) ![x](https://h/r/c.png) [e](https://e.org)"
+    assert made["absolute_links"](page, "https://h/r") == linked
+    assert not re.findall(r"\]\((?!https://)[^)]*\)", made["absolute_links"]((REPOSITORY / "README.md").read_text()))
+    assert set(required()) - {re.match(r"[\w.-]+", line).group().lower() for line in made["requirements"]()} == {
+        "tensorflow-datasets"
+    }
+
+
 def test_a_wheel_holds_everything(tmp_path, monkeypatch):
     """What goes into a wheel is what setuptools copies."""
     distribution = pytest.importorskip("setuptools").Distribution
@@ -133,7 +147,9 @@ def test_wheel_and_sdist_work_in_an_environment_of_their_own(tmp_path):
     options |= {"cwd": tmp_path, "env": clean}
     count, file, size = subprocess.run([python, "-c", code], **options).stdout.split()
     extras = PROJECT["project"]["optional-dependencies"].values()
-    assert int(count) == len(required()) + sum(map(len, extras))
+    assert int(count) == len(required()) - 1 + sum(map(len, extras)), (
+        "all but tensorflow-datasets, which is in an extra"
+    )
     assert file == str(packages / "mlmoe_jax" / "__init__.py")
     assert size == "64"
     command = [environment / "bin" / "mlmoe", "--mode=summary", "--config=linear_probe:dataset=digits", "--json"]

@@ -262,3 +262,9 @@ def test_damaged_data_sets(copied, refusal):
         assert re.match("(cannot read )?tfds:pets_coco split test( is damaged)?: ", sentence)
     (folder / "features.json").write_text("{")
     assert refusal(open_tfds, copied, "pets_coco", "test").startswith(f"tfds:pets_coco in {copied} is damaged: ")
+
+
+def test_the_extra_is_named(tmp_path, refusal, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    monkeypatch.delitem(sys.modules, "mlmoe_jax.data.sources.tfds", raising=False)
+    assert 'run pip install -e ".[tfds]"' in refusal(open_tfds, tmp_path, "voc/2007", "train")

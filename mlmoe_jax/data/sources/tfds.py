@@ -18,7 +18,6 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
-import tensorflow_datasets as tfds
 from etils import epath
 from ml_collections import ConfigDict
 
@@ -28,6 +27,13 @@ from mlmoe_jax.data.sources.source import DataSource
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import damage_explained
+
+try:
+    import tensorflow_datasets as tfds
+except ImportError as error:
+    raise UserError(
+        'data.name=tfds:… needs further packages; in the folder with pyproject.toml, run pip install -e ".[tfds]"'
+    ) from error
 
 RECORDS_AT_ONCE = 256
 LABEL_FEATURES = ("labels", "label", "objects")  # `labels` first, because VOC marks difficult labels only there
