@@ -54,6 +54,7 @@ _HEIC_SUFFIXES = (
     ".heifs",
     ".hif",
 )  # found even if they cannot be read
+BRIGHTEST = "brightest"  # of a 16-bit grayscale image, in `info` of the decoded Pillow image
 UPRIGHT = {
     2: Transpose.FLIP_LEFT_RIGHT,
     3: Transpose.ROTATE_180,
@@ -79,18 +80,20 @@ class Decoding:
       truncated: `read` decodes a JPEG that ends too early, with gray for the missing pixels. `refuse` raises BadImage.
         Other formats and truncated headers are always refused.
       exif: `apply` the orientation in the EXIF data, or `ignore` it.
+      gray_bits: the number of bits that 16-bit grayscale images use; the upper 8 of them are kept.
       most_pixels: images with more pixels are refused before they are decoded.
     """
 
     at_least: int = 0
     truncated: str = "refuse"
     exif: str = "apply"
+    gray_bits: int = 16
     most_pixels: int = MAX_DECODED
 
     @classmethod
     def from_config(cls, data_config: ConfigDict, at_least: int = 0) -> Decoding:
         """Return the decoding settings of `config.data`. `at_least` is as in `Decoding`."""
-        return cls(at_least, data_config.truncated, data_config.exif)
+        return cls(at_least, data_config.truncated, data_config.exif, data_config.gray_bits)
 
 
 STRICT = Decoding()  # the defaults of the config, at full size
@@ -99,9 +102,10 @@ STRICT = Decoding()  # the defaults of the config, at full size
 def read_image(source: str | os.PathLike | bytes, *, name: str = "", decoding: Decoding = STRICT) -> np.ndarray:
     """Decode an image file to a read-only RGB array u8[h,w,3].
 
-    Gray, palette and CMYK images are converted to RGB. Images with 16 bits per channel keep the upper 8 bits. An
-    animation becomes its first frame. Color profiles are not applied, as in the authors' codes. Transparent pixels are
-    blended onto white, as in web pages, because their stored color is arbitrary.
+    Gray, palette and CMYK images are converted to RGB. Images with 16 bits per channel keep the upper 8 bits, in
+    grayscale of the `decoding.gray_bits` that they use. An animation becomes its first frame. Color profiles are not
+    applied, as in the authors' codes. Transparent pixels are blended onto white, as in web pages, because their stored
+    color is arbitrary.
 
     Args:
       source: path of the file, or its bytes.
@@ -229,7 +233,7 @@ def _decode(data: bytes | Image.Image, name: str, decoding: Decoding) -> Image.I
         if decoding.at_least:
             image.draft(None, (decoding.at_least, decoding.at_least))
         image.load()
-        return _rgb(_upright(image) if decoding.exif == "apply" else image)
+        return _rgb(_upright(image) if decoding.exif == "apply" else image, decoding.gray_bits)
     except Exception as error:  # Pillow's decoders raise many types for damaged data, such as SyntaxError, IndexError
         reasons = {
             Image.DecompressionBombError: f"it has more than {most:,} pixels; store it smaller",
@@ -289,9 +293,9 @@ def _upright(image: Image.Image) -> Image.Image:
     return image.transpose(UPRIGHT[orientation]) if orientation in UPRIGHT else image
 
 
-def _rgb(image: Image.Image) -> Image.Image:
+def _rgb(image: Image.Image, gray_bits: int) -> Image.Image:
     if image.mode == "F" or image.mode.startswith("I"):
-        return _from_deep(np.asarray(image))
+        return _from_deep(np.asarray(image), gray_bits)
     if image.has_transparency_data:
         return _on_white(image.convert("LA") if image.mode == "La" else image)
     return image if image.mode == "RGB" else image.convert("RGB")
@@ -309,11 +313,18 @@ def _on_white(image: Image.Image) -> Image.Image:
     return blended
 
 
-def _from_deep(gray: np.ndarray) -> Image.Image:
-    """Convert a gray image with 16 bits per pixel to RGB. Pillow's own conversion would clip values at 255."""
+def _from_deep(gray: np.ndarray, bits: int) -> Image.Image:
+    """Convert a gray image with 16 bits per pixel, of which `bits` are used, to RGB. Pillow would clip values at 255.
+
+    `info` of the result has the largest value of the image under BRIGHTEST.
+    """
     if gray.dtype.kind == "f" or gray.min() < 0 or gray.max() > 0xFFFF:
         raise _Refused(f"its pixels are {gray.dtype} without a known white; store it with 8 or 16 bits per channel")
-    return Image.fromarray((gray >> 8).astype(np.uint8)).convert("RGB")
+    if (brightest := int(gray.max())) >> bits:
+        raise _Refused(f"its brightest value, {brightest:,}, needs more than the {bits} bits of data.gray_bits")
+    image = Image.fromarray((gray >> bits - 8).astype(np.uint8)).convert("RGB")
+    image.info[BRIGHTEST] = brightest
+    return image
 
 
 class Images(abc.ABC):

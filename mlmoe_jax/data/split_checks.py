@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 from ml_collections import ConfigDict
+from PIL import Image
 
-from mlmoe_jax.data.images import Decoding
+from mlmoe_jax.data.images import BRIGHTEST, BadImage, Decoding, Images
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.names import doubtful_names
 from mlmoe_jax.data.split import Split
@@ -21,6 +22,7 @@ from mlmoe_jax.runtime.text import abbreviate, compose, quantity
 _logger = logging.getLogger(__name__)
 
 SAMPLE = 16  # images per split that are read before a training or an evaluation
+_DARK_BITS = 2  # 16-bit grayscale images are dark if they leave as many of their upper bits unused
 
 
 def require_same_images(name: str, splits: Iterable[Split]) -> None:
@@ -46,7 +48,8 @@ def require_same_images(name: str, splits: Iterable[Split]) -> None:
 def require_readable(splits: Iterable[Split], data_config: ConfigDict) -> None:
     """Raise UserError if most images of a split have no file, or if most images of a sample cannot be read.
 
-    The sample has SAMPLE images that are spread over the split. The error names the first image that fails.
+    The sample has SAMPLE images that are spread over the split. The error names the first image that fails. If its
+    16-bit grayscale images are dark, a warning is logged.
     """
     decoding = Decoding.from_config(data_config)
     for split in splits:
@@ -57,13 +60,41 @@ def require_readable(splits: Iterable[Split], data_config: ConfigDict) -> None:
                 f"{missing:,} of the {missing + len(split):,} images of split {split.name} have no file, the first is "
                 f"{where}; correct data.root, data.images or the paths in the table"
             )
-        rows = sorted(set(np.linspace(0, len(split) - 1, SAMPLE).round().astype(int).tolist())) if len(split) else []
-        errors = [error for row in rows if (error := split.images.problem(row, decoding))]
-        if 2 * len(errors) > len(rows):
+        tried, errors = sample_images(split.images, f"split {split.name}", decoding)
+        if 2 * len(errors) > tried:
             raise UserError(
-                f"{len(errors)} of {len(rows)} images of split {split.name} that were tried cannot be read, the first "
+                f"{len(errors)} of {tried} images of split {split.name} that were tried cannot be read, the first "
                 f"because {errors[0]}"
             )
+
+
+def sample_images(images: Images, name: str, decoding: Decoding) -> tuple[int, list[str]]:
+    """Read at most SAMPLE images, evenly spaced, and log a warning if their 16-bit grayscale values use few bits.
+
+    Args:
+      images: the images.
+      name: what they are, for the warning.
+      decoding: the settings of the decoder.
+
+    Returns:
+      The number of images, and the reasons why some of them cannot be read.
+    """
+    rows = sorted(set(np.linspace(0, len(images) - 1, SAMPLE).round().astype(int).tolist())) if len(images) else []
+    errors, values = [], []
+    for row in rows:
+        try:
+            image = images.open(row, decoding)
+        except BadImage as error:
+            errors.append(str(error))
+        else:
+            values += [image.info[BRIGHTEST]] if isinstance(image, Image.Image) and BRIGHTEST in image.info else []
+    if values and not max(values) >> decoding.gray_bits - _DARK_BITS:
+        _logger.warning(
+            f"{len(values)} of {len(rows)} images of {name} that were tried are 16-bit grayscale, and the brightest "
+            f"value is {max(values):,} of {2**decoding.gray_bits - 1:,}, so they look nearly black; if that is white, "
+            f"set --config.data.gray_bits={max(8, max(values).bit_length())}"
+        )
+    return len(rows), errors
 
 
 def check_splits(train: Split, others: Sequence[Split]) -> list[str]:

@@ -82,6 +82,17 @@ def test_of_sixteen_bits_the_upper_eight_are_kept(file_format):
     np.testing.assert_array_equal(image, np.repeat((gray >> 8)[..., None], 3, axis=2))
 
 
+@pytest.mark.parametrize("bits", [8, 10, 12, 16])
+def test_of_the_bits_that_gray_images_use_the_upper_eight_are_kept(bits, refusal):
+    gray, decoding = np.array([[0, 7, 2**bits - 1]], np.uint16), Decoding(gray_bits=bits)
+    image = read_image(encoded(gray), decoding=decoding)
+    np.testing.assert_array_equal(image[..., 0], gray >> bits - 8)
+    np.testing.assert_array_equal(read_image(encoded(random_image()), decoding=decoding), random_image())
+    if bits < 16:
+        sentence = refusal(read_image, encoded(np.array([[2**bits]], np.uint16)), decoding=decoding, error=BadImage)
+        assert sentence.endswith(f"its brightest value, {2**bits:,}, needs more than the {bits} bits of data.gray_bits")
+
+
 @pytest.mark.parametrize("file_format", ["GIF", "PNG", "TIFF", "WEBP"])
 def test_an_animation_becomes_its_first_frame(file_format):
     frames = [Image.new("RGB", (8, 8), color) for color in ("red", "lime", "blue")]

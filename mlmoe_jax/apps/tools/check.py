@@ -21,6 +21,7 @@ from mlmoe_jax.data.split_checks import (
     contradictions,
     count_codes,
     label_warnings,
+    sample_images,
     shared_groups,
 )
 from mlmoe_jax.data.usage import Usage, join_usages, unused_input
@@ -96,6 +97,7 @@ def _open_splits(config: ConfigDict) -> list[Split]:
     splits = list(open_splits(data_config, others, seed=config.seed, keep_missing=True).values())
     for split in splits:
         check_splits(split, [])
+        sample_images(split.images, f"split {split.name}", Decoding.from_config(data_config))
     return splits
 
 

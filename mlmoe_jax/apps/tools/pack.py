@@ -28,7 +28,7 @@ from mlmoe_jax.data.shards import JPEG_QUALITY, Shard, ShardWriter, is_version, 
 from mlmoe_jax.data.sources.open import open_splits
 from mlmoe_jax.data.sources.packed import MANIFEST, STREAMS
 from mlmoe_jax.data.split import Split
-from mlmoe_jax.data.split_checks import warn_unused
+from mlmoe_jax.data.split_checks import sample_images, warn_unused
 from mlmoe_jax.errors import INTERRUPTED, UserError
 from mlmoe_jax.runtime.machine import cores
 from mlmoe_jax.runtime.preemption import stop_requests
@@ -84,6 +84,8 @@ def open_whole(config: ConfigDict) -> list[Split]:
     data_config.val_fraction = 0.0
     splits = list(open_splits(data_config, others, keep_missing=True).values())
     warn_unused(splits)
+    for split in splits:
+        sample_images(split.images, f"split {split.name}", Decoding.from_config(data_config))
     return splits
 
 

@@ -15,10 +15,13 @@ from etils import epath
 
 from mlmoe_jax.apps.tools.image_list import ImageList, find_images
 from mlmoe_jax.apps.tools.select_images import SELECTION_COLUMNS, select_images
+from mlmoe_jax.data.images import Decoding
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import FORMATS, LabelEntry, LabelFile, output_path
+from mlmoe_jax.data.split_checks import sample_images
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import DONE, OUTDATED, USER_ERROR, UserError
+from mlmoe_jax.inference.inputs import MixedImages
 from mlmoe_jax.inference.predictor import LARGEST_BATCH, LabeledImage, Predictor, weights_by_label
 from mlmoe_jax.runs.folder import RunFolder
 from mlmoe_jax.runs.restore import BEST
@@ -66,7 +69,7 @@ def predict_files(
     """
     folder.require_model()
     paths, usages = _shared_image_list(items, repeats=not select and target.kind not in FORMATS)
-    predictor = Predictor.from_run(folder.path, overrides, checkpoint=checkpoint)
+    predictor = _open_predictor(folder, overrides, checkpoint, paths)
     selection = {}
     if select:
         selection = select_images(predictor, paths, select, count, _batch_size(predictor, paths, batch_size))
@@ -85,6 +88,15 @@ def predict_files(
         else:
             ResultRows(predictor.names, top_k, selection).write(target, results)
     return summary.outcome(target, outdated=predictor.run.outdated)
+
+
+def _open_predictor(
+    folder: RunFolder, overrides: Sequence[tuple[str, str]], checkpoint: str, paths: Sequence[str]
+) -> Predictor:
+    """Return the predictor, after a warning if the images at `paths` would look nearly black to it."""
+    predictor = Predictor.from_run(folder.path, overrides, checkpoint=checkpoint)
+    sample_images(MixedImages(paths), "--images", Decoding.from_config(predictor.run.config.data))
+    return predictor
 
 
 def _shared_image_list(items: Sequence[str], *, repeats: bool) -> ImageList:

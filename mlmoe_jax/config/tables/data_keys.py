@@ -87,6 +87,12 @@ DATA_KEYS = section(
         "EXIF orientation; --mode=predict applies it unless this key is set there.",
         choices={"apply": "rotate upright", "ignore": "keep the stored rows, as the published codes do"},
     ),
+    gray_bits=IntegerKey(
+        16,
+        "Bits that 16-bit grayscale images use: microscopes and X-ray detectors store 10, 12 or 14.",
+        least=8,
+        most=16,
+    ),
     difficult_train=ChoiceKey("negative", "How difficult labels count in training.", choices=_DIFFICULT),
     difficult_eval=ChoiceKey("negative", "How difficult labels count in metrics.", choices=_DIFFICULT),
     known_positives=TextKey(

@@ -90,6 +90,23 @@ def test_a_split_whose_images_are_mostly_unreadable_is_refused_at_once(refusal, 
     )
 
 
+@pytest.mark.parametrize(("brightest", "gray_bits", "said"), [(4095, 16, "12"), (1030, 12, ""), (900, 12, "10")])
+def test_gray_images_that_would_look_black_are_a_warning(brightest, gray_bits, said, tmp_path, caplog):
+    names = [f"{row}.png" for row in range(20)]
+    for row, name in enumerate(names):
+        gray = np.full((4, 4), row * brightest // 19, np.uint16 if row else np.uint8)
+        Image.fromarray(gray).save(tmp_path / name)
+    config = default_config().data
+    config.gray_bits = gray_bits
+    labels = np.ones((20, len(CLASSES)), np.int8)
+    require_readable([Split("train", CLASSES, labels, names, ImageFiles(tmp_path, names))], config)
+    start = (
+        f"15 of 16 images of split train that were tried are 16-bit grayscale, and the brightest value is {brightest:,}"
+    )
+    assert caplog.text.count(start) == bool(said)
+    assert (f"set --config.data.gray_bits={said}" in caplog.text) == bool(said)
+
+
 def test_processes_that_find_other_images_or_labels_are_refused(monkeypatch, refusal):
     ours, elsewhere = split_of(["1", "2"]), []
     monkeypatch.setattr(distributed, "gather", lambda value: [value, *elsewhere])
