@@ -91,7 +91,7 @@ def sample_images(images: Images, name: str, decoding: Decoding) -> tuple[int, l
     if values and not max(values) >> decoding.gray_bits - _DARK_BITS:
         _logger.warning(
             f"{len(values)} of {len(rows)} images of {name} that were tried are 16-bit grayscale, and the brightest "
-            f"value is {max(values):,} of {2**decoding.gray_bits - 1:,}, so they look nearly black; if that is white, "
+            f"value is {max(values):,} of {2**decoding.gray_bits - 1:,}, so they are nearly black; if that is white, "
             f"set --config.data.gray_bits={max(8, max(values).bit_length())}"
         )
     return len(rows), errors

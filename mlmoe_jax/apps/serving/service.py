@@ -261,7 +261,7 @@ class Service:
         return results
 
     async def _decode_all(self, images: RequestImages) -> list[np.ndarray | BadImage]:
-        """Decode the images of a request. The more time they take, the longer they wait for those of other requests."""
+        """Decode the images of a request. The more time they take, the longer they wait for other requests."""
         clock, few = asyncio.get_running_loop().time, asyncio.Semaphore(_READERS)
         due = clock()
 

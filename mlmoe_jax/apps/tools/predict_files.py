@@ -93,7 +93,7 @@ def predict_files(
 def _open_predictor(
     folder: RunFolder, overrides: Sequence[tuple[str, str]], checkpoint: str, paths: Sequence[str]
 ) -> Predictor:
-    """Return the predictor, after a warning if the images at `paths` would look nearly black to it."""
+    """Return the predictor, after a warning if the images at `paths` are nearly black."""
     predictor = Predictor.from_run(folder.path, overrides, checkpoint=checkpoint)
     sample_images(MixedImages(paths), "--images", Decoding.from_config(predictor.run.config.data))
     return predictor
