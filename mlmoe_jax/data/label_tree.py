@@ -85,7 +85,7 @@ class LabelTree:
         two or more different labels. `names` are the names of the labels.
         """
         try:
-            children = self.children
+            _ = self.children  # in topological order, so a cycle is found
         except CycleError as error:
             cycle = [names[k] for k in reversed(error.args[1])]
             shown = cycle if len(cycle) <= _SHOWN else [*cycle[:_SHOWN], "…"]
@@ -94,21 +94,35 @@ class LabelTree:
         for group in self.exclusive:
             if len(set(group)) < max(2, len(group)):
                 return f"the exclusive labels {', '.join(names[k] for k in group)} are not two or more different labels"
-            implied: dict[int, int] = {}  # label -> the label of the group that it is or implies
-            waiting = [(member, member) for member in reversed(group)]
-            while waiting:
-                label, member = waiting.pop()
-                other = implied.get(label)
-                if other is None:
-                    implied[label] = member
-                    waiting += [(child, member) for child in children.get(label, ())]
-                elif other != member:
-                    both = " and ".join(names[k] for k in (other, member) if k != label)
-                    return f"{names[other]} and {names[member]} are exclusive, but {names[label]} implies {both}"
-            steps += len(implied)
+            count, conflict = self._find_conflict(group)
+            if conflict:
+                label, *members = conflict
+                first, second = (names[k] for k in members)
+                both = " and ".join(names[k] for k in members if k != label)
+                return f"{first} and {second} are exclusive, but {names[label]} implies {both}"
+            steps += count
             if steps > MOST_STEPS:
                 return f"its exclusive labels are implied more than {MOST_STEPS:,} times, too often to check"
         return ""
+
+    def _find_conflict(self, group: Sequence[int]) -> tuple[int, tuple[int, int, int] | None]:
+        """Find a label that is or implies two members of an exclusive group.
+
+        Returns:
+          count: the number of labels that were visited.
+          conflict: (label, member, other member); None if there is no such label.
+        """
+        implied: dict[int, int] = {}  # label -> the member that it is or implies
+        waiting = [(member, member) for member in reversed(group)]
+        while waiting:
+            label, member = waiting.pop()
+            other = implied.get(label)
+            if other is None:
+                implied[label] = member
+                waiting += [(child, member) for child in self.children.get(label, ())]
+            elif other != member:
+                return len(implied), (label, other, member)
+        return len(implied), None
 
     def close(self, codes: NDArray[np.int8]) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
         """Return label codes that are consistent with the tree, and which images contradicted the tree.
