@@ -69,7 +69,8 @@ def _search(folder: str, prefix: str, usage: Usage, files: list[str] | None, wit
     try:
         entries = sorted(os.scandir(folder), key=attrgetter("name"))
     except OSError:
-        usage.leave_out("in folders that cannot be read", prefix or folder)
+        if files is not None:
+            usage.leave_out("in folders that cannot be read", prefix or folder)
         return
     for entry in entries:
         if entry.name in without:

@@ -200,7 +200,8 @@ def is_image(path: str | os.PathLike) -> bool:
     """Return whether a local file is an image.
 
     The suffix decides if it is a known one, even if the file is damaged. A file without a suffix, or with one that no
-    table of file types has, is opened: it is an image if its content starts as one.
+    table of file types has, is opened: it is an image if its content starts as one. A raw photograph, such as .dng or
+    .cr2, starts as TIFF and is none.
     """
     suffix = os.path.splitext(path)[1].lower()
     if suffix in image_suffixes() or suffix in _other_suffixes():
@@ -209,8 +210,8 @@ def is_image(path: str | os.PathLike) -> bool:
         with open_regular(path) as file:
             if file.read(12).startswith(_HEIC, 4):
                 return True
-            with Image.open(file, formats=_formats()):
-                return True
+            with Image.open(file, formats=_formats()) as image:
+                return image.format != "TIFF" or not suffix
     except Image.DecompressionBombError:
         return True
     except Exception:  # Pillow raises many types for other content

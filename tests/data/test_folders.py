@@ -84,6 +84,7 @@ def test_images_are_known_by_suffix_or_content(tmp_path):
         (tmp_path / name).write_bytes(b"" if name == "a/empty" else b"P5 no image")
     for name in ("a/pipe", "a/pipe.gif"):
         os.mkfifo(tmp_path / name)
+    Image.new("RGB", (1, 2)).save(tmp_path / "a" / "raw.DNG", "TIFF")
     (tmp_path / "a" / "up").symlink_to("..")
     split = open_split(settings(tmp_path, val_split="", test_splits=()), "train")
     assert split.ids == sorted([*images, "a/pipe.gif"])
@@ -93,7 +94,7 @@ def test_images_are_known_by_suffix_or_content(tmp_path):
     assert {reason: (part.count, part.examples) for reason, part in usage.left_out.items()} == {
         "hidden or in folders of the system": (4, [".trash/a.png", "__MACOSX/a/x.png", "a/.hidden.png"]),
         "behind links to a folder above them": (1, ["a/up"]),
-        "in no image format": (6, ["a/PX", "a/empty", "a/notes.txt"]),
+        "in no image format": (7, ["a/PX", "a/empty", "a/notes.txt"]),
         "outside every folder of a class": (1, ["loose.png"]),
     }
 
@@ -171,13 +172,28 @@ def test_a_file_in_several_classes_is_one_image_with_all_labels(tmp_path):
     assert "has 3 files again in another class (dog/also.png as cat/1.png, elk/too.png as cat/1.png, " in usage.notes[0]
 
 
+def test_folders_that_cannot_be_read_are_said(photos, monkeypatch):
+    closed, scandir = [str(photos / "test" / name) for name in ("elk", "lost+found")], os.scandir
+    for folder in closed:
+        os.mkdir(folder)
+
+    def scan(folder):
+        if str(folder) in closed:
+            raise PermissionError(folder)
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    (sentence,) = unused_input(open_split(settings(photos), "test").usage[:1])
+    assert sentence == f"{photos}/test: 1 of 2 files is not used: 1 in folders that cannot be read (elk/)"
+
+
 def test_a_file_in_two_splits_is_said(photos):
     shutil.copy(photos / "train" / "dog" / "b.jpg", photos / "test" / "dog" / "d.jpg")
     train, test = (
         open_split(settings(photos, val_split=""), split, classes=("cat", "dog")) for split in ("train", "test")
     )
     (warning,) = [sentence for sentence in check_splits(train, [test]) if "shares" in sentence]
-    assert "train shares 1 image with split test (test/dog/d.jpg as train/dog/b.jpg)" in warning
+    assert "train shares 1 image with other splits (test/dog/d.jpg as train/dog/b.jpg)" in warning
     assert len(test) == 1, "it is not left out"
 
 

@@ -16,6 +16,7 @@ from mlmoe_jax.errors import UserError
 from mlmoe_jax.inference.predictor import Predictor
 from mlmoe_jax.runs.restore import Run
 from mlmoe_jax.runtime import distributed
+from mlmoe_jax.runtime.files import find_file
 from mlmoe_jax.runtime.progress import Progress, status
 from mlmoe_jax.runtime.text import quantity
 
@@ -139,4 +140,4 @@ def _divide_by_labels(run: Run, paths: Sequence[str]) -> tuple[list[str], list[s
 
 
 def _real_path(path: str) -> str:
-    return path if "://" in path else os.path.realpath(path)
+    return path if "://" in path else os.path.realpath(find_file(path))

@@ -8,8 +8,8 @@ these labels, whose id is the first path. Files that are not used are counted, s
 """
 
 import os
-from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -42,24 +42,20 @@ def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | N
     split_of_folder = _find_splits(root, split, data_config)
     tops = [folder for folder, name in split_of_folder.items() if name == split]
     usage, rest = Usage(", ".join(f"{root / top}" for top in tops), "file"), _count_rest(root, split_of_folder)
-    images = {path: folder for top in tops for folder, path in _find_images(root, top, usage)}
+    images = {path: compose(folder) for top in tops for folder, path in _find_images(root, top, usage)}
     usage.use(split, len(images))
-    others = {}
+    others = []
     if split == data_config.train_split:
-        for folder, name in split_of_folder.items():
-            if name not in (None, split):
-                ignored = Usage(f"{root / folder}", "file")  # its own split counts these files
-                others |= {f"{folder}/{path}": name for path in list_images(root / folder, ignored)}
-    labels = _merge_copies(root, split, {path: compose(images[path]) for path in images}, others, usage)
+        _refuse_wrapper(root, tops, images)
+        others = _find_others(root, split, split_of_folder)
+    labels = _merge_copies(root, split, images, others, usage)
     usages = (usage, rest) if rest.given else (usage,)
     if not labels:
         raise UserError("; ".join([f"{usage.place} lists no images in folders of classes", *unused_input(usages)]))
-    names = sorted({compose(name) for top in tops for name in _subfolders(root / top)})
-    if split == data_config.train_split:
-        _refuse_wrapper(root, tops, images)
+    if classes is None:
+        classes = sorted({compose(name) for top in tops for name in _subfolders(root / top)})
     rows = [ImageRow(path, dict.fromkeys(names, POSITIVE)) for path, names in labels.items()]
-    opened = validated(rows, Listing(usage.place, split), names if classes is None else classes)
-    return replace(opened.to_split(root), usage=usages)
+    return replace(validated(rows, Listing(usage.place, split), classes).to_split(root), usage=usages)
 
 
 def _find_splits(root: Path, split: str, data_config: ConfigDict) -> dict[str, str | None]:
@@ -126,7 +122,7 @@ def _find_images(root: Path, top: str, usage: Usage) -> list[tuple[str, str]]:
 def _refuse_wrapper(root: Path, tops: Sequence[str], images: Collection[str]) -> None:
     """Raise UserError if the only class is a folder around the folders of classes, as many archives have one."""
     parents = set(map(os.path.dirname, images))
-    around = os.path.commonpath(parents)
+    around = os.path.commonpath(parents or {""})
     if around not in ("", *tops, *parents):
         raise UserError(
             f"all images are in folders in {root / around}, so there is one class only; if the classes are in there, "
@@ -134,8 +130,18 @@ def _refuse_wrapper(root: Path, tops: Sequence[str], images: Collection[str]) ->
         )
 
 
+def _find_others(root: Path, split: str, split_of_folder: Mapping[str, str | None]) -> list[str]:
+    """Return the paths of the images of all other splits that are used. Their own accounts count the other files."""
+    return [
+        f"{folder}/{path}"
+        for folder, name in split_of_folder.items()
+        if name not in (None, split)
+        for path in list_images(root / folder, Usage(folder, "file"))
+    ]
+
+
 def _merge_copies(
-    root: Path, split: str, label_of_image: Mapping[str, str], split_of_other: Mapping[str, str], usage: Usage
+    root: Path, split: str, label_of_image: Mapping[str, str], others: Iterable[str], usage: Usage
 ) -> dict[str, list[str]]:
     """Return a dict of image -> its labels, where files with the same content in several classes are one image.
 
@@ -145,28 +151,27 @@ def _merge_copies(
       root: the folder of all paths.
       split: the split of the images.
       label_of_image: path of each image of the split -> the label of its folder.
-      split_of_other: path of each image of other splits -> its split.
+      others: paths of the images of other splits.
       usage: the account of the split. It notes the images that are merged or in another split too.
     """
     labels = {path: [label] for path, label in label_of_image.items()}
-    merged, shared = LeftOut(), defaultdict(LeftOut)
-    for paths in find_copies(root, {**label_of_image, **{path: (name,) for path, name in split_of_other.items()}}):
-        own = [path for path in paths if path in labels]
-        for name, path in {split_of_other[path]: path for path in paths if own and path in split_of_other}.items():
-            shared[name].add(f"{path} as {own[0]}")
+    merged, shared = LeftOut(), LeftOut()
+    for paths in find_copies(root, {**label_of_image, **dict.fromkeys(others)}):
+        first, *copies = own = [path for path in paths if path in labels]
         names = sorted({label_of_image[path] for path in own})
-        for path in own[1:] if len(names) > 1 else ():
-            merged.add(f"{path} as {own[0]}")
-            labels[own[0]] = names
-            del labels[path]
+        if len(own) < len(paths):
+            shared.add(f"{paths[-1]} as {first}")
+        if len(names) > 1:
+            labels[first] = names
+            for path in copies:
+                merged.add(f"{path} as {first}")
+                del labels[path]
     if merged.count:
         usage.merge(split, merged.count)
         usage.notes.append(f"has {quantity(merged.count, 'file')} again in another class{merged}, which is one image")
-    for name, images in shared.items():
-        usage.notes.append(
-            f"shares {quantity(images.count, 'image')} with split {name}{images}, which are the same files; remove "
-            "them from one of the splits"
-        )
+    if shared.count:
+        images = quantity(shared.count, "image")
+        usage.notes.append(f"shares {images} with other splits{shared}; remove them from all splits but one")
     return labels
 
 

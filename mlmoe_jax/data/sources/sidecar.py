@@ -46,16 +46,20 @@ def _read(
     names = _read_tags(path / TAGS) if listed else None
     name_of_spelling = {spelling: name for name in reversed(names or ()) for spelling in _spellings(name)}
     name_of_spelling |= {name: name for name in names or ()}
+    return (_row(path, image, name_of_spelling) for image in _find_images(path, folder, usage)), names
+
+
+def _find_images(path: Path, folder: Path, usage: Usage) -> list[str]:
+    """Return the sorted images in `folder`, and count the files there and in `path` that belong to none."""
     usage.unit = "file"
-    images, others = [], []
-    for file in list_files(folder, usage):
-        (images if is_image(folder / file) else others).append(file)
-    texts = [] if path.samefile(folder) else list_files(path, usage)
-    expected = {TAGS, *(f"{os.path.splitext(compose(image))[0]}.txt" for image in images)}
-    for file in dict.fromkeys((*others, *texts)):
-        if compose(file) not in expected:
+    files = list_files(folder, usage)
+    images = sorted(file for file in files if is_image(folder / file))
+    tags = [] if path.samefile(folder) else list_files(path, usage)
+    known = {TAGS, *map(compose, images), *(f"{os.path.splitext(compose(image))[0]}.txt" for image in images)}
+    for file in dict.fromkeys((*files, *tags)):
+        if compose(file) not in known:
             usage.leave_out("without an image", file)
-    return (_row(path, image, name_of_spelling) for image in images), names
+    return images
 
 
 def _row(folder: Path, image: str, name_of_spelling: dict[str, str]) -> ImageRow:
