@@ -14,6 +14,7 @@ from mlmoe_jax.apps.tools.duplicates import Inspection, find_duplicates, inspect
 from mlmoe_jax.data.image_search import find_unlisted
 from mlmoe_jax.data.images import BadImage, Decoding, ImageFiles
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE, UNKNOWN
+from mlmoe_jax.data.sources.labeling_formats import FORMATS
 from mlmoe_jax.data.sources.open import find_root, open_splits
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.split_checks import (
@@ -55,7 +56,6 @@ def check_data(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
     for split, inspection in zip(splits, inspections, strict=True):
         problems += _bad_images(split, inspection.errors)
     duplicates = find_duplicates(splits, [inspection.images for inspection in inspections])
-    has_cells = config.data.name == "csv" and config.data.label_column != ""
     return {
         "name": config.data.name,
         "root": find_root(config.data),
@@ -71,7 +71,7 @@ def check_data(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
             *_unlisted_images(splits),
             *label_warnings(splits[0]),
             *contradictions(splits),
-            *doubtful_labels(splits, config.data.separator if has_cells else ""),
+            *doubtful_labels(splits, _separator(config.data)),
             *(item.sentence() for item in duplicates if not item.is_leak),
         ],
     }
@@ -88,6 +88,13 @@ def _unlisted_images(splits: Sequence[Split]) -> list[str]:
     unlisted = find_unlisted(files.name(row) for files in images for row in range(len(files)))
     count = quantity(len(unlisted), "image")
     return [f"in no split: {count} beside those that are in one ({abbreviate(unlisted, 3)})"] if unlisted else []
+
+
+def _separator(data_config: ConfigDict) -> str | None:
+    """Return the text between the names of labels, as in `doubtful_labels`."""
+    if data_config.name == "csv":
+        return data_config.separator if data_config.label_column else None
+    return "" if data_config.name in ("jsonl", *FORMATS) else None
 
 
 def _open_splits(config: ConfigDict) -> list[Split]:

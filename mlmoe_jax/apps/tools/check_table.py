@@ -82,12 +82,13 @@ def _is_label(codes: np.ndarray) -> np.ndarray:
     return np.isin(codes, (POSITIVE, DIFFICULT))
 
 
-def doubtful_labels(splits: Sequence[Split], separator: str) -> list[str]:
+def doubtful_labels(splits: Sequence[Split], separator: str | None) -> list[str]:
     """Return sentences about labels that are probably mistakes. Each label is in at most one sentence.
 
     Args:
       splits: the splits of a data set.
-      separator: the value of `data.separator`, if a cell of the table lists the names of several labels; otherwise "".
+      separator: the value of `data.separator` if a cell of the table lists the names of several labels, "" if each
+        image has a list of names, and None if the names are columns or folders.
     """
     labels = LabelCounts(splits)
     reported: set[int] = set()
@@ -121,18 +122,18 @@ def _variants(labels: LabelCounts) -> Mistakes:
             )
 
 
-def _joined_names(labels: LabelCounts, separator: str) -> Mistakes:
-    """Yield the labels that consist of several names joined by a character of SEPARATORS.
-
-    Such labels arise if the names in a cell are separated by another character than `separator`.
-    """
-    for mark in SEPARATORS if separator else ():
+def _joined_names(labels: LabelCounts, separator: str | None) -> Mistakes:
+    """Yield the labels that probably consist of several names joined by a character of SEPARATORS."""
+    instead = f" instead of {separator!r}" if separator else ""
+    remedy = "list each name as a label of its own"
+    for mark in () if separator is None else SEPARATORS:
+        if separator:
+            remedy = f"write {separator!r} there, or set data.separator if all of the table has {mark!r}"
         if joined := names_joined_by(mark, labels.names):
             yield (
                 set(joined),
-                f"{quantity(len(joined), 'label')} made of several names separated by {mark!r} instead of "
-                f"{separator!r}: {labels.describe_several(joined)}; write {separator!r} there, or set data.separator "
-                f"if all of the table has {mark!r}",
+                f"{quantity(len(joined), 'label')} made of several names separated by {mark!r}{instead}: "
+                f"{labels.describe_several(joined)}; {remedy}",
             )
 
 

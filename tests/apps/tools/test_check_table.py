@@ -119,7 +119,8 @@ def test_names_of_other_names_are_told_for_each_separator():
         assert sentence.startswith(f"3 labels made of several names separated by {mark.strip(' ')!r} instead of ';': ")
     (sentence,) = warnings(("cat;dog", 5), ("cat", 5), ("dog", 5), separator=",")
     assert "separated by ';' instead of ','" in sentence
-    assert warnings(("cat/dog", 5), ("cat", 5), ("dog", 5), separator="") == [], "one column per class"
+    assert warnings(("cat/dog", 5), ("cat", 5), ("dog", 5), separator=None) == [], "one column per class"
+    assert "separated by '|': 'cat|dog'" in warnings(("cat|dog", 5), ("cat", 5), separator="")[0]
     assert warnings(("either/or", 5), ("inside, small room", 5), ("inside, hall", 5)) == []
 
 
