@@ -9,7 +9,7 @@ import pytest
 from helpers.paths import REPOSITORY
 
 from benchmarks.fuzz_cases.account import check, compare
-from benchmarks.fuzz_cases.given import plain, write
+from benchmarks.fuzz_cases.given import KINDS, plain, write
 from benchmarks.fuzz_cases.hostile import Silent
 from benchmarks.fuzz_cases.oddities import unknown_split
 
@@ -50,7 +50,7 @@ def test_failures_are_counted(tmp_path):
     assert done.stdout.strip() == "[None, None, 'silent', 'uncaught', 'hang', 'memory', 'outside']", done.stderr
 
 
-@pytest.mark.parametrize("kind", ["csv", "wide", "jsonl", "folders", "coco_json", "sidecar", "listing"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_plain_input_is_used_completely(tmp_path, kind):
     for seed in range(3):
         draft, folder = plain(Random(seed), kind), tmp_path / str(seed)

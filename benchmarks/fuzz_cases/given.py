@@ -13,13 +13,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from urllib.parse import quote
+from xml.sax.saxutils import quoteattr
 
 from PIL import Image
 
 LABELS = ("sea", "sand", "Événement", "sun set")  # composed (NFC), as each class should be
 SPLITS = ("train", "val", "test")
-KINDS = ("csv", "wide", "jsonl", "folders", "coco_json", "sidecar", "listing")
-LISTS = ("csv", "wide", "jsonl", "coco_json")  # kinds with a file that lists the images
+TABLES = ("csv", "wide", "jsonl")
+TOOLS = ("label_studio", "cvat", "fiftyone")
+LISTS = (*TABLES, "coco_json")  # kinds with a file that lists the images
+KINDS = (*LISTS, *TOOLS, "folders", "sidecar", "listing")
 
 # Keys of the config. "plain" trains on all rows and evaluates nothing else, as the shipped config does.
 SETTINGS = {
@@ -116,6 +120,7 @@ class Draft:
       unlisted: numbers of the images of which no file is written.
       lines: further lines of the table, in its middle.
       annotations: further annotations of COCO's format.
+      keys: further keys of `config.data`.
       most: the largest number of an image without an entry.
     """
 
@@ -133,6 +138,7 @@ class Draft:
     unlisted: set[int] = field(default_factory=set)
     lines: list[str] = field(default_factory=list)
     annotations: list[dict] = field(default_factory=list)
+    keys: dict[str, object] = field(default_factory=dict)
     most: int = 40
 
     @property
@@ -191,7 +197,7 @@ def plain(random: Random, kind: str) -> Draft:
     draft = Draft(random, kind, setting)
     draft.flat = kind == "folders" and setting != "splits"
     with_splits = setting == "splits" or (kind != "folders" and random.random() < 0.3)
-    if kind in ("coco_json", "sidecar", "listing"):  # a file or folder without splits
+    if kind in ("coco_json", "fiftyone", "sidecar", "listing"):  # a file or folder without splits
         draft.setting, with_splits = random.choice(("plain", "held out")), False
     suffix = random.choice((".png", ".jpg"))
     number = 0
@@ -232,10 +238,10 @@ def write(draft: Draft, root: Path) -> dict[str, object]:
         _put(root, path, content)
     keys: dict[str, object] = {"name": "csv" if draft.kind == "wide" else draft.kind, "root": str(root), "images": ""}
     keys |= SETTINGS[draft.setting] | {"bad_images": "skip"}
-    if draft.kind in ("csv", "wide", "jsonl", "coco_json"):
-        keys["table"] = "labels.jsonl" if draft.kind == "jsonl" else "labels.csv"
+    if draft.kind in WRITERS:
+        keys["table"] = "labels.csv"
         keys["label_column"] = "" if draft.kind == "wide" else "labels"
-        lines = {"csv": _csv, "wide": _wide, "jsonl": _jsonl, "coco_json": _coco}[draft.kind](draft)
+        lines = WRITERS[draft.kind](draft)
         lines[3:3] = draft.lines
         _put(root, keys["table"], draft.encode("\n".join(lines).replace("ROOT", str(root)) + "\n"))
     elif draft.kind == "sidecar":
@@ -245,7 +251,7 @@ def write(draft: Draft, root: Path) -> dict[str, object]:
                 _put(root, str(Path(entry.file).with_suffix(".txt")), draft.encode(entry.cell))
             elif entry.labels is not None:
                 _put(root, str(Path(entry.file).with_suffix(".txt")), draft.encode(", ".join(entry.labels)))
-    return keys
+    return keys | draft.keys
 
 
 def _put(root: Path, path: str, content: bytes) -> None:
@@ -308,3 +314,39 @@ def _coco(draft: Draft) -> list[str]:
         "categories": [{"id": k + 1, "name": name} for k, name in enumerate(names)],
     }
     return [json.dumps(document, ensure_ascii=draft.encode is str.encode)]
+
+
+def _label_studio(draft: Draft) -> list[str]:
+    tasks = []
+    for entry in draft.entries:
+        data = {"image": f"/data/local-files/?d={quote(entry.path)}"}
+        if entry.split is not None:
+            data["split"] = entry.split
+        result = {"from_name": "labels", "type": "choices", "value": {"choices": entry.labels}}
+        tasks.append({"data": data, "annotations": [] if entry.labels is None else [{"result": [result]}]})
+    return [json.dumps(tasks, ensure_ascii=draft.encode is str.encode)]
+
+
+def _cvat(draft: Draft) -> list[str]:
+    images = []
+    for entry in draft.entries:
+        subset = "" if entry.split is None else f" subset={quoteattr(entry.split)}"
+        tags = "".join(f"<tag label={quoteattr(name)}></tag>" for name in entry.labels)
+        images.append(f"<image id='{entry.number}' name={quoteattr(entry.path)}{subset}>{tags}</image>")
+    return ["<annotations>", *images, "</annotations>"]
+
+
+def _fiftyone(draft: Draft) -> list[str]:
+    labels = {entry.path.rpartition(".")[0]: entry.labels for entry in draft.entries}
+    return [json.dumps({"labels": labels}, ensure_ascii=draft.encode is str.encode)]
+
+
+WRITERS = {
+    "csv": _csv,
+    "wide": _wide,
+    "jsonl": _jsonl,
+    "coco_json": _coco,
+    "label_studio": _label_studio,
+    "cvat": _cvat,
+    "fiftyone": _fiftyone,
+}

@@ -9,7 +9,21 @@ import copy
 import json
 from collections.abc import Callable
 
-from benchmarks.fuzz_cases.given import LABELS, LISTS, SPLITS, Draft, Entry, Meaning, Oddity, Raw, nfc, nfd, picture
+from benchmarks.fuzz_cases.given import (
+    LABELS,
+    LISTS,
+    SPLITS,
+    TABLES,
+    TOOLS,
+    Draft,
+    Entry,
+    Meaning,
+    Oddity,
+    Raw,
+    nfc,
+    nfd,
+    picture,
+)
 
 Change = Callable[[Draft], Oddity | None]
 CHANGES: dict[str, list[Change]] = {}
@@ -42,7 +56,7 @@ def change(*kinds: str) -> Callable[[Change], Change]:
 
 
 # -------------------------------------------------------------------------------------------------------------- splits
-@change("csv", "wide", "jsonl")
+@change(*TABLES, "label_studio", "cvat")
 def splits_spelled_otherwise(draft: Draft) -> Oddity | None:
     if not draft.has_splits:
         return None
@@ -57,7 +71,7 @@ def splits_spelled_otherwise(draft: Draft) -> Oddity | None:
     return Oddity(f"split {spelling!r}", spelling.strip(), {entry.number for entry in members})
 
 
-@change("csv", "wide", "jsonl")
+@change(*TABLES, "label_studio", "cvat")
 def unknown_split(draft: Draft) -> Oddity | None:
     if not draft.has_splits:
         return None
@@ -70,7 +84,7 @@ def unknown_split(draft: Draft) -> Oddity | None:
     return Oddity(f"unknown split {name!r}", pattern, {entry.number for entry in members})
 
 
-@change("csv", "wide", "jsonl")
+@change(*TABLES, "label_studio", "cvat")
 def empty_split(draft: Draft) -> Oddity | None:
     if not draft.has_splits:
         return None
@@ -93,8 +107,8 @@ def header_of_split(draft: Draft) -> Oddity | None:
 
 # -------------------------------------------------------------------------------------------------------------- labels
 def _unwritten(entries: list[Entry]) -> list[Entry]:
-    """Return the entries whose cell of labels is still the usual one."""
-    return [entry for entry in entries if entry.cell is None]
+    """Return the entries that have labels, in the usual form."""
+    return [entry for entry in entries if entry.cell is None and entry.labels is not None]
 
 
 def _literal(draft: Draft, labels: list[str]) -> tuple[str, list]:
@@ -178,7 +192,7 @@ def sloppy_cells(draft: Draft) -> Oddity:
     return Oddity("spaces, empty and repeated names in cells")
 
 
-@change("csv", "jsonl", "sidecar", "wide", "coco_json")
+@change("csv", "jsonl", "sidecar", "wide", "coco_json", *TOOLS)
 def invisible_letters(draft: Draft) -> Oddity | None:
     """A label with a letter that nobody sees: it is not another class, or it is said."""
     mark = draft.random.choice(("\u200b", "\u00a0", "\ufeff", "\u00ad", "\u200e", "\u2060"))
@@ -198,7 +212,7 @@ def invisible_letters(draft: Draft) -> Oddity | None:
     return Oddity(f"label {odd!r}", words, {entry.number}, classes={odd})
 
 
-@change("csv", "jsonl", "sidecar", "wide", "coco_json")
+@change("csv", "jsonl", "sidecar", "wide", "coco_json", *TOOLS)
 def decomposed_labels(draft: Draft) -> Oddity:
     """Labels in NFD, all or some: they are the composed labels."""
     if draft.kind in ("wide", "coco_json"):
@@ -290,7 +304,7 @@ def odd_values(draft: Draft) -> Oddity:
     return Oddity(f"labels {entry.cell!r}", r"line \d+\b|\b1 .*label", {entry.number})
 
 
-@change("csv", "jsonl", "coco_json", "sidecar", "folders")
+@change("csv", "jsonl", "coco_json", "sidecar", "folders", *TOOLS)
 def other_case(draft: Draft) -> Oddity | None:
     """A label in another case is said, whether or not it is another class."""
     if draft.kind == "coco_json":
@@ -380,13 +394,13 @@ def absolute_paths(draft: Draft) -> Oddity:
     return Oddity("absolute paths")
 
 
-@change(*LISTS, "sidecar", "folders", "listing")
+@change(*LISTS, *TOOLS, "sidecar", "folders", "listing")
 def decomposed_paths(draft: Draft) -> Oddity:
     """File names in NFD on the disk or in the table, as the zip of a Mac has them."""
     numbers = [entry.number for entry in draft.entries]
     for entry in draft.entries:
         if draft.random.random() < 0.7 and entry.path == entry.file and numbers.count(entry.number) == 1:
-            if draft.random.random() < 0.5 or draft.kind not in LISTS:
+            if draft.random.random() < 0.5 or draft.kind not in (*LISTS, *TOOLS):
                 entry.file = "/".join((*map(nfd, entry.file.split("/")[:-1]), nfd("é" + entry.file.split("/")[-1])))
                 entry.path = nfc(entry.file)
             else:
@@ -394,7 +408,7 @@ def decomposed_paths(draft: Draft) -> Oddity:
     return Oddity("file names in NFD")
 
 
-@change(*LISTS)
+@change(*LISTS, *TOOLS)
 def missing_files(draft: Draft) -> Oddity:
     members = draft.some(1, 2)
     draft.unlisted |= {entry.number for entry in members}
@@ -632,7 +646,7 @@ def one_photograph_in_two_classes(draft: Draft) -> Oddity:
     entry = draft.some(1, 1)[0]
     *above, name = entry.file.split("/")
     other = draft.random.choice([label for label in LABELS if label not in entry.labels])
-    twin = "/".join([*(other if part in LABELS else part for part in above), name])
+    twin = "/".join([*(other if nfc(part) in LABELS else part for part in above), name])
     if draft.random.random() < 0.4:  # another photograph of the same name
         number, splits = draft.further(), set(draft.meanings[entry.number].splits)
         draft.files[twin] = picture(number)
@@ -689,9 +703,41 @@ def odd_category(draft: Draft) -> Oddity:
     return Oddity(f"the category {name!r}", rf"{merged}|twice", draft.numbers(), classes={name})
 
 
-@change("sidecar")
+@change("jsonl", "label_studio", "cvat", "fiftyone")
+def no_value_among_labels(draft: Draft) -> Oddity:
+    word, members = draft.random.choice(NO_VALUES), _unwritten(draft.some())
+    for entry in members:
+        entry.labels = [word] if draft.random.random() < 0.7 else [*(entry.labels or []), word]
+        if entry.labels == [word]:
+            draft.meanings[entry.number].labels = [NONE, UNKNOWN_LABELS]
+    words = rf"['\"(\s]{_escaped(word)}(?!\w)"
+    return Oddity(f"the label {word}", words, {entry.number for entry in members}, classes={word})
+
+
+@change("csv", "jsonl", "sidecar", *TOOLS)
+def file_of_classes(draft: Draft) -> Oddity | None:
+    """A file of class names as editors write it."""
+    names = [nfd(name) if draft.random.random() < 0.5 else name for name in LABELS]
+    forms = {
+        "a byte order mark": ("\ufeff" + "\n".join(names)).encode(),
+        "CRLF": "\r\n".join(names).encode() + b"\r\n",
+        "blank lines and spaces": "\n\n".join(f" {name} " for name in names).encode(),
+        "latin-1": "\n".join(LABELS).encode("latin-1"),
+        "utf-16": "\n".join(LABELS).encode("utf-16"),
+        "a name twice": "\n".join([*names, "sea"]).encode(),
+        "a further class": "\n".join([*names, "moon"]).encode(),
+    }
+    form = draft.random.choice(list(forms))
+    if draft.kind == "label_studio":
+        return None
+    draft.files["classes.txt"], draft.keys["classes"] = forms[form], "classes.txt"
+    words = {"latin-1": "UTF-8", "utf-16": "UTF-8", "a name twice": "twice", "a further class": "moon"}.get(form, "")
+    return Oddity(f"a file of classes with {form}", words, classes={"moon"})
+
+
+@change("sidecar", "label_studio", "fiftyone")
 def no_text(draft: Draft) -> Oddity:
-    members = draft.some()
+    members = _unwritten(draft.some())
     for entry in members:
         entry.labels = None
     return Oddity("images without text", "without labels|no labels|no text|unlabeled", {e.number for e in members})
