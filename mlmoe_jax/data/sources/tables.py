@@ -82,23 +82,28 @@ def read_jsonl(
 
 
 def _jsonl_rows(path: Path, data_config: ConfigDict, usage: Usage) -> Iterator[ImageRow]:
-    keys: dict[str, None] = {}
+    names, known = _named_columns(data_config), {}
+
+    @functools.lru_cache(maxsize=1 << 10)  # most lines have equal keys
+    def find_keys(keys: tuple[str, ...]) -> tuple[str | None, ...]:
+        known.update(dict.fromkeys(keys))
+        return tuple(find_name(keys, name) for name in names)
+
     with open_text(path) as file:
         for line, text in enumerate(file, 1):
             if not text.strip():
                 continue
             try:
                 record = json.loads(text, object_pairs_hook=_unique)
-                row = _make_row(record, line, data_config)
+                row = _make_row(*map(record.get, find_keys(tuple(record))), line)
             except Exception as error:  # JSON of another form raises errors of many types
                 raise UserError(
                     f"{path} line {line} should be a JSON object with a path under '{data_config.image_column}', and "
                     f"under '{data_config.label_column}' labels as a list of names, or as an object that maps names to "
                     f"1, 0 or null, not {text.strip()[:80]}"
                 ) from error
-            keys.update(record)
             yield row
-    _note_unused(usage, "key", keys, {find_name(keys, name) for name in _named_columns(data_config)})
+    _note_unused(usage, "key", known, {find_name(known, name) for name in names})
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -109,9 +114,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return record
 
 
-def _make_row(record: dict[str, Any], line: int, data_config: ConfigDict) -> ImageRow:
-    """Convert the JSON value of a line to a row. A value of another form raises an exception of any type."""
-    image, labels, split, group = (record.get(find_name(record, name)) for name in _named_columns(data_config))
+def _make_row(image: Any, labels: Any, split: Any, group: Any, line: int) -> ImageRow:
+    """Convert the JSON values of a line to a row. A value of another form raises an exception of any type."""
     if "" in labels or not isinstance(group, str | int | None) or not isinstance(split, str | int | None):
         raise ValueError("a label, the split or the group is not a name")
     group, split = ("" if group is None else str(group).strip()), (None if split is None else str(split))
