@@ -134,5 +134,5 @@ def join_usages(usages: Iterable[Usage]) -> list[Usage]:
 
 
 def unused_input(usages: Iterable[Usage]) -> list[str]:
-    """Return the sentences of all accounts, those of several splits of a file or folder joined."""
+    """Return the sentences of all accounts. The accounts of a file or folder are joined first."""
     return [sentence for usage in join_usages(usages) for sentence in usage.sentences()]

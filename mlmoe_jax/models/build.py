@@ -118,7 +118,7 @@ def image_and_quarters(image: Float[Array, "b h w c"]) -> Float[Array, "n h w c"
 
 
 def gather_quarters(features: Features, batch: int) -> Features:
-    """Return the features of `batch` images, with `quarters`, from those of the images of `image_and_quarters`."""
+    """Return the features of `batch` images, with `quarters`, from the features of `image_and_quarters`."""
     split = jax.tree.map(lambda x: x.reshape(batch, 5, *x.shape[1:]), features)
     return replace(jax.tree.map(lambda x: x[:, 0], split), quarters=split.cls[:, 1:])
 

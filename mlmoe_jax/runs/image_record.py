@@ -41,12 +41,12 @@ class ImageRecord:
         return replace(self, earlier=np.union1d(other.trained, other.earlier))
 
     def find_trained(self, ids: Sequence[str]) -> list[str]:
-        """Return those of the images `ids` that the values were trained on."""
+        """Return the images in `ids` that the values were trained on."""
         hits = np.isin(hash_names(ids), np.concatenate([self.trained, self.earlier]))
         return [ids[row] for row in np.flatnonzero(hits)]
 
     def find_evaluated(self, ids: Sequence[str]) -> list[str]:
-        """Return those of the images `ids` that the training evaluates."""
+        """Return the images in `ids` that the training evaluates."""
         return [ids[row] for row in np.flatnonzero(np.isin(hash_names(ids), self.evaluated))]
 
     def write(self, folder: RunFolder) -> None:

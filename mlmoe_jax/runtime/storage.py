@@ -294,7 +294,7 @@ def new_temporary(folder: Path) -> Path:
 def remove_leftovers(folder: Path, *, below: bool = False) -> None:
     """Remove the temporary files and folders in a local folder whose process has ended.
 
-    Those of another machine or container, which may share the folder, are removed if they are a day old.
+    Files of another machine or container, which may share the folder, are removed if they are a day old.
 
     Args:
       folder: the folder. It need not exist.

@@ -132,7 +132,7 @@ def test_a_label_in_two_unicode_forms_is_one_label(tmp_path):
         assert split.classes == ("x", composed)
         assert split.labels.tolist() == [[1, 1], [0, 1]]
         assert unused_input(split.usage) == [
-            f"{tmp_path}/train.{name} spells labels in several ways that look alike and are merged: {composed}"
+            f"{tmp_path}/train.{name} has labels in several spellings, which are merged: {composed}"
         ]
         assert open_split(data, "train", classes=(composed, "x")).labels.tolist() == [[1, 1], [1, 0]]
         data.classes = "names.txt"

@@ -361,7 +361,7 @@ class _Selection:
             usage.notes.append(f"lists images again in {quantity(merged, 'row')}{self.merged}, which are merged")
         spellings = Counter(self.columns.values())
         if several := [name for name, column in self.column_of_label.items() if spellings[column] > 1]:
-            usage.notes.append(f"spells labels in several ways that look alike and are merged: {abbreviate(several)}")
+            usage.notes.append(f"has labels in several spellings, which are merged: {abbreviate(several)}")
 
     # ------------------------------------------------------------------------------------------------------- result
     def result(self) -> ListedImages:

@@ -267,7 +267,7 @@ def whole_rows(
 
     Raises UserError if the number of cells in a row differs from the number of columns.
     """
-    end, lines, cut = reader.line_num, 0, LeftOut()
+    end, lines, quoted = reader.line_num, 0, LeftOut()
     try:
         for cells in reader:
             line, end = end + 1, reader.line_num
@@ -280,7 +280,7 @@ def whole_rows(
                 )
             if end > line:
                 lines += end - line
-                cut.add(f"lines {line} to {end}")
+                quoted.add(f"lines {line} to {end}")
             yield line, cells
     except csv.Error as error:
         raise UserError(
@@ -288,7 +288,7 @@ def whole_rows(
         ) from error
     if usage and lines:
         usage.notes.append(
-            f"has {quantity(lines, 'line')} inside of quotes{cut}, which belong to the cells of the lines before them; "
+            f"has {quantity(lines, 'line')} inside of quotes{quoted}, which belong to the cells of the lines before them; "
             "close the quotes if they are rows"
         )
 
@@ -312,7 +312,7 @@ def _class_columns(
 ) -> tuple[str, ...]:
     """Return the classes of a CSV table with one column per class; UserError if the columns do not fit the classes.
 
-    `columns` are the columns other than those of the image, the split and the group.
+    `columns` are all columns but the image, the split and the group.
     """
     if not columns or "" in columns:
         raise UserError(
