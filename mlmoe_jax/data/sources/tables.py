@@ -288,7 +288,7 @@ def whole_rows(
         ) from error
     if usage and lines:
         usage.notes.append(
-            f"has {quantity(lines, 'line')} inside of quotes{quoted}, which belong to the cells of the lines before them; "
+            f"has {quantity(lines, 'line')} inside of quotes{quoted}, which belong to the cells of the line before; "
             "close the quotes if they are rows"
         )
 
