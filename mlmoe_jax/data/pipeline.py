@@ -55,10 +55,7 @@ class _Examples(grain.transforms.MapWithIndex):
 
     def __init__(self, split: Split, data_config, augment, seed: int, labels: bool, process: tuple[int, int]):
         self.split, self.seed, self.labels, self.process = split, seed, labels, process
-        self.difficult = data_config.difficult_train
-        image = {"image": np.zeros((data_config.image_size, data_config.image_size, 3), np.uint8)}
-        self.no_input = image if split.features is None else split.features.blank()
-        self.no_labels = np.full(len(split.classes), UNKNOWN, np.int8)
+        self.difficult, self.size = data_config.difficult_train, data_config.image_size
         self.reader = ImageReader.from_config(data_config, augment)
         self._file: BinaryIO | None = None
 
@@ -88,9 +85,9 @@ class _Examples(grain.transforms.MapWithIndex):
     def _read(self, row: int, random: np.random.Generator) -> dict[str, Any]:
         row = row if row < len(self.split) else -1
         arrays = None if row < 0 else self._input(row, random)
-        codes = self.no_labels if arrays is None else self.split.labels[row]
+        codes = np.full(len(self.split.classes), UNKNOWN, np.int8) if arrays is None else self.split.labels[row]
         mask = np.float32(arrays is not None)
-        example = {**(arrays or self.no_input), "mask": mask, "id": np.int32(row)}
+        example = {**(arrays or self._no_input()), "mask": mask, "id": np.int32(row)}
         if self.labels:
             positive, valid = targets(codes, self.difficult)
             example["label"], example["label_mask"] = positive.astype(np.float32), valid.astype(np.float32)
@@ -107,6 +104,11 @@ class _Examples(grain.transforms.MapWithIndex):
             return features
         image = self.reader(self.split.images, row, random)
         return None if image is None else {"image": image}
+
+    def _no_input(self) -> HostBatch:
+        if self.split.features is not None:
+            return self.split.features.blank()
+        return {"image": np.zeros((self.size, self.size, 3), np.uint8)}
 
 
 def steps_per_epoch(images: int, batch_size: int) -> int:

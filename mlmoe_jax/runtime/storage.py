@@ -333,7 +333,7 @@ def _start_of(pid: int) -> str:
     """Return the time at which a process began, in ticks since the boot; "" if it has ended."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):  # other errors, such as too many open files, do not tell
         return ""
     return "" if state == "Z" else rest[18]
 

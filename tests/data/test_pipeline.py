@@ -239,7 +239,10 @@ def test_augmentation_differs_by_image_step_and_seed(alone):
 
 def test_a_worker_is_handed_a_small_argument():
     """A process that dies at its start blocks its parent if more than 64 kB wait for it in a pipe."""
-    examples, split = _Examples(make_split(100_000), settings(), TRAIN, 0, True, (0, 1)), make_split(100_000)
+    examples, split = (
+        _Examples(make_split(100_000), settings(image_size=448), TRAIN, 0, True, (0, 1)),
+        make_split(100_000),
+    )
     with tempfile.TemporaryFile() as file:
         examples.store(file)
         text = pickle.dumps(examples)

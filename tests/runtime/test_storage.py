@@ -1,6 +1,8 @@
+import errno
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from etils import epath
@@ -12,6 +14,7 @@ from mlmoe_jax.runtime.storage import (
     OutputTarget,
     atomic_file,
     atomic_folder,
+    new_temporary,
     open_output,
     remove_leftovers,
     require_new,
@@ -75,6 +78,22 @@ def test_what_a_killed_process_has_left_is_removed_and_nothing_else(tmp_path):
     with atomic_file(epath.Path(folder / "a.bin")):
         pass
     assert sorted(path.name for path in folder.iterdir()) == [".mine.tmp", elsewhere.name, "a.bin"]
+
+
+def test_a_file_stays_if_its_process_cannot_be_looked_up(tmp_path, monkeypatch):
+    ended = new_temporary(tmp_path)
+    ended = ended.with_name(ended.name.replace(f"-{os.getpid()}-", f"-{os.getppid()}-"))
+    ended.touch()
+
+    def fail(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", fail)
+        remove_leftovers(tmp_path)
+    assert ended.exists()
+    remove_leftovers(tmp_path)
+    assert not ended.exists()
 
 
 def test_a_file_that_a_library_puts_in_place_keeps_the_usual_mode(tmp_path):
