@@ -72,9 +72,11 @@ class ShardWriter:
         with atomic_file(folder / shard.file) as partial:
             with contextlib.closing(ArrayRecordWriter(str(partial), RECORD_OPTIONS)) as records:
                 for position, name in enumerate(shard.ids):
-                    versions.append(find_version(shard.images, position))
+                    versions.append(["", ""])
                     try:
-                        records.write(encode_image(shard.images, position, name, self))
+                        stamp, data = shard.images.stamp(position), shard.images.encoded(position)
+                        versions[-1] = [stamp, hashlib.sha256(data).hexdigest()]
+                        records.write(encode_image(data, name, self))
                     except BadImage as error:
                         if not self.skip_bad:
                             raise
@@ -87,29 +89,23 @@ class ShardWriter:
         return entry
 
 
-def find_version(images: Images, row: int) -> list[str]:
-    """Return [stamp, sha256] of image `row`, see `Images.stamp`. Both are "" if the image has no bytes."""
-    try:
-        return [images.stamp(row), hashlib.sha256(images.encoded(row)).hexdigest()]
-    except BadImage:
-        return ["", ""]
-
-
 def is_version(images: Images, row: int, version: Sequence[str]) -> bool:
-    """Return whether image `row` is the image whose [stamp, sha256] is `version`. A touched or copied file is."""
+    """Return whether image `row` is the one whose [stamp, sha256] is `version`, see `Images.stamp`.
+
+    A touched or copied file is. Both texts are "" if the image had no bytes.
+    """
     try:
         return images.stamp(row) == version[0] or hashlib.sha256(images.encoded(row)).hexdigest() == version[1]
     except BadImage:
         return not version[1]
 
 
-def encode_image(images: Images, row: int, name: str, writer: ShardWriter) -> bytes:
-    """Return the bytes to store for image `row`: the unchanged file, or a JPEG that is reduced to `writer.short_side`.
+def encode_image(data: bytes, name: str, writer: ShardWriter) -> bytes:
+    """Return the bytes to store for an image: `data`, its file, or a JPEG that is reduced to `writer.short_side`.
 
     Every image is decoded, so that a shard has only readable images. Raises BadImage if the image cannot be read;
     `name` names the image in the error.
     """
-    data = images.encoded(row)
     pixels = read_image(data, name=name, decoding=writer.decoding)
     height, width = pixels.shape[:2]
     if not writer.short_side or min(height, width) <= writer.short_side:

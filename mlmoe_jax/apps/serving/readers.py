@@ -57,8 +57,8 @@ class Readers:
         except (OSError, EOFError) as error:  # TimeoutError too is an OSError
             self.replaced += 1
             process.close()
-            self._processes.remove(process)
-            process = _Process()
+            self._processes.discard(process)
+            process = _Process()  # if this fails, the next call closes the process again, and starts another one
             self._processes.add(process)
             late = isinstance(error, TimeoutError)
             reason = f"decoding it takes more than {self._seconds:g} s" if late else "its decoder failed"
@@ -127,9 +127,10 @@ class _Process:
         self._process.kill()
 
     def close(self) -> None:
-        self.kill()
-        self._process.join()
-        self._process.close()
+        with contextlib.suppress(ValueError):  # it is closed already
+            self.kill()
+            self._process.join()
+            self._process.close()
         self._pipe.close()
 
 

@@ -35,6 +35,16 @@ def test_a_reader_that_takes_too_long_or_ends_is_replaced(refusal):
     readers.close()
 
 
+def test_a_reader_is_replaced_later_if_no_process_can_be_started(refusal, monkeypatch):
+    readers = Readers(1)
+    with monkeypatch.context() as patch:
+        patch.setattr("mlmoe_jax.apps.serving.readers._Process", lambda: os.open("/missing", os.O_RDONLY))
+        refusal(readers, act, b"crash", "a.jpg", error=OSError)
+    refusal(readers, act, b"", "a.jpg", error=BadImage)
+    assert readers(act, b"", "a.jpg") != os.getpid()
+    readers.close()
+
+
 def test_a_request_of_slow_images_waits_for_others_that_arrive_later():
     async def main():
         turns, order = Turns(1), []
