@@ -373,7 +373,7 @@ def temporary(program: Program, whole: Path, *, quick: bool) -> Iterator[Case]:
             "--mode=predict",
             f"--workdir={whole}",
             f"--images={photos}",
-            f"--output={out}/predictions.csv",
+            f"--output={out}.csv",
         ),
     }
     first, second = program.place / "first", program.place / "second"

@@ -218,7 +218,8 @@ def _lost(draft: Draft, used: Used, said: list[str]) -> list[str]:
         others = {number for other in _refusable(draft) if other is not oddity for number in other.images}
         mine = lost & oddity.images
         least = len(mine - others) + oddity.files
-        counts = {*range(max(1, least), len(lost) + files + 1), *oddity.counts, len(oddity.images)}
+        rows = sum(1 for entry in draft.entries if entry.number in mine)
+        counts = {*range(max(1, least), len(lost) + files + 1), *oddity.counts, len(oddity.images), rows}
         if (mine or oddity.files) and _said(oddity, said, counts):
             covered |= mine
         elif oddity.files and oddity.must_say:

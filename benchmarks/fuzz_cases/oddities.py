@@ -359,7 +359,9 @@ def listed_twice(draft: Draft) -> Oddity | None:
         both = frozenset(twin.labels) | frozenset(entry.labels)
         draft.meanings[entry.number].labels = [(both, frozenset())]
     return Oddity(
-        f"{twin.path} beside {entry.path}", "again|twice|same|merged|one image|two values|no file", {entry.number}
+        f"{twin.path} beside {entry.path}",
+        "again|twice|same|merged|one image|two values|no file|cannot be found",
+        {entry.number},
     )
 
 
