@@ -422,7 +422,7 @@ config.data.workers, config.data.cache_features, config.data.val_fraction = 2, "
 mm.train(config, "{run}")
 print("trained")
 """
-DYING = "import multiprocessing, os\nif multiprocessing.parent_process() is not None: os._exit(3)\n"
+DYING = "import os\nif __name__ == '__mp_main__': os._exit(3)\n"  # the name of a script in a worker process
 
 
 def workers(program: Program, whole: Path, *, quick: bool) -> Iterator[Case]:

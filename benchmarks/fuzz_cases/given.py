@@ -184,9 +184,11 @@ def number_of(pixels) -> int:
     return sum(round((value - 30) / 60) * 4**place for place, value in enumerate(mean)) - 1
 
 
-def picture(number: int, kind: str = "PNG") -> bytes:
+def picture(number: int, file: str = ".png") -> bytes:
+    """Return the content of an image file, a JPEG if the name of the file says so, otherwise a PNG."""
+    jpeg = file.lower().endswith((".jpg", ".jpeg", ".jpe", ".mpo", ".jfif"))
     buffer = io.BytesIO()
-    Image.new("RGB", (16, 16), color(number)).save(buffer, kind, **({"quality": 95} if kind == "JPEG" else {}))
+    Image.new("RGB", (16, 16), color(number)).save(buffer, "JPEG" if jpeg else "PNG", quality=95)
     return buffer.getvalue()
 
 
@@ -232,8 +234,7 @@ def write(draft: Draft, root: Path) -> dict[str, object]:
     """Write the input to a folder; return the keys of `config.data`."""
     for entry in draft.entries:
         if entry.number not in draft.unlisted:
-            kind = "JPEG" if Path(entry.file).suffix.lower() in (".jpg", ".jpeg", ".jpe", ".mpo", ".jfif") else "PNG"
-            _put(root, entry.file, picture(entry.number, kind))
+            _put(root, entry.file, picture(entry.number, entry.file))
     for path, content in draft.files.items():
         _put(root, path, content)
     keys: dict[str, object] = {"name": "csv" if draft.kind == "wide" else draft.kind, "root": str(root), "images": ""}

@@ -656,7 +656,7 @@ def one_photograph_in_two_classes(draft: Draft) -> Oddity:
         return Oddity("equal names in two classes")
     if draft.random.random() < 0.3:
         twin = f"{twin.rpartition('/')[0]}/copy{twin[-4:]}"
-    draft.files[twin] = picture(entry.number, "JPEG" if twin.endswith("jpg") else "PNG")
+    draft.files[twin] = picture(entry.number, twin)
     draft.meanings[entry.number].labels = [(frozenset({*entry.labels, other}), frozenset())]
     return Oddity("one photograph in two classes", r"same|twice|equal|also|duplicate|both", {entry.number})
 
