@@ -12,7 +12,7 @@ from PIL import Image
 
 from mlmoe_jax.data.images import BRIGHTEST, BadImage, Decoding, Images
 from mlmoe_jax.data.label_codes import POSITIVE
-from mlmoe_jax.data.sources.names import doubtful_names
+from mlmoe_jax.data.sources.names import doubtful_names, is_no_value
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import unused_input
 from mlmoe_jax.errors import UserError
@@ -150,9 +150,10 @@ def shared_groups(splits: Sequence[Split]) -> list[str]:
 
 
 def label_warnings(train: Split) -> list[str]:
-    """Return sentences about the classes that no training image has, and about those that all of them have."""
+    """Return sentences about the classes that no or all training images have, or whose name stands for no value."""
     counts = count_codes(train, POSITIVE)
-    sentences = []
+    empty = list(filter(is_no_value, train.classes))
+    sentences = [f"labels whose names stand for no value: {abbreviate(empty)}; are they labels?"] if empty else []
     for what, constant in (("no positive image", 0), ("only positive images", max(2, len(train)))):
         if names := [name for name, count in zip(train.classes, counts, strict=True) if count == constant]:
             sentences.append(

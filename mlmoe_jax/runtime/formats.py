@@ -173,7 +173,7 @@ def read_cell_names(cell: str, separator: str = ";") -> list[str]:
             raise ValueError("a literal that cannot be read") from error
     if isinstance(value, dict) and list(value) == ["choices"]:
         value = value["choices"]
-    names = [value] if isinstance(value, str) else value
+    names = split_names(value, separator) if isinstance(value, str) else value
     if not isinstance(names, list | tuple | set) or not all(isinstance(name, str) for name in names):
         raise ValueError("a literal that is not a list of names")
     return sorted(names) if isinstance(names, set) else list(names)

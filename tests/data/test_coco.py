@@ -194,6 +194,19 @@ def test_one_file_is_the_training_split(photos, refusal):
     )
 
 
+def test_a_key_of_images_names_their_split(photos):
+    path = photos / "annotations" / "train.json"
+    content = json.loads(path.read_text())
+    for number, image in enumerate(content["images"]):
+        image["split"] = ("Train", "valid", "train")[number]
+    content["categories"][0]["name"] += " "  # as people write it
+    path.write_text(json.dumps(content))
+    data = own_settings(photos, table="annotations/train.json")
+    assert open_split(data, "train").ids == ["x/c.png", "a.png"]
+    assert open_split(data, "val").ids == ["b.png"]
+    assert open_split(data, "val").classes == ("dog", "cat")
+
+
 def test_images_in_one_folder_per_split(photos):
     (photos / "images").rename(photos / "train")
     split = open_split(own_settings(photos, images="{split}"), "train")

@@ -8,7 +8,7 @@ from PIL import Image
 
 from mlmoe_jax.data.images import IMAGE_FORMATS, image_suffixes
 from mlmoe_jax.data.sources.open import open_split
-from mlmoe_jax.data.split_checks import check_splits
+from mlmoe_jax.data.split_checks import check_splits, label_warnings
 from mlmoe_jax.data.usage import unused_input
 
 
@@ -122,6 +122,17 @@ def test_folders_of_splits_in_any_spelling(tmp_path, folders, used, unused):
         assert bool(unused) == bool(unused_input(opened.usage))
 
 
+def test_folders_of_one_class_in_two_spellings(tmp_path):
+    write(tmp_path, *(f"{folder}/{k}.png" for folder in ("\u00e9", "e\u0301", "\u00e9 ", "nan") for k in range(2)))
+    opened = open_split(settings(tmp_path, val_split="", test_splits=()), "train")
+    assert opened.classes == ("nan", "\u00e9")
+    assert opened.labels.sum(axis=0).tolist() == [2, 4]
+    assert (
+        "lists images again in 2 rows (\u00e9/0.png, \u00e9/1.png), which are merged" in unused_input(opened.usage)[0]
+    )
+    assert label_warnings(opened) == ["labels whose names stand for no value: nan; are they labels?"]
+
+
 def test_a_split_that_is_held_out_has_no_folder_that_is_used(tmp_path):
     write(tmp_path, *(f"{split}/{name}/{k}.png" for split in ("train", "Val") for name in "ab" for k in range(5)))
     for split in ("train", "val"):
@@ -142,6 +153,7 @@ def test_a_split_that_is_held_out_has_no_folder_that_is_used(tmp_path):
         (["Train/photos/cat/0.png", "Train/photos/dog/1.png"], "if the classes are in there, move them to "),
         (["Train/0.png", "Train/1.png"], "Train lists no images in folders of classes; "),
         (["valid/cat/0.png", "cat/1.png"], "/train (folders there: cat, valid); sort the images into"),
+        (["cat/0.png", "dev/1.png"], "; rename dev, which has the name of a split, if it is a class"),
         ([".x/0.png"], "1 of 1 file is not used: 1 hidden or in folders of the system"),
     ],
 )

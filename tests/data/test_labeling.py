@@ -67,6 +67,8 @@ def test_annotations_that_differ_make_a_label_unknown_unless_one_is_the_truth(fo
     content = [task("a.png", *both), task("e.png", *both, annotation(choices("sand"), ground_truth=True))]
     labels, _ = opened("label_studio", folder, "export.json", content)
     assert labels == {"a.png": {"sand": UNKNOWN, "sea": POSITIVE}, "e.png": {"sand": POSITIVE}}
+    (usage,) = open_split(data_settings("label_studio", folder, table="export.json"), "train").usage
+    assert usage.notes == ["has 1 image with labels that are unknown, since annotations differ: a.png"]
 
 
 def test_the_small_export_of_label_studio(folder):
@@ -173,6 +175,8 @@ def test_labels_of_cvat(folder):
     expected = {"a.png": {"sand & sun": POSITIVE}, "b c.png": {"sea": POSITIVE, "sand & sun": DIFFICULT}}
     assert opened("cvat", folder, "a.xml", XML) == (expected, ("sea", "sand & sun"))
     assert opened("cvat", folder, "a.xml", split="val")[0] == {"e.png": {}}
+    (usage,) = open_split(data_settings("cvat", folder, table="a.xml"), "train").usage
+    assert usage.notes == ["has 1 image without an annotation, whose labels are all negative: e.png"]
 
 
 def test_entities_of_xml_are_not_expanded(folder, refusal):

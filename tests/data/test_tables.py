@@ -103,6 +103,7 @@ def test_absolute_paths_become_relative_to_the_image_folder(tmp_path, refusal):
         ('{"choices": ["car", "dog"]}', ["car", "dog"]),
         ('{"choices": "car"}', ["car"]),
         ("'car', 'dog'", ["car", "dog"]),
+        ("'car;dog'", ["car", "dog"]),
         ('["rock \' \' roll", "a;b"]', ["rock ' ' roll", "a;b"]),
         *((empty, []) for empty in ("[]", "()", "{}", "set()")),
         *((name, [name]) for name in ("(other)", "car (red)", "'90s", "[car", "a'b'")),
@@ -174,7 +175,7 @@ def test_lines_inside_of_quotes_are_said(tmp_path):
     assert unused_input(split.usage) == [
         f"{tmp_path}/train.csv has 1 column that no key of the config names: note",
         f"{tmp_path}/train.csv has 3 lines inside of quotes (lines 2 to 3, lines 5 to 7), which belong to the cells "
-        "of the lines before them; close the quotes if they are rows",
+        "of the line before; close the quotes if they are rows",
     ]
 
 
@@ -232,12 +233,22 @@ def test_lines_of_another_form_are_refused(tmp_path, refusal, text):
         (["None"], "'None', which stands for no value; "),
         ({"NaN": 1}, "'NaN', which stands for no value; "),
         (["['dog']"], "\"['dog']\", which looks like a list in JSON or Python, "),
+        *(
+            ([name], f"{name!r}, with a quote ")
+            for name in ("\u201cdog", "dog\u201d", "\u201cdog\u201d", '"dog"', "'dog'")
+        ),
     ],
 )
 def test_values_that_are_no_labels_are_refused(tmp_path, refusal, labels, problem):
     write(tmp_path, "train.jsonl", lines({"image": "a.png", "labels": ["x"]}, {"image": "b.png", "labels": labels}))
     sentence = refusal(open_split, jsonl(tmp_path), "train")
     assert sentence.startswith(f"{tmp_path}/train.jsonl line 2 has the label {problem}")
+
+
+def test_names_with_quotes_inside_are_labels(tmp_path):
+    names = ['5"', '"Big" cats', "dogs\u2019", "rock 'n' roll"]
+    write(tmp_path, "train.jsonl", lines({"image": "a.png", "labels": names}))
+    assert open_source(jsonl(tmp_path, bad_images="skip"), "train").classes == tuple(sorted(names))
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-16-le"])
@@ -318,7 +329,8 @@ def test_a_column_assigns_rows_to_splits(tmp_path, refusal, kind):
     assert train.labels.tolist() == [[1, 0, 0], [0, 0, 1]]
     assert test.labels.tolist() == [[0, 1, 1]]
     assert refusal(open_source, data, "val") == (
-        f"{tmp_path}/all.{kind} lists no images of split val; its splits are test, train"
+        f"{tmp_path}/all.{kind} lists no images of split val; its splits are test, train; rename them, "
+        "or set data.train_split, data.val_split and data.test_splits"
     )
 
 
@@ -470,8 +482,12 @@ def test_images_know_their_line_in_the_table(tmp_path, kind):
         ("image,labels\na.png\n", " line 2 has 1 cells, but there are 2 columns; "),
         ("image,labels\na.png,x\n,x\n", " line 3 has no image path"),
         ("image;labels\na.png;x\n", " has no column 'image', which data.image_column names (columns: image;labels); "),
-        ('image,labels\na.png,"x\nb.png,y"\n', " line 2 has a line break in its labels, 'x\\nb.png,y'; close"),
-        ('image,labels\n"a.png,x\nb.png",y\n', " line 2 has the image 'a.png,x\\nb.png', which is not a path; "),
+        ('image,labels\na.png,"x\nb.png,y"\n', " line 2 has the label 'x\\nb.png,y', with a line break or "),
+        ('image,labels\n"a.png,x\nb.png",y\n', " line 2 has a line break in the cell 'a.png,x\\nb.png'; close the "),
+        (
+            'image,split,labels\na.png,"train,x\nb.png,train",y\n',
+            " line 2 has a line break in the cell 'train,x\\nb.png,",
+        ),
         (
             "image,labels\na.png,x\na.png,\n",
             " lists a.png in the lines 2 and 3 with two values of its labels: some and none; ",

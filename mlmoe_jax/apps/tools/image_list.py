@@ -149,6 +149,8 @@ def _read_list(item: str) -> list[str]:
         content = read_stream(sys.stdin.buffer, MOST_LIST) if item == "-" else read_bytes(item[1:], MOST_LIST)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read the list {item}: {reason_of(error)}") from error
+    if b"\0" in content:
+        raise UserError(f"the list {item} is not UTF-8; save it as UTF-8, with one path per line")
     lines = map(os.fsdecode, content.removeprefix(codecs.BOM_UTF8).splitlines())
     folder = os.path.dirname(item[1:])
     return [line if "://" in line else os.path.join(folder, line) for line in lines if line.strip()]

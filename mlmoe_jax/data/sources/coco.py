@@ -14,9 +14,9 @@ have an annotation. Images without one are left out unless `keep_empty` is set.
     annotations/{split}.json     # data.table, below data.root: images, annotations, categories, as COCO's instances
     images/…                     # data.images: the folder to which each file_name is relative; it can contain {split}
 
-Without {split}, the only file is the whole training split, from which `data.val_fraction` can be held out. A class that
-is missing in the categories of another split is negative in this split. Images without an annotation are kept, with all
-labels negative.
+Without {split}, the key `split` of each image names its split. If no image has it, the file is the training split, from
+which `data.val_fraction` can be held out. A class that is missing in the categories of another split is negative in
+this split. Images without an annotation are kept, with all labels negative.
 """
 
 from __future__ import annotations
@@ -31,12 +31,11 @@ from ml_collections import ConfigDict
 
 from mlmoe_jax.data.label_codes import POSITIVE
 from mlmoe_jax.data.sources.own_images import open_own_images
-from mlmoe_jax.data.sources.rows import ImageRow, Listing, first_repeated, validated
+from mlmoe_jax.data.sources.rows import SPLIT_COLUMN, ImageRow, Listing, first_repeated, note_empty, validated
 from mlmoe_jax.data.sources.source import DataSource, Published
 from mlmoe_jax.data.split import Split
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.runtime.files import damage_explained, read_bytes
-from mlmoe_jax.runtime.text import abbreviate, quantity
 
 COCO_FILES = Published(
     "coco2014", "annotations, train2014 and val2014", "https://cocodataset.org/#download", "coco-2014"
@@ -70,16 +69,16 @@ def read_instances(path: Path) -> tuple[list[ImageRow], list[str]]:
     labels: dict[Any, dict[str, int]] = {image: {} for image in files}
     for annotation in content["annotations"]:
         labels[annotation["image_id"]][names[annotation["category_id"]]] = POSITIVE
-    return [ImageRow(files[image], labels[image]) for image in sorted(files, key=str)], list(names.values())
+    splits = {image["id"]: image.get(SPLIT_COLUMN) for image in content["images"]}
+    rows = [ImageRow(files[image], labels[image], split=splits[image]) for image in sorted(files, key=str)]
+    return rows, list(names.values())
 
 
 def _read_own(
     path: Path, data_config: ConfigDict, folder: Path, known_classes: Sequence[str] | None, usage: Usage
 ) -> tuple[list[ImageRow], list[str]]:
     rows, categories = read_instances(path)
-    if empty := [row.image for row in rows if not row.labels]:
-        count = quantity(len(empty), "image")
-        usage.notes.append(f"has {count} without an annotation, whose labels are all negative: {abbreviate(empty, 3)}")
+    note_empty(rows, usage)
     return rows, categories
 
 

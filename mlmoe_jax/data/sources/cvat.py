@@ -5,12 +5,13 @@
     </image>
 
 A label is positive if the image has a tag, or a box or another shape, of this label, and difficult if all of them have
-the attribute `difficult`. Every image of a file counts as labeled, because CVAT does not distinguish.
+the attribute `difficult`. Every image of a file counts as labeled, because CVAT does not distinguish, and a note counts
+those without a label.
 """
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
@@ -20,7 +21,7 @@ from ml_collections import ConfigDict
 from mlmoe_jax.data.images import read_size
 from mlmoe_jax.data.label_codes import DIFFICULT, POSITIVE
 from mlmoe_jax.data.sources.labeling_formats import Format, LabelEntry, LabelFile
-from mlmoe_jax.data.sources.rows import ImageRow
+from mlmoe_jax.data.sources.rows import ImageRow, note_empty
 from mlmoe_jax.data.usage import Usage
 from mlmoe_jax.errors import UserError
 from mlmoe_jax.runtime.files import open_regular
@@ -40,14 +41,14 @@ DIFFICULT_MARK = (
 
 def _read(
     path: Path, data_config: ConfigDict, folder: Path, known_classes: Sequence[str] | None, usage: Usage
-) -> tuple[Iterator[ImageRow], list[str] | None]:
+) -> tuple[list[ImageRow], list[str] | None]:
     with open_regular(path) as file:
         root = parse_xml(file)
     names = [label.findtext("name", "") for label in root.iterfind(".//labels/label")]
     images = root.iter("image")
-    return (ImageRow(image.attrib["name"], _read_labels(image), split=image.get("subset")) for image in images), (
-        names or None
-    )
+    rows = [ImageRow(image.attrib["name"], _read_labels(image), split=image.get("subset")) for image in images]
+    note_empty(rows, usage)
+    return rows, names or None
 
 
 def _read_labels(image: ElementTree.Element) -> dict[str, int]:

@@ -42,8 +42,7 @@ def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | N
     split_of_folder = _find_splits(root, split, data_config)
     tops = [folder for folder, name in split_of_folder.items() if name == split]
     usage, rest = Usage(", ".join(f"{root / top}" for top in tops), "file"), _count_rest(root, split_of_folder)
-    images = {path: compose(folder) for top in tops for folder, path in _find_images(root, top, usage)}
-    usage.use(split, len(images))
+    images = {path: compose(folder).strip() for top in tops for folder, path in _find_images(root, top, usage)}
     others = []
     if split == data_config.train_split:
         _refuse_wrapper(root, tops, images)
@@ -53,9 +52,9 @@ def open_folders(data_config: ConfigDict, split: str, classes: Sequence[str] | N
     if not labels:
         raise UserError("; ".join([f"{usage.place} lists no images in folders of classes", *unused_input(usages)]))
     if classes is None:
-        classes = sorted({compose(name) for top in tops for name in _subfolders(root / top)})
+        classes = sorted({compose(name).strip() for top in tops for name in _subfolders(root / top)})
     rows = [ImageRow(path, dict.fromkeys(names, POSITIVE)) for path, names in labels.items()]
-    return replace(validated(rows, Listing(usage.place, split), classes).to_split(root), usage=usages)
+    return replace(validated(rows, Listing(usage.place, split), classes, usage).to_split(root), usage=usages)
 
 
 def _find_splits(root: Path, split: str, data_config: ConfigDict) -> dict[str, str | None]:
@@ -69,13 +68,14 @@ def _find_splits(root: Path, split: str, data_config: ConfigDict) -> dict[str, s
     found = {folder: listing.find_split(folder) for folder in folders}
     if split in found.values():
         return found
-    has_splits = any(found.values()) or any(split_key(folder) in STANDARD_SPLITS for folder in folders)
+    named = [folder for folder in folders if found[folder] or split_key(folder) in STANDARD_SPLITS]
     alone = data_config.val_fraction or not any((data_config.val_split, *data_config.test_splits))
-    if alone and split == data_config.train_split and not has_splits:
+    if alone and split == data_config.train_split and not named:
         return {"": split}
+    rename = f"; rename {named[0]}, which has the name of a split, if it is a class" if alone and named else ""
     raise UserError(
         f"there is no folder {root / split} (folders there: {', '.join(folders[:5]) or 'none'}); sort the images into "
-        f"{root}/SPLIT/CLASS, or into {root}/CLASS with data.val_fraction above 0 and data.test_splits cleared"
+        f"{root}/SPLIT/CLASS, or into {root}/CLASS with data.val_fraction above 0 and data.test_splits cleared{rename}"
     )
 
 
@@ -167,7 +167,7 @@ def _merge_copies(
                 merged.add(f"{path} as {first}")
                 del labels[path]
     if merged.count:
-        usage.merge(split, merged.count)
+        usage.merged[split] = merged.count
         usage.notes.append(f"has {quantity(merged.count, 'file')} again in another class{merged}, which is one image")
     if shared.count:
         images = quantity(shared.count, "image")

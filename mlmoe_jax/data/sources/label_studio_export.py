@@ -11,7 +11,7 @@ import io
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, unquote, urlsplit
@@ -58,7 +58,7 @@ def read_address(address: str) -> str:
 # ------------------------------------------------------------------------------------------------------------- reading
 def _read(
     path: Path, data_config: ConfigDict, folder: Path, known_classes: Sequence[str] | None, usage: Usage
-) -> tuple[Iterator[ImageRow], None]:
+) -> tuple[list[ImageRow], None]:
     control, key = data_config.label_column, data_config.image_column
     splits: dict[str, str | None] = {}
     annotations: dict[str, list[Mapping[str, Any]]] = {}  # of each image, which several tasks may show
@@ -73,16 +73,25 @@ def _read(
         if splits.setdefault(image, split) != split:
             raise UserError(f"{path} gives {image} the splits {splits[image]} and {split}; correct one of them")
         annotations.setdefault(image, []).extend(_list_annotations(task, control))
-    given = itertools.chain(*annotations.values())
-    results = [result for annotation in given for result in annotation["result"] or ()]
-    controls = {result["from_name"] for result in results if result.get("type") == "choices"}
-    if controls:
+    results = [result for annotation in itertools.chain(*annotations.values()) for result in annotation["result"] or ()]
+    if controls := {result["from_name"] for result in results if result.get("type") == "choices"}:
         _require_control(path, control, controls)
+    rows = [_make_row(image, split, annotations[image], control) for image, split in splits.items()]
+    _note_unread(usage, results, rows, control)
+    return rows, None
+
+
+def _note_unread(usage: Usage, results: Sequence[Mapping[str, Any]], rows: Sequence[ImageRow], control: str) -> None:
+    """Note the results of other tags than `control`, and the rows with unknown labels, in an account."""
     unused = [result for result in results if result.get("type") != "choices" or result["from_name"] != control]
     if kinds := sorted({f"{result.get('from_name')} ({result.get('type')})" for result in unused}):
         count = quantity(len(unused), "result")
         usage.notes.append(f"has {count} of tags other than {control}, which are not used: {abbreviate(kinds)}")
-    return (_make_row(image, split, annotations[image], control) for image, split in splits.items()), None
+    if disputed := [row.image for row in rows if row.labels and UNKNOWN in row.labels.values()]:
+        count = quantity(len(disputed), "image")
+        usage.notes.append(
+            f"has {count} with labels that are unknown, since annotations differ: {abbreviate(disputed, 3)}"
+        )
 
 
 def _list_annotations(task: Mapping[str, Any], control: str) -> list[Mapping[str, Any]]:

@@ -17,16 +17,20 @@ _SPELLINGS = {
 }
 _KEY_OF_SPELLING = {spelling: key for key, spellings in _SPELLINGS.items() for spelling in spellings}
 
-SEPARATORS = (",", ";", "|", "/")  # that people write between labels
+SEPARATORS = (",", ";", "|", "/", "+", "&", " ")  # that people write between labels
 
 # What programs write where there is no value. None of these is a label, unless a list of classes has it.
 _NO_VALUES = frozenset(
     (
-        *("nan", "none", "null", "nil", "na", "n/a", "n.a", "n.a.", "<na>", "nat", "undefined", "(blank)", "(null)"),
+        *("nan", "none", "null", "nil", "na", "n/a", "n.a", "n.a.", "<na>", "nat", "undefined", "(blank)"),
+        *("(null)", "(none)", "<null>", "<none>", "\\n"),
         *("-", "--", "---", "–", "—", "?", ".", "#n/a", "#name?", "#ref!", "#value!", "#div/0!", "#null!", "#num!"),
     )
 )
 _SYNTAX = re.compile(r"""[\[({]\s*['"]|['"]\s*[\])}]|^(\[.*\]|\(\s*\)|\{.*\}|set\(\))$""")  # of lists
+_QUOTED = re.compile(  # in quotes, or with a quote at one end only; 5" is a length
+    r"""^(["']).*\1$|^[“„«‘].*[”“»’]$|^["“„«][^"“”„«»]*$|^[^"“”„«»]*[^\d"“”„«»]["”]$"""
+)
 
 
 def split_key(name: str) -> str:
@@ -65,6 +69,8 @@ def label_problem(name: str) -> str:
         )
     if _SYNTAX.search(name):
         return "which looks like a list in JSON or Python, but is not one here; write each name as a label of its own"
+    if _QUOTED.search(name):
+        return "with a quote that is not closed or around it; write the name without quotes"
     if is_no_value(name):
         return (
             "which stands for no value; leave it empty if the image has no label, or list all labels in the file of "
@@ -82,12 +88,16 @@ def names_joined_by(mark: str, names: Sequence[str]) -> list[int]:
     """Return the indices of the names that probably consist of several names joined by `mark`.
 
     Each part is an element of `names`, or a part of at least two of them. Of a name with a comma, one part that is an
-    element is enough, and for ; and | one part of either kind; the / also joins the levels of a hierarchy.
+    element is enough, and for ; and | one part of either kind; the / also joins the levels of a hierarchy. Of names
+    with a space all parts are elements, and they are a quarter of all names, since many labels are two words.
     """
     parts = {k: {part.strip() for part in name.split(mark)} for k, name in enumerate(names) if mark in name}
+    if mark == " ":
+        joined = [k for k, own in parts.items() if own <= set(names)]
+        return joined if 4 * len(joined) >= len(names) else []
     counts = Counter(itertools.chain(*parts.values()))
     known = {*names, *(part for part, count in counts.items() if count > 1)} - {""}
-    enough = {",": set(names), "/": set()}.get(mark, known)
+    enough = {",": set(names), ";": known, "|": known}.get(mark, set())
     return [k for k, own in parts.items() if known >= own or enough & own]
 
 

@@ -182,14 +182,27 @@ def validated(
     return selection.result()
 
 
+@dataclass
+class _Part:
+    """The rows that spell their split in one way.
+
+    Attributes:
+      split: the split that uses them; None if none does.
+      position: the position of the first row.
+      count: the number of rows.
+    """
+
+    split: str | None
+    position: str
+    count: int = 0
+
+
 class _Selection:
     """The rows of the split to open, collected as arrays, and the account of all rows.
 
     Attributes:
       usage: the account.
-      splits: split, as rows spell it -> the split that uses these rows; None if none does.
-      counts: split, as rows spell it -> the number of rows.
-      positions: split, as rows spell it -> the position of the first row.
+      parts: split, as rows spell it -> these rows.
       unlabeled: the number of images of the split to open that nobody has labeled.
       labels: the label of each column. The classes are first, then other labels in the order of the rows.
       column_of_label: label -> its column.
@@ -201,12 +214,10 @@ class _Selection:
 
     def __init__(self, listing: Listing, classes: Sequence[str] | None, usage: Usage):
         self.listing, self.usage = listing, usage
-        self.classes = None if classes is None else tuple(map(compose, classes))
+        self.classes = None if classes is None else tuple(compose(name).strip() for name in classes)
         if repeated := first_repeated(self.classes or ()):
             raise UserError(f"{listing.path} names the class '{repeated}' twice")
-        self.splits: dict[str | None, str | None] = {}
-        self.counts: Counter[str | None] = Counter()
-        self.positions: dict[str | None, str] = {}
+        self.parts: dict[str | None, _Part] = {}
         self.unlabeled = 0
         self.labels = list(self.classes or ())
         self.column_of_label = {name: k for k, name in enumerate(self.labels)}
@@ -225,15 +236,15 @@ class _Selection:
 
     def add(self, row: ImageRow) -> None:
         """Add a row to the account and, if it belongs to the split to open, to the images."""
-        split = self.splits[row.split] if row.split in self.splits else self._add_split(row)
-        if row.labels is None and split is not None:
-            self.unlabeled += split == self.listing.split
+        part = self.parts.get(row.split) or self._add_part(row)
+        included = part.split == self.listing.split
+        if row.labels is None and part.split is not None:
+            self.unlabeled += included
             self.usage.leave_out("without labels", row.position)
             return
-        self.counts[row.split] += 1
-        if split is None:
+        part.count += 1
+        if part.split is None:
             return
-        included = split == self.listing.split
         if included or self.classes is None:
             for name in row.labels:
                 if name not in self.columns:
@@ -242,31 +253,33 @@ class _Selection:
             self._add_image(row)
 
     # ------------------------------------------------------------------------------------------------------- splits
-    def _add_split(self, row: ImageRow) -> str | None:
-        """Return the split that uses a row, whose split is spelled as in no earlier row; None if none does."""
+    def _add_part(self, row: ImageRow) -> _Part:
+        """Add and return the part of a row whose split is spelled as in no earlier row."""
         listing, name = self.listing, row.split
         if not isinstance(name, str | None):
             raise UserError(f"{listing.line(row.line)} has the split {name!r}, which is not text; enclose it in quotes")
+        earlier_are_blank = all(map(_is_blank, self.parts))
         if not listing.train_split:
             split = listing.split
+        elif _is_blank(name):
+            split = listing.train_split if earlier_are_blank else None
         else:
-            earlier_are_blank = all(map(_is_blank, self.splits))
-            if _is_blank(name):
-                split = listing.train_split if earlier_are_blank else None
-            else:
-                split = listing.find_split(name)
-                if earlier_are_blank:
-                    self.splits = dict.fromkeys(self.splits)
-                    self._clear()
-        self.positions[name] = row.position
-        self.splits[name] = split
-        return split
+            split = listing.find_split(name)
+            if earlier_are_blank:
+                self._clear()
+                for part in self.parts.values():
+                    part.split = None
+        self.parts[name] = _Part(split, row.position)
+        return self.parts[name]
+
+    def _counted(self) -> list[tuple[str | None, _Part]]:
+        return [(name, part) for name, part in self.parts.items() if part.count]  # of an unlabeled row, 0
 
     def _count_splits(self) -> None:
         """Add the rows that belong to a split, and those that belong to none, to the account."""
         listing, usage, contrary = self.listing, self.usage, LeftOut()
-        for name, count in self.counts.items():
-            split, position = self.splits[name], self.positions[name]
+        for name, part in self._counted():
+            split, position, count = part.split, part.position, part.count
             if split is not None:
                 usage.use(split, count)
                 if not (listing.train_split or _is_blank(name) or split_key(name) == split_key(split)):
@@ -304,9 +317,8 @@ class _Selection:
         image = row.image
         if not image:
             raise UserError(f"{self.listing.line(row.line)} has no image path")
-        if not isinstance(image, str) or "\n" in image:
-            line = self.listing.line(row.line)
-            raise UserError(f"{line} has the image {image!r:.100}, which is not a path; close the quote before it")
+        if not isinstance(image, str):
+            raise UserError(f"{self.listing.line(row.line)} has the image {image!r:.100}, which is not a path")
         image = self.listing.image_path(image)
         key = compose(image)
         columns = self.columns
@@ -411,19 +423,30 @@ class _Selection:
         train, split = self.listing.train_split, self.listing.split
         if self.unlabeled:
             return f"has no labeled image ({quantity(self.unlabeled, 'image')} without labels); label some first"
-        if not self.counts:
+        counted = [name for name, _ in self._counted()]
+        if not counted:
             return "lists no images"
-        if all(map(_is_blank, self.counts)):
+        if all(map(_is_blank, counted)):
             return (
                 f"has no splits, so all its images are in split {train} and none in {split}; write one table per split "
                 "and use {split} in data.table, or hold out images with data.val_fraction and clear data.test_splits"
             )
-        named = sorted(name for name in self.counts if not _is_blank(name))
-        return f"lists no images of split {split}; its splits are {abbreviate(named)}"
+        named = sorted(name for name in counted if not _is_blank(name))
+        return (
+            f"lists no images of split {split}; its splits are {abbreviate(named)}; rename them, or set "
+            "data.train_split, data.val_split and data.test_splits"
+        )
 
 
 def _is_blank(name: str | None) -> bool:
     return not (name and name.strip())
+
+
+def note_empty(rows: Iterable[ImageRow], usage: Usage) -> None:
+    """Note the images without a label in the account of a file, which may be images that nobody has labeled yet."""
+    if empty := [row.image for row in rows if not row.labels]:
+        count = quantity(len(empty), "image")
+        usage.notes.append(f"has {count} without an annotation, whose labels are all negative: {abbreviate(empty, 3)}")
 
 
 def first_repeated(names: Iterable[_Name]) -> _Name | None:

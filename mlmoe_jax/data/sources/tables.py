@@ -189,7 +189,7 @@ def _csv_rows(
     with open_text(path) as file:
         reader = csv.reader(file, skipinitialspace=True)
         header = _read_header(reader, path)
-        for line, cells in whole_rows(reader, header, path, usage):
+        for line, cells in whole_rows(reader, header, path, usage, [at for at in columns if at is not None]):
             yield ImageRow(
                 formats.unescape_cell(cells[image]),
                 read_labels(cells, line),
@@ -224,16 +224,12 @@ def _names_reader(column: int, separator: str, path: Path) -> ReadLabels:
         return dict.fromkeys(filter(None, map(str.strip, names)), POSITIVE)
 
     def read_labels(cells: list[str], line: int) -> dict[str, int]:
-        cell = cells[column]
-        if "\n" in cell or "\r" in cell:
-            raise UserError(
-                f"{path} line {line} has a line break in its labels, {cell[:80]!r}; close the quote before it"
-            )
         try:
-            return read_cell(cell)
+            return read_cell(cells[column])
         except ValueError as error:
             raise UserError(
-                f"{path} line {line} has the labels {cell[:80]!r}, {error}; write names with {separator!r} between them"
+                f"{path} line {line} has the labels {cells[column][:80]!r}, {error}; write names with {separator!r} "
+                "between them"
             ) from error
 
     return read_labels
@@ -259,13 +255,18 @@ def _codes_reader(header: list[str], classes: Sequence[str], path: Path) -> Read
 
 
 def whole_rows(
-    reader: Any, header: Sequence[str], path: str | os.PathLike, usage: Usage | None = None
+    reader: Any,
+    header: Sequence[str],
+    path: str | os.PathLike,
+    usage: Usage | None = None,
+    columns: Collection[int] = (),
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield (line number, cells) for each row of a CSV table. Blank rows are skipped.
 
     Rows of several lines are noted in the account of the table, because a quote that is not closed makes one of many.
 
-    Raises UserError if the number of cells in a row differs from the number of columns.
+    Raises UserError if the number of cells in a row differs from the number of columns, or if there is a line break in
+    a cell of `columns`.
     """
     end, lines, quoted = reader.line_num, 0, LeftOut()
     try:
@@ -281,6 +282,10 @@ def whole_rows(
             if end > line:
                 lines += end - line
                 quoted.add(f"lines {line} to {end}")
+                if broken := [cells[at] for at in columns if "\n" in cells[at] or "\r" in cells[at]]:
+                    raise UserError(
+                        f"{path} line {line} has a line break in the cell {broken[0][:80]!r}; close the quote before it"
+                    )
             yield line, cells
     except csv.Error as error:
         raise UserError(

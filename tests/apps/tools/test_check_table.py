@@ -114,13 +114,16 @@ def test_names_that_are_two_words_are_not_misspelt(one, other):
 
 
 def test_names_of_other_names_are_told_for_each_separator():
-    for mark in (", ", "|", "/"):
+    for mark in (", ", "|", "/", " + "):
         (sentence,) = warnings((f"cat{mark}dog", 5), ("cat", 5), (f"dog{mark}cow", 5), (f"cow{mark}cat", 5))
         assert sentence.startswith(f"3 labels made of several names separated by {mark.strip(' ')!r} instead of ';': ")
     (sentence,) = warnings(("cat;dog", 5), ("cat", 5), ("dog", 5), separator=",")
     assert "separated by ';' instead of ','" in sentence
     assert warnings(("cat/dog", 5), ("cat", 5), ("dog", 5), separator=None) == [], "one column per class"
     assert "separated by '|': 'cat|dog'" in warnings(("cat|dog", 5), ("cat", 5), separator="")[0]
+    space = warnings(("cat dog", 5), ("cat", 5), ("dog", 5))
+    assert space[0].startswith("1 label made of several names separated by ' ' instead of ';': 'cat dog' ")
+    assert warnings(("street light", 5), ("street", 5), ("light", 5), *((f"cat{k}", 5) for k in range(9))) == []
     assert warnings(("either/or", 5), ("inside, small room", 5), ("inside, hall", 5)) == []
 
 

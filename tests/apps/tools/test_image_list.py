@@ -128,6 +128,7 @@ def test_paths_on_standard_input_are_relative_to_the_working_directory(tree, mon
         ),
         ("@missing.txt", "cannot read the list @missing.txt: No such file"),
         ("@photos/c/e", "cannot read the list @photos/c/e: Is a directory"),
+        ("@utf16.txt", "the list @utf16.txt is not UTF-8; save it as UTF-8, with one path per line"),
         ("@empty.txt", "--images=@empty.txt contains no images"),
         ("-", "--images=- contains no images"),
         ("", "--images= contains no images"),
@@ -135,6 +136,7 @@ def test_paths_on_standard_input_are_relative_to_the_working_directory(tree, mon
 )
 def test_items_without_images_are_user_errors(tree, monkeypatch, refusal, item, part):
     (tree / "empty.txt").write_text("\n \n")
+    (tree / "utf16.txt").write_text("photos/b.jpg\n", encoding="utf-16")
     stdin(monkeypatch, b"\n")
     assert refusal(find_images, ["photos/b.jpg", item]).startswith(part)
 
