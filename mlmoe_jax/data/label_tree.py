@@ -239,7 +239,8 @@ def read_tree(path: str | os.PathLike, names: Sequence[str]) -> LabelTree:
     number = {name: k for k, name in enumerate(names)}
     with damage_explained(path):
         pairs, groups = _read_names(path)
-        if unknown := next((name for name in itertools.chain(*pairs, *groups) if name not in number), None):
+        unknown = next((name for name in itertools.chain(*pairs, *groups) if name not in number), None)
+        if unknown is not None:
             raise UserError(
                 f"{path} names '{unknown}', which is not one of the {len(names):,} labels; correct it, or add it to "
                 "the file of data.classes"
@@ -255,10 +256,12 @@ def read_tree(path: str | os.PathLike, names: Sequence[str]) -> LabelTree:
 def _read_names(path: str | os.PathLike) -> tuple[list[tuple[str, str]], list[list[str]]]:
     """Return the pairs (label, implied label) and the groups of exclusive labels of a YAML file."""
     content = yaml.load(read_bytes(path, MOST_TREE), Loader=_TreeLoader) or {}
-    if wrong := sorted(content.keys() - {"implies", "exclusive"}):
+    if wrong := sorted(set(content) - {"implies", "exclusive"}):
         raise UserError(f"{path} has {wrong[0]}, which is neither implies nor exclusive; {_FORM}")
-    implied = {name: _to_list(others) for name, others in content.get("implies", {}).items()}
-    groups = [_to_list(group) for group in content.get("exclusive", ())]
+    implies, exclusive = content.get("implies") or {}, content.get("exclusive") or []
+    if not (isinstance(implies, dict) and isinstance(exclusive, list)):
+        raise UserError(f"{path} has another form; {_FORM}")
+    implied, groups = {name: _to_list(others) for name, others in implies.items()}, [*map(_to_list, exclusive)]
     if sum(map(len, itertools.chain(implied.values(), groups))) > MOST_LABELS:  # a small file can repeat a list
         raise UserError(f"{path} names more than {MOST_LABELS:,} labels; shorten its lists")
     return [(name, other) for name, others in implied.items() for other in others], groups
@@ -281,8 +284,9 @@ class _TreeLoader(getattr(yaml, "CBaseLoader", yaml.BaseLoader)):  # libyaml is 
         return super().construct_mapping(node, deep)
 
 
-def _to_list(names: str | list[str]) -> list[str]:
-    """Return a list of labels from the YAML value of one or several labels; ValueError if the value is a mapping."""
-    if isinstance(names, dict):
-        raise ValueError(f"{names} should be a label or a list of labels; {_FORM}")
-    return [names] if isinstance(names, str) else names
+def _to_list(names: Any) -> list[str]:
+    """Return a list of labels from the YAML value of one or several labels; ValueError if it is another value."""
+    names = [names] if isinstance(names, str) else names
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ValueError(f"a value is no label or list of labels; {_FORM}")  # a small file can repeat it to any length
+    return names

@@ -36,6 +36,10 @@ def test_a_file_is_read(tmp_path):
     )
 
 
+# A mapping that would have 10^40 characters as text.
+REPEATED = "".join(f"- &{k + 1} {{{', '.join(f'{j}: *{k}' for j in range(10))}}}\n" for k in range(40))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -53,13 +57,15 @@ def test_a_file_is_read(tmp_path):
         ("exclusive: [[day, [night]]]", "is damaged"),
         ("implies:\n  dog: animal\n  cat: animal\n  dog: no", "line 4 gives 'dog' again; give it once, with a list"),
         ("exclusive: [[day, night]]\nexclusive: [[cat, dog]]", "line 2 gives 'exclusive' again"),
-        ("implies: {poodle: {dog: animal}}", "{'dog': 'animal'} should be a label or a list of labels; write such as"),
-        ("exclusive: [{day: cat, night: dog}]", "should be a label or a list of labels"),
+        ("implies: {poodle: {dog: animal}}", "is damaged: a value is no label or list of labels; write such as"),
+        ("exclusive: [{day: cat, night: dog}]", "is no label or list of labels"),
+        (f"exclusive:\n- &0 {{x: y}}\n{REPEATED}", "is no label or list of labels"),
+        ("implies: {dog: }", "names '', which is not one of the 7 labels"),
         ("exclude: [[day, night]]", "has exclude, which is neither implies nor exclusive; write such as"),
-        ("implies: [dog, animal]", "is damaged"),
+        ("implies: [dog, animal]", "tree.yaml has another form; write such as"),
         ("exclusive: " + "[" * 100_000, "is damaged"),
         ("exclusive:\n- &a [" + "dog, " * 1000 + "]\n" + "- *a\n" * 1000, "names more than 1,000,000 labels"),
-        ("- dog", "is damaged"),
+        ("- dog", "has dog, which is neither implies nor exclusive; write such as"),
         ("", "tree.yaml has no labels"),
         ("exclusive: []", "tree.yaml has no labels"),
         ("implies: {dog: animal", "is damaged"),
