@@ -82,7 +82,7 @@ def _usages(splits: Sequence[Split]) -> list[Usage]:
 
 
 def _unlisted_images(splits: Sequence[Split]) -> list[str]:
-    """Return a sentence about the images beside those of a table that are in no split; [] if there are none."""
+    """Return a sentence about images beside the listed images that are in no split; [] without such images."""
     tables = [split for split in splits if any(account.unit == "row" for account in split.usage)]
     images = [split.images for split in tables if isinstance(split.images, ImageFiles)]
     unlisted = find_unlisted(files.name(row) for files in images for row in range(len(files)))

@@ -145,7 +145,7 @@ def _merge_copies(
 ) -> dict[str, list[str]]:
     """Return a dict of image -> its labels, where files with the same content in several classes are one image.
 
-    The first of the files is kept, and the others are counted as merged.
+    The first of the files is kept, and each further file is counted as merged.
 
     Args:
       root: the folder of all paths.
