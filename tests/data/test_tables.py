@@ -231,6 +231,7 @@ def test_lines_of_another_form_are_refused(tmp_path, refusal, text):
         ([5], "5, which is no name; "),
         (["x", True], "True, which is no name; "),
         (["None"], "'None', which stands for no value; "),
+        (["False"], "'False', which is the value of a label; "),
         ({"NaN": 1}, "'NaN', which stands for no value; "),
         (["['dog']"], "\"['dog']\", which looks like a list in JSON or Python, "),
         *(

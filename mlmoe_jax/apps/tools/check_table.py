@@ -107,7 +107,7 @@ def doubtful_labels(splits: Sequence[Split], separator: str | None) -> list[str]
 
 
 def _variants(labels: LabelCounts) -> Mistakes:
-    """Yield each label that differs from a more frequent label only in case, spaces, hyphens or underscores."""
+    """Yield each label that differs from a more frequent label only in case, spaces, hyphens, underscores or .0."""
     groups = defaultdict(list)
     for k, name in enumerate(labels.names):
         if labels.counts[k]:
@@ -117,8 +117,8 @@ def _variants(labels: LabelCounts) -> Mistakes:
         for k in others:
             yield (
                 {k},
-                f"label {labels.describe(k)} differs from '{labels.names[main]}' only in case, spaces, hyphens or "
-                f"underscores; write '{labels.names[main]}' there if they are the same",
+                f"label {labels.describe(k)} differs from '{labels.names[main]}' only in case, spaces, hyphens, "
+                f"underscores or .0; write '{labels.names[main]}' there if they are the same",
             )
 
 

@@ -71,6 +71,8 @@ def label_problem(name: str) -> str:
         return "which looks like a list in JSON or Python, but is not one here; write each name as a label of its own"
     if _QUOTED.search(name):
         return "with a quote that is not closed or around it; write the name without quotes"
+    if name.casefold() in ("true", "false"):
+        return "which is the value of a label; write its name, or clear data.label_column if each column is a label"
     if is_no_value(name):
         return (
             "which stands for no value; leave it empty if the image has no label, or list all labels in the file of "
@@ -80,8 +82,9 @@ def label_problem(name: str) -> str:
 
 
 def label_key(name: str) -> str:
-    """Return a key that is equal for names that differ only in case, spaces, hyphens or underscores."""
-    return re.sub(r"[\s_-]+", " ", unicodedata.normalize("NFKC", name).strip().casefold())
+    """Return a key that is equal for names that differ only in case, spaces, hyphens, underscores or a final .0."""
+    plain = re.sub(r"[\s_-]+", " ", unicodedata.normalize("NFKC", name).strip().casefold())
+    return re.sub(r"^(\d+)\.0+$", r"\1", plain)  # as other programs write numbers in a column with empty cells
 
 
 def names_joined_by(mark: str, names: Sequence[str]) -> list[int]:
@@ -108,6 +111,6 @@ def doubtful_names(names: Sequence[str]) -> list[str]:
     variants = sorted((name for name in names if spellings[label_key(name)] > 1), key=label_key)
     doubts = {
         "labels that may be several names, with another separator": joined,
-        "labels that differ only in case, spaces, hyphens or underscores": variants,
+        "labels that differ only in case, spaces, hyphens, underscores or .0": variants,
     }
     return [f"{doubt}: {abbreviate(labels)}" for doubt, labels in doubts.items() if labels]

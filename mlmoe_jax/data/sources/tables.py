@@ -148,7 +148,8 @@ def find_column(header: Sequence[str], name: str, named_by: str, path: str | os.
 def _note_unused(usage: Usage, noun: str, columns: Iterable[str], used: Collection[str | None]) -> None:
     """Add a note about columns or keys that are not used to the account of a table."""
     if unused := [column for column in columns if column not in used]:
-        usage.notes.append(f"has {quantity(len(unused), noun)} that no key of the config names: {abbreviate(unused)}")
+        shown = [column or "one without a name" for column in unused]
+        usage.notes.append(f"has {quantity(len(unused), noun)} that no key of the config names: {abbreviate(shown)}")
 
 
 # ----------------------------------------------------------------------------------------------------------------- CSV

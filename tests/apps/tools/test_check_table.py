@@ -66,10 +66,10 @@ def test_every_planted_mistake_is_named_with_its_lines_and_its_correction(table,
     assert report["warnings"] == [
         f"in no split: 1 image beside those that are in one ({tmp_path}/images/e\u0301.png)",
         "split train has only positive images of 1 of its 9 classes, which cannot be learned: photo",
-        "label 'Dog' (1 image: labels.csv line 57) differs from 'dog' only in case, spaces, hyphens or "
-        "underscores; write 'dog' there if they are the same",
+        "label 'Dog' (1 image: labels.csv line 57) differs from 'dog' only in case, spaces, hyphens, "
+        "underscores or .0; write 'dog' there if they are the same",
         "label 'polar_bear' (1 image: labels.csv line 61) differs from 'polar bear' only in case, spaces, "
-        "hyphens or underscores; write 'polar bear' there if they are the same",
+        "hyphens, underscores or .0; write 'polar bear' there if they are the same",
         "1 label made of several names separated by ',' instead of ';': 'cat, dog' (1 image: labels.csv line 60); "
         "write ';' there, or set data.separator if all of the table has ','",
         "label 'dgo' (2 images: labels.csv lines 58, 59) may be a misspelling of 'dog'; write 'dog' there if it is",
@@ -111,6 +111,12 @@ def test_typing_errors_of_rare_labels_are_told(wrong, right):
 )
 def test_names_that_are_two_words_are_not_misspelt(one, other):
     assert warnings((one, 2), (other, 40)) == []
+
+
+def test_numbers_of_other_programs_are_variants():
+    (sentence,) = warnings(("3", 5), ("3.0", 4), ("3.5", 4))
+    assert sentence.startswith("label '3.0' (4 images: ")
+    assert "differs from '3' only in case, " in sentence
 
 
 def test_names_of_other_names_are_told_for_each_separator():
