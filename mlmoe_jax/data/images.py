@@ -36,10 +36,11 @@ _STRIP = 1 << 20  # pixels per conversion
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 # A few kilobytes can ask for minutes of work: each scan of a JPEG visits every pixel in about 1 ns, and Pillow copies a
-# megabyte for each comment of a plain PPM. Encoders write about ten scans; libjpeg-turbo advises to refuse above 500.
-MOST_SCANS, _MOST_SCANNED = 500, 1_000_000_000  # scans of a JPEG; their number times the pixels
+# megabyte for each comment of a plain PPM. Encoders write up to 18 scans; libjpeg-turbo advises to refuse above 500.
+_USUAL_SCANS, MOST_SCANS = 20, 500  # of a JPEG of any size, and of a small one
+_MOST_SCANNED = 1_000_000_000  # scans times pixels, if there are more than _USUAL_SCANS
 _MOST_COMMENTS = 100
-os.environ.setdefault("LIBTIFF_JPEG_MAX_ALLOWED_SCAN_NUMBER", "20")  # of a JPEG in a TIFF, which libtiff counts
+os.environ.setdefault("LIBTIFF_JPEG_MAX_ALLOWED_SCAN_NUMBER", str(_USUAL_SCANS))  # of JPEG in TIFF
 _SCAN, _MARKER = b"\xff\xda", re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")  # a marker with a length after it
 
 # An explicit list, because some of Pillow's formats run external programs on untrusted files (EPS runs Ghostscript).
@@ -248,7 +249,7 @@ def _decode(data: bytes | Image.Image, name: str, decoding: Decoding) -> Image.I
 def _require_quick(image: Image.Image, data: bytes) -> None:
     """Raise _Refused if decoding a file would take much longer than its size and its pixels let expect."""
     if data.startswith(JPEG_START):
-        most = min(MOST_SCANS, _MOST_SCANNED // (image.width * image.height))
+        most = max(_USUAL_SCANS, min(MOST_SCANS, _MOST_SCANNED // (image.width * image.height)))
         if data.count(_SCAN) > most and count_scans(data, most + 1) > most:  # previews and pixels may look like scans
             raise _Refused(f"it has more than {most} scans, which would take long to decode; store it again with fewer")
     if image.format == "PPM" and data.count(b"#") > _MOST_COMMENTS and data[1:2] in b"123":

@@ -244,6 +244,13 @@ def test_what_only_looks_like_a_scan_is_none(options):
     assert read_image(data + data * after).shape == (64, 64, 3)  # as with photographs that hold several
 
 
+def test_a_large_jpeg_may_have_the_scans_that_encoders_write(monkeypatch):
+    monkeypatch.setattr(images, "_MOST_SCANNED", 1)
+    data = encoded(Image.new("CMYK", (64, 64)), "JPEG", progressive=True)
+    assert images.count_scans(data, 100) == 18
+    assert read_image(data).shape == (64, 64, 3)
+
+
 # --------------------------------------------------------------------------------------------------------- image files
 def test_image_files_are_random_access_and_picklable(tmp_path):
     for row in range(3):
