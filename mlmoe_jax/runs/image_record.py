@@ -71,9 +71,11 @@ def describe_leak(record: ImageRecord, folder: RunFolder, split: str, ids: Seque
     leaked = record.find_trained(ids)
     if not leaked:
         return ""
+    others = np.setdiff1d(record.earlier, record.trained).size  # a resumed run has its own images here too
+    runs = f"{folder} or of a run that it started from" if others else folder
     return (
-        f"{len(leaked):,} of the {len(ids):,} images of split {split} are, by their names, training images of {folder}"
-        f", so results on them are too good: {abbreviate(leaked)}"
+        f"{len(leaked):,} of the {len(ids):,} images of split {split} are, by their names, training images of {runs}, "
+        f"so results on them are too good: {abbreviate(leaked)}"
     )
 
 

@@ -129,8 +129,8 @@ def _record_images(
 ) -> tuple[ImageRecord, bool]:
     """Return the record of the images of a training, compared with the record of the run that it starts from.
 
-    Images that this run was trained on and that are now to be evaluated are an error if the run is resumed, and a
-    warning otherwise.
+    Images that the values were trained on and that are to be evaluated are a warning. If the run is resumed and did not
+    evaluate them before, they are an error.
 
     Returns:
       The record, and the result of `_report_order` for a resumed run; otherwise False.
@@ -145,7 +145,8 @@ def _record_images(
         return record, False
     for split in others:
         if leak := describe_leak(before, origin.folder, split.name, split.ids):
-            if origin.resumes:
+            known = set(before.find_evaluated(split.ids))  # the warning was logged when the run started
+            if origin.resumes and not known.issuperset(before.find_trained(split.ids)):
                 raise UserError(f"{leak}; move them back, or train in another --workdir")
             _logger.warning(leak)
     reordered = origin.resumes and _report_order(config, origin.folder, train_split, record, before)

@@ -96,15 +96,28 @@ def test_evaluated_images_that_the_values_were_trained_on_are_named(started, tmp
         images.write(second)
     assert "too good" not in caplog.text
     (tmp_path / "all.csv").write_text(table(a="val"))
-    for run in (folder, second):
+    for run, runs in ((folder, folder), (second, f"{second} or of a run that it started from")):
         caplog.clear()
         open_training_data(config, RunOrigin(config, run))
         warn_of_leak(run, "val", ["e.png", "a.png", "d.png"])
-        assert [message for message in caplog.messages if "too good" in message] == 2 * [LEAK.format(run=run)]
+        assert [message for message in caplog.messages if "too good" in message] == 2 * [LEAK.format(run=runs)]
     caplog.clear()
     warn_of_leak(RunFolder(tmp_path), "val", ["a.png"])  # a shared model has no record
     warn_of_leak(folder, "val", ["d.png"])
     assert not caplog.messages
+
+
+def test_a_run_that_started_with_such_images_resumes(started, tmp_path, caplog):
+    config, folder = started
+    (tmp_path / "all.csv").write_text(table(a="val"))
+    second = RunFolder(tmp_path / "second")
+    data = open_training_data(config, RunOrigin(config, folder))
+    with second.writing(), open(tmp_path / "second" / "label_space.npz", "wb") as file:
+        data.label_space.save(file)
+        data.images.write(second)
+    caplog.clear()
+    open_training_data(config, Resumed(config, second))
+    assert LEAK.format(run=f"{second} or of a run that it started from") in caplog.messages
 
 
 def test_known_positives_imply_others(tmp_path):
