@@ -126,7 +126,7 @@ def check_splits(train: Split, others: Sequence[Split]) -> list[str]:
     if problems := shared_groups(splits):
         raise UserError(problems[0])
     unused = unused_input(usage for split in splits for usage in split.usage)
-    return [*unused, *doubtful_names(train.classes), *label_warnings(train), *contradictions(splits)]
+    return [*unused, *doubtful_names(train.classes), *label_warnings(train, splits[1:]), *contradictions(splits)]
 
 
 def warn_unused(splits: Iterable[Split]) -> None:
@@ -149,8 +149,13 @@ def shared_groups(splits: Sequence[Split]) -> list[str]:
     return sentences
 
 
-def label_warnings(train: Split) -> list[str]:
-    """Return sentences about the classes that no or all training images have, or whose name stands for no value."""
+def label_warnings(train: Split, others: Iterable[Split] = ()) -> list[str]:
+    """Return sentences about labels of doubtful names, and of no or only positive images.
+
+    Args:
+      train: the split for training.
+      others: the splits that are evaluated. A label that `train` has and that they do not have cannot be measured.
+    """
     counts = count_codes(train, POSITIVE)
     empty = list(filter(is_no_value, train.classes))
     sentences = [f"labels whose names stand for no value: {abbreviate(empty)}; are they labels?"] if empty else []
@@ -159,6 +164,13 @@ def label_warnings(train: Split) -> list[str]:
             sentences.append(
                 f"split {train.name} has {what} of {len(names):,} of its {len(train.classes):,} classes, which "
                 f"cannot be learned: {abbreviate(names)}"
+            )
+    for split in others:
+        pairs = zip(split.classes, counts, count_codes(split, POSITIVE), strict=True)
+        if names := [name for name, trained, count in pairs if trained and not count]:
+            sentences.append(
+                f"split {split.name} has no positive image of {len(names):,} of its {len(split.classes):,} classes, "
+                f"which cannot be measured on it: {abbreviate(names)}"
             )
     return sentences
 

@@ -69,7 +69,7 @@ def check_data(config: ConfigDict, sample: int = 0) -> dict[str, Any]:
         "warnings": [
             *unused_input(_usages(splits)),
             *_unlisted_images(splits),
-            *label_warnings(splits[0]),
+            *label_warnings(splits[0], splits[1:]),
             *contradictions(splits),
             *doubtful_labels(splits, _separator(config.data)),
             *(item.sentence() for item in duplicates if not item.is_leak),

@@ -31,8 +31,9 @@ def split_of(ids, labels=None, name="train") -> Split:
 def test_splits_without_problems_pass():
     train = split_of(["1", "2", "3", "4"], np.eye(4))
     assert check_splits(train, []) == []
-    assert check_splits(train, [split_of(["5"], name="val"), split_of(["6"], name="test")]) == []
-    assert check_splits(train, [split_of(["5"], name="val"), split_of(["5"], name="val")]) == [], "the same split"
+    val, test = (split_of([f"{name}{k}" for k in range(4)], np.eye(4), name) for name in ("val", "test"))
+    assert check_splits(train, [val, test]) == []
+    assert check_splits(train, [val, val]) == [], "the same split"
 
 
 def test_splits_that_share_images_are_refused(refusal):
@@ -120,9 +121,11 @@ def test_processes_that_find_other_images_or_labels_are_refused(monkeypatch, ref
 
 def test_classes_without_positives_or_others_are_a_warning():
     marks = np.array([[1, 0, 2, -1], [1, 0, 2, -1]])  # difficult and unknown labels are not positive
-    assert check_splits(split_of(["1", "2"], marks), [split_of(["3"], name="val")]) == [
+    others = [split_of(["3"], [0, 1, 0, 0], "val"), split_of(["4"], 1, "test")]
+    assert check_splits(split_of(["1", "2"], marks), others) == [
         "split train has no positive image of 3 of its 4 classes, which cannot be learned: b, c, d",
         "split train has only positive images of 1 of its 4 classes, which cannot be learned: a",
+        "split val has no positive image of 1 of its 4 classes, which cannot be measured on it: a",
     ]
 
 
@@ -192,7 +195,7 @@ GOOD = {
         ("3.jpg", photo(3), (0, 1, 1, -1)),
         ("4.jpg", photo(4), (0, 0, 0, 1)),
     ],
-    "val": [("5.jpg", photo(5), (0, 0, 1, 0))],
+    "val": [("5.jpg", photo(5), (1, 1, 1, 1))],
     "test": [("6.jpg", photo(6), (1, 1, 1, 1)), ("7.jpg", photo(7), (1, 0, 0, 0))],
 }
 
@@ -210,7 +213,7 @@ def test_the_report_of_a_data_set_without_problems(data_set):
     assert (train["width"], train["height"]) == ([99, 160, 160], [30, 120, 120])
     assert (train["mean_labels"], train["images_by_labels"]) == (1.75, [0, 1, 3])
     assert (train["positive"], train["difficult"], train["unknown"]) == ([2, 3, 1, 1], [0, 0, 0, 1], [0, 0, 0, 1])
-    assert report["splits"]["val"]["images_by_labels"] == [0, 1]
+    assert report["splits"]["val"]["images_by_labels"] == [0, 0, 0, 0, 1]
 
     text = outcome.text()
     assert text.splitlines()[0] == f"data set mine in {config.data.root}: 4 classes"
@@ -271,7 +274,7 @@ def test_labels_that_contradict_the_tree_are_warnings(tmp_path):
     config.data.update({"name": "csv", "root": str(tmp_path), "val_split": "", "tree": "tree.yaml"})
     report = check_data(config)
     assert [split["positive"] for split in report["splits"].values()] == [[2, 1, 2], [1, 0, 1]]
-    assert [text.partition(" have")[0] for text in report["warnings"][:2]] == [
+    assert [text.partition(" have")[0] for text in report["warnings"][1:3]] == [
         "1 of the 3 images of split train",
         "1 of the 1 images of split test",
     ]
@@ -311,7 +314,7 @@ def test_duplicate_images_are_reported(data_set):
         line.startswith("split test shares 1 of its 1 images with split train (similar appearance)")
         for line in report["warnings"]
     )
-    assert len(report["warnings"]) == 4
+    assert len(report["warnings"]) == 6
 
 
 def test_a_split_that_cannot_be_opened_is_refused(data_set, refusal):
